@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_backend.h: a backend type, its instances and their metadata.
+ *
+ *   type      static tables: what it is called, what it can do, how it is configured
+ *   instance  one for each device and place in a composition, made for a model's layer groups
+ *   metadata  what was planned for a batch; many may live at once
+ *
+ * Life of an instance:
+ *
+ *   query -> create -> prepare -> metadata_size -> metadata_create
+ *         -> { init_forward_metadata -> forward_extend | forward_decode, a call a layer } ...
+ *         -> metadata_destroy -> destroy
+ *
+ * With GRAPH metadata the first init_forward_metadata prepares a capture, the forwards that follow
+ * are captured, and every later init_forward_metadata puts new contents at the old addresses for a
+ * replay, in which no forward is called. Kernels may read the batch's device arrays in the graph.
+ */
+#ifndef ATTN_BACKEND_H
+#define ATTN_BACKEND_H
+
+#include "attn_types.h"
+#include "attn_problem.h"
+#include "attn_batch.h"
+#include "attn_services.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct attn_metadata attn_metadata; /* a plugin's own, opaque to the host */
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* What a region of memory is for. */
+enum {
+    ATTN_USE_SCRATCH = 0,  /* undefined at entry of each forward; shared by all on one stream */
+    ATTN_USE_METADATA = 1, /* this metadata's own, from create to destroy */
+    ATTN_USE_ZEROED = 2, /* the same, zeroed by the host before metadata_create and again after a */
+                         /* failed forward (counters that kernels leave at zero) */
+    ATTN_USE_COUNT = 3
+};
+
+/* Regions: spaces times uses. */
+#define ATTN_REGION(space, use) ((space) * (uint32_t)ATTN_USE_COUNT + (use))
+#define ATTN_REGION_COUNT       9u
+
+/* Bytes that metadata needs, by region. */
+typedef struct attn_memory_size {
+    uint32_t struct_size;
+    uint32_t reserved;                     /* 0 */
+    uint64_t size[ATTN_REGION_COUNT];      /* bytes; 0 = none */
+    uint64_t alignment[ATTN_REGION_COUNT]; /* power of two; 0 = 1 */
+} attn_memory_size;
+
+/* Memory that the host gives, by region; at least as much and as aligned as was asked for. It stays
+ * where it is until metadata_destroy. One byte less is refused with BUFFER_TOO_SMALL. */
+typedef struct attn_memory {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    void *base[ATTN_REGION_COUNT];
+    uint64_t size[ATTN_REGION_COUNT]; /* bytes */
+} attn_memory;
+
+/* What metadata is for. */
+enum {
+    ATTN_METADATA_EAGER = 0, /* any batch within the bounds */
+    ATTN_METADATA_GRAPH = 1  /* capture and replay; launch shapes depend on the bounds alone */
+};
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+/* Progress of prepare(): `done` of `total` steps, and what is at work. (may be NULL) */
+typedef void (*attn_progress)(void *ctx, uint32_t done, uint32_t total, const char *what);
+
+/* What can be done with an instance. Static storage. Slots are never NULL unless marked. */
+typedef struct attn_backend_ops {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+
+    /* Free the instance. NULL is accepted; so is one whose device is lost. All its metadata has
+     * been destroyed and its streams are idle. [instance-thread & !capturing] */
+    void (*destroy)(attn_instance *instance);
+
+    /* Compile, tune, warm up, for the problems of create, so that no step does. May take minutes.
+     * (optional; NULL = nothing to prepare) [instance-thread & !capturing] */
+    attn_status (*prepare)(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                           attn_error *error);
+
+    /* The forms of KV indices it reads: a mask of ATTN_INDEX_*, constant for the instance. A
+     * composite answers the union of its children's. [instance-thread] */
+    uint32_t (*index_forms)(attn_instance *instance);
+
+    /* Memory that metadata of this kind needs for batches within `bounds`. The answer is a function
+     * of its arguments and grows with the bounds. Refuses what query refuses, with UNSUPPORTED.
+     * [instance-thread & !capturing] */
+    attn_status (*metadata_size)(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                 attn_memory_size *size, attn_error *error);
+
+    /* Make metadata in memory the caller owns. BUFFER_TOO_SMALL if a region is smaller than
+     * metadata_size tells, INVALID_ARGUMENT if misaligned. *metadata is set on success alone.
+     * [instance-thread & !capturing] */
+    attn_status (*metadata_create)(attn_instance *instance, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_metadata **metadata, attn_error *error);
+
+    /* Plan a batch for all layer groups. Host work and copies on `stream`; nothing is waited for.
+     * A batch beyond the bounds is INVALID_ARGUMENT. The batch is read during the call, its device
+     * arrays also by the forwards that follow. [instance-thread & !capturing] */
+    attn_status (*init_forward_metadata)(attn_metadata *metadata, const attn_batch *batch,
+                                         attn_stream stream, attn_error *error);
+
+    /* Free what metadata_create made besides the caller's memory. NULL is accepted.
+     * [instance-thread & !capturing] */
+    void (*metadata_destroy)(attn_metadata *metadata);
+
+    /* One layer of the batch that was planned last. Only enqueues on `stream`: no allocation, no
+     * synchronisation, no I/O. forward_decode serves DECODE, forward_extend every other mode.
+     * Output rows of padding are finite; nothing but OUT, LSE and the cache slots or state slots of
+     * this batch is written. BAD_STATE before the first init_forward_metadata.
+     * (either may be NULL: a backend for one phase; query then refuses the other phase's modes)
+     * [instance-thread] */
+    attn_status (*forward_extend)(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+    attn_status (*forward_decode)(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+
+    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. (optional)
+     * [any-thread] */
+    const void *(*get_extension)(attn_instance *instance, const char *id);
+} attn_backend_ops;
+
+/* ---- Type ------------------------------------------------------------------------------------ */
+
+/* attn_backend_type.flags */
+enum {
+    ATTN_TYPE_NEEDS_HOST_LENS = 1 << 0, /* the host arrays of a batch must be given */
+    ATTN_TYPE_COMPOSITE = 1 << 1        /* serves through children (BACKEND_REF options) */
+};
+
+/* A kind of backend. Static storage of the plugin; what it points to, too. */
+struct attn_backend_type {
+    uint32_t struct_size;
+    uint32_t flags;   /* ATTN_TYPE_* */
+    const char *name; /* [a-z][a-z0-9_]*, unique in a host */
+    const char *doc;  /* one line, never NULL */
+    uint32_t num_options;
+    uint32_t num_layouts;
+    const attn_option *options; /* array; walk with attn_at() */
+    const char *const *layouts; /* layout ids it can read; a composite: those it passes on */
+    const attn_backend_ops *ops;
+
+    /* Can a backend with these options solve this problem? No GPU work, no side effect, the same
+     * answer for the same question. What it accepts must run; what it refuses, create and
+     * metadata_create refuse too. Unknown bits and ids in the problem mean "no". Returns ATTN_OK
+     * for a no as well; an error is for arguments that make no sense and options that cannot be.
+     * `services` may lack everything but log, allocate, parallel_for and the child calls.
+     * [any-thread] */
+    attn_status (*query)(const attn_backend_type *type, const attn_options *options,
+                         const attn_services *services, const attn_problem *problem,
+                         attn_verdict *verdict, attn_error *error);
+
+    /* Make an instance for the layer groups of a model (array; walk with attn_at(); all on one
+     * device). UNSUPPORTED if query says no to one of them, with its first reason in the message;
+     * DEPENDENCY_MISSING if a driver, library or kernel is not here. `options` and `problems` are
+     * read during the call alone, `services` lives as long as the instance. *instance is set on
+     * success alone. [instance-thread & !capturing] */
+    attn_status (*create)(const attn_backend_type *type, const attn_problem *problems,
+                          uint32_t num_problems, const attn_options *options,
+                          const attn_services *services, attn_instance **instance,
+                          attn_error *error);
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_BACKEND_H */

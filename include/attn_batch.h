@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_batch.h: what a forward pass works on.
+ *
+ *   attn_batch          once a step: which sequences, how long, where their keys lie
+ *   attn_forward_args   once a layer: the tensors, the scales, the flags
+ *
+ * Arrays of a batch come as a pair of pointers. `device` lies in the memory of the instance's
+ * device and is what kernels read; `host` is for planning, and may be NULL unless the backend type
+ * declares ATTN_TYPE_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid during
+ * init_forward_metadata alone, device arrays until the stream has passed the batch's last forward.
+ * For GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
+ *
+ * In what follows S = num_seqs, T = num_tokens. The values of an indptr are absolute row numbers
+ * and need not start at 0, so that a slice of a batch is a batch.
+ */
+#ifndef ATTN_BATCH_H
+#define ATTN_BATCH_H
+
+#include "attn_types.h"
+#include "attn_problem.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An int32 array in two places. Both NULL = absent. (This pair and the next are values, not structs
+ * that cross by themselves: they have no struct_size and never change.) */
+typedef struct attn_i32_array {
+    const int32_t *host;
+    const int32_t *device;
+} attn_i32_array;
+
+/* An int64 array in two places. Both NULL = absent. */
+typedef struct attn_i64_array {
+    const int64_t *host;
+    const int64_t *device;
+} attn_i64_array;
+
+/* ---- Where the keys lie ---------------------------------------------------------------------- */
+
+/* Forms in which the slots of a sequence's keys can be given; a mask of them. */
+enum {
+    ATTN_INDEX_REQ_TO_TOKEN = 1 << 0, /* a row of slots for each request */
+    ATTN_INDEX_BLOCK_TABLE = 1 << 1,  /* a row of pages for each sequence of the batch */
+    ATTN_INDEX_CSR = 1 << 2           /* pages of all sequences in one list, with an indptr */
+};
+
+/* One KV group: layers that share slots. Window and global pools, vLLM's KV groups, and the encoder
+ * of cross attention each are one. A slot is page * page_size + offset. Page 0 is padding: it may
+ * be written by anybody, is never allocated, and may stand for positions that no query can see.
+ *
+ * New rows: request s brings rows kv_new_indptr[s] .. kv_new_indptr[s + 1] of k, v and
+ * out_cache_loc; they are its last keys, the ones before them are in the cache. Where
+ * kv_new_indptr is absent they are the query's rows (q_indptr; row s in DECODE). */
+typedef struct attn_kv_batch {
+    uint32_t struct_size;
+    uint32_t index_forms;         /* ATTN_INDEX_* that are filled in: all the instance asked for */
+    int32_t page_size;            /* tokens, >= 1 */
+    int32_t req_to_token_stride;  /* elements between two rows */
+    int32_t block_table_stride;   /* elements between two rows */
+    int32_t reserved;             /* 0 */
+    attn_i32_array kv_lens;       /* [S] keys of each sequence, the new ones included; absent = */
+                                  /* batch.seq_lens */
+    attn_i64_array out_cache_loc; /* [rows of k] slot a new key goes to; -1 = not written */
+    attn_i32_array kv_new_indptr; /* [S + 1] */
+    attn_i32_array req_to_token; /* [requests + 1, stride] slot of position j of request r; row 0 */
+                                 /* is all zero; row index = batch.req_pool_indices[s] */
+    attn_i32_array block_table;  /* [S, stride] page of positions j * page_size and following */
+    attn_i32_array kv_indptr;    /* CSR: [S + 1] into kv_indices */
+    attn_i32_array kv_indices;   /* CSR: page ids */
+    attn_i32_array last_page_len; /* CSR: [S] tokens in the last page, 1..page_size; 0 = no key */
+} attn_kv_batch;
+
+/* ---- Parts of a batch that most batches lack ------------------------------------------------- */
+
+/* A custom mask. Bit t * columns + j of request s, little-endian within bytes, is 1 iff its query t
+ * sees column j; rows are not padded; each request starts at a byte. Columns are all kv_len keys
+ * (FULL) or the request's new tokens (QLEN). The mask replaces window_right and the chunk's j <= i;
+ * window_left and the chunk itself still apply. */
+typedef struct attn_mask {
+    uint32_t struct_size;
+    uint32_t kind;         /* ATTN_MASK_* */
+    const uint8_t *bits;   /* device; NULL for LAYER and NONE */
+    attn_i64_array indptr; /* [S + 1] bytes; absent for LAYER and NONE */
+} attn_mask;
+
+/* Drafted tokens under verification. */
+typedef struct attn_spec {
+    uint32_t struct_size;
+    int32_t num_draft_tokens; /* queries of each sequence */
+    int32_t top_k;            /* branches of the draft tree; 1 = a chain */
+    int32_t reserved;         /* 0 */
+} attn_spec;
+
+/* Several items scored behind one prefix. Let i be a query and p = token_pos[s][i -
+ * prefix_lens[s]]. A query of the prefix is causal. An item's token sees the prefix and keys i - p
+ * < j <= i: p counts tokens of its own item, itself included. A delimiter has p = 0 and sees the
+ * prefix alone. */
+typedef struct attn_multi_item {
+    uint32_t struct_size;
+    int32_t token_pos_stride;    /* elements between two rows of token_pos */
+    attn_i32_array prefix_lens;  /* [S] tokens before the first delimiter */
+    const uint16_t *token_pos;   /* [S, stride] device */
+    attn_i32_array max_item_len; /* [S] longest item; a bound for planning */
+} attn_multi_item;
+
+/* Runs of neighbouring sequences whose first keys are the same slots. A hint: results are those of
+ * the batch without it. */
+typedef struct attn_shared_prefix {
+    uint32_t struct_size;
+    uint32_t num_groups;
+    attn_i32_array seq_indptr; /* [num_groups + 1] into the sequences */
+    attn_i32_array prefix_len; /* [num_groups] keys shared, a multiple of the page size */
+} attn_shared_prefix;
+
+/* Recurrent state of linear layers. State is read from slot and written to dst_slot; equal = in
+ * place. Slot 0 is padding. An update is not idempotent. */
+typedef struct attn_state_batch {
+    uint32_t struct_size;
+    uint32_t reserved;          /* 0 */
+    attn_i32_array slot;        /* [S] */
+    attn_i32_array dst_slot;    /* [S] */
+    attn_i32_array has_initial; /* [S] 0 = start from zero, slot is not read */
+    attn_i32_array snapshots; /* [T] slot that gets the state after this row; -1 = none; absent = */
+                              /* no snapshots */
+} attn_state_batch;
+
+/* The chosen keys of sparse layers. */
+typedef struct attn_sparse_batch {
+    uint32_t struct_size;
+    int32_t stride;         /* elements between two rows of indices */
+    attn_i32_array indices; /* [T, stride] or, per head, [T, kv_heads, stride]: slot (TOKEN) or */
+                            /* block number within the sequence; -1 = none */
+    attn_i32_array count;   /* [T] valid entries of a row; absent = top_k, less the -1 ones */
+} attn_sparse_batch;
+
+/* ---- Batch ----------------------------------------------------------------------------------- */
+
+/* What one step works on. Given to init_forward_metadata once, before the first layer.
+ *
+ * Query t of request s is row q_indptr[s] + t and sits at absolute position i = prefix_lens[s] + t;
+ * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
+ * (only with a custom mask) a new key j >= prefix_len and its query sit at
+ * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
+ *
+ * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
+ * value, prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v. Their output is finite;
+ * they change nothing else. */
+typedef struct attn_batch {
+    uint32_t struct_size;
+    uint32_t mode;                       /* ATTN_MODE_* */
+    int32_t num_seqs;                    /* S, padding included */
+    int32_t num_tokens;                  /* T, query rows, padding included */
+    int32_t num_real_seqs;               /* <= num_seqs */
+    int32_t num_real_tokens;             /* <= num_tokens */
+    int32_t num_decode_seqs;             /* MIXED: the last sequences, of one query each; else 0 */
+    int32_t max_q_len;                   /* most queries of a sequence */
+    int32_t max_kv_len;                  /* most keys of a sequence in any KV group */
+    uint32_t num_kv_groups;              /* elements of kv_groups */
+    const int32_t *num_real_seqs_device; /* the same two for kernels in a graph; NULL = eager, */
+    const int32_t *num_real_tokens_device; /* the host scalars hold */
+    attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
+    attn_i32_array prefix_lens;        /* [S] tokens before the first query; not read in DECODE */
+    attn_i32_array q_indptr;           /* [S + 1] query rows; not read in DECODE */
+    attn_i32_array positions;          /* [T] explicit positions; absent without a custom mask */
+    attn_i32_array req_pool_indices;   /* [S] row of req_to_token */
+    const attn_kv_batch *kv_groups;    /* array; walk with attn_at() */
+    const attn_mask *mask;             /* NULL = ATTN_MASK_LAYER */
+    const attn_spec *spec;             /* NULL = none */
+    const attn_multi_item *multi_item; /* NULL = none */
+    const attn_shared_prefix *shared_prefix; /* NULL = none */
+    const attn_state_batch *state;           /* NULL = no linear layer */
+    const attn_sparse_batch *sparse;         /* NULL = no sparse layer */
+} attn_batch;
+
+/* ---- Forward arguments ----------------------------------------------------------------------- */
+
+/* Operands by role, and their shapes. T = query rows, R = rows of new k and v.
+ * X(NAME, value, "name in texts") */
+#define ATTN_ROLE_MAP(X)                                                                           \
+    X(Q, 0, "q")                        /* [T, q_heads, head_dim] */                               \
+    X(K, 1, "k")                        /* [R, kv_heads, head_dim] */                              \
+    X(V, 2, "v")                        /* [R, kv_heads, v_head_dim] */                            \
+    X(OUT, 3, "out")                    /* [T, q_heads, v_head_dim] written */                     \
+    X(LSE, 4, "lse")                    /* [T, q_heads] fp32, natural logarithm, written */        \
+    X(K_CACHE, 5, "k_cache")            /* in the problem's kv_layout, head_dim wide */            \
+    X(V_CACHE, 6, "v_cache")            /* in the problem's kv_layout, v_head_dim wide */          \
+    X(SINKS, 7, "sinks")                /* [q_heads] fp32 */                                       \
+    X(ALIBI_SLOPES, 8, "alibi_slopes")  /* [q_heads] fp32 */                                       \
+    X(Q_NOPE, 9, "q_nope")              /* MLA absorbed: [T, q_heads, kv_lora_rank] */             \
+    X(Q_PE, 10, "q_pe")                 /* MLA absorbed: [T, q_heads, rope_dim] */                 \
+    X(C_KV, 11, "c_kv")                 /* MLA: new latents [R, kv_lora_rank] */                   \
+    X(K_PE, 12, "k_pe")                 /* MLA: new shared keys [R, rope_dim] */                   \
+    X(LATENT_CACHE, 13, "latent_cache") /* MLA: in the problem's kv_layout */                      \
+    X(MIXED_QKV, 14, "mixed_qkv")       /* linear: [T, channels] before the convolution */         \
+    X(GATE_A, 15, "a")                  /* linear: [T, v_heads] raw, or the log decay; KDA: [T, */ \
+                                        /* v_heads, head_k_dim] */                                 \
+    X(GATE_B, 16, "b")                  /* linear: [T, v_heads] raw, or beta */                    \
+    X(GATE_Z, 17, "z")                  /* linear: [T, v_heads, head_v_dim] output gate */         \
+    X(A_LOG, 18, "A_log")               /* linear: [v_heads] fp32; lightning: log decay */         \
+    X(DT_BIAS, 19, "dt_bias")           /* linear: [v_heads] or as GATE_A's row, fp32 */           \
+    X(D_SKIP, 20, "D")                  /* Mamba2: [v_heads] or [v_heads, head_v_dim] fp32 */      \
+    X(CONV_WEIGHT, 21, "conv_weight")   /* linear: [channels, conv_width] */                       \
+    X(CONV_BIAS, 22, "conv_bias")       /* linear: [channels] */                                   \
+    X(STATE, 23, "state")               /* linear: in the problem's state_layout */                \
+    X(CONV_STATE, 24, "conv_state")     /* linear: state.conv/1 */                                 \
+    X(LABEL_CACHE, 25, "label_cache")   /* sparse: [slots, label_dim] */
+
+enum {
+#define ATTN_ROLE_ENUM(name, value, text) ATTN_ROLE_##name = value,
+    ATTN_ROLE_MAP(ATTN_ROLE_ENUM)
+#undef ATTN_ROLE_ENUM
+        ATTN_ROLE_COUNT = 26
+};
+
+/* Quantisation scale of an operand. Stored value = saturating round-to-nearest-even of x / scale in
+ * IEEE fp32; value read = stored * scale. A scale that is needed and missing is an error, never 1.
+ */
+typedef struct attn_scale {
+    uint32_t struct_size;
+    uint32_t granularity; /* ATTN_SCALE_* */
+    uint32_t count;       /* values: 1, or the number of KV heads */
+    uint32_t reserved;    /* 0 */
+    const float *host;    /* NULL only if `device` is given and no host copy exists */
+    const float *device;  /* NULL = use `host`, whose values are baked into a capture */
+} attn_scale;
+
+/* attn_forward_args.flags */
+enum {
+    ATTN_FORWARD_SAVE_KV = 1 << 0,   /* write k, v to out_cache_loc before reading */
+    ATTN_FORWARD_OMIT_SINK = 1 << 1, /* leave the sink out of output and LSE */
+    ATTN_FORWARD_CAPTURING = 1 << 2  /* the stream is being captured */
+};
+
+/* One layer's tensors. Operand pointers are indexed by ATTN_ROLE_*, scales by the role of the
+ * operand they belong to (K_CACHE, V_CACHE, LATENT_CACHE); entries beyond the counts are absent.
+ * The structs are valid during the call, what they point to until the stream has passed it.
+ *
+ * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
+ * it has no use for is ignored. k = v = absent: the cache alone is read. k, v without SAVE_KV: new
+ * tokens from the arguments, the prefix from the cache; nothing is written. */
+typedef struct attn_forward_args {
+    uint32_t struct_size;
+    uint32_t flags;                     /* ATTN_FORWARD_* */
+    uint32_t num_operands;              /* elements of `operands`, normally ATTN_ROLE_COUNT */
+    uint32_t num_scales;                /* elements of `scales` */
+    const attn_tensor *const *operands; /* by role; NULL = absent */
+    const attn_scale *const *scales;    /* by role; NULL = absent; may be NULL if num_scales is 0 */
+} attn_forward_args;
+
+/* The operand of a role, or NULL. [any-thread] */
+static inline const attn_tensor *attn_operand(const attn_forward_args *args, uint32_t role)
+{
+    return role < args->num_operands ? args->operands[role] : (const attn_tensor *)0;
+}
+
+/* The scale of a role, or NULL. [any-thread] */
+static inline const attn_scale *attn_operand_scale(const attn_forward_args *args, uint32_t role)
+{
+    return role < args->num_scales ? args->scales[role] : (const attn_scale *)0;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_BATCH_H */

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_plugin.h: the contract between attnhost and an attention backend in a shared object.
+ *
+ * A plugin is a file that exports one function, attn_plugin_entry. The host opens it with
+ * RTLD_NOW | RTLD_LOCAL, looks the entry up in that object alone, and agrees on a version; all else
+ * goes through the tables it gets. Include this header and nothing else:
+ *
+ *   attn_types.h     status, errors, dtypes, tensors
+ *   attn_problem.h   layer groups, problems, verdicts
+ *   attn_batch.h     batches and forward arguments
+ *   attn_services.h  options, and what the host does for a plugin
+ *   attn_backend.h   backend types, instances, metadata
+ *
+ * docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
+ *
+ * Rationale for one function instead of data: dlsym of data is not portable, and a call lets both
+ * sides agree on a version before either reads a table.
+ */
+#ifndef ATTN_PLUGIN_H
+#define ATTN_PLUGIN_H
+
+#include "attn_types.h"
+#include "attn_problem.h"
+#include "attn_batch.h"
+#include "attn_services.h"
+#include "attn_backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Marks the one function a plugin exports. */
+#if defined(__GNUC__) || defined(__clang__)
+#define ATTN_EXPORT __attribute__((visibility("default")))
+#else
+#define ATTN_EXPORT
+#endif
+
+#define ATTN_PLUGIN_ENTRY "attn_plugin_entry"
+
+/* Who is asking. */
+typedef struct attn_host_info {
+    uint32_t struct_size;
+    uint32_t abi_major_min; /* oldest major the host drives */
+    uint32_t abi_major_max; /* newest major the host drives */
+    uint32_t abi_minor;     /* minor of the newest major; says what exists, never gates */
+    const char *name;       /* of the host, never NULL */
+    const char *version;    /* of the host, never NULL */
+} attn_host_info;
+
+/* A plugin's answer; the caller allocates it, zeroed but for struct_size. Strings are static. */
+typedef struct attn_plugin {
+    uint32_t struct_size;
+    uint32_t abi_major;    /* chosen, within the host's range */
+    uint32_t abi_minor;    /* of the headers it was built with */
+    uint32_t num_backends; /* >= 1 */
+    const char *name;      /* [a-z][a-z0-9_]*, never NULL */
+    const char *version;   /* never NULL */
+    const char *vendor;    /* never NULL */
+    const char *doc;       /* one line, never NULL */
+    const char *build;     /* fingerprint for reports (compiler, CUDA, commit); NULL = none */
+
+    /* Backend type `index` < num_backends. Pure: no CUDA, files, threads, environment; under
+     * 100 ms; works on a machine without a GPU and before init. [any-thread] */
+    attn_status (*describe)(uint32_t index, const attn_backend_type **type, attn_error *error);
+
+    /* Once before the first create, and its counterpart after the last destroy. Calls are paired
+     * and counted by the host: at most one init is not yet undone. The first place where a driver
+     * may be touched. `services` lives until fini. (optional, both or neither) [main-thread] */
+    attn_status (*init)(const attn_services *services, attn_error *error);
+    void (*fini)(void);
+
+    /* An extension of the plugin by id "attn.<name>/<rev>"; NULL = absent. (optional)
+     * [any-thread] */
+    const void *(*get_extension)(const char *id);
+} attn_plugin;
+
+/* The one exported function. Fills *plugin and returns ATTN_OK, or INCOMPATIBLE_VERSION if no major
+ * in [abi_major_min, abi_major_max] is spoken. Pure, like describe. [any-thread] */
+ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
+                                          attn_error *error);
+
+typedef attn_status (*attn_plugin_entry_fn)(const attn_host_info *host, attn_plugin *plugin,
+                                            attn_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_PLUGIN_H */

@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_problem.h: what a backend is asked to do, and what it answers.
+ *
+ *   attn_layer_group   equal layers of a model, described once
+ *   attn_problem       a layer group on a device, with dtypes, layout, modes and bounds
+ *   attn_verdict       yes or no, all reasons for a no, notes and costs for a yes
+ *
+ * Positions, windows, scores and sinks mean the same in every backend; docs/ABI.md, group MEAN,
+ * states each meaning once. Here i is a query's absolute position and j a key's.
+ */
+#ifndef ATTN_PROBLEM_H
+#define ATTN_PROBLEM_H
+
+#include "attn_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Modes ----------------------------------------------------------------------------------- */
+
+/* How the rows of a batch came about. DECODE goes to forward_decode, IDLE to nobody (no row, no
+ * call), every other mode to forward_extend. Names as in SGLang's ForwardMode. */
+enum {
+    ATTN_MODE_EXTEND = 0,        /* new tokens behind a prefix that may be empty */
+    ATTN_MODE_DECODE = 1,        /* one query for each sequence, row s; q_indptr is not read */
+    ATTN_MODE_MIXED = 2,         /* extend rows first, then num_decode_seqs of one query each */
+    ATTN_MODE_IDLE = 3,          /* nothing is called, the output is empty */
+    ATTN_MODE_TARGET_VERIFY = 4, /* drafted tokens of each sequence under the target model */
+    ATTN_MODE_DRAFT_EXTEND = 5,  /* accepted tokens through the draft model */
+    ATTN_MODE_COUNT = 6
+};
+#define ATTN_MODE_BIT(mode) (1u << (mode)) /* sets of modes are masks of these */
+
+/* ---- Mask kinds ------------------------------------------------------------------------------ */
+
+/* Which keys a query sees, before window_left and attention_chunk narrow it. */
+enum {
+    ATTN_MASK_LAYER = 0, /* as the layer says: j <= i + window_right */
+    ATTN_MASK_NONE = 1,  /* all keys whatever the layer's window_right says (prefix partials) */
+    ATTN_MASK_FULL = 2,  /* bits over all kv_len keys, the new ones included */
+    ATTN_MASK_QLEN = 3,  /* bits over the new tokens; all prefix keys are seen */
+    ATTN_MASK_COUNT = 4
+};
+#define ATTN_MASK_BIT(kind) (1u << (kind))
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+/* attn_layer_group.kind */
+enum {
+    ATTN_KIND_SOFTMAX = 0, /* softmax over a KV cache with per-head keys and values */
+    ATTN_KIND_MLA = 1,     /* multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) */
+    ATTN_KIND_LINEAR = 2,  /* recurrent state instead of a KV cache */
+    ATTN_KIND_SPARSE = 3,  /* softmax over a chosen subset of the KV cache */
+    ATTN_KIND_COUNT = 4
+};
+
+/* attn_layer_group.attn_type */
+enum {
+    ATTN_TYPE_DECODER = 0,      /* self attention with a KV cache */
+    ATTN_TYPE_ENCODER_ONLY = 1, /* self attention among a batch's own tokens; no cache */
+    ATTN_TYPE_CROSS = 2,        /* keys of an encoder; has no i: window, chunk, ALiBi, causal off */
+    ATTN_TYPE_COUNT = 3
+};
+
+/* attn_layer_group.flags */
+enum {
+    ATTN_GROUP_HAS_SINKS = 1 << 0, /* operand SINKS is given: one extra logit per query head */
+    ATTN_GROUP_HAS_ALIBI = 1 << 1  /* operand ALIBI_SLOPES is given */
+};
+
+/* Granularity of quantisation scales: how many there are and what each one covers. */
+enum {
+    ATTN_SCALE_NONE = 0,       /* the operand is not quantised */
+    ATTN_SCALE_PER_TENSOR = 1, /* one */
+    ATTN_SCALE_PER_HEAD = 2,   /* one for each KV head */
+    ATTN_SCALE_COUNT = 3
+};
+
+/* attn_layer.flags */
+enum {
+    /* Another layer owns this one's kv_buffer: called with k = v = NULL, uses the owner's scales.
+     */
+    ATTN_LAYER_KV_READ_ONLY = 1 << 0
+};
+
+/* One layer of a group. */
+typedef struct attn_layer {
+    uint32_t struct_size;
+    uint32_t flags;    /* ATTN_LAYER_* */
+    int32_t layer_id;  /* >= 0, unique in an instance; what forward is called with */
+    int32_t kv_buffer; /* which buffer of the pool holds its KV or state; layers may share one */
+} attn_layer;
+
+/* Dimensions of latent attention; sizes in elements. */
+typedef struct attn_mla_dims {
+    uint32_t struct_size;
+    int32_t kv_lora_rank; /* width of the latent, which is also the absorbed form's value; 512 */
+    int32_t rope_dim;     /* width of the position-encoded key part shared by all heads; 64 */
+    int32_t nope_dim;     /* width of a head's key part without position encoding; 128 */
+} attn_mla_dims;
+
+/* attn_linear_dims.family; recurrences as the named papers and their authors' code state them. */
+enum {
+    ATTN_LINEAR_GDN = 0,        /* gated delta net, arXiv 2412.06464 */
+    ATTN_LINEAR_MAMBA2 = 1,     /* state space duality, arXiv 2405.21060 */
+    ATTN_LINEAR_KDA = 2,        /* Kimi delta attention, arXiv 2510.26692 */
+    ATTN_LINEAR_LIGHTNING = 3,  /* lightning attention, arXiv 2401.04658, 2501.08313 */
+    ATTN_LINEAR_SHORT_CONV = 4, /* causal depthwise convolution alone */
+    ATTN_LINEAR_COUNT = 5
+};
+
+/* attn_linear_dims.flags */
+enum {
+    ATTN_LINEAR_QK_L2NORM = 1 << 0, /* q and k are L2-normalised (eps 1e-6) by the backend */
+    ATTN_LINEAR_RAW_GATES =
+        1 << 1 /* gates from a, b, A_log, dt_bias; else they are given computed */
+};
+
+/* Dimensions of a linear layer; sizes in elements. */
+typedef struct attn_linear_dims {
+    uint32_t struct_size;
+    uint32_t family;        /* ATTN_LINEAR_* */
+    uint32_t flags;         /* ATTN_LINEAR_* flags */
+    int32_t num_k_heads;    /* heads of q and k */
+    int32_t num_v_heads;    /* heads of v, the state and the output; a multiple of num_k_heads */
+    int32_t head_k_dim;     /* K of the state */
+    int32_t head_v_dim;     /* V of the state */
+    int32_t num_groups;     /* Mamba2: groups that share B and C; else 0 */
+    int32_t conv_width;     /* taps of the short convolution; 0 = none */
+    int32_t chunk;          /* chunk of the chunked form the model was trained with; 0 = any */
+    attn_dtype state_dtype; /* of the state pool: ATTN_F32 or ATTN_BF16 */
+    attn_dtype conv_dtype;  /* of the convolution's pool; ATTN_DTYPE_NONE = none */
+} attn_linear_dims;
+
+/* attn_sparse_dims.index_kind: what one entry of the sparse indices selects. */
+enum {
+    ATTN_SPARSE_TOKEN = 0,    /* one key, for all heads of a query */
+    ATTN_SPARSE_BLOCK = 1,    /* block_size keys, for all heads of a query */
+    ATTN_SPARSE_PER_HEAD = 2, /* block_size keys, for one KV head of a query */
+    ATTN_SPARSE_COUNT = 3
+};
+
+/* A layer that attends to a chosen subset of the cache. */
+typedef struct attn_sparse_dims {
+    uint32_t struct_size;
+    uint32_t index_kind;    /* ATTN_SPARSE_* */
+    int32_t top_k;          /* indices for each query (and head, if per head) */
+    int32_t block_size;     /* keys for each index; 1 for ATTN_SPARSE_TOKEN */
+    int32_t label_dim;      /* width of a row of the label cache; 0 = no label cache */
+    attn_dtype label_dtype; /* of the label cache; ATTN_DTYPE_NONE = none */
+} attn_sparse_dims;
+
+/* Layers that differ in nothing but their ids and buffers. A model is a list of groups, given at
+ * create, so that one batch can have several plans (window and global, self and cross).
+ *
+ * Key j is seen by query i iff i - window_left <= j <= i + window_right, -1 = no limit on that
+ * side; causal is window_right = 0. (A model's sliding_window W counts the query: window_left =
+ * W - 1.) With attention_chunk c > 0 also floor(j / c) == floor(i / c) and j <= i.
+ * Score: s = sm_scale * q.k - slope[h] * |i - j|, then c * tanh(s / c) for logit_cap c > 0, then
+ * the mask; a sink is one more logit in the denominator, neither scaled nor capped. */
+typedef struct attn_layer_group {
+    uint32_t struct_size;
+    uint32_t kind;                 /* ATTN_KIND_* */
+    uint32_t attn_type;            /* ATTN_TYPE_* */
+    uint32_t flags;                /* ATTN_GROUP_* */
+    int32_t kv_group;              /* index into attn_batch.kv_groups */
+    int32_t num_q_heads;           /* query heads of this rank; a multiple of num_kv_heads */
+    int32_t num_kv_heads;          /* query head h reads KV head h / (num_q_heads / num_kv_heads) */
+    int32_t head_dim;              /* elements of q and k in one head */
+    int32_t v_head_dim;            /* elements of v and of the output in one head */
+    int32_t window_left;           /* -1 = no limit, else >= 0 */
+    int32_t window_right;          /* -1 = no limit, 0 = causal, else > 0 */
+    int32_t attention_chunk;       /* keys; 0 = off */
+    float sm_scale;                /* factor of q.k, finite */
+    float logit_cap;               /* 0 = off, else > 0 */
+    uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale */
+    uint32_t num_layers;           /* >= 1 */
+    const attn_layer *layers;      /* array; walk with attn_at() */
+    const attn_mla_dims *mla;      /* NULL unless kind is MLA (or SPARSE over a latent cache) */
+    const attn_linear_dims *linear; /* NULL unless kind is LINEAR */
+    const attn_sparse_dims *sparse; /* NULL unless kind is SPARSE */
+} attn_layer_group;
+
+/* ---- Devices --------------------------------------------------------------------------------- */
+
+/* attn_device.cpu_isa: what the processor and the operating system allow. */
+enum {
+    ATTN_CPU_AVX2 = 1 << 0,   /* with FMA and F16C */
+    ATTN_CPU_AVX512 = 1 << 1, /* F, BW, DQ, VL */
+    ATTN_CPU_AVX512BF16 = 1 << 2,
+    ATTN_CPU_AMX_BF16 = 1 << 3, /* tile state enabled by the operating system */
+    ATTN_CPU_NEON = 1 << 4,
+    ATTN_CPU_SVE = 1 << 5
+};
+
+/* The device a problem is to be solved on. It may be a simulated one (`platform.simulate`). */
+typedef struct attn_device {
+    uint32_t struct_size;
+    int32_t type;            /* ATTN_DEVICE_* */
+    int32_t id;              /* CUDA ordinal; 0 on the CPU */
+    uint32_t sm;             /* CUDA: 10 * major + minor of the compute capability; else 0 */
+    uint32_t num_sms;        /* CUDA: multiprocessors; else 0 */
+    uint32_t shared_memory;  /* CUDA: bytes one block may opt in to; else 0 */
+    uint32_t driver_version; /* CUDA: as cuDriverGetVersion tells, 13000 = 13.0; else 0 */
+    uint32_t cpu_isa;        /* CPU: ATTN_CPU_*; else 0 */
+    uint64_t memory_bytes;   /* in all; 0 = unknown */
+    uint64_t l2_bytes;       /* last-level cache; 0 = unknown */
+} attn_device;
+
+/* ---- Layout ids ------------------------------------------------------------------------------ */
+
+/* Public, versioned, one shape each; outer strides are free, the innermost is 1. Two backends share
+ * a buffer only if their ids are equal. Keys are stored after position encoding. */
+#define ATTN_LAYOUT_KV_NHD     "kv.nhd/1"     /* K, V apart: [pages, page_size, kv_heads, dim] */
+#define ATTN_LAYOUT_KV_HND     "kv.hnd/1"     /* K, V apart: [pages, kv_heads, page_size, dim] */
+#define ATTN_LAYOUT_MLA_LATENT "mla.latent/1" /* [pages, page_size, kv_lora_rank + rope_dim] */
+#define ATTN_LAYOUT_MLA_LATENT_FP8                                                                 \
+    "mla.latent_fp8/1"                            /* [pages, page_size, 656] bytes: 512 e4m3,      \
+                                                   */
+                                                  /* 4 fp32 scales of 128 each, 64 bf16 rope */
+#define ATTN_LAYOUT_STATE_SSM_KV "state.ssm.kv/1" /* [slots, heads, K, V] */
+#define ATTN_LAYOUT_STATE_SSM_VK "state.ssm.vk/1" /* [slots, heads, V, K] */
+#define ATTN_LAYOUT_STATE_CONV   "state.conv/1"   /* [slots, channels, width - 1], oldest first */
+
+/* ---- Problem --------------------------------------------------------------------------------- */
+
+/* attn_problem.uses and attn_bounds.uses: what batches and calls may contain beyond the plain. */
+enum {
+    ATTN_USES_POSITIONS = 1 << 0,     /* batch.positions with a custom mask (explicit positions) */
+    ATTN_USES_MULTI_ITEM = 1 << 1,    /* batch.multi_item */
+    ATTN_USES_SHARED_PREFIX = 1 << 2, /* batch.shared_prefix (a hint; may be ignored) */
+    ATTN_USES_UNSAVED_KV = 1 << 3,    /* calls with k, v but without SAVE_KV */
+    ATTN_USES_LSE = 1 << 4,           /* calls that want the LSE */
+    ATTN_USES_OMIT_SINK = 1 << 5      /* calls with OMIT_SINK */
+};
+
+/* The two ways of latent attention. */
+enum {
+    ATTN_MLA_ABSORBED =
+        0,                /* q_nope is already times W_UK; keys = latent and rope, value = latent */
+    ATTN_MLA_EXPANDED = 1 /* K and V given expanded per head; ordinary attention */
+};
+
+/* Can a forward be captured into a graph? Each level includes the ones below it. */
+enum {
+    ATTN_GRAPH_NEVER = 0,
+    ATTN_GRAPH_SINGLE_TOKEN = 1, /* batches of one query for each sequence */
+    ATTN_GRAPH_UNIFORM = 2,      /* batches of equally many queries for each sequence */
+    ATTN_GRAPH_ALWAYS = 3,       /* any batch within the bounds */
+    ATTN_GRAPH_COUNT = 4
+};
+
+/* The largest batch that metadata is made for. 0 = not known yet (query only). */
+typedef struct attn_bounds {
+    uint32_t struct_size;
+    uint32_t modes;        /* ATTN_MODE_BIT set */
+    uint32_t mask_kinds;   /* ATTN_MASK_BIT set */
+    uint32_t uses;         /* ATTN_USES_* */
+    int32_t max_seqs;      /* sequences of a batch */
+    int32_t max_tokens;    /* query rows of a batch */
+    int32_t max_q_len;     /* queries of one sequence */
+    int32_t max_kv_len;    /* keys of one sequence, in any KV group */
+    int64_t max_kv_tokens; /* keys of a batch in one KV group, each sequence rounded up to pages */
+} attn_bounds;
+
+/* All that a backend needs to know to say whether it can serve a layer group. */
+typedef struct attn_problem {
+    uint32_t struct_size;
+    uint32_t graph_level; /* ATTN_GRAPH_* wanted */
+    const attn_device *device;
+    const attn_layer_group *group;
+    const attn_bounds *bounds;
+    const char *kv_layout;       /* layout id of the KV cache; NULL if the group has none */
+    const char *state_layout;    /* layout id of the state; NULL if the group has none */
+    attn_dtype q_dtype;          /* of q and of new k, v; for linear layers of mixed_qkv */
+    attn_dtype kv_dtype;         /* of the KV cache; = q_dtype where there is none */
+    attn_dtype out_dtype;        /* of the output; the LSE is always fp32 */
+    int32_t page_size;           /* tokens of a page, >= 1; 0 where there is no cache */
+    uint32_t need_notes;         /* ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT if wanted */
+    uint32_t mla_expanded;       /* ATTN_MODE_BIT set of the modes called in the expanded form */
+    int32_t tp_rank;             /* information only: heads are already this rank's */
+    int32_t tp_size;             /* >= 1 */
+    uint32_t num_features;       /* required features */
+    uint32_t reserved;           /* 0 */
+    const char *const *features; /* ids "attn.<name>/<rev>"; an unknown one means unsupported */
+} attn_problem;
+
+/* ---- Verdict --------------------------------------------------------------------------------- */
+
+/* What is to be said of a supported problem. */
+enum {
+    ATTN_NOTE_DETERMINISTIC = 1 << 0,     /* equal batches give equal bits */
+    ATTN_NOTE_BATCH_INVARIANT = 1 << 1,   /* a row's bits do not depend on the rest of its batch */
+    ATTN_NOTE_REDUCED_PRECISION = 1 << 2, /* accumulates in less than fp32 */
+    ATTN_NOTE_RUNTIME_COMPILATION = 1 << 3, /* prepare() compiles */
+    ATTN_NOTE_FIRST_CALL_SLOW = 1 << 4,
+    ATTN_NOTE_COOPERATIVE_LAUNCH = 1 << 5,
+    ATTN_NOTE_DEPENDENT_LAUNCH = 1 << 6 /* programmatic dependent launch */
+};
+
+/* Why a problem is refused. X(name, value) */
+#define ATTN_REASON_MAP(X)                                                                         \
+    X(ARCH, 1)                                                                                     \
+    X(DRIVER, 2)                                                                                   \
+    X(DTYPE, 3)                                                                                    \
+    X(HEADS, 4)                                                                                    \
+    X(HEAD_DIM, 5)                                                                                 \
+    X(PAGE_SIZE, 6)                                                                                \
+    X(KV_LAYOUT, 7)                                                                                \
+    X(LAYER_KIND, 8)                                                                               \
+    X(ATTN_TYPE, 9)                                                                                \
+    X(MASK_KIND, 10)                                                                               \
+    X(WINDOW, 11)                                                                                  \
+    X(CHUNK, 12)                                                                                   \
+    X(LOGIT_CAP, 13)                                                                               \
+    X(SINKS, 14)                                                                                   \
+    X(ALIBI, 15)                                                                                   \
+    X(SCALE_GRANULARITY, 16)                                                                       \
+    X(STATE, 17)                                                                                   \
+    X(SPARSITY, 18)                                                                                \
+    X(MLA_FORM, 19)                                                                                \
+    X(MODE, 20)                                                                                    \
+    X(USES, 21)                                                                                    \
+    X(BOUNDS, 22)                                                                                  \
+    X(GRAPH_LEVEL, 23)                                                                             \
+    X(DETERMINISM, 24)                                                                             \
+    X(MEMORY, 25)                                                                                  \
+    X(COMBINATION, 26)                                                                             \
+    X(UNKNOWN_FEATURE, 27)                                                                         \
+    X(CHILD_REJECTED, 28)                                                                          \
+    X(DEPENDENCY, 29)                                                                              \
+    X(OTHER, 30)
+
+enum {
+#define ATTN_REASON_ENUM(name, value) ATTN_REASON_##name = value,
+    ATTN_REASON_MAP(ATTN_REASON_ENUM)
+#undef ATTN_REASON_ENUM
+        ATTN_REASON_COUNT = 31
+};
+
+/* Fields that a reason, or an error, can name. X(NAME, value, "name in texts") */
+#define ATTN_FIELD_MAP(X)                                                                          \
+    X(DEVICE_TYPE, 1, "device.type")                                                               \
+    X(DEVICE_SM, 2, "device.sm")                                                                   \
+    X(DEVICE_SHARED_MEMORY, 3, "device.shared_memory")                                             \
+    X(DEVICE_DRIVER, 4, "device.driver_version")                                                   \
+    X(DEVICE_CPU_ISA, 5, "device.cpu_isa")                                                         \
+    X(KIND, 6, "kind")                                                                             \
+    X(ATTN_TYPE, 7, "attn_type")                                                                   \
+    X(NUM_Q_HEADS, 8, "num_q_heads")                                                               \
+    X(NUM_KV_HEADS, 9, "num_kv_heads")                                                             \
+    X(GQA_RATIO, 10, "num_q_heads/num_kv_heads")                                                   \
+    X(HEAD_DIM, 11, "head_dim")                                                                    \
+    X(V_HEAD_DIM, 12, "v_head_dim")                                                                \
+    X(WINDOW_LEFT, 13, "window_left")                                                              \
+    X(WINDOW_RIGHT, 14, "window_right")                                                            \
+    X(ATTENTION_CHUNK, 15, "attention_chunk")                                                      \
+    X(SM_SCALE, 16, "sm_scale")                                                                    \
+    X(LOGIT_CAP, 17, "logit_cap")                                                                  \
+    X(SINKS, 18, "has_sinks")                                                                      \
+    X(ALIBI, 19, "has_alibi")                                                                      \
+    X(SCALE_GRANULARITY, 20, "kv_scale_granularity")                                               \
+    X(NUM_LAYERS, 21, "num_layers")                                                                \
+    X(LAYERS, 22, "layers")                                                                        \
+    X(KV_LAYOUT, 23, "kv_layout")                                                                  \
+    X(STATE_LAYOUT, 24, "state_layout")                                                            \
+    X(Q_DTYPE, 25, "q_dtype")                                                                      \
+    X(KV_DTYPE, 26, "kv_dtype")                                                                    \
+    X(OUT_DTYPE, 27, "out_dtype")                                                                  \
+    X(PAGE_SIZE, 28, "page_size")                                                                  \
+    X(MODES, 29, "modes")                                                                          \
+    X(MASK_KINDS, 30, "mask_kinds")                                                                \
+    X(USES, 31, "uses")                                                                            \
+    X(MAX_SEQS, 32, "max_seqs")                                                                    \
+    X(MAX_TOKENS, 33, "max_tokens")                                                                \
+    X(MAX_Q_LEN, 34, "max_q_len")                                                                  \
+    X(MAX_KV_LEN, 35, "max_kv_len")                                                                \
+    X(MAX_KV_TOKENS, 36, "max_kv_tokens")                                                          \
+    X(GRAPH_LEVEL, 37, "graph_level")                                                              \
+    X(NEED_NOTES, 38, "need_notes")                                                                \
+    X(MLA_EXPANDED, 39, "mla_expanded")                                                            \
+    X(KV_LORA_RANK, 40, "mla.kv_lora_rank")                                                        \
+    X(ROPE_DIM, 41, "mla.rope_dim")                                                                \
+    X(NOPE_DIM, 42, "mla.nope_dim")                                                                \
+    X(LINEAR_FAMILY, 43, "linear.family")                                                          \
+    X(LINEAR_FLAGS, 44, "linear.flags")                                                            \
+    X(LINEAR_HEADS, 45, "linear.heads")                                                            \
+    X(LINEAR_DIMS, 46, "linear.dims")                                                              \
+    X(CONV_WIDTH, 47, "linear.conv_width")                                                         \
+    X(STATE_DTYPE, 48, "linear.state_dtype")                                                       \
+    X(INDEX_KIND, 49, "sparse.index_kind")                                                         \
+    X(TOP_K, 50, "sparse.top_k")                                                                   \
+    X(BLOCK_SIZE, 51, "sparse.block_size")                                                         \
+    X(LABEL_CACHE, 52, "sparse.label_cache")                                                       \
+    X(FEATURE, 53, "features")                                                                     \
+    X(CHILD, 54, "child")                                                                          \
+    X(OPTION, 55, "option")                                                                        \
+    X(MEMORY, 56, "memory")                                                                        \
+    X(OPERAND, 57, "operand")                                                                      \
+    X(SCALE, 58, "scale")                                                                          \
+    X(BATCH, 59, "batch")                                                                          \
+    X(STRIDE, 60, "stride")                                                                        \
+    X(LAYER_ID, 61, "layer_id")
+
+enum {
+    ATTN_FIELD_NONE = 0,
+#define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
+    ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
+#undef ATTN_FIELD_ENUM
+        ATTN_FIELD_COUNT = 62
+};
+
+/* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".
+ *
+ * `got` and `accepted` are NUL-terminated text, cut to fit. `accepted` is a list separated by ", ",
+ * each item a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
+ * ("bf16", "absent"); "nothing" if no value of this field would do. Setting every named field to an
+ * accepted value makes the problem supported; leaving out any one of them does not. For COMBINATION
+ * `field` is what would have to change and `with_field` what it does not go together with. */
+typedef struct attn_reason {
+    uint32_t struct_size;
+    uint32_t code;       /* ATTN_REASON_* */
+    uint32_t field;      /* ATTN_FIELD_* */
+    uint32_t with_field; /* ATTN_FIELD_* of a COMBINATION, else 0 */
+    char child[32];      /* CHILD_REJECTED and reasons handed on: the child's name; else "" */
+    char got[64];
+    char accepted[160];
+} attn_reason;
+
+/* What query answers. The caller owns the struct and the array of reasons.
+ *
+ * `num_reasons` is the number there are, which may exceed `reasons_capacity`; only the first
+ * reasons_capacity are written, in the order in which a reader should meet them. */
+typedef struct attn_verdict {
+    uint32_t struct_size;
+    uint32_t supported;        /* 1 = yes, 0 = no: at least one reason */
+    uint32_t num_reasons;      /* out */
+    uint32_t reasons_capacity; /* in: elements of `reasons` */
+    attn_reason *reasons;      /* in: array, struct_size set in each; NULL if capacity is 0 */
+    /* The rest is defined only when supported. */
+    uint32_t graph_level;              /* ATTN_GRAPH_*: the highest that holds */
+    uint32_t notes;                    /* ATTN_NOTE_* */
+    uint32_t reads_new_kv_unquantised; /* ATTN_MODE_BIT set: modes in which new tokens are read */
+                                       /* from the arguments, not as rounded into the cache */
+    int32_t graph_seq_len_fill;        /* seq_len of padding rows in a graph: 0 or 1 */
+    double cost_hint;                  /* relative time of a forward, 1 = typical; 0 = no opinion */
+    uint64_t device_bytes;             /* upper bounds of all metadata regions together, within */
+    uint64_t pinned_bytes;             /* the problem's bounds; 0 if the bounds are not known */
+    uint64_t host_bytes;
+} attn_verdict;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_PROBLEM_H */

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_types.h: status codes, errors, data types, devices and tensors.
+ *
+ * The vocabulary that every other header of the ABI is written in. Nothing here is a function that
+ * has to be linked: the few inline helpers at the end are for both sides.
+ *
+ * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT):
+ *   - the first member is `struct_size`, set by the side that allocates the struct to its own
+ *     sizeof; the other side reads and writes no byte at or beyond it;
+ *   - members are only ever appended; zero in an appended member means what was so before;
+ *   - integers have a fixed width, padding is explicit, there is no bool, enum, long or bit-field;
+ *   - an array of structs is walked by the struct_size of its first element (attn_at()); the side
+ *     that allocates the array sets struct_size in every element.
+ *
+ * Thread tags, as in CLAP: the last line of a function's comment says who may call it and when.
+ *   [any-thread]       any thread, at any time, concurrently with everything
+ *   [main-thread]      one thread at a time in the whole plugin
+ *   [instance-thread]  one thread at a time for one instance (and all that was made from it)
+ *   & !capturing       not while the stream is being captured into a graph
+ */
+#ifndef ATTN_TYPES_H
+#define ATTN_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version --------------------------------------------------------------------------------- */
+
+/* Until 1.0 is declared the ABI may still change; CHANGELOG.md names each change. */
+#define ATTN_ABI_MAJOR 0u
+#define ATTN_ABI_MINOR 1u
+
+/* ---- Status ---------------------------------------------------------------------------------- */
+
+/* Coarse, stable result codes: ATTN_OK, or what went wrong. Negative values are the host's own and
+ * never cross the ABI; values not listed are treated as ATTN_INTERNAL. */
+typedef int32_t attn_status;
+
+/* X(name, value, meaning) */
+#define ATTN_STATUS_MAP(X)                                                                         \
+    X(OK, 0, "success")                                                                            \
+    X(INVALID_ARGUMENT, 1, "an argument is missing, malformed or inconsistent")                    \
+    X(UNSUPPORTED, 2, "well formed, but not what this backend can do")                             \
+    X(INCOMPATIBLE_VERSION, 3, "no ABI major that both sides speak")                               \
+    X(BAD_STATE, 4, "called in a state that does not allow it")                                    \
+    X(OUT_OF_HOST_MEMORY, 5, "host memory is exhausted")                                           \
+    X(OUT_OF_DEVICE_MEMORY, 6, "device memory is exhausted")                                       \
+    X(BUFFER_TOO_SMALL, 7, "a caller's buffer is too small; attn_error.needed tells the bytes")    \
+    X(CAPTURE_UNSUPPORTED, 8, "this cannot be captured into a graph")                              \
+    X(CONFIG_ERROR, 9, "an option's value is unknown, mistyped or out of range")                   \
+    X(DEPENDENCY_MISSING, 10, "a driver, library, kernel or device generation is missing")         \
+    X(CHILD_FAILED, 11, "a child backend failed; the message names it")                            \
+    X(DEVICE_LOST, 12, "the device or its context is beyond repair; nothing on it can be used")    \
+    X(TIMEOUT, 13, "a bound on waiting was reached")                                               \
+    X(INTERNAL, 14, "a defect of the callee")
+
+enum {
+#define ATTN_STATUS_ENUM(name, value, meaning) ATTN_##name = value,
+    ATTN_STATUS_MAP(ATTN_STATUS_ENUM)
+#undef ATTN_STATUS_ENUM
+        ATTN_STATUS_COUNT = 15
+};
+
+/* Where a callee writes why it failed. The caller owns the struct and the text buffer.
+ *
+ * A callee that fails sets `code` to what it returns and writes a NUL-terminated UTF-8 message, cut
+ * to `capacity` bytes at a character's border; with capacity 0 or message NULL it writes no text.
+ * On success the struct is left alone. Every function that takes an attn_error accepts NULL. */
+typedef struct attn_error {
+    uint32_t struct_size;
+    int32_t code;      /* attn_status */
+    uint32_t field;    /* ATTN_FIELD_* of the offending field, 0 = none (attn_problem.h) */
+    uint32_t capacity; /* bytes of `message`, the NUL included */
+    char *message;     /* caller's; NULL = no text wanted */
+    uint64_t needed;   /* with BUFFER_TOO_SMALL: bytes that would have been enough */
+} attn_error;
+
+/* ---- Data types ------------------------------------------------------------------------------ */
+
+/* A DLPack data type in one word: code, bits and lanes as DLDataType holds them on a little-endian
+ * machine. Source: DLPack 1.1, dlpack.h. */
+typedef uint32_t attn_dtype;
+
+#define ATTN_DTYPE(code, bits) ((attn_dtype)(code) | (attn_dtype)(bits) << 8 | (attn_dtype)1u << 16)
+
+#define ATTN_DTYPE_NONE 0u
+#define ATTN_I32        ATTN_DTYPE(0, 32)
+#define ATTN_I64        ATTN_DTYPE(0, 64)
+#define ATTN_U8         ATTN_DTYPE(1, 8)
+#define ATTN_U16        ATTN_DTYPE(1, 16)
+#define ATTN_F16        ATTN_DTYPE(2, 16)
+#define ATTN_F32        ATTN_DTYPE(2, 32)
+#define ATTN_F64        ATTN_DTYPE(2, 64)
+#define ATTN_BF16       ATTN_DTYPE(4, 16)
+#define ATTN_FP8_E4M3   ATTN_DTYPE(10, 8) /* OCP FP8 e4m3fn: no infinity, largest finite 448 */
+#define ATTN_FP8_E5M2   ATTN_DTYPE(12, 8) /* OCP FP8 e5m2: infinities, largest finite 57344 */
+
+/* ---- Devices --------------------------------------------------------------------------------- */
+
+/* DLPack's device types. */
+enum { ATTN_DEVICE_CPU = 1, ATTN_DEVICE_CUDA = 2 };
+
+/* A CUstream of the instance's device on CUDA; NULL (the legacy stream) is allowed there but not
+ * used by the host. On the CPU it is NULL and everything has happened when a call returns. */
+typedef void *attn_stream;
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+#define ATTN_MAX_DIMS 6u
+
+/* attn_tensor.flags */
+enum { ATTN_TENSOR_READ_ONLY = 1 << 0 };
+
+/* A borrowed, strided view after DLPack's DLTensor. Element (i0, i1, ...) lies at
+ * (char *)data + byte_offset + sizeof(dtype) * (i0 * strides[0] + i1 * strides[1] + ...).
+ *
+ * Shape and strides are always present for the first `ndim` dimensions. A stride is what separates
+ * two neighbours in elements, may be 0 only where the dimension is 0 or 1 long, and is never
+ * negative. The innermost stride is 1 wherever this ABI names a layout. Memory belongs to whoever
+ * made the view and stays valid until the stream has passed the last call that was given it. */
+typedef struct attn_tensor {
+    uint32_t struct_size;
+    uint32_t flags;       /* ATTN_TENSOR_* */
+    void *data;           /* NULL only if an extent is 0 */
+    uint64_t byte_offset; /* added to `data` */
+    int32_t device_type;  /* ATTN_DEVICE_* */
+    int32_t device_id;    /* CUDA ordinal, 0 on the CPU */
+    attn_dtype dtype;
+    uint32_t ndim;                /* 1..ATTN_MAX_DIMS */
+    uint32_t alignment;           /* bytes that data + byte_offset is a multiple of; power of two */
+    uint32_t reserved;            /* 0 */
+    int64_t shape[ATTN_MAX_DIMS]; /* elements, each >= 0 */
+    int64_t strides[ATTN_MAX_DIMS]; /* elements */
+} attn_tensor;
+
+/* ---- Inline helpers -------------------------------------------------------------------------- */
+
+/* Bytes of one element; 0 for a type of less than a byte. [any-thread] */
+static inline uint32_t attn_dtype_size(attn_dtype dtype)
+{
+    return (dtype >> 8 & 0xffu) / 8u;
+}
+
+/* Element `index` of an array of sized structs, by the stride its allocator gave it. [any-thread]
+ */
+static inline const void *attn_at(const void *array, uint32_t index)
+{
+    return (const char *)array + (size_t)index * *(const uint32_t *)array;
+}
+
+/* Does a struct of `struct_size` bytes hold the whole member? The test that makes appending safe.
+ */
+#define ATTN_HAS(pointer, type, member)                                                            \
+    ((pointer)->struct_size >= offsetof(type, member) + sizeof(((type *)0)->member))
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_TYPES_H */

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_main.h: the end of every Check program of the project.
+ */
+#ifndef TEST_MAIN_H
+#define TEST_MAIN_H
+
+#include <check.h>
+#include <stdlib.h>
+
+/* Run the suite, print each test in TAP (the driver of `make check` reads it), and return what
+ * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
+static inline int test_main(Suite *suite)
+{
+    SRunner *runner = srunner_create(suite);
+    srunner_set_tap(runner, "-");
+    srunner_run_all(runner, CK_SILENT);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+#endif /* TEST_MAIN_H */
