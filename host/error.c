@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/text.h"
+
 void host_error_init(host_error *error)
 {
     memset(error, 0, sizeof *error);
@@ -31,10 +33,25 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
     if (has_room(error)) {
         va_list args;
         va_start(args, format);
-        vsnprintf(error->message, error->capacity, format, args);
+        int length = vsnprintf(error->message, error->capacity, format, args);
         va_end(args);
+        if (length >= 0 && (uint32_t)length >= error->capacity)
+            text_cut_incomplete(error->message);
     }
     return code;
+}
+
+/* Move the message `shift` bytes to the right, as much of it as has room there. In place: an error
+ * may well be about memory. A callee may have left a buffer without a NUL. */
+static void move_message(attn_error *error, size_t shift)
+{
+    size_t room = error->capacity - 1 - shift;
+    size_t length = strnlen(error->message, error->capacity);
+    size_t kept = length < room ? length : room;
+    memmove(error->message + shift, error->message, kept);
+    error->message[shift + kept] = '\0';
+    if (kept < length)
+        text_cut_incomplete(error->message + shift);
 }
 
 attn_status host_fail_prefix(attn_error *error, const char *format, ...)
@@ -42,13 +59,20 @@ attn_status host_fail_prefix(attn_error *error, const char *format, ...)
     if (!error)
         return ATTN_INTERNAL;
     if (has_room(error)) {
-        char prefix[512], rest[1024];
-        va_list args;
+        va_list args, again;
         va_start(args, format);
-        vsnprintf(prefix, sizeof prefix, format, args);
+        va_copy(again, args);
+        int length = vsnprintf(NULL, 0, format, args);
+        if (length >= 0 && (uint64_t)length + 2 < error->capacity) {
+            move_message(error, (size_t)length + 2);
+            vsnprintf(error->message, (size_t)length + 1, format, again);
+            memcpy(error->message + length, ": ", 2);
+        } else {
+            vsnprintf(error->message, error->capacity, format, again);
+            text_cut_incomplete(error->message);
+        }
+        va_end(again);
         va_end(args);
-        snprintf(rest, sizeof rest, "%s", error->message);
-        snprintf(error->message, error->capacity, "%s: %s", prefix, rest);
     }
     return error->code;
 }

@@ -49,6 +49,12 @@ typedef struct attn_host_info {
     const char *version;    /* of the host, never NULL */
 } attn_host_info;
 
+/* Does the host drive this major? What an entry asks about ATTN_ABI_MAJOR. [any-thread] */
+static inline int attn_host_speaks(const attn_host_info *host, uint32_t major)
+{
+    return host->abi_major_min <= major && major <= host->abi_major_max;
+}
+
 /* A plugin's answer; the caller allocates it, zeroed but for struct_size. Strings are static. */
 typedef struct attn_plugin {
     uint32_t struct_size;

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/kv_pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/error.h"
+
+#define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
+
+/* ---- Shapes -----------------------------------------------------------------------------------
+ */
+
+/* A dense tensor; strides follow from the shape. */
+static void set_shape(attn_tensor *tensor, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
+{
+    memset(tensor, 0, sizeof *tensor);
+    tensor->struct_size = sizeof *tensor;
+    tensor->dtype = dtype;
+    tensor->ndim = ndim;
+    tensor->alignment = ALIGNMENT;
+    int64_t stride = 1;
+    for (uint32_t d = ndim; d-- > 0;) {
+        tensor->shape[d] = shape[d];
+        tensor->strides[d] = stride;
+        stride *= shape[d];
+    }
+}
+
+/* One entry of the first dimension: a page or a state slot. */
+static uint64_t entry_bytes(const attn_tensor *tensor)
+{
+    return (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
+}
+
+/* More than any memory has where the product is beyond 64 bits. */
+static uint64_t tensor_bytes(const attn_tensor *tensor)
+{
+    uint64_t bytes;
+    return __builtin_mul_overflow((uint64_t)tensor->shape[0], entry_bytes(tensor), &bytes)
+               ? UINT64_MAX
+               : bytes;
+}
+
+/* Keys or values of one layer, `dim` wide. */
+static void shape_kv(const attn_layer_group *group, const struct kv_pool_group *pool,
+                     const struct kv_pool_params *params, int32_t dim, attn_tensor *tensor)
+{
+    int64_t nhd[] = {params->num_pages, params->page_size, group->num_kv_heads, dim};
+    int64_t hnd[] = {params->num_pages, group->num_kv_heads, params->page_size, dim};
+    int is_hnd = strcmp(pool->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+    set_shape(tensor, pool->kv_dtype, 4, is_hnd ? hnd : nhd);
+}
+
+static void shape_latent(const attn_layer_group *group, const struct kv_pool_group *pool,
+                         const struct kv_pool_params *params, attn_tensor *tensor)
+{
+    const attn_mla_dims *mla = group->mla;
+    if (strcmp(pool->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0) {
+        /* e4m3 latent, an fp32 scale for each 128 of it, bf16 rope */
+        int64_t bytes = mla->kv_lora_rank + mla->kv_lora_rank / 128 * 4 + mla->rope_dim * 2;
+        int64_t shape[] = {params->num_pages, params->page_size, bytes};
+        set_shape(tensor, ATTN_U8, 3, shape);
+    } else {
+        int64_t shape[] = {params->num_pages, params->page_size, mla->kv_lora_rank + mla->rope_dim};
+        set_shape(tensor, pool->kv_dtype, 3, shape);
+    }
+}
+
+/* Channels that go through the short convolution: q, k and v (Mamba2: x, B and C). */
+static int64_t conv_channels(const attn_linear_dims *linear)
+{
+    int64_t values = (int64_t)linear->num_v_heads * linear->head_v_dim;
+    int64_t keys = linear->num_groups > 0 ? (int64_t)linear->num_groups * linear->head_k_dim
+                                          : (int64_t)linear->num_k_heads * linear->head_k_dim;
+    return values + 2 * keys;
+}
+
+static void shape_state(const attn_layer_group *group, const struct kv_pool_group *pool,
+                        const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
+{
+    const attn_linear_dims *linear = group->linear;
+    int is_vk = strcmp(pool->state_layout, ATTN_LAYOUT_STATE_SSM_VK) == 0;
+    int64_t k = linear->head_k_dim, v = linear->head_v_dim;
+    int64_t state[] = {params->num_state_slots, linear->num_v_heads, is_vk ? v : k, is_vk ? k : v};
+    if (linear->family != ATTN_LINEAR_SHORT_CONV)
+        set_shape(&buffer->state, linear->state_dtype, 4, state);
+    int64_t conv[] = {params->num_state_slots, conv_channels(linear), linear->conv_width - 1};
+    if (linear->conv_width > 1 && linear->conv_dtype != ATTN_DTYPE_NONE)
+        set_shape(&buffer->conv, linear->conv_dtype, 3, conv);
+}
+
+/* All tensors of a group's buffer, without memory. */
+static void shape_buffer(const attn_layer_group *group, const struct kv_pool_group *pool,
+                         const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
+{
+    memset(buffer, 0, sizeof *buffer);
+    if (pool->kv_layout && group->mla) {
+        shape_latent(group, pool, params, &buffer->key);
+    } else if (pool->kv_layout) {
+        shape_kv(group, pool, params, group->head_dim, &buffer->key);
+        shape_kv(group, pool, params, group->v_head_dim, &buffer->value);
+    }
+    if (pool->state_layout && group->linear)
+        shape_state(group, pool, params, buffer);
+}
+
+uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups)
+{
+    struct kv_pool_params one = {.groups = groups, .page_size = 1, .num_pages = 1};
+    uint64_t bytes = 0;
+    for (uint32_t b = 0; b < model->num_buffers; b++) {
+        struct kv_pool_buffer buffer;
+        uint32_t g = model->buffers[b].group;
+        shape_buffer(&model->groups[g], &groups[g], &one, &buffer);
+        if (buffer.key.struct_size)
+            bytes += tensor_bytes(&buffer.key);
+        if (buffer.value.struct_size)
+            bytes += tensor_bytes(&buffer.value);
+    }
+    return bytes;
+}
+
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
+
+/* Every bit set is a NaN in each floating-point type of the pool. */
+#define POISON 0xFF
+
+/* Give a tensor its memory; entry 0 of the first dimension is the padding. */
+static attn_status fill_tensor(struct kv_pool *pool, const struct kv_pool_params *params,
+                               attn_tensor *tensor, attn_error *error)
+{
+    if (tensor->struct_size == 0)
+        return ATTN_OK;
+    uint64_t bytes = tensor_bytes(tensor);
+    void *memory = device_allocate(pool->device, ATTN_SPACE_DEVICE, bytes ? bytes : 1, ALIGNMENT);
+    if (!memory)
+        return host_fail(error, device_exhausted(pool->device, ATTN_SPACE_DEVICE),
+                         "KV pool: %llu bytes for one tensor, after %llu bytes of others",
+                         (unsigned long long)bytes, (unsigned long long)pool->bytes);
+    pool->memory[pool->num_memory++] = memory;
+    pool->bytes += bytes;
+    tensor->data = memory;
+    tensor->device_type = pool->device->type;
+    tensor->device_id = pool->device->id;
+    uint64_t padding = tensor->shape[0] > 0 ? entry_bytes(tensor) : 0;
+    attn_status status = device_fill(pool->device, memory, 0, padding, NULL, error);
+    if (status == ATTN_OK && params->poison)
+        status = device_fill(pool->device, (char *)memory + padding, POISON, bytes - padding, NULL,
+                             error);
+    return status;
+}
+
+static attn_status fill_buffer(struct kv_pool *pool, const struct kv_pool_params *params,
+                               struct kv_pool_buffer *buffer, attn_error *error)
+{
+    attn_status status = fill_tensor(pool, params, &buffer->key, error);
+    if (status == ATTN_OK)
+        status = fill_tensor(pool, params, &buffer->value, error);
+    if (status == ATTN_OK)
+        status = fill_tensor(pool, params, &buffer->state, error);
+    if (status == ATTN_OK)
+        status = fill_tensor(pool, params, &buffer->conv, error);
+    return status;
+}
+
+attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
+                           const struct device *device, struct kv_pool **pool, attn_error *error)
+{
+    struct kv_pool *made = calloc(1, sizeof *made);
+    uint32_t count = model->num_buffers;
+    if (made) {
+        made->device = device;
+        made->buffers = calloc(count ? count : 1, sizeof *made->buffers);
+        made->memory = calloc(count ? 4 * (size_t)count : 1, sizeof *made->memory);
+        made->num_buffers = count;
+    }
+    if (!made || !made->buffers || !made->memory) {
+        kv_pool_destroy(made);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "KV pool: %u buffers", count);
+    }
+    attn_status status = ATTN_OK;
+    for (uint32_t b = 0; b < count && status == ATTN_OK; b++) {
+        uint32_t g = model->buffers[b].group;
+        shape_buffer(&model->groups[g], &params->groups[g], params, &made->buffers[b]);
+        status = fill_buffer(made, params, &made->buffers[b], error);
+    }
+    if (status != ATTN_OK) {
+        kv_pool_destroy(made);
+        return status;
+    }
+    *pool = made;
+    return ATTN_OK;
+}
+
+void kv_pool_destroy(struct kv_pool *pool)
+{
+    if (!pool)
+        return;
+    for (uint32_t m = 0; m < pool->num_memory; m++)
+        device_release(pool->device, ATTN_SPACE_DEVICE, pool->memory[m]);
+    free(pool->memory);
+    free(pool->buffers);
+    free(pool);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * problem.c: from configuration and model to attn_problem.
+ */
+#include "host/problem.h"
+
+#include <string.h>
+
+#include "host/dtype.h"
+#include "host/error.h"
+
+uint32_t problem_prefill_modes(const struct config *config)
+{
+    uint32_t mixed = config->workload.mixed ? ATTN_MODE_BIT(ATTN_MODE_MIXED) : 0;
+    return ATTN_MODE_BIT(ATTN_MODE_EXTEND) | mixed;
+}
+
+uint32_t problem_decode_modes(void)
+{
+    return ATTN_MODE_BIT(ATTN_MODE_DECODE);
+}
+
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model)
+{
+    return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
+}
+
+/* ---- Scales ------------------------------------------------------------------------------------ */
+
+static attn_status check_count(const struct config *config, const struct model *model,
+                               const char *key, size_t count, attn_error *error)
+{
+    if (count == 0)
+        return config_fail(config, key, error,
+                           "is missing: a KV cache of type %s needs it; accepted one number, or one "
+                           "for each KV head",
+                           dtype_name(config->kv_cache.dtype));
+    for (uint32_t i = 0; i < model->num_groups; i++) {
+        const attn_layer_group *group = &model->groups[i];
+        if (count > 1 && model_group_has_kv(group) && count != (size_t)group->num_kv_heads)
+            return config_fail(config, key, error,
+                               "%zu numbers: accepted 1, or %d, one for each KV head", count,
+                               group->num_kv_heads);
+    }
+    return ATTN_OK;
+}
+
+attn_status problem_check_scales(const struct config *config, const struct model *model,
+                                 attn_error *error)
+{
+    const struct config_kv_cache *cache = &config->kv_cache;
+    if (!dtype_is_fp8(problem_kv_dtype(config, model)) || model->num_kv_groups == 0)
+        return ATTN_OK;
+    attn_status status =
+        check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
+    if (!status)
+        status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
+    if (!status && cache->k_scale.count != cache->v_scale.count)
+        status = config_fail(config, "kv_cache.v_scale", error,
+                             "%zu numbers: accepted %zu, as many as kv_cache.k_scale",
+                             cache->v_scale.count, cache->k_scale.count);
+    return status;
+}
+
+static uint32_t scale_granularity(const struct config *config, attn_dtype kv_dtype)
+{
+    if (!dtype_is_fp8(kv_dtype))
+        return ATTN_SCALE_NONE;
+    return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
+}
+
+/* ---- Bounds ------------------------------------------------------------------------------------ */
+
+static int32_t min_i64(int64_t a, int64_t b)
+{
+    int64_t least = a < b ? a : b;
+    return (int32_t)(least < INT32_MAX ? least : INT32_MAX);
+}
+
+static int32_t longest_kv(const struct model *model)
+{
+    return model->max_encoder_len > model->max_context_len ? model->max_encoder_len
+                                                            : model->max_context_len;
+}
+
+void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
+                    uint32_t modes)
+{
+    const struct config_workload *workload = &config->workload;
+    int64_t page = config->kv_cache.page_size > 0 ? config->kv_cache.page_size : 1;
+    int64_t seqs = workload->max_running_requests;
+    int32_t longest = longest_kv(model);
+    /* Tokens of a step: a chunk of prompts; where prompts are not split, a prompt of each. */
+    int64_t chunk = workload->chunked_prefill_size;
+    int64_t prefill = chunk > 0 ? chunk : seqs * longest;
+    bool extends = (modes & ~problem_decode_modes()) != 0;
+    int64_t decodes = modes & ATTN_MODE_BIT(ATTN_MODE_MIXED) || !extends ? seqs : 0;
+
+    memset(bounds, 0, sizeof *bounds);
+    bounds->struct_size = sizeof *bounds;
+    bounds->modes = modes;
+    bounds->mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER);
+    bounds->max_seqs = min_i64(seqs, INT32_MAX);
+    bounds->max_tokens = min_i64((extends ? prefill : 0) + decodes, INT32_MAX);
+    if (bounds->max_tokens < bounds->max_seqs)
+        bounds->max_tokens = bounds->max_seqs;
+    bounds->max_q_len = extends ? min_i64(chunk > 0 ? chunk : longest, longest) : 1;
+    bounds->max_kv_len = longest;
+    bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
+}
+
+/* ---- The problem ------------------------------------------------------------------------------- */
+
+/* Decode batches of a model on a GPU are replayed from graphs if the user wants graphs. */
+static uint32_t graph_level(const struct config *config, const attn_device *device, uint32_t modes)
+{
+    bool wanted = config->cuda_graph.enable && device->type == ATTN_DEVICE_CUDA;
+    return wanted && modes & problem_decode_modes() ? ATTN_GRAPH_SINGLE_TOKEN : ATTN_GRAPH_NEVER;
+}
+
+void problem_init(struct problem *out, const struct config *config, const struct model *model,
+                  uint32_t group, const attn_device *device, uint32_t modes, const char *layout)
+{
+    memset(out, 0, sizeof *out);
+    out->group = model->groups[group];
+    out->device = *device;
+    problem_bounds(&out->bounds, config, model, modes);
+    bool has_kv = model_group_has_kv(&out->group);
+
+    attn_problem *problem = &out->problem;
+    problem->struct_size = sizeof *problem;
+    problem->graph_level = graph_level(config, device, modes);
+    problem->device = &out->device;
+    problem->group = &out->group;
+    problem->bounds = &out->bounds;
+    problem->q_dtype = model->dtype;
+    problem->out_dtype = model->dtype;
+    problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;
+    problem->kv_layout = has_kv ? layout : NULL;
+    problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
+    problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
+    problem->tp_size = 1;
+    if (has_kv)
+        out->group.kv_scale_granularity = scale_granularity(config, problem->kv_dtype);
+}

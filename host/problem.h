@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * problem.h: the question that backends are asked: a layer group of a model, on a device, with the
+ * KV cache and the batches that the configuration asks for.
+ */
+#ifndef HOST_PROBLEM_H
+#define HOST_PROBLEM_H
+
+#include "attn_plugin.h"
+#include "host/config.h"
+#include "host/model.h"
+
+/* An attn_problem with all that it points to but the layers, dimensions and layout ids, which are
+ * borrowed. Initialised in place and never copied: `problem` points into the struct. */
+struct problem {
+    attn_problem problem;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_device device;
+};
+
+/* Modes that a run of this configuration has, as ATTN_MODE_BIT sets. */
+uint32_t problem_prefill_modes(const struct config *config);
+uint32_t problem_decode_modes(void);
+
+/* Type of the KV cache: kv_cache.dtype, or the model's. */
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);
+
+/* Are there scales where the KV cache needs them, one or one for each KV head of every group?
+ * CONFIG_ERROR names the key. */
+attn_status problem_check_scales(const struct config *config, const struct model *model,
+                                 attn_error *error);
+
+/* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
+ * or a state layout id for a linear group; it is ignored for groups without either. `model`,
+ * `layout` outlive the problem, `device` is copied. */
+void problem_init(struct problem *problem, const struct config *config, const struct model *model,
+                  uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
+
+/* Bounds of the batches a run makes, for the modes given. */
+void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
+                    uint32_t modes);
+
+#endif /* HOST_PROBLEM_H */

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch.c: a whole forward, row by row. Each (row, head) is a reference_row whose keys are read
+ * from k and v where they are new, else from the cache.
+ */
+#include "host/reference/call.h"
+
+#include "host/dtype.h"
+#include "host/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Keys and values of a sequence and a KV head --------------------------------------------- */
+
+struct reader {
+    const reference_call *call;
+    const reference_sequence *sequence;
+    int32_t kv_head;
+};
+
+/* A new vector as a reader of the cache will find it. */
+static void round_as_stored(attn_dtype dtype, const attn_scale *scale, int32_t kv_head,
+                            int32_t count, double *vector)
+{
+    float factor = reference_scale(scale, kv_head);
+    double element;
+    for (int32_t d = 0; d < count; d++) {
+        dtype_quantise(dtype, &element, 0, (float)vector[d], factor);
+        vector[d] = dtype_dequantise(dtype, &element, 0, factor);
+    }
+}
+
+static void read_new(const struct reader *reader, const attn_tensor *from, const attn_scale *scale,
+                     int64_t new_row, int32_t count, double *vector)
+{
+    const reference_call *call = reader->call;
+    int64_t index[] = {new_row, reader->kv_head};
+    dtype_to_double(from->dtype, reference_element(from, index, 2), count, vector);
+    if (call->kv && call->as_stored)
+        round_as_stored(call->problem->kv_dtype, scale, reader->kv_head, count, vector);
+}
+
+static void read_cached(const struct reader *reader, const attn_tensor *cache,
+                        const attn_scale *scale, int64_t slot, int32_t count, double *vector)
+{
+    const char *from = reference_slot_vector(reader->call, cache, slot, reader->kv_head);
+    float factor = reference_scale(scale, reader->kv_head);
+    for (int32_t d = 0; d < count; d++)
+        vector[d] = dtype_dequantise(cache->dtype, from, d, factor);
+}
+
+static void read_key(void *ctx, int64_t j, double *key, double *value)
+{
+    const struct reader *reader = ctx;
+    const reference_call *call = reader->call;
+    const reference_sequence *sequence = reader->sequence;
+    int32_t dim = call->group->head_dim, v_dim = call->group->v_head_dim;
+    int64_t first_new = sequence->kv_len - sequence->num_new;
+    if (j >= first_new) {
+        int64_t row = sequence->first_new_row + j - first_new;
+        if (key)
+            read_new(reader, call->k, call->k_scale, row, dim, key);
+        if (value)
+            read_new(reader, call->v, call->v_scale, row, v_dim, value);
+        return;
+    }
+    int64_t slot = reference_slot(call, sequence, j);
+    if (key)
+        read_cached(reader, call->k_cache, call->k_scale, slot, dim, key);
+    if (value)
+        read_cached(reader, call->v_cache, call->v_scale, slot, v_dim, value);
+}
+
+/* ---- What a query sees ----------------------------------------------------------------------- */
+
+static void set_mask(reference_sight *sight, const reference_call *call,
+                     const reference_sequence *sequence, int64_t t)
+{
+    sight->mask_kind = call->mask_kind;
+    sight->prefix_len = sequence->first_position;
+    if (call->mask_kind != ATTN_MASK_FULL && call->mask_kind != ATTN_MASK_QLEN)
+        return;
+    const attn_mask *mask = call->batch->mask;
+    sight->mask_columns =
+        call->mask_kind == ATTN_MASK_FULL ? sequence->kv_len : sequence->num_rows;
+    sight->mask_bits = mask->bits;
+    sight->mask_first_bit =
+        reference_i64(&mask->indptr)[sequence->index] * 8 + t * sight->mask_columns;
+}
+
+static void set_positions(reference_sight *sight, const reference_call *call,
+                          const reference_sequence *sequence, int64_t t)
+{
+    const int32_t *positions = reference_i32(&call->batch->positions);
+    sight->has_position = call->group->attn_type != ATTN_TYPE_CROSS;
+    sight->position = sequence->first_position + t;
+    sight->window_left = call->group->window_left;
+    sight->window_right = call->group->window_right;
+    sight->attention_chunk = call->group->attention_chunk;
+    if (positions) {
+        sight->position = positions[sequence->first_row + t];
+        sight->key_positions = positions + sequence->first_row;
+    }
+}
+
+static attn_status set_items(reference_sight *sight, const reference_call *call,
+                             const reference_sequence *sequence, attn_error *error)
+{
+    const attn_multi_item *items = call->batch->multi_item;
+    if (!items)
+        return ATTN_OK;
+    const int32_t *prefix_lens = reference_i32(&items->prefix_lens);
+    if (!prefix_lens || !items->token_pos)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "multi_item needs prefix_lens and token_pos");
+    sight->has_items = 1;
+    sight->items_prefix_len = prefix_lens[sequence->index];
+    int64_t column = sight->position - sight->items_prefix_len;
+    if (column < 0)
+        return ATTN_OK;
+    if (column >= items->token_pos_stride)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "token_pos of sequence %d is %d long, its query at position %lld reads "
+                         "entry %lld",
+                         sequence->index, items->token_pos_stride, (long long)sight->position,
+                         (long long)column);
+    sight->token_pos_in_item =
+        items->token_pos[(int64_t)sequence->index * items->token_pos_stride + column];
+    return ATTN_OK;
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* What all rows of a forward share. */
+struct forward {
+    const reference_call *call;
+    reference_result *result;
+    reference_scratch scratch;
+    double *query; /* [head_dim] */
+    int32_t with_naive;
+};
+
+static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
+                              int32_t head)
+{
+    const reference_call *call = forward->call;
+    const attn_layer_group *group = call->group;
+    return (reference_row){
+        .head_dim = group->head_dim,
+        .v_head_dim = group->v_head_dim,
+        .kv_len = sequence->kv_len,
+        .sm_scale = (double)group->sm_scale,
+        .logit_cap = (double)group->logit_cap,
+        .alibi_slope = call->slopes ? (double)call->slopes[head] : 0,
+        .sink = call->sinks ? (double)call->sinks[head] : 0,
+        .has_sink = call->sinks != NULL,
+        .operand_dtype = forward->with_naive ? call->problem->q_dtype : ATTN_DTYPE_NONE,
+        .out_dtype = call->problem->out_dtype,
+        .query = forward->query,
+        .sight = reference_sight_all(),
+    };
+}
+
+static attn_status compute_heads(struct forward *forward, const reference_sequence *sequence,
+                                 int64_t t, attn_error *error)
+{
+    const reference_call *call = forward->call;
+    reference_sight sight = reference_sight_all();
+    set_mask(&sight, call, sequence, t);
+    set_positions(&sight, call, sequence, t);
+    attn_status status = set_items(&sight, call, sequence, error);
+    int32_t heads = call->group->num_q_heads, group = heads / call->group->num_kv_heads;
+    for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
+        int64_t index[] = {sequence->first_row + t, h}, entry = index[0] * heads + h;
+        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2),
+                        call->group->head_dim, forward->query);
+        struct reader reader = {call, sequence, h / group};
+        reference_kv kv = {read_key, &reader};
+        reference_row row = make_row(forward, sequence, h);
+        row.sight = sight;
+        status = reference_row_compute(&row, &kv, &forward->scratch,
+                                       forward->result->out + entry * row.v_head_dim,
+                                       &forward->result->rows[entry], error);
+    }
+    return status;
+}
+
+static attn_status compute_sequence(struct forward *forward, int32_t s, attn_error *error)
+{
+    const reference_call *call = forward->call;
+    reference_sequence sequence;
+    attn_status status = reference_sequence_init(&sequence, call, s, error);
+    if (status == ATTN_OK && sequence.real && call->kv)
+        status = reference_check_slots(call, &sequence, error);
+    for (int64_t t = 0; t < sequence.num_rows && status == ATTN_OK; t++) {
+        int real = reference_row_is_real(call, &sequence, t);
+        forward->result->kind[sequence.first_row + t] =
+            real ? REFERENCE_ROW_REAL : REFERENCE_ROW_PADDING;
+        if (real)
+            status = compute_heads(forward, &sequence, t, error);
+    }
+    return status;
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+static attn_status allocate_result(reference_result *result, const reference_call *call,
+                                   attn_error *error)
+{
+    const attn_layer_group *group = call->group;
+    size_t rows = (size_t)call->num_rows, entries = rows * (size_t)group->num_q_heads;
+    *result = (reference_result){
+        .num_rows = call->num_rows,
+        .num_heads = group->num_q_heads,
+        .v_head_dim = group->v_head_dim,
+        .out_dtype = call->problem->out_dtype,
+    };
+    /* One more, so that an empty tensor is no failure. */
+    result->kind = calloc(rows + 1, sizeof *result->kind);
+    result->rows = calloc(entries + 1, sizeof *result->rows);
+    result->out = calloc(entries * (size_t)group->v_head_dim + 1, sizeof *result->out);
+    if (result->kind && result->rows && result->out)
+        return ATTN_OK;
+    reference_result_finish(result);
+    return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for %lld rows",
+                     (long long)call->num_rows);
+}
+
+void reference_result_finish(reference_result *result)
+{
+    if (!result)
+        return;
+    free(result->kind);
+    free(result->rows);
+    free(result->out);
+    *result = (reference_result){0};
+}
+
+static attn_status compute_all(const reference_call *call, const reference_options *options,
+                               reference_result *result, attn_error *error)
+{
+    struct forward forward = {.call = call, .result = result};
+    forward.with_naive = !(options && options->without_naive);
+    result->has_naive = forward.with_naive;
+    reference_scratch_init(&forward.scratch);
+    forward.query = malloc((size_t)call->group->head_dim * sizeof *forward.query);
+    attn_status status = ATTN_OK;
+    if (!forward.query)
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a query");
+    for (int32_t s = 0; s < call->batch->num_seqs && status == ATTN_OK; s++)
+        status = compute_sequence(&forward, s, error);
+    free(forward.query);
+    reference_scratch_finish(&forward.scratch);
+    return status;
+}
+
+attn_status reference_forward(const attn_problem *problem, const attn_batch *batch,
+                              int32_t layer_id, const attn_forward_args *args,
+                              const reference_options *options, reference_result *result,
+                              attn_error *error)
+{
+    if (batch->mode == ATTN_MODE_IDLE) {
+        *result = (reference_result){.num_heads = problem->group->num_q_heads,
+                                     .v_head_dim = problem->group->v_head_dim,
+                                     .out_dtype = problem->out_dtype,
+                                     .has_naive = !(options && options->without_naive)};
+        return ATTN_OK;
+    }
+    reference_call call;
+    reference_result made;
+    attn_status status =
+        reference_call_init(&call, problem, batch, layer_id, args, options, error);
+    if (status == ATTN_OK)
+        status = allocate_result(&made, &call, error);
+    if (status != ATTN_OK)
+        return status;
+    status = compute_all(&call, options, &made, error);
+    if (status == ATTN_OK)
+        *result = made;
+    else
+        reference_result_finish(&made);
+    return status;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * call.h: internal to host/reference: a forward of the softmax family with all its parts looked up
+ * and checked, in host memory.
+ *
+ *   reference_call       one layer's call: tensors, scales, the KV group (operand.c)
+ *   reference_sequence   one sequence of its batch: rows, keys, where they lie (slots.c)
+ */
+#ifndef HOST_REFERENCE_CALL_H
+#define HOST_REFERENCE_CALL_H
+
+#include "host/reference/reference.h"
+
+/* Borrows everything it points to. */
+typedef struct reference_call {
+    const attn_problem *problem;
+    const attn_layer_group *group;
+    const attn_batch *batch;
+    const attn_kv_batch *kv; /* NULL for encoder-only layers */
+    uint32_t index_form;     /* one ATTN_INDEX_*; 0 = none is there */
+    uint32_t mask_kind;
+    int32_t save_kv;   /* new keys are written */
+    int32_t as_stored; /* new keys are read rounded as the cache holds them */
+    int32_t hnd;       /* the cache is [pages, kv_heads, page_size, dim] */
+    int64_t num_slots; /* of the cache; 0 = there is no cache */
+    int64_t num_rows;  /* of q */
+    int64_t num_new;   /* rows of k and v; 0 = the cache alone is read */
+    const attn_tensor *q;
+    const attn_tensor *k; /* k and v: both or neither */
+    const attn_tensor *v;
+    const attn_tensor *k_cache; /* NULL for encoder-only layers */
+    const attn_tensor *v_cache;
+    const float *sinks;  /* [q_heads]; NULL = none, or omitted */
+    const float *slopes; /* [q_heads]; NULL = none */
+    const attn_scale *k_scale; /* NULL unless the cache is fp8 */
+    const attn_scale *v_scale;
+} reference_call;
+
+/* One sequence. Query t is row first_row + t at position first_position + t. */
+typedef struct reference_sequence {
+    int32_t index;          /* s */
+    int32_t real;           /* 0 = padding */
+    int64_t first_row;      /* of q */
+    int64_t num_rows;
+    int64_t first_position; /* not explicit */
+    int64_t kv_len;
+    int64_t first_new_row; /* of k, v and out_cache_loc */
+    int64_t num_new;       /* keys that are new; the last of the sequence */
+} reference_sequence;
+
+/* Look up and check all of a call. */
+attn_status reference_call_init(reference_call *call, const attn_problem *problem,
+                                const attn_batch *batch, int32_t layer_id,
+                                const attn_forward_args *args, const reference_options *options,
+                                attn_error *error);
+
+/* The element pointer of [i0, i1, ...], strides in elements. */
+char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim);
+
+/* The scale of a KV head; 1 for a cache without scales. */
+float reference_scale(const attn_scale *scale, int32_t kv_head);
+
+/* The vector of one slot and head in a cache of the call's layout. */
+char *reference_slot_vector(const reference_call *call, const attn_tensor *cache, int64_t slot,
+                            int32_t kv_head);
+
+/* The entries of an array: the device's if there are any, else the host's; NULL = absent. */
+const int32_t *reference_i32(const attn_i32_array *array);
+const int64_t *reference_i64(const attn_i64_array *array);
+
+/* Sequences that are not padding. */
+int32_t reference_num_real_seqs(const attn_batch *batch);
+
+/* Rows, keys and new keys of sequence `s`, checked against the tensors. */
+attn_status reference_sequence_init(reference_sequence *sequence, const reference_call *call,
+                                    int32_t s, attn_error *error);
+
+/* Is row first_row + t of a real sequence a real row? */
+int reference_row_is_real(const reference_call *call, const reference_sequence *sequence,
+                          int64_t t);
+
+/* The slot of key `j` by the call's index form. -1 = there is none. */
+int64_t reference_slot(const reference_call *call, const reference_sequence *sequence, int64_t j);
+
+/* The slot a new row is to be written to; -1 = not written. */
+int64_t reference_new_slot(const reference_call *call, int64_t new_row);
+
+/* Are all slots of the sequence's keys within the cache, and are new keys saved where the index
+ * form will look for them? */
+attn_status reference_check_slots(const reference_call *call, const reference_sequence *sequence,
+                                  attn_error *error);
+
+#endif /* HOST_REFERENCE_CALL_H */

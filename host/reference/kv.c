@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv.c: what the KV cache must hold after a forward, to the bit.
+ */
+#include "host/reference/call.h"
+
+#include "host/dtype.h"
+#include "host/error.h"
+
+#include <string.h>
+
+static void store_vector(const reference_call *call, const attn_tensor *from,
+                         const attn_scale *scale, int64_t new_row, int32_t kv_head,
+                         const attn_tensor *image, int64_t slot)
+{
+    int64_t index[] = {new_row, kv_head};
+    const char *vector = reference_element(from, index, 2);
+    char *to = reference_slot_vector(call, image, slot, kv_head);
+    float factor = reference_scale(scale, kv_head);
+    for (int64_t d = 0; d < from->shape[2]; d++)
+        dtype_quantise(image->dtype, to, d, (float)dtype_load(from->dtype, vector, d), factor);
+}
+
+static attn_status store_sequence(const reference_call *call, const reference_sequence *sequence,
+                                  const attn_tensor *k_image, const attn_tensor *v_image,
+                                  attn_error *error)
+{
+    for (int64_t n = 0; n < sequence->num_new; n++) {
+        int64_t row = sequence->first_new_row + n, slot = reference_new_slot(call, row);
+        if (slot < call->kv->page_size) /* not written, or page 0, which anybody may write */
+            continue;
+        if (slot >= call->num_slots)
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "out_cache_loc of new key %lld is %lld: accepted -1..%lld",
+                             (long long)row, (long long)slot, (long long)call->num_slots - 1);
+        for (int32_t h = 0; h < call->group->num_kv_heads; h++) {
+            store_vector(call, call->k, call->k_scale, row, h, k_image, slot);
+            store_vector(call, call->v, call->v_scale, row, h, v_image, slot);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_image(const attn_tensor *cache, const attn_tensor *image,
+                               const char *name, attn_error *error)
+{
+    if (image->ndim == 4 && image->dtype == cache->dtype &&
+        memcmp(image->shape, cache->shape, 4 * sizeof cache->shape[0]) == 0)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "the image of %s differs from it in shape or dtype", name);
+}
+
+attn_status reference_expected_kv(const attn_problem *problem, const attn_batch *batch,
+                                  int32_t layer_id, const attn_forward_args *args,
+                                  const attn_tensor *k_image, const attn_tensor *v_image,
+                                  attn_error *error)
+{
+    if (batch->mode == ATTN_MODE_IDLE || problem->group->attn_type == ATTN_TYPE_ENCODER_ONLY)
+        return ATTN_OK;
+    reference_call call;
+    attn_status status = reference_call_init(&call, problem, batch, layer_id, args, NULL, error);
+    if (status == ATTN_OK)
+        status = check_image(call.k_cache, k_image, "k_cache", error);
+    if (status == ATTN_OK)
+        status = check_image(call.v_cache, v_image, "v_cache", error);
+    if (status != ATTN_OK || !call.save_kv)
+        return status;
+    for (int32_t s = 0; s < reference_num_real_seqs(batch) && status == ATTN_OK; s++) {
+        reference_sequence sequence;
+        status = reference_sequence_init(&sequence, &call, s, error);
+        if (status == ATTN_OK)
+            status = store_sequence(&call, &sequence, k_image, v_image, error);
+    }
+    return status;
+}
+
+/* ---- Comparing ------------------------------------------------------------------------------- */
+
+/* Bytes of one vector that differ; *first = the element of the first one. */
+static int64_t differing_bytes(const char *a, const char *b, int64_t count, uint32_t element_size,
+                               int64_t *first)
+{
+    int64_t differing = 0;
+    for (int64_t n = 0; n < count * (int64_t)element_size; n++) {
+        if (a[n] == b[n])
+            continue;
+        if (differing++ == 0)
+            *first = n / (int64_t)element_size;
+    }
+    return differing;
+}
+
+int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cache,
+                             const attn_tensor *image, int64_t place[4])
+{
+    int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+    int64_t differing = 0, first = 0;
+    for (int64_t page = 1; page < cache->shape[0]; page++)
+        for (int64_t i = 0; i < cache->shape[1]; i++)
+            for (int64_t j = 0; j < cache->shape[2]; j++) {
+                int64_t index[] = {page, i, j};
+                int64_t bytes = differing_bytes(reference_element(cache, index, 3),
+                                                reference_element(image, index, 3),
+                                                cache->shape[3],
+                                                attn_dtype_size(cache->dtype), &first);
+                if (bytes > 0 && differing == 0 && place)
+                    memcpy(place, (int64_t[4]){page, hnd ? j : i, hnd ? i : j, first},
+                           4 * sizeof place[0]);
+                differing += bytes;
+            }
+    return differing;
+}

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/report.h"
+
+#include <cjson/cJSON.h>
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/error.h"
+
+void report_init(struct report *report)
+{
+    memset(report, 0, sizeof *report);
+}
+
+void report_finish(struct report *report)
+{
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        free(report->paths[p].name);
+    free(report->paths);
+    free(report->choices);
+    free(report->prefill.ns);
+    free(report->decode.ns);
+    report_init(report);
+}
+
+/* ---- Gathering --------------------------------------------------------------------------------
+ */
+
+attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error)
+{
+    if (times->count == times->capacity) {
+        size_t capacity = times->capacity ? 2 * times->capacity : 1024;
+        int64_t *grown = realloc(times->ns, capacity * sizeof *grown);
+        if (!grown)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "durations of %zu steps", capacity);
+        times->ns = grown;
+        times->capacity = capacity;
+    }
+    times->ns[times->count++] = ns;
+    return ATTN_OK;
+}
+
+static int compare_ns(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+double report_quantile_us(const struct report_times *times, double p)
+{
+    if (times->count == 0)
+        return 0;
+    int64_t *sorted = malloc(times->count * sizeof *sorted);
+    if (!sorted)
+        return 0;
+    memcpy(sorted, times->ns, times->count * sizeof *sorted);
+    qsort(sorted, times->count, sizeof *sorted, compare_ns);
+    size_t rank = (size_t)ceil(p * (double)times->count);
+    double us = (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
+    free(sorted);
+    return us;
+}
+
+attn_status report_add_rows(struct report *report, const char *name, int64_t rows,
+                            attn_error *error)
+{
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        if (strcmp(report->paths[p].name, name) == 0) {
+            report->paths[p].rows += rows;
+            return ATTN_OK;
+        }
+    size_t count = report->num_paths + 1u;
+    struct report_path *grown = realloc(report->paths, count * sizeof *grown);
+    if (!grown)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "paths of %zu backends", count);
+    report->paths = grown;
+    struct report_path path = {strdup(name), rows};
+    if (!path.name)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "paths of %zu backends", count);
+    grown[report->num_paths++] = path;
+    return ATTN_OK;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------
+ */
+
+/* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
+
+static bool add_number(cJSON *object, const char *name, double value)
+{
+    return cJSON_AddNumberToObject(object, name, isfinite(value) ? value : DBL_MAX) != NULL;
+}
+
+static bool add_text(cJSON *object, const char *name, const char *text)
+{
+    return cJSON_AddStringToObject(object, name, text) != NULL;
+}
+
+/* Exact up to 2^53, which no count of ours reaches. */
+static bool add_count(cJSON *object, const char *name, int64_t value)
+{
+    return add_number(object, name, (double)value);
+}
+
+/* cJSON's numbers are doubles, and a seed may be any 64 bits: raw digits. */
+static bool add_seed(cJSON *object, const char *name, uint64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    return cJSON_AddRawToObject(object, name, digits) != NULL;
+}
+
+static bool add_tokens(cJSON *root, const struct report *report)
+{
+    cJSON *tokens = cJSON_AddObjectToObject(root, "tokens");
+    return add_count(tokens, "prefill", report->tokens.prefill) &&
+           add_count(tokens, "decode", report->tokens.decode) &&
+           add_count(tokens, "prefix_hit", report->tokens.prefix_hit) &&
+           add_count(tokens, "recomputed", report->tokens.recomputed);
+}
+
+static bool add_choice(cJSON *list, const struct report_choice *choice)
+{
+    cJSON *object = cJSON_CreateObject();
+    return cJSON_AddItemToArray(list, object) && add_text(object, "layers", choice->layers) &&
+           add_text(object, "phase", choice->phase) && add_text(object, "backend", choice->backend);
+}
+
+static bool add_composition(cJSON *root, const struct report *report)
+{
+    cJSON *list = cJSON_AddArrayToObject(root, "composition");
+    bool ok = list != NULL;
+    for (uint32_t c = 0; ok && c < report->num_choices; c++)
+        ok = add_choice(list, &report->choices[c]);
+    return ok;
+}
+
+static bool add_paths(cJSON *root, const struct report *report)
+{
+    cJSON *paths = cJSON_AddObjectToObject(root, "paths");
+    bool ok = paths != NULL;
+    for (uint32_t p = 0; ok && p < report->num_paths; p++)
+        ok = add_count(paths, report->paths[p].name, report->paths[p].rows);
+    return ok;
+}
+
+static bool add_verify(cJSON *root, const struct report *report)
+{
+    cJSON *verify = cJSON_AddObjectToObject(root, "verify");
+    const char *failure = report->verify.first_failure;
+    return add_count(verify, "rows_checked", report->verify.rows_checked) &&
+           add_count(verify, "rows_failed", report->verify.rows_failed) &&
+           add_number(verify, "max_abs_err", report->verify.max_abs_err) &&
+           add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
+           (!failure[0] || add_text(verify, "first_failure", failure));
+}
+
+static bool add_kv(cJSON *root, const struct report *report)
+{
+    cJSON *kv = cJSON_AddObjectToObject(root, "kv");
+    return add_count(kv, "capacity", report->kv.capacity) &&
+           add_count(kv, "peak", report->kv.peak) && add_count(kv, "leaked", report->kv.leaked);
+}
+
+static bool add_times(cJSON *latency, const char *phase, const struct report_times *times)
+{
+    cJSON *object = cJSON_AddObjectToObject(latency, phase);
+    return add_number(object, "p50", report_quantile_us(times, 0.5)) &&
+           add_number(object, "p99", report_quantile_us(times, 0.99));
+}
+
+static bool add_latency(cJSON *root, const struct report *report)
+{
+    cJSON *latency = cJSON_AddObjectToObject(root, "latency_us");
+    return add_times(latency, "prefill", &report->prefill) &&
+           add_times(latency, "decode", &report->decode);
+}
+
+static bool add_all(cJSON *root, const struct report *report)
+{
+    return add_count(root, "requests", report->requests) &&
+           add_count(root, "steps", report->steps) && add_tokens(root, report) &&
+           add_number(root, "wall_s", report->wall_s) && add_composition(root, report) &&
+           add_paths(root, report) && add_verify(root, report) && add_kv(root, report) &&
+           add_latency(root, report) && add_text(root, "digest", report->digest) &&
+           add_seed(root, "seed", report->seed);
+}
+
+char *report_json(const struct report *report)
+{
+    cJSON *root = cJSON_CreateObject();
+    char *text = add_all(root, report) ? cJSON_Print(root) : NULL;
+    cJSON_Delete(root);
+    if (!text)
+        return NULL;
+    size_t length = strlen(text);
+    char *line = malloc(length + 2);
+    if (line)
+        snprintf(line, length + 2, "%s\n", text);
+    cJSON_free(text);
+    return line;
+}
+
+/* ---- Text -------------------------------------------------------------------------------------
+ */
+
+void report_print(const struct report *report, FILE *file)
+{
+    fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
+            (long long)report->steps, report->wall_s);
+    fprintf(file, "tokens       prefill %lld  decode %lld  prefix hit %lld  recomputed %lld\n",
+            (long long)report->tokens.prefill, (long long)report->tokens.decode,
+            (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        fprintf(file, "%-12s %s: %lld rows\n", p == 0 ? "paths" : "", report->paths[p].name,
+                (long long)report->paths[p].rows);
+    fprintf(file,
+            "verify       %lld rows checked, %lld failed, max abs error %.3g, relative %.3g\n",
+            (long long)report->verify.rows_checked, (long long)report->verify.rows_failed,
+            report->verify.max_abs_err, report->verify.max_rel_err);
+    if (report->verify.first_failure[0])
+        fprintf(file, "             first failure: %s\n", report->verify.first_failure);
+    fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",
+            (long long)report->kv.capacity, (long long)report->kv.peak,
+            (long long)report->kv.leaked);
+    fprintf(file, "step         prefill p50 %.1f us p99 %.1f us  decode p50 %.1f us p99 %.1f us\n",
+            report_quantile_us(&report->prefill, 0.5), report_quantile_us(&report->prefill, 0.99),
+            report_quantile_us(&report->decode, 0.5), report_quantile_us(&report->decode, 0.99));
+    fprintf(file, "digest       %s\n", report->digest);
+}

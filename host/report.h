@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.h: what a run comes to, and how it is told: JSON for programs, a few lines for people.
+ */
+#ifndef HOST_REPORT_H
+#define HOST_REPORT_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "attn_plugin.h"
+
+/* Which backend serves which layers in which phase. */
+struct report_choice {
+    char layers[64];  /* "0-3,5" */
+    char phase[16];   /* "prefill", "decode" */
+    char backend[64]; /* as it was asked for */
+};
+
+/* Rows that one backend computed: query rows times layers. */
+struct report_path {
+    char *name; /* owned */
+    int64_t rows;
+};
+
+/* Durations of steps, in the order in which they happened. */
+struct report_times {
+    int64_t *ns;
+    size_t count, capacity;
+};
+
+struct report {
+    int64_t requests, steps;
+    struct {
+        int64_t prefill;    /* rows computed */
+        int64_t decode;     /* rows computed */
+        int64_t prefix_hit; /* tokens found in the prefix cache, above what the request ever had */
+        int64_t recomputed; /* rows of `prefill` that the request had before */
+    } tokens;
+    double wall_s;
+    uint32_t num_choices;
+    struct report_choice *choices;
+    uint32_t num_paths;
+    struct report_path *paths;
+    struct {
+        int64_t rows_checked, rows_failed; /* (request, position, layer) */
+        double max_abs_err, max_rel_err;
+        char first_failure[256];
+    } verify;
+    struct {
+        int64_t capacity, peak, leaked; /* tokens */
+    } kv;
+    struct report_times prefill, decode; /* metadata and forwards of a step, all layers */
+    char digest[65];
+    uint64_t seed;
+};
+
+/* Zero everything. */
+void report_init(struct report *report);
+
+/* Release what it holds. */
+void report_finish(struct report *report);
+
+/* Note the duration of a step. OUT_OF_HOST_MEMORY. */
+attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error);
+
+/* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any step, or without memory
+ * to sort them in. */
+double report_quantile_us(const struct report_times *times, double p);
+
+/* Find or append the path `name` and add rows to it. OUT_OF_HOST_MEMORY. */
+attn_status report_add_rows(struct report *report, const char *name, int64_t rows,
+                            attn_error *error);
+
+/* The report as JSON text with a final newline; malloc'ed, the caller frees it; NULL when memory
+ * ran out. Every number is one: JSON knows no NaN and no infinity, so an error that is not finite
+ * is told as the largest finite double. verify.first_failure is there only if there is one. */
+char *report_json(const struct report *report);
+
+/* The report as a few lines. */
+void report_print(const struct report *report, FILE *file);
+
+#endif /* HOST_REPORT_H */

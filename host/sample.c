@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/sample.h"
+
+#include "host/mix.h"
+
+#define SAMPLE_STATE UINT64_C(0x6174746e686f7374)
+
+uint64_t sample_threshold(double rate)
+{
+    const uint64_t all = UINT64_C(1) << 53;
+    if (!(rate > 0))
+        return 0;
+    return rate >= 1 ? all : (uint64_t)(rate * (double)all);
+}
+
+int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate)
+{
+    uint64_t state = mix_absorb(SAMPLE_STATE, seed);
+    state = mix_absorb(state, (uint64_t)request);
+    state = mix_absorb(state, (uint64_t)position);
+    state = mix_absorb(state, (uint64_t)layer);
+    return state >> 11 < sample_threshold(rate);
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler.h: continuous batching; which rows of which requests make up the next step.
+ *
+ *   scheduler_add()*  ->  scheduler_next()  ->  the caller runs the step  ->  scheduler_complete()
+ *                              ^                                                     |
+ *                              +-----------------------------------------------------+
+ *
+ * Rows. A request of input length L and output length n computes the KV of L prompt rows and, as
+ * its first output token comes from prefill, of n - 1 decode rows (none for n = 0). A row is one
+ * token at one position.
+ *
+ * Policy. Requests start in the order in which they were added. As in SGLang, prefill goes before
+ * decode: while there is a prompt to compute, or one that can start, steps are EXTEND, else DECODE
+ * of everything that runs. A step has at most chunked_prefill_size prompt rows; a prompt that is
+ * cut there goes on first in the next step, so at most one is in pieces. With `mixed`, decode rows
+ * join every step that has prompt rows (they do not count towards the chunk size), and those are
+ * MIXED.
+ *
+ * Memory. A request starts when the pages of its prompt are free or can be evicted from the prefix
+ * cache, with a reserve of 20 decode rows (or what is left, if less) for itself and everything that
+ * runs, so that it is not soon thrown out again. When a decode row finds no page, the request that
+ * started last is retracted: its pages are freed, and it waits in front of those that have not
+ * started. So the requests that run are always older than those that wait, the oldest is never
+ * retracted, and as each fits the pool alone (scheduler_add() sees to that), each one ends.
+ *
+ * A retracted request prefills again exactly the rows it had, then goes on.
+ *
+ * Prefix cache. Of a request's tokens the first shareable_length may be equal to another's; they
+ * become visible to later requests in units of share_unit tokens when the prefill step that
+ * completes the unit has ended, cut to whole pages. A request starts behind the longest prefix that
+ * is cached, but computes at least its last prompt row itself. Whatever two requests computed
+ * twice, because none saw the other's, is kept once.
+ *
+ * Nothing depends on the outputs of a step, and the order of everything is deterministic unless a
+ * clock is given. One step at a time: scheduler_next() must not be called before the step before it
+ * was completed or has failed.
+ *
+ * All layers share one slot space: every KV group of a batch gets the same req_to_token and
+ * out_cache_loc. Row r of the table, 1 .. max_running_requests, also names the recurrent state of
+ * the request that holds it; such models need prefix_cache off, as cached pages hold no state.
+ */
+#ifndef HOST_SCHEDULER_H
+#define HOST_SCHEDULER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attn_types.h"
+#include "host/request_table.h"
+#include "host/token_key.h"
+
+struct scheduler;
+
+struct scheduler_params {
+    int32_t page_size;            /* tokens */
+    int64_t num_pages;            /* page 0, the padding, included */
+    int32_t max_running_requests; /* rows of req_to_token, less row 0 */
+    int32_t max_context_len;      /* elements of a row */
+    int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
+    bool mixed;                   /* prompt and decode rows in one step */
+    bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
+    int64_t share_unit;           /* tokens, >= 1: a trace's block */
+
+    /* The identities of `count` tokens of `request` from `position` on; called for positions below
+     * shareable_length only. */
+    void (*keys)(void *keys_context, int64_t request, int64_t position, int64_t count,
+                 token_key *keys);
+    void *keys_context;
+
+    /* The time on the scale of arrival_us. NULL = virtual clock: everybody has arrived. */
+    int64_t (*now_us)(void *clock_context);
+    void *clock_context;
+};
+
+struct scheduler_request {
+    int64_t input_length;     /* tokens, >= 1 */
+    int64_t output_length;    /* tokens, >= 0 */
+    int64_t shareable_length; /* tokens, 0 .. input_length */
+    int64_t arrival_us;       /* not started before; in order of addition, nobody overtakes */
+};
+
+/* One sequence of a step: rows at positions [prefix_len, prefix_len + num_new). */
+struct scheduler_seq {
+    int64_t request;
+    int32_t row;           /* of req_to_token */
+    int32_t prefix_len;    /* tokens before the first query, all in the cache */
+    int32_t num_new;       /* >= 1 */
+    int32_t table_changed; /* first position whose entry in the row is not as the request's step */
+                           /* before had it; <= prefix_len, 0 in its first step */
+};
+
+/* What to run. Extend sequences first, decode sequences last, each in order of start. */
+struct scheduler_step {
+    int64_t number;                   /* of this step, from 0; one that failed counts */
+    uint32_t mode;                    /* ATTN_MODE_EXTEND, _DECODE or _MIXED */
+    int32_t num_seqs;                 /* >= 1 */
+    int32_t num_decode_seqs;          /* all in DECODE, the last ones in MIXED, 0 in EXTEND */
+    int32_t num_tokens;               /* sum of num_new */
+    int32_t max_q_len;                /* largest num_new */
+    int32_t max_kv_len;               /* largest prefix_len + num_new */
+    const struct scheduler_seq *seqs; /* [num_seqs] */
+    const int64_t *out_cache_loc;     /* [num_tokens] slots of the rows, sequence by sequence */
+};
+
+enum scheduler_state {
+    SCHEDULER_STEP, /* here is a step */
+    SCHEDULER_WAIT, /* nobody has arrived; come back at *wake_us */
+    SCHEDULER_DONE  /* every request has ended */
+};
+
+/* Every request keeps a mark: its positions that ever had KV, computed or found. Rows computed
+ * below the mark are recomputed rows, cached positions above it are hits. So once all have
+ * finished, prefill + prefix_hit - recomputed = sum of input lengths, and decode = sum of max(0,
+ * output length
+ * - 1). A step that failed counts nothing. */
+struct scheduler_counts {
+    int64_t requests; /* added */
+    int64_t finished;
+    int64_t dropped;
+    int64_t retractions;
+    int64_t steps;       /* completed */
+    int64_t prefill;     /* rows computed in prefill, the recomputed ones included */
+    int64_t decode;      /* rows */
+    int64_t prefix_hit;  /* rows */
+    int64_t recomputed;  /* rows */
+    int64_t kv_capacity; /* tokens */
+    int64_t kv_peak;     /* tokens; most that pages were allocated for, cached ones included */
+};
+
+/* The params are copied; what they point to must live on. INVALID_ARGUMENT: something is out of
+ * range. OUT_OF_HOST_MEMORY. */
+attn_status scheduler_create(const struct scheduler_params *params, struct scheduler **scheduler,
+                             attn_error *error);
+
+/* NULL is accepted, at any time. */
+void scheduler_destroy(struct scheduler *scheduler);
+
+/* Queue a request; its number is the count of those added before. Not while a step is out.
+ * INVALID_ARGUMENT: a length is out of range. CONFIG_ERROR: it has more rows than max_context_len,
+ * or than the pool has slots, so that it could never end; the message has the numbers.
+ * OUT_OF_HOST_MEMORY. On failure it is not queued. */
+attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_request *request,
+                          attn_error *error);
+
+/* Plan the next step: slots are allocated, written to req_to_token and listed in *step, which stays
+ * valid until the step is completed or has failed. Sets *step only with SCHEDULER_STEP, *wake_us
+ * only with SCHEDULER_WAIT. Cannot fail. */
+enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
+                                    int64_t *wake_us);
+
+/* The step ran: its requests advance, what they can share becomes visible, those that are through
+ * end and give back their memory. */
+void scheduler_complete(struct scheduler *scheduler);
+
+/* The step failed, and the device is fine: its requests are dropped. */
+void scheduler_drop(struct scheduler *scheduler);
+
+/* The device and all KV are lost: every request that runs is retracted, whether a step is out or
+ * not, and the prefix cache is emptied. No request is lost. */
+void scheduler_device_lost(struct scheduler *scheduler);
+
+/* req_to_token; owned by the scheduler, as large as the params say. */
+const struct request_table *scheduler_request_table(const struct scheduler *scheduler);
+
+/* The most rows that a step can have. */
+int64_t scheduler_max_tokens(const struct scheduler *scheduler);
+
+void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts);
+
+/* Empty the prefix cache; returns capacity - free, in tokens: 0 once every request has ended, or
+ * pages have leaked. */
+int64_t scheduler_leaked(struct scheduler *scheduler);
+
+#endif /* HOST_SCHEDULER_H */

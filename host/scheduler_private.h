@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler_private.h: the scheduler's data, for scheduler.c and scheduler_plan.c alone.
+ *
+ * Requests lie in one array by number, each in one of four states. Waiting ones need no queue: as
+ * whoever runs is older than whoever waits, they are those at and beyond `first_waiting` that have
+ * not ended. `running` is in ascending order for the same reason: a start appends, a retraction
+ * takes the last.
+ *
+ * A running request's pages, by position: the first cached_pages are the prefix cache's and locked
+ * through `node`, the rest are its own.
+ */
+#ifndef HOST_SCHEDULER_PRIVATE_H
+#define HOST_SCHEDULER_PRIVATE_H
+
+#include "host/radix_cache.h"
+#include "host/scheduler.h"
+#include "host/slots.h"
+
+enum request_state { REQUEST_WAITING, REQUEST_RUNNING, REQUEST_FINISHED, REQUEST_DROPPED };
+
+struct request {
+    int64_t arrival_us;
+    int32_t input_length;
+    int32_t shareable; /* tokens; 0 without a prefix cache */
+    int32_t num_rows;  /* prompt and decode */
+    int32_t mark;      /* positions that ever had KV */
+    enum request_state state;
+    /* while it runs */
+    int32_t row;
+    int32_t target;        /* rows to prefill; beyond, rows are decoded */
+    int32_t computed;      /* rows in the cache */
+    int32_t num_new;       /* rows of the step that is out */
+    int32_t table_changed; /* as in scheduler_seq */
+    int32_t cached_pages;
+    struct radix_node *node;
+};
+
+struct scheduler {
+    struct scheduler_params params;
+    struct slots slots;
+    struct request_table table;
+    struct radix_cache *cache;
+
+    struct request *requests;
+    int64_t num_requests, max_requests;
+    int64_t first_waiting;
+    int64_t *running; /* [max_running_requests] numbers */
+    int32_t num_running;
+
+    bool step_is_out;
+    struct scheduler_step step;
+    struct scheduler_seq *seqs; /* [max_running_requests] */
+    int64_t *out_cache_loc;     /* [scheduler_max_tokens()] */
+    token_key *keys;            /* scratch for the shareable pages of any request */
+    int32_t *pages;             /* likewise */
+    int64_t scratch_pages;
+
+    struct scheduler_counts counts;
+};
+
+static inline int32_t min_i32(int32_t x, int32_t y)
+{
+    return x < y ? x : y;
+}
+
+static inline int32_t max_i32(int32_t x, int32_t y)
+{
+    return x > y ? x : y;
+}
+
+static inline int64_t number_of(const struct scheduler *scheduler, const struct request *request)
+{
+    return request - scheduler->requests;
+}
+
+static inline struct request *running_at(const struct scheduler *scheduler, int32_t index)
+{
+    return &scheduler->requests[scheduler->running[index]];
+}
+
+/* The oldest request that waits; NULL if there is none. */
+struct request *scheduler_find_waiting(struct scheduler *scheduler);
+
+/* Write the slots of `count` whole pages into the request's row of req_to_token, from its page
+ * number `first` on. */
+void scheduler_write_pages(struct scheduler *scheduler, const struct request *request,
+                           int32_t first, int32_t count, const int32_t *pages);
+
+/* Take back the request that started last: it waits again, and holds nothing. */
+void scheduler_retract_last(struct scheduler *scheduler);
+
+/* Fill in scheduler->step, but for its number, with what shall run now, and allocate its slots. No
+ * sequence: nothing runs, and nobody has arrived by now_us. */
+void scheduler_plan(struct scheduler *scheduler, int64_t now_us);
+
+#endif /* HOST_SCHEDULER_PRIVATE_H */

@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "host/clock.h"
+#include "host/embed.h"
+#include "host/error.h"
+#include "host/exit_codes.h"
+#include "host/platform.h"
+#include "host/problem.h"
+#include "host/progress.h"
+#include "host/scheduler.h"
+
+/* Everything a run is made of, in the order in which it is made. */
+struct session {
+    const struct session_params *params;
+    const struct config *config;
+    struct report *report;
+    attnhost *host;
+    struct model *model;
+    attn_device described;
+    struct trace trace;
+    struct workload workload;
+    struct selection *selection;
+    struct device *device;
+    int64_t num_pages; /* page 0 included */
+    struct kv_pool *pool;
+    generator_layer *layers; /* [model.num_layers] */
+    struct generator generator;
+    struct scheduler *scheduler;
+    struct executor *executor;
+    int64_t start_ns;
+    int64_t failed_steps;
+    host_error failure; /* of the first step that failed */
+};
+
+/* What a failing stage means for whoever called: configuration errors are the user's, wherever they
+ * are found. */
+static int exit_code(attn_status status, int otherwise)
+{
+    return status == ATTN_OK ? EXIT_GOOD : status == ATTN_CONFIG_ERROR ? EXIT_USAGE : otherwise;
+}
+
+/* ---- Plugins ----------------------------------------------------------------------------------
+ */
+
+static int load_plugins(struct session *s, attn_error *error)
+{
+    attnhost_params params = {
+        .struct_size = sizeof params,
+        .num_threads = (uint32_t)s->config->workload.num_threads,
+        .log_level = ATTN_LOG_WARNING,
+    };
+    attn_status status = attnhost_create(&params, &s->host, error);
+    if (status != ATTN_OK)
+        return EXIT_RUN_TIME;
+    status = embed_load_plugins(s->host, s->config, error);
+    if (status == ATTN_OK)
+        status = attnhost_load_installed(s->host, error);
+    if (status == ATTN_OK)
+        status = embed_define_backends(s->host, s->config, error);
+    if (status != ATTN_OK)
+        return exit_code(status, EXIT_RUN_TIME);
+    return embed_check_critical(s->host, s->config, error) == ATTN_OK ? EXIT_GOOD : EXIT_PLUGIN;
+}
+
+/* ---- Model ------------------------------------------------------------------------------------
+ */
+
+/* A run drives layers that decode over a KV cache. */
+static attn_status check_drivable(const struct session *s, attn_error *error)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        const attn_layer_group *group = &s->model->groups[g];
+        if (group->attn_type != ATTN_TYPE_DECODER)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
+                             "tells about all)",
+                             s->model->name, g, model_attn_type_name(group->attn_type));
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_keys(const struct session *s, attn_error *error)
+{
+    const struct config_attention *attention = &s->config->attention;
+    if (attention->fallback)
+        return config_fail(s->config, "attention.fallback", error,
+                           "is not served by this version; accepted: not given");
+    if (attention->layers.count > 0)
+        return config_fail(s->config, "attention.layers", error,
+                           "is not served by this version; accepted: not given");
+    if (attention->routes.count > 0)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: attention.route.%lld: routes are not served by this version; "
+                         "accepted: not given",
+                         attention->routes.items[0].place,
+                         (long long)attention->routes.items[0].number);
+    if (s->config->platform.simulate)
+        return config_fail(s->config, "platform.simulate", error,
+                           "a simulated device cannot run; `attnhost explain` takes it");
+    return ATTN_OK;
+}
+
+static int read_model(struct session *s, attn_error *error)
+{
+    attn_status status = check_keys(s, error);
+    if (status == ATTN_OK)
+        status = model_create(s->config, &s->model, error);
+    if (status == ATTN_OK)
+        status = check_drivable(s, error);
+    if (status != ATTN_OK)
+        return exit_code(status, EXIT_RUN_TIME);
+    return exit_code(platform_describe(s->config, &s->described, error), EXIT_NO_BACKEND);
+}
+
+/* ---- Workload ---------------------------------------------------------------------------------
+ */
+
+static int read_workload(struct session *s, attn_error *error)
+{
+    const struct config_workload *workload = &s->config->workload;
+    if (!workload->trace) {
+        config_fail(s->config, "workload.trace", error,
+                    "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
+        return EXIT_USAGE;
+    }
+    attn_status status = trace_init(&s->trace, workload->trace, workload->format, error);
+    if (status == ATTN_OK)
+        status = workload_init(&s->workload, &s->trace, workload->length_scale,
+                               workload->max_requests, s->model->max_context_len, error);
+    return exit_code(status, EXIT_RUN_TIME);
+}
+
+/* ---- Selection --------------------------------------------------------------------------------
+ */
+
+static int select_backends(struct session *s, attn_error *error)
+{
+    attn_status status =
+        select_create(s->host, s->config, s->model, &s->described, &s->selection, error);
+    if (s->selection && s->params->choices)
+        select_print_choices(s->selection, s->params->choices);
+    return exit_code(status, EXIT_NO_BACKEND);
+}
+
+/* Who serves what, for the report. */
+static attn_status note_choices(struct session *s, attn_error *error)
+{
+    struct report *report = s->report;
+    report->choices = calloc(s->model->num_groups * (size_t)SELECT_PHASES, sizeof *report->choices);
+    if (!report->choices)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
+    for (uint32_t g = 0; g < s->model->num_groups; g++)
+        for (uint32_t phase = 0; phase < SELECT_PHASES; phase++) {
+            const char *backend = select_backend(s->selection, g, phase);
+            if (!backend)
+                continue;
+            struct report_choice *choice = &report->choices[report->num_choices++];
+            model_layers_text(&s->model->groups[g], choice->layers, sizeof choice->layers);
+            snprintf(choice->phase, sizeof choice->phase, "%s", select_phase_name(phase));
+            snprintf(choice->backend, sizeof choice->backend, "%s", backend);
+        }
+    return ATTN_OK;
+}
+
+/* ---- KV pool ----------------------------------------------------------------------------------
+ */
+
+/* KV rows of one request: its prompt, and all outputs but the last. */
+static int64_t request_rows(const workload_request *request)
+{
+    return request->input_length + (request->output_length > 0 ? request->output_length - 1 : 0);
+}
+
+static int64_t pages_for(int64_t tokens, int64_t page_size)
+{
+    return (tokens + page_size - 1) / page_size;
+}
+
+/* Pages that every request of the workload together would take: more are of no use. */
+static int64_t useful_pages(const struct session *s)
+{
+    int64_t pages = 0;
+    for (int64_t r = 0; r < s->workload.num_requests; r++)
+        pages += pages_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
+    return pages;
+}
+
+static void pool_groups(const struct session *s, struct kv_pool_group *groups)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++)
+        groups[g] = (struct kv_pool_group){
+            .kv_layout = s->selection->groups[g].kv_layout,
+            .state_layout = s->selection->groups[g].state_layout,
+            .kv_dtype = problem_kv_dtype(s->config, s->model),
+        };
+}
+
+/* Memory that is free now, for mem_fraction. */
+static uint64_t free_memory(void)
+{
+    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
+}
+
+/* Tokens that the pool holds. */
+static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    if (cache->max_total_tokens > 0)
+        return cache->max_total_tokens / cache->page_size;
+    double bytes = cache->mem_fraction * (double)free_memory();
+    int64_t affordable = bytes_per_token > 0
+                             ? (int64_t)(bytes / (double)bytes_per_token) / cache->page_size
+                             : INT64_MAX;
+    int64_t useful = useful_pages(s);
+    return useful < affordable ? useful : affordable;
+}
+
+static int make_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool"),
+               EXIT_RUN_TIME;
+    pool_groups(s, groups);
+    int64_t pages = choose_capacity(s, kv_pool_bytes_per_token(s->model, groups));
+    attn_status status = ATTN_OK;
+    if (pages < 1)
+        status = config_fail(s->config, "kv_cache.max_total_tokens", error,
+                             "%lld tokens: accepted at least a page, %lld",
+                             (long long)s->config->kv_cache.max_total_tokens,
+                             (long long)s->config->kv_cache.page_size);
+    s->num_pages = pages + 1;
+    struct kv_pool_params params = {
+        .groups = groups,
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .num_state_slots = s->config->workload.max_running_requests + 1,
+        .poison = s->config->verify.rate > 0,
+    };
+    if (status == ATTN_OK)
+        status = device_open(s->described.type, s->described.id, &s->device, error);
+    if (status == ATTN_OK)
+        status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    free(groups);
+    return exit_code(status, EXIT_RUN_TIME);
+}
+
+/* ---- Scheduler --------------------------------------------------------------------------------
+ */
+
+static void token_keys(void *ctx, int64_t request, int64_t position, int64_t count, token_key *keys)
+{
+    workload_token_keys(ctx, request, position, count, keys);
+}
+
+/* Microseconds since the run began: the scale of arrival times. */
+static int64_t now_us(void *ctx)
+{
+    const struct session *s = ctx;
+    return (clock_now_ns() - s->start_ns) / 1000;
+}
+
+static attn_status add_requests(struct session *s, attn_error *error)
+{
+    for (int64_t r = 0; r < s->workload.num_requests; r++) {
+        const workload_request *request = &s->workload.requests[r];
+        struct scheduler_request added = {
+            .input_length = request->input_length,
+            .output_length = request->output_length,
+            .shareable_length = request->num_whole * s->workload.block_size,
+            .arrival_us = request->arrival_us,
+        };
+        attn_status status = scheduler_add(s->scheduler, &added, error);
+        if (status != ATTN_OK)
+            return host_fail_prefix(error, "%s", s->config->workload.trace);
+    }
+    return ATTN_OK;
+}
+
+static int make_scheduler(struct session *s, attn_error *error)
+{
+    const struct config_workload *workload = &s->config->workload;
+    struct scheduler_params params = {
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .max_running_requests = (int32_t)workload->max_running_requests,
+        .max_context_len = s->model->max_context_len,
+        .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
+        .mixed = workload->mixed,
+        .prefix_cache = s->config->kv_cache.prefix_cache,
+        .share_unit = s->workload.block_size,
+        .keys = token_keys,
+        .keys_context = &s->workload,
+        .now_us = workload->clock == CONFIG_CLOCK_WALL ? now_us : NULL,
+        .clock_context = s,
+    };
+    attn_status status = scheduler_create(&params, &s->scheduler, error);
+    if (status == ATTN_OK)
+        status = add_requests(s, error);
+    return exit_code(status, EXIT_RUN_TIME);
+}
+
+/* ---- Executor ---------------------------------------------------------------------------------
+ */
+
+static attn_status make_generator(struct session *s, attn_error *error)
+{
+    s->layers = calloc(s->model->num_layers, sizeof *s->layers);
+    if (!s->layers)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %u layers",
+                         s->model->num_layers);
+    for (uint32_t l = 0; l < s->model->num_layers; l++) {
+        const struct model_layer *layer = &s->model->layers[l];
+        const attn_layer_group *group = &s->model->groups[layer->group];
+        int32_t owner =
+            layer->kv_buffer >= 0 ? s->model->buffers[layer->kv_buffer].layer_id : layer->layer_id;
+        s->layers[l] = (generator_layer){
+            .kv_layer = owner,
+            .num_q_heads = group->num_q_heads,
+            .num_kv_heads = group->num_kv_heads,
+            .head_dim = group->head_dim,
+            .v_head_dim = group->v_head_dim,
+            .window_left = group->window_left,
+            .window_right = group->window_right,
+            .attention_chunk = group->attention_chunk,
+        };
+    }
+    int64_t chunk = s->config->workload.chunked_prefill_size;
+    return generator_init(&s->generator, s->config->workload.seed, s->layers,
+                          (int32_t)s->model->num_layers, (int32_t)s->config->kv_cache.page_size,
+                          chunk > 0 ? (int32_t)chunk : 0, error);
+}
+
+static int compare_descending(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Keys of a step at most: those of the longest requests that can run together. */
+static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_error *error)
+{
+    int64_t count = s->workload.num_requests, page_size = s->config->kv_cache.page_size;
+    int64_t *tokens = calloc((size_t)count + 1, sizeof *tokens);
+    if (!tokens)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
+                         (long long)count);
+    for (int64_t r = 0; r < count; r++)
+        tokens[r] = pages_for(request_rows(&s->workload.requests[r]), page_size) * page_size;
+    qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
+    *most = 0;
+    for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)
+        *most += tokens[r];
+    free(tokens);
+    return ATTN_OK;
+}
+
+/* The problem's bounds, narrowed to what this workload can have. */
+static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, attn_error *error)
+{
+    int64_t longest = 1, most = 0;
+    attn_status status = most_kv_tokens(s, &most, error);
+    for (int64_t r = 0; r < s->workload.num_requests; r++) {
+        int64_t rows = request_rows(&s->workload.requests[r]);
+        longest = rows > longest ? rows : longest;
+    }
+    problem_bounds(bounds, s->config, s->model, 0);
+    bounds->max_tokens = (int32_t)scheduler_max_tokens(s->scheduler);
+    bounds->max_kv_len = (int32_t)longest;
+    bounds->max_q_len = (int32_t)(longest < bounds->max_tokens ? longest : bounds->max_tokens);
+    bounds->max_kv_tokens = most;
+    return status;
+}
+
+static int make_executor(struct session *s, attn_error *error)
+{
+    struct executor_params params = {
+        .config = s->config,
+        .model = s->model,
+        .selection = s->selection,
+        .workload = &s->workload,
+        .generator = &s->generator,
+        .pool = s->pool,
+        .device = s->device,
+        .threads = s->host->threads,
+        .host = s->host,
+        .probe = s->params->probe,
+        .probe_ctx = s->params->probe_ctx,
+    };
+    attn_status status = make_generator(s, error);
+    if (status == ATTN_OK)
+        status = narrow_bounds(s, &params.bounds, error);
+    if (status == ATTN_OK)
+        status = executor_create(&params, &s->executor, error);
+    if (status == ATTN_UNSUPPORTED || status == ATTN_DEPENDENCY_MISSING)
+        return EXIT_NO_BACKEND;
+    return exit_code(status, EXIT_RUN_TIME);
+}
+
+/* ---- The run ----------------------------------------------------------------------------------
+ */
+
+/* The scheduler's step in the executor's words; the arrays are as large as a step can be. */
+struct step_arrays {
+    struct batch_sequence *sequences;
+    int64_t *requests;
+};
+
+static void translate(const struct session *s, const struct scheduler_step *planned,
+                      const struct step_arrays *arrays, struct executor_step *step)
+{
+    const struct request_table *table = scheduler_request_table(s->scheduler);
+    for (int32_t i = 0; i < planned->num_seqs; i++) {
+        const struct scheduler_seq *seq = &planned->seqs[i];
+        arrays->sequences[i] = (struct batch_sequence){seq->row, seq->prefix_len, seq->num_new};
+        arrays->requests[i] = seq->request;
+    }
+    *step = (struct executor_step){
+        .batch = {.mode = planned->mode,
+                  .num_sequences = planned->num_seqs,
+                  .num_decode = planned->num_decode_seqs,
+                  .sequences = arrays->sequences,
+                  .slots = planned->out_cache_loc,
+                  .req_to_token = table->slots,
+                  .req_to_token_stride = table->max_context_len},
+        .requests = arrays->requests,
+    };
+}
+
+/* A failed step is the failure of its requests, not of the run; the first one is remembered. */
+static void run_step(struct session *s, const struct executor_step *step)
+{
+    host_error said;
+    host_error_init(&said);
+    if (executor_run(s->executor, step, s->report, &said.base) == ATTN_OK) {
+        scheduler_complete(s->scheduler);
+        return;
+    }
+    if (s->failed_steps++ == 0)
+        host_fail(&s->failure.base, said.base.code, "%s", host_error_text(&said));
+    scheduler_drop(s->scheduler);
+}
+
+static void sleep_until(const struct session *s, int64_t wake_us)
+{
+    int64_t us = wake_us - (clock_now_ns() - s->start_ns) / 1000;
+    if (us <= 0)
+        return;
+    struct timespec wait = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    nanosleep(&wait, NULL);
+}
+
+static void show_progress(const struct session *s, struct progress *progress,
+                          const struct scheduler_step *step)
+{
+    static const char *const modes[ATTN_MODE_COUNT] = {
+        [ATTN_MODE_EXTEND] = "prefill", [ATTN_MODE_DECODE] = "decode", [ATTN_MODE_MIXED] = "mixed"};
+    struct scheduler_counts counts;
+    scheduler_count(s->scheduler, &counts);
+    progress_update(progress,
+                    counts.prefill + counts.prefix_hit - counts.recomputed + counts.decode,
+                    modes[step->mode]);
+}
+
+static int run(struct session *s, attn_error *error)
+{
+    size_t seqs = (size_t)s->config->workload.max_running_requests;
+    struct step_arrays arrays = {.sequences = calloc(seqs, sizeof *arrays.sequences),
+                                 .requests = calloc(seqs, sizeof *arrays.requests)};
+    if (!arrays.sequences || !arrays.requests) {
+        free(arrays.sequences);
+        free(arrays.requests);
+        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
+        return EXIT_RUN_TIME;
+    }
+    struct progress progress;
+    progress_begin(&progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
+    s->start_ns = clock_now_ns();
+    for (;;) {
+        const struct scheduler_step *planned;
+        struct executor_step step;
+        int64_t wake_us;
+        enum scheduler_state state = scheduler_next(s->scheduler, &planned, &wake_us);
+        if (state == SCHEDULER_DONE)
+            break;
+        if (state == SCHEDULER_WAIT) {
+            sleep_until(s, wake_us);
+            continue;
+        }
+        translate(s, planned, &arrays, &step);
+        show_progress(s, &progress, planned);
+        run_step(s, &step);
+    }
+    s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
+    progress_end(&progress);
+    free(arrays.sequences);
+    free(arrays.requests);
+    return EXIT_GOOD;
+}
+
+/* ---- Report -----------------------------------------------------------------------------------
+ */
+
+static int conclude(struct session *s, attn_error *error)
+{
+    struct report *report = s->report;
+    struct scheduler_counts counts;
+    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, report, error) != ATTN_OK)
+        return EXIT_RUN_TIME;
+    scheduler_count(s->scheduler, &counts);
+    report->requests = counts.finished;
+    report->steps = counts.steps;
+    report->tokens.prefill = counts.prefill;
+    report->tokens.decode = counts.decode;
+    report->tokens.prefix_hit = counts.prefix_hit;
+    report->tokens.recomputed = counts.recomputed;
+    report->kv.capacity = counts.kv_capacity;
+    report->kv.peak = counts.kv_peak;
+    report->kv.leaked = scheduler_leaked(s->scheduler);
+    report->seed = s->config->workload.seed;
+    if (s->failed_steps > 0) {
+        host_fail(error, s->failure.base.code,
+                  "%lld steps failed and %lld requests were dropped; "
+                  "the first: %s",
+                  (long long)s->failed_steps, (long long)counts.dropped,
+                  host_error_text(&s->failure));
+        return EXIT_RUN_TIME;
+    }
+    return report->verify.rows_failed == 0 && report->kv.leaked == 0 ? EXIT_GOOD
+                                                                     : EXIT_CHECK_FAILED;
+}
+
+static void close_session(struct session *s)
+{
+    executor_destroy(s->executor);
+    scheduler_destroy(s->scheduler);
+    free(s->layers);
+    kv_pool_destroy(s->pool);
+    device_close(s->device);
+    select_destroy(s->selection);
+    workload_finish(&s->workload);
+    trace_finish(&s->trace);
+    model_destroy(s->model);
+    attnhost_destroy(s->host);
+}
+
+int session_run(const struct session_params *params, struct report *report, attn_error *error)
+{
+    static int (*const stages[])(struct session *, attn_error *) = {
+        load_plugins,   read_model,    read_workload, select_backends, make_pool,
+        make_scheduler, make_executor, run,           conclude,
+    };
+    struct session *s = calloc(1, sizeof *s);
+    if (!s) {
+        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+        return EXIT_RUN_TIME;
+    }
+    s->params = params;
+    s->config = params->config;
+    s->report = report;
+    host_error_init(&s->failure);
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && code == EXIT_GOOD; i++)
+        code = stages[i](s, error);
+    close_session(s);
+    free(s);
+    return code;
+}

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The work is cut into (sequence, KV head) pieces: the keys of one KV head are made once and serve
+ * all sampled rows of all query heads that read it.
+ */
+#include "host/verify.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/dtype.h"
+#include "host/error.h"
+#include "host/reference/reference.h"
+
+#define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
+
+/* What one thread computes in. */
+struct worker_memory {
+    reference_scratch scratch;
+    double *kv; /* keys and values of one KV head */
+    uint64_t kv_bytes;
+    double query[GENERATOR_MAX_DIM], truth[GENERATOR_MAX_DIM], actual[GENERATOR_MAX_DIM];
+};
+
+struct verifier {
+    struct verify_params params;
+    uint32_t num_workers;
+    struct worker_memory *workers; /* [num_workers] */
+    pthread_mutex_t mutex;         /* guards the result */
+    struct verify_result result;
+};
+
+/* One call of verifier_check, as its tasks see it. */
+struct check {
+    struct verifier *verifier;
+    const struct verify_step *step;
+    const attn_layer_group *group;
+    const struct verify_scales *scales;
+    const attn_tensor *out;
+    int32_t layer;
+    int reads_unquantised;
+    attn_dtype operand_dtype;
+    uint8_t *failed;       /* [sampled rows] a row fails if one of its heads does */
+    int64_t first_sampled; /* the first failure in order of rows, then heads, whatever the */
+    int32_t first_head;    /* order in which threads came to it; */
+    char first_failure[VERIFY_FAILURE_TEXT]; /* "" if none */
+};
+
+attn_status verifier_create(const struct verify_params *params, struct verifier **verifier,
+                            attn_error *error)
+{
+    struct verifier *made = calloc(1, sizeof *made);
+    uint32_t num_workers = threads_num_workers(params->threads);
+    if (made)
+        made->workers = calloc(num_workers, sizeof *made->workers);
+    if (!made || !made->workers) {
+        free(made);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification for %u threads",
+                         num_workers);
+    }
+    made->params = *params;
+    if (made->params.max_kept_bytes == 0)
+        made->params.max_kept_bytes = DEFAULT_MAX_KEPT_BYTES;
+    made->num_workers = num_workers;
+    for (uint32_t w = 0; w < num_workers; w++)
+        reference_scratch_init(&made->workers[w].scratch);
+    pthread_mutex_init(&made->mutex, NULL);
+    *verifier = made;
+    return ATTN_OK;
+}
+
+void verifier_destroy(struct verifier *verifier)
+{
+    if (!verifier)
+        return;
+    for (uint32_t w = 0; w < verifier->num_workers; w++) {
+        reference_scratch_finish(&verifier->workers[w].scratch);
+        free(verifier->workers[w].kv);
+    }
+    pthread_mutex_destroy(&verifier->mutex);
+    free(verifier->workers);
+    free(verifier);
+}
+
+/* ---- Keys and values as a backend reads them --------------------------------------------------
+ */
+
+struct key_source {
+    const struct check *check;
+    int64_t request;
+    int32_t kv_head;
+    int64_t first_new; /* keys from here on are new in this step */
+};
+
+/* `raw` integers of a token as fp64 values, rounded to the cache and back unless read as given. */
+static void read_vector(const struct key_source *source, int64_t j, int role, int32_t dim,
+                        const float *scales, double *vector)
+{
+    const struct check *check = source->check;
+    const struct verify_params *params = &check->verifier->params;
+    int8_t raw[GENERATOR_MAX_DIM];
+    token_key key = workload_token_key(params->workload, source->request, j);
+    generator_kv(params->generator, key, check->layer, source->kv_head, role, raw);
+    int as_given = check->reads_unquantised && j >= source->first_new;
+    for (int32_t d = 0; d < dim; d++) {
+        float x = (float)raw[d] / GENERATOR_UNITS;
+        vector[d] = x;
+        if (as_given || !dtype_is_fp8(check->scales->kv_dtype))
+            continue; /* exact in every wider type: generator.h */
+        uint8_t stored;
+        float scale = scales[check->scales->count > 1 ? source->kv_head : 0];
+        dtype_quantise(check->scales->kv_dtype, &stored, 0, x, scale);
+        vector[d] = dtype_dequantise(check->scales->kv_dtype, &stored, 0, scale);
+    }
+}
+
+static void read_kv(void *ctx, int64_t j, double *key, double *value)
+{
+    const struct key_source *source = ctx;
+    const struct check *check = source->check;
+    if (key)
+        read_vector(source, j, GENERATOR_KEY, check->group->head_dim, check->scales->k, key);
+    if (value)
+        read_vector(source, j, GENERATOR_VALUE, check->group->v_head_dim, check->scales->v, value);
+}
+
+/* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. */
+static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_memory *memory,
+                    reference_kv_arrays *arrays, reference_kv *kv)
+{
+    int32_t dim = source->check->group->head_dim, v_dim = source->check->group->v_head_dim;
+    uint64_t bytes = (uint64_t)kv_len * (uint64_t)(dim + v_dim) * sizeof(double);
+    *kv = (reference_kv){read_kv, source};
+    if (bytes > source->check->verifier->params.max_kept_bytes)
+        return;
+    if (bytes > memory->kv_bytes) {
+        free(memory->kv);
+        memory->kv = malloc(bytes);
+        memory->kv_bytes = memory->kv ? bytes : 0;
+        if (!memory->kv)
+            return;
+    }
+    double *keys = memory->kv, *values = keys + kv_len * dim;
+    for (int64_t j = 0; j < kv_len; j++)
+        read_kv(source, j, keys + j * dim, values + j * v_dim);
+    *arrays = (reference_kv_arrays){.keys = keys,
+                                    .values = values,
+                                    .key_stride = dim,
+                                    .value_stride = v_dim,
+                                    .head_dim = dim,
+                                    .v_head_dim = v_dim};
+    *kv = reference_kv_array(arrays);
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------
+ */
+
+static void describe_row(const struct check *check, int64_t kv_len, int64_t position, int32_t head,
+                         reference_row *row)
+{
+    const attn_layer_group *group = check->group;
+    memset(row, 0, sizeof *row);
+    row->head_dim = group->head_dim;
+    row->v_head_dim = group->v_head_dim;
+    row->kv_len = kv_len;
+    row->sm_scale = group->sm_scale;
+    row->logit_cap = group->logit_cap;
+    if (group->flags & ATTN_GROUP_HAS_ALIBI)
+        row->alibi_slope = generator_alibi_slope(head, group->num_q_heads);
+    row->has_sink = (group->flags & ATTN_GROUP_HAS_SINKS) != 0;
+    if (row->has_sink)
+        row->sink = generator_sink(check->verifier->params.generator, check->layer, head);
+    row->operand_dtype = check->operand_dtype;
+    row->out_dtype = check->out->dtype;
+    row->sight = reference_sight_all();
+    row->sight.has_position = 1;
+    row->sight.position = position;
+    row->sight.window_left = group->window_left;
+    row->sight.window_right = group->window_right;
+    row->sight.attention_chunk = group->attention_chunk;
+}
+
+static void load_output(const struct check *check, int64_t row, int32_t head, double *actual)
+{
+    const attn_tensor *out = check->out;
+    const char *at =
+        (const char *)out->data + out->byte_offset +
+        (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
+    dtype_to_double(out->dtype, at, check->group->v_head_dim, actual);
+}
+
+/* Is this failure before the one that is noted? */
+static int is_first(const struct check *check, int64_t sampled, int32_t head)
+{
+    return !check->first_failure[0] || sampled < check->first_sampled ||
+           (sampled == check->first_sampled && head < check->first_head);
+}
+
+/* Add one head's verdict to the result; the row fails if one of its heads does. */
+static void record(struct check *check, int64_t sampled, int64_t request, int64_t position,
+                   int32_t head, const reference_verdict *verdict, double largest)
+{
+    struct verifier *verifier = check->verifier;
+    pthread_mutex_lock(&verifier->mutex);
+    struct verify_result *result = &verifier->result;
+    if (isfinite(verdict->error)) {
+        result->max_abs_error = fmax(result->max_abs_error, verdict->error);
+        if (largest > 0)
+            result->max_rel_error = fmax(result->max_rel_error, verdict->error / largest);
+    }
+    if (verdict->code != REFERENCE_PASS) {
+        check->failed[sampled] = 1;
+        if (is_first(check, sampled, head)) {
+            check->first_sampled = sampled;
+            check->first_head = head;
+            snprintf(check->first_failure, sizeof check->first_failure,
+                     "request %lld, position %lld, layer %d, head %d, dimension %d: error %.3g, "
+                     "accepted up to %.3g",
+                     (long long)request, (long long)position, check->layer, head,
+                     verdict->dimension, verdict->error, verdict->bar);
+        }
+    }
+    pthread_mutex_unlock(&verifier->mutex);
+}
+
+static attn_status check_head(struct check *check, const struct verify_sequence *sequence,
+                              int64_t sampled, int32_t head, const reference_kv *kv,
+                              struct worker_memory *memory)
+{
+    const struct verify_params *params = &check->verifier->params;
+    int64_t t = check->step->sampled[sampled], position = sequence->prefix_len + t;
+    int16_t raw[GENERATOR_MAX_DIM];
+    reference_row row;
+    reference_row_result result;
+    describe_row(check, sequence->prefix_len + sequence->num_rows, position, head, &row);
+    generator_query(params->generator, params->workload, sequence->request, position, check->layer,
+                    head, raw);
+    for (int32_t d = 0; d < row.head_dim; d++)
+        memory->query[d] = (double)raw[d] / GENERATOR_UNITS;
+    row.query = memory->query;
+    attn_status status =
+        reference_row_compute(&row, kv, &memory->scratch, memory->truth, &result, NULL);
+    if (status != ATTN_OK)
+        return status;
+    load_output(check, sequence->first_row + t, head, memory->actual);
+    reference_verdict verdict =
+        reference_check_row(memory->actual, memory->truth, row.v_head_dim, row.out_dtype, &result);
+    double largest = 0;
+    for (int32_t d = 0; d < row.v_head_dim; d++)
+        largest = fmax(largest, fabs(memory->truth[d]));
+    record(check, sampled, sequence->request, position, head, &verdict, largest);
+    return ATTN_OK;
+}
+
+/* Task: sequence * num_kv_heads + KV head. */
+static attn_status check_task(void *arg, int64_t task, uint32_t worker)
+{
+    struct check *check = arg;
+    const attn_layer_group *group = check->group;
+    const struct verify_sequence *sequence = &check->step->sequences[task / group->num_kv_heads];
+    int32_t kv_head = (int32_t)(task % group->num_kv_heads);
+    int32_t heads_per_kv = group->num_q_heads / group->num_kv_heads;
+    struct worker_memory *memory = &check->verifier->workers[worker];
+    if (sequence->num_sampled == 0)
+        return ATTN_OK;
+    struct key_source source = {check, sequence->request, kv_head, sequence->prefix_len};
+    reference_kv_arrays arrays;
+    reference_kv kv;
+    keep_kv(&source, sequence->prefix_len + sequence->num_rows, memory, &arrays, &kv);
+    attn_status status = ATTN_OK;
+    for (int64_t s = 0; s < sequence->num_sampled && status == ATTN_OK; s++)
+        for (int32_t h = 0; h < heads_per_kv && status == ATTN_OK; h++)
+            status = check_head(check, sequence, sequence->first_sampled + s,
+                                kv_head * heads_per_kv + h, &kv, memory);
+    return status;
+}
+
+/* Does the backend read keys that are new in this step as they were given, not as they are stored?
+ * Without a cache there is nothing stored; a layer that only reads the cache of another is given
+ * no keys. */
+static int reads_unquantised(const struct verify_params *params, int32_t layer, uint32_t mode)
+{
+    const struct model_layer *entry = &params->model->layers[layer];
+    const attn_layer_group *group = &params->model->groups[entry->group];
+    const attn_layer *ids = attn_at(group->layers, entry->index);
+    if (!model_group_has_kv(group))
+        return 1;
+    return !(ids->flags & ATTN_LAYER_KV_READ_ONLY) &&
+           (params->reads_new_unquantised[entry->group] & ATTN_MODE_BIT(mode)) != 0;
+}
+
+static int64_t count_sampled(const struct verify_step *step)
+{
+    int64_t count = 0;
+    for (int64_t s = 0; s < step->num_sequences; s++)
+        count += step->sequences[s].num_sampled;
+    return count;
+}
+
+attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
+                           const attn_tensor *out, attn_error *error)
+{
+    const struct verify_params *params = &verifier->params;
+    uint32_t g = params->model->layers[layer].group;
+    int64_t num_sampled = count_sampled(step);
+    if (num_sampled == 0)
+        return ATTN_OK;
+    struct check check = {
+        .verifier = verifier,
+        .step = step,
+        .group = &params->model->groups[g],
+        .scales = &params->scales[g],
+        .out = out,
+        .layer = layer,
+        .reads_unquantised = reads_unquantised(params, layer, step->mode),
+        .failed = calloc((size_t)num_sampled, 1),
+        .operand_dtype = params->model->dtype,
+    };
+    if (!check.failed)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld rows",
+                         (long long)num_sampled);
+    attn_status status = threads_for(
+        params->threads, step->num_sequences * check.group->num_kv_heads, check_task, &check);
+    for (int64_t s = 0; s < num_sampled; s++)
+        verifier->result.rows_failed += check.failed[s];
+    if (!verifier->result.first_failure[0])
+        memcpy(verifier->result.first_failure, check.first_failure, sizeof check.first_failure);
+    free(check.failed);
+    return status == ATTN_OK ? ATTN_OK
+                             : host_fail(error, status, "verification of layer %d: %s", layer,
+                                         host_status_name(status));
+}
+
+void verifier_result(const struct verifier *verifier, struct verify_result *result)
+{
+    *result = verifier->result;
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attnhost.h: attention backends inside an engine of your own (link with -lattnhost).
+ *
+ * The lower layer, which this file declares, owns plugins, backends and their metadata and nothing
+ * else: KV tensors, block tables, slots, batches, streams and the loop stay the engine's. A batch
+ * is the ABI's attn_batch, a layer's tensors are its attn_forward_args, so what an engine fills in
+ * here is what a plugin reads.
+ *
+ *   attnhost          a set of plugins, a pool of threads, backends defined by an ini or by calls
+ *   attnhost_backend  a backend with its children, made for the layer groups of a model
+ *   attnhost_metadata what was planned for a batch; many may live at once
+ *
+ *   attnhost_create            load what there is
+ *   attnhost_load_plugin
+ *   attnhost_query             ask before anything is allocated
+ *   attnhost_compose           once a model
+ *   attnhost_metadata_create   once, for the largest batch
+ *   loop: attnhost_init_forward_metadata   once a batch
+ *         attnhost_forward                 once a layer
+ *   attnhost_metadata_destroy, attnhost_backend_destroy, attnhost_destroy
+ *
+ * From vLLM's CommonAttentionMetadata to attn_batch: query_start_loc is q_indptr, seq_lens is
+ * seq_lens, num_computed_tokens is prefix_lens, block_table_tensor is kv_groups[g].block_table with
+ * its row stride, slot_mapping is kv_groups[g].out_cache_loc (-1 = not written), and each KV group
+ * of the engine is one element of kv_groups. The mode is DECODE if every sequence has one query,
+ * else EXTEND (MIXED only if the decodes come last). K and V may be strided views of one tensor.
+ *
+ * Structs are sized as in the ABI: set struct_size to sizeof before the call. Strings that are
+ * returned live as long as the object they were asked of, unless their comment says otherwise.
+ * Every function that returns attn_status accepts a NULL error, and writes its outputs on success
+ * alone.
+ *
+ * Thread tags, the last line of a function's comment:
+ *   [any-thread]      any thread at any time
+ *   [host-reader]     any thread, but not while a [host-thread] call on the same host runs
+ *   [host-thread]     one thread at a time for one host, no other call on it at the same time
+ *   [backend-thread]  one thread at a time for one backend and all its metadata
+ *   & !capturing      not while the stream is being captured into a graph
+ */
+#ifndef ATTNHOST_H
+#define ATTNHOST_H
+
+#include "attn_plugin.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct attnhost attnhost;
+typedef struct attnhost_backend attnhost_backend;
+typedef struct attnhost_metadata attnhost_metadata;
+
+/* ---- Host ------------------------------------------------------------------------------------ */
+
+/* Takes a message for the user: UTF-8 without a newline, valid during the call. `level` is
+ * ATTN_LOG_*. Called from whichever thread has something to say, never twice at once. */
+typedef void (*attnhost_log)(void *ctx, uint32_t level, const char *message);
+
+/* How a host is made. All zero but struct_size is a good choice. */
+typedef struct attnhost_params {
+    uint32_t struct_size;
+    uint32_t num_threads; /* of the pool, the calling thread included; 0 = the CPUs this process */
+                          /* may run on */
+    uint32_t log_level;   /* messages above it are dropped; ATTN_LOG_ERROR (0) lets errors pass */
+    uint32_t reserved;    /* 0 */
+    attnhost_log log;     /* NULL = lines on stderr */
+    void *log_ctx;
+} attnhost_params;
+
+/* Version of the library, "MAJOR.MINOR.PATCH". Static. [any-thread] */
+const char *attnhost_version(void);
+
+/* "UNSUPPORTED" for ATTN_UNSUPPORTED; "?" for a number that is no status. Static. [any-thread] */
+const char *attnhost_status_name(attn_status status);
+
+/* Make a host without plugins. `params` may be NULL (all zero) and is copied. OUT_OF_HOST_MEMORY if
+ * memory or threads run out; INVALID_ARGUMENT for more than 4096 threads. [any-thread] */
+attn_status attnhost_create(const attnhost_params *params, attnhost **host, attn_error *error);
+
+/* Free the host; its backends must be gone. Files of plugins that were initialised stay mapped
+ * until the process ends. NULL is accepted. [host-thread] */
+void attnhost_destroy(attnhost *host);
+
+/* ---- Plugins --------------------------------------------------------------------------------- */
+
+/* Load one file. Symbolic links are resolved; the file and its folder must not be writable by
+ * others, and must belong to root or to the user. Nothing is searched for: a path without a slash
+ * is a file of the working directory. A file that is loaded already is ATTN_OK.
+ *
+ * A file that is refused stays on record with its reason, which is also what is returned here:
+ * INVALID_ARGUMENT (no such file, not trusted, not a shared object, no entry), CONFIG_ERROR (pin
+ * does not match, name already taken), INCOMPATIBLE_VERSION, INTERNAL (tables are malformed), or
+ * what the plugin answered. [host-thread] */
+attn_status attnhost_load_plugin(attnhost *host, const char *file, attn_error *error);
+
+/* Load every *.so of a folder, in the order of their names. ATTN_OK also when some were refused
+ * (see attnhost_plugin); CONFIG_ERROR if the folder cannot be read or others can write to it.
+ * [host-thread] */
+attn_status attnhost_load_directory(attnhost *host, const char *directory, attn_error *error);
+
+/* Load the folders of the environment variable ATTNHOST_PLUGIN_PATH (separated by colons, absolute;
+ * ignored when the process runs with elevated privileges), then the folder that plugins are
+ * installed in, if it exists. [host-thread] */
+attn_status attnhost_load_installed(attnhost *host, attn_error *error);
+
+/* From now on `file` is loaded only if the SHA-256 of its content is `sha256` (64 hexadecimal
+ * digits). INVALID_ARGUMENT for malformed digits, BAD_STATE if the file is loaded already.
+ * [host-thread] */
+attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sha256,
+                                attn_error *error);
+
+/* A plugin on record. Strings are never NULL but `build`; "" where a refused file never told. */
+typedef struct attnhost_plugin_info {
+    uint32_t struct_size;
+    int32_t status;     /* ATTN_OK = usable; else why it was refused */
+    const char *reason; /* a sentence that names the file; "" for a usable one */
+    const char *file;   /* absolute, links resolved where it exists */
+    const char *name;
+    const char *version;
+    const char *vendor;
+    const char *doc;
+    const char *build; /* NULL = not told */
+    uint32_t abi_major;
+    uint32_t abi_minor;
+    uint32_t num_backends;  /* 0 if refused */
+    uint32_t first_backend; /* index of its first backend; the others follow */
+} attnhost_plugin_info;
+
+/* Plugins on record, usable and refused, in the order in which they were loaded. [host-reader] */
+uint32_t attnhost_num_plugins(const attnhost *host);
+
+/* The plugin with this index. INVALID_ARGUMENT beyond the last. [host-reader] */
+attn_status attnhost_plugin(const attnhost *host, uint32_t index, attnhost_plugin_info *info,
+                            attn_error *error);
+
+/* A backend type of a usable plugin. */
+typedef struct attnhost_type_info {
+    uint32_t struct_size;
+    uint32_t plugin;               /* index of its plugin */
+    const attn_backend_type *type; /* the plugin's own table: name, doc, options, layouts */
+} attnhost_type_info;
+
+/* Backend types of all usable plugins. [host-reader] */
+uint32_t attnhost_num_types(const attnhost *host);
+
+/* The backend type with this index. INVALID_ARGUMENT beyond the last. [host-reader] */
+attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_info *info,
+                          attn_error *error);
+
+/* ---- Configuration --------------------------------------------------------------------------- */
+
+/* Read an ini: its [plugins] section is loaded, its [backend.NAME] sections are defined; other
+ * sections are checked and have no effect here. CONFIG_ERROR with "file:line: ..." for the first
+ * thing that is wrong; a plugin marked critical that is refused is the error of its refusal.
+ * [host-thread] */
+attn_status attnhost_configure_file(attnhost *host, const char *path, attn_error *error);
+
+/* The same for `length` bytes of text, called `name` in messages; relative paths are relative to
+ * the folder `base` (NULL = the working directory). [host-thread] */
+attn_status attnhost_configure_text(attnhost *host, const char *text, uint64_t length,
+                                    const char *name, const char *base, attn_error *error);
+
+/* What a section [backend.NAME] does: `name` stands for backend type `type` with these options.
+ * `type` NULL = name. `pairs` holds num_options times key, value; a repeated option may stand there
+ * several times; relative paths are relative to the working directory. The type need not be loaded
+ * yet; options are checked when the backend is used. CONFIG_ERROR if `name` is malformed or defined
+ * already. All is copied. [host-thread] */
+attn_status attnhost_define_backend(attnhost *host, const char *name, const char *type,
+                                    const char *const *pairs, uint32_t num_options,
+                                    attn_error *error);
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+/* Describe a device of this machine, for attn_problem.device. `type` is ATTN_DEVICE_*.
+ * DEPENDENCY_MISSING if this host cannot drive it. [any-thread] */
+attn_status attnhost_device_init(attn_device *device, int32_t type, int32_t id, attn_error *error);
+
+/* Can the backend `name` (a defined one, or a type with its defaults) solve the problem? The device
+ * may be one that is not here. ATTN_OK for a no as well: see verdict->supported and its reasons.
+ * CONFIG_ERROR for an unknown name (with the nearest one), wrong options, a cycle or a missing
+ * child; INTERNAL if the answer contradicts itself. [host-reader] */
+attn_status attnhost_query(const attnhost *host, const char *name, const attn_problem *problem,
+                           attn_verdict *verdict, attn_error *error);
+
+/* ---- Backends -------------------------------------------------------------------------------- */
+
+/* Make the backend `name` with all its children for the layer groups of a model (`problems`: array,
+ * struct_size set in each, all on one device). Errors as of attnhost_query, and UNSUPPORTED,
+ * DEPENDENCY_MISSING, CHILD_FAILED ... as the backend answers, its name before the message. On
+ * failure nothing is left behind. The problems are read during the call alone.
+ *
+ * A backend uses its host's pool and tables: no [host-thread] call but loading and defining may be
+ * made while it lives, and those not while it is in use. [host-thread & !capturing] */
+attn_status attnhost_compose(attnhost *host, const char *name, const attn_problem *problems,
+                             uint32_t num_problems, attnhost_backend **backend, attn_error *error);
+
+/* Free a backend and its children; its metadata must be gone and its streams idle. NULL is
+ * accepted. [host-thread & !capturing] */
+void attnhost_backend_destroy(attnhost_backend *backend);
+
+/* Compile, tune and warm up, so that no step does; may take minutes. Nothing to do is ATTN_OK.
+ * `progress` may be NULL. [backend-thread & !capturing] */
+attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress progress,
+                                     void *progress_ctx, attn_error *error);
+
+/* Forms of KV indices that every batch must carry: a mask of ATTN_INDEX_*, constant for the
+ * backend. [backend-thread] */
+uint32_t attnhost_backend_index_forms(const attnhost_backend *backend);
+
+/* 1 if the host arrays of a batch must be given (some backend of the tree plans with them), else 0:
+ * device arrays are enough. [backend-thread] */
+uint32_t attnhost_backend_needs_host_lens(const attnhost_backend *backend);
+
+/* One place of a composition. */
+typedef struct attnhost_node_info {
+    uint32_t struct_size;
+    uint32_t depth;          /* 0 for the backend itself, 1 for its children ... */
+    const char *name;        /* as it was asked for */
+    const char *type;        /* name of its backend type */
+    const char *plugin_file; /* absolute */
+    int64_t rows;            /* query rows that its forwards computed so far, summed over layers; */
+                             /* counted where there are no children, else 0 */
+    uint32_t num_children;
+    uint32_t reserved; /* 0 */
+} attnhost_node_info;
+
+/* Places of a composition, each before its children. [backend-thread] */
+uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend);
+
+/* The place with this index. INVALID_ARGUMENT beyond the last. [backend-thread] */
+attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t index,
+                                  attnhost_node_info *info, attn_error *error);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* Memory that metadata of this kind needs for batches within `bounds`, by region (ATTN_REGION). It
+ * grows with the bounds. UNSUPPORTED for bounds that query refuses.
+ * [backend-thread & !capturing] */
+attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
+                                   const attn_bounds *bounds, attn_memory_size *size,
+                                   attn_error *error);
+
+/* Make metadata. A region whose base is given in `memory` lies in the caller's memory, which stays
+ * where it is until attnhost_metadata_destroy; every other region is allocated (`memory` NULL = all
+ * of them). Of these scratch is shared: all metadata of a backend made without scratch of its own
+ * uses one region, so their forwards must go to one stream; for forwards on several streams give
+ * each its own scratch, which engines usually have as a workspace.
+ *
+ * BUFFER_TOO_SMALL (needed = bytes) if a given region is too small, INVALID_ARGUMENT if it is
+ * misaligned or `kind` is unknown, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY. ZEROED regions are
+ * zeroed here, whoever gave them. [backend-thread & !capturing] */
+attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
+                                     const attn_bounds *bounds, const attn_memory *memory,
+                                     attnhost_metadata **metadata, attn_error *error);
+
+/* Free metadata and what was allocated for it. Its stream is idle. NULL is accepted.
+ * [backend-thread & !capturing] */
+void attnhost_metadata_destroy(attnhost_metadata *metadata);
+
+/* Plan a batch for all layers. What is wrong with the batch itself is INVALID_ARGUMENT: an unknown
+ * mode, one outside the bounds, more sequences or tokens than the bounds, a KV group or an index
+ * form that is missing, missing host arrays where they are needed. A batch in IDLE is not handed to
+ * the backend. After a failure the metadata has no batch. [backend-thread & !capturing] */
+attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const attn_batch *batch,
+                                           attn_stream stream, attn_error *error);
+
+/* One layer of the batch that was planned last: DECODE goes to the backend's forward_decode, IDLE
+ * to nobody, every other mode to forward_extend. Only enqueues on `stream`. BAD_STATE without a
+ * batch, UNSUPPORTED if the backend does not serve this phase. After a failure the ZEROED regions
+ * are zeroed again (on `stream`), so that the next batch starts clean. [backend-thread] */
+attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
+                             const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+/* ---- Helpers --------------------------------------------------------------------------------- */
+
+/* Make *tensor a view of `data`: `ndim` extents, and as many strides in elements (NULL = dense,
+ * row-major). Alignment is what the address has, 4096 at most. INVALID_ARGUMENT for a bad ndim, a
+ * negative extent or stride, a type of less than a byte, or data NULL with elements in it.
+ * [any-thread] */
+attn_status attnhost_tensor_init(attn_tensor *tensor, void *data, int32_t device_type,
+                                 int32_t device_id, attn_dtype dtype, uint32_t ndim,
+                                 const int64_t *shape, const int64_t *strides, attn_error *error);
+
+/* Merge two partial results of the same queries over disjoint keys, in host memory:
+ *   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
+ * where both are empty (-inf) out is 0 and lse -inf. out*: [tokens, heads, dim] fp32, fp16 or bf16,
+ * lse*: [tokens, heads] fp32; any strides; computed in fp64. The outputs may be the views of a or
+ * of b. INVALID_ARGUMENT if shapes, types or devices do not fit. [any-thread] */
+attn_status attnhost_merge_states(const attn_tensor *out_a, const attn_tensor *lse_a,
+                                  const attn_tensor *out_b, const attn_tensor *lse_b,
+                                  const attn_tensor *out, const attn_tensor *lse,
+                                  attn_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTNHOST_H */

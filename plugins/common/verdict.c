@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/common/verdict.h"
+#include "plugins/common/copy_sized.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+void verdict_begin(const attn_verdict *given, attn_verdict *verdict)
+{
+    COPY_SIZED(verdict, given);
+    memset((char *)verdict + sizeof verdict->struct_size, 0,
+           sizeof *verdict - sizeof verdict->struct_size);
+    verdict->supported = 1;
+    verdict->reasons_capacity = given->reasons_capacity;
+    verdict->reasons = given->reasons;
+}
+
+static void refuse(attn_verdict *verdict, const attn_reason *reason)
+{
+    verdict->supported = 0;
+    uint32_t index = verdict->num_reasons++;
+    if (index >= verdict->reasons_capacity)
+        return;
+    /* The walk of attn_at(), on an array that is written. */
+    attn_reason *to =
+        (attn_reason *)((char *)verdict->reasons + (size_t)index * verdict->reasons->struct_size);
+    uint32_t size = to->struct_size;
+    memcpy(to, reason, size < sizeof *reason ? size : sizeof *reason);
+    to->struct_size = size;
+}
+
+void verdict_refuse(attn_verdict *verdict, uint32_t code, uint32_t field, const char *accepted,
+                    const char *got_format, ...)
+{
+    attn_reason reason = {.struct_size = sizeof reason, .code = code, .field = field};
+    va_list args;
+    va_start(args, got_format);
+    vsnprintf(reason.got, sizeof reason.got, got_format, args);
+    va_end(args);
+    snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
+    refuse(verdict, &reason);
+}
+
+void verdict_refuse_with(attn_verdict *verdict, uint32_t field, uint32_t with_field,
+                         const char *accepted, const char *got_format, ...)
+{
+    attn_reason reason = {.struct_size = sizeof reason,
+                          .code = ATTN_REASON_COMBINATION,
+                          .field = field,
+                          .with_field = with_field};
+    va_list args;
+    va_start(args, got_format);
+    vsnprintf(reason.got, sizeof reason.got, got_format, args);
+    va_end(args);
+    snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
+    refuse(verdict, &reason);
+}
+
+void verdict_end(const attn_verdict *verdict, attn_verdict *given)
+{
+    uint32_t size = given->struct_size;
+    memcpy(given, verdict, size < sizeof *verdict ? size : sizeof *verdict);
+    given->struct_size = size;
+}
+
+const char *verdict_field_name(uint32_t field)
+{
+    static const char *const names[ATTN_FIELD_COUNT] = {
+        [ATTN_FIELD_NONE] = "",
+#define FIELD_NAME(name, value, text) [value] = text,
+        ATTN_FIELD_MAP(FIELD_NAME)
+#undef FIELD_NAME
+    };
+    return field < ATTN_FIELD_COUNT && names[field] ? names[field] : "";
+}
+
+const char *verdict_dtype_name(attn_dtype dtype)
+{
+    static const struct {
+        attn_dtype dtype;
+        const char *name;
+    } names[] = {
+        {ATTN_DTYPE_NONE, "absent"}, {ATTN_I32, "i32"},           {ATTN_I64, "i64"},
+        {ATTN_U8, "u8"},             {ATTN_U16, "u16"},           {ATTN_F16, "fp16"},
+        {ATTN_F32, "fp32"},          {ATTN_F64, "fp64"},          {ATTN_BF16, "bf16"},
+        {ATTN_FP8_E4M3, "fp8_e4m3"}, {ATTN_FP8_E5M2, "fp8_e5m2"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (names[i].dtype == dtype)
+            return names[i].name;
+    return "unknown";
+}

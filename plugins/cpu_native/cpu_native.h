@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_native.h: the data structures of the plugin, in the order in which they come to be.
+ *
+ *   cpu_options   from the ini                          plugin.c
+ *   attn_instance layer groups of a model               instance.c, after query.c said yes
+ *   attn_metadata a planned batch, one group_plan each  memory.c lays it out, plan.c fills it
+ *   layer_call    one layer's operands, checked         operands.c
+ *   unit          rows and keys that a worker does      attend.c
+ *
+ * Work of a layer: tiles of rows, times KV heads. A tile's keys are cut at multiples of
+ * options.kv_split_tokens; each split gives a partial result, and partials are merged in order of
+ * the keys. Who computes the splits does not change a bit, so tiles that would keep one worker busy
+ * for too long are shared out by splits, and are merged in a second step.
+ */
+#ifndef CPU_NATIVE_H
+#define CPU_NATIVE_H
+
+#include "attn_plugin.h"
+#include "kernels.h"
+#include "visibility.h"
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+enum { CPU_ISA_AUTO = 0, CPU_ISA_GENERIC = 1, CPU_ISA_AVX2 = 2, CPU_ISA_AVX512 = 3 };
+
+typedef struct cpu_options {
+    int32_t isa;         /* CPU_ISA_* */
+    int32_t split;       /* keys between two cuts, a multiple of TILE_KEYS */
+    uint32_t index_forms; /* ATTN_INDEX_* */
+} cpu_options;
+
+/* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */
+attn_status cpu_options_read(const attn_options *given, cpu_options *options, attn_error *error);
+
+extern const attn_backend_type cpu_native_type;
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+attn_status cpu_query(const attn_backend_type *type, const attn_options *options,
+                      const attn_services *services, const attn_problem *problem,
+                      attn_verdict *verdict, attn_error *error);
+
+/* UNSUPPORTED, with the first reason, if query says no. */
+attn_status cpu_require(const attn_options *options, const attn_services *services,
+                        const attn_problem *problem, attn_error *error);
+
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
+attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+typedef struct cpu_layer {
+    int32_t layer_id;
+    int32_t kv_read_only;
+} cpu_layer;
+
+/* A layer group, as far as it matters here. */
+typedef struct cpu_group {
+    uint32_t attn_type; /* ATTN_TYPE_* */
+    int32_t kv_group;
+    int32_t kv_heads;
+    int32_t ratio; /* query heads of a KV head */
+    int32_t dim;
+    int32_t v_dim;
+    int32_t window_left;
+    int32_t window_right;
+    int32_t chunk;
+    int32_t page_size;
+    int32_t hnd; /* layout kv.hnd/1, else kv.nhd/1 */
+    int32_t has_sinks;
+    score_rule rule;
+    uint32_t scale_granularity;
+    attn_dtype q_dtype;
+    attn_dtype kv_dtype;
+    attn_dtype out_dtype;
+    const fp8_format *fp8; /* of the cache; NULL = not quantised */
+    float decode[256];     /* fp8: values of all codes */
+    uint32_t num_layers;
+    cpu_layer *layers;
+} cpu_group;
+
+enum { MAX_GROUPS = 64 }; /* of an instance; more than any model has */
+
+struct attn_instance {
+    const attn_services *services;
+    const cpu_kernels *kernels;
+    cpu_options options;
+    uint32_t num_groups;
+    cpu_group *groups; /* the groups and their layers lie behind the instance */
+};
+
+attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
+                       uint32_t num_problems, const attn_options *options,
+                       const attn_services *services, attn_instance **instance,
+                       attn_error *error);
+void cpu_destroy(attn_instance *instance);
+uint32_t cpu_index_forms(attn_instance *instance);
+
+/* A group from a problem; layers are left to the caller. */
+void cpu_group_init(cpu_group *group, const attn_problem *problem);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* A sequence of a batch in a layer group. Rows are absolute. */
+typedef struct cpu_sequence {
+    int32_t first_row; /* of queries */
+    int32_t q_len;
+    int32_t prefix_len; /* position of query 0 */
+    int32_t kv_len;
+    int32_t num_new; /* rows of new keys, the last of kv_len; may exceed it in padding */
+    int32_t first_new;
+} cpu_sequence;
+
+/* What one task does for one KV head: rows [row, row + rows) of a sequence (row r is query
+ * r / ratio, query head r % ratio) against the keys of the splits [first_split, end_split). */
+typedef struct work_unit {
+    int32_t seq;
+    int32_t row;
+    int32_t rows;
+    int32_t first_split;
+    int32_t end_split;
+    int32_t num_parts;   /* partial results of this unit for each KV head; 0 = it writes outputs */
+    int64_t part;        /* rows of partial results before those of this unit, per KV head */
+} work_unit;
+
+/* How a layer group works on a batch. */
+typedef struct group_plan {
+    cpu_sequence *sequences; /* [bounds.max_seqs] */
+    work_unit *units;         /* tasks / kv_heads */
+    work_unit *merges;        /* tiles in several units: num_parts splits from `part` on */
+    int32_t num_units;
+    int32_t num_merges;
+    int64_t part_rows;   /* rows of partial results for each KV head */
+    int32_t new_first;   /* rows of new keys: [new_first, new_end) */
+    int32_t new_end;
+    int32_t row_end;     /* most rows that q, out and lse must have */
+    int32_t pad_first;   /* rows of no sequence: [pad_first, pad_end) */
+    int32_t pad_end;
+    int32_t reads_prefix; /* some keys are not among the new ones */
+    int32_t short_seq;    /* a sequence with fewer keys than new ones, padding aside; -1 = none */
+    uint32_t index_form; /* the one that is read; 0 = no cache */
+    attn_kv_batch kv;
+} group_plan;
+
+/* What a group's plan and scratch are sized for. */
+typedef struct group_capacity {
+    int64_t units;
+    int64_t merges;
+    int64_t part_rows;   /* for all KV heads together */
+    int64_t part_stride; /* floats of a row of partial results */
+    int64_t worker_bytes;
+} group_capacity;
+
+struct attn_metadata {
+    attn_instance *instance;
+    attn_bounds bounds;
+    group_plan *plans;           /* [num_groups] */
+    group_capacity *capacities;  /* [num_groups] */
+    char *scratch;               /* a part for each worker, then partial results */
+    uint64_t worker_bytes;
+    int32_t planned;
+    attn_batch batch; /* its scalars and device arrays */
+    attn_mask mask;
+    attn_multi_item multi_item;
+};
+
+group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *options,
+                                  uint32_t num_workers, const attn_bounds *bounds);
+/* Bytes of scratch for such groups: the most that one of them needs. */
+uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uint32_t num_workers);
+
+/* Bytes of host metadata. */
+uint64_t cpu_metadata_bytes(const group_capacity *capacities, uint32_t count,
+                            const attn_bounds *bounds);
+
+attn_status cpu_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                              attn_memory_size *size, attn_error *error);
+attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                const attn_memory *memory, attn_metadata **metadata,
+                                attn_error *error);
+void cpu_metadata_destroy(attn_metadata *metadata);
+attn_status cpu_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                      attn_stream stream, attn_error *error);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+/* The strides of a cache, in bytes, whatever its layout. */
+typedef struct cache_view {
+    char *data;
+    int64_t page;
+    int64_t token;
+    int64_t head;
+    int64_t num_pages;
+    const float *scales; /* fp8: one, or one for each KV head */
+} cache_view;
+
+/* One layer's operands. A view's data is NULL where the operand is absent. */
+typedef struct layer_call {
+    const attn_instance *instance;
+    const attn_metadata *metadata;
+    const cpu_group *group;
+    const group_plan *plan;
+    const group_capacity *capacity;
+    const attn_tensor *q;
+    const attn_tensor *k;
+    const attn_tensor *v;
+    const attn_tensor *out;
+    const attn_tensor *lse;
+    cache_view k_cache;
+    cache_view v_cache;
+    const float *sinks;  /* NULL = none, or to be omitted */
+    const float *slopes; /* NULL = no ALiBi */
+    int32_t save;
+    /* The first key or row found to lie outside the cache. */
+    uint32_t fault_claimed;
+    int32_t fault_seq; /* -1: fault_at is a row of out_cache_loc */
+    int64_t fault_at;
+    int64_t fault_slot;
+} layer_call;
+
+/* Check the operands of a call. INVALID_ARGUMENT names the role. */
+attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t layer_id,
+                          const attn_forward_args *args, attn_error *error);
+
+/* Tasks for parallel_for; `arg` is a layer_call. */
+attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker);
+attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker);
+attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
+
+/* Tasks of cpu_save_task. */
+int64_t cpu_save_tasks(const layer_call *call);
+
+/* Remember where a slot was out of the cache, and return what the task then returns. */
+attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot);
+
+/* What the queries of a planned sequence see. */
+void cpu_visibility(const attn_metadata *metadata, const cpu_group *group,
+                    const group_plan *plan, int32_t seq, visibility *v);
+
+attn_status cpu_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream,
+                               attn_error *error);
+attn_status cpu_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream,
+                               attn_error *error);
+
+/* Address of a new key or value. */
+static inline const char *new_row(const attn_tensor *tensor, int64_t row, int32_t head)
+{
+    return (const char *)tensor->data + tensor->byte_offset +
+           (row * tensor->strides[0] + head * tensor->strides[1]) *
+               (int64_t)attn_dtype_size(tensor->dtype);
+}
+
+#endif /* CPU_NATIVE_H */

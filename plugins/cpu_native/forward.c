@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: one layer: check the call, save new KV, attend, merge. When it returns all is done.
+ */
+#include "cpu_native.h"
+
+#include "plugins/common/operand.h"
+#include "plugins/common/plugin_error.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Several workers may find one; the first tells. */
+attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot)
+{
+    uint32_t unclaimed = 0;
+    if (__atomic_compare_exchange_n(&call->fault_claimed, &unclaimed, 1, 0, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED)) {
+        call->fault_seq = seq;
+        call->fault_at = at;
+        call->fault_slot = slot;
+    }
+    return ATTN_INVALID_ARGUMENT;
+}
+
+static attn_status fault_message(const layer_call *call, attn_error *error)
+{
+    long long last = call->k_cache.num_pages * call->group->page_size - 1;
+    if (call->fault_seq < 0)
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                 "cpu_native: out_cache_loc[%lld] is %lld: accepted -1..%lld",
+                                 (long long)call->fault_at, (long long)call->fault_slot, last);
+    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                             "cpu_native: key %lld of sequence %d is in slot %lld: accepted "
+                             "0..%lld",
+                             (long long)call->fault_at, call->fault_seq,
+                             (long long)call->fault_slot, last);
+}
+
+/* Run `count` tasks; a single one, here. */
+static attn_status run(layer_call *call, int64_t count, attn_task task, attn_error *error)
+{
+    const attn_services *services = call->instance->services;
+    attn_status status = ATTN_OK;
+    if (count == 1)
+        status = task(call, 0, 0);
+    else if (count > 1)
+        status = services->parallel_for(services->ctx, count, task, call);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    if (call->fault_claimed)
+        return fault_message(call, error);
+    return plugin_fail(error, status, "cpu_native: parallel_for failed with status %d", status);
+}
+
+/* Rows of no sequence are padding, whose output has to be finite. */
+static void clear_padding(const layer_call *call)
+{
+    const cpu_group *group = call->group;
+    int64_t element = attn_dtype_size(group->out_dtype);
+    for (int64_t row = call->plan->pad_first; row < call->plan->pad_end; row++)
+        for (int32_t head = 0; head < group->kv_heads * group->ratio; head++) {
+            memset(operand_data(call->out) +
+                       (row * call->out->strides[0] + head * call->out->strides[1]) * element,
+                   0, (size_t)(group->v_dim * element));
+            if (call->lse)
+                *(float *)(void *)(operand_data(call->lse) + (row * call->lse->strides[0] +
+                                                              head * call->lse->strides[1]) *
+                                                                 4) = -INFINITY;
+        }
+}
+
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *args, attn_error *error)
+{
+    layer_call call;
+    if (!metadata || !args)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: metadata or args is NULL");
+    if (!metadata->planned)
+        return plugin_fail(error, ATTN_BAD_STATE, "cpu_native: forward before a batch was planned");
+    if (metadata->batch.mode == ATTN_MODE_IDLE)
+        return ATTN_OK;
+    if (decode != (metadata->batch.mode == ATTN_MODE_DECODE))
+        return plugin_fail(error, ATTN_BAD_STATE, "cpu_native: %s for a batch of mode %u",
+                           decode ? "forward_decode" : "forward_extend", metadata->batch.mode);
+    attn_status status = cpu_call_init(&call, metadata, layer_id, args, error);
+    if (status != ATTN_OK)
+        return status;
+    const int64_t heads = call.group->kv_heads;
+    status = run(&call, cpu_save_tasks(&call), cpu_save_task, error);
+    if (status == ATTN_OK)
+        status = run(&call, call.plan->num_units * heads, cpu_attend_task, error);
+    if (status == ATTN_OK)
+        status = run(&call, call.plan->num_merges * heads, cpu_merge_task, error);
+    if (status == ATTN_OK)
+        clear_padding(&call);
+    return status;
+}
+
+attn_status cpu_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream,
+                               attn_error *error)
+{
+    (void)stream;
+    return forward(metadata, 0, layer_id, args, error);
+}
+
+attn_status cpu_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream,
+                               attn_error *error)
+{
+    (void)stream;
+    return forward(metadata, 1, layer_id, args, error);
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: an instance is one block: the instance, its groups, their layers.
+ */
+#include "cpu_native.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+/* What this processor and its operating system allow. */
+static int has_isa(int32_t isa)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (isa == CPU_ISA_AVX2)
+        return avx2;
+    if (isa == CPU_ISA_AVX512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+    return isa == CPU_ISA_GENERIC;
+}
+
+/* From the widest down; what the compiler could not build is not there. */
+static const struct {
+    int32_t isa;
+    const cpu_kernels *kernels;
+} builds[] = {
+#ifdef CPU_NATIVE_AVX512
+    {CPU_ISA_AVX512, &cpu_kernels_avx512},
+#endif
+#ifdef CPU_NATIVE_AVX2
+    {CPU_ISA_AVX2, &cpu_kernels_avx2},
+#endif
+    {CPU_ISA_GENERIC, &cpu_kernels_generic},
+};
+
+static attn_status choose_kernels(int32_t isa, const cpu_kernels **kernels, attn_error *error)
+{
+    for (size_t i = 0; i < sizeof builds / sizeof builds[0]; i++) {
+        if ((isa != CPU_ISA_AUTO && isa != builds[i].isa) || !has_isa(builds[i].isa))
+            continue;
+        *kernels = builds[i].kernels;
+        return ATTN_OK;
+    }
+    return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_CPU_ISA,
+                             "cpu_native: option isa: this processor or this build has no %s: "
+                             "accepted auto, generic",
+                             isa == CPU_ISA_AVX512 ? "avx512" : "avx2");
+}
+
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+void cpu_group_init(cpu_group *group, const attn_problem *problem)
+{
+    const attn_layer_group *from = problem->group;
+    *group = (cpu_group){
+        .attn_type = from->attn_type,
+        .kv_group = from->kv_group,
+        .kv_heads = from->num_kv_heads,
+        .ratio = from->num_q_heads / from->num_kv_heads,
+        .dim = from->head_dim,
+        .v_dim = from->v_head_dim,
+        .window_left = from->window_left,
+        .window_right = from->window_right,
+        .chunk = from->attention_chunk,
+        .page_size = problem->page_size,
+        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .has_sinks = (from->flags & ATTN_GROUP_HAS_SINKS) != 0,
+        .rule = {.scale = from->sm_scale,
+                 .cap = from->logit_cap,
+                 .has_alibi = (from->flags & ATTN_GROUP_HAS_ALIBI) != 0},
+        .scale_granularity = from->kv_scale_granularity,
+        .q_dtype = problem->q_dtype,
+        .kv_dtype = problem->kv_dtype,
+        .out_dtype = problem->out_dtype,
+        .num_layers = from->num_layers,
+    };
+    if (problem->kv_dtype == ATTN_FP8_E4M3)
+        group->fp8 = &fp8_e4m3;
+    else if (problem->kv_dtype == ATTN_FP8_E5M2)
+        group->fp8 = &fp8_e5m2;
+    for (int code = 0; group->fp8 && code < 256; code++)
+        group->decode[code] = fp8_to_f32((uint8_t)code, group->fp8);
+}
+
+static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < num_problems; i++)
+        count += ((const attn_problem *)attn_at(problems, i))->group->num_layers;
+    return count;
+}
+
+static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
+                               attn_error *error)
+{
+    cpu_layer *layers = (cpu_layer *)(instance->groups + instance->num_groups), *next = layers;
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        cpu_group_init(&instance->groups[i], problem);
+        instance->groups[i].layers = next;
+        for (uint32_t n = 0; n < problem->group->num_layers; n++, next++) {
+            const attn_layer *layer = attn_at(problem->group->layers, n);
+            next->layer_id = layer->layer_id;
+            next->kv_read_only = (layer->flags & ATTN_LAYER_KV_READ_ONLY) != 0;
+            for (const cpu_layer *other = layers; other < next; other++)
+                if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
+                    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                             "cpu_native: layer_id %d twice, or below 0",
+                                             layer->layer_id);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
+                       uint32_t num_problems, const attn_options *options,
+                       const attn_services *services, attn_instance **instance, attn_error *error)
+{
+    (void)type;
+    cpu_options read;
+    const cpu_kernels *kernels = NULL;
+    if (!problems || num_problems == 0 || !services || !instance)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
+                           "cpu_native: problems, services or instance is missing");
+    if (num_problems > MAX_GROUPS)
+        return plugin_fail(error, ATTN_UNSUPPORTED, "cpu_native: %u layer groups: accepted 1..%d",
+                           num_problems, MAX_GROUPS);
+    attn_status status = cpu_options_read(options, &read, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = cpu_require(options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK)
+        status = choose_kernels(read.isa, &kernels, error);
+    if (status != ATTN_OK)
+        return status;
+
+    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(cpu_group) +
+                    (uint64_t)count_layers(problems, num_problems) * sizeof(cpu_layer);
+    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+    if (!made)
+        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                           "cpu_native: no memory for an instance of %llu bytes",
+                           (unsigned long long)size);
+    *made = (attn_instance){.services = services,
+                            .kernels = kernels,
+                            .options = read,
+                            .num_groups = num_problems,
+                            .groups = (cpu_group *)(made + 1)};
+    status = fill_groups(made, problems, error);
+    if (status != ATTN_OK) {
+        cpu_destroy(made);
+        return status;
+    }
+    *instance = made;
+    return ATTN_OK;
+}
+
+void cpu_destroy(attn_instance *instance)
+{
+    if (instance)
+        instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+uint32_t cpu_index_forms(attn_instance *instance)
+{
+    return instance->options.index_forms;
+}

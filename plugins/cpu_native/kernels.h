@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels.h: the inner loops, compiled once for each instruction set.
+ *
+ * Attention is done on tiles: up to TILE_ROWS rows (query, query head) of one KV head against
+ * TILE_KEYS keys. A tile of keys is packed into panels of PANEL columns, [panel][depth][PANEL]
+ * fp32, so that both products read memory in order whatever the cache looks like:
+ *
+ *   S = Q K^T   columns are keys,               depth is the head's dimension
+ *   O = P V     columns are elements of values, depth is the key
+ *
+ * Both products add up in the order of the depth, element by element, by whatever shape of register
+ * block; keys that a row does not see add exact zeros or are left out, which is the same. So a row's
+ * bits depend on its query and its keys alone: not on the tile, the batch or the worker.
+ *
+ * What a row sees of a tile of keys is one word, bit j for key j: hence TILE_KEYS = 64.
+ */
+#ifndef CPU_NATIVE_KERNELS_H
+#define CPU_NATIVE_KERNELS_H
+
+#include "attn_types.h"
+#include "convert.h"
+
+enum {
+    TILE_KEYS = 64,
+    TILE_ROWS = 96, /* packing costs 5 % of an fp32 prefill at this; a multiple of 6 */
+    PANEL = 16,     /* floats: a cache line */
+    MAX_DIM = 512
+};
+
+/* `n` rounded up to whole panels. */
+static inline int32_t panel_round(int32_t n)
+{
+    return (n + PANEL - 1) / PANEL * PANEL;
+}
+
+/* How a key or value is turned into fp32. */
+typedef struct row_format {
+    attn_dtype dtype;
+    const fp8_format *stored_as; /* new keys of a quantised cache: round as if stored; else NULL */
+    const float *decode;         /* fp8: [256] values of all codes, before the scale */
+    float scale;                 /* of a quantised cache */
+} row_format;
+
+/* Where a tile's keys, or values, lie. */
+typedef struct tile_source {
+    const void *rows[TILE_KEYS]; /* NULL: nobody sees it and nothing is read; zeros are packed */
+    uint64_t fresh;              /* bit j: row j comes from the arguments, else from the cache */
+    row_format formats[2];       /* of the cache, of the arguments */
+} tile_source;
+
+/* What makes a score of q.k. */
+typedef struct score_rule {
+    float scale;
+    float cap;     /* 0 = off */
+    int has_alibi; /* slopes and positions hold */
+} score_rule;
+
+/* The rows of a tile and what is known of them so far. Arrays of TILE_ROWS. */
+typedef struct row_block {
+    int32_t rows;
+    int32_t dim;          /* of queries and keys */
+    int32_t value_stride; /* of acc: v_head_dim in whole panels */
+    float *query;         /* [rows][dim] */
+    float *scores;        /* [rows][TILE_KEYS] of the tile at hand; then probabilities */
+    float *acc;           /* [rows][value_stride] sum of exp(score - max) v */
+    float *max;           /* -inf before the first key */
+    float *sum;           /* of exp(score - max) */
+    float *slope;
+    float *position;
+    uint64_t *visible; /* of the tile at hand */
+} row_block;
+
+typedef struct cpu_kernels {
+    const char *name;
+
+    /* n elements of `row` as fp32. */
+    void (*convert)(const void *row, const row_format *format, int32_t n, float *to);
+
+    /* Pack 64 keys of `dim` elements, transposed: [4][dim][PANEL]. temp: [16 * MAX_DIM]. */
+    void (*pack_keys)(const tile_source *source, int32_t dim, float *temp, float *panels);
+
+    /* Pack 64 values of `dim` elements: [dim / PANEL, rounded up][64][PANEL], zeros behind dim.
+     * Returns 1 if an element is not finite: then a probability of 0 does not hide it. */
+    int (*pack_values)(const tile_source *source, int32_t dim, float *temp, float *panels);
+
+    /* scores = Q K^T where a row of the register block sees something; elsewhere undefined. */
+    void (*score)(const row_block *block, const float *key_panels);
+
+    /* Scores to probabilities: rule, mask, new maximum; acc, max and sum are brought up to date.
+     * key_positions: [64], read with ALiBi. */
+    void (*softmax)(const row_block *block, const score_rule *rule, const float *key_positions);
+
+    /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values told so). */
+    void (*accumulate)(const row_block *block, const float *value_panels, int exact);
+
+    /* Merge partial (acc, max, sum) of one row into another one by log-sum-exp. */
+    void (*merge)(float *acc, float *max, float *sum, const float *part, float part_max,
+                  float part_sum, int32_t n);
+
+    /* n elements of acc, times factor, in `dtype`; never a negative zero. */
+    void (*store)(const float *acc, float factor, attn_dtype dtype, int32_t n, void *to);
+} cpu_kernels;
+
+extern const cpu_kernels cpu_kernels_generic;
+#ifdef CPU_NATIVE_AVX2
+extern const cpu_kernels cpu_kernels_avx2;
+#endif
+#ifdef CPU_NATIVE_AVX512
+extern const cpu_kernels cpu_kernels_avx512;
+#endif
+
+#endif /* CPU_NATIVE_KERNELS_H */

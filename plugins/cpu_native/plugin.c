@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.c: cpu_native, attention on the host's processor: what it is called, what can be set, and
+ * the one exported function.
+ *
+ * The plugin to read first, and to copy. A reader meets:
+ *
+ *   1. plugin.c      options and tables
+ *   2. query.c       what it can do
+ *   3. instance.c    an instance for a model's layer groups
+ *   4. memory.c      what a batch needs in memory
+ *   5. plan.c        a batch cut into units of work
+ *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
+ *   7. kernels.inc   the inner loops
+ */
+#include "cpu_native.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+static const char *const isa_choices[] = {"auto", "generic", "avx2", "avx512"};
+static const char *const index_choices[] = {"any", "req_to_token", "block_table", "csr"};
+
+enum { DEFAULT_SPLIT = 512 };
+
+static const attn_option options_declared[] = {
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_ENUM,
+     .key = "isa",
+     .default_text = "auto",
+     .min = 1,
+     .num_choices = 4,
+     .choices = isa_choices,
+     .doc = "instruction set of the kernels; auto = the widest that this processor has"},
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_INT,
+     .key = "kv_split_tokens",
+     .default_text = "512",
+     .min = TILE_KEYS,
+     .max = 1 << 20,
+     .unit = "tokens",
+     .doc = "keys between two cuts of a long sequence, a multiple of 64; results depend on it"},
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_ENUM,
+     .key = "kv_index",
+     .default_text = "any",
+     .min = 1,
+     .num_choices = 4,
+     .choices = index_choices,
+     .doc = "form of KV indices to ask for; any = whichever of the three is given"},
+};
+
+static attn_status read_split(const attn_option_value *value, cpu_options *options,
+                              attn_error *error)
+{
+    if (value->integer < TILE_KEYS || value->integer > 1 << 20 || value->integer % TILE_KEYS != 0)
+        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                 "%s: kv_split_tokens = %lld: accepted 64..1048576/64",
+                                 value->place, (long long)value->integer);
+    options->split = (int32_t)value->integer;
+    return ATTN_OK;
+}
+
+/* Index of an ENUM's value among its choices. */
+static attn_status read_choice(const attn_option_value *value, int64_t *choice, attn_error *error)
+{
+    if (value->integer < 0 || value->integer > 3)
+        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                 "%s: %s: choice %lld: accepted 0..3", value->place, value->key,
+                                 (long long)value->integer);
+    *choice = value->integer;
+    return ATTN_OK;
+}
+
+attn_status cpu_options_read(const attn_options *given, cpu_options *options, attn_error *error)
+{
+    const uint32_t all = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR;
+    int64_t isa = CPU_ISA_AUTO, form = 0;
+    attn_status status = ATTN_OK;
+    options->split = DEFAULT_SPLIT;
+    for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
+        const attn_option_value *value = attn_at(given->values, i);
+        if (strcmp(value->key, "isa") == 0)
+            status = read_choice(value, &isa, error);
+        else if (strcmp(value->key, "kv_index") == 0)
+            status = read_choice(value, &form, error);
+        else if (strcmp(value->key, "kv_split_tokens") == 0)
+            status = read_split(value, options, error);
+    }
+    options->isa = (int32_t)isa;
+    options->index_forms = form == 0 ? all : 1u << (form - 1);
+    return status;
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
+
+static const void *get_extension(attn_instance *instance, const char *id)
+{
+    (void)instance;
+    (void)id;
+    return NULL;
+}
+
+static const attn_backend_ops ops = {
+    .struct_size = sizeof(attn_backend_ops),
+    .destroy = cpu_destroy,
+    .index_forms = cpu_index_forms,
+    .metadata_size = cpu_metadata_size,
+    .metadata_create = cpu_metadata_create,
+    .init_forward_metadata = cpu_init_forward_metadata,
+    .metadata_destroy = cpu_metadata_destroy,
+    .forward_extend = cpu_forward_extend,
+    .forward_decode = cpu_forward_decode,
+    .get_extension = get_extension,
+};
+
+const attn_backend_type cpu_native_type = {
+    .struct_size = sizeof(attn_backend_type),
+    .name = "cpu_native",
+    .doc = "softmax attention on the processor, fp32 sums, any mask, any page size",
+    .num_options = sizeof options_declared / sizeof options_declared[0],
+    .num_layouts = sizeof layouts / sizeof layouts[0],
+    .options = options_declared,
+    .layouts = layouts,
+    .ops = &ops,
+    .query = cpu_query,
+    .create = cpu_create,
+};
+
+static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
+{
+    if (index != 0)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
+    *type = &cpu_native_type;
+    return ATTN_OK;
+}
+
+ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
+                                          attn_error *error)
+{
+    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
+        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
+                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
+    attn_plugin mine = {
+        .struct_size = plugin->struct_size,
+        .abi_major = ATTN_ABI_MAJOR,
+        .abi_minor = ATTN_ABI_MINOR,
+        .num_backends = 1,
+        .name = "cpu_native",
+        .version = "0.1.0",
+        .vendor = "attnhost",
+        .doc = "attention on the host's processor",
+        .build = __VERSION__,
+        .describe = describe,
+    };
+    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
+    return ATTN_OK;
+}

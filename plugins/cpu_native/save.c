@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * save.c: new keys and values into the cache, before anything is read.
+ */
+#include "cpu_native.h"
+
+#include <string.h>
+
+enum { ROWS_PER_TASK = 64 };
+
+int64_t cpu_save_tasks(const layer_call *call)
+{
+    int64_t rows = (int64_t)call->plan->new_end - call->plan->new_first;
+    return call->save ? (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK : 0;
+}
+
+/* One head of one row: copied, or quantised as DESIGN's row "quantised KV" tells: an fp32 division
+ * by the scale, one rounding. */
+static void save_head(const layer_call *call, const void *from, const cache_view *cache,
+                      int32_t head, int32_t dim, char *to)
+{
+    const cpu_group *group = call->group;
+    float x[MAX_DIM];
+    if (!group->fp8) {
+        memcpy(to, from, (size_t)dim * attn_dtype_size(group->kv_dtype));
+        return;
+    }
+    float scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0];
+    row_format format = {.dtype = group->q_dtype};
+    call->instance->kernels->convert(from, &format, dim, x);
+    for (int32_t d = 0; d < dim; d++)
+        ((uint8_t *)to)[d] = f32_to_fp8(x[d] / scale, group->fp8);
+}
+
+static void save_row(const layer_call *call, const attn_tensor *rows, int64_t row, int64_t slot,
+                     const cache_view *cache, int32_t dim)
+{
+    int64_t page = slot / call->group->page_size, offset = slot % call->group->page_size;
+    char *to = cache->data + page * cache->page + offset * cache->token;
+    for (int32_t head = 0; head < call->group->kv_heads; head++)
+        save_head(call, new_row(rows, row, head), cache, head, dim, to + head * cache->head);
+}
+
+attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
+{
+    layer_call *call = arg;
+    const group_plan *plan = call->plan;
+    const int64_t *slots = plan->kv.out_cache_loc.device;
+    int64_t first = plan->new_first + task * ROWS_PER_TASK, end = first + ROWS_PER_TASK;
+    (void)worker;
+    for (int64_t row = first; row < end && row < plan->new_end; row++) {
+        int64_t slot = slots[row];
+        if (slot == -1)
+            continue;
+        if (slot < 0 || slot / call->group->page_size >= call->k_cache.num_pages)
+            return cpu_call_fault(call, -1, row, slot);
+        save_row(call, call->k, row, slot, &call->k_cache, call->group->dim);
+        save_row(call, call->v, row, slot, &call->v_cache, call->group->v_dim);
+    }
+    return ATTN_OK;
+}

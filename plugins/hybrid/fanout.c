@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fanout.h"
+
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+#include "plugins/common/verdict.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed)
+{
+    COPY_SIZED(narrowed, bounds);
+    narrowed->modes = modes;
+    if (modes != ATTN_MODE_BIT(ATTN_MODE_DECODE))
+        return;
+    narrowed->max_q_len = 1;
+    if (narrowed->max_seqs > 0 &&
+        (narrowed->max_tokens == 0 || narrowed->max_tokens > narrowed->max_seqs))
+        narrowed->max_tokens = narrowed->max_seqs;
+}
+
+void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_problem *narrowed)
+{
+    COPY_SIZED(&narrowed->problem, problem);
+    fanout_narrow_bounds(problem->bounds, modes, &narrowed->bounds);
+    narrowed->problem.bounds = &narrowed->bounds;
+    narrowed->problem.mla_expanded &= modes;
+}
+
+/* ---- Verdicts -------------------------------------------------------------------------------- */
+
+#define KEPT_BY_ALL (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT)
+
+void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
+{
+    verdict_begin(given, verdict);
+    verdict->graph_level = ATTN_GRAPH_ALWAYS;
+    verdict->notes = KEPT_BY_ALL;
+}
+
+static attn_reason *reason_at(const attn_verdict *verdict, uint32_t index)
+{
+    return (attn_reason *)((char *)verdict->reasons +
+                           (size_t)index * verdict->reasons->struct_size);
+}
+
+/* "child" before what the child may have put there for a child of its own: "child/inner". */
+static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, const char *name)
+{
+    for (uint32_t r = first; r < first + count && r < verdict->reasons_capacity; r++) {
+        attn_reason *reason = reason_at(verdict, r);
+        char path[2 * sizeof reason->child];
+        if (!ATTN_HAS(reason, attn_reason, child))
+            continue;
+        int length = snprintf(path, sizeof reason->child, "%s", name);
+        if (reason->child[0] && length >= 0 && (size_t)length < sizeof reason->child)
+            snprintf(path + length, sizeof path - (size_t)length, "/%.*s",
+                     (int)sizeof reason->child - 1, reason->child);
+        snprintf(reason->child, sizeof reason->child, "%.*s", (int)sizeof reason->child - 1, path);
+    }
+}
+
+static void merge_yes(const attn_verdict *child, attn_verdict *verdict)
+{
+    if (child->graph_level < verdict->graph_level)
+        verdict->graph_level = child->graph_level;
+    uint32_t kept = verdict->notes & child->notes & KEPT_BY_ALL;
+    verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)KEPT_BY_ALL);
+    verdict->reads_new_kv_unquantised |= child->reads_new_kv_unquantised;
+    if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)
+        verdict->graph_seq_len_fill = child->graph_seq_len_fill;
+    if (child->cost_hint > verdict->cost_hint)
+        verdict->cost_hint = child->cost_hint;
+    verdict->device_bytes += child->device_bytes;
+    verdict->pinned_bytes += child->pinned_bytes;
+    verdict->host_bytes += child->host_bytes;
+}
+
+attn_status fanout_verdict_add(const attn_services *services, const char *name,
+                               const attn_problem *problem, attn_verdict *verdict,
+                               attn_error *error)
+{
+    attn_verdict child = {.struct_size = sizeof child};
+    uint32_t written = verdict->num_reasons;
+    if (written < verdict->reasons_capacity) {
+        child.reasons = reason_at(verdict, written);
+        child.reasons_capacity = verdict->reasons_capacity - written;
+    }
+    attn_status status = services->child_query(services->ctx, name, problem, &child, error);
+    if (status != ATTN_OK)
+        return plugin_fail_prefix(error, status, "child %s", name);
+    if (child.supported) {
+        merge_yes(&child, verdict);
+        return ATTN_OK;
+    }
+    verdict->supported = 0;
+    verdict->num_reasons += child.num_reasons;
+    name_reasons(verdict, written, child.num_reasons, name);
+    return ATTN_OK;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static uint64_t align_up(uint64_t offset, uint64_t alignment)
+{
+    return alignment > 1 ? (offset + alignment - 1) / alignment * alignment : offset;
+}
+
+static int is_shared(uint32_t region)
+{
+    return region % ATTN_USE_COUNT == ATTN_USE_SCRATCH;
+}
+
+void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total)
+{
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        if (child->size[r] == 0)
+            continue;
+        if (child->alignment[r] > total->alignment[r])
+            total->alignment[r] = child->alignment[r];
+        if (!is_shared(r))
+            total->size[r] = align_up(total->size[r], child->alignment[r]) + child->size[r];
+        else if (child->size[r] > total->size[r])
+            total->size[r] = child->size[r];
+    }
+}
+
+void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *child,
+                         attn_memory_size *used, attn_memory *part)
+{
+    memset(part, 0, sizeof *part);
+    part->struct_size = sizeof *part;
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        if (child->size[r] == 0)
+            continue;
+        uint64_t offset = is_shared(r) ? 0 : align_up(used->size[r], child->alignment[r]);
+        part->base[r] = (char *)memory->base[r] + offset;
+        part->size[r] = child->size[r];
+        if (!is_shared(r))
+            used->size[r] = offset + child->size[r];
+    }
+}
+
+attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,
+                                attn_error *error)
+{
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        if (size->size[r] == 0)
+            continue;
+        if (!memory->base[r] || memory->size[r] < size->size[r]) {
+            if (error && ATTN_HAS(error, attn_error, needed))
+                error->needed = size->size[r];
+            return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
+                                     "memory region %u has %llu bytes: needed %llu", r,
+                                     (unsigned long long)memory->size[r],
+                                     (unsigned long long)size->size[r]);
+        }
+        if (size->alignment[r] > 1 && (uintptr_t)memory->base[r] % size->alignment[r] != 0)
+            return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
+                                     "memory region %u is misaligned: accepted multiples of %llu",
+                                     r, (unsigned long long)size->alignment[r]);
+    }
+    return ATTN_OK;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hybrid.h: the composites of this plugin.
+ */
+#ifndef HYBRID_H
+#define HYBRID_H
+
+#include "attn_plugin.h"
+
+/* hybrid_phase: one child for prefill, one for decode. */
+extern const attn_backend_type hybrid_phase_type;
+
+#endif /* HYBRID_H */

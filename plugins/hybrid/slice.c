@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "slice.h"
+
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+static void shift_i32(attn_i32_array *array, int64_t by)
+{
+    if (array->host)
+        array->host += by;
+    if (array->device)
+        array->device += by;
+}
+
+static void shift_i64(attn_i64_array *array, int64_t by)
+{
+    if (array->host)
+        array->host += by;
+    if (array->device)
+        array->device += by;
+}
+
+int slice_new_rows_follow_queries(const attn_kv_batch *kv)
+{
+    return !kv->kv_new_indptr.host && !kv->kv_new_indptr.device;
+}
+
+/* Sequences from `seq` on; new rows from `row` on where they are the query's. */
+static void shift_kv_group(attn_kv_batch *kv, int32_t seq, int32_t row)
+{
+    if (slice_new_rows_follow_queries(kv))
+        shift_i64(&kv->out_cache_loc, row);
+    shift_i32(&kv->kv_lens, seq);
+    shift_i32(&kv->kv_new_indptr, seq);
+    shift_i32(&kv->block_table, (int64_t)seq * kv->block_table_stride);
+    shift_i32(&kv->kv_indptr, seq);
+    shift_i32(&kv->last_page_len, seq);
+}
+
+static void shift_multi_item(attn_multi_item *items, int32_t seq)
+{
+    shift_i32(&items->prefix_lens, seq);
+    shift_i32(&items->max_item_len, seq);
+    if (items->token_pos)
+        items->token_pos += (int64_t)seq * items->token_pos_stride;
+}
+
+static void shift_state(attn_state_batch *state, int32_t seq, int32_t row)
+{
+    shift_i32(&state->slot, seq);
+    shift_i32(&state->dst_slot, seq);
+    shift_i32(&state->has_initial, seq);
+    shift_i32(&state->snapshots, row);
+}
+
+/* Copy all that hangs on a batch into the slice, so that it can be shifted there. KV groups beyond
+ * the capacity belong to layers that are not ours. */
+static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_error *error)
+{
+    attn_batch *to = &slice->batch;
+    COPY_SIZED(to, from);
+    if (to->num_decode_seqs < 0 || to->num_decode_seqs > to->num_seqs)
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                 "num_decode_seqs %d: accepted 0..%d", to->num_decode_seqs,
+                                 to->num_seqs);
+    if (to->num_kv_groups > slice->kv_capacity)
+        to->num_kv_groups = slice->kv_capacity;
+    for (uint32_t g = 0; g < to->num_kv_groups; g++)
+        COPY_SIZED(&slice->kv_groups[g], attn_at(to->kv_groups, g));
+    to->kv_groups = slice->kv_groups;
+    if (to->mask) {
+        COPY_SIZED(&slice->mask, to->mask);
+        to->mask = &slice->mask;
+    }
+    if (to->multi_item) {
+        COPY_SIZED(&slice->multi_item, to->multi_item);
+        to->multi_item = &slice->multi_item;
+    }
+    if (to->state) {
+        COPY_SIZED(&slice->state, to->state);
+        to->state = &slice->state;
+    }
+    /* A hint whose runs need not end where the slice does; and scalars that count the whole batch,
+     * which a graph would read, but a split batch is never captured. */
+    to->shared_prefix = NULL;
+    to->num_real_seqs_device = NULL;
+    to->num_real_tokens_device = NULL;
+    return ATTN_OK;
+}
+
+static int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t max_i32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
+                              attn_error *error)
+{
+    attn_status status = copy_batch(mixed, slice, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_batch *batch = &slice->batch;
+    batch->mode = ATTN_MODE_EXTEND;
+    batch->num_seqs -= mixed->num_decode_seqs;
+    batch->num_tokens = q_indptr ? q_indptr[batch->num_seqs] - q_indptr[0]
+                                 : mixed->num_tokens - mixed->num_decode_seqs;
+    batch->num_real_seqs = min_i32(mixed->num_real_seqs, batch->num_seqs);
+    batch->num_real_tokens = min_i32(mixed->num_real_tokens, batch->num_tokens);
+    batch->num_decode_seqs = 0;
+    return ATTN_OK;
+}
+
+attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
+                              int32_t *first_row, attn_error *error)
+{
+    attn_status status = copy_batch(mixed, slice, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_batch *batch = &slice->batch;
+    int32_t decode = mixed->num_decode_seqs, seq = mixed->num_seqs - decode;
+    int32_t row = q_indptr ? q_indptr[seq] : mixed->num_tokens - decode;
+    batch->mode = ATTN_MODE_DECODE;
+    batch->num_seqs = batch->num_tokens = decode;
+    batch->num_real_seqs = batch->num_real_tokens = max_i32(0, mixed->num_real_seqs - seq);
+    batch->num_decode_seqs = 0;
+    batch->max_q_len = 1;
+    shift_i32(&batch->seq_lens, seq);
+    shift_i32(&batch->prefix_lens, seq);
+    shift_i32(&batch->positions, row);
+    shift_i32(&batch->req_pool_indices, seq);
+    memset(&batch->q_indptr, 0, sizeof batch->q_indptr); /* DECODE reads none */
+    for (uint32_t g = 0; g < batch->num_kv_groups; g++)
+        shift_kv_group(&slice->kv_groups[g], seq, row);
+    if (batch->mask)
+        shift_i64(&slice->mask.indptr, seq);
+    if (batch->multi_item)
+        shift_multi_item(&slice->multi_item, seq);
+    if (batch->state)
+        shift_state(&slice->state, seq, row);
+    *first_row = row;
+    return ATTN_OK;
+}
+
+/* Roles with one row for each query, and roles with one row for each new key. */
+static const uint32_t query_roles = 1u << ATTN_ROLE_Q | 1u << ATTN_ROLE_OUT | 1u << ATTN_ROLE_LSE |
+                                    1u << ATTN_ROLE_Q_NOPE | 1u << ATTN_ROLE_Q_PE |
+                                    1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A |
+                                    1u << ATTN_ROLE_GATE_B | 1u << ATTN_ROLE_GATE_Z;
+static const uint32_t new_key_roles =
+    1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV | 1u << ATTN_ROLE_K_PE;
+
+static void shift_rows(const attn_tensor *from, int32_t first_row, attn_tensor *to)
+{
+    COPY_SIZED(to, from);
+    uint64_t bytes =
+        (uint64_t)first_row * (uint64_t)from->strides[0] * attn_dtype_size(from->dtype);
+    to->byte_offset += bytes;
+    to->shape[0] = from->shape[0] > first_row ? from->shape[0] - first_row : 0;
+    /* The row stride may be any multiple of the element; so may the alignment. */
+    while (to->alignment > 1 && bytes % to->alignment != 0)
+        to->alignment /= 2;
+}
+
+void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_follow_queries,
+                args_slice *slice)
+{
+    uint32_t shifted = query_roles | (new_rows_follow_queries ? new_key_roles : 0u);
+    COPY_SIZED(&slice->args, args);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        const attn_tensor *tensor = attn_operand(args, role);
+        slice->operands[role] = tensor;
+        if (tensor && shifted >> role & 1u) {
+            shift_rows(tensor, first_row, &slice->tensors[role]);
+            slice->operands[role] = &slice->tensors[role];
+        }
+    }
+    slice->args.operands = slice->operands;
+    slice->args.num_operands = ATTN_ROLE_COUNT;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * slice.h: the first or the last sequences of a batch, as a batch.
+ *
+ * Indptr values are absolute row numbers, so a slice shifts the pointers of per-sequence arrays and
+ * leaves rows where they are. A DECODE batch has no q_indptr (its row s belongs to sequence s), so
+ * the decode rows of a MIXED batch need their operands shifted as well: slice_args().
+ *
+ * Batches of sparse layers are not sliced: whether their indices are per head, and so how far apart
+ * two rows are, depends on the layer.
+ */
+#ifndef HYBRID_SLICE_H
+#define HYBRID_SLICE_H
+
+#include "attn_plugin.h"
+
+/* Storage of a slice: the batch and all it points to that is not the original's. */
+typedef struct batch_slice {
+    attn_batch batch;
+    attn_mask mask;
+    attn_multi_item multi_item;
+    attn_state_batch state;
+    attn_kv_batch *kv_groups; /* caller's, kv_capacity elements */
+    uint32_t kv_capacity;
+} batch_slice;
+
+/* Operands of a slice whose rows do not start at 0. */
+typedef struct args_slice {
+    attn_forward_args args;
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+} args_slice;
+
+/* The extend rows of a MIXED batch as an EXTEND batch. `q_indptr` is the batch's, where the host
+ * can read it; NULL = rows are counted from 0 and every row belongs to a sequence. INVALID_ARGUMENT
+ * if the batch has more decode sequences than sequences. */
+attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
+                              attn_error *error);
+
+/* The decode rows of a MIXED batch as a DECODE batch; its row 0 is row *first_row of the tensors.
+ */
+attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
+                              int32_t *first_row, attn_error *error);
+
+/* Do the new rows of this KV group lie where their queries lie? */
+int slice_new_rows_follow_queries(const attn_kv_batch *kv);
+
+/* `args` with every operand that has a row for each query shifted by `first_row`; also k, v and
+ * their kin where new_rows_follow_queries. */
+void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_follow_queries,
+                args_slice *slice);
+
+#endif /* HYBRID_SLICE_H */

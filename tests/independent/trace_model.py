@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a run must report, computed from the trace file alone.
+
+Shares no code with the host; written from the definitions. For a run with max_running_requests = 1
+(each request ends before the next one starts) and a KV pool so large that nothing is evicted:
+
+  requests       requests taken
+  input_tokens   sum of the scaled input lengths = prefill + prefix_hit - recomputed of any run
+  decode_tokens  sum of max(0, output - 1): the first output token comes from prefill
+  prefix_hit     tokens found in the prefix cache
+  rows           computed rows of one layer: input_tokens - prefix_hit + decode_tokens
+  rows_sampled   (with --sample) rows of all layers that the sample function takes
+
+The rows of a request with scaled lengths L, n and hit h, in each layer: prefill at positions
+[h, L), decode at positions [L, L + n - 1) (none for n = 0 and n = 1).
+"""
+import argparse
+import csv
+import datetime
+import json
+import math
+import sys
+
+BLOCK = 512
+WORD = 2**64 - 1
+
+
+def read_mooncake(path):
+    rows = []
+    with open(path, encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            row = json.loads(text)
+            arrival = math.floor(row["timestamp"] * 1000)
+            rows.append((arrival, line, row["input_length"], row["output_length"],
+                         row["hash_ids"]))
+    return rows
+
+
+def read_azure(path):
+    rows = []
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        for line, row in enumerate(csv.DictReader(file), 2):
+            seconds, _, fraction = row["TIMESTAMP"].partition(".")
+            moment = datetime.datetime.strptime(seconds, "%Y-%m-%d %H:%M:%S")
+            since = moment - datetime.datetime(1970, 1, 1)
+            micros = int((fraction + "000000")[:6])
+            arrival = (since.days * 86400 + since.seconds) * 10**6 + micros
+            rows.append((arrival, line, int(row["ContextTokens"]), int(row["GeneratedTokens"]), []))
+    return rows
+
+
+def read_trace(path, form):
+    if form == "auto":
+        with open(path, encoding="utf-8-sig") as file:
+            form = "mooncake" if file.read(65536).lstrip().startswith("{") else "azure"
+    rows = read_mooncake(path) if form == "mooncake" else read_azure(path)
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def scaled(length, scale):
+    return max(1, math.floor(length * scale)) if length else 0
+
+
+class SeenPrefixes:
+    """Every run of whole blocks from block 0 that a request so far had, as a tree of hash ids."""
+
+    def __init__(self):
+        self.root = {}
+
+    def longest(self, ids):
+        node, length = self.root, 0
+        while length < len(ids) and ids[length] in node:
+            node = node[ids[length]]
+            length += 1
+        return length
+
+    def add(self, ids):
+        node = self.root
+        for hash_id in ids:
+            node = node.setdefault(hash_id, {})
+
+
+def place_requests(rows, scale, page_size):
+    """(hit, L, n) of each request, in order of arrival."""
+    block = scaled(BLOCK, scale)
+    seen, requests = SeenPrefixes(), []
+    for _, _, length, output, ids in rows:
+        length, output = scaled(length, scale), scaled(output, scale)
+        whole = ids[:length // block]
+        reusable = min(seen.longest(whole) * block, length - 1)
+        requests.append((reusable // page_size * page_size, length, output))
+        seen.add(whole)
+    return requests
+
+
+def mix(x):
+    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & WORD
+    return x ^ x >> 31
+
+
+def absorb(state, word):
+    return mix((state + 0x9E3779B97F4A7C15 & WORD) ^ (word & WORD))
+
+
+def count_sampled(requests, seed, rate, layers):
+    threshold = math.floor(min(max(rate, 0.0), 1.0) * 2**53)
+    seeded = absorb(int.from_bytes(b"attnhost", "big"), seed)
+    count = 0
+    for request, (hit, length, output) in enumerate(requests):
+        of_request = absorb(seeded, request)
+        for position in range(hit, length + max(0, output - 1)):
+            of_position = absorb(of_request, position)
+            count += sum(absorb(of_position, layer) >> 11 < threshold for layer in range(layers))
+    return count
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace")
+    parser.add_argument("--format", choices=("auto", "mooncake", "azure"), default="auto")
+    parser.add_argument("--length-scale", type=float, default=1.0)
+    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--max-requests", type=int, default=0, help="0 = all")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="count no hits")
+    parser.add_argument("--sample", nargs=3, metavar=("SEED", "RATE", "LAYERS"))
+    options = parser.parse_args()
+    rows = read_trace(options.trace, options.format)
+    if options.max_requests:
+        rows = rows[:options.max_requests]
+    requests = place_requests(rows, options.length_scale, options.page_size)
+    if options.no_prefix_cache:
+        requests = [(0, length, output) for _, length, output in requests]
+    result = {
+        "requests": len(requests),
+        "input_tokens": sum(length for _, length, _ in requests),
+        "decode_tokens": sum(max(0, output - 1) for _, _, output in requests),
+        "prefix_hit": sum(hit for hit, _, _ in requests),
+    }
+    result["rows"] = result["input_tokens"] - result["prefix_hit"] + result["decode_tokens"]
+    if options.sample:
+        seed, rate, layers = options.sample
+        result["rows_sampled"] = count_sampled(requests, int(seed), float(rate), int(layers))
+    json.dump(result, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# installcheck.sh: the installed package by itself. The command finds its plugins; an author's plugin
+# and a program that embeds the host are built from the installed examples with what pkg-config says,
+# and run.
+# shellcheck disable=SC2086,SC2046,SC2016
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tap.sh"
+
+attnhost=$ATTNHOST_TEST_BINDIR/attnhost
+compiler=${CC:-cc}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+umask 022
+PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
+LD_LIBRARY_PATH=$ATTNHOST_TEST_LIBDIR
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+
+if test -n "$ATTNHOST_TEST_DESTDIR"; then
+    tap_skip "installed package" "pkg-config's paths do not know DESTDIR"
+    tap_end
+fi
+
+variable()
+{
+    pkg-config --variable="$1" attnhost-plugin
+}
+
+tap_try "attnhost-plugin.pc: the map file is installed" test -f "$(variable mapfile)"
+tap_try "attnhost-plugin.pc: plugindir" test "$(variable plugindir)" = "$ATTNHOST_TEST_INSTALLED_PLUGINS"
+tap_try "attnhost-plugin.pc: no libraries" test -z "$(pkg-config --libs attnhost-plugin)"
+tap_try "attnhost-plugin.pc: the conformance tool" test -x "$(variable conformance_tool)"
+cat >"$scratch/version.c" <<EOF
+#include <attn_plugin.h>
+_Static_assert(ATTN_ABI_MAJOR == $(variable abi_major), "major");
+_Static_assert(ATTN_ABI_MINOR == $(variable abi_minor), "minor");
+EOF
+tap_try "attnhost-plugin.pc: the version is the headers'" \
+    $compiler $(pkg-config --cflags attnhost-plugin) -c -o "$scratch/version.o" "$scratch/version.c"
+
+tap_try "attnhost list" "$attnhost" list
+tap_try "attnhost list names cpu_native" sh -c '"$0" list | grep -q cpu_native' "$attnhost"
+tap_try "attnhost inspect cpu_native" "$attnhost" inspect cpu_native
+
+# The examples as a user has them: a copy, elsewhere, writable.
+cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
+chmod -R u+w "$scratch/examples"
+cd "$scratch/examples" || exit 1
+tap_try "attnhost run quickstart.ini" "$attnhost" run quickstart.ini
+
+# Another backend by one line, and the folder in which its file lies.
+tap_try "make in examples/plugin" env MAKEFLAGS= make -C plugin CC="$compiler"
+tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
+sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
+tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini
+tap_try "attnhost run with attention_backend = example_rows" \
+    "$attnhost" run example.ini --set plugins.path="$scratch/examples/plugin" --json result.json
+tap_try "example_rows did the work" grep -q '"example_rows' result.json
+
+tap_try "embed.c builds" $compiler -O2 -o embed embed.c $(pkg-config --cflags --libs attnhost) -lm
+tap_try "embed runs" ./embed
+tap_end
