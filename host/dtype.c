@@ -84,6 +84,23 @@ static const struct format bf16 = {7, -126, 0x8000, 0x7f7f, 0x7f80, 0x7fc0};
 static const struct format e4m3 = {3, -6, 0x80, 0x7e, 0x7f, 0x7f}; /* no infinity */
 static const struct format e5m2 = {2, -14, 0x80, 0x7b, 0x7c, 0x7f};
 
+/* 2 to the power of a normal double's exponent. */
+static double power_of_two(int exponent)
+{
+    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Exponent of a magnitude; that of a double's subnormals is below every format's anyway. */
+static int exponent_of(double magnitude)
+{
+    uint64_t bits;
+    memcpy(&bits, &magnitude, sizeof bits);
+    return (int)(bits >> 52) - 1023;
+}
+
 /* The magnitude is counted in units of the last place at its exponent. Adding the exponent's field
  * lets both a carry out of the mantissa and the step from subnormal to normal come out right. */
 static uint16_t encode(const struct format *format, double value)
@@ -92,16 +109,15 @@ static uint16_t encode(const struct format *format, double value)
     if (isnan(value))
         return sign | format->nan;
     double magnitude = fabs(value);
-    if (magnitude == 0)
-        return sign;
-    int exponent = isinf(magnitude) ? 1023 : ilogb(magnitude);
+    int exponent = exponent_of(magnitude);
     if (exponent < format->min_exponent)
         exponent = format->min_exponent;
     if (exponent > format->min_exponent + (format->largest >> format->mantissa))
         return sign | format->infinity;
-    double units = rint(ldexp(magnitude, format->mantissa - exponent));
-    uint32_t bits = (uint32_t)units + ((uint32_t)(exponent - format->min_exponent)
-                                       << format->mantissa);
+    /* The units are below 2^12: an addition of 2^52 rounds them to the nearest even integer. */
+    double shifted = magnitude * power_of_two(format->mantissa - exponent) + 0x1p52;
+    uint32_t units = (uint32_t)(shifted - 0x1p52);
+    uint32_t bits = units + ((uint32_t)(exponent - format->min_exponent) << format->mantissa);
     return sign | (bits > format->largest ? format->infinity : (uint16_t)bits);
 }
 
@@ -111,11 +127,12 @@ static double decode(const struct format *format, uint16_t bits)
     double value;
     if (magnitude > format->largest) {
         int infinite = magnitude == format->infinity && format->infinity != format->nan;
-        value = infinite ? INFINITY : NAN;
+        value = infinite ? (double)INFINITY : (double)NAN;
     } else {
         int one = 1 << format->mantissa, field = magnitude >> format->mantissa;
         int units = (magnitude & (one - 1)) + (field ? one : 0);
-        value = ldexp(units, format->min_exponent - format->mantissa + (field ? field - 1 : 0));
+        value =
+            units * power_of_two(format->min_exponent - format->mantissa + (field ? field - 1 : 0));
     }
     return bits & format->sign ? -value : value;
 }

@@ -143,7 +143,7 @@ static attn_status check_content(const struct loader_plugin *plugin, const uint8
     if (sha256)
         status = loader_check_pin(plugin->file, descriptor, sha256, error);
     if (status == ATTN_OK)
-        status = loader_check_magic(plugin->file, descriptor, error);
+        status = loader_check_object(plugin->file, descriptor, error);
     close(descriptor);
     return status;
 }
@@ -151,7 +151,7 @@ static attn_status check_content(const struct loader_plugin *plugin, const uint8
 static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256,
                              attn_error *error)
 {
-    attn_plugin_entry_fn entry;
+    attn_plugin_entry_fn entry = NULL;
     attn_status status = check_content(plugin, sha256, error);
     if (status == ATTN_OK)
         status = open_object(plugin, error);

@@ -4,6 +4,7 @@
  *
  *   check file   a regular file, not writable by others        loader_trust.c
  *   pin          its SHA-256 is the one the user wrote down    loader_trust.c
+ *   object       a whole shared object for this machine        loader_object.c
  *   open         dlopen(RTLD_NOW | RTLD_LOCAL)                 loader.c
  *   resolve      attn_plugin_entry, in that very object        loader.c
  *   negotiate    the plugin picks an ABI major                 loader.c
@@ -62,8 +63,9 @@ attn_status loader_check_folder(const char *folder, attn_error *error);
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);
 
-/* Does the open file start as a shared object does? INVALID_ARGUMENT. */
-attn_status loader_check_magic(const char *file, int descriptor, attn_error *error);
+/* Is the open file a whole shared object for this machine? INVALID_ARGUMENT. Not left to dlopen(),
+ * which maps a file that was cut off and dies of a bus error. */
+attn_status loader_check_object(const char *file, int descriptor, attn_error *error);
 
 /* Describe all backend types of plugin->table and check every mandatory string and slot. INTERNAL
  * with what is wrong, or what describe returned. */

@@ -75,6 +75,8 @@ static attn_status check_parent(const char *file, attn_error *error)
     char *slash = strrchr(folder, '/');
     slash[slash == folder] = '\0'; /* "/" stays */
     attn_status status = loader_check_folder(folder, error);
+    if (status != ATTN_OK)
+        host_fail_prefix(error, "%s", file);
     free(folder);
     return status;
 }
@@ -132,17 +134,4 @@ attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha
     write_hex(sha256, accepted);
     return host_fail(error, ATTN_CONFIG_ERROR, "%s: SHA-256 is %s; its pin accepts %s", file, got,
                      accepted);
-}
-
-attn_status loader_check_magic(const char *file, int descriptor, attn_error *error)
-{
-    static const unsigned char magic[4] = {0x7f, 'E', 'L', 'F'};
-    unsigned char head[4] = {0};
-    ssize_t count = pread(descriptor, head, sizeof head, 0);
-    if (count == (ssize_t)sizeof head && memcmp(head, magic, sizeof magic) == 0)
-        return ATTN_OK;
-    return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "%s: not an ELF file (it begins with %02x %02x %02x %02x); accepted: a shared "
-                     "object",
-                     file, head[0], head[1], head[2], head[3]);
 }

@@ -189,8 +189,8 @@ static attn_layer_group spec_group(struct model *model, const struct model_spec 
     group.sparse = spec->sparse.struct_size ? &spec->sparse : NULL;
     group.kv_group = 0;
     if (model_group_has_kv(&group)) {
-        group.kv_group = find_kv_group(model, group.attn_type == ATTN_TYPE_CROSS ? MODEL_KV_ENCODER
-                                                                                 : MODEL_KV_DECODER);
+        group.kv_group = find_kv_group(
+            model, group.attn_type == ATTN_TYPE_CROSS ? MODEL_KV_ENCODER : MODEL_KV_DECODER);
         model->kv_groups[group.kv_group].num_layers++;
     }
     return group;
@@ -203,7 +203,8 @@ static attn_status add_layer(struct model *model, const struct model_spec *spec,
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: more than %d attention layers", model->name,
                          MODEL_MAX_LAYERS);
     attn_layer_group parameters = spec_group(model, spec);
-    bool owns = owner < 0 && (model_group_has_kv(&parameters) || model_group_has_state(&parameters));
+    bool owns =
+        owner < 0 && (model_group_has_kv(&parameters) || model_group_has_state(&parameters));
     uint32_t index;
     if (!find_group(model, &parameters, &index))
         goto no_memory;
@@ -222,9 +223,8 @@ static attn_status add_layer(struct model *model, const struct model_spec *spec,
     model->layers[model->num_layers++] =
         (struct model_layer){id, index, group->num_layers, buffer, block, stack};
     attn_layer *layers = (attn_layer *)(uintptr_t)group->layers;
-    layers[group->num_layers++] = (attn_layer){sizeof(attn_layer),
-                                               owner >= 0 ? (uint32_t)ATTN_LAYER_KV_READ_ONLY : 0u,
-                                               id, buffer};
+    layers[group->num_layers++] = (attn_layer){
+        sizeof(attn_layer), owner >= 0 ? (uint32_t)ATTN_LAYER_KV_READ_ONLY : 0u, id, buffer};
     return ATTN_OK;
 no_memory:
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for its layers", model->name);

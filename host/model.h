@@ -65,8 +65,8 @@ struct model {
     struct model_buffer *buffers;
 };
 
-/* The model that `config` describes: its [model] section, or the config.json it names. *model is the
- * caller's. CONFIG_ERROR names file, place, what was got and what is accepted. */
+/* The model that `config` describes: its [model] section, or the config.json it names. *model is
+ * the caller's. CONFIG_ERROR names file, place, what was got and what is accepted. */
 attn_status model_create(const struct config *config, struct model **model, attn_error *error);
 
 /* From a [model] section without `config`. */

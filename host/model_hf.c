@@ -13,7 +13,8 @@
 #include "host/error.h"
 #include "host/text.h"
 
-/* ---- What families share ---------------------------------------------------------------------- */
+/* ---- What families share ----------------------------------------------------------------------
+ */
 
 bool hf_ok(const struct hf_source *source)
 {
@@ -39,8 +40,7 @@ int32_t hf_num_layers(const struct hf_source *source)
                   MODEL_MAX_LAYERS);
 }
 
-int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys,
-                       int32_t num_heads)
+int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys, int32_t num_heads)
 {
     int64_t hidden = json_int(reader, hidden_keys, JSON_REQUIRED, 1, INT32_MAX);
     if (hidden % num_heads != 0 || hidden / num_heads > MODEL_MAX_DIM) {
@@ -90,8 +90,11 @@ attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dty
     static const struct {
         const char *name;
         attn_dtype dtype;
-    } names[] = {{"bfloat16", ATTN_BF16}, {"float16", ATTN_F16}, {"half", ATTN_F16},
-                 {"float32", ATTN_F32},   {"float", ATTN_F32}};
+    } names[] = {{"bfloat16", ATTN_BF16},
+                 {"float16", ATTN_F16},
+                 {"half", ATTN_F16},
+                 {"float32", ATTN_F32},
+                 {"float", ATTN_F32}};
     const char *name = json_string(reader, keys, NULL);
     if (!name)
         return otherwise;
@@ -111,7 +114,8 @@ attn_dtype hf_state_dtype(const struct hf_source *source)
     return dtype;
 }
 
-/* ---- Which architecture ----------------------------------------------------------------------- */
+/* ---- Which architecture -----------------------------------------------------------------------
+ */
 
 /* Length of a name without its task: 5 of LlamaForCausalLM, 4 of BertModel. */
 static size_t family_length(const char *name)
@@ -173,18 +177,28 @@ static const struct hf_architecture *find_architecture(const struct json_reader 
     return NULL;
 }
 
-/* ---- What the user may say too ----------------------------------------------------------------- */
+/* ---- What the user may say too -----------------------------------------------------------------
+ */
 
 /* A config.json is the model: other keys of [model] would be ignored, so they are refused. */
 static attn_status check_overrides(const struct config *config, attn_error *error)
 {
-    static const char *const keys[] = {
-        "model.num_layers",       "model.num_q_heads",      "model.num_kv_heads",
-        "model.head_dim",         "model.v_head_dim",       "model.layer_types",
-        "model.sliding_window",   "model.attention_chunk",  "model.logit_cap",
-        "model.sinks",            "model.alibi",            "model.sm_scale",
-        "model.kv_lora_rank",     "model.qk_rope_head_dim", "model.qk_nope_head_dim",
-        "model.attn_type"};
+    static const char *const keys[] = {"model.num_layers",
+                                       "model.num_q_heads",
+                                       "model.num_kv_heads",
+                                       "model.head_dim",
+                                       "model.v_head_dim",
+                                       "model.layer_types",
+                                       "model.sliding_window",
+                                       "model.attention_chunk",
+                                       "model.logit_cap",
+                                       "model.sinks",
+                                       "model.alibi",
+                                       "model.sm_scale",
+                                       "model.kv_lora_rank",
+                                       "model.qk_rope_head_dim",
+                                       "model.qk_nope_head_dim",
+                                       "model.attn_type"};
     for (size_t i = 0; config && i < sizeof keys / sizeof *keys; i++)
         if (config_is_set(config, keys[i]))
             return config_fail(config, keys[i], error,
@@ -211,15 +225,16 @@ static void read_context(struct hf_source *source, const struct config *config)
         stated -= 2;
     int64_t wanted = config ? config->model.max_context_len : 0;
     if (stated > 0 && wanted > stated && !*source->root.status)
-        *source->root.status =
-            config_fail(config, "model.max_context_len", source->root.error,
-                        "%lld: accepted 1 to %lld, the positions of %s", (long long)wanted,
-                        (long long)stated, source->root.file);
-    source->model->max_context_len =
-        (int32_t)(wanted ? wanted : stated ? stated : MODEL_DEFAULT_CONTEXT);
+        *source->root.status = config_fail(config, "model.max_context_len", source->root.error,
+                                           "%lld: accepted 1 to %lld, the positions of %s",
+                                           (long long)wanted, (long long)stated, source->root.file);
+    source->model->max_context_len = (int32_t)(wanted   ? wanted
+                                               : stated ? stated
+                                                        : MODEL_DEFAULT_CONTEXT);
 }
 
-/* ---- Vision towers ----------------------------------------------------------------------------- */
+/* ---- Vision towers -----------------------------------------------------------------------------
+ */
 
 /* Patches of a square image, and a class token; a default where the file does not tell. */
 static int32_t image_tokens(const struct json_reader *vision)
@@ -239,8 +254,8 @@ static void add_vision_tower(struct hf_source *source)
     struct model_spec spec;
     if (!json_object(&source->root, "vision_config", "vision_config.", &vision))
         return;
-    int32_t layers = (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers",
-                                       JSON_REQUIRED, 1, MODEL_MAX_LAYERS);
+    int32_t layers = (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers", JSON_REQUIRED,
+                                       1, MODEL_MAX_LAYERS);
     int32_t heads = (int32_t)json_int(&vision, "num_attention_heads|num_heads", JSON_REQUIRED, 1,
                                       MODEL_MAX_HEADS);
     int32_t head_dim = json_has(&vision, "head_dim")
@@ -254,7 +269,8 @@ static void add_vision_tower(struct hf_source *source)
     source->model->max_encoder_len = image_tokens(&vision);
 }
 
-/* ---- The whole --------------------------------------------------------------------------------- */
+/* ---- The whole ---------------------------------------------------------------------------------
+ */
 
 static void build(struct hf_source *source, const struct hf_architecture *architecture,
                   const struct config *config)

@@ -14,11 +14,11 @@
 /* Which layers are of which type where the file has no layer_types. Layers count from 0. */
 enum {
     HF_ALL_FULL = 0,
-    HF_ALL_SLIDING = 1,     /* if sliding_window is not null */
-    HF_UPPER_SLIDING = 2,   /* from max_window_layers on, if use_sliding_window */
-    HF_PERIOD_SLIDING = 3,  /* sliding, but every period-th is full */
-    HF_PERIOD_CHUNKED = 4,  /* chunked with RoPE, but every period-th is full without */
-    HF_PERIOD_LINEAR = 5    /* linear, but every period-th is full */
+    HF_ALL_SLIDING = 1,    /* if sliding_window is not null */
+    HF_UPPER_SLIDING = 2,  /* from max_window_layers on, if use_sliding_window */
+    HF_PERIOD_SLIDING = 3, /* sliding, but every period-th is full */
+    HF_PERIOD_CHUNKED = 4, /* chunked with RoPE, but every period-th is full without */
+    HF_PERIOD_LINEAR = 5   /* linear, but every period-th is full */
 };
 
 /* hf_defaults.flags */
@@ -63,16 +63,17 @@ extern const struct hf_architecture hf_architectures[];
 extern const size_t hf_num_architectures;
 
 /* Families. */
-void hf_build_dense(struct hf_source *source);    /* softmax, windows, chunks, gated delta net */
-void hf_build_mla(struct hf_source *source);      /* DeepSeek and Kimi */
-void hf_build_falcon_h1(struct hf_source *source); /* attention beside Mamba2 in each block */
+void hf_build_dense(struct hf_source *source);      /* softmax, windows, chunks, gated delta net */
+void hf_build_mla(struct hf_source *source);        /* DeepSeek and Kimi */
+void hf_build_falcon_h1(struct hf_source *source);  /* attention beside Mamba2 in each block */
 void hf_build_nemotron_h(struct hf_source *source); /* one of attention, Mamba2, MLP in a block */
 void hf_build_mamba2(struct hf_source *source);
 void hf_build_bert(struct hf_source *source);
 void hf_build_modernbert(struct hf_source *source);
 void hf_build_whisper(struct hf_source *source);
 
-/* ---- What families share ----------------------------------------------------------------------- */
+/* ---- What families share -----------------------------------------------------------------------
+ */
 
 /* Has nothing gone wrong so far? */
 bool hf_ok(const struct hf_source *source);

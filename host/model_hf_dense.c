@@ -72,7 +72,8 @@ static void read_pattern(const struct hf_source *source, struct dense *dense)
     }
 }
 
-/* ---- Type of a layer -------------------------------------------------------------------------- */
+/* ---- Type of a layer --------------------------------------------------------------------------
+ */
 
 static int named_type(const struct hf_source *source, const struct dense *dense, int32_t index)
 {
@@ -127,7 +128,8 @@ static int layer_type(const struct hf_source *source, const struct dense *dense,
     }
 }
 
-/* ---- Parameters of a type --------------------------------------------------------------------- */
+/* ---- Parameters of a type ---------------------------------------------------------------------
+ */
 
 static void read_delta_net(const struct hf_source *source, struct model_spec *spec)
 {
@@ -155,9 +157,9 @@ static void read_softmax(const struct hf_source *source, struct model_spec *spec
     struct hf_heads heads = hf_read_heads(source);
     model_spec_softmax(spec, heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.head_dim);
     if (defaults->flags & HF_QUERY_SCALAR)
-        spec->group.sm_scale = (float)(1.0 / sqrt(json_double(&source->text,
-                                                              "query_pre_attn_scalar",
-                                                              defaults->query_scalar, 1e-6, 1e9)));
+        spec->group.sm_scale =
+            (float)(1.0 / sqrt(json_double(&source->text, "query_pre_attn_scalar",
+                                           defaults->query_scalar, 1e-6, 1e9)));
     if (defaults->flags & HF_SOFTCAP) {
         bool stated = cJSON_HasObjectItem(source->text.object, "attn_logit_softcapping");
         spec->group.logit_cap = (float)json_double(&source->text, "attn_logit_softcapping",
@@ -186,11 +188,11 @@ static void check_type(const struct hf_source *source, const struct dense *dense
         json_fail(&source->text, "sliding_window",
                   "is missing: layer_types has sliding_attention; accepted 1 to 2147483647");
     if (type == LAYER_CHUNKED && !dense->chunk)
-        json_fail(&source->text, "layer_types",
-                  "has chunked_attention, which %s has not", source->model->architecture);
+        json_fail(&source->text, "layer_types", "has chunked_attention, which %s has not",
+                  source->model->architecture);
     if (type == LAYER_LINEAR && source->defaults->pattern != HF_PERIOD_LINEAR)
-        json_fail(&source->text, "layer_types",
-                  "has linear_attention, which %s has not", source->model->architecture);
+        json_fail(&source->text, "layer_types", "has linear_attention, which %s has not",
+                  source->model->architecture);
 }
 
 void hf_build_dense(struct hf_source *source)

@@ -4,14 +4,15 @@
  */
 #include "host/model_hf.h"
 
-/* ---- BERT, RoBERTa, DistilBERT -------------------------------------------------------------------- */
+/* ---- BERT, RoBERTa, DistilBERT
+ * -------------------------------------------------------------------- */
 
 void hf_build_bert(struct hf_source *source)
 {
     struct model_spec spec;
     int32_t num_layers = hf_num_layers(source);
-    int32_t heads = hf_int(source, "num_attention_heads|n_heads", source->defaults->num_heads,
-                           MODEL_MAX_HEADS);
+    int32_t heads =
+        hf_int(source, "num_attention_heads|n_heads", source->defaults->num_heads, MODEL_MAX_HEADS);
     int32_t head_dim = hf_split_heads(&source->text, "hidden_size|dim", heads);
     model_spec_encoder(&spec, heads, head_dim);
     source->model->max_encoder_len = source->model->max_context_len;
@@ -19,7 +20,8 @@ void hf_build_bert(struct hf_source *source)
         hf_add(source, &spec, "encoder", i);
 }
 
-/* ---- ModernBERT: every n-th layer is global, the others see a window to both sides ------------------ */
+/* ---- ModernBERT: every n-th layer is global, the others see a window to both sides
+ * ------------------ */
 
 void hf_build_modernbert(struct hf_source *source)
 {
@@ -39,7 +41,8 @@ void hf_build_modernbert(struct hf_source *source)
         hf_add(source, i % period == 0 ? &global : &local, "encoder", i);
 }
 
-/* ---- Whisper: an encoder, and a decoder with self and cross attention ------------------------------- */
+/* ---- Whisper: an encoder, and a decoder with self and cross attention
+ * ------------------------------- */
 
 static int32_t whisper_heads(const struct hf_source *source, const char *key, int32_t *head_dim)
 {

@@ -37,13 +37,13 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
     if (!(source->defaults->flags & HF_SPARSE_INDEX))
         return;
     spec->group.kind = ATTN_KIND_SPARSE;
-    spec->sparse = (attn_sparse_dims){
-        .struct_size = sizeof spec->sparse,
-        .index_kind = ATTN_SPARSE_TOKEN,
-        .top_k = hf_int(source, "index_topk", 0, INT32_MAX),
-        .block_size = 1,
-        .label_dim = hf_int(source, "index_head_dim", 0, MODEL_MAX_DIM),
-        .label_dtype = source->model->dtype};
+    spec->sparse =
+        (attn_sparse_dims){.struct_size = sizeof spec->sparse,
+                           .index_kind = ATTN_SPARSE_TOKEN,
+                           .top_k = hf_int(source, "index_topk", 0, INT32_MAX),
+                           .block_size = 1,
+                           .label_dim = hf_int(source, "index_head_dim", 0, MODEL_MAX_DIM),
+                           .label_dtype = source->model->dtype};
 }
 
 static void read_delta(const struct json_reader *config, const struct hf_source *source,
@@ -51,17 +51,17 @@ static void read_delta(const struct json_reader *config, const struct hf_source 
 {
     int32_t heads = (int32_t)json_int(config, "num_heads", JSON_REQUIRED, 1, MODEL_MAX_HEADS);
     int32_t dim = (int32_t)json_int(config, "head_dim", JSON_REQUIRED, 1, MODEL_MAX_DIM);
-    attn_linear_dims dims = {
-        .family = ATTN_LINEAR_KDA,
-        .flags = ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES,
-        .num_k_heads = heads,
-        .num_v_heads = heads,
-        .head_k_dim = dim,
-        .head_v_dim = dim,
-        .conv_width = (int32_t)json_int(config, "short_conv_kernel_size", 4, 1, 64),
-        .chunk = 64,
-        .state_dtype = hf_state_dtype(source),
-        .conv_dtype = source->model->dtype};
+    attn_linear_dims dims = {.family = ATTN_LINEAR_KDA,
+                             .flags = ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES,
+                             .num_k_heads = heads,
+                             .num_v_heads = heads,
+                             .head_k_dim = dim,
+                             .head_v_dim = dim,
+                             .conv_width =
+                                 (int32_t)json_int(config, "short_conv_kernel_size", 4, 1, 64),
+                             .chunk = 64,
+                             .state_dtype = hf_state_dtype(source),
+                             .conv_dtype = source->model->dtype};
     model_spec_linear(spec, &dims);
 }
 
@@ -69,7 +69,8 @@ static void read_delta(const struct json_reader *config, const struct hf_source 
 static bool is_listed(const cJSON *list, int32_t index)
 {
     const cJSON *item;
-    cJSON_ArrayForEach(item, list) {
+    cJSON_ArrayForEach(item, list)
+    {
         if (cJSON_IsNumber(item) && !(item->valuedouble < index + 1) &&
             !(item->valuedouble > index + 1))
             return true;
@@ -93,8 +94,8 @@ void hf_build_mla(struct hf_source *source)
         bool is_delta = is_listed(kda_layers, i);
         if (full_layers && is_delta == is_listed(full_layers, i))
             json_fail(&linear, "full_attn_layers",
-                      "layer %d is in %s of kda_layers and full_attn_layers: accepted in one", i + 1,
-                      is_delta ? "both" : "neither");
+                      "layer %d is in %s of kda_layers and full_attn_layers: accepted in one",
+                      i + 1, is_delta ? "both" : "neither");
         hf_add(source, is_delta ? &delta : &latent, "decoder", i);
     }
 }

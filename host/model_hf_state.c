@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-/* ---- Falcon-H1: attention and Mamba2 read the same input in every block ------------------------- */
+/* ---- Falcon-H1: attention and Mamba2 read the same input in every block -------------------------
+ */
 
 /* mamba_d_ssm is the width of the inner state, by default a multiple of the hidden size. */
 static int32_t falcon_width(const struct hf_source *source)
@@ -22,14 +23,13 @@ static void falcon_dims(const struct hf_source *source, attn_linear_dims *dims)
     int32_t width = falcon_width(source);
     const cJSON *head = json_get(&source->text, "mamba_d_head");
     bool automatic = !head || (cJSON_IsString(head) && strcmp(head->valuestring, "auto") == 0);
-    *dims = (attn_linear_dims){
-        .num_v_heads = hf_int(source, "mamba_n_heads", 128, MODEL_MAX_HEADS),
-        .num_groups = hf_int(source, "mamba_n_groups", 1, MODEL_MAX_HEADS),
-        .head_k_dim = hf_int(source, "mamba_d_state", 256, MODEL_MAX_DIM),
-        .conv_width = hf_int(source, "mamba_d_conv", 4, 64),
-        .chunk = hf_int(source, "mamba_chunk_size", 256, 1 << 20)};
-    dims->head_v_dim = automatic ? width / dims->num_v_heads
-                                 : hf_int(source, "mamba_d_head", 0, MODEL_MAX_DIM);
+    *dims = (attn_linear_dims){.num_v_heads = hf_int(source, "mamba_n_heads", 128, MODEL_MAX_HEADS),
+                               .num_groups = hf_int(source, "mamba_n_groups", 1, MODEL_MAX_HEADS),
+                               .head_k_dim = hf_int(source, "mamba_d_state", 256, MODEL_MAX_DIM),
+                               .conv_width = hf_int(source, "mamba_d_conv", 4, 64),
+                               .chunk = hf_int(source, "mamba_chunk_size", 256, 1 << 20)};
+    dims->head_v_dim =
+        automatic ? width / dims->num_v_heads : hf_int(source, "mamba_d_head", 0, MODEL_MAX_DIM);
     if ((int64_t)dims->head_v_dim * dims->num_v_heads != width)
         json_fail(&source->text, "mamba_d_ssm",
                   "got %d: accepted mamba_n_heads x mamba_d_head = %lld", width,
@@ -53,7 +53,8 @@ void hf_build_falcon_h1(struct hf_source *source)
     }
 }
 
-/* ---- Nemotron-H: each block is one letter of a pattern ------------------------------------------- */
+/* ---- Nemotron-H: each block is one letter of a pattern
+ * ------------------------------------------- */
 
 static void nemotron_dims(const struct hf_source *source, attn_linear_dims *dims)
 {
@@ -97,19 +98,19 @@ void hf_build_nemotron_h(struct hf_source *source)
     }
 }
 
-/* ---- Mamba2 -------------------------------------------------------------------------------------- */
+/* ---- Mamba2
+ * -------------------------------------------------------------------------------------- */
 
 void hf_build_mamba2(struct hf_source *source)
 {
     struct model_spec spec;
     int32_t num_layers = hf_num_layers(source);
-    attn_linear_dims dims = {
-        .num_v_heads = hf_int(source, "num_heads", 0, MODEL_MAX_HEADS),
-        .head_v_dim = hf_int(source, "head_dim", 0, MODEL_MAX_DIM),
-        .num_groups = hf_int(source, "n_groups", 8, MODEL_MAX_HEADS),
-        .head_k_dim = hf_int(source, "state_size", 128, MODEL_MAX_DIM),
-        .conv_width = hf_int(source, "conv_kernel", 4, 64),
-        .chunk = hf_int(source, "chunk_size", 256, 1 << 20)};
+    attn_linear_dims dims = {.num_v_heads = hf_int(source, "num_heads", 0, MODEL_MAX_HEADS),
+                             .head_v_dim = hf_int(source, "head_dim", 0, MODEL_MAX_DIM),
+                             .num_groups = hf_int(source, "n_groups", 8, MODEL_MAX_HEADS),
+                             .head_k_dim = hf_int(source, "state_size", 128, MODEL_MAX_DIM),
+                             .conv_width = hf_int(source, "conv_kernel", 4, 64),
+                             .chunk = hf_int(source, "chunk_size", 256, 1 << 20)};
     hf_mamba2_dims(source, "num_heads", &dims);
     int64_t width = (int64_t)hf_int(source, "expand", 2, 64) *
                     json_int(&source->text, "hidden_size", JSON_REQUIRED, 1, INT32_MAX);

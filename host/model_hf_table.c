@@ -68,12 +68,9 @@ static const struct hf_defaults falcon_h1 = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 8192};
 static const struct hf_defaults nemotron_h = {
     .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .max_positions = 4096};
-static const struct hf_defaults bert = {
-    .num_layers = 12, .num_heads = 12, .max_positions = 512};
-static const struct hf_defaults roberta = {.num_layers = 12,
-                                           .num_heads = 12,
-                                           .max_positions = 512,
-                                           .flags = HF_PADDED_POSITIONS};
+static const struct hf_defaults bert = {.num_layers = 12, .num_heads = 12, .max_positions = 512};
+static const struct hf_defaults roberta = {
+    .num_layers = 12, .num_heads = 12, .max_positions = 512, .flags = HF_PADDED_POSITIONS};
 static const struct hf_defaults distilbert = {
     .num_layers = 6, .num_heads = 12, .max_positions = 512};
 static const struct hf_defaults modernbert = {

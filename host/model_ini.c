@@ -23,7 +23,8 @@ struct ini_model {
     int32_t v_head_dim;
 };
 
-/* ---- Several keys together -------------------------------------------------------------------- */
+/* ---- Several keys together --------------------------------------------------------------------
+ */
 
 static attn_status require(const struct config *config, const char *key, int64_t value,
                            const char *accepted, attn_error *error)
@@ -116,7 +117,8 @@ static attn_status settle_dims(struct ini_model *model, attn_error *error)
     return ATTN_OK;
 }
 
-/* ---- Layers ----------------------------------------------------------------------------------- */
+/* ---- Layers -----------------------------------------------------------------------------------
+ */
 
 /* The type of layer `index`. Without layer_types a window or chunk is that of every layer. */
 static int64_t layer_type(const struct ini_model *model, int32_t index)
@@ -140,8 +142,9 @@ static attn_status check_type(const struct ini_model *model, int64_t type, attn_
     const struct config_model *keys = model->keys;
     bool encoder_only = keys->attn_type == ATTN_TYPE_ENCODER_ONLY;
     if (type == CONFIG_LAYER_LINEAR)
-        return refuse_type(model, "linear: the dimensions of a linear layer come from a "
-                                  "config.json: accepted model.config = config.json",
+        return refuse_type(model,
+                           "linear: the dimensions of a linear layer come from a "
+                           "config.json: accepted model.config = config.json",
                            error);
     if (keys->kv_lora_rank && type != CONFIG_LAYER_FULL)
         return refuse_type(model, "accepted only full in an MLA model (kv_lora_rank)", error);
@@ -149,9 +152,8 @@ static attn_status check_type(const struct ini_model *model, int64_t type, attn_
         return config_fail(model->config, "model.attn_type", error,
                            "encoder_only: accepted decoder in an MLA model (kv_lora_rank)");
     if (encoder_only && (type == CONFIG_LAYER_CROSS || type == CONFIG_LAYER_CHUNKED))
-        return refuse_type(model,
-                           "accepted full, sliding and encoder when attn_type is encoder_only",
-                           error);
+        return refuse_type(
+            model, "accepted full, sliding and encoder when attn_type is encoder_only", error);
     if (type == CONFIG_LAYER_SLIDING && !keys->sliding_window)
         return config_fail(model->config, "model.sliding_window", error,
                            "is missing: layer_types has a sliding layer; accepted 1 to 2147483647 "
@@ -229,7 +231,8 @@ static attn_status add_layers(const struct ini_model *ini, struct model *model, 
     return ATTN_OK;
 }
 
-/* ---- The whole -------------------------------------------------------------------------------- */
+/* ---- The whole --------------------------------------------------------------------------------
+ */
 
 /* A window or chunk that no layer has is a mistake in layer_types. */
 static attn_status check_unused(const struct ini_model *ini, const struct model *model,

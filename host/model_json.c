@@ -15,10 +15,11 @@
 
 enum { JSON_MAX_BYTES = 16 << 20, JSON_MAX_KEY = 64 };
 
-/* ---- Text to tree ----------------------------------------------------------------------------- */
+/* ---- Text to tree -----------------------------------------------------------------------------
+ */
 
-/* Transformers dumps with Python's json, which writes infinity as a bare word. Outside of strings it
- * becomes a number of the same length, so that places in messages stay true. */
+/* Transformers dumps with Python's json, which writes infinity as a bare word. Outside of strings
+ * it becomes a number of the same length, so that places in messages stay true. */
 static void replace_infinity(char *text, size_t length)
 {
     static const char word[] = "Infinity", number[] = "1e999999";
@@ -94,7 +95,8 @@ cJSON *json_parse(const char *text, size_t length, const char *file, attn_error 
     return root;
 }
 
-/* Up to JSON_MAX_BYTES + 1 bytes, so that a file that is too long can be told from one that fits. */
+/* Up to JSON_MAX_BYTES + 1 bytes, so that a file that is too long can be told from one that fits.
+ */
 static char *read_all(FILE *file, size_t *length)
 {
     size_t capacity = 64 << 10, used = 0;
@@ -128,8 +130,8 @@ cJSON *json_parse_file(const char *path, attn_error *error)
     else if (ferror(file))
         host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be read: %s", path, strerror(errno));
     else if (length > JSON_MAX_BYTES)
-        host_fail(error, ATTN_CONFIG_ERROR, "%s: is larger than 16 MiB, too large for a config.json",
-                  path);
+        host_fail(error, ATTN_CONFIG_ERROR,
+                  "%s: is larger than 16 MiB, too large for a config.json", path);
     else
         root = json_parse(text, length, path, error);
     free(text);
@@ -137,7 +139,8 @@ cJSON *json_parse_file(const char *path, attn_error *error)
     return root;
 }
 
-/* ---- Fields ----------------------------------------------------------------------------------- */
+/* ---- Fields -----------------------------------------------------------------------------------
+ */
 
 void json_describe(const cJSON *value, char *text, size_t size)
 {

@@ -3,8 +3,8 @@
  * model_json.h: reading fields of a config.json, with errors that name file, path, what was got and
  * what is accepted. Private to model*.c.
  *
- * A reader looks at one object of the file. The first error sticks: later calls return their default
- * and change nothing, so a reader's status is looked at once, after many fields.
+ * A reader looks at one object of the file. The first error sticks: later calls return their
+ * default and change nothing, so a reader's status is looked at once, after many fields.
  */
 #ifndef HOST_MODEL_JSON_H
 #define HOST_MODEL_JSON_H

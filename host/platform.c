@@ -71,9 +71,8 @@ attn_status platform_describe(const struct config *config, attn_device *device, 
 {
     const struct config_platform *platform = &config->platform;
     if (platform->simulate)
-        return platform_simulate((uint32_t)platform->simulate, device)
-                   ? fail_unknown(config, error)
-                   : ATTN_OK;
+        return platform_simulate((uint32_t)platform->simulate, device) ? fail_unknown(config, error)
+                                                                       : ATTN_OK;
     int32_t type =
         platform->device.type == CONFIG_DEVICE_AUTO ? ATTN_DEVICE_CPU : platform->device.type;
     memset(device, 0, sizeof *device);

@@ -25,16 +25,18 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
     return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
 }
 
-/* ---- Scales ------------------------------------------------------------------------------------ */
+/* ---- Scales ------------------------------------------------------------------------------------
+ */
 
 static attn_status check_count(const struct config *config, const struct model *model,
                                const char *key, size_t count, attn_error *error)
 {
     if (count == 0)
-        return config_fail(config, key, error,
-                           "is missing: a KV cache of type %s needs it; accepted one number, or one "
-                           "for each KV head",
-                           dtype_name(config->kv_cache.dtype));
+        return config_fail(
+            config, key, error,
+            "is missing: a KV cache of type %s needs it; accepted one number, or one "
+            "for each KV head",
+            dtype_name(config->kv_cache.dtype));
     for (uint32_t i = 0; i < model->num_groups; i++) {
         const attn_layer_group *group = &model->groups[i];
         if (count > 1 && model_group_has_kv(group) && count != (size_t)group->num_kv_heads)
@@ -69,7 +71,8 @@ static uint32_t scale_granularity(const struct config *config, attn_dtype kv_dty
     return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
 
-/* ---- Bounds ------------------------------------------------------------------------------------ */
+/* ---- Bounds ------------------------------------------------------------------------------------
+ */
 
 static int32_t min_i64(int64_t a, int64_t b)
 {
@@ -80,7 +83,7 @@ static int32_t min_i64(int64_t a, int64_t b)
 static int32_t longest_kv(const struct model *model)
 {
     return model->max_encoder_len > model->max_context_len ? model->max_encoder_len
-                                                            : model->max_context_len;
+                                                           : model->max_context_len;
 }
 
 void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
@@ -109,7 +112,8 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
 }
 
-/* ---- The problem ------------------------------------------------------------------------------- */
+/* ---- The problem -------------------------------------------------------------------------------
+ */
 
 /* Decode batches of a model on a GPU are replayed from graphs if the user wants graphs. */
 static uint32_t graph_level(const struct config *config, const attn_device *device, uint32_t modes)

@@ -2,7 +2,6 @@
 #include "host/report.h"
 
 #include <cjson/cJSON.h>
-#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -87,11 +86,15 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
 /* ---- JSON -------------------------------------------------------------------------------------
  */
 
+/* What stands for a NaN or an infinity, which JSON does not know. */
+#define NOT_FINITE 1e308
+
 /* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
 
+/* 15 significant digits, whatever the locale. */
 static bool add_number(cJSON *object, const char *name, double value)
 {
-    return cJSON_AddNumberToObject(object, name, isfinite(value) ? value : DBL_MAX) != NULL;
+    return cJSON_AddNumberToObject(object, name, isfinite(value) ? value : NOT_FINITE) != NULL;
 }
 
 static bool add_text(cJSON *object, const char *name, const char *text)
@@ -99,13 +102,14 @@ static bool add_text(cJSON *object, const char *name, const char *text)
     return cJSON_AddStringToObject(object, name, text) != NULL;
 }
 
-/* Exact up to 2^53, which no count of ours reaches. */
+/* As digits: cJSON's own numbers are doubles, printed with 15 of theirs. */
 static bool add_count(cJSON *object, const char *name, int64_t value)
 {
-    return add_number(object, name, (double)value);
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    return cJSON_AddRawToObject(object, name, digits) != NULL;
 }
 
-/* cJSON's numbers are doubles, and a seed may be any 64 bits: raw digits. */
 static bool add_seed(cJSON *object, const char *name, uint64_t value)
 {
     char digits[24];

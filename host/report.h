@@ -73,8 +73,8 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
                             attn_error *error);
 
 /* The report as JSON text with a final newline; malloc'ed, the caller frees it; NULL when memory
- * ran out. Every number is one: JSON knows no NaN and no infinity, so an error that is not finite
- * is told as the largest finite double. verify.first_failure is there only if there is one. */
+ * ran out. Counts and the seed are exact. JSON knows no NaN and no infinity: an error that is not
+ * finite is told as 1e308. verify.first_failure is there only if there is one. */
 char *report_json(const struct report *report);
 
 /* The report as a few lines. */

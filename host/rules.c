@@ -3,9 +3,9 @@
  * rules.c: the tables of rules.h.
  *
  * The order follows SGLang's platform x model rules: FlashAttention 3 on Hopper, TensorRT-LLM's
- * kernels on data-centre Blackwell, FlashInfer elsewhere and Triton where FlashInfer lacks a feature
- * (sinks, chunks); encoder-decoder models prefer FlashInfer. A backend that is not installed is
- * passed over, so a rule may name more than there is.
+ * kernels on data-centre Blackwell, FlashInfer elsewhere and Triton where FlashInfer lacks a
+ * feature (sinks, chunks); encoder-decoder models prefer FlashInfer. A backend that is not
+ * installed is passed over, so a rule may name more than there is.
  */
 #include "host/rules.h"
 

@@ -12,13 +12,13 @@ enum { RULE_MAX_NAMES = 6 };
 
 /* A preference on one platform for one kind of layer. The first rule that matches holds. */
 struct rule {
-    int32_t device_type;    /* ATTN_DEVICE_* */
-    uint32_t min_sm;        /* CUDA: compute capability, inclusive */
-    uint32_t max_sm;        /* inclusive */
-    uint32_t kinds;         /* 1 << ATTN_KIND_* set */
-    uint32_t attn_types;    /* 1 << ATTN_TYPE_* set */
-    uint32_t needs;         /* RULE_* set: the layer must have all of them */
-    const char *text;       /* for people: "sm90, softmax" */
+    int32_t device_type;               /* ATTN_DEVICE_* */
+    uint32_t min_sm;                   /* CUDA: compute capability, inclusive */
+    uint32_t max_sm;                   /* inclusive */
+    uint32_t kinds;                    /* 1 << ATTN_KIND_* set */
+    uint32_t attn_types;               /* 1 << ATTN_TYPE_* set */
+    uint32_t needs;                    /* RULE_* set: the layer must have all of them */
+    const char *text;                  /* for people: "sm90, softmax" */
     const char *names[RULE_MAX_NAMES]; /* backend types, best first, NULL-terminated if shorter */
 };
 

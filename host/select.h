@@ -9,9 +9,9 @@
  *     units[]             what has to be composed: a backend name and the groups it serves
  *
  * An explicit name is taken or refused, never replaced. `auto` walks the rule for the platform and
- * the kind of layer (rules.h), then every other backend that is loaded, and takes the first one that
- * serves both phases; if none does, the first one for each phase. Two names for the two phases are
- * joined by a hybrid_phase backend that is defined here.
+ * the kind of layer (rules.h), then every other backend that is loaded, and takes the first one
+ * that serves both phases; if none does, the first one for each phase. Two names for the two phases
+ * are joined by a hybrid_phase backend that is defined here.
  */
 #ifndef HOST_SELECT_H
 #define HOST_SELECT_H
@@ -57,9 +57,9 @@ struct select_group {
 };
 
 struct select_unit {
-    char *backend;   /* name for attnhost_compose() */
-    char *type;      /* "hybrid_phase" for a joined pair, else the backend's own name */
-    uint32_t modes;  /* ATTN_MODE_BIT set its groups were asked for */
+    char *backend;    /* name for attnhost_compose() */
+    char *type;       /* "hybrid_phase" for a joined pair, else the backend's own name */
+    uint32_t modes;   /* ATTN_MODE_BIT set its groups were asked for */
     uint32_t *groups; /* ascending indices into model.groups */
     uint32_t num_groups;
 };
@@ -74,10 +74,10 @@ struct selection {
 };
 
 /* Select for all groups of the model on the device. *selection is the caller's on ATTN_OK, and on
- * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` tells of the
- * first one, the selection of all. CONFIG_ERROR: an unknown name (nearest and list), wrong options,
- * missing scales. May define hybrid_phase backends in the host. Host, config and model outlive the
- * selection. */
+ * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` tells of
+ * the first one, the selection of all. CONFIG_ERROR: an unknown name (nearest and list), wrong
+ * options, missing scales. May define hybrid_phase backends in the host. Host, config and model
+ * outlive the selection. */
 attn_status select_create(attnhost *host, const struct config *config, const struct model *model,
                           const attn_device *device, struct selection **selection,
                           attn_error *error);
@@ -103,9 +103,5 @@ void select_print(const struct selection *selection, FILE *file);
 
 /* The same as JSON; NULL when memory ran out. The caller deletes it. */
 cJSON *select_to_json(const struct selection *selection);
-
-/* [{"layers": "0-3", "phase": "prefill", "backend": "cpu_native"}, ...]: `composition` of
- * run --json; NULL when memory ran out. */
-cJSON *select_composition_json(const struct selection *selection);
 
 #endif /* HOST_SELECT_H */

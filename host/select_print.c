@@ -9,7 +9,8 @@
 #include "host/dtype.h"
 #include "host/platform.h"
 
-/* ---- Names ------------------------------------------------------------------------------------ */
+/* ---- Names ------------------------------------------------------------------------------------
+ */
 
 static const char *field_name(uint32_t field)
 {
@@ -47,7 +48,8 @@ void select_reason_text(const attn_reason *reason, char *text, size_t size)
              TEXT_OF(reason->got), with, TEXT_OF(reason->accepted));
 }
 
-/* ---- Text ------------------------------------------------------------------------------------- */
+/* ---- Text -------------------------------------------------------------------------------------
+ */
 
 /* Are both phases of a group served by the same backend for the same reason? */
 static bool same_choice(const struct select_group *group)
@@ -144,7 +146,8 @@ void select_print(const struct selection *selection, FILE *file)
         print_group(selection, g, file);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------- */
+/* ---- JSON -------------------------------------------------------------------------------------
+ */
 
 /* Append `item` to an array or object; false, with the item deleted, when memory ran out. */
 static bool append(cJSON *array, cJSON *item)
@@ -172,8 +175,7 @@ static cJSON *reason_json(const attn_reason *reason)
     snprintf(child, sizeof child, "%.*s", TEXT_OF(reason->child));
     if (object && add_text(object, "code", code_name(reason->code)) &&
         add_text(object, "field", field_name(reason->field)) &&
-        (!reason->with_field ||
-         add_text(object, "with_field", field_name(reason->with_field))) &&
+        (!reason->with_field || add_text(object, "with_field", field_name(reason->with_field))) &&
         (!child[0] || add_text(object, "child", child)) && add_text(object, "got", got) &&
         add_text(object, "accepted", accepted) && add_text(object, "text", text))
         return object;
@@ -248,44 +250,17 @@ cJSON *select_to_json(const struct selection *selection)
     cJSON *object = cJSON_CreateObject();
     cJSON *groups = NULL;
     platform_text(&selection->device, device, sizeof device);
-    bool ok = object && add_text(object, "device", device) &&
-              add_text(object, "model", selection->model->name) &&
-              add_text(object, "architecture", selection->model->architecture) &&
-              add_text(object, "dtype", dtype_name(selection->model->dtype)) &&
-              cJSON_AddNumberToObject(object, "max_context_len",
-                                      selection->model->max_context_len) &&
-              (groups = cJSON_AddArrayToObject(object, "groups"));
+    bool ok =
+        object && add_text(object, "device", device) &&
+        add_text(object, "model", selection->model->name) &&
+        add_text(object, "architecture", selection->model->architecture) &&
+        add_text(object, "dtype", dtype_name(selection->model->dtype)) &&
+        cJSON_AddNumberToObject(object, "max_context_len", selection->model->max_context_len) &&
+        (groups = cJSON_AddArrayToObject(object, "groups"));
     for (uint32_t g = 0; ok && g < selection->num_groups; g++)
         ok = append(groups, group_json(selection, g));
     if (ok)
         return object;
     cJSON_Delete(object);
-    return NULL;
-}
-
-static cJSON *composition_entry(const struct selection *selection, uint32_t group, uint32_t phase)
-{
-    char ids[256];
-    cJSON *object = cJSON_CreateObject();
-    model_layers_text(&selection->model->groups[group], ids, sizeof ids);
-    if (object && add_text(object, "layers", ids) &&
-        add_text(object, "phase", select_phase_name(phase)) &&
-        add_text(object, "backend", select_backend(selection, group, phase)))
-        return object;
-    cJSON_Delete(object);
-    return NULL;
-}
-
-cJSON *select_composition_json(const struct selection *selection)
-{
-    cJSON *array = cJSON_CreateArray();
-    bool ok = array != NULL;
-    for (uint32_t g = 0; ok && g < selection->num_groups; g++)
-        for (uint32_t p = 0; ok && p < SELECT_PHASES; p++)
-            if (selection->groups[g].phases[p].exists)
-                ok = append(array, composition_entry(selection, g, p));
-    if (ok)
-        return array;
-    cJSON_Delete(array);
     return NULL;
 }

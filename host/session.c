@@ -10,6 +10,7 @@
 #include "host/embed.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
+#include "host/open_host.h"
 #include "host/platform.h"
 #include "host/problem.h"
 #include "host/progress.h"
@@ -38,34 +39,15 @@ struct session {
     host_error failure; /* of the first step that failed */
 };
 
-/* What a failing stage means for whoever called: configuration errors are the user's, wherever they
- * are found. */
-static int exit_code(attn_status status, int otherwise)
-{
-    return status == ATTN_OK ? EXIT_GOOD : status == ATTN_CONFIG_ERROR ? EXIT_USAGE : otherwise;
-}
-
 /* ---- Plugins ----------------------------------------------------------------------------------
  */
 
 static int load_plugins(struct session *s, attn_error *error)
 {
-    attnhost_params params = {
-        .struct_size = sizeof params,
-        .num_threads = (uint32_t)s->config->workload.num_threads,
-        .log_level = ATTN_LOG_WARNING,
-    };
-    attn_status status = attnhost_create(&params, &s->host, error);
-    if (status != ATTN_OK)
-        return EXIT_RUN_TIME;
-    status = embed_load_plugins(s->host, s->config, error);
-    if (status == ATTN_OK)
-        status = attnhost_load_installed(s->host, error);
-    if (status == ATTN_OK)
-        status = embed_define_backends(s->host, s->config, error);
-    if (status != ATTN_OK)
-        return exit_code(status, EXIT_RUN_TIME);
-    return embed_check_critical(s->host, s->config, error) == ATTN_OK ? EXIT_GOOD : EXIT_PLUGIN;
+    int code = open_host(s->config, &s->host, error);
+    if (code == EXIT_GOOD && s->params->choices)
+        open_host_print_refused(s->host, "run", s->params->choices);
+    return code;
 }
 
 /* ---- Model ------------------------------------------------------------------------------------
@@ -114,8 +96,8 @@ static int read_model(struct session *s, attn_error *error)
     if (status == ATTN_OK)
         status = check_drivable(s, error);
     if (status != ATTN_OK)
-        return exit_code(status, EXIT_RUN_TIME);
-    return exit_code(platform_describe(s->config, &s->described, error), EXIT_NO_BACKEND);
+        return exit_code_of(status);
+    return exit_code_of(platform_describe(s->config, &s->described, error));
 }
 
 /* ---- Workload ---------------------------------------------------------------------------------
@@ -133,7 +115,7 @@ static int read_workload(struct session *s, attn_error *error)
     if (status == ATTN_OK)
         status = workload_init(&s->workload, &s->trace, workload->length_scale,
                                workload->max_requests, s->model->max_context_len, error);
-    return exit_code(status, EXIT_RUN_TIME);
+    return exit_code_of(status);
 }
 
 /* ---- Selection --------------------------------------------------------------------------------
@@ -145,7 +127,7 @@ static int select_backends(struct session *s, attn_error *error)
         select_create(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
         select_print_choices(s->selection, s->params->choices);
-    return exit_code(status, EXIT_NO_BACKEND);
+    return exit_code_of(status);
 }
 
 /* Who serves what, for the report. */
@@ -249,7 +231,7 @@ static int make_pool(struct session *s, attn_error *error)
     if (status == ATTN_OK)
         status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
     free(groups);
-    return exit_code(status, EXIT_RUN_TIME);
+    return exit_code_of(status);
 }
 
 /* ---- Scheduler --------------------------------------------------------------------------------
@@ -304,7 +286,7 @@ static int make_scheduler(struct session *s, attn_error *error)
     attn_status status = scheduler_create(&params, &s->scheduler, error);
     if (status == ATTN_OK)
         status = add_requests(s, error);
-    return exit_code(status, EXIT_RUN_TIME);
+    return exit_code_of(status);
 }
 
 /* ---- Executor ---------------------------------------------------------------------------------
@@ -399,9 +381,7 @@ static int make_executor(struct session *s, attn_error *error)
         status = narrow_bounds(s, &params.bounds, error);
     if (status == ATTN_OK)
         status = executor_create(&params, &s->executor, error);
-    if (status == ATTN_UNSUPPORTED || status == ATTN_DEPENDENCY_MISSING)
-        return EXIT_NO_BACKEND;
-    return exit_code(status, EXIT_RUN_TIME);
+    return exit_code_of(status);
 }
 
 /* ---- The run ----------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ typedef struct attn_services {
      * returned. May be called in forward. Never NULL. [instance-thread] */
     attn_status (*parallel_for)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
 
-    /* What query would answer for the child that the backend-ref value `name` stands for.
+    /* What query would answer for the child that the backend-ref value `name` stands for. The
+     * message of an error begins with the child's name, here and in child_create.
      * NULL unless the type declares a BACKEND_REF option. [any-thread] */
     attn_status (*child_query)(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error);

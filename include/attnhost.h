@@ -47,6 +47,11 @@
 extern "C" {
 #endif
 
+/* What the library exports; everything else in it is hidden. */
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
+#endif
+
 typedef struct attnhost attnhost;
 typedef struct attnhost_backend attnhost_backend;
 typedef struct attnhost_metadata attnhost_metadata;
@@ -291,6 +296,10 @@ attn_status attnhost_merge_states(const attn_tensor *out_a, const attn_tensor *l
                                   const attn_tensor *out_b, const attn_tensor *lse_b,
                                   const attn_tensor *out, const attn_tensor *lse,
                                   attn_error *error);
+
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }

@@ -21,8 +21,8 @@ static float from_word(double word)
 
 START_TEST(names_go_both_ways)
 {
-    static const attn_dtype all[] = {ATTN_F64,      ATTN_F32,      ATTN_F16, ATTN_BF16,
-                                     ATTN_FP8_E4M3, ATTN_FP8_E5M2, ATTN_I32, ATTN_I64,
+    static const attn_dtype all[] = {ATTN_F64,      ATTN_F32,      ATTN_F16,       ATTN_BF16,
+                                     ATTN_FP8_E4M3, ATTN_FP8_E5M2, ATTN_I32,       ATTN_I64,
                                      ATTN_U8,       ATTN_U16,      ATTN_DTYPE_NONE};
     for (size_t n = 0; n < sizeof all / sizeof all[0]; n++) {
         attn_dtype parsed = 1;

@@ -12,7 +12,8 @@
 #include "host/model_build.h"
 #include "tests/test_main.h"
 
-/* ---- Helpers ---------------------------------------------------------------------------------- */
+/* ---- Helpers ----------------------------------------------------------------------------------
+ */
 
 static struct model *load_hf(const char *name)
 {
@@ -132,15 +133,16 @@ static void assert_consistent(const struct model *model)
         ck_assert_int_eq(model->layers[model->buffers[b].layer_id].kv_buffer, (int32_t)b);
 }
 
-/* ---- Hugging Face ----------------------------------------------------------------------------- */
+/* ---- Hugging Face -----------------------------------------------------------------------------
+ */
 
 START_TEST(every_family_is_consistent)
 {
     static const char *const names[] = {
-        "llama",        "mistral",    "mistral_no_window", "qwen2",       "qwen3_moe",
-        "qwen3_next",   "gemma2",     "gemma3",            "gpt_oss",     "llama4",
-        "deepseek_v3",  "deepseek_v32", "kimi_linear",     "falcon_h1",   "nemotron_h",
-        "mamba2",       "bert",       "roberta",           "modernbert",  "whisper"};
+        "llama",       "mistral",   "mistral_no_window", "qwen2",  "qwen3_moe",   "qwen3_next",
+        "gemma2",      "gemma3",    "gpt_oss",           "llama4", "deepseek_v3", "deepseek_v32",
+        "kimi_linear", "falcon_h1", "nemotron_h",        "mamba2", "bert",        "roberta",
+        "modernbert",  "whisper"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model *model = load_hf(names[i]);
         assert_consistent(model);
@@ -461,7 +463,8 @@ START_TEST(what_the_user_may_override)
 }
 END_TEST
 
-/* ---- The ini ---------------------------------------------------------------------------------- */
+/* ---- The ini ----------------------------------------------------------------------------------
+ */
 
 START_TEST(ini_plain)
 {
@@ -482,9 +485,9 @@ END_TEST
 
 START_TEST(ini_layer_types)
 {
-    struct model *model = model_of_ini(
-        "[model]\nnum_layers = 7\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 1\n"
-        "attention_chunk = 5\nlayer_types = sliding full chunked cross encoder\n");
+    struct model *model =
+        model_of_ini("[model]\nnum_layers = 7\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 1\n"
+                     "attention_chunk = 5\nlayer_types = sliding full chunked cross encoder\n");
     assert_consistent(model);
     ck_assert_uint_eq(model->num_groups, 5);
     assert_layers(model, 0, "0,5"); /* the pattern is repeated */
@@ -548,7 +551,8 @@ START_TEST(ini_refusals)
 }
 END_TEST
 
-/* ---- Sharing and text ------------------------------------------------------------------------- */
+/* ---- Sharing and text -------------------------------------------------------------------------
+ */
 
 START_TEST(a_shared_buffer_is_read_only)
 {

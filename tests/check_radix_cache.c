@@ -333,7 +333,7 @@ START_TEST(random_use)
     make_cache(page_sizes[_i], NUM_PAGES);
     draws = (uint64_t)_i << 32;
     int most = 0;
-    for (int turn = 0; turn < 5000; turn++) {
+    for (int turn = 0; turn < 2500; turn++) {
         struct holder *holder = &holders[draw(HOLDERS)];
         int kind = draw(10);
         if (!holder->active)

@@ -45,9 +45,12 @@ static double plain_row(int32_t s, int32_t t, int32_t h, double out[V_DIM])
 {
     const fixture_sequence *sequence = &f.sequences[s];
     int32_t kv_head = h / (HEADS / KV_HEADS);
-    reference_kv_arrays arrays = {sequence->k + kv_head * DIM, sequence->v + kv_head * V_DIM,
-                                  KV_HEADS * DIM,              KV_HEADS * V_DIM,
-                                  DIM,                         V_DIM};
+    reference_kv_arrays arrays = {sequence->k + kv_head * DIM,
+                                  sequence->v + kv_head * V_DIM,
+                                  KV_HEADS * DIM,
+                                  KV_HEADS * V_DIM,
+                                  DIM,
+                                  V_DIM};
     reference_row row = {.head_dim = DIM,
                          .v_head_dim = V_DIM,
                          .kv_len = sequence->kv_len,
@@ -143,6 +146,7 @@ START_TEST(decode_reads_no_q_indptr)
 {
     add(1, 9), add(1, 4), add(1, 30);
     f.batch.mode = ATTN_MODE_DECODE;
+    f.group.window_left = 3; /* so that the position counts */
     fixture_build(&f);
     ck_assert_ptr_null(f.batch.q_indptr.device);
     memset(&f.batch.prefix_lens, 0, sizeof f.batch.prefix_lens);
@@ -219,9 +223,9 @@ START_TEST(encoder_keys_of_cross_attention)
     f.group.attn_type = ATTN_TYPE_CROSS;
     f.group.window_right = -1;
     f.with_new_indptr = 1;
-    add(3, 9)->num_new = 9; /* its encoder ran just now */
-    add(1, 11)->num_new = 0;
-    add(2, 0)->num_new = 0; /* no encoder at all: rows that see no key */
+    add(3, 9)->num_new = 9;   /* its encoder ran just now */
+    add(1, 11)->num_new = 11; /* rows 9 to 19 of k, row 3 of q */
+    add(2, 0)->num_new = 0;   /* no encoder at all: rows that see no key */
     f.sequences[0].prefix_len = 4;
     f.sequences[1].prefix_len = 20;
     f.sequences[2].prefix_len = 0;
@@ -381,9 +385,8 @@ static void set_scales(float *k_scale, float *v_scale)
 {
     f.problem.kv_dtype = ATTN_FP8_E4M3;
     f.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
-    attn_scale scale = {.struct_size = sizeof scale,
-                        .granularity = ATTN_SCALE_PER_HEAD,
-                        .count = KV_HEADS};
+    attn_scale scale = {
+        .struct_size = sizeof scale, .granularity = ATTN_SCALE_PER_HEAD, .count = KV_HEADS};
     f.scales[ATTN_ROLE_K_CACHE] = f.scales[ATTN_ROLE_V_CACHE] = scale;
     f.scales[ATTN_ROLE_K_CACHE].host = k_scale;
     f.scales[ATTN_ROLE_V_CACHE].host = v_scale;
@@ -405,9 +408,9 @@ START_TEST(new_keys_are_read_as_stored_unless_told)
     reference_result other = fixture_forward(
         &f, &(reference_options){.reads_new_unquantised = ATTN_MODE_BIT(ATTN_MODE_DECODE)});
     for (uint32_t n = 0; n < 2; n++) /* the oracle writes no cache */
-        ck_assert_int_eq(reference_compare_kv(&f.problem, &f.tensors[ATTN_ROLE_K_CACHE + n],
-                                              &before[n], NULL),
-                         0);
+        ck_assert_int_eq(
+            reference_compare_kv(&f.problem, &f.tensors[ATTN_ROLE_K_CACHE + n], &before[n], NULL),
+            0);
     expect(image);
     f.operands[ATTN_ROLE_K] = f.operands[ATTN_ROLE_V] = NULL;
     f.operands[ATTN_ROLE_K_CACHE] = &image[0];
@@ -475,8 +478,8 @@ static void write_outputs(const reference_result *result)
 static reference_report compare(const reference_result *result)
 {
     reference_report report = {0};
-    ck_assert_int_eq(reference_compare(result, &f.tensors[ATTN_ROLE_OUT],
-                                       &f.tensors[ATTN_ROLE_LSE], &report, NULL),
+    ck_assert_int_eq(reference_compare(result, &f.tensors[ATTN_ROLE_OUT], &f.tensors[ATTN_ROLE_LSE],
+                                       &report, NULL),
                      ATTN_OK);
     return report;
 }

@@ -98,8 +98,7 @@ static void set_quantisation(struct golden_batch *golden, const golden_case *rec
     static const char *const keys[] = {"k_scale", "v_scale"};
     if (!golden_find(record, "k_codes", NULL))
         return;
-    golden->f.problem.kv_dtype =
-        golden_number(record, "e5m2") != 0 ? ATTN_FP8_E5M2 : ATTN_FP8_E4M3;
+    golden->f.problem.kv_dtype = golden_number(record, "e5m2") != 0 ? ATTN_FP8_E5M2 : ATTN_FP8_E4M3;
     for (uint32_t n = 0; n < 2; n++) {
         int64_t count;
         const double *values = golden_get(record, keys[n], &count);
@@ -107,11 +106,10 @@ static void set_quantisation(struct golden_batch *golden, const golden_case *rec
             golden->scale_values[n][h] = (float)values[h];
         uint32_t granularity = count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
         golden->f.group.kv_scale_granularity = granularity;
-        golden->f.scales[ATTN_ROLE_K_CACHE + n] =
-            (attn_scale){.struct_size = sizeof(attn_scale),
-                         .granularity = granularity,
-                         .count = (uint32_t)count,
-                         .host = golden->scale_values[n]};
+        golden->f.scales[ATTN_ROLE_K_CACHE + n] = (attn_scale){.struct_size = sizeof(attn_scale),
+                                                               .granularity = granularity,
+                                                               .count = (uint32_t)count,
+                                                               .host = golden->scale_values[n]};
     }
 }
 
@@ -132,10 +130,9 @@ static void golden_batch_init(struct golden_batch *golden, const golden_case *re
     golden->operands[0] = in_units(record, "q");
     golden->operands[1] = in_units(record, "k");
     golden->operands[2] = in_units(record, "v");
-    fixture_sequence *sequence =
-        fixture_add(f, (int32_t)golden_number(record, "tokens"),
-                    (int32_t)golden_number(record, "kv_len"), golden->operands[0],
-                    golden->operands[1], golden->operands[2]);
+    fixture_sequence *sequence = fixture_add(
+        f, (int32_t)golden_number(record, "tokens"), (int32_t)golden_number(record, "kv_len"),
+        golden->operands[0], golden->operands[1], golden->operands[2]);
     sequence->prefix_len = (int32_t)golden_number(record, "prefix_len");
     if (f->group.attn_type == ATTN_TYPE_CROSS) {
         sequence->num_new = 0;

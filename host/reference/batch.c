@@ -82,8 +82,7 @@ static void set_mask(reference_sight *sight, const reference_call *call,
     if (call->mask_kind != ATTN_MASK_FULL && call->mask_kind != ATTN_MASK_QLEN)
         return;
     const attn_mask *mask = call->batch->mask;
-    sight->mask_columns =
-        call->mask_kind == ATTN_MASK_FULL ? sequence->kv_len : sequence->num_rows;
+    sight->mask_columns = call->mask_kind == ATTN_MASK_FULL ? sequence->kv_len : sequence->num_rows;
     sight->mask_bits = mask->bits;
     sight->mask_first_bit =
         reference_i64(&mask->indptr)[sequence->index] * 8 + t * sight->mask_columns;
@@ -173,8 +172,8 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
     int32_t heads = call->group->num_q_heads, group = heads / call->group->num_kv_heads;
     for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
         int64_t index[] = {sequence->first_row + t, h}, entry = index[0] * heads + h;
-        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2),
-                        call->group->head_dim, forward->query);
+        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->group->head_dim,
+                        forward->query);
         struct reader reader = {call, sequence, h / group};
         reference_kv kv = {read_key, &reader};
         reference_row row = make_row(forward, sequence, h);
@@ -269,8 +268,7 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
     }
     reference_call call;
     reference_result made;
-    attn_status status =
-        reference_call_init(&call, problem, batch, layer_id, args, options, error);
+    attn_status status = reference_call_init(&call, problem, batch, layer_id, args, options, error);
     if (status == ATTN_OK)
         status = allocate_result(&made, &call, error);
     if (status != ATTN_OK)

@@ -30,17 +30,17 @@ typedef struct reference_call {
     const attn_tensor *v;
     const attn_tensor *k_cache; /* NULL for encoder-only layers */
     const attn_tensor *v_cache;
-    const float *sinks;  /* [q_heads]; NULL = none, or omitted */
-    const float *slopes; /* [q_heads]; NULL = none */
+    const float *sinks;        /* [q_heads]; NULL = none, or omitted */
+    const float *slopes;       /* [q_heads]; NULL = none */
     const attn_scale *k_scale; /* NULL unless the cache is fp8 */
     const attn_scale *v_scale;
 } reference_call;
 
 /* One sequence. Query t is row first_row + t at position first_position + t. */
 typedef struct reference_sequence {
-    int32_t index;          /* s */
-    int32_t real;           /* 0 = padding */
-    int64_t first_row;      /* of q */
+    int32_t index;     /* s */
+    int32_t real;      /* 0 = padding */
+    int64_t first_row; /* of q */
     int64_t num_rows;
     int64_t first_position; /* not explicit */
     int64_t kv_len;

@@ -41,8 +41,8 @@ static attn_status store_sequence(const reference_call *call, const reference_se
     return ATTN_OK;
 }
 
-static attn_status check_image(const attn_tensor *cache, const attn_tensor *image,
-                               const char *name, attn_error *error)
+static attn_status check_image(const attn_tensor *cache, const attn_tensor *image, const char *name,
+                               attn_error *error)
 {
     if (image->ndim == 4 && image->dtype == cache->dtype &&
         memcmp(image->shape, cache->shape, 4 * sizeof cache->shape[0]) == 0)
@@ -101,8 +101,7 @@ int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cac
             for (int64_t j = 0; j < cache->shape[2]; j++) {
                 int64_t index[] = {page, i, j};
                 int64_t bytes = differing_bytes(reference_element(cache, index, 3),
-                                                reference_element(image, index, 3),
-                                                cache->shape[3],
+                                                reference_element(image, index, 3), cache->shape[3],
                                                 attn_dtype_size(cache->dtype), &first);
                 if (bytes > 0 && differing == 0 && place)
                     memcpy(place, (int64_t[4]){page, hnd ? j : i, hnd ? i : j, first},

@@ -101,8 +101,8 @@ static attn_status find_caches(reference_call *call, const attn_forward_args *ar
     const attn_layer_group *group = call->group;
     const char *layout = call->problem->kv_layout;
     int64_t page_size = call->problem->page_size, heads = group->num_kv_heads;
-    if (!layout || (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 &&
-                    strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
+    if (!layout ||
+        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_layout %s: accepted " ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND,
                          layout ? layout : "is missing");
@@ -148,12 +148,10 @@ static attn_status find_scale(const attn_scale **scale, const reference_call *ca
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "the scale of %s has granularity %u: accepted %u", role_names[role],
                          granularity, call->group->kv_scale_granularity);
-    uint32_t count =
-        granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)call->group->num_kv_heads : 1;
+    uint32_t count = granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)call->group->num_kv_heads : 1;
     if ((*scale)->count != count)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "the scale of %s has %u values: accepted %u", role_names[role],
-                         (*scale)->count, count);
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "the scale of %s has %u values: accepted %u",
+                         role_names[role], (*scale)->count, count);
     for (uint32_t n = 0; n < count; n++) {
         float value = reference_scale(*scale, (int32_t)n);
         if (!(value > 0) || isinf(value))
@@ -199,7 +197,8 @@ static attn_status check_cross(const reference_call *call, attn_error *error)
                          "attention_chunk %d, ALiBi %s: accepted -1, -1, 0, no",
                          group->window_left, group->window_right, group->attention_chunk,
                          group->flags & ATTN_GROUP_HAS_ALIBI ? "yes" : "no");
-    if (call->mask_kind == ATTN_MASK_QLEN || call->batch->multi_item || reference_i32(&call->batch->positions))
+    if (call->mask_kind == ATTN_MASK_QLEN || call->batch->multi_item ||
+        reference_i32(&call->batch->positions))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "cross attention has no new tokens of its own: accepted no QLEN mask, no "
                          "multi_item, no positions");
@@ -216,8 +215,7 @@ static attn_status check_mask(const reference_call *call, attn_error *error)
     if (custom && (!mask->bits || !reference_i64(&mask->indptr)))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "a custom mask needs bits and indptr");
     if (!custom && reference_i32(&call->batch->positions))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "positions are given without a custom mask");
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "positions are given without a custom mask");
     if (call->batch->multi_item && call->mask_kind != ATTN_MASK_LAYER)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "multi_item is given with mask kind %u: accepted %d", call->mask_kind,
@@ -243,9 +241,7 @@ static attn_status check_layer(const reference_call *call, int32_t layer_id, att
 static attn_status check_group(const reference_call *call, attn_error *error)
 {
     const attn_layer_group *group = call->group;
-    int expanded = group->kind == ATTN_KIND_MLA &&
-                   call->problem->mla_expanded & ATTN_MODE_BIT(call->batch->mode);
-    if (group->kind != ATTN_KIND_SOFTMAX && !expanded)
+    if (group->kind != ATTN_KIND_SOFTMAX)
         return host_fail(error, ATTN_UNSUPPORTED, "layer kind %u has no oracle: accepted %d",
                          group->kind, ATTN_KIND_SOFTMAX);
     if (group->num_kv_heads < 1 || group->num_q_heads < 1 ||

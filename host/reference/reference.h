@@ -6,7 +6,7 @@
  * of any plugin and shares no code with one; tests/golden holds it to vectors made by PyTorch in
  * float64. Two levels:
  *
- *   row    one (query, head): reference_row_compute() and reference_row_check(). Keys and values
+ *   row    one (query, head): reference_row_compute() and reference_check_row(). Keys and values
  *          come through a callback, so that they can be generated instead of stored.
  *   batch  a whole forward: reference_forward() reads the ABI's structs in host memory and makes a
  *          reference_result; reference_compare() judges tensors by it; reference_expected_kv() and
@@ -20,7 +20,7 @@
  * and non-finite places must agree first: where the truth is NaN the output must be NaN, where it
  * is infinite in the output's dtype the output must be that infinity, else it must be finite.
  * `naive` is the same row in the naive form, which is what a straight program in the operands'
- * precision gives: fp32 sums in the order of the keys, each final score and each probability
+ * precision gives: fp32 sums, those over keys in their order, each final score and each probability
  * rounded to the operand dtype, the output rounded to the output dtype. Where a dtype is too narrow
  * for a score (fp16, beyond 65504), the naive form of that row is in fp32. The LSE is fp32 always.
  *
@@ -42,8 +42,8 @@
 
 /* ---- One row: which keys it sees ------------------------------------------------------------- */
 
-/* Makes all keys visible that the caller's fields do not hide: zero it, set the two windows to -1,
- * then set what the row has. Positions are absolute. */
+/* What decides which keys a query sees. Start with reference_sight_all() and set what the row has.
+ * Positions are absolute. */
 typedef struct reference_sight {
     uint32_t mask_kind;       /* ATTN_MASK_* */
     int32_t has_position;     /* 0 = cross attention: no i, so window, chunk and ALiBi are off */
@@ -120,7 +120,7 @@ void reference_scratch_finish(reference_scratch *scratch);
 /* What a row comes to, besides its output. */
 typedef struct reference_row_result {
     double lse;         /* natural logarithm; -INFINITY if there is no key and no sink */
-    double max_v;       /* largest |v| of the keys seen; 0 if none (NaN elements do not count) */
+    double max_v;       /* largest finite |v| of the keys seen; 0 if none */
     int64_t num_seen;   /* keys */
     double naive_error; /* of the output in the naive form; 0 without one */
     double naive_lse_error;
@@ -194,8 +194,8 @@ typedef struct reference_result {
  *
  * All pointers of the batch, its `device` ones too, are host memory; of a pair of pointers the
  * device one is read if there is one. Nothing of the caller's is written, the KV cache neither: new
- * keys are taken from k and v, rounded as they would be stored unless options say otherwise (NULL =
- * defaults). IDLE gives an empty result.
+ * keys are taken from k and v, saved or not, rounded as they would be stored unless options say
+ * otherwise (NULL = defaults). IDLE gives an empty result.
  *
  * *result is the caller's struct, filled on success alone, released by reference_result_finish().
  * INVALID_ARGUMENT: an operand, a scale or an array is missing or has the wrong shape, by name; a

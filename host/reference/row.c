@@ -122,22 +122,31 @@ static double softmax(const reference_row *row, struct work *work)
     return largest + log(sum);
 }
 
+/* A bar must be finite, or it would let everything pass: what is not finite does not count. */
+static double largest_finite(const double *vector, int32_t count, double largest)
+{
+    for (int32_t d = 0; d < count; d++) {
+        double magnitude = fabs(vector[d]);
+        if (magnitude > largest && magnitude < (double)INFINITY)
+            largest = magnitude;
+    }
+    return largest;
+}
+
 static void add_values(const reference_row *row, const reference_kv *kv, struct work *work,
-                       double *out, double *max_v)
+                       double *restrict out, double *max_v)
 {
     for (int32_t d = 0; d < row->v_head_dim; d++)
         out[d] = 0;
     for (int64_t n = 0; n < work->num_seen; n++) {
+        const double *restrict value = work->vector;
+        double probability = work->scores[n];
         kv->read(kv->ctx, work->seen[n], NULL, work->vector);
-        for (int32_t d = 0; d < row->v_head_dim; d++) {
-            double magnitude = fabs(work->vector[d]);
-            out[d] += work->scores[n] * work->vector[d];
-            /* A bar must be finite, or it would let everything pass. */
-            if (magnitude > *max_v && magnitude < INFINITY)
-                *max_v = magnitude;
-        }
+        for (int32_t d = 0; d < row->v_head_dim; d++)
+            out[d] += probability * value[d];
+        *max_v = largest_finite(value, row->v_head_dim, *max_v);
         if (wants_naive(row))
-            naive_value(&work->naive, row, work->vector, n);
+            naive_value(&work->naive, row, value, n);
     }
 }
 

@@ -91,7 +91,8 @@ static attn_status find_cached_keys(reference_sequence *sequence, const referenc
     if (!call->k)
         return ATTN_OK;
     sequence->first_new_row = new_indptr ? new_indptr[s] : sequence->first_row;
-    sequence->num_new = new_indptr ? (int64_t)new_indptr[s + 1] - new_indptr[s] : sequence->num_rows;
+    sequence->num_new =
+        new_indptr ? (int64_t)new_indptr[s + 1] - new_indptr[s] : sequence->num_rows;
     return ATTN_OK;
 }
 
@@ -137,8 +138,8 @@ attn_status reference_sequence_init(reference_sequence *sequence, const referenc
                              ? find_decode_row(sequence, call, error)
                              : find_extend_rows(sequence, call, error);
     if (status == ATTN_OK)
-        status = call->kv ? find_cached_keys(sequence, call, error)
-                          : find_own_keys(sequence, error);
+        status =
+            call->kv ? find_cached_keys(sequence, call, error) : find_own_keys(sequence, error);
     return status == ATTN_OK ? check_counts(sequence, call, error) : status;
 }
 
@@ -154,8 +155,7 @@ int64_t reference_slot(const reference_call *call, const reference_sequence *seq
     }
     int64_t entry = call->index_form == ATTN_INDEX_BLOCK_TABLE
                         ? reference_i32(&kv->block_table)[s * kv->block_table_stride + page]
-                        : reference_i32(
-                              &kv->kv_indices)[reference_i32(&kv->kv_indptr)[s] + page];
+                        : reference_i32(&kv->kv_indices)[reference_i32(&kv->kv_indptr)[s] + page];
     return entry * kv->page_size + offset;
 }
 

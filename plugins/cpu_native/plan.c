@@ -174,6 +174,11 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
         status = check_count(name, sequence->kv_len, metadata->bounds.max_kv_len, error);
     if (status != ATTN_OK || s >= batch->num_real_seqs)
         return status;
+    if (batch->multi_item && (int64_t)sequence->prefix_len + sequence->q_len -
+                                     metadata->multi_item.prefix_lens.device[s] >
+                                 metadata->multi_item.token_pos_stride)
+        return FAIL(error, "sequence %d: multi_item.token_pos_stride %d is too short for it", s,
+                    metadata->multi_item.token_pos_stride);
     if (counted && (int64_t)sequence->kv_len > (int64_t)sequence->prefix_len + sequence->q_len)
         return FAIL(error, "sequence %d has %d keys: its mask or positions tell of %lld", s,
                     sequence->kv_len, (long long)sequence->prefix_len + sequence->q_len);

@@ -91,7 +91,7 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
     }
     attn_status status = services->child_query(services->ctx, name, problem, &child, error);
     if (status != ATTN_OK)
-        return plugin_fail_prefix(error, status, "child %s", name);
+        return status;
     if (child.supported) {
         merge_yes(&child, verdict);
         return ATTN_OK;

@@ -2,7 +2,8 @@
  *
  * fanout.h: what every composite does with its children, whatever it routes by.
  *
- *   - children come from the host by the value of a backend-ref option, never by other means;
+ *   - children come from the host by the value of a backend-ref option, never by other means; the
+ *     host names a child that it cannot ask or make, the composite one whose own calls fail;
  *   - a child is asked about, and made for, the modes that are routed to it and no others;
  *   - metadata: scratch is shared (children run one after the other on one stream), all other
  *     regions lie one behind the other in the region of the composite.

@@ -81,8 +81,6 @@ static attn_status create_child(attn_instance *instance, int c, const char *name
         status = services->child_create(services->ctx, name, list, served, &child, error);
     if (served > 0 && status == ATTN_OK)
         instance->child[c] = child;
-    else if (served > 0)
-        status = plugin_fail_prefix(error, status, "child %s", name);
     services->release(services->ctx, ATTN_SPACE_HOST, list);
     services->release(services->ctx, ATTN_SPACE_HOST, narrowed);
     return status;

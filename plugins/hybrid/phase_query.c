@@ -110,10 +110,9 @@ static attn_status reads_unquantised(const attn_services *services, const char *
     fanout_narrow_problem(problem, mode_bit, &narrowed);
     attn_status status =
         services->child_query(services->ctx, name, &narrowed.problem, &verdict, error);
-    if (status != ATTN_OK)
-        return plugin_fail_prefix(error, status, "child %s", name);
-    *answer = verdict.supported ? (verdict.reads_new_kv_unquantised & mode_bit) != 0 : -1;
-    return ATTN_OK;
+    if (status == ATTN_OK)
+        *answer = verdict.supported ? (verdict.reads_new_kv_unquantised & mode_bit) != 0 : -1;
+    return status;
 }
 
 static int is_rounded(const attn_problem *problem)

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost explain: which backend is chosen for each phase and layer group, and why no other.
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/commands.h"
+#include "host/config.h"
+#include "host/error.h"
+#include "host/exit_codes.h"
+#include "host/open_host.h"
+#include "host/platform.h"
+#include "host/select.h"
+
+static const char help[] =
+    "usage: attnhost explain CONFIG.ini [OPTION]...\n"
+    "\n"
+    "Tells which backend a run of this configuration would choose for each phase and layer group,\n"
+    "and for each other candidate all reasons why it cannot serve. Nothing is computed and no GPU\n"
+    "is needed: platform.simulate = sm90 asks as if there was one.\n"
+    "\n"
+    "  --set section.key=value   override any key of the ini; may be repeated\n"
+    "  --json                    the same as JSON\n"
+    "  --help\n"
+    "\n"
+    "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is served;\n"
+    "2 usage or configuration; 3 a critical plugin is refused; 4 no backend can serve some layer,\n"
+    "or the named one cannot.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost explain examples/quickstart.ini\n"
+    "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n";
+
+struct explain_arguments {
+    const char *config;
+    const char **sets; /* [argc] */
+    size_t num_sets;
+    int json;
+};
+
+/* EXIT_GOOD, an exit code, or -1 after --help. */
+static int parse(int argc, char **argv, struct explain_arguments *arguments)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (option == 'h') {
+            fputs(help, stdout);
+            return -1;
+        }
+        if (option == 's')
+            arguments->sets[arguments->num_sets++] = optarg;
+        else if (option == 'j')
+            arguments->json = 1;
+        else
+            return EXIT_USAGE;
+    }
+    if (argc - optind != 1) {
+        fprintf(stderr, "attnhost explain: got %d files: accepted one CONFIG.ini (see --help)\n",
+                argc - optind);
+        return EXIT_USAGE;
+    }
+    arguments->config = argv[optind];
+    return EXIT_GOOD;
+}
+
+static int show(const struct selection *selection, int json)
+{
+    if (!json) {
+        select_print(selection, stdout);
+        return EXIT_GOOD;
+    }
+    cJSON *tree = select_to_json(selection);
+    char *text = tree ? cJSON_Print(tree) : NULL;
+    if (text)
+        puts(text);
+    else
+        fputs("attnhost explain: no memory for the answer\n", stderr);
+    cJSON_free(text);
+    cJSON_Delete(tree);
+    return text ? EXIT_GOOD : EXIT_RUN_TIME;
+}
+
+/* Model, platform and selection of a configuration whose host is open. */
+static int explain(attnhost *host, const struct config *config, int json)
+{
+    host_error error;
+    attn_device device;
+    struct model *model = NULL;
+    struct selection *selection = NULL;
+    host_error_init(&error);
+    attn_status status = platform_describe(config, &device, &error.base);
+    if (!status)
+        status = model_create(config, &model, &error.base);
+    if (!status)
+        status = select_create(host, config, model, &device, &selection, &error.base);
+    int shown = selection ? show(selection, json) : EXIT_GOOD;
+    if (status)
+        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+    select_destroy(selection);
+    model_destroy(model);
+    return status ? exit_code_of(status) : shown;
+}
+
+static int load_and_explain(const struct explain_arguments *arguments)
+{
+    host_error error;
+    struct config *config = NULL;
+    attnhost *host = NULL;
+    host_error_init(&error);
+    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
+                    &error.base)) {
+        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+        return EXIT_USAGE;
+    }
+    int code = open_host(config, &host, &error.base);
+    if (code != EXIT_GOOD)
+        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+    else
+        code = explain(host, config, arguments->json);
+    attnhost_destroy(host);
+    config_destroy(config);
+    return code;
+}
+
+int cmd_explain(int argc, char **argv)
+{
+    struct explain_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
+    if (!arguments.sets) {
+        fputs("attnhost explain: no memory\n", stderr);
+        return EXIT_RUN_TIME;
+    }
+    int code = parse(argc, argv, &arguments);
+    if (code == EXIT_GOOD)
+        code = load_and_explain(&arguments);
+    free(arguments.sets);
+    return code < 0 ? EXIT_GOOD : code;
+}

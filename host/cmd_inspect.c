@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost inspect: what a backend or a plugin file can do, and its options.
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/commands.h"
+#include "host/error.h"
+#include "host/exit_codes.h"
+#include "host/open_host.h"
+#include "host/options.h"
+#include "host/probe.h"
+#include "host/rules.h"
+#include "host/text.h"
+
+static const char help[] =
+    "usage: attnhost inspect BACKEND|PLUGIN.so [OPTION]...\n"
+    "\n"
+    "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with "
+    "their\n"
+    "defaults and what they accept, and what it can do, found out by asking it. No GPU is needed:\n"
+    "a CUDA backend is asked about simulated ones. What contains a slash or ends in .so is a "
+    "file;\n"
+    "else it is a backend's name or an alias (fa3).\n"
+    "\n"
+    "  --config CONFIG.ini       look for the backend in the plugins of this ini\n"
+    "  --set section.key=value   override any key of the ini; may be repeated\n"
+    "  --help\n"
+    "\n"
+    "The answer goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage,\n"
+    "configuration or an unknown backend; 3 the plugin file, or a critical plugin, is refused;\n"
+    "4 an alias whose backend is not installed.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost inspect cpu_native\n"
+    "  attnhost inspect ./build/my_plugin.so\n";
+
+struct inspect_arguments {
+    const char *config; /* NULL = none */
+    const char *target;
+    const char **sets; /* [argc] */
+    size_t num_sets;
+};
+
+/* EXIT_GOOD, an exit code, or -1 after --help. */
+static int parse(int argc, char **argv, struct inspect_arguments *arguments)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"config", required_argument, NULL, 'c'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (option == 'h') {
+            fputs(help, stdout);
+            return -1;
+        }
+        if (option == 's')
+            arguments->sets[arguments->num_sets++] = optarg;
+        else if (option == 'c')
+            arguments->config = optarg;
+        else
+            return EXIT_USAGE;
+    }
+    if (argc - optind != 1) {
+        fprintf(
+            stderr,
+            "attnhost inspect: got %d names: accepted one backend or plugin file (see --help)\n",
+            argc - optind);
+        return EXIT_USAGE;
+    }
+    arguments->target = argv[optind];
+    return EXIT_GOOD;
+}
+
+/* ---- One backend
+ * ---------------------------------------------------------------------------------- */
+
+static void print_option(const attn_option *option)
+{
+    char accepted[256];
+    options_accepted(option, accepted, sizeof accepted);
+    printf("    %-28s %s\n", option->key, option->doc);
+    printf("    %-28s %s%s%s%s", "", options_type_name(option->type),
+           option->flags & ATTN_OPTION_REPEATED ? ", repeatable" : "", accepted[0] ? ": " : "",
+           accepted);
+    if (option->flags & ATTN_OPTION_REQUIRED)
+        puts("; required");
+    else
+        printf("; default %s\n", option->default_text ? option->default_text : "none");
+}
+
+static void print_type(const attnhost *host, const attn_backend_type *type)
+{
+    struct probe probe;
+    printf("\n%s: %s\n", type->name, type->doc);
+    fputs("  layouts:", stdout);
+    for (uint32_t i = 0; i < type->num_layouts; i++)
+        printf(" %s", type->layouts[i]);
+    printf("\n  lengths on the host: %s\n",
+           type->flags & ATTN_TYPE_NEEDS_HOST_LENS ? "needed" : "not needed");
+    printf("  options of [backend.NAME] with type = %s:%s\n", type->name,
+           type->num_options ? "" : " none");
+    for (uint32_t i = 0; i < type->num_options; i++)
+        print_option(attn_at(type->options, i));
+    if (type->flags & ATTN_TYPE_COMPOSITE)
+        puts("  a composite: it can do what its children can");
+    else if (probe_find(host, type, &probe))
+        probe_print(host, type->name, &probe, stdout);
+    else
+        puts("  accepts no plain softmax problem");
+}
+
+/* ---- What is meant
+ * -------------------------------------------------------------------------------- */
+
+static int inspect_file(attnhost *host, const char *file)
+{
+    host_error error;
+    host_error_init(&error);
+    if (attnhost_load_plugin(host, file, &error.base)) {
+        fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
+        return EXIT_PLUGIN;
+    }
+    /* A file that was on record already need not be the last one: the host knows it resolved. */
+    char *resolved = realpath(file, NULL);
+    for (uint32_t i = 0; resolved && i < attnhost_num_plugins(host); i++) {
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_plugin(host, i, &plugin, NULL) || strcmp(plugin.file, resolved) != 0)
+            continue;
+        printf("%s\n%s %s by %s, ABI %u.%u: %s\n", plugin.file, plugin.name, plugin.version,
+               plugin.vendor, plugin.abi_major, plugin.abi_minor, plugin.doc);
+        if (plugin.build)
+            printf("build: %s\n", plugin.build);
+        for (uint32_t b = 0; b < plugin.num_backends; b++) {
+            attnhost_type_info info = {.struct_size = sizeof info};
+            if (attnhost_type(host, plugin.first_backend + b, &info, NULL) == ATTN_OK)
+                print_type(host, info.type);
+        }
+        break;
+    }
+    free(resolved);
+    return EXIT_GOOD;
+}
+
+static int fail_unknown(const attnhost *host, const char *name)
+{
+    uint32_t count = attnhost_num_types(host);
+    const char **names = calloc(count + 1, sizeof *names);
+    if (!names)
+        return EXIT_RUN_TIME;
+    for (uint32_t i = 0; i < count; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(host, i, &info, NULL) == ATTN_OK)
+            names[i] = info.type->name;
+    }
+    const char *near = text_nearest(name, names, count);
+    fprintf(stderr, "attnhost inspect: no backend is called '%s'%s%s%s: accepted", name,
+            near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", names[i] ? names[i] : "?");
+    fputs(count ? "\n" : " none: no plugin is loaded\n", stderr);
+    free(names);
+    return EXIT_USAGE;
+}
+
+static int inspect_name(const attnhost *host, const char *name)
+{
+    const char *alias = rule_alias(name);
+    for (uint32_t i = 0; i < attnhost_num_types(host); i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_type(host, i, &info, NULL) ||
+            (strcmp(info.type->name, name) != 0 && (!alias || strcmp(info.type->name, alias) != 0)))
+            continue;
+        if (attnhost_plugin(host, info.plugin, &plugin, NULL) == ATTN_OK)
+            printf("%s\n", plugin.file);
+        print_type(host, info.type);
+        return EXIT_GOOD;
+    }
+    if (!alias && !rule_knows(name))
+        return fail_unknown(host, name);
+    if (alias)
+        fprintf(stderr, "attnhost inspect: %s stands for %s, which is not installed\n", name,
+                alias);
+    else
+        fprintf(stderr, "attnhost inspect: %s is not installed\n", name);
+    return EXIT_NO_BACKEND;
+}
+
+static int is_file(const char *target)
+{
+    size_t length = strlen(target);
+    return strchr(target, '/') || (length > 3 && strcmp(target + length - 3, ".so") == 0);
+}
+
+static int inspect(const struct inspect_arguments *arguments)
+{
+    host_error error;
+    struct config *config = NULL;
+    attnhost *host = NULL;
+    host_error_init(&error);
+    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
+                    &error.base)) {
+        fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
+        return EXIT_USAGE;
+    }
+    int code = EXIT_GOOD;
+    if (is_file(arguments->target)) {
+        /* Alone, so that a backend of the same name that is installed does not stand in its way. */
+        if (attnhost_create(NULL, &host, &error.base)) {
+            fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
+            code = EXIT_RUN_TIME;
+        } else {
+            code = inspect_file(host, arguments->target);
+        }
+    } else {
+        code = open_host(config, &host, &error.base);
+        if (code != EXIT_GOOD)
+            fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
+        else
+            code = inspect_name(host, arguments->target);
+    }
+    attnhost_destroy(host);
+    config_destroy(config);
+    return code;
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+    struct inspect_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
+    if (!arguments.sets) {
+        fputs("attnhost inspect: no memory\n", stderr);
+        return EXIT_RUN_TIME;
+    }
+    int code = parse(argc, argv, &arguments);
+    if (code == EXIT_GOOD)
+        code = inspect(&arguments);
+    free(arguments.sets);
+    return code < 0 ? EXIT_GOOD : code;
+}

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost list: plugins and backends found, usable here or why not.
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "host/commands.h"
+#include "host/error.h"
+#include "host/exit_codes.h"
+#include "host/open_host.h"
+#include "host/probe.h"
+
+static const char help[] =
+    "usage: attnhost list [CONFIG.ini] [OPTION]...\n"
+    "\n"
+    "Lists the plugin files that were found and their backends: usable here, or why not. A file\n"
+    "that is refused is listed with its reason. Searched are the paths of the ini, the folders of\n"
+    "ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n"
+    "\n"
+    "  --set section.key=value   override any key of the ini; may be repeated\n"
+    "  --json                    the same as JSON\n"
+    "  --help\n"
+    "\n"
+    "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
+    "configuration; 3 a critical plugin is refused.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost list\n"
+    "  attnhost list --set plugins.path=/opt/my/plugins --json\n";
+
+struct list_arguments {
+    const char *config; /* NULL = none */
+    const char **sets;  /* [argc] */
+    size_t num_sets;
+    int json;
+};
+
+/* EXIT_GOOD, an exit code, or -1 after --help. */
+static int parse(int argc, char **argv, struct list_arguments *arguments)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (option == 'h') {
+            fputs(help, stdout);
+            return -1;
+        }
+        if (option == 's')
+            arguments->sets[arguments->num_sets++] = optarg;
+        else if (option == 'j')
+            arguments->json = 1;
+        else
+            return EXIT_USAGE;
+    }
+    if (argc - optind > 1) {
+        fprintf(stderr, "attnhost list: got %d files: accepted at most one CONFIG.ini\n",
+                argc - optind);
+        return EXIT_USAGE;
+    }
+    arguments->config = argv[optind];
+    return EXIT_GOOD;
+}
+
+/* "usable", "composite", or "not here: ..." */
+static void state_of(const attnhost *host, const attn_backend_type *type, char *text, size_t size)
+{
+    char why[320];
+    if (type->flags & ATTN_TYPE_COMPOSITE)
+        snprintf(text, size, "usable, a composite");
+    else if (probe_here(host, type, why, sizeof why))
+        snprintf(text, size, "usable");
+    else
+        snprintf(text, size, "not on this machine's cpu%s%s", why[0] ? ": " : "", why);
+}
+
+/* ---- Text ---------------------------------------------------------------------------------------
+ */
+
+static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin)
+{
+    if (plugin->status) {
+        printf("%s\n  refused (%s): %s\n", plugin->file, attnhost_status_name(plugin->status),
+               plugin->reason);
+        return;
+    }
+    printf("%s\n  %s %s by %s, ABI %u.%u: %s\n", plugin->file, plugin->name, plugin->version,
+           plugin->vendor, plugin->abi_major, plugin->abi_minor, plugin->doc);
+    for (uint32_t i = 0; i < plugin->num_backends; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        char state[384];
+        if (attnhost_type(host, plugin->first_backend + i, &info, NULL))
+            continue;
+        state_of(host, info.type, state, sizeof state);
+        printf("    %-20s %s\n    %-20s %s\n", info.type->name, info.type->doc, "", state);
+    }
+}
+
+static int print_all(const attnhost *host)
+{
+    uint32_t count = attnhost_num_plugins(host);
+    for (uint32_t i = 0; i < count; i++) {
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_plugin(host, i, &plugin, NULL) == ATTN_OK)
+            print_plugin(host, &plugin);
+    }
+    if (count == 0)
+        fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
+              "ATTNHOST_PLUGIN_PATH, or installed ones\n",
+              stderr);
+    return EXIT_GOOD;
+}
+
+/* ---- JSON ---------------------------------------------------------------------------------------
+ */
+
+/* Memory that runs out on the way shows as a NULL from cJSON_Print() or as a missing entry; the
+ * sums of a list are small enough that the first allocation to fail is the printing. */
+static cJSON *plugin_json(const attnhost *host, const attnhost_plugin_info *plugin)
+{
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddStringToObject(object, "file", plugin->file);
+    cJSON_AddStringToObject(object, "status", attnhost_status_name(plugin->status));
+    cJSON_AddStringToObject(object, "reason", plugin->reason);
+    cJSON_AddStringToObject(object, "name", plugin->name);
+    cJSON_AddStringToObject(object, "version", plugin->version);
+    cJSON_AddStringToObject(object, "vendor", plugin->vendor);
+    cJSON *backends = cJSON_AddArrayToObject(object, "backends");
+    for (uint32_t i = 0; i < plugin->num_backends; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        char state[384];
+        if (attnhost_type(host, plugin->first_backend + i, &info, NULL))
+            continue;
+        cJSON *backend = cJSON_CreateObject();
+        state_of(host, info.type, state, sizeof state);
+        cJSON_AddStringToObject(backend, "name", info.type->name);
+        cJSON_AddStringToObject(backend, "doc", info.type->doc);
+        cJSON_AddBoolToObject(backend, "usable", strncmp(state, "usable", 6) == 0);
+        cJSON_AddStringToObject(backend, "state", state);
+        if (!cJSON_AddItemToArray(backends, backend))
+            cJSON_Delete(backend);
+    }
+    return object;
+}
+
+static int print_json(const attnhost *host)
+{
+    cJSON *array = cJSON_CreateArray();
+    for (uint32_t i = 0; i < attnhost_num_plugins(host); i++) {
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_plugin(host, i, &plugin, NULL))
+            continue;
+        cJSON *object = plugin_json(host, &plugin);
+        if (!cJSON_AddItemToArray(array, object))
+            cJSON_Delete(object);
+    }
+    char *text = cJSON_Print(array);
+    if (text)
+        puts(text);
+    else
+        fputs("attnhost list: no memory for the answer\n", stderr);
+    int code = text ? EXIT_GOOD : EXIT_RUN_TIME;
+    cJSON_free(text);
+    cJSON_Delete(array);
+    return code;
+}
+
+/* ---- The command --------------------------------------------------------------------------------
+ */
+
+static int list(const struct list_arguments *arguments)
+{
+    host_error error;
+    struct config *config = NULL;
+    attnhost *host = NULL;
+    host_error_init(&error);
+    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
+                    &error.base)) {
+        fprintf(stderr, "attnhost list: %s\n", host_error_text(&error));
+        return EXIT_USAGE;
+    }
+    int code = open_host(config, &host, &error.base);
+    if (code != EXIT_GOOD)
+        fprintf(stderr, "attnhost list: %s\n", host_error_text(&error));
+    else
+        code = arguments->json ? print_json(host) : print_all(host);
+    attnhost_destroy(host);
+    config_destroy(config);
+    return code;
+}
+
+int cmd_list(int argc, char **argv)
+{
+    struct list_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
+    if (!arguments.sets) {
+        fputs("attnhost list: no memory\n", stderr);
+        return EXIT_RUN_TIME;
+    }
+    int code = parse(argc, argv, &arguments);
+    if (code == EXIT_GOOD)
+        code = list(&arguments);
+    free(arguments.sets);
+    return code < 0 ? EXIT_GOOD : code;
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * select_ask.c: the candidates of a phase, and what they answer.
+ */
+#include "host/select_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/problem.h"
+#include "host/rules.h"
+#include "host/text.h"
+
+attn_status select_no_memory(struct selector *selector)
+{
+    return host_fail(selector->error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a selection");
+}
+
+/* ---- Names ------------------------------------------------------------------------------------
+ */
+
+/* The loaded backend type of this name, or NULL. */
+const attn_backend_type *select_find_type(const attnhost *host, const char *name)
+{
+    attnhost_type_info info = {.struct_size = sizeof info};
+    for (uint32_t i = 0; i < attnhost_num_types(host); i++)
+        if (attnhost_type(host, i, &info, NULL) == ATTN_OK && strcmp(info.type->name, name) == 0)
+            return info.type;
+    return NULL;
+}
+
+/* Every name that the user could have meant: loaded types, sections, aliases. */
+static attn_status fail_unknown(struct selector *selector, const char *key, const char *got)
+{
+    const struct config_backends *sections = &selector->config->backends;
+    uint32_t num_types = attnhost_num_types(selector->host);
+    size_t count = 0, num_aliases = 0;
+    while (rule_alias_at(num_aliases))
+        num_aliases++;
+    const char **names = calloc(1 + num_types + sections->count + num_aliases, sizeof *names);
+    if (!names)
+        return select_no_memory(selector);
+    strbuf list;
+    strbuf_init(&list);
+    names[count++] = "auto";
+    for (uint32_t i = 0; i < num_types; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(selector->host, i, &info, NULL) == ATTN_OK)
+            names[count++] = info.type->name;
+    }
+    for (size_t i = 0; i < sections->count; i++)
+        names[count++] = sections->items[i].name;
+    for (size_t i = 0; i < count; i++)
+        strbuf_appendf(&list, "%s%s", i ? ", " : "", names[i]);
+    for (size_t i = 0; i < num_aliases; i++)
+        names[count++] = rule_alias_at(i);
+    const char *near = text_nearest(got, names, count);
+    attn_status status = config_fail(
+        selector->config, key, selector->error,
+        "no backend is called '%s'%s%s%s: accepted %s, or an alias such as fa3", got,
+        near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "", strbuf_text(&list));
+    strbuf_finish(&list);
+    free(names);
+    return status;
+}
+
+/* What an explicit name stands for: a name that the host knows into *name, or NULL and why it
+ * cannot be used into `absent`. CONFIG_ERROR for a name that nobody knows. */
+static attn_status resolve(struct selector *selector, const char *key, const char *wanted,
+                           const char **name, char *absent, size_t size)
+{
+    const struct config_backend *section = config_backend(selector->config, wanted);
+    const char *alias =
+        section || select_find_type(selector->host, wanted) ? NULL : rule_alias(wanted);
+    const char *type = section ? section->type : alias ? alias : wanted;
+    *name = NULL;
+    if (select_find_type(selector->host, type)) {
+        *name = alias ? alias : wanted;
+        return ATTN_OK;
+    }
+    if (alias)
+        snprintf(absent, size, "%s stands for %s, which is not installed", wanted, alias);
+    else if (section)
+        snprintf(absent, size, "its backend type %s is not installed", type);
+    else
+        snprintf(absent, size, "not installed");
+    if (alias || rule_knows(type))
+        return ATTN_OK;
+    if (section)
+        return config_fail(selector->config, key, selector->error,
+                           "[backend.%s] (%s): no backend type is called '%s'", wanted,
+                           section->place, type);
+    return fail_unknown(selector, key, wanted);
+}
+
+static bool is_auto(const char *wanted)
+{
+    return strcmp(wanted, "auto") == 0;
+}
+
+/* Does the model have a decoder? Then an encoder beside it is a tower, which attention_backend does
+ * not speak of. */
+static bool has_decoder(const struct model *model)
+{
+    for (uint32_t i = 0; i < model->num_groups; i++)
+        if (model->groups[i].attn_type != ATTN_TYPE_ENCODER_ONLY)
+            return true;
+    return false;
+}
+
+static void set_wanted(struct select_phase *phase, const char *name, const char *key)
+{
+    phase->wanted = name;
+    phase->key = key;
+}
+
+/* What the user wants for a phase of a group. */
+void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
+                        uint32_t index, struct select_phase *phase)
+{
+    const struct config_attention *keys = &selector->config->attention;
+    set_wanted(phase, "auto", "attention.attention_backend");
+    if (group->kind == ATTN_KIND_LINEAR) {
+        phase->key = "attention.linear_attn_backend";
+        if (keys->linear_attn_backend)
+            phase->wanted = keys->linear_attn_backend;
+        return;
+    }
+    if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && keys->mm_attention_backend) {
+        set_wanted(phase, keys->mm_attention_backend, "attention.mm_attention_backend");
+        return;
+    }
+    if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && has_decoder(selector->model))
+        return;
+    phase->wanted = keys->attention_backend;
+    if (index == SELECT_PREFILL && keys->prefill_attention_backend)
+        set_wanted(phase, keys->prefill_attention_backend, "attention.prefill_attention_backend");
+    if (index == SELECT_DECODE && keys->decode_attention_backend)
+        set_wanted(phase, keys->decode_attention_backend, "attention.decode_attention_backend");
+}
+
+/* ---- Layouts ----------------------------------------------------------------------------------
+ */
+
+/* Layout ids that a kind of layer can have, in the host's order. Entry i is bit i of
+ * select_candidate.layouts; NULL = no cache and no state. */
+void select_layouts_of(const attn_layer_group *group, const char *layouts[SELECT_MAX_LAYOUTS])
+{
+    layouts[0] = layouts[1] = NULL;
+    if (model_group_has_state(group)) {
+        layouts[0] = ATTN_LAYOUT_STATE_SSM_KV;
+        layouts[1] = ATTN_LAYOUT_STATE_SSM_VK;
+    } else if (model_group_has_kv(group) && group->mla) {
+        layouts[0] = ATTN_LAYOUT_MLA_LATENT;
+        layouts[1] = ATTN_LAYOUT_MLA_LATENT_FP8;
+    } else if (model_group_has_kv(group)) {
+        layouts[0] = ATTN_LAYOUT_KV_NHD;
+        layouts[1] = ATTN_LAYOUT_KV_HND;
+    }
+}
+
+/* Is layout `index` one that the user allows? kv_cache.layout speaks of K and V alone. */
+static bool layout_allowed(const struct config *config, const attn_layer_group *group,
+                           uint32_t index)
+{
+    if (!model_group_has_kv(group) && !model_group_has_state(group))
+        return index == 0;
+    if (group->mla || model_group_has_state(group))
+        return true;
+    return config->kv_cache.layout == CONFIG_LAYOUT_AUTO ||
+           config->kv_cache.layout == (index == 0 ? CONFIG_LAYOUT_NHD : CONFIG_LAYOUT_HND);
+}
+
+/* Of the layouts in `mask` the one that stands first in the backend's own list; the host's order
+ * where it lists none of them. */
+uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer_group *group,
+                                 uint32_t mask)
+{
+    const char *layouts[SELECT_MAX_LAYOUTS];
+    select_layouts_of(group, layouts);
+    for (uint32_t l = 0; type && l < type->num_layouts; l++)
+        for (uint32_t i = 0; i < SELECT_MAX_LAYOUTS; i++)
+            if (mask >> i & 1 && layouts[i] && strcmp(layouts[i], type->layouts[l]) == 0)
+                return i;
+    return mask & 1 ? 0 : 1;
+}
+
+/* ---- Asking -----------------------------------------------------------------------------------
+ */
+
+/* One query with room for all reasons, however many there are. */
+static attn_status query_all(struct selector *selector, const char *name,
+                             const attn_problem *problem, attn_verdict *verdict,
+                             attn_reason **reasons, attn_error *error)
+{
+    uint32_t capacity = 0, needed = 8;
+    *reasons = NULL;
+    while (capacity < needed) {
+        attn_reason *grown = realloc(*reasons, needed * sizeof **reasons);
+        if (!grown) {
+            free(*reasons);
+            *reasons = NULL;
+            return select_no_memory(selector);
+        }
+        *reasons = grown;
+        capacity = needed;
+        memset(grown, 0, capacity * sizeof *grown);
+        for (uint32_t i = 0; i < capacity; i++)
+            grown[i].struct_size = sizeof *grown;
+        *verdict = (attn_verdict){
+            .struct_size = sizeof *verdict, .reasons_capacity = capacity, .reasons = grown};
+        attn_status status = attnhost_query(selector->host, name, problem, verdict, error);
+        if (status) {
+            free(*reasons);
+            *reasons = NULL;
+            return status;
+        }
+        needed = verdict->supported ? 0 : verdict->num_reasons;
+    }
+    return ATTN_OK;
+}
+
+/* Ask about each layout; the verdict kept is that of the first yes, else of the first no. */
+attn_status select_ask(struct selector *selector, uint32_t group, uint32_t modes,
+                       struct select_candidate *candidate, attn_error *error)
+{
+    const char *layouts[SELECT_MAX_LAYOUTS];
+    const attn_layer_group *layers = &selector->model->groups[group];
+    select_layouts_of(layers, layouts);
+    for (uint32_t i = 0; i < SELECT_MAX_LAYOUTS; i++) {
+        struct problem problem;
+        attn_verdict verdict;
+        attn_reason *reasons;
+        if (!layout_allowed(selector->config, layers, i))
+            continue;
+        problem_init(&problem, selector->config, selector->model, group,
+                     &selector->selection->device, modes, layouts[i]);
+        attn_status status =
+            query_all(selector, candidate->name, &problem.problem, &verdict, &reasons, error);
+        if (status)
+            return status;
+        bool better = verdict.supported && candidate->layouts == 0;
+        if (verdict.supported)
+            candidate->layouts |= 1u << i;
+        if (better || candidate->verdict.struct_size == 0) {
+            free(candidate->reasons);
+            candidate->verdict = verdict;
+            candidate->reasons = reasons;
+        } else {
+            free(reasons);
+        }
+    }
+    return ATTN_OK;
+}
+
+void select_candidate_finish(struct select_candidate *candidate)
+{
+    free(candidate->name);
+    free(candidate->absent);
+    free(candidate->reasons);
+}
+
+/* ---- Candidates -------------------------------------------------------------------------------
+ */
+
+/* Append a candidate; with `absent` it is not asked. */
+static attn_status add_candidate(struct selector *selector, struct select_phase *phase,
+                                 const char *name, const char *absent)
+{
+    struct select_candidate *grown =
+        realloc(phase->candidates, (phase->num_candidates + 1) * sizeof *grown);
+    if (!grown)
+        return select_no_memory(selector);
+    phase->candidates = grown;
+    struct select_candidate *candidate = &grown[phase->num_candidates];
+    *candidate =
+        (struct select_candidate){.name = strdup(name), .absent = absent ? strdup(absent) : NULL};
+    phase->num_candidates++;
+    return candidate->name && (candidate->absent || !absent) ? ATTN_OK : select_no_memory(selector);
+}
+
+static bool is_candidate(const struct select_phase *phase, const char *name)
+{
+    for (uint32_t i = 0; i < phase->num_candidates; i++)
+        if (strcmp(phase->candidates[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* The rule's backends, then every other type that is loaded. */
+static attn_status add_auto(struct selector *selector, const attn_layer_group *group,
+                            struct select_phase *phase)
+{
+    const struct rule *rule = rule_find(&selector->selection->device, group);
+    attn_status status = ATTN_OK;
+    strbuf why;
+    strbuf_init(&why);
+    strbuf_appendf(&why, "auto: rule \"%s\"", rule ? rule->text : "none: in order of loading");
+    for (size_t i = 0; rule && i < RULE_MAX_NAMES && rule->names[i] && !status; i++)
+        status = add_candidate(selector, phase, rule->names[i],
+                               select_find_type(selector->host, rule->names[i]) ? NULL
+                                                                                : "not installed");
+    for (uint32_t i = 0; i < attnhost_num_types(selector->host) && !status; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        status = attnhost_type(selector->host, i, &info, selector->error);
+        if (!status && !is_candidate(phase, info.type->name))
+            status = add_candidate(selector, phase, info.type->name,
+                                   info.type->flags & ATTN_TYPE_COMPOSITE
+                                       ? "a composite, taken only when it is named"
+                                       : NULL);
+    }
+    phase->why = strbuf_steal(&why);
+    return status ? status : phase->why ? ATTN_OK : select_no_memory(selector);
+}
+
+static attn_status add_named(struct selector *selector, struct select_phase *phase)
+{
+    const char *name;
+    char absent[192];
+    attn_status status = resolve(selector, phase->key, phase->wanted, &name, absent, sizeof absent);
+    if (status)
+        return status;
+    strbuf why;
+    strbuf_init(&why);
+    strbuf_appendf(&why, "%s = %s (%s)", phase->key, phase->wanted,
+                   config_place(selector->config, phase->key));
+    phase->why = strbuf_steal(&why);
+    if (!phase->why)
+        return select_no_memory(selector);
+    return add_candidate(selector, phase, name ? name : phase->wanted, name ? NULL : absent);
+}
+
+/* List and ask. Of `auto` a candidate whose options do not parse is out of the running; of a named
+ * one that is the user's error. */
+attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_t modes,
+                              struct select_phase *phase)
+{
+    bool automatic = is_auto(phase->wanted);
+    attn_status status = automatic ? add_auto(selector, &selector->model->groups[group], phase)
+                                   : add_named(selector, phase);
+    for (uint32_t i = 0; i < phase->num_candidates && !status; i++) {
+        struct select_candidate *candidate = &phase->candidates[i];
+        host_error error;
+        if (candidate->absent)
+            continue;
+        host_error_init(&error);
+        status = select_ask(selector, group, modes, candidate, &error.base);
+        if (!status)
+            continue;
+        if (!automatic || status == ATTN_OUT_OF_HOST_MEMORY)
+            return host_fail(selector->error, status, "%s", host_error_text(&error));
+        candidate->layouts = 0;
+        candidate->absent = strdup(host_error_text(&error));
+        status = candidate->absent ? ATTN_OK : select_no_memory(selector);
+    }
+    return status;
+}

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whole runs: a trace through the plugins that were built, under the identities that a report has
+ * to keep whatever the scheduling.
+ */
+#include "host/session.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/error.h"
+#include "host/exit_codes.h"
+#include "tests/test_main.h"
+
+#define MAX_SETS 40
+
+/* A run: settings in the form "section.key=value", a probe, and what came out. */
+struct run {
+    char *sets[MAX_SETS];
+    size_t num_sets;
+    executor_probe probe;
+    void *probe_ctx;
+    struct report report;
+    host_error error;
+    int code;
+};
+
+__attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ck_assert_uint_lt(run->num_sets, MAX_SETS);
+    run->sets[run->num_sets++] = strdup(text);
+}
+
+static const char *environment(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value ? value : otherwise;
+}
+
+/* A small model and the first requests of the example trace. */
+static void begin(struct run *run)
+{
+    memset(run, 0, sizeof *run);
+    report_init(&run->report);
+    host_error_init(&run->error);
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
+    set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
+        environment("ATTNHOST_TEST_SRCDIR", "."));
+    set(run, "attention.attention_backend=cpu_native");
+    set(run, "model.num_layers=2");
+    set(run, "model.num_q_heads=4");
+    set(run, "model.num_kv_heads=2");
+    set(run, "model.head_dim=16");
+    set(run, "model.dtype=f32");
+    set(run, "model.max_context_len=4096");
+    set(run, "workload.length_scale=0.02");
+    set(run, "workload.max_requests=12");
+    set(run, "workload.chunked_prefill_size=32");
+    set(run, "workload.max_running_requests=4");
+    set(run, "kv_cache.page_size=4");
+    set(run, "verify.rate=1");
+}
+
+static void finish(struct run *run)
+{
+    report_finish(&run->report);
+    for (size_t s = 0; s < run->num_sets; s++)
+        free(run->sets[s]);
+}
+
+static void go(struct run *run)
+{
+    struct config *config = NULL;
+    attn_status status =
+        config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
+    struct session_params params = {
+        .config = config, .probe = run->probe, .probe_ctx = run->probe_ctx};
+    run->code = session_run(&params, &run->report, &run->error.base);
+    config_destroy(config);
+}
+
+/* The identities of a run in which every request ended. */
+static void check_identities(const struct run *run, int64_t input_tokens, int64_t decode_tokens)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s", run->code, host_error_text(&run->error),
+                  r->verify.first_failure);
+    ck_assert_int_eq(r->tokens.prefill + r->tokens.prefix_hit - r->tokens.recomputed, input_tokens);
+    ck_assert_int_eq(r->tokens.decode, decode_tokens);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    ck_assert_uint_eq(strlen(r->digest), 64);
+}
+
+/* The lengths of what begin() asks for, from the trace itself. */
+static void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens)
+{
+    struct trace trace;
+    struct workload workload;
+    char path[1024];
+    snprintf(path, sizeof path, "%s/examples/traces/mini_mooncake.jsonl",
+             environment("ATTNHOST_TEST_SRCDIR", "."));
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&workload, &trace, 0.02, 12, 4096, NULL), ATTN_OK);
+    *input_tokens = workload.input_tokens;
+    *decode_tokens = workload.decode_tokens;
+    workload_finish(&workload);
+    trace_finish(&trace);
+}
+
+/* ---- Identities -------------------------------------------------------------------------------
+ */
+
+/* Settings that change how the trace is run, and nothing of what must hold. */
+static const char *const variants[][4] = {
+    {"workload.seed=7"},
+    {"workload.mixed=yes"},
+    {"workload.chunked_prefill_size=0"},
+    {"workload.chunked_prefill_size=7", "workload.mixed=yes"},
+    {"kv_cache.page_size=1"},
+    {"kv_cache.page_size=16", "kv_cache.layout=hnd"},
+    {"kv_cache.prefix_cache=no"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8"},
+    {"workload.max_running_requests=1"},
+    {"workload.clock=wall", "workload.max_requests=12"},
+    {"model.layer_types=sliding full", "model.sliding_window=9"},
+    {"model.layer_types=chunked full", "model.attention_chunk=16"},
+    {"model.sinks=yes", "model.logit_cap=20"},
+    {"model.alibi=yes", "model.v_head_dim=24"},
+    {"model.dtype=bf16"},
+    {"model.dtype=f16", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02 0.03",
+     "kv_cache.v_scale=0.05 0.01"},
+    {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "workload.mixed=yes"},
+};
+
+START_TEST(identities_hold)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin(&run);
+    for (size_t s = 0; s < 4 && variants[_i][s]; s++)
+        set(&run, "%s", variants[_i][s]);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    finish(&run);
+}
+END_TEST
+
+/* With room for everything nothing is computed twice; with a pool that is too small for that the
+ * same tokens come from prefill instead of the cache, and the identity holds. */
+START_TEST(eviction_turns_hits_into_prefill)
+{
+    static const char *const pools[] = {"kv_cache.max_total_tokens=4000",
+                                        "kv_cache.max_total_tokens=160"};
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "workload.max_requests=30");
+        set(&runs[i], "workload.max_running_requests=1");
+        set(&runs[i], "kv_cache.page_size=1");
+        set(&runs[i], "%s", pools[i]);
+        go(&runs[i]);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "%s", host_error_text(&runs[i].error));
+        ck_assert_int_eq(runs[i].report.tokens.recomputed, 0);
+        ck_assert_int_eq(runs[i].report.kv.leaked, 0);
+    }
+    int64_t fewer = runs[0].report.tokens.prefix_hit - runs[1].report.tokens.prefix_hit;
+    ck_assert_int_gt(runs[1].report.tokens.prefix_hit, 0);
+    ck_assert_int_gt(fewer, 0);
+    ck_assert_int_eq(runs[1].report.tokens.prefill - runs[0].report.tokens.prefill, fewer);
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* Six requests of 20 tokens that grow by 60 in a pool for fewer than that: some are thrown out, and
+ * compute again exactly the rows they had. */
+START_TEST(retraction_is_counted)
+{
+    char path[] = "check_session_XXXXXX";
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    FILE *trace = fdopen(file, "w");
+    for (int i = 0; i < 6; i++)
+        fprintf(trace,
+                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
+                "\"hash_ids\": [%d]}\n",
+                i, i);
+    fclose(trace);
+    struct run run;
+    begin(&run);
+    set(&run, "workload.trace=%s", path);
+    set(&run, "workload.length_scale=1");
+    set(&run, "kv_cache.max_total_tokens=300");
+    set(&run, "kv_cache.page_size=1");
+    set(&run, "workload.max_running_requests=8");
+    go(&run);
+    unlink(path);
+    check_identities(&run, 6 * 20, 6 * 60);
+    ck_assert_int_gt(run.report.tokens.recomputed, 20);
+    ck_assert_int_eq(run.report.verify.rows_checked, 2 * 6 * (20 + 60));
+    finish(&run);
+}
+END_TEST
+
+/* ---- Digest -----------------------------------------------------------------------------------
+ */
+
+START_TEST(digest_does_not_depend_on_threads)
+{
+    static const int threads[] = {1, 2, 7};
+    struct run runs[3];
+    for (int i = 0; i < 3; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "workload.num_threads=%d", threads[i]);
+        go(&runs[i]);
+        ck_assert_int_eq(runs[i].code, EXIT_GOOD);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+    }
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+START_TEST(digest_depends_on_the_seed)
+{
+    struct run a, b;
+    begin(&a);
+    go(&a);
+    begin(&b);
+    set(&b, "workload.seed=2");
+    go(&b);
+    ck_assert_str_ne(a.report.digest, b.report.digest);
+    finish(&a);
+    finish(&b);
+}
+END_TEST
+
+/* ---- Verification -----------------------------------------------------------------------------
+ */
+
+/* One element of one value. A query at position 0 sees key 0 alone, so that row moves by the whole
+ * change: 0.25, hundreds of bars in fp32, whatever the other rows do. */
+struct tamper {
+    int64_t request;
+    int32_t layer;
+    int done;
+};
+
+static void change_one_value(void *ctx, const struct executor_step *step, int32_t layer,
+                             const attn_tensor *q, const attn_tensor *k, const attn_tensor *v)
+{
+    (void)q, (void)k;
+    struct tamper *tamper = ctx;
+    int64_t row = 0;
+    for (int32_t s = 0; s < step->batch.num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->batch.sequences[s];
+        if (layer == tamper->layer && step->requests[s] == tamper->request &&
+            sequence->prefix_len == 0) {
+            ((float *)v->data)[row * v->strides[0] + v->strides[1] + 3] += 0.25f;
+            tamper->done++;
+        }
+        row += sequence->num_new;
+    }
+}
+
+START_TEST(one_changed_value_fails)
+{
+    struct tamper tamper = {.request = 0, .layer = 1};
+    struct run run;
+    begin(&run);
+    run.probe = change_one_value;
+    run.probe_ctx = &tamper;
+    go(&run);
+    ck_assert_int_eq(tamper.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_double_ge(run.report.verify.max_abs_err, 0.2);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
+    finish(&run);
+}
+END_TEST
+
+START_TEST(nothing_is_checked_at_rate_0)
+{
+    struct run run;
+    begin(&run);
+    set(&run, "verify.rate=0");
+    go(&run);
+    ck_assert_int_eq(run.code, EXIT_GOOD);
+    ck_assert_int_eq(run.report.verify.rows_checked, 0);
+    finish(&run);
+}
+END_TEST
+
+/* ---- Refusals ---------------------------------------------------------------------------------
+ */
+
+/* What is asked for, the exit code, and a part of the message. */
+static const struct {
+    const char *sets[3];
+    int code;
+    const char *message;
+} refusals[] = {
+    {{"workload.trace="}, EXIT_USAGE, "workload.trace"},
+    {{"workload.trace=/nonexistent/trace.jsonl"}, EXIT_USAGE, "/nonexistent/trace.jsonl"},
+    {{"kv_cache.max_total_tokens=16"}, EXIT_USAGE, "16"},
+    {{"kv_cache.max_total_tokens=3"}, EXIT_USAGE, "kv_cache.max_total_tokens"},
+    {{"model.max_context_len=8"}, EXIT_USAGE, "8"},
+    {{"attention.attention_backend=cpu_natve"}, EXIT_USAGE, "cpu_native"},
+    {{"attention.attention_backend=fa3"}, EXIT_NO_BACKEND, "fa3"},
+    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
+    {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
+    {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
+    {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
+};
+
+START_TEST(refused_with_a_reason)
+{
+    struct run run;
+    begin(&run);
+    for (size_t s = 0; s < 3 && refusals[_i].sets[s]; s++)
+        set(&run, "%s", refusals[_i].sets[s]);
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_msg(run.code == refusals[_i].code, "exit %d: %s", run.code, message);
+    ck_assert_msg(strstr(message, refusals[_i].message) != NULL, "%s", message);
+    ck_assert_int_eq(run.report.steps, 0);
+    finish(&run);
+}
+END_TEST
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("session");
+    TCase *runs = tcase_create("runs");
+    tcase_set_timeout(runs, 60);
+    tcase_add_loop_test(runs, identities_hold, 0, COUNT(variants));
+    tcase_add_test(runs, eviction_turns_hits_into_prefill);
+    tcase_add_test(runs, retraction_is_counted);
+    tcase_add_test(runs, digest_does_not_depend_on_threads);
+    tcase_add_test(runs, digest_depends_on_the_seed);
+    tcase_add_test(runs, one_changed_value_fails);
+    tcase_add_test(runs, nothing_is_checked_at_rate_0);
+    suite_add_tcase(s, runs);
+    TCase *refused = tcase_create("refused");
+    tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
+    suite_add_tcase(s, refused);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
