@@ -136,10 +136,10 @@ void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *chil
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
         if (child->size[r] == 0)
             continue;
-        uint64_t offset = is_shared(r) ? 0 : align_up(used->size[r], child->alignment[r]);
+        uint64_t offset = align_up(used->size[r], child->alignment[r]);
         part->base[r] = (char *)memory->base[r] + offset;
         part->size[r] = child->size[r];
-        if (!is_shared(r))
+        if (!is_shared(r)) /* of a shared one nothing is ever used up */
             used->size[r] = offset + child->size[r];
     }
 }

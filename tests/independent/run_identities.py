@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs attnhost on traces and compares its report with counts made from the trace files alone.
+
+Prints TAP. Without arguments on small traces; with TRACE FORMAT SCALE REQUESTS on that trace, with
+the figures of each run. What is expected comes from trace_model.py, which shares no code with the
+host; nothing is taken from one field of a report to check itself.
+"""
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import trace_model
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = os.environ.get("ATTNHOST_TEST_COMMAND", "./attnhost")
+PLUGINS = os.environ.get("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs")
+LAYERS = 3
+LONGEST = 1 << 16
+
+CONFIG = f"""
+[plugins]
+path = {os.path.abspath(PLUGINS)}
+[model]
+num_layers = {LAYERS}
+num_q_heads = 4
+num_kv_heads = 2
+head_dim = 32
+layer_types = sliding full
+sliding_window = 64
+dtype = bf16
+max_context_len = {LONGEST}
+[attention]
+attention_backend = cpu_native
+[backend.second]
+type = cpu_native
+[workload]
+chunked_prefill_size = 256
+"""
+
+# Every key of the report, and what it is.
+COUNT, NUMBER, TEXT = (int,), (int, float), (str,)
+REPORT = {
+    "requests": COUNT,
+    "steps": COUNT,
+    "tokens": dict.fromkeys(("prefill", "decode", "prefix_hit", "recomputed"), COUNT),
+    "wall_s": NUMBER,
+    "composition": [{"layers": TEXT, "phase": TEXT, "backend": TEXT}],
+    "paths": collections.defaultdict(lambda: COUNT),
+    "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "max_abs_err": NUMBER,
+               "max_rel_err": NUMBER},
+    "kv": dict.fromkeys(("capacity", "peak", "leaked"), COUNT),
+    "latency_us": dict.fromkeys(("prefill", "decode"), {"p50": NUMBER, "p99": NUMBER}),
+    "digest": TEXT,
+    "seed": COUNT,
+}
+
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+class Tap:
+    """Results in TAP. A test is ok iff it has found nothing wrong."""
+
+    def __init__(self):
+        self.count = self.failed = 0
+        self.wrong = []
+
+    @contextlib.contextmanager
+    def test(self, name):
+        self.wrong = []
+        try:
+            yield
+        except Exception as error:  # whatever happens in one test, the others are run
+            self.wrong.append(f"{type(error).__name__}: {error}")
+        self.count += 1
+        self.failed += bool(self.wrong)
+        print(f"{'not ok' if self.wrong else 'ok'} {self.count} - {name}")
+        for text in self.wrong:
+            for line in text.splitlines():
+                print(f"# {line}")
+        sys.stdout.flush()
+
+    def equal(self, what, got, expected):
+        if got != expected:
+            self.wrong.append(f"{what}: got {got}, expected {expected}")
+
+    def true(self, what, holds):
+        if not holds:
+            self.wrong.append(f"not so: {what}")
+
+    def end(self):
+        print(f"1..{self.count}")
+        return 1 if self.failed else 0
+
+
+class Trace:
+    """A trace file, and what the independent script finds in it."""
+
+    def __init__(self, path, form, scale, max_requests=0):
+        self.path, self.form, self.scale, self.max_requests = str(path), form, scale, max_requests
+        rows = trace_model.read_trace(self.path, form)
+        self.rows = rows[:max_requests] if max_requests else rows
+
+    def place(self, page_size, prefix_cache=True):
+        requests = trace_model.place_requests(self.rows, self.scale, page_size)
+        return requests if prefix_cache else [(0, length, n) for _, length, n in requests]
+
+    def count(self, page_size):
+        requests = self.place(page_size)
+        return {
+            "requests": len(requests),
+            "input": sum(length for _, length, _ in requests),
+            "decode": sum(max(0, n - 1) for _, _, n in requests),
+            "hit": sum(hit for hit, _, _ in requests),
+            "longest": max(length + max(0, n - 1) for _, length, n in requests),
+        }
+
+    def sampled(self, page_size, prefix_cache, seed, rate):
+        return trace_model.count_sampled(self.place(page_size, prefix_cache), seed, rate, LAYERS)
+
+
+class Runner:
+    """Runs of one command with one configuration in a folder that nothing is to be left in."""
+
+    def __init__(self, folder):
+        self.config = os.path.join(folder, "run.ini")
+        self.work = os.path.join(folder, "work")
+        os.mkdir(self.work)
+        pathlib.Path(self.config).write_text(CONFIG)
+
+    def run(self, trace, **sets):
+        """The report of a run; a key section__name is section.name."""
+        arguments = [os.path.abspath(COMMAND), "run", self.config, "--quiet", "--json", "-",
+                     "--trace", os.path.abspath(trace.path),
+                     "--max-requests", str(trace.max_requests)]
+        fixed = {"workload__format": trace.form, "workload__length_scale": repr(trace.scale)}
+        for key, value in {**fixed, **sets}.items():
+            arguments += ["--set", f"{key.replace('__', '.')}={value}"]
+        done = subprocess.run(arguments, cwd=self.work, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(arguments)}\nended with {done.returncode}: "
+                               f"{done.stderr}{done.stdout}")
+        return json.loads(done.stdout)
+
+
+def check_identities(tap, report, expected, rate=None):
+    """What holds for every run that ends well."""
+    tokens = report["tokens"]
+    tap.equal("requests", report["requests"], expected["requests"])
+    tap.equal("prefill + prefix_hit - recomputed",
+              tokens["prefill"] + tokens["prefix_hit"] - tokens["recomputed"], expected["input"])
+    tap.equal("decode", tokens["decode"], expected["decode"])
+    tap.equal("rows of all paths", sum(report["paths"].values()),
+              LAYERS * (tokens["prefill"] + tokens["decode"]))
+    tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+    tap.equal("leaked", report["kv"]["leaked"], 0)
+    tap.true("peak <= capacity", 0 < report["kv"]["peak"] <= report["kv"]["capacity"])
+    if rate == 1:
+        tap.equal("rows_checked at rate 1", report["verify"]["rows_checked"],
+                  LAYERS * (expected["input"] - tokens["prefix_hit"] + expected["decode"]))
+
+
+def check_shape(tap, where, value, shape):
+    """Exactly the keys of the shape, with values of its types."""
+    if isinstance(shape, tuple):
+        tap.true(f"{where} is {shape[-1].__name__}",
+                 isinstance(value, shape) and not isinstance(value, bool))
+    elif isinstance(shape, list):
+        tap.true(f"{where} is a list with items", isinstance(value, list) and value)
+        for item in value:
+            check_shape(tap, f"{where}[]", item, shape[0])
+    elif isinstance(shape, collections.defaultdict):
+        tap.true(f"{where} has keys", isinstance(value, dict) and value)
+        for key in value:
+            check_shape(tap, f"{where}.{key}", value[key], shape[key])
+    else:
+        tap.equal(f"keys of {where}", sorted(value), sorted(shape))
+        for key in sorted(set(value) & set(shape)):
+            check_shape(tap, f"{where}.{key}", value[key], shape[key])
+
+
+def tell(name, report):
+    tokens, kv = report["tokens"], report["kv"]
+    print(f"# {name}: {report['requests']} requests in {report['steps']} steps, "
+          f"{report['wall_s']:.2f} s; prefill {tokens['prefill']} decode {tokens['decode']} "
+          f"prefix_hit {tokens['prefix_hit']} recomputed {tokens['recomputed']}; "
+          f"rows checked {report['verify']['rows_checked']} "
+          f"failed {report['verify']['rows_failed']}; "
+          f"kv capacity {kv['capacity']} peak {kv['peak']} leaked {kv['leaked']}")
+
+
+# ---- Tests of one trace ------------------------------------------------------------------------------
+
+
+def one_at_a_time(tap, runner, trace, page_size, seed, rate, shares):
+    """No eviction and no neighbours: the hits follow from the file alone. Returns the report."""
+    report = {}
+    with tap.test(f"{trace.form}, page size {page_size}: one request at a time"):
+        expected = trace.count(page_size)
+        report = runner.run(trace, workload__max_running_requests=1,
+                            kv_cache__page_size=page_size, workload__seed=seed, verify__rate=rate)
+        check_identities(tap, report, expected, rate)
+        tap.equal("prefix_hit", report["tokens"]["prefix_hit"], expected["hit"])
+        tap.equal("some prefix is shared", expected["hit"] > 0, shares)
+        tap.equal("recomputed", report["tokens"]["recomputed"], 0)
+        tap.equal("rows_checked", report["verify"]["rows_checked"],
+                  trace.sampled(page_size, True, seed, rate))
+        tap.equal("seed", report["seed"], seed)
+    return report
+
+
+def with_eviction(tap, runner, trace, page_size, seed, rate, roomy):
+    """A pool that holds little more than the longest request: cached prefixes are lost."""
+    report = {}
+    with tap.test(f"{trace.form}, page size {page_size}: eviction costs what it takes away"):
+        expected = trace.count(page_size)
+        pages = -(-expected["longest"] // page_size) + 1
+        report = runner.run(trace, workload__max_running_requests=1,
+                            kv_cache__page_size=page_size, workload__seed=seed, verify__rate=rate,
+                            kv_cache__max_total_tokens=pages * page_size)
+        check_identities(tap, report, expected, rate)
+        lost = roomy["tokens"]["prefix_hit"] - report["tokens"]["prefix_hit"]
+        tap.true(f"prefix_hit falls, here by {lost}", lost > 0)
+        tap.equal("prefill rises by", report["tokens"]["prefill"] - roomy["tokens"]["prefill"],
+                  lost)
+        tap.equal("recomputed", report["tokens"]["recomputed"], 0)
+        tap.equal("capacity", report["kv"]["capacity"], pages * page_size)
+    return report
+
+
+def together(tap, runner, trace, page_size, seed, rate, name, prefix_cache=False, **sets):
+    """Many requests at once. Without a prefix cache the computed rows follow from the file."""
+    report = {}
+    with tap.test(f"{trace.form}, page size {page_size}: {name}"):
+        report = runner.run(trace, workload__max_running_requests=16,
+                            kv_cache__page_size=page_size, workload__seed=seed, verify__rate=rate,
+                            kv_cache__prefix_cache="yes" if prefix_cache else "no", **sets)
+        check_identities(tap, report, trace.count(page_size), rate)
+        if not prefix_cache:
+            tap.equal("prefix_hit", report["tokens"]["prefix_hit"], 0)
+            tap.equal("rows_checked", report["verify"]["rows_checked"],
+                      trace.sampled(page_size, False, seed, rate))
+    return report
+
+
+def retraction(tap, runner, trace, page_size, rate, prefix_cache):
+    """Outputs outgrow the pool: requests are thrown out and prefilled again."""
+    cached = "with" if prefix_cache else "without"
+    with tap.test(f"retraction {cached} a prefix cache, page size {page_size}"):
+        expected = trace.count(page_size)
+        pages = -(-expected["longest"] // page_size) + 2
+        report = runner.run(trace, workload__max_running_requests=16,
+                            kv_cache__page_size=page_size, verify__rate=rate, workload__seed=5,
+                            kv_cache__prefix_cache="yes" if prefix_cache else "no",
+                            kv_cache__max_total_tokens=pages * page_size)
+        check_identities(tap, report, expected, rate)
+        tap.true("something is recomputed", report["tokens"]["recomputed"] > 0)
+        if not prefix_cache:
+            tap.equal("rows_checked", report["verify"]["rows_checked"],
+                      trace.sampled(page_size, False, 5, rate))
+
+
+# ---- Small traces ------------------------------------------------------------------------------------
+
+
+def write_azure(path):
+    """Rows out of order, several at one moment, with and without a fraction of a second."""
+    lines = [AZURE_HEADER]
+    for row in range(40):
+        second, micro = (row * 7 // 3) % 50, (row * 123457) % 10**6
+        fraction = "" if row % 5 == 0 else f".{micro:06d}7"
+        lines.append(f"2023-11-16 18:1{row % 3}:{second:02d}{fraction},"
+                     f"{(row * 397) % 1900 + 1},{(row * 61) % 240}")
+    pathlib.Path(path).write_text("\r\n".join(lines) + "\r\n")
+
+
+def write_growing(path):
+    """Short prompts with long outputs, half of them with one prefix."""
+    rows = []
+    for row in range(14):
+        ids = [7 if row % 2 else 100 + row] + ([1000 + row] if row % 3 else [])
+        rows.append(json.dumps({"timestamp": row, "input_length": 512 * len(ids) - 100 * (row % 2),
+                                "output_length": 900 + 37 * row, "hash_ids": ids}))
+    pathlib.Path(path).write_text("\n".join(rows) + "\n")
+
+
+def check_digests(tap, runner, trace):
+    sets = {"workload__max_running_requests": 16, "kv_cache__page_size": 16, "verify__rate": 0.3,
+            "workload__mixed": "yes"}
+    with tap.test("the digest is the same with 1, 2 and 7 threads, and in a second run"):
+        digests = [runner.run(trace, workload__num_threads=threads, **sets)["digest"]
+                   for threads in (1, 2, 7, 2)]
+        tap.true(f"one SHA-256: {digests}",
+                 len(set(digests)) == 1 and len(digests[0]) == 64)
+    with tap.test("another seed gives another digest"):
+        other = runner.run(trace, workload__seed=2, **sets)["digest"]
+        tap.true("they differ", other != digests[0])
+
+
+def check_composite(tap, runner, trace):
+    sets = {"workload__max_running_requests": 8, "kv_cache__page_size": 16, "verify__rate": 0.5}
+    expected = trace.count(16)
+    with tap.test("prefill and decode by two backends, joined by hybrid_phase"):
+        alone = runner.run(trace, **sets)
+        joined = runner.run(trace, attention__prefill_attention_backend="cpu_native",
+                            attention__decode_attention_backend="second", **sets)
+        check_identities(tap, joined, expected)
+        tap.equal("tokens", joined["tokens"], alone["tokens"])
+        tap.equal("digest", joined["digest"], alone["digest"])
+        tap.equal("rows_checked", joined["verify"]["rows_checked"],
+                  alone["verify"]["rows_checked"])
+        tap.equal("composition", {(row["phase"], row["backend"]) for row in joined["composition"]},
+                  {("prefill", "cpu_native"), ("decode", "second")})
+        rows = {phase: sum(count for name, count in joined["paths"].items() if name.endswith(last))
+                for phase, last in (("prefill", "cpu_native"), ("decode", "second"))}
+        for phase in rows:
+            tap.equal(f"rows of {phase}", rows[phase], LAYERS * joined["tokens"][phase])
+
+
+def check_report(tap, runner, trace):
+    with tap.test("--json - writes the documented keys and nothing else"):
+        check_shape(tap, "report", runner.run(trace), REPORT)
+    with tap.test("nothing was left in the working directory"):
+        tap.equal("files", os.listdir(runner.work), [])
+
+
+def check_small(tap, folder):
+    runner = Runner(folder)
+    azure_file, growing_file = os.path.join(folder, "azure.csv"), os.path.join(folder, "grow.jsonl")
+    write_azure(azure_file)
+    write_growing(growing_file)
+    mini = TOP / "examples/traces/mini_mooncake.jsonl"
+    mooncake, azure = Trace(mini, "mooncake", 0.1), Trace(azure_file, "azure", 0.25)
+    for page_size, seed, rate in ((16, 1, 0.05), (1, 2**63 + 11, 0.1), (3, 12345, 0.02)):
+        roomy = one_at_a_time(tap, runner, mooncake, page_size, seed, rate, True)
+        with_eviction(tap, runner, mooncake, page_size, seed, rate, roomy)
+        one_at_a_time(tap, runner, azure, page_size, seed, rate, False)
+    for trace in (mooncake, azure):
+        together(tap, runner, trace, 16, 3, 0.05, "many together")
+        together(tap, runner, trace, 3, 4, 0.1, "many in mixed batches", workload__mixed="yes")
+        together(tap, runner, trace, 5, 6, 0.05, "whole prompts",
+                 workload__chunked_prefill_size=-1)
+        together(tap, runner, trace, 16, 3, 0.02, "many with a prefix cache", prefix_cache=True,
+                 workload__mixed="yes")
+    short = Trace(mini, "mooncake", 0.05, 12)
+    one_at_a_time(tap, runner, short, 4, 9, 1, True)
+    together(tap, runner, short, 4, 9, 1, "every row is verified")
+    growing = Trace(growing_file, "mooncake", 0.1)
+    for page_size in (16, 1):
+        retraction(tap, runner, growing, page_size, 0.2, True)
+        retraction(tap, runner, growing, page_size, 0.2, False)
+    retraction(tap, runner, growing, 3, 1, True)
+    check_digests(tap, runner, short)
+    check_composite(tap, runner, short)
+    check_report(tap, runner, short)
+
+
+# ---- Another trace, by hand --------------------------------------------------------------------------
+
+
+def check_by_hand(tap, folder, path, form, scale, max_requests):
+    runner, trace = Runner(folder), Trace(path, form, float(scale), int(max_requests))
+    rate = float(os.environ.get("RATE", "0.001"))
+    for page_size in (16, 1):
+        expected = trace.count(page_size)
+        print(f"# from the file, page size {page_size}: {expected}")
+        shares = expected["hit"] > 0
+        report = one_at_a_time(tap, runner, trace, page_size, 1, rate, shares)
+        tell("one at a time", report)
+        if shares:
+            tell("eviction", with_eviction(tap, runner, trace, page_size, 1, rate, report))
+        tell("together", together(tap, runner, trace, page_size, 1, rate, "many together"))
+        tell("together, prefix cache",
+             together(tap, runner, trace, page_size, 1, rate, "many with a prefix cache",
+                      prefix_cache=True, workload__mixed="yes"))
+
+
+def main():
+    tap = Tap()
+    with tempfile.TemporaryDirectory() as folder:
+        if len(sys.argv) == 1:
+            check_small(tap, folder)
+        elif len(sys.argv) == 5:
+            check_by_hand(tap, folder, *sys.argv[1:])
+        else:
+            sys.exit("usage: run_identities.sh [TRACE mooncake|azure SCALE REQUESTS]")
+    sys.exit(tap.end())
+
+
+if __name__ == "__main__":
+    main()
