@@ -36,6 +36,7 @@ enum {
     MAX_TOKENS = REQUESTS * CHUNK + PAD_TO,
     MAX_LEN = 64,
     MAX_BLOCKS = MAX_LEN / PAGE,
+    BLOCK_SIZE = 2 * PAGE * KV_HEADS * DIM, /* elements */
     GROUPS = 2,
     POOL_BLOCKS = 1 + REQUESTS * MAX_BLOCKS /* block 0 is the null block */
 };
@@ -43,7 +44,7 @@ enum {
 static const int prompt_len[REQUESTS] = {37, 5, 21, 1, 50};
 static const int output_len[REQUESTS] = {9, 4, 12, 20, 3};
 /* Both groups have their own pool. The window's is small: without freeing it would run out. */
-static const int pool_blocks[GROUPS] = {36, POOL_BLOCKS};
+static const int pool_blocks[GROUPS] = {21, POOL_BLOCKS};
 static const int window_left[GROUPS] = {SLIDING_WINDOW - 1, -1};
 
 /* A KV group: which blocks each request owns, and which are free. */
@@ -181,18 +182,20 @@ static void check_row(const engine *e, int layer, int row, int request, int posi
  * see must not reach a result. */
 static void poison_block(engine *e, int group, int32_t block)
 {
-    size_t size = 2 * PAGE * KV_HEADS * DIM;
     for (int layer = group; layer < LAYERS; layer += GROUPS)
-        for (size_t i = 0; i < size; i++)
-            e->kv[layer][(size_t)block * size + i] = NAN;
+        for (int i = 0; i < BLOCK_SIZE; i++)
+            e->kv[layer][block * BLOCK_SIZE + i] = NAN;
 }
 
+/* A guard block before the null block shows whether anybody took -1 for a slot. */
 static void make_cache(engine *e)
 {
     for (int layer = 0; layer < LAYERS; layer++) {
-        size_t size = (size_t)pool_blocks[layer % GROUPS] * 2 * PAGE * KV_HEADS * DIM;
-        e->kv[layer] = allocate(size * sizeof(float), 64);
+        size_t size = (size_t)pool_blocks[layer % GROUPS] * BLOCK_SIZE;
+        e->kv[layer] = (float *)allocate((BLOCK_SIZE + size) * sizeof(float), 64) + BLOCK_SIZE;
         memset(e->kv[layer], 0, size * sizeof(float));
+        for (int i = 1; i <= BLOCK_SIZE; i++)
+            e->kv[layer][-i] = 1;
     }
     for (int g = 0; g < GROUPS; g++) {
         for (int32_t block = pool_blocks[g] - 1; block > 0; block--) {
@@ -232,7 +235,7 @@ static void free_blocks(engine *e, int g, int request, int end)
  */
 static void view_cache(const engine *e, int layer, int part, attn_tensor *view)
 {
-    int64_t half = PAGE * KV_HEADS * DIM;
+    const int64_t half = BLOCK_SIZE / 2;
     const int64_t shape[] = {pool_blocks[layer % GROUPS], PAGE, KV_HEADS, DIM};
     const int64_t strides[] = {2 * half, KV_HEADS * DIM, DIM, 1};
     check(attnhost_tensor_init(view, e->kv[layer] + part * half, ATTN_DEVICE_CPU, 0, ATTN_F32, 4,
@@ -611,7 +614,7 @@ static void tear_down(engine *e)
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         free(e->workspace[r]);
     for (int layer = 0; layer < LAYERS; layer++)
-        free(e->kv[layer]);
+        free(e->kv[layer] - BLOCK_SIZE);
     free(e);
 }
 
@@ -627,8 +630,8 @@ int main(int argc, char **argv)
     while (run_step(e, step) || step < REQUESTS)
         step++;
     for (int layer = 0; layer < LAYERS; layer++)
-        for (int i = 0; i < 2 * PAGE * KV_HEADS * DIM; i++)
-            require(e->kv[layer][i] == 0, "a slot of -1 was written to the null block");
+        for (int i = 1; i <= BLOCK_SIZE; i++)
+            require(e->kv[layer][-i] == 1, "slot -1 was written");
     for (int g = 0; g < GROUPS; g++)
         require(e->group[g].num_free == pool_blocks[g] - 1, "blocks were leaked");
     printf("steps %d, batches: extend %ld, decode %ld, mixed %ld\n", step,

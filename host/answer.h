@@ -21,9 +21,9 @@ attn_status answer_status(attn_status status);
 attn_status answer_fail(attn_status status, const host_error *said, attn_error *error,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* Does a verdict make sense? Texts of reasons are terminated, so that they can be printed. INTERNAL,
- * in the name of the backend `name`, for a no without a reason, a yes with one, values that are
- * none. */
+/* Does a verdict make sense? Texts of reasons are terminated, so that they can be printed.
+ * INTERNAL, in the name of the backend `name`, for a no without a reason, a yes with one, values
+ * that are none. */
 attn_status answer_check_verdict(const char *name, attn_verdict *verdict, attn_error *error);
 
 #endif /* HOST_ANSWER_H */

@@ -133,7 +133,8 @@ attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sh
     }
     if (!good)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: '%.80s' is no SHA-256; accepted: 64 hexadecimal digits", file, sha256);
+                         "%s: '%.80s' is no SHA-256; accepted: 64 hexadecimal digits", file,
+                         sha256);
     return registry_pin(&host->registry, file, bytes, error);
 }
 
@@ -266,8 +267,7 @@ static attn_status define_section(attnhost *host, const struct config_backend *s
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
     for (size_t o = 0; o < section->num_options; o++) {
         const struct config_option *option = &section->options[o];
-        texts[o] =
-            (struct options_text){option->key, option->value, option->place, option->base};
+        texts[o] = (struct options_text){option->key, option->value, option->place, option->base};
     }
     attn_status status = composer_define(&host->composer, section->name, section->type,
                                          section->place, texts, section->num_options, error);

@@ -61,7 +61,8 @@ static attn_status check_layer_ids(const attn_problem *problems, uint32_t num_pr
     qsort(ids, count, sizeof *ids, compare_ids);
     attn_status status = ATTN_OK;
     if (ids[0] < 0)
-        status = host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: accepted: 0 or more", ids[0]);
+        status =
+            host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: accepted: 0 or more", ids[0]);
     for (uint64_t i = 1; i < count && status == ATTN_OK; i++)
         if (ids[i] == ids[i - 1])
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -136,8 +137,8 @@ static attn_status make(attnhost_backend *backend, const char *name, const attn_
     const attn_device *device = problems->device;
     attn_status status = device_open(device->type, device->id, &backend->device, error);
     if (status == ATTN_OK)
-        status = compose_resolve(&backend->host->composer, name, backend->device, &backend->root,
-                                 error);
+        status =
+            compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
     if (status == ATTN_OK)
         status = note_kv_groups(backend, problems, num_problems, error);
     if (status == ATTN_OK)
@@ -201,8 +202,7 @@ attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress pr
         return ATTN_OK;
     host_error said;
     host_error_init(&said);
-    attn_status status =
-        ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
+    attn_status status = ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
     return status == ATTN_OK ? status
                              : answer_fail(status, &said, error, "%s", backend->root->name);
 }

@@ -147,10 +147,9 @@ static attn_status take_given(attnhost_metadata *metadata, uint32_t region, void
     const char *name = metadata->backend->root->name;
     const char *space = space_names[space_of(region)], *use = use_names[use_of(region)];
     if (given < size) {
-        attn_status status = host_fail(error, ATTN_BUFFER_TOO_SMALL,
-                                       "%s: %s %s memory has %llu bytes; accepted: %llu or more",
-                                       name, space, use, (unsigned long long)given,
-                                       (unsigned long long)size);
+        attn_status status = host_fail(
+            error, ATTN_BUFFER_TOO_SMALL, "%s: %s %s memory has %llu bytes; accepted: %llu or more",
+            name, space, use, (unsigned long long)given, (unsigned long long)size);
         if (error) {
             error->field = ATTN_FIELD_MEMORY;
             error->needed = size;
@@ -240,17 +239,16 @@ static attn_status make(attnhost_metadata *metadata, uint32_t kind, const attn_m
 {
     attnhost_backend *backend = metadata->backend;
     attn_memory_size needed = {.struct_size = sizeof needed};
-    attn_status status =
-        attnhost_metadata_size(backend, kind, &metadata->bounds, &needed, error);
+    attn_status status = attnhost_metadata_size(backend, kind, &metadata->bounds, &needed, error);
     if (status == ATTN_OK)
         status = provide_memory(metadata, &needed, memory, error);
     if (status != ATTN_OK)
         return status;
     host_error said;
     host_error_init(&said);
-    status = backend->child.type->ops->metadata_create(backend->child.instance, kind,
-                                                       &metadata->bounds, &metadata->memory,
-                                                       &metadata->plugin, &said.base);
+    status =
+        backend->child.type->ops->metadata_create(backend->child.instance, kind, &metadata->bounds,
+                                                  &metadata->memory, &metadata->plugin, &said.base);
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", backend->root->name);
     if (!metadata->plugin)
@@ -293,11 +291,12 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata)
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
-static attn_status fail_batch(attn_error *error, const char *field, int64_t got, const char *accepted,
-                              int64_t limit)
+static attn_status fail_batch(attn_error *error, const char *field, int64_t got,
+                              const char *accepted, int64_t limit)
 {
-    attn_status status = host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is %lld; accepted: %s%lld",
-                                   field, (long long)got, accepted, (long long)limit);
+    attn_status status =
+        host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is %lld; accepted: %s%lld", field,
+                  (long long)got, accepted, (long long)limit);
     if (error)
         error->field = ATTN_FIELD_BATCH;
     return status;
@@ -311,8 +310,7 @@ static attn_status fail_absent(attn_error *error, const char *what)
     return status;
 }
 
-static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch,
-                              attn_error *error)
+static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch, attn_error *error)
 {
     if (batch->mode >= ATTN_MODE_COUNT)
         return fail_batch(error, "mode", batch->mode, "0..", ATTN_MODE_COUNT - 1);
@@ -336,8 +334,7 @@ static attn_status check_counts(const attn_bounds *bounds, const attn_batch *bat
         return fail_batch(error, "num_real_tokens", batch->num_real_tokens, "0..",
                           batch->num_tokens);
     if (batch->num_decode_seqs < 0 || batch->num_decode_seqs > batch->num_seqs)
-        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..",
-                          batch->num_seqs);
+        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..", batch->num_seqs);
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
         return fail_batch(error, "num_tokens", batch->num_tokens, "num_seqs in DECODE, which is ",
                           batch->num_seqs);
@@ -455,8 +452,7 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
 
 /* Once a layer: the error struct is prepared here alone, not in the way of a forward that works. */
 static attn_status call_forward(attnhost_metadata *metadata, int32_t layer_id,
-                                const attn_forward_args *args, attn_stream stream,
-                                host_error *said)
+                                const attn_forward_args *args, attn_stream stream, host_error *said)
 {
     const attn_backend_ops *ops = metadata->backend->child.type->ops;
     int decode = metadata->mode == ATTN_MODE_DECODE;
@@ -479,9 +475,8 @@ attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
         return ATTN_OK;
     host_error said;
     said.text[0] = '\0';
-    said.base = (attn_error){.struct_size = sizeof said.base,
-                             .capacity = sizeof said.text,
-                             .message = said.text};
+    said.base = (attn_error){
+        .struct_size = sizeof said.base, .capacity = sizeof said.text, .message = said.text};
     attn_status status = call_forward(metadata, layer_id, args, stream, &said);
     if (status == ATTN_OK)
         return ATTN_OK;

@@ -122,8 +122,7 @@ static void merge_row(const attn_tensor *const out[3], const attn_tensor *const 
 
 attn_status attnhost_merge_states(const attn_tensor *out_a, const attn_tensor *lse_a,
                                   const attn_tensor *out_b, const attn_tensor *lse_b,
-                                  const attn_tensor *out, const attn_tensor *lse,
-                                  attn_error *error)
+                                  const attn_tensor *out, const attn_tensor *lse, attn_error *error)
 {
     static const char *const names[] = {"out_a", "out_b", "out", "lse_a", "lse_b", "lse"};
     const attn_tensor *const all[] = {out_a, out_b, out, lse_a, lse_b, lse};

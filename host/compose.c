@@ -151,11 +151,11 @@ static attn_status fail_unknown(const struct composer *composer, bool with_defin
     uint32_t num_refused = count_refused(composer->registry);
     if (num_refused > 0)
         strbuf_appendf(&refused, " (%u plugin files were refused)", num_refused);
-    attn_status status = host_fail(
-        error, ATTN_CONFIG_ERROR, "%s is no %s that is there%s%s%s; accepted: %s%s", subject,
-        with_definitions ? "backend" : "backend type", nearest ? " (did you mean " : "",
-        nearest ? nearest : "", nearest ? "?)" : "", all.length ? strbuf_text(&all) : "none",
-        strbuf_text(&refused));
+    attn_status status =
+        host_fail(error, ATTN_CONFIG_ERROR, "%s is no %s that is there%s%s%s; accepted: %s%s",
+                  subject, with_definitions ? "backend" : "backend type",
+                  nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "",
+                  all.length ? strbuf_text(&all) : "none", strbuf_text(&refused));
     free(names);
     strbuf_finish(&refused);
     strbuf_finish(&all);
@@ -203,8 +203,8 @@ static attn_status check_path(const struct compose_node *parent, const char *nam
     append_path(parent, &path);
     attn_status status =
         cycle ? host_fail(error, ATTN_CONFIG_ERROR,
-                          "backends contain each other: %s%s; accepted: a tree",
-                          strbuf_text(&path), name)
+                          "backends contain each other: %s%s; accepted: a tree", strbuf_text(&path),
+                          name)
               : host_fail(error, ATTN_CONFIG_ERROR,
                           "backends are nested too deeply: %s%s; accepted: %d levels",
                           strbuf_text(&path), name, COMPOSE_MAX_DEPTH);
@@ -213,8 +213,8 @@ static attn_status check_path(const struct compose_node *parent, const char *nam
 }
 
 /* Which backend type the name stands for, and the options given for it. */
-static attn_status find_type(const struct composer *composer, const char *name,
-                             const char *subject, const struct registry_type **type,
+static attn_status find_type(const struct composer *composer, const char *name, const char *subject,
+                             const struct registry_type **type,
                              const struct compose_definition **definition, attn_error *error)
 {
     *definition = composer_find(composer, name);
@@ -242,9 +242,8 @@ static attn_status add_child(const struct composer *composer, struct compose_nod
     strbuf_init(&subject);
     strbuf_appendf(&subject, "%s: backend.%s.%s = '%s'", value->place, node->name, value->key,
                    value->text);
-    attn_status status =
-        resolve(composer, value->text, strbuf_text(&subject), node->context.device, node,
-                &node->children[node->num_children], error);
+    attn_status status = resolve(composer, value->text, strbuf_text(&subject), node->context.device,
+                                 node, &node->children[node->num_children], error);
     strbuf_finish(&subject);
     node->num_children += status == ATTN_OK;
     return status;
@@ -275,9 +274,9 @@ static attn_status build(const struct composer *composer, const struct registry_
                          const struct compose_definition *definition, struct compose_node *node,
                          attn_error *error)
 {
-    attn_status status = options_create(
-        type->type, node->name, definition ? definition->texts : NULL,
-        definition ? definition->num_texts : 0, &node->options, error);
+    attn_status status =
+        options_create(type->type, node->name, definition ? definition->texts : NULL,
+                       definition ? definition->num_texts : 0, &node->options, error);
     if (status != ATTN_OK)
         return status;
     node->type = type;
@@ -327,8 +326,7 @@ attn_status compose_resolve(const struct composer *composer, const char *name,
     strbuf subject;
     strbuf_init(&subject);
     strbuf_appendf(&subject, "'%.100s'", name);
-    attn_status status =
-        resolve(composer, name, strbuf_text(&subject), device, NULL, root, error);
+    attn_status status = resolve(composer, name, strbuf_text(&subject), device, NULL, root, error);
     strbuf_finish(&subject);
     return status;
 }
@@ -355,8 +353,8 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
     const attn_backend_type *type = node->type->type;
     host_error said;
     host_error_init(&said);
-    attn_status status = type->query(type, &node->options->view, &node->services, problem, verdict,
-                                     &said.base);
+    attn_status status =
+        type->query(type, &node->options->view, &node->services, problem, verdict, &said.base);
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", node->name);
     return answer_check_verdict(node->name, verdict, error);

@@ -88,7 +88,8 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
 attn_status compose_create(struct compose_node *node, const attn_problem *problems,
                            uint32_t num_problems, attn_child *child, attn_error *error);
 
-/* Nodes of the tree, and the one with this index; each before its children. NULL beyond the last. */
+/* Nodes of the tree, and the one with this index; each before its children. NULL beyond the last.
+ */
 uint32_t compose_num_nodes(const struct compose_node *root);
 const struct compose_node *compose_node_at(const struct compose_node *root, uint32_t index);
 

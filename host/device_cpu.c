@@ -83,8 +83,7 @@ static attn_status cpu_open(struct device *device, attn_error *error)
         return host_fail(error, ATTN_DEPENDENCY_MISSING, "device: cpu:%d: accepted is cpu:0",
                          device->id);
     device->info.cpu_isa = cpu_isa();
-    device->info.memory_bytes =
-        positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
+    device->info.memory_bytes = positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
 #ifdef _SC_LEVEL3_CACHE_SIZE
     device->info.l2_bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
 #endif

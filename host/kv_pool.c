@@ -19,11 +19,9 @@ static void set_shape(attn_tensor *tensor, attn_dtype dtype, uint32_t ndim, cons
     tensor->dtype = dtype;
     tensor->ndim = ndim;
     tensor->alignment = ALIGNMENT;
-    int64_t stride = 1;
     for (uint32_t d = ndim; d-- > 0;) {
         tensor->shape[d] = shape[d];
-        tensor->strides[d] = stride;
-        stride *= shape[d];
+        tensor->strides[d] = d + 1 < ndim ? tensor->strides[d + 1] * shape[d + 1] : 1;
     }
 }
 

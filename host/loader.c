@@ -126,8 +126,8 @@ static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn 
     const struct adapter *adapter = find_adapter(answer.abi_major);
     if (!adapter)
         return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
-                         "%s: chose ABI major %u; accepted: %u..%u", plugin->file,
-                         answer.abi_major, host.abi_major_min, host.abi_major_max);
+                         "%s: chose ABI major %u; accepted: %u..%u", plugin->file, answer.abi_major,
+                         host.abi_major_min, host.abi_major_max);
     return adapter->adopt(&answer, &plugin->table, error);
 }
 
@@ -148,8 +148,7 @@ static attn_status check_content(const struct loader_plugin *plugin, const uint8
     return status;
 }
 
-static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256,
-                             attn_error *error)
+static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256, attn_error *error)
 {
     attn_plugin_entry_fn entry = NULL;
     attn_status status = check_content(plugin, sha256, error);
@@ -164,8 +163,7 @@ static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256
     return status;
 }
 
-attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format,
-                          ...)
+attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
 {
     char reason[1024];
     va_list args;
@@ -198,10 +196,10 @@ attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_p
         goto out_of_memory;
     host_error said;
     host_error_init(&said);
-    attn_status status = exists ? run_steps(made, sha256, &said.base)
-                                : host_fail(&said.base, ATTN_INVALID_ARGUMENT,
-                                            "%s: %s; accepted: a plugin's file", file,
-                                            strerror(why));
+    attn_status status = exists
+                             ? run_steps(made, sha256, &said.base)
+                             : host_fail(&said.base, ATTN_INVALID_ARGUMENT,
+                                         "%s: %s; accepted: a plugin's file", file, strerror(why));
     if (status != ATTN_OK &&
         loader_refuse(made, status, "%s", host_error_text(&said)) == ATTN_OUT_OF_HOST_MEMORY)
         goto out_of_memory;
@@ -215,7 +213,8 @@ out_of_memory:
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* Objects that were initialised, in the whole process; never removed, as they are never unmapped. */
+/* Objects that were initialised, in the whole process; never removed, as they are never unmapped.
+ */
 struct library {
     void *handle;
     uint32_t acquired;

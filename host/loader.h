@@ -40,8 +40,8 @@ void loader_close(struct loader_plugin *plugin);
 
 /* Make a usable record a refused one, for what its file alone does not tell. Returns `status`, or
  * OUT_OF_HOST_MEMORY. */
-attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format,
-                          ...) __attribute__((format(printf, 3, 4)));
+attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Before the first create: init(), unless an earlier acquire has not been released. Counted for the
  * process, since two hosts may have opened one file. Any thread. */

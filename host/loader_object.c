@@ -60,7 +60,7 @@ static attn_status check_magic(const char *file, int descriptor, attn_error *err
                      file, head[0], head[1], head[2], head[3]);
 }
 
-static attn_status check_header(const char *file, const ElfW(Ehdr) *header, attn_error *error)
+static attn_status check_header(const char *file, const ElfW(Ehdr) * header, attn_error *error)
 {
     int native =
         header->e_ident[EI_CLASS] == NATIVE_CLASS && header->e_ident[EI_DATA] == NATIVE_DATA;
@@ -80,7 +80,7 @@ static attn_status check_header(const char *file, const ElfW(Ehdr) *header, attn
 }
 
 /* Does the file reach to the end of every segment that would be mapped? */
-static attn_status check_segments(const char *file, int descriptor, const ElfW(Ehdr) *header,
+static attn_status check_segments(const char *file, int descriptor, const ElfW(Ehdr) * header,
                                   attn_error *error)
 {
     struct stat info;

@@ -28,13 +28,12 @@ static bool is_private_group(uid_t user, gid_t group)
     struct passwd passwd_entry, *owner = NULL;
     struct group group_entry, *found = NULL;
     char user_text[1024], group_text[4096];
-    if (user == 0 ||
-        getpwuid_r(user, &passwd_entry, user_text, sizeof user_text, &owner) != 0 || !owner ||
-        owner->pw_gid != group ||
+    if (user == 0 || getpwuid_r(user, &passwd_entry, user_text, sizeof user_text, &owner) != 0 ||
+        !owner || owner->pw_gid != group ||
         getgrgid_r(group, &group_entry, group_text, sizeof group_text, &found) != 0 || !found)
         return false;
-    bool empty = !found->gr_mem[0] ||
-                 (strcmp(found->gr_mem[0], owner->pw_name) == 0 && !found->gr_mem[1]);
+    bool empty =
+        !found->gr_mem[0] || (strcmp(found->gr_mem[0], owner->pw_name) == 0 && !found->gr_mem[1]);
     return empty && strcmp(owner->pw_name, found->gr_name) == 0;
 }
 

@@ -11,7 +11,10 @@
 
 enum { MAX_TYPES = 4096 }; /* more is a number that was never set */
 
-#define MANDATORY(pointer, member) {#member, (pointer)->member != NULL}
+#define MANDATORY(pointer, member)                                                                 \
+    {                                                                                              \
+#member, (pointer)->member != NULL                                                         \
+    }
 
 struct mandatory {
     const char *name;
@@ -44,8 +47,9 @@ static attn_status check_plugin(const struct loader_plugin *plugin, attn_error *
         return host_fail(error, ATTN_INTERNAL, "%s: num_backends is %u; accepted: 1..%d",
                          plugin->file, table->num_backends, MAX_TYPES);
     if (!table->init != !table->fini)
-        return host_fail(error, ATTN_INTERNAL, "%s: one of init and fini is NULL; accepted: both "
-                                               "or neither",
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: one of init and fini is NULL; accepted: both "
+                         "or neither",
                          plugin->file);
     return ATTN_OK;
 }
@@ -54,13 +58,14 @@ static attn_status check_ops(const char *file, const attn_backend_type *type, at
 {
     const attn_backend_ops *ops = type->ops;
     if (!ATTN_HAS(ops, attn_backend_ops, get_extension))
-        return host_fail(error, ATTN_INTERNAL,
-                         "%s: backend type %s: attn_backend_ops.struct_size is %u; accepted: %zu or "
-                         "more",
-                         file, type->name, ops->struct_size, sizeof *ops);
+        return host_fail(
+            error, ATTN_INTERNAL,
+            "%s: backend type %s: attn_backend_ops.struct_size is %u; accepted: %zu or "
+            "more",
+            file, type->name, ops->struct_size, sizeof *ops);
     const struct mandatory members[] = {
-        MANDATORY(ops, destroy),         MANDATORY(ops, index_forms),
-        MANDATORY(ops, metadata_size),   MANDATORY(ops, metadata_create),
+        MANDATORY(ops, destroy),          MANDATORY(ops, index_forms),
+        MANDATORY(ops, metadata_size),    MANDATORY(ops, metadata_create),
         MANDATORY(ops, metadata_destroy), MANDATORY(ops, init_forward_metadata)};
     const char *missing = find_missing(members, sizeof members / sizeof *members);
     if (missing)
@@ -96,9 +101,10 @@ static attn_status check_type(const char *file, uint32_t index, const attn_backe
     if (!type)
         return host_fail(error, ATTN_INTERNAL, "%s: backend %u: describe gave NULL", file, index);
     if (!ATTN_HAS(type, attn_backend_type, create))
-        return host_fail(error, ATTN_INTERNAL,
-                         "%s: backend %u: attn_backend_type.struct_size is %u; accepted: %zu or more",
-                         file, index, type->struct_size, sizeof *type);
+        return host_fail(
+            error, ATTN_INTERNAL,
+            "%s: backend %u: attn_backend_type.struct_size is %u; accepted: %zu or more", file,
+            index, type->struct_size, sizeof *type);
     const struct mandatory members[] = {MANDATORY(type, name), MANDATORY(type, doc),
                                         MANDATORY(type, ops), MANDATORY(type, query),
                                         MANDATORY(type, create)};

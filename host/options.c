@@ -28,7 +28,8 @@ int options_is_backend_name(const char *text)
 {
     size_t length = strlen(text);
     return length > 0 && length <= NAME_MAX_LENGTH &&
-           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == length;
+           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+               length;
 }
 
 /* ---- Kinds of options ------------------------------------------------------------------------ */
@@ -47,8 +48,7 @@ static bool in_range(const attn_option *option, double number)
     return !has_range(option) || (option->min <= number && number <= option->max);
 }
 
-static const char *parse_bool(const attn_option *option, const char *text,
-                              attn_option_value *value)
+static const char *parse_bool(const attn_option *option, const char *text, attn_option_value *value)
 {
     (void)option;
     bool yes;
@@ -73,8 +73,7 @@ static const char *parse_float(const attn_option *option, const char *text,
     return in_range(option, value->real) ? NULL : "is out of range";
 }
 
-static const char *parse_size(const attn_option *option, const char *text,
-                              attn_option_value *value)
+static const char *parse_size(const attn_option *option, const char *text, attn_option_value *value)
 {
     uint64_t bytes;
     if (!text_parse_size(text, &bytes))
@@ -85,8 +84,7 @@ static const char *parse_size(const attn_option *option, const char *text,
     return NULL;
 }
 
-static const char *parse_enum(const attn_option *option, const char *text,
-                              attn_option_value *value)
+static const char *parse_enum(const attn_option *option, const char *text, attn_option_value *value)
 {
     for (uint32_t c = 0; c < option->num_choices; c++) {
         if (strcmp(text, option->choices[c]) == 0) {
@@ -97,8 +95,7 @@ static const char *parse_enum(const attn_option *option, const char *text,
     return "is not among the choices";
 }
 
-static const char *parse_text(const attn_option *option, const char *text,
-                              attn_option_value *value)
+static const char *parse_text(const attn_option *option, const char *text, attn_option_value *value)
 {
     (void)option, (void)text, (void)value;
     return NULL;
@@ -212,14 +209,14 @@ static const char *check_default(const attn_option *option)
     attn_option_value value = {.struct_size = sizeof value};
     bool required = option->flags & ATTN_OPTION_REQUIRED;
     if (!option->default_text)
-        return required || option->flags & ATTN_OPTION_REPEATED ? NULL
-                                                                 : "has no default, but is not required";
+        return required || option->flags & ATTN_OPTION_REPEATED
+                   ? NULL
+                   : "has no default, but is not required";
     if (required)
         return "is required, but has a default";
     if (kinds[option->type].parse(option, option->default_text, &value))
         return "has a default that is not accepted";
-    if (option->type == ATTN_OPTION_PATH && *option->default_text &&
-        *option->default_text != '/')
+    if (option->type == ATTN_OPTION_PATH && *option->default_text && *option->default_text != '/')
         return "has a relative path as default";
     return NULL;
 }
@@ -258,9 +255,10 @@ attn_status options_check_type(const attn_backend_type *type, attn_error *error)
     for (uint32_t o = 0; o < type->num_options; o++) {
         const attn_option *option = option_at(type, o);
         if (!ATTN_HAS(option, attn_option, deprecated_alias))
-            return host_fail(error, ATTN_INTERNAL,
-                             "backend type %s: option %u: struct_size is %u; accepted is %zu or more",
-                             type->name, o, option->struct_size, sizeof(attn_option));
+            return host_fail(
+                error, ATTN_INTERNAL,
+                "backend type %s: option %u: struct_size is %u; accepted is %zu or more",
+                type->name, o, option->struct_size, sizeof(attn_option));
         if (!option->key)
             return host_fail(error, ATTN_INTERNAL, "backend type %s: option %u has no key",
                              type->name, o);
@@ -330,7 +328,8 @@ static attn_status add_value(struct parsing *p, const attn_option *option,
     if (wrong)
         return fail_value(p, option, text, wrong);
     bool relative = option->type == ATTN_OPTION_PATH && *text->value;
-    value.text = keep(options, relative ? config_path(text->base, text->value) : strdup(text->value));
+    value.text =
+        keep(options, relative ? config_path(text->base, text->value) : strdup(text->value));
     value.place = keep(options, strdup(text->place));
     if (!value.text || !value.place)
         return out_of_memory(p->error);
@@ -406,8 +405,8 @@ static attn_status fail_unknown(struct parsing *p, const struct options_text *te
     attn_status status = host_fail(
         p->error, ATTN_CONFIG_ERROR,
         "%s: backend.%s.%s is no option of backend type %s%s%s%s; accepted: %s", text->place,
-        p->name, text->key, p->type->name, nearest ? " (did you mean " : "",
-        nearest ? nearest : "", nearest ? "?)" : "", all.length ? strbuf_text(&all) : "none");
+        p->name, text->key, p->type->name, nearest ? " (did you mean " : "", nearest ? nearest : "",
+        nearest ? "?)" : "", all.length ? strbuf_text(&all) : "none");
     free(keys);
     strbuf_finish(&all);
     return status;
@@ -426,8 +425,8 @@ static attn_status check_keys(struct parsing *p)
 }
 
 attn_status options_create(const attn_backend_type *type, const char *name,
-                           const struct options_text *texts, size_t count,
-                           struct options **options, attn_error *error)
+                           const struct options_text *texts, size_t count, struct options **options,
+                           attn_error *error)
 {
     size_t most = count + type->num_options; /* values there can be */
     struct options *made = calloc(1, sizeof *made);
@@ -437,8 +436,8 @@ attn_status options_create(const attn_backend_type *type, const char *name,
     made->values = calloc(most + 1, sizeof *made->values);
     made->strings = calloc(2 * most + 1, sizeof *made->strings);
     made->warnings = calloc(count + 1, sizeof *made->warnings);
-    attn_status status = made->values && made->strings && made->warnings ? check_keys(&p)
-                                                                         : out_of_memory(error);
+    attn_status status =
+        made->values && made->strings && made->warnings ? check_keys(&p) : out_of_memory(error);
     for (uint32_t o = 0; o < type->num_options && status == ATTN_OK; o++)
         status = add_option(&p, option_at(type, o));
     if (status != ATTN_OK) {

@@ -39,8 +39,8 @@ struct options {
  * "PLACE: backend.NAME.KEY = 'VALUE' ...", for an unknown key (with the nearest one), a key given
  * twice, a value of the wrong type or out of range, a missing required option. */
 attn_status options_create(const attn_backend_type *type, const char *name,
-                           const struct options_text *texts, size_t count,
-                           struct options **options, attn_error *error);
+                           const struct options_text *texts, size_t count, struct options **options,
+                           attn_error *error);
 
 /* NULL is accepted. */
 void options_destroy(struct options *options);

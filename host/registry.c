@@ -241,9 +241,9 @@ attn_status registry_load_directory(struct registry *registry, const char *direc
         status = error ? (error->code = ATTN_CONFIG_ERROR) : ATTN_CONFIG_ERROR;
     } else {
         int count = scandir(resolved, &entries, is_shared_object, compare_names);
-        status = count < 0 ? host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", resolved,
-                                       strerror(errno))
-                           : load_entries(registry, resolved, entries, count, error);
+        status = count < 0
+                     ? host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", resolved, strerror(errno))
+                     : load_entries(registry, resolved, entries, count, error);
     }
     free(resolved);
     return status;

@@ -53,8 +53,7 @@ const struct registry_type *registry_find(const struct registry *registry, const
 
 /* The plugin of this name or file, or NULL: an absolute or relative path, the file's own name with
  * or without ".so", or the name it gives itself. */
-const struct loader_plugin *registry_find_plugin(const struct registry *registry,
-                                                 const char *name);
+const struct loader_plugin *registry_find_plugin(const struct registry *registry, const char *name);
 
 /* The plugin whose file this is, or NULL. `file` is resolved first. */
 const struct loader_plugin *registry_find_file(const struct registry *registry, const char *file);

@@ -4,7 +4,8 @@
  *
  * Workers live as long as the pool and wait between jobs, first spinning for a few microseconds,
  * then asleep. The thread that calls threads_for() is worker 0 and works too; the others are 1 ..
- * num_workers - 1, each always the same thread. Tasks are claimed one by one, so uneven ones balance.
+ * num_workers - 1, each always the same thread. Tasks are claimed one by one, so uneven ones
+ * balance.
  */
 #ifndef HOST_THREADS_H
 #define HOST_THREADS_H

@@ -29,10 +29,8 @@ static const attn_option declared[] = {
 
 enum { NUM_DECLARED = sizeof declared / sizeof *declared };
 
-static const attn_backend_type type = {.struct_size = sizeof type,
-                                       .name = "sample",
-                                       .num_options = NUM_DECLARED,
-                                       .options = declared};
+static const attn_backend_type type = {
+    .struct_size = sizeof type, .name = "sample", .num_options = NUM_DECLARED, .options = declared};
 
 static host_error error;
 static struct options *options;
@@ -219,8 +217,8 @@ END_TEST
 
 START_TEST(required)
 {
-    const attn_option needed[] = {{OPTION(ATTN_OPTION_BACKEND_REF, "first", NULL),
-                                   .flags = ATTN_OPTION_REQUIRED, .min = 1}};
+    const attn_option needed[] = {
+        {OPTION(ATTN_OPTION_BACKEND_REF, "first", NULL), .flags = ATTN_OPTION_REQUIRED, .min = 1}};
     const attn_backend_type strict = {
         .struct_size = sizeof strict, .name = "strict", .num_options = 1, .options = needed};
     ck_assert_int_eq(options_check_type(&strict, NULL), ATTN_OK);
@@ -296,10 +294,8 @@ START_TEST(larger_declarations_are_walked_by_their_size)
     } newer[2] = {{{OPTION(ATTN_OPTION_INT, "x", "1"), .max = 9}, {7, 7, 7}},
                   {{OPTION(ATTN_OPTION_INT, "y", "2"), .max = 9}, {7, 7, 7}}};
     newer[0].known.struct_size = newer[1].known.struct_size = sizeof *newer;
-    const attn_backend_type later = {.struct_size = sizeof later,
-                                     .name = "later",
-                                     .num_options = 2,
-                                     .options = &newer[0].known};
+    const attn_backend_type later = {
+        .struct_size = sizeof later, .name = "later", .num_options = 2, .options = &newer[0].known};
     ck_assert_int_eq(options_check_type(&later, NULL), ATTN_OK);
     ck_assert_int_eq(options_create(&later, "mine", NULL, 0, &options, NULL), ATTN_OK);
     ck_assert_int_eq(find("x")->integer, 1);
@@ -317,8 +313,7 @@ START_TEST(names)
     ck_assert(!options_is_name("2a"));
     ck_assert(!options_is_name("_a"));
     ck_assert(!options_is_name("a-b"));
-    ck_assert(!options_is_name(
-        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"));
+    ck_assert(!options_is_name("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"));
     ck_assert(options_is_backend_name("2-B_c"));
     ck_assert(!options_is_backend_name("a.b"));
     ck_assert_str_eq(options_type_name(ATTN_OPTION_BACKEND_REF), "backend-ref");

@@ -319,11 +319,12 @@ END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-static int allocations_left;
+static int until_failure;
 
+/* The n-th allocation fails, and no other. */
 static void *scarce(size_t size)
 {
-    return allocations_left-- > 0 ? malloc(size) : NULL;
+    return --until_failure == 0 ? NULL : malloc(size);
 }
 
 /* Whichever of cJSON's allocations fails, there is no half of a report. */
@@ -337,15 +338,15 @@ START_TEST(json_is_whole_or_null)
     cJSON_Hooks hooks = {scarce, free};
     cJSON_InitHooks(&hooks);
     int failures = 0;
-    for (char *json = NULL; !json; failures++) {
-        ck_assert_int_lt(failures, 1000);
-        allocations_left = failures;
-        json = report_json(&report);
-        if (json) {
+    for (;; failures++) {
+        until_failure = failures + 1;
+        char *json = report_json(&report);
+        if (until_failure > 0) { /* there were no more allocations */
             ck_assert_str_eq(json, whole);
             free(json);
             break;
         }
+        ck_assert_ptr_null(json);
     }
     ck_assert_int_gt(failures, 50);
     cJSON_InitHooks(NULL);

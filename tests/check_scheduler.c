@@ -733,6 +733,36 @@ static void drop_step(const struct scheduler_step *step)
     scheduler_drop(scheduler);
 }
 
+/* The third request starts behind 20 tokens of the second and computes one; after the loss it
+ * starts behind 30, of which it had 21 before. */
+START_TEST(hits_count_only_above_the_mark)
+{
+    source.block_size = 5;
+    params.chunked_prefill_size = 31;
+    add_to_source(10, 1, "");
+    add_to_source(51, 2, "abcdefgh");
+    add_to_source(60, 1, "abcdefgh");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 1, 2, 20, 1);
+    scheduler_complete(scheduler);
+    lose_device();
+    expect_seq(next_run(), 0, 1, 0, 31);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 1, 31, 20);
+    expect_seq(step, 1, 2, 30, 11);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 20 + 9);
+    ck_assert_int_eq(counts.recomputed, 51);
+}
+END_TEST
+
 START_TEST(device_loss_and_batch_errors_are_survived)
 {
     const struct scheduler_step *step;
@@ -860,6 +890,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(random, set_up, tear_down);
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
+    tcase_add_test(random, hits_count_only_above_the_mark);
     tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0, VARIANTS);
     suite_add_tcase(s, random);
     TCase *limits = tcase_create("limits");

@@ -16,7 +16,7 @@ enum { MAX_TASKS = 5000, MAX_WORKERS = 16 };
 struct notes {
     _Atomic int runs[MAX_TASKS];
     _Atomic int busy[MAX_WORKERS];
-    _Atomic int overlaps; /* two tasks at once with one worker id */
+    _Atomic int overlaps;  /* two tasks at once with one worker id */
     _Atomic int strangers; /* worker ids out of range */
     pthread_t thread[MAX_WORKERS];
     _Atomic int moved; /* a worker id that changed its thread */
@@ -180,8 +180,7 @@ START_TEST(bad_arguments)
     host_error error;
     struct threads *threads = NULL;
     host_error_init(&error);
-    ck_assert_int_eq(threads_create(THREADS_MAX + 1, &threads, &error.base),
-                     ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(threads_create(THREADS_MAX + 1, &threads, &error.base), ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_null(threads);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "4097"));
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "0..4096"));
