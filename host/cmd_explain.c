@@ -59,8 +59,10 @@ static int parse(int argc, char **argv, struct explain_arguments *arguments)
             arguments->sets[arguments->num_sets++] = optarg;
         else if (option == 'j')
             arguments->json = 1;
-        else
+        else {
+            fputs("`attnhost explain --help` tells what is accepted\n", stderr);
             return EXIT_USAGE;
+        }
     }
     if (argc - optind != 1) {
         fprintf(stderr, "attnhost explain: got %d files: accepted one CONFIG.ini (see --help)\n",

@@ -63,8 +63,10 @@ static int parse(int argc, char **argv, struct inspect_arguments *arguments)
             arguments->sets[arguments->num_sets++] = optarg;
         else if (option == 'c')
             arguments->config = optarg;
-        else
+        else {
+            fputs("`attnhost inspect --help` tells what is accepted\n", stderr);
             return EXIT_USAGE;
+        }
     }
     if (argc - optind != 1) {
         fprintf(

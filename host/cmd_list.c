@@ -58,8 +58,10 @@ static int parse(int argc, char **argv, struct list_arguments *arguments)
             arguments->sets[arguments->num_sets++] = optarg;
         else if (option == 'j')
             arguments->json = 1;
-        else
+        else {
+            fputs("`attnhost list --help` tells what is accepted\n", stderr);
             return EXIT_USAGE;
+        }
     }
     if (argc - optind > 1) {
         fprintf(stderr, "attnhost list: got %d files: accepted at most one CONFIG.ini\n",
@@ -82,8 +84,7 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
         snprintf(text, size, "not on this machine's cpu%s%s", why[0] ? ": " : "", why);
 }
 
-/* ---- Text ---------------------------------------------------------------------------------------
- */
+/* ---- Text ------------------------------------------------------------------------------------ */
 
 static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin)
 {
@@ -119,8 +120,7 @@ static int print_all(const attnhost *host)
     return EXIT_GOOD;
 }
 
-/* ---- JSON ---------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* Memory that runs out on the way shows as a NULL from cJSON_Print() or as a missing entry; the
  * sums of a list are small enough that the first allocation to fail is the printing. */
@@ -173,8 +173,7 @@ static int print_json(const attnhost *host)
     return code;
 }
 
-/* ---- The command --------------------------------------------------------------------------------
- */
+/* ---- The command ----------------------------------------------------------------------------- */
 
 static int list(const struct list_arguments *arguments)
 {

@@ -2,10 +2,12 @@
  *
  * attnhost run: a serving trace through the backends that an ini names.
  */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host/commands.h"
 #include "host/config.h"
@@ -113,8 +115,10 @@ static int parse(int argc, char **argv, struct run_arguments *arguments)
             fputs(help, stdout);
             return EXIT_GOOD;
         }
-        if (option == '?')
+        if (option == '?') {
+            fputs("`attnhost run --help` tells what is accepted\n", stderr);
             return EXIT_USAGE;
+        }
         if (option == OPT_SET)
             failed = add_set(arguments, optarg, NULL);
         else if (option == OPT_JSON)
@@ -137,16 +141,47 @@ static int parse(int argc, char **argv, struct run_arguments *arguments)
     return -1;
 }
 
-static int write_json(const char *path, const struct report *report)
+/* Where the JSON goes: opened before the run, so that a path which cannot be written is not found
+ * out after it; what stands in the file stays there until the run has ended well. */
+struct json_file {
+    const char *path;
+    FILE *file; /* NULL = none is wanted */
+    int is_new;
+};
+
+static int open_json(const char *path, struct json_file *json)
 {
-    char *text = report_json(report);
-    FILE *file = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
-    int failed = !text || !file || fputs(text, file) == EOF;
-    if (file && file != stdout)
-        failed |= fclose(file) != 0;
-    if (failed)
-        fprintf(stderr, "attnhost run: cannot write %s\n", path);
+    *json = (struct json_file){.path = path};
+    if (!path)
+        return EXIT_GOOD;
+    json->is_new = access(path, F_OK) != 0;
+    json->file = strcmp(path, "-") == 0 ? stdout : fopen(path, "a");
+    if (json->file)
+        return EXIT_GOOD;
+    fprintf(stderr, "attnhost run: --json %s: %s; accepted: a file that can be written, or -\n",
+            path, strerror(errno));
+    return EXIT_USAGE;
+}
+
+/* `report` NULL: the run failed, and a file that was made for it goes away. */
+static int close_json(struct json_file *json, const struct report *report)
+{
+    if (!json->file)
+        return EXIT_GOOD;
+    char *text = report ? report_json(report) : NULL;
+    int failed = 0;
+    if (report) {
+        if (json->file != stdout && ftruncate(fileno(json->file), 0) != 0)
+            errno = 0; /* a pipe or a device */
+        failed = !text || fputs(text, json->file) == EOF;
+    }
     free(text);
+    failed |= (json->file == stdout ? fflush(stdout) : fclose(json->file)) != 0;
+    if (failed)
+        fprintf(stderr, "attnhost run: --json %s: cannot be written: %s\n", json->path,
+                strerror(errno));
+    if (!report && json->is_new && json->file != stdout)
+        unlink(json->path);
     return failed ? EXIT_RUN_TIME : EXIT_GOOD;
 }
 
@@ -154,20 +189,22 @@ static int run_config(const struct run_arguments *arguments, const struct config
 {
     host_error error;
     struct report report;
+    struct json_file json;
+    int code = open_json(arguments->json, &json);
+    if (code != EXIT_GOOD)
+        return code;
     host_error_init(&error);
     report_init(&report);
     struct session_params params = {.config = config, .choices = arguments->quiet ? NULL : stderr};
-    int code = session_run(&params, &report, &error.base);
-    if (code != EXIT_GOOD && code != EXIT_CHECK_FAILED) {
+    code = session_run(&params, &report, &error.base);
+    int ended = code == EXIT_GOOD || code == EXIT_CHECK_FAILED;
+    if (!ended)
         fprintf(stderr, "attnhost run: %s\n", host_error_text(&error));
-    } else {
-        if (!arguments->json || strcmp(arguments->json, "-") != 0)
-            report_print(&report, stdout);
-        int written = arguments->json ? write_json(arguments->json, &report) : EXIT_GOOD;
-        code = written != EXIT_GOOD ? written : code;
-    }
+    else if (json.file != stdout)
+        report_print(&report, stdout);
+    int written = close_json(&json, ended ? &report : NULL);
     report_finish(&report);
-    return code;
+    return ended && written != EXIT_GOOD ? written : code;
 }
 
 int cmd_run(int argc, char **argv)

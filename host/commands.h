@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * commands.h: the sub-commands of attnhost. argv[0] is the command's own name; the result is the
- * exit code (exit_codes.h). Results go to stdout, everything else to stderr.
+ * commands.h: the sub-commands of attnhost. argv[0] is "attnhost NAME"; the result is the exit
+ * code (exit_codes.h). Results go to stdout, everything else to stderr.
  */
 #ifndef HOST_COMMANDS_H
 #define HOST_COMMANDS_H

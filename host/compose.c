@@ -190,7 +190,7 @@ static void append_path(const struct compose_node *node, strbuf *text)
 }
 
 static attn_status check_path(const struct compose_node *parent, const char *name,
-                              attn_error *error)
+                              const char *subject, attn_error *error)
 {
     bool cycle = false;
     for (const struct compose_node *node = parent; node && !cycle; node = node->parent)
@@ -203,10 +203,10 @@ static attn_status check_path(const struct compose_node *parent, const char *nam
     append_path(parent, &path);
     attn_status status =
         cycle ? host_fail(error, ATTN_CONFIG_ERROR,
-                          "backends contain each other: %s%s; accepted: a tree", strbuf_text(&path),
-                          name)
+                          "%s: backends contain each other: %s%s; accepted: a tree", subject,
+                          strbuf_text(&path), name)
               : host_fail(error, ATTN_CONFIG_ERROR,
-                          "backends are nested too deeply: %s%s; accepted: %d levels",
+                          "%s: backends are nested too deeply: %s%s; accepted: %d levels", subject,
                           strbuf_text(&path), name, COMPOSE_MAX_DEPTH);
     strbuf_finish(&path);
     return status;
@@ -279,7 +279,8 @@ static attn_status build(const struct composer *composer, const struct registry_
                        definition ? definition->num_texts : 0, &node->options, error);
     if (status != ATTN_OK)
         return status;
-    node->type = type;
+    node->type_held = *type;
+    node->type = &node->type_held;
     node->context.log = composer->log;
     node->context.threads = composer->threads;
     node->context.name = node->name;
@@ -298,7 +299,7 @@ static attn_status resolve(const struct composer *composer, const char *name, co
 {
     const struct registry_type *type;
     const struct compose_definition *definition;
-    attn_status status = check_path(parent, name, error);
+    attn_status status = check_path(parent, name, subject, error);
     if (status == ATTN_OK)
         status = find_type(composer, name, subject, &type, &definition, error);
     if (status != ATTN_OK)

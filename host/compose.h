@@ -39,7 +39,8 @@ struct compose_node {
     struct services_context context; /* first: what the services get as ctx */
     attn_services services;
     char *name;
-    const struct registry_type *type;
+    struct registry_type type_held;   /* a copy: the registry's list moves when it grows */
+    const struct registry_type *type; /* &type_held */
     struct options *options;
     struct compose_node *parent; /* NULL = the root */
     struct compose_node **children;

@@ -27,7 +27,7 @@ attn_status config_no_memory(attn_error *error)
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "config: out of memory");
 }
 
-/* ---- Paths ---------------------------------------------------------------------------------- */
+/* ---- Paths ----------------------------------------------------------------------------------- */
 
 char *config_path(const char *base, const char *text)
 {
@@ -59,7 +59,7 @@ static char *directory_of(const char *path)
     return strndup(path, slash == path ? 1 : (size_t)(slash - path));
 }
 
-/* ---- What was not understood ---------------------------------------------------------------- */
+/* ---- What was not understood ----------------------------------------------------------------- */
 
 /* ", did you mean 'x'? accepted: x, y, z" */
 static void append_accepted(strbuf *text, const char *word, const char *const *names, size_t count,
@@ -116,7 +116,7 @@ static attn_status unknown_key(const struct config_source *source, const char *s
     return status;
 }
 
-/* ---- Values --------------------------------------------------------------------------------- */
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 static attn_status bad_value(const struct config_key *key, const struct config_value *value,
                              const char *problem, attn_error *error)
@@ -228,7 +228,7 @@ static attn_status take_typed(const struct config_source *source, const char *se
     return status == ATTN_OK ? add_entry(source, key, number, name, text, error) : status;
 }
 
-/* ---- Sources -------------------------------------------------------------------------------- */
+/* ---- Sources --------------------------------------------------------------------------------- */
 
 static attn_status check_section(const struct config_source *source, const char *section,
                                  attn_error *error)
@@ -339,7 +339,7 @@ static attn_status take_sets(struct config *config, const char *const *sets, siz
     return status;
 }
 
-/* ---- The struct ----------------------------------------------------------------------------- */
+/* ---- The struct ------------------------------------------------------------------------------ */
 
 static attn_status fill_member(struct config *config, const struct config_key *key,
                                attn_error *error)
@@ -490,7 +490,7 @@ void config_destroy(struct config *config)
     free(config);
 }
 
-/* ---- Questions ------------------------------------------------------------------------------ */
+/* ---- Questions ------------------------------------------------------------------------------- */
 
 /* Where it was given, or NULL. */
 static const char *find_place(const struct config *config, const char *key)

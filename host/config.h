@@ -24,7 +24,7 @@
 
 #include "attn_plugin.h"
 
-/* ---- Lists ---------------------------------------------------------------------------------- */
+/* ---- Lists ----------------------------------------------------------------------------------- */
 
 /* `items` is NULL when `count` is 0. Strings belong to the config. */
 struct config_texts {
@@ -42,7 +42,7 @@ struct config_doubles {
     size_t count;
 };
 
-/* ---- [plugins] ------------------------------------------------------------------------------ */
+/* ---- [plugins] ------------------------------------------------------------------------------- */
 
 /* pin.<n> = FILE SHA256: the file is loaded only if its content has this digest. */
 struct config_pin {
@@ -63,7 +63,7 @@ struct config_plugins {
     struct config_texts critical; /* plugins whose refusal is fatal */
 };
 
-/* ---- [platform] ----------------------------------------------------------------------------- */
+/* ---- [platform] ------------------------------------------------------------------------------ */
 
 enum { CONFIG_DEVICE_AUTO = 0 }; /* else ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA */
 
@@ -77,7 +77,7 @@ struct config_platform {
     int64_t simulate; /* compute capability as in sm<NN>: 90, 100; 0 = the real device */
 };
 
-/* ---- [model] -------------------------------------------------------------------------------- */
+/* ---- [model] --------------------------------------------------------------------------------- */
 
 enum {
     CONFIG_LAYER_FULL = 0,
@@ -111,7 +111,7 @@ struct config_model {
     int32_t attn_type;       /* ATTN_TYPE_DECODER or ATTN_TYPE_ENCODER_ONLY */
 };
 
-/* ---- [attention] ---------------------------------------------------------------------------- */
+/* ---- [attention] ----------------------------------------------------------------------------- */
 
 enum { CONFIG_SPECULATIVE_PREFILL = 0, CONFIG_SPECULATIVE_DECODE = 1 };
 
@@ -142,7 +142,7 @@ struct config_attention {
     struct config_routes routes;
 };
 
-/* ---- [backend.NAME] ------------------------------------------------------------------------- */
+/* ---- [backend.NAME] -------------------------------------------------------------------------- */
 
 /* An option as it was written; the backend type's own declarations check it later. A key that was
  * given several times is here several times, in order. */
@@ -168,7 +168,7 @@ struct config_backends {
     size_t count;
 };
 
-/* ---- The other sections --------------------------------------------------------------------- */
+/* ---- The other sections ---------------------------------------------------------------------- */
 
 enum { CONFIG_LAYOUT_AUTO = 0, CONFIG_LAYOUT_NHD = 1, CONFIG_LAYOUT_HND = 2 };
 
@@ -230,7 +230,7 @@ struct config {
     size_t num_entries;
 };
 
-/* ---- Load ----------------------------------------------------------------------------------- */
+/* ---- Load ------------------------------------------------------------------------------------ */
 
 /* Read the ini at `path` (NULL = no ini, defaults only), then apply `sets`, texts of the form
  * section.key=value. On success *out is the caller's, for config_destroy(). CONFIG_ERROR with the
@@ -248,7 +248,7 @@ attn_status config_load_text(const char *text, size_t length, const char *name, 
 /* NULL is accepted. */
 void config_destroy(struct config *config);
 
-/* ---- Ask ------------------------------------------------------------------------------------ */
+/* ---- Ask ------------------------------------------------------------------------------------- */
 
 /* Was "section.key" given a value by the ini or by --set? Works for numbered keys
  * ("attention.route.2") and for backend sections ("backend.NAME.key"). */
@@ -270,7 +270,7 @@ attn_status config_fail(const struct config *config, const char *key, attn_error
  * frees it; NULL when memory ran out. */
 char *config_path(const char *base, const char *text);
 
-/* ---- Show ----------------------------------------------------------------------------------- */
+/* ---- Show ------------------------------------------------------------------------------------ */
 
 /* Write the whole configuration as an ini that reads back as the same configuration: every key with
  * its help, what it accepts, its default and where it was set; keys not set are commented out. */

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* ---- Choices -------------------------------------------------------------------------------- */
+/* ---- Choices --------------------------------------------------------------------------------- */
 
 static const struct config_choice layer_types[] = {
     {"full", CONFIG_LAYER_FULL},
@@ -47,7 +47,7 @@ static const struct config_choice formats[] = {{"auto", CONFIG_FORMAT_AUTO},
 static const struct config_choice clocks[] = {
     {"virtual", CONFIG_CLOCK_VIRTUAL}, {"wall", CONFIG_CLOCK_WALL}, {NULL, 0}};
 
-/* ---- The table ------------------------------------------------------------------------------ */
+/* ---- The table ------------------------------------------------------------------------------- */
 
 /* Rows of a section stand together: the order here is the order of --print-config. */
 #define KEY(section_, name_, member_, kind_, default_, ...)                                        \

@@ -110,7 +110,7 @@ bool config_is_word(const char *text);
 /* OUT_OF_HOST_MEMORY with its message. */
 attn_status config_no_memory(attn_error *error);
 
-/* ---- config_backends.c ---------------------------------------------------------------------- */
+/* ---- config_backends.c ----------------------------------------------------------------------- */
 
 /* NAME of the section "backend.NAME"; NULL when it is no such section or NAME is not allowed. */
 const char *config_backend_section(const char *section);

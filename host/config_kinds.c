@@ -31,7 +31,7 @@ void *config_add_item(void *items_pointer, size_t *count, size_t size)
     return memset(grown + (*count)++ * size, 0, size);
 }
 
-/* ---- Numbers and words ---------------------------------------------------------------------- */
+/* ---- Numbers and words ----------------------------------------------------------------------- */
 
 static bool in_range(const struct config_key *key, double value)
 {
@@ -161,7 +161,7 @@ const struct config_kind config_kind_bool = {parse_bool, NULL, accept_bool, fals
 const struct config_kind config_kind_choice = {parse_choice, NULL, accept_choice, false};
 const struct config_kind config_kind_dtype = {parse_dtype, NULL, accept_choice, false};
 
-/* ---- Text and paths ------------------------------------------------------------------------- */
+/* ---- Text and paths -------------------------------------------------------------------------- */
 
 static const char *keep_text(char *text, void *member)
 {
@@ -251,7 +251,7 @@ const struct config_kind config_kind_path = {parse_path, finish_text, accept_pat
 const struct config_kind config_kind_words = {parse_words, finish_texts, accept_word, false};
 const struct config_kind config_kind_paths = {parse_paths, finish_texts, accept_path, true};
 
-/* ---- Lists ---------------------------------------------------------------------------------- */
+/* ---- Lists ----------------------------------------------------------------------------------- */
 
 static void finish_ints(void *member)
 {
@@ -399,7 +399,7 @@ const struct config_kind config_kind_doubles = {parse_doubles, finish_doubles, a
 const struct config_kind config_kind_pattern = {parse_pattern, finish_ints, accept_pattern, false};
 const struct config_kind config_kind_set = {parse_set, finish_ints, accept_set, false};
 
-/* ---- Devices -------------------------------------------------------------------------------- */
+/* ---- Devices --------------------------------------------------------------------------------- */
 
 static const char *parse_device(const struct config_key *key, const struct config_value *value,
                                 void *member)

@@ -11,8 +11,7 @@ static int32_t pages_of(int64_t tokens, int32_t page_size)
     return (int32_t)((tokens + page_size - 1) / page_size); /* kv_len <= INT32_MAX: check_bounds */
 }
 
-/* ---- Memory -----------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Cut `count` elements off the block; with base NULL only the size is counted. */
 static void *carve(char *base, size_t *used, size_t count, size_t size)
@@ -65,8 +64,7 @@ void forward_batch_finish(struct forward_batch *batch)
     memset(batch, 0, sizeof *batch);
 }
 
-/* ---- Filling ----------------------------------------------------------------------------------
- */
+/* ---- Filling --------------------------------------------------------------------------------- */
 
 static attn_i32_array both(const int32_t *array)
 {

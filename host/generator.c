@@ -66,7 +66,7 @@ attn_status generator_init(struct generator *generator, uint64_t seed,
     return ATTN_OK;
 }
 
-/* ---- Streams -------------------------------------------------------------------------------- */
+/* ---- Streams --------------------------------------------------------------------------------- */
 
 /* What all streams of a token start from. */
 static uint64_t token_state(const struct generator *generator, token_key key)
@@ -116,7 +116,7 @@ void generator_raw(const struct generator *generator, token_key key, int32_t lay
     fill_raw(stream_state(token_state(generator, key), layer, head, role), dim, out);
 }
 
-/* ---- Queries -------------------------------------------------------------------------------- */
+/* ---- Queries --------------------------------------------------------------------------------- */
 
 /* First position of the stretch of `size` positions that `position` lies in, plus `offset`;
  * `otherwise` if there are no such stretches. */
@@ -225,7 +225,7 @@ void generator_query(const struct generator *generator, const struct workload *w
                out);
 }
 
-/* ---- Keys, values, sinks -------------------------------------------------------------------- */
+/* ---- Keys, values, sinks --------------------------------------------------------------------- */
 
 static int32_t dim_of_role(const generator_layer *layer, int32_t role)
 {
@@ -251,7 +251,7 @@ float generator_alibi_slope(int32_t head, int32_t num_q_heads)
     return (float)exp2(-8.0 * (head + 1) / num_q_heads);
 }
 
-/* ---- Tensors -------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 int generator_has_dtype(attn_dtype dtype)
 {

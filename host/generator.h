@@ -81,7 +81,7 @@ attn_status generator_init(struct generator *generator, uint64_t seed,
                            const generator_layer *layers, int32_t num_layers, int32_t page_size,
                            int32_t prefill_chunk, attn_error *error);
 
-/* ---- Raw integers --------------------------------------------------------------------------- */
+/* ---- Raw integers ---------------------------------------------------------------------------- */
 
 /* Elements [0, dim) of the stream of any role. */
 void generator_raw(const struct generator *generator, token_key key, int32_t layer, int32_t head,
@@ -118,7 +118,7 @@ float generator_sink(const struct generator *generator, int32_t layer, int32_t h
  * rounded to fp32. Source: arXiv 2108.12409. */
 float generator_alibi_slope(int32_t head, int32_t num_q_heads);
 
-/* ---- Tensors -------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* Where rows go: element (token, head, d) at data + size of dtype * (token * token_stride +
  * head * head_stride + d). dtype is ATTN_F64, F32, F16 or BF16. */

@@ -8,8 +8,7 @@
 
 #define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
 
-/* ---- Shapes -----------------------------------------------------------------------------------
- */
+/* ---- Shapes ---------------------------------------------------------------------------------- */
 
 /* A dense tensor; strides follow from the shape. */
 static void set_shape(attn_tensor *tensor, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
@@ -119,8 +118,7 @@ uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool
     return bytes;
 }
 
-/* ---- Memory -----------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Every bit set is a NaN in each floating-point type of the pool. */
 #define POISON 0xFF

@@ -53,6 +53,15 @@ static int unknown_command(const char *name)
     return EXIT_USAGE;
 }
 
+/* getopt's messages begin with argv[0]. */
+static int run_command(const struct command *command, int argc, char **argv)
+{
+    char name[32];
+    snprintf(name, sizeof name, "attnhost %s", command->name);
+    argv[0] = name;
+    return command->run(argc, argv);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -70,6 +79,6 @@ int main(int argc, char **argv)
     }
     for (size_t c = 0; c < NUM_COMMANDS; c++)
         if (strcmp(argv[1], commands[c].name) == 0)
-            return commands[c].run(argc - 1, argv + 1);
+            return run_command(&commands[c], argc - 1, argv + 1);
     return unknown_command(argv[1]);
 }

@@ -13,8 +13,7 @@
 #include "host/error.h"
 #include "host/text.h"
 
-/* ---- What families share ----------------------------------------------------------------------
- */
+/* ---- What families share --------------------------------------------------------------------- */
 
 bool hf_ok(const struct hf_source *source)
 {
@@ -114,8 +113,7 @@ attn_dtype hf_state_dtype(const struct hf_source *source)
     return dtype;
 }
 
-/* ---- Which architecture -----------------------------------------------------------------------
- */
+/* ---- Which architecture ---------------------------------------------------------------------- */
 
 /* Length of a name without its task: 5 of LlamaForCausalLM, 4 of BertModel. */
 static size_t family_length(const char *name)
@@ -177,8 +175,7 @@ static const struct hf_architecture *find_architecture(const struct json_reader 
     return NULL;
 }
 
-/* ---- What the user may say too -----------------------------------------------------------------
- */
+/* ---- What the user may say too --------------------------------------------------------------- */
 
 /* A config.json is the model: other keys of [model] would be ignored, so they are refused. */
 static attn_status check_overrides(const struct config *config, attn_error *error)
@@ -233,8 +230,7 @@ static void read_context(struct hf_source *source, const struct config *config)
                                                         : MODEL_DEFAULT_CONTEXT);
 }
 
-/* ---- Vision towers -----------------------------------------------------------------------------
- */
+/* ---- Vision towers --------------------------------------------------------------------------- */
 
 /* Patches of a square image, and a class token; a default where the file does not tell. */
 static int32_t image_tokens(const struct json_reader *vision)
@@ -269,8 +265,7 @@ static void add_vision_tower(struct hf_source *source)
     source->model->max_encoder_len = image_tokens(&vision);
 }
 
-/* ---- The whole ---------------------------------------------------------------------------------
- */
+/* ---- The whole ------------------------------------------------------------------------------- */
 
 static void build(struct hf_source *source, const struct hf_architecture *architecture,
                   const struct config *config)

@@ -72,8 +72,7 @@ void hf_build_bert(struct hf_source *source);
 void hf_build_modernbert(struct hf_source *source);
 void hf_build_whisper(struct hf_source *source);
 
-/* ---- What families share -----------------------------------------------------------------------
- */
+/* ---- What families share --------------------------------------------------------------------- */
 
 /* Has nothing gone wrong so far? */
 bool hf_ok(const struct hf_source *source);

@@ -72,8 +72,7 @@ static void read_pattern(const struct hf_source *source, struct dense *dense)
     }
 }
 
-/* ---- Type of a layer --------------------------------------------------------------------------
- */
+/* ---- Type of a layer ------------------------------------------------------------------------- */
 
 static int named_type(const struct hf_source *source, const struct dense *dense, int32_t index)
 {
@@ -128,8 +127,7 @@ static int layer_type(const struct hf_source *source, const struct dense *dense,
     }
 }
 
-/* ---- Parameters of a type ---------------------------------------------------------------------
- */
+/* ---- Parameters of a type -------------------------------------------------------------------- */
 
 static void read_delta_net(const struct hf_source *source, struct model_spec *spec)
 {

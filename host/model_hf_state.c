@@ -6,8 +6,7 @@
 
 #include <string.h>
 
-/* ---- Falcon-H1: attention and Mamba2 read the same input in every block -------------------------
- */
+/* ---- Falcon-H1: attention and Mamba2 read the same input in every block ---------------------- */
 
 /* mamba_d_ssm is the width of the inner state, by default a multiple of the hidden size. */
 static int32_t falcon_width(const struct hf_source *source)

@@ -23,8 +23,7 @@ struct ini_model {
     int32_t v_head_dim;
 };
 
-/* ---- Several keys together --------------------------------------------------------------------
- */
+/* ---- Several keys together ------------------------------------------------------------------- */
 
 static attn_status require(const struct config *config, const char *key, int64_t value,
                            const char *accepted, attn_error *error)
@@ -117,8 +116,7 @@ static attn_status settle_dims(struct ini_model *model, attn_error *error)
     return ATTN_OK;
 }
 
-/* ---- Layers -----------------------------------------------------------------------------------
- */
+/* ---- Layers ---------------------------------------------------------------------------------- */
 
 /* The type of layer `index`. Without layer_types a window or chunk is that of every layer. */
 static int64_t layer_type(const struct ini_model *model, int32_t index)
@@ -231,8 +229,7 @@ static attn_status add_layers(const struct ini_model *ini, struct model *model, 
     return ATTN_OK;
 }
 
-/* ---- The whole --------------------------------------------------------------------------------
- */
+/* ---- The whole ------------------------------------------------------------------------------- */
 
 /* A window or chunk that no layer has is a mistake in layer_types. */
 static attn_status check_unused(const struct ini_model *ini, const struct model *model,

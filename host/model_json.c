@@ -15,8 +15,7 @@
 
 enum { JSON_MAX_BYTES = 16 << 20, JSON_MAX_KEY = 64 };
 
-/* ---- Text to tree -----------------------------------------------------------------------------
- */
+/* ---- Text to tree ---------------------------------------------------------------------------- */
 
 /* Transformers dumps with Python's json, which writes infinity as a bare word. Outside of strings
  * it becomes a number of the same length, so that places in messages stay true. */
@@ -65,7 +64,9 @@ static attn_status fail_at(const char *text, size_t length, size_t at, const cha
             column = 1;
         }
     }
-    return host_fail(error, ATTN_CONFIG_ERROR, "%s:%zu:%zu: not valid JSON: %s", file, line, column,
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s:%zu:%zu: not valid JSON: %s; accepted: one whole object", file, line,
+                     column,
                      truncated ? "the file ends before its object does" : "unexpected text here");
 }
 
@@ -139,8 +140,7 @@ cJSON *json_parse_file(const char *path, attn_error *error)
     return root;
 }
 
-/* ---- Fields -----------------------------------------------------------------------------------
- */
+/* ---- Fields ---------------------------------------------------------------------------------- */
 
 void json_describe(const cJSON *value, char *text, size_t size)
 {

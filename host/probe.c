@@ -113,8 +113,7 @@ int probe_here(const attnhost *host, const attn_backend_type *type, char *why, s
     return 0;
 }
 
-/* ---- Matters ------------------------------------------------------------------------------------
- */
+/* ---- Matters --------------------------------------------------------------------------------- */
 
 static void print_flag(const attnhost *host, const char *backend, const struct probe *probe,
                        const char *name, FILE *file)

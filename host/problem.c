@@ -25,8 +25,7 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
     return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
 }
 
-/* ---- Scales ------------------------------------------------------------------------------------
- */
+/* ---- Scales ---------------------------------------------------------------------------------- */
 
 static attn_status check_count(const struct config *config, const struct model *model,
                                const char *key, size_t count, attn_error *error)
@@ -71,8 +70,7 @@ static uint32_t scale_granularity(const struct config *config, attn_dtype kv_dty
     return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
 
-/* ---- Bounds ------------------------------------------------------------------------------------
- */
+/* ---- Bounds ---------------------------------------------------------------------------------- */
 
 static int32_t min_i64(int64_t a, int64_t b)
 {
@@ -112,8 +110,7 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
 }
 
-/* ---- The problem -------------------------------------------------------------------------------
- */
+/* ---- The problem ----------------------------------------------------------------------------- */
 
 /* Decode batches of a model on a GPU are replayed from graphs if the user wants graphs. */
 static uint32_t graph_level(const struct config *config, const attn_device *device, uint32_t modes)

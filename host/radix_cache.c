@@ -86,7 +86,7 @@ struct radix_node *radix_cache_root(struct radix_cache *cache)
     return &cache->root;
 }
 
-/* ---- List by last use ----------------------------------------------------------------------- */
+/* ---- List by last use ------------------------------------------------------------------------ */
 
 static void list_remove(struct radix_cache *cache, struct radix_node *node)
 {
@@ -114,7 +114,7 @@ static void touch_path(struct radix_cache *cache, struct radix_node *node)
     }
 }
 
-/* ---- Hash table ----------------------------------------------------------------------------- */
+/* ---- Hash table ------------------------------------------------------------------------------ */
 
 static uint64_t hash_first_page(const struct radix_cache *cache, const struct radix_node *parent,
                                 const token_key *keys)
@@ -185,7 +185,7 @@ static struct radix_node *find_child(const struct radix_cache *cache,
     return node;
 }
 
-/* ---- Tree ----------------------------------------------------------------------------------- */
+/* ---- Tree ------------------------------------------------------------------------------------ */
 
 /* A node in no table, list or count yet, with copies of keys and pages; NULL = out of memory. */
 static struct radix_node *make_node(struct radix_cache *cache, struct radix_node *parent,
@@ -267,7 +267,7 @@ int64_t radix_cache_match(struct radix_cache *cache, const token_key *keys, int6
     return matched;
 }
 
-/* ---- Locks ---------------------------------------------------------------------------------- */
+/* ---- Locks ----------------------------------------------------------------------------------- */
 
 static void lock_node(struct radix_cache *cache, struct radix_node *node)
 {
@@ -294,7 +294,7 @@ void radix_cache_unlock(struct radix_cache *cache, struct radix_node *node)
     }
 }
 
-/* ---- Insertion ------------------------------------------------------------------------------ */
+/* ---- Insertion ------------------------------------------------------------------------------- */
 
 /* The tree has the keys of these pages already: let go of the caller's copies. */
 static void replace_duplicates(struct radix_cache *cache, const struct radix_node *node,
@@ -331,7 +331,7 @@ int64_t radix_cache_insert(struct radix_cache *cache, const token_key *keys, int
     return taken;
 }
 
-/* ---- Eviction ------------------------------------------------------------------------------- */
+/* ---- Eviction -------------------------------------------------------------------------------- */
 
 static void remove_leaf(struct radix_cache *cache, struct radix_node *node)
 {

@@ -237,13 +237,15 @@ attn_status registry_load_directory(struct registry *registry, const char *direc
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a folder of plugins",
                          directory, strerror(errno));
     attn_status status = loader_check_folder(resolved, error);
-    if (status != ATTN_OK) {
-        status = error ? (error->code = ATTN_CONFIG_ERROR) : ATTN_CONFIG_ERROR;
-    } else {
+    if (status == ATTN_OK) {
         int count = scandir(resolved, &entries, is_shared_object, compare_names);
         status = count < 0
                      ? host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", resolved, strerror(errno))
                      : load_entries(registry, resolved, entries, count, error);
+    } else {
+        status = ATTN_CONFIG_ERROR; /* the user named a folder that will not do */
+        if (error)
+            error->code = status;
     }
     free(resolved);
     return status;

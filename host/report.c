@@ -25,8 +25,7 @@ void report_finish(struct report *report)
     report_init(report);
 }
 
-/* ---- Gathering --------------------------------------------------------------------------------
- */
+/* ---- Gathering ------------------------------------------------------------------------------- */
 
 attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error)
 {
@@ -83,8 +82,7 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
     return ATTN_OK;
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* What stands for a NaN or an infinity, which JSON does not know. */
 #define NOT_FINITE 1e308
@@ -208,8 +206,7 @@ char *report_json(const struct report *report)
     return line;
 }
 
-/* ---- Text -------------------------------------------------------------------------------------
- */
+/* ---- Text ------------------------------------------------------------------------------------ */
 
 void report_print(const struct report *report, FILE *file)
 {

@@ -9,7 +9,7 @@
 #include "host/error.h"
 #include "host/scheduler_private.h"
 
-/* ---- Life ----------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 
 static attn_status check_params(const struct scheduler_params *params, attn_error *error)
 {
@@ -94,7 +94,7 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler)
     return chunk > 0 && chunk + decodes < most ? chunk + decodes : most;
 }
 
-/* ---- Queue ---------------------------------------------------------------------------------- */
+/* ---- Queue ----------------------------------------------------------------------------------- */
 
 static attn_status check_request(const struct scheduler *scheduler,
                                  const struct scheduler_request *request, attn_error *error)
@@ -192,7 +192,7 @@ struct request *scheduler_find_waiting(struct scheduler *scheduler)
     return NULL;
 }
 
-/* ---- What a running request holds ----------------------------------------------------------- */
+/* ---- What a running request holds ------------------------------------------------------------ */
 
 void scheduler_write_pages(struct scheduler *scheduler, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages)
@@ -229,7 +229,7 @@ void scheduler_retract_last(struct scheduler *scheduler)
     scheduler->counts.retractions++;
 }
 
-/* ---- Steps ---------------------------------------------------------------------------------- */
+/* ---- Steps ----------------------------------------------------------------------------------- */
 
 enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
                                     int64_t *wake_us)
@@ -355,7 +355,7 @@ void scheduler_device_lost(struct scheduler *scheduler)
     scheduler->step_is_out = false;
 }
 
-/* ---- Figures -------------------------------------------------------------------------------- */
+/* ---- Figures --------------------------------------------------------------------------------- */
 
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts)
 {

@@ -11,7 +11,7 @@
  * retraction (SGLANG_RETRACT_DECODE_STEPS). */
 #define RESERVED_ROWS 20
 
-/* ---- Memory --------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 static int64_t available_pages(const struct scheduler *scheduler)
 {
@@ -24,7 +24,7 @@ static void evict_for(struct scheduler *scheduler, int32_t pages)
         radix_cache_evict(scheduler->cache, pages - scheduler->slots.num_free);
 }
 
-/* ---- Planning: prompts ---------------------------------------------------------------------- */
+/* ---- Planning: prompts ----------------------------------------------------------------------- */
 
 /* Slots for up to `wanted` more prompt rows; returns for how many there was room. */
 static int32_t extend(struct scheduler *scheduler, struct request *request, int32_t wanted)
@@ -126,7 +126,7 @@ static int32_t plan_prompts(struct scheduler *scheduler, int64_t now_us)
     return chunk - left;
 }
 
-/* ---- Planning: decodes and the step --------------------------------------------------------- */
+/* ---- Planning: decodes and the step ---------------------------------------------------------- */
 
 static bool decode(struct scheduler *scheduler, struct request *request)
 {

@@ -20,8 +20,7 @@ const char *select_phase_name(uint32_t phase)
     return phase == SELECT_PREFILL ? "prefill" : "decode";
 }
 
-/* ---- Choosing ---------------------------------------------------------------------------------
- */
+/* ---- Choosing -------------------------------------------------------------------------------- */
 
 /* Take backend `name` for both phases of a group: it must serve them together. *taken tells. */
 static attn_status take(struct selector *selector, uint32_t group, const char *name,
@@ -177,8 +176,7 @@ static attn_status take(struct selector *selector, uint32_t group, const char *n
     return status;
 }
 
-/* ---- Failure ----------------------------------------------------------------------------------
- */
+/* ---- Failure --------------------------------------------------------------------------------- */
 
 static void append_candidate(strbuf *text, const struct select_candidate *candidate)
 {
@@ -259,8 +257,7 @@ static attn_status note_failure(struct selector *selector, uint32_t group)
     return ATTN_OK;
 }
 
-/* ---- The whole --------------------------------------------------------------------------------
- */
+/* ---- The whole ------------------------------------------------------------------------------- */
 
 static attn_status select_one(struct selector *selector, uint32_t group)
 {

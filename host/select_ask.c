@@ -16,8 +16,7 @@ attn_status select_no_memory(struct selector *selector)
     return host_fail(selector->error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a selection");
 }
 
-/* ---- Names ------------------------------------------------------------------------------------
- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 /* The loaded backend type of this name, or NULL. */
 const attn_backend_type *select_find_type(const attnhost *host, const char *name)
@@ -29,37 +28,59 @@ const attn_backend_type *select_find_type(const attnhost *host, const char *name
     return NULL;
 }
 
-/* Every name that the user could have meant: loaded types, sections, aliases. */
-static attn_status fail_unknown(struct selector *selector, const char *key, const char *got)
+static size_t count_aliases(void)
+{
+    size_t count = 0;
+    while (rule_alias_at(count))
+        count++;
+    return count;
+}
+
+/* Names that are accepted: backend types, and, where a backend is asked for, auto and sections.
+ * The caller's array has room. */
+static size_t list_accepted(const struct selector *selector, bool types_alone, const char **names)
 {
     const struct config_backends *sections = &selector->config->backends;
-    uint32_t num_types = attnhost_num_types(selector->host);
-    size_t count = 0, num_aliases = 0;
-    while (rule_alias_at(num_aliases))
-        num_aliases++;
-    const char **names = calloc(1 + num_types + sections->count + num_aliases, sizeof *names);
-    if (!names)
-        return select_no_memory(selector);
-    strbuf list;
-    strbuf_init(&list);
-    names[count++] = "auto";
-    for (uint32_t i = 0; i < num_types; i++) {
+    size_t count = 0;
+    if (!types_alone)
+        names[count++] = "auto";
+    for (uint32_t i = 0; i < attnhost_num_types(selector->host); i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         if (attnhost_type(selector->host, i, &info, NULL) == ATTN_OK)
             names[count++] = info.type->name;
     }
-    for (size_t i = 0; i < sections->count; i++)
+    for (size_t i = 0; !types_alone && i < sections->count; i++)
         names[count++] = sections->items[i].name;
-    for (size_t i = 0; i < count; i++)
-        strbuf_appendf(&list, "%s%s", i ? ", " : "", names[i]);
+    return count;
+}
+
+/* `got` is what nobody knows: the value of `key`, or the type of the section that it names. */
+static attn_status fail_unknown(struct selector *selector, const char *key,
+                                const struct config_backend *section, const char *got)
+{
+    size_t num_aliases = section ? 0 : count_aliases();
+    size_t most = 1 + attnhost_num_types(selector->host) + selector->config->backends.count;
+    const char **names = calloc(most + num_aliases, sizeof *names);
+    if (!names)
+        return select_no_memory(selector);
+    size_t count = list_accepted(selector, section != NULL, names);
     for (size_t i = 0; i < num_aliases; i++)
-        names[count++] = rule_alias_at(i);
-    const char *near = text_nearest(got, names, count);
-    attn_status status = config_fail(
-        selector->config, key, selector->error,
-        "no backend is called '%s'%s%s%s: accepted %s, or an alias such as fa3", got,
-        near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "", strbuf_text(&list));
-    strbuf_finish(&list);
+        names[count + i] = rule_alias_at(i);
+    const char *near = text_nearest(got, names, count + num_aliases);
+    strbuf text;
+    strbuf_init(&text);
+    if (section)
+        strbuf_appendf(&text, "[backend.%s] (%s): ", section->name, section->place);
+    strbuf_appendf(&text, "no backend%s is called '%s'", section ? " type" : "", got);
+    if (near)
+        strbuf_appendf(&text, ", did you mean '%s'?", near);
+    strbuf_append(&text, near ? " accepted: " : "; accepted: ");
+    for (size_t i = 0; i < count; i++)
+        strbuf_appendf(&text, "%s%s", i ? ", " : "", names[i]);
+    strbuf_append(&text, section ? count ? "" : "none" : ", or an alias such as fa3");
+    attn_status status =
+        config_fail(selector->config, key, selector->error, "%s", strbuf_text(&text));
+    strbuf_finish(&text);
     free(names);
     return status;
 }
@@ -86,11 +107,7 @@ static attn_status resolve(struct selector *selector, const char *key, const cha
         snprintf(absent, size, "not installed");
     if (alias || rule_knows(type))
         return ATTN_OK;
-    if (section)
-        return config_fail(selector->config, key, selector->error,
-                           "[backend.%s] (%s): no backend type is called '%s'", wanted,
-                           section->place, type);
-    return fail_unknown(selector, key, wanted);
+    return fail_unknown(selector, key, section, type);
 }
 
 static bool is_auto(const char *wanted)
@@ -139,8 +156,7 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
         set_wanted(phase, keys->decode_attention_backend, "attention.decode_attention_backend");
 }
 
-/* ---- Layouts ----------------------------------------------------------------------------------
- */
+/* ---- Layouts --------------------------------------------------------------------------------- */
 
 /* Layout ids that a kind of layer can have, in the host's order. Entry i is bit i of
  * select_candidate.layouts; NULL = no cache and no state. */
@@ -185,8 +201,7 @@ uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer
     return mask & 1 ? 0 : 1;
 }
 
-/* ---- Asking -----------------------------------------------------------------------------------
- */
+/* ---- Asking ---------------------------------------------------------------------------------- */
 
 /* One query with room for all reasons, however many there are. */
 static attn_status query_all(struct selector *selector, const char *name,
@@ -260,8 +275,7 @@ void select_candidate_finish(struct select_candidate *candidate)
     free(candidate->reasons);
 }
 
-/* ---- Candidates -------------------------------------------------------------------------------
- */
+/* ---- Candidates ------------------------------------------------------------------------------ */
 
 /* Append a candidate; with `absent` it is not asked. */
 static attn_status add_candidate(struct selector *selector, struct select_phase *phase,

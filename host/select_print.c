@@ -9,8 +9,7 @@
 #include "host/dtype.h"
 #include "host/platform.h"
 
-/* ---- Names ------------------------------------------------------------------------------------
- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 static const char *field_name(uint32_t field)
 {
@@ -48,8 +47,7 @@ void select_reason_text(const attn_reason *reason, char *text, size_t size)
              TEXT_OF(reason->got), with, TEXT_OF(reason->accepted));
 }
 
-/* ---- Text -------------------------------------------------------------------------------------
- */
+/* ---- Text ------------------------------------------------------------------------------------ */
 
 /* Are both phases of a group served by the same backend for the same reason? */
 static bool same_choice(const struct select_group *group)
@@ -146,8 +144,7 @@ void select_print(const struct selection *selection, FILE *file)
         print_group(selection, g, file);
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* Append `item` to an array or object; false, with the item deleted, when memory ran out. */
 static bool append(cJSON *array, cJSON *item)

@@ -39,8 +39,7 @@ struct session {
     host_error failure; /* of the first step that failed */
 };
 
-/* ---- Plugins ----------------------------------------------------------------------------------
- */
+/* ---- Plugins --------------------------------------------------------------------------------- */
 
 static int load_plugins(struct session *s, attn_error *error)
 {
@@ -50,8 +49,7 @@ static int load_plugins(struct session *s, attn_error *error)
     return code;
 }
 
-/* ---- Model ------------------------------------------------------------------------------------
- */
+/* ---- Model ----------------------------------------------------------------------------------- */
 
 /* A run drives layers that decode over a KV cache. */
 static attn_status check_drivable(const struct session *s, attn_error *error)
@@ -100,8 +98,7 @@ static int read_model(struct session *s, attn_error *error)
     return exit_code_of(platform_describe(s->config, &s->described, error));
 }
 
-/* ---- Workload ---------------------------------------------------------------------------------
- */
+/* ---- Workload -------------------------------------------------------------------------------- */
 
 static int read_workload(struct session *s, attn_error *error)
 {
@@ -118,8 +115,7 @@ static int read_workload(struct session *s, attn_error *error)
     return exit_code_of(status);
 }
 
-/* ---- Selection --------------------------------------------------------------------------------
- */
+/* ---- Selection ------------------------------------------------------------------------------- */
 
 static int select_backends(struct session *s, attn_error *error)
 {
@@ -150,8 +146,7 @@ static attn_status note_choices(struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-/* ---- KV pool ----------------------------------------------------------------------------------
- */
+/* ---- KV pool --------------------------------------------------------------------------------- */
 
 /* KV rows of one request: its prompt, and all outputs but the last. */
 static int64_t request_rows(const workload_request *request)
@@ -234,8 +229,7 @@ static int make_pool(struct session *s, attn_error *error)
     return exit_code_of(status);
 }
 
-/* ---- Scheduler --------------------------------------------------------------------------------
- */
+/* ---- Scheduler ------------------------------------------------------------------------------- */
 
 static void token_keys(void *ctx, int64_t request, int64_t position, int64_t count, token_key *keys)
 {
@@ -261,7 +255,8 @@ static attn_status add_requests(struct session *s, attn_error *error)
         };
         attn_status status = scheduler_add(s->scheduler, &added, error);
         if (status != ATTN_OK)
-            return host_fail_prefix(error, "%s", s->config->workload.trace);
+            return host_fail_prefix(error, "%s:%lld", s->trace.path,
+                                    (long long)s->trace.requests[r].line);
     }
     return ATTN_OK;
 }
@@ -289,8 +284,7 @@ static int make_scheduler(struct session *s, attn_error *error)
     return exit_code_of(status);
 }
 
-/* ---- Executor ---------------------------------------------------------------------------------
- */
+/* ---- Executor -------------------------------------------------------------------------------- */
 
 static attn_status make_generator(struct session *s, attn_error *error)
 {
@@ -384,8 +378,7 @@ static int make_executor(struct session *s, attn_error *error)
     return exit_code_of(status);
 }
 
-/* ---- The run ----------------------------------------------------------------------------------
- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 /* The scheduler's step in the executor's words; the arrays are as large as a step can be. */
 struct step_arrays {
@@ -485,8 +478,7 @@ static int run(struct session *s, attn_error *error)
     return EXIT_GOOD;
 }
 
-/* ---- Report -----------------------------------------------------------------------------------
- */
+/* ---- Report ---------------------------------------------------------------------------------- */
 
 static int conclude(struct session *s, attn_error *error)
 {

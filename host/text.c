@@ -38,7 +38,7 @@ bool text_equal_ignoring_case(const char *a, const char *b)
     return lower(*a) == lower(*b);
 }
 
-/* ---- Parsers -------------------------------------------------------------------------------- */
+/* ---- Parsers --------------------------------------------------------------------------------- */
 
 /* The digits at *cursor as a number; false if there is none or it is beyond 64 bits. */
 static bool take_digits(const char **cursor, uint64_t *value)
@@ -150,7 +150,7 @@ bool text_parse_size(const char *text, uint64_t *bytes)
     return true;
 }
 
-/* ---- Lists ---------------------------------------------------------------------------------- */
+/* ---- Lists ----------------------------------------------------------------------------------- */
 
 const char *text_next_item(const char **cursor, size_t *length)
 {
@@ -263,7 +263,7 @@ const char *text_parse_range_list(const char *text, int64_t min, int64_t max, si
     return NULL;
 }
 
-/* ---- Nearest name --------------------------------------------------------------------------- */
+/* ---- Nearest name ---------------------------------------------------------------------------- */
 
 enum { WORD_MAX = 63 }; /* longer words are no keys of ours, and three rows fit the stack */
 
@@ -317,7 +317,7 @@ const char *text_nearest(const char *word, const char *const *names, size_t coun
     return nearest;
 }
 
-/* ---- UTF-8 ---------------------------------------------------------------------------------- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 void text_cut_incomplete(char *text)
 {
@@ -332,7 +332,7 @@ void text_cut_incomplete(char *text)
         text[start] = '\0';
 }
 
-/* ---- Growable string ------------------------------------------------------------------------ */
+/* ---- Growable string ------------------------------------------------------------------------- */
 
 void strbuf_init(strbuf *buffer)
 {

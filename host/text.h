@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- Parsers -------------------------------------------------------------------------------- */
+/* ---- Parsers --------------------------------------------------------------------------------- */
 
 /* A decimal integer with an optional sign; false if malformed or beyond the type. */
 bool text_parse_int64(const char *text, int64_t *value);
@@ -47,14 +47,14 @@ const char *text_parse_range_list(const char *text, int64_t min, int64_t max, si
 /* What a parser that allocates returns when memory ran out; compared by address. */
 extern const char text_out_of_memory[];
 
-/* ---- Lists ---------------------------------------------------------------------------------- */
+/* ---- Lists ----------------------------------------------------------------------------------- */
 
 /* The next item of a list separated by spaces or by one comma, starting at *cursor. Returns its
  * first byte and *length, and moves *cursor behind the item and its separator; NULL at the end. An
  * item of length 0 stands for a comma that has nothing before or after it. */
 const char *text_next_item(const char **cursor, size_t *length);
 
-/* ---- Words ---------------------------------------------------------------------------------- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 
 /* ASCII equality that ignores case. */
 bool text_equal_ignoring_case(const char *a, const char *b);
@@ -68,12 +68,12 @@ bool text_is_space(char c);
  * Returns an entry of `names`, or NULL when nothing is near. */
 const char *text_nearest(const char *word, const char *const *names, size_t count);
 
-/* ---- UTF-8 ---------------------------------------------------------------------------------- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 /* Where `text` was cut within a character of several bytes, end it before that character. */
 void text_cut_incomplete(char *text);
 
-/* ---- Growable string ------------------------------------------------------------------------ */
+/* ---- Growable string ------------------------------------------------------------------------- */
 
 /* A string under construction. When memory runs out, `failed` is set, further appends do nothing,
  * and strbuf_steal() returns NULL: one check at the end is enough. */

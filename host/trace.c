@@ -63,7 +63,7 @@ static int reserve(void **array, int64_t *capacity, int64_t count, size_t size)
     return 1;
 }
 
-/* ---- Lines ---------------------------------------------------------------------------------- */
+/* ---- Lines ----------------------------------------------------------------------------------- */
 
 static attn_status append_byte(trace_reader *reader, int byte, attn_error *error)
 {
@@ -124,7 +124,7 @@ static int is_blank(const trace_reader *reader)
     return reader->length == 0 || strspn(reader->text, " \t") == reader->length;
 }
 
-/* ---- Rows ----------------------------------------------------------------------------------- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
 static attn_status append_row(trace_reader *reader, attn_error *error)
 {
@@ -211,7 +211,7 @@ static void settle(struct trace *trace)
         trace->requests[i].arrival_us -= start;
 }
 
-/* ---- Lifetime ------------------------------------------------------------------------------- */
+/* ---- Lifetime -------------------------------------------------------------------------------- */
 
 attn_status trace_init(struct trace *trace, const char *path, trace_format format,
                        attn_error *error)

@@ -70,7 +70,7 @@ static attn_status parse_length(const trace_place *place, const char *field, con
     return trace_fail_field(place, field, *text ? text : "nothing", accepted, error);
 }
 
-/* ---- Timestamp ------------------------------------------------------------------------------ */
+/* ---- Timestamp ------------------------------------------------------------------------------- */
 
 /* Exactly `digits` decimal digits at **cursor in [least, most], then step over them. */
 static int take_number(const char **cursor, int digits, int least, int most, int *value)
@@ -155,7 +155,7 @@ static int parse_timestamp(const char *cursor, int64_t *microseconds)
     return 1;
 }
 
-/* ---- Row ------------------------------------------------------------------------------------ */
+/* ---- Row ------------------------------------------------------------------------------------- */
 
 attn_status trace_azure_parse(const trace_place *place, char *text,
                               const trace_azure_columns *columns, trace_row *row, attn_error *error)

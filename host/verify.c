@@ -85,8 +85,7 @@ void verifier_destroy(struct verifier *verifier)
     free(verifier);
 }
 
-/* ---- Keys and values as a backend reads them --------------------------------------------------
- */
+/* ---- Keys and values as a backend reads them ------------------------------------------------- */
 
 struct key_source {
     const struct check *check;
@@ -155,8 +154,7 @@ static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_mem
     *kv = reference_kv_array(arrays);
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------
- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
 static void describe_row(const struct check *check, int64_t kv_len, int64_t position, int32_t head,
                          reference_row *row)

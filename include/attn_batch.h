@@ -143,6 +143,8 @@ typedef struct attn_sparse_batch {
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
  * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
+ * A MIXED batch whose q_indptr does not start at 0 gives the host array, too: whoever splits it has
+ * to know where its rows begin.
  *
  * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
  * value, prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v. Their output is finite;

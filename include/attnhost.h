@@ -2,7 +2,7 @@
  *
  * attnhost.h: attention backends inside an engine of your own (link with -lattnhost).
  *
- * The lower layer, which this file declares, owns plugins, backends and their metadata and nothing
+ * The lower layer, nearly all of this file, owns plugins, backends and their metadata and nothing
  * else: KV tensors, block tables, slots, batches, streams and the loop stay the engine's. A batch
  * is the ABI's attn_batch, a layer's tensors are its attn_forward_args, so what an engine fills in
  * here is what a plugin reads.
@@ -276,6 +276,20 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
  * are zeroed again (on `stream`), so that the next batch starts clean. [backend-thread] */
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+/* ---- Whole runs ------------------------------------------------------------------------------ */
+
+/* The upper layer: what `attnhost run` does, with the host's own pools, scheduler and trace
+ * readers. Reads the ini `path` (NULL = defaults), applies `sets` ("section.key=value"), serves the
+ * trace. *json gets the report as JSON text, to be released by attnhost_free_text(); *passed is 1
+ * if no verified row was wrong and no KV leaked. A configuration error is CONFIG_ERROR; a backend
+ * that cannot serve UNSUPPORTED; a critical plugin that is refused DEPENDENCY_MISSING; what failed
+ * while running INTERNAL, with the message of what it was. [any-thread] */
+attn_status attnhost_run(const char *path, const char *const *sets, uint32_t num_sets,
+                         uint32_t *passed, char **json, attn_error *error);
+
+/* Release a text of attnhost_run(). NULL is accepted. [any-thread] */
+void attnhost_free_text(char *text);
 
 /* ---- Helpers --------------------------------------------------------------------------------- */
 

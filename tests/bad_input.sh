@@ -123,10 +123,10 @@ refused 2 "an unknown command" "unknown command 'rum'" "did you mean 'run'?" \
     "accepted: run list inspect explain" -- rum
 refused 2 "no ini" "CONFIG.ini is missing" -- run
 refused 2 "two inis" "one CONFIG.ini is accepted" -- run "$folder/good.ini" "$folder/good.ini"
-refused 2 "an unknown option" "--frob" "--help" -- run "$folder/good.ini" --frob
-refused 2 "an option without its value" "--set" -- run "$folder/good.ini" --set
+refused 2 "an unknown option" "--frob" "attnhost run --help" -- run "$folder/good.ini" --frob
+refused 2 "an option without its value" "--set" "attnhost run --help" -- run "$folder/good.ini" --set
 set_refused 2 "--set without a value" page_size "--set: " "'page_size'" "section.key=value"
-set_refused 2 "--set without a section" page_size=4 "--set: " "page_size=4" "section.key=value"
+set_refused 2 "--set without a section" page_size=4 "--set: " "'page_size'" "section.key=value"
 set_refused 2 "--set of an unknown key" kv_cache.page_sise=4 "--set: " "'page_sise'" \
     "did you mean 'page_size'?" "accepted: page_size, dtype"
 set_refused 2 "--set of a wrong value" kv_cache.page_size=four "--set: kv_cache.page_size" \
@@ -134,7 +134,8 @@ set_refused 2 "--set of a wrong value" kv_cache.page_size=four "--set: kv_cache.
 refused 2 "an unknown backend on the command line" "--set: attention.attention_backend" \
     "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native" \
     -- run "$folder/good.ini" --attention-backend cpu_nativ
-refused 2 "a report that cannot be written" "/nowhere/report.json" \
+refused 2 "a report that cannot be written" "--json /nowhere/report.json" "No such file" \
+    "accepted: a file that can be written" \
     -- run "$folder/good.ini" --json /nowhere/report.json
 
 # ---- The ini ----------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ refused 2 "a report that cannot be written" "/nowhere/report.json" \
 refused 2 "no such ini" "$folder/none.ini: " "No such file" -- run "$folder/none.ini"
 refused 2 "a folder as ini" "$folder/p: " "accepted: " -- run "$folder/p"
 : >"$folder/bad.ini"
-refused 2 "an empty ini" "$folder/bad.ini" "accepted: " -- run "$folder/bad.ini"
+refused 2 "an empty ini" "$folder/bad.ini" "num_layers" "is missing" "accepted 1 to" -- run "$folder/bad.ini"
 edited "an unknown section" 's/^\[kv_cache\]/[kv_cahce]/' 11 "[kv_cahce]" \
     "did you mean [kv_cache]?" "accepted: plugins, platform, model"
 edited "an unknown key" 's/^page_size/pagesize/' 12 "'pagesize'" "did you mean 'page_size'?" \
@@ -182,11 +183,10 @@ edited "no trace" '/^trace/d' "" "workload.trace" "is missing" "accepted: a Moon
 edited "a pool without a page" 's/^page_size = 4/&\nmax_total_tokens = 3/' 13 \
     "kv_cache.max_total_tokens" "3 tokens" "accepted at least a page, 4"
 edited "a pool smaller than a request" 's/^page_size = 4/&\nmax_total_tokens = 40/' "" \
-    "$folder/trace.jsonl:1: " "44" "40"
+    "$folder/trace.jsonl:1: " "input of 40 and output of 5" "11 pages" "has 10 (40 tokens)"
 
 # ---- Backend sections --------------------------------------------------------------------------------
 
-section='$a [backend.mine]\ntype = cpu_native\n'
 hybrid='s/^attention_backend = .*/attention_backend = mine/;$a [backend.mine]\ntype = hybrid_phase\n'
 good=fixture_good.so
 one="s/^attention_backend = .*/attention_backend = mine/;2a path = $fixtures/$good
@@ -205,7 +205,8 @@ edited "an option twice" "${one}block = 3\nblock = 4" 21 "backend.mine.block is 
     "first at $folder/bad.ini:20" "accepted: once"
 edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backend.NAME]"
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
-$a [backend.mine]\ntype = cpu_nativ' "" "cpu_nativ" "$folder/bad.ini:" "accepted"
+$a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" "no backend type is called 'cpu_nativ'" \
+    "did you mean 'cpu_native'?" "accepted: cpu_native, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" "" "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
@@ -213,29 +214,31 @@ edited "a cycle of backends" "${hybrid}prefill = cpu_native\ndecode = mine" 20 "
 
 # ---- Model ------------------------------------------------------------------------------------------
 
-# config_json NAME TEXT...: standard input is the model's config.json; a usage error in it.
+# config_json NAME TEXT...: the folder's config.json is the model; a usage error in it.
 config_json()
 {
     case_name=$1
     shift
-    cat >"$folder/config.json"
-    edit '/^num_/d;/^head_dim/d;s/^\[model\]/&\nconfig = config.json/'
-    refused 2 "$case_name" "$folder/config.json" "$@" -- run "$folder/bad.ini"
+    refused 2 "$case_name" "$folder/config.json" "$@" "accepted" -- run "$folder/model.ini"
 }
 
+edit '/^num_/d;/^head_dim/d;s/^\[model\]/&\nconfig = config.json/'
+mv "$folder/bad.ini" "$folder/model.ini"
 llama=$top/tests/models/llama.json
-sed 's/LlamaForCausalLM/LamaForCausalLM/' "$llama" |
-    config_json "an unknown architecture" "LamaForCausalLM" "did you mean LlamaForCausalLM?" \
-        "accepted: "
-head -c 200 "$llama" | config_json "a truncated config.json" "accepted: "
-echo '[1, 2]' | config_json "a config.json that is no object" "accepted: "
-config_json "an empty config.json" "accepted: " </dev/null
-sed 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": "two"/' "$llama" |
-    config_json "a config.json with a text for a number" "num_hidden_layers" "two" "accepted: "
-sed 's/"num_attention_heads": *[0-9]*/"num_attention_heads": 0/' "$llama" |
-    config_json "a config.json without heads" "num_attention_heads" "0" "accepted: "
-sed '/"num_hidden_layers"/d' "$llama" |
-    config_json "a config.json without layers" "num_hidden_layers" "accepted"
+sed 's/LlamaForCausalLM/LamaForCausalLM/' "$llama" >"$folder/config.json"
+config_json "an unknown architecture" "LamaForCausalLM" "did you mean LlamaForCausalLM?"
+head -c 200 "$llama" >"$folder/config.json"
+config_json "a truncated config.json" "the file ends before its object does"
+echo '[1, 2]' >"$folder/config.json"
+config_json "a config.json that is no object" ":1:1: got an array"
+: >"$folder/config.json"
+config_json "an empty config.json" ":1:1: not valid JSON"
+sed 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": "two"/' "$llama" >"$folder/config.json"
+config_json "a config.json with a text for a number" "num_hidden_layers: got \"two\""
+sed 's/"num_attention_heads": *[0-9]*/"num_attention_heads": 0/' "$llama" >"$folder/config.json"
+config_json "a config.json without heads" "num_attention_heads: got 0"
+sed '/"num_hidden_layers"/d' "$llama" >"$folder/config.json"
+config_json "a config.json without layers" "num_hidden_layers"
 set_refused 2 "no such config.json" "model.config=$folder/none.json" "$folder/none.json" \
     "No such file"
 
@@ -302,8 +305,8 @@ critical()
 {
     case_name=$1 file=$2
     shift 2
-    edit "s/^path = .*/&\npath = $(printf %s "$file" | sed 's/[/&]/\\&/g')
-        s/^\[model\]/critical = $(basename "$file" .so)\n&/"
+    edit "2a path = $file
+2a critical = $(basename "$file" .so)"
     refused 3 "$case_name" "$file" "$@" -- run "$folder/bad.ini"
 }
 
@@ -352,9 +355,8 @@ plugin 2 "a plugin in a folder writable by others" "$folder/shared/hybrid.so" \
 
 sum=$(sha256sum <"$plugins/hybrid.so" | cut -d' ' -f1)
 wrong=$(printf '%s' "$sum" | tr 0-9a-f 1-9a-f0)
-edited "a pin that does not match" "s/^path = .*/pin.1 = $(printf '%s' "$plugins" |
-    sed 's/[/&]/\\&/g')\/hybrid.so $wrong\n&/;s/^attention_backend = .*/attention_backend = nobody/" \
-    11 "hybrid.so: SHA-256 is $sum" "its pin accepts $wrong"
+edited "a pin that does not match" "s/^attention_backend = .*/attention_backend = nobody/
+2a pin.1 = $plugins/hybrid.so $wrong" 11 "hybrid.so: SHA-256 is $sum" "its pin accepts $wrong"
 edited "a pin that is no digest" "s/^path = .*/pin.1 = hybrid.so 12ab\n&/" 2 "plugins.pin" "12ab" \
     "accepted: "
 edited "a pin of no file" "s/^path = .*/pin.1 = none.so $sum\n&/" 2 "plugins.pin.1" "none.so" \
@@ -383,8 +385,6 @@ set_refused 4 "a backend that is not installed" attention.attention_backend=trit
     "triton_like" "not installed"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
-refused 4 "explain of a backend that refuses the problem" "head_dim" "513" "accepted 1..512" \
-    -- explain "$folder/good.ini" --set model.head_dim=513
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"

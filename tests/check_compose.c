@@ -166,8 +166,7 @@ START_TEST(tree_is_told)
 }
 END_TEST
 
-/* ---- Failures ------------------------------------------------------------------------------- */
- */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 START_TEST(failing_child)
 {
@@ -312,6 +311,24 @@ START_TEST(bad_ini)
 }
 END_TEST
 
+START_TEST(loading_while_a_backend_lives)
+{
+    define("tree", "fixture_pair", "first", "fixture_one", NULL, NULL);
+    attnhost_backend *backend = compose("tree");
+    attnhost_node_info info = {.struct_size = sizeof info};
+    ck_assert_int_eq(load("fixture_create_fails"), ATTN_OK); /* the lists grow, and move */
+    for (int d = 0; d < 20; d++) {
+        char name[16];
+        snprintf(name, sizeof name, "more%d", d);
+        define(name, "fixture_one", NULL, NULL, NULL, NULL);
+    }
+    ck_assert_int_eq(attnhost_backend_node(backend, 1, &info, NULL), ATTN_OK);
+    ck_assert_str_eq(info.type, "fixture_one");
+    attnhost_backend_destroy(backend);
+    ck_assert_int_eq(counters_of("fixture_good")->instances, 0);
+}
+END_TEST
+
 START_TEST(two_hosts_in_one_process)
 {
     attnhost *first = host, *second;
@@ -349,6 +366,7 @@ static Suite *suite(void)
     tcase_add_test(tests, bad_problems);
     tcase_add_test(tests, ini);
     tcase_add_test(tests, bad_ini);
+    tcase_add_test(tests, loading_while_a_backend_lives);
     tcase_add_test(tests, two_hosts_in_one_process);
     suite_add_tcase(made, tests);
     return made;

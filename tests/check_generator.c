@@ -69,7 +69,7 @@ static void tear_down(void)
     workload_finish(&workload);
 }
 
-/* ---- Raw integers --------------------------------------------------------------------------- */
+/* ---- Raw integers ---------------------------------------------------------------------------- */
 
 START_TEST(known_streams)
 {
@@ -163,7 +163,7 @@ START_TEST(sinks)
 }
 END_TEST
 
-/* ---- Needles -------------------------------------------------------------------------------- */
+/* ---- Needles --------------------------------------------------------------------------------- */
 
 /* One request without hash ids; the lists were computed from the definition in generator.h. */
 START_TEST(known_needles)
@@ -273,7 +273,7 @@ START_TEST(queries_are_needles_or_noise)
 }
 END_TEST
 
-/* ---- Tensors -------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* The value of fp16 or bf16 bits, from the formats' definitions. */
 static double decode(uint16_t bits, int exponent_bits)
@@ -354,7 +354,7 @@ START_TEST(fill_query_in_any_batch)
 }
 END_TEST
 
-/* ---- Limits --------------------------------------------------------------------------------- */
+/* ---- Limits ---------------------------------------------------------------------------------- */
 
 START_TEST(bad_arguments)
 {

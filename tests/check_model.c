@@ -12,8 +12,7 @@
 #include "host/model_build.h"
 #include "tests/test_main.h"
 
-/* ---- Helpers ----------------------------------------------------------------------------------
- */
+/* ---- Helpers --------------------------------------------------------------------------------- */
 
 static struct model *load_hf(const char *name)
 {
@@ -133,8 +132,7 @@ static void assert_consistent(const struct model *model)
         ck_assert_int_eq(model->layers[model->buffers[b].layer_id].kv_buffer, (int32_t)b);
 }
 
-/* ---- Hugging Face -----------------------------------------------------------------------------
- */
+/* ---- Hugging Face ---------------------------------------------------------------------------- */
 
 START_TEST(every_family_is_consistent)
 {
@@ -463,8 +461,7 @@ START_TEST(what_the_user_may_override)
 }
 END_TEST
 
-/* ---- The ini ----------------------------------------------------------------------------------
- */
+/* ---- The ini --------------------------------------------------------------------------------- */
 
 START_TEST(ini_plain)
 {
@@ -551,8 +548,7 @@ START_TEST(ini_refusals)
 }
 END_TEST
 
-/* ---- Sharing and text -------------------------------------------------------------------------
- */
+/* ---- Sharing and text ------------------------------------------------------------------------ */
 
 START_TEST(a_shared_buffer_is_read_only)
 {

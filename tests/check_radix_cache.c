@@ -89,7 +89,7 @@ static void expect_match(const char *symbols, int64_t length)
     ck_assert_int_eq(match(symbols, pages, &node), length);
 }
 
-/* ---- Examples ------------------------------------------------------------------------------- */
+/* ---- Examples -------------------------------------------------------------------------------- */
 
 START_TEST(nothing_matches_in_an_empty_cache)
 {
@@ -182,7 +182,7 @@ START_TEST(a_split_leaves_handles_valid)
 }
 END_TEST
 
-/* ---- Random use ----------------------------------------------------------------------------- */
+/* ---- Random use ------------------------------------------------------------------------------ */
 
 /* One cached page: the symbols from the root to it. */
 struct entry {
@@ -356,7 +356,7 @@ START_TEST(random_use)
 }
 END_TEST
 
-/* ---- Long prompts --------------------------------------------------------------------------- */
+/* ---- Long prompts ---------------------------------------------------------------------------- */
 
 #define LONG  100000
 #define CHUNK 512

@@ -128,7 +128,7 @@ static void create(void)
         ck_assert_msg(add(i) == ATTN_OK, "%s", host_error_text(&failure));
 }
 
-/* ---- Running a step ------------------------------------------------------------------------- */
+/* ---- Running a step -------------------------------------------------------------------------- */
 
 static void absorb(int64_t word)
 {
@@ -315,7 +315,7 @@ static void expect_counts(struct scheduler_counts *counts)
     ck_assert_int_eq(scheduler_leaked(scheduler), 0);
 }
 
-/* ---- Literal schedules ---------------------------------------------------------------------- */
+/* ---- Literal schedules ----------------------------------------------------------------------- */
 
 static void expect_seq(const struct scheduler_step *step, int32_t index, int64_t request,
                        int32_t prefix_len, int32_t num_new)
@@ -551,7 +551,7 @@ START_TEST(requests_may_come_later)
 }
 END_TEST
 
-/* ---- Hits ----------------------------------------------------------------------------------- */
+/* ---- Hits ------------------------------------------------------------------------------------ */
 
 static uint64_t draws;
 
@@ -671,7 +671,7 @@ START_TEST(eviction_turns_hits_into_prefill)
 }
 END_TEST
 
-/* ---- Random workloads in small pools -------------------------------------------------------- */
+/* ---- Random workloads in small pools --------------------------------------------------------- */
 
 #define VARIANTS (3 * 4 * 2 * 2) /* page size, chunk, mixed, requests at a time */
 
@@ -709,7 +709,7 @@ START_TEST(random_workloads_end)
 }
 END_TEST
 
-/* ---- Failures ------------------------------------------------------------------------------- */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 /* All KV and what was in flight is gone; the step that was out had not happened. */
 static void lose_device(void)
@@ -803,7 +803,7 @@ START_TEST(a_destroyed_scheduler_may_have_a_step_out)
 }
 END_TEST
 
-/* ---- Bad input ------------------------------------------------------------------------------ */
+/* ---- Bad input ------------------------------------------------------------------------------- */
 
 static const struct {
     int64_t input, output, num_whole;
@@ -863,7 +863,7 @@ START_TEST(impossible_params_are_refused)
 }
 END_TEST
 
-/* ---- Suite ---------------------------------------------------------------------------------- */
+/* ---- Suite ----------------------------------------------------------------------------------- */
 
 static Suite *suite(void)
 {

@@ -118,8 +118,7 @@ static void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens)
     trace_finish(&trace);
 }
 
-/* ---- Identities -------------------------------------------------------------------------------
- */
+/* ---- Identities ------------------------------------------------------------------------------ */
 
 /* Settings that change how the trace is run, and nothing of what must hold. */
 static const char *const variants[][4] = {
@@ -216,8 +215,7 @@ START_TEST(retraction_is_counted)
 }
 END_TEST
 
-/* ---- Digest -----------------------------------------------------------------------------------
- */
+/* ---- Digest ---------------------------------------------------------------------------------- */
 
 START_TEST(digest_does_not_depend_on_threads)
 {
@@ -249,8 +247,7 @@ START_TEST(digest_depends_on_the_seed)
 }
 END_TEST
 
-/* ---- Verification -----------------------------------------------------------------------------
- */
+/* ---- Verification ---------------------------------------------------------------------------- */
 
 /* One element of one value. A query at position 0 sees key 0 alone, so that row moves by the whole
  * change: 0.25, hundreds of bars in fp32, whatever the other rows do. */
@@ -307,8 +304,28 @@ START_TEST(nothing_is_checked_at_rate_0)
 }
 END_TEST
 
-/* ---- Refusals ---------------------------------------------------------------------------------
- */
+/* The same through the embedding API. */
+START_TEST(one_call_runs_it_all)
+{
+    struct run run;
+    uint32_t passed = 0;
+    char *json = NULL;
+    begin(&run);
+    attn_status status = attnhost_run(NULL, (const char *const *)run.sets, (uint32_t)run.num_sets,
+                                      &passed, &json, &run.error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run.error));
+    ck_assert_uint_eq(passed, 1);
+    ck_assert_ptr_nonnull(strstr(json, "\"rows_failed\":\t0"));
+    attnhost_free_text(json);
+    set(&run, "attention.attention_backend=fa3");
+    status = attnhost_run(NULL, (const char *const *)run.sets, (uint32_t)run.num_sets, &passed,
+                          &json, &run.error.base);
+    ck_assert_int_eq(status, ATTN_UNSUPPORTED);
+    finish(&run);
+}
+END_TEST
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
 
 /* What is asked for, the exit code, and a part of the message. */
 static const struct {
@@ -358,6 +375,7 @@ static Suite *suite(void)
     tcase_add_test(runs, digest_depends_on_the_seed);
     tcase_add_test(runs, one_changed_value_fails);
     tcase_add_test(runs, nothing_is_checked_at_rate_0);
+    tcase_add_test(runs, one_call_runs_it_all);
     suite_add_tcase(s, runs);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));

@@ -47,7 +47,7 @@ static void expect_slots(const int32_t *got, int32_t first, int32_t count)
         ck_assert_int_eq(got[i], first + i);
 }
 
-/* ---- The worked example --------------------------------------------------------------------- */
+/* ---- The worked example ---------------------------------------------------------------------- */
 
 /* Two requests of 7 tokens, page size 1: rows [1..7], [8..14]; one decode step: 15, 16; the first
  * ends, one more step: the second row ends 14, 16, 17. */
@@ -87,7 +87,7 @@ START_TEST(worked_example)
 }
 END_TEST
 
-/* ---- Slots ---------------------------------------------------------------------------------- */
+/* ---- Slots ----------------------------------------------------------------------------------- */
 
 START_TEST(a_page_is_filled_before_the_next)
 {
@@ -166,7 +166,7 @@ START_TEST(impossible_pools_are_refused)
 }
 END_TEST
 
-/* ---- Random use ----------------------------------------------------------------------------- */
+/* ---- Random use ------------------------------------------------------------------------------ */
 
 #define MOST_PAGES  41
 #define MOST_SIZE   16
@@ -262,7 +262,7 @@ START_TEST(random_use)
 }
 END_TEST
 
-/* ---- Table ---------------------------------------------------------------------------------- */
+/* ---- Table ----------------------------------------------------------------------------------- */
 
 START_TEST(rows_are_handed_out_and_cleared)
 {

@@ -67,7 +67,7 @@ static void expect_error(trace_format format, const char *place, const char *wor
         expect_error(format, place, (const char *[]){__VA_ARGS__, NULL});                          \
     } while (0)
 
-/* ---- Mooncake ------------------------------------------------------------------------------- */
+/* ---- Mooncake -------------------------------------------------------------------------------- */
 
 #define ROW_1                                                                                      \
     "{\"timestamp\": 100, \"input_length\": 1025, \"output_length\": 7, \"hash_ids\": [4, 0, "     \
@@ -212,7 +212,7 @@ START_TEST(mooncake_errors)
 }
 END_TEST
 
-/* ---- Azure ---------------------------------------------------------------------------------- */
+/* ---- Azure ----------------------------------------------------------------------------------- */
 
 #define HEADER "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
@@ -314,7 +314,7 @@ START_TEST(azure_errors)
 }
 END_TEST
 
-/* ---- Files ---------------------------------------------------------------------------------- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 START_TEST(no_file)
 {

@@ -60,7 +60,7 @@ static void expect_own_token(int64_t request, int64_t position)
     ck_assert(token_key_equal(key, token_key_of_request(request, position)));
 }
 
-/* ---- Scaling -------------------------------------------------------------------------------- */
+/* ---- Scaling --------------------------------------------------------------------------------- */
 
 static const struct {
     double scale;
@@ -94,7 +94,7 @@ START_TEST(sums)
 }
 END_TEST
 
-/* ---- Tokens --------------------------------------------------------------------------------- */
+/* ---- Tokens ---------------------------------------------------------------------------------- */
 
 START_TEST(blocks_unscaled)
 {
@@ -181,7 +181,7 @@ START_TEST(key_runs)
 }
 END_TEST
 
-/* ---- Prefix hits ---------------------------------------------------------------------------- */
+/* ---- Prefix hits ----------------------------------------------------------------------------- */
 
 /* The rule of workload.h. */
 static int64_t hit_by_rule(int64_t request, int64_t page_size)
@@ -274,7 +274,7 @@ START_TEST(hits_by_rule_and_by_tokens)
 }
 END_TEST
 
-/* ---- Limits --------------------------------------------------------------------------------- */
+/* ---- Limits ---------------------------------------------------------------------------------- */
 
 START_TEST(max_requests)
 {

@@ -24,8 +24,8 @@ static float draw_real(attn_case *c)
 }
 
 #define PICK(c, ...)                                                                               \
-    ((const int32_t[]){__VA_ARGS__})[case_draw(                                                    \
-        c, (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))]
+    ((const int32_t[]){                                                                            \
+        __VA_ARGS__})[case_draw(c, (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))]
 
 static void *zeroed(size_t count, size_t size)
 {
@@ -114,8 +114,8 @@ static void make_group(attn_case *c, const case_wishes *wishes, int32_t mask_kin
     attn_layer_group *group = &c->group;
     c->layer = (attn_layer){.struct_size = sizeof c->layer, .layer_id = case_draw(c, 100)};
     *group = (attn_layer_group){.struct_size = sizeof *group, .num_layers = 1, .layers = &c->layer};
-    group->attn_type = wishes->attn_type >= 0 ? (uint32_t)wishes->attn_type
-                                              : (uint32_t)PICK(c, 0, 0, 0, 1, 2);
+    group->attn_type =
+        wishes->attn_type >= 0 ? (uint32_t)wishes->attn_type : (uint32_t)PICK(c, 0, 0, 0, 1, 2);
     group->num_kv_heads = PICK(c, 1, 1, 2, 3);
     group->num_q_heads = group->num_kv_heads * PICK(c, 1, 1, 2, 4, 7, 13);
     group->head_dim = PICK(c, 1, 3, 8, 17, 64, 64, 80, 128);
@@ -134,8 +134,7 @@ static void make_group(attn_case *c, const case_wishes *wishes, int32_t mask_kin
     problem->out_dtype = case_draw(c, 5) ? problem->q_dtype : dtypes[case_draw(c, 3)];
     problem->kv_dtype = draw_kv_dtype(c, problem->q_dtype);
     if (problem->kv_dtype != problem->q_dtype)
-        group->kv_scale_granularity =
-            case_draw(c, 2) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
+        group->kv_scale_granularity = case_draw(c, 2) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY)
         return;
     problem->kv_layout = case_draw(c, 2) ? ATTN_LAYOUT_KV_NHD : ATTN_LAYOUT_KV_HND;
@@ -186,8 +185,8 @@ static void make_lengths(attn_case *c, int32_t max_len)
         int single = decode || s >= batch->num_seqs - batch->num_decode_seqs;
         int real = s < batch->num_real_seqs;
         c->q_len[s] = single || !real ? 1 : draw_len(c, max_len / 2);
-        c->prefix[s] = real && c->group.attn_type != ATTN_TYPE_ENCODER_ONLY ? draw_len(c, max_len)
-                                                                            : 0;
+        c->prefix[s] =
+            real && c->group.attn_type != ATTN_TYPE_ENCODER_ONLY ? draw_len(c, max_len) : 0;
         c->num_new[s] = c->q_len[s];
         c->kv_len[s] = real ? c->prefix[s] + c->q_len[s] : case_draw(c, 2);
         if (c->group.attn_type == ATTN_TYPE_CROSS && real) {
@@ -372,8 +371,7 @@ static void make_csr(attn_case *c)
     c->last_page_len = zeroed((size_t)num_seqs, sizeof(int32_t));
     c->kv_indices[c->kv_indptr[num_seqs]] = HUGE_INDEX;
     for (int32_t s = 0; s < num_seqs; s++) {
-        c->last_page_len[s] =
-            c->kv_len[s] == 0 ? 0 : c->kv_len[s] - (counts[s] - 1) * page_size;
+        c->last_page_len[s] = c->kv_len[s] == 0 ? 0 : c->kv_len[s] - (counts[s] - 1) * page_size;
         for (int32_t i = 0; i < counts[s]; i++)
             c->kv_indices[c->kv_indptr[s] + i] = c->pages[s * c->pages_of_seq + i];
     }
@@ -401,8 +399,7 @@ static void make_slots(attn_case *c, int32_t form)
             int32_t j = c->kv_len[s] - c->num_new[s] + n;
             int real = s < c->batch.num_real_seqs && j >= 0;
             int64_t slot = real ? slot_of(c, s, j) : case_draw(c, 2) - 1;
-            c->out_cache_loc[first_new_row(c, s) + n] =
-                real && case_draw(c, 50) == 0 ? -1 : slot;
+            c->out_cache_loc[first_new_row(c, s) + n] = real && case_draw(c, 50) == 0 ? -1 : slot;
         }
     c->kv.out_cache_loc = (attn_i64_array){c->out_cache_loc, c->out_cache_loc};
     c->batch.num_kv_groups = 1;
@@ -500,8 +497,8 @@ static int32_t draw_border(attn_case *c, int32_t s, int32_t i)
 {
     int32_t w = c->group.window_left, r = c->group.window_right, chunk = c->group.attention_chunk;
     int32_t page = c->problem.page_size > 0 ? c->problem.page_size : 16;
-    int32_t inside = PICK(c, 0, i, i - w, i + r, c->prefix[s], c->kv_len[s] - 1,
-                          i / page * page, 64, 512, chunk > 0 ? i / chunk * chunk : 0);
+    int32_t inside = PICK(c, 0, i, i - w, i + r, c->prefix[s], c->kv_len[s] - 1, i / page * page,
+                          64, 512, chunk > 0 ? i / chunk * chunk : 0);
     return inside + PICK(c, 0, 0, -1, 1);
 }
 
@@ -646,8 +643,9 @@ attn_case *case_create(uint64_t seed, const case_wishes *wishes)
     c->mask.kind = (uint32_t)mask_kind;
     c->from_cache = cached && case_draw(c, 5) == 0;
     c->batch.struct_size = sizeof c->batch;
-    c->batch.mode = wishes->mode >= 0 ? (uint32_t)wishes->mode : (uint32_t)PICK(c, 0, 0, 1, 2, 4, 5);
-    make_lengths(c, wishes->max_len > 0 ? wishes->max_len : 300);
+    c->batch.mode =
+        wishes->mode >= 0 ? (uint32_t)wishes->mode : (uint32_t)PICK(c, 0, 0, 1, 2, 4, 5);
+    make_lengths(c, wishes->max_len > 0 ? wishes->max_len : 200);
     make_rows(c);
     make_mask(c);
     if (mask_kind == ATTN_MASK_LAYER && c->group.attn_type != ATTN_TYPE_CROSS &&
@@ -665,13 +663,19 @@ attn_case *case_create(uint64_t seed, const case_wishes *wishes)
 
 void case_destroy(attn_case *c)
 {
-    void *all[] = {c->seq_lens,     c->prefix_lens,   c->q_indptr,      c->positions,
-                   c->requests,     c->kv_lens,       c->new_indptr,    c->req_to_token,
-                   c->block_table,  c->kv_indptr,     c->kv_indices,    c->last_page_len,
-                   c->out_cache_loc, c->mask_indptr,  c->mask_bits,     c->item_prefix,
-                   c->token_pos,    c->pages,         c->q.memory,      c->k.memory,
-                   c->v.memory,     c->k_cache.memory, c->v_cache.memory, c->out.memory,
-                   c->lse.memory,   c};
+    void *all[] = {c->seq_lens,       c->prefix_lens,
+                   c->q_indptr,       c->positions,
+                   c->requests,       c->kv_lens,
+                   c->new_indptr,     c->req_to_token,
+                   c->block_table,    c->kv_indptr,
+                   c->kv_indices,     c->last_page_len,
+                   c->out_cache_loc,  c->mask_indptr,
+                   c->mask_bits,      c->item_prefix,
+                   c->token_pos,      c->pages,
+                   c->q.memory,       c->k.memory,
+                   c->v.memory,       c->k_cache.memory,
+                   c->v_cache.memory, c->out.memory,
+                   c->lse.memory,     c};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
 }
@@ -710,14 +714,14 @@ int64_t case_red_zone(const attn_case *c)
 void case_describe(const attn_case *c, char *text, size_t size)
 {
     const attn_layer_group *g = &c->group;
-    snprintf(text, size,
-             "type %u mode %u mask %u q %s kv %s out %s heads %d/%d dim %d/%d page %d %s forms %u "
-             "window %d,%d chunk %d cap %g flags %u positions %d items %d k,v %s args %u growing %d",
-             g->attn_type, c->batch.mode, c->mask.kind, dtype_name(c->problem.q_dtype),
-             dtype_name(c->problem.kv_dtype), dtype_name(c->problem.out_dtype), g->num_q_heads,
-             g->num_kv_heads, g->head_dim, g->v_head_dim, c->problem.page_size,
-             c->problem.kv_layout ? c->problem.kv_layout : "-", c->kv.index_forms, g->window_left,
-             g->window_right, g->attention_chunk, (double)g->logit_cap, g->flags,
-             c->positions != NULL, c->batch.multi_item != NULL, c->from_cache ? "cached" : "given",
-             c->args.flags, c->growing);
+    snprintf(
+        text, size,
+        "type %u mode %u mask %u q %s kv %s out %s heads %d/%d dim %d/%d page %d %s forms %u "
+        "window %d,%d chunk %d cap %g flags %u positions %d items %d k,v %s args %u growing %d",
+        g->attn_type, c->batch.mode, c->mask.kind, dtype_name(c->problem.q_dtype),
+        dtype_name(c->problem.kv_dtype), dtype_name(c->problem.out_dtype), g->num_q_heads,
+        g->num_kv_heads, g->head_dim, g->v_head_dim, c->problem.page_size,
+        c->problem.kv_layout ? c->problem.kv_layout : "-", c->kv.index_forms, g->window_left,
+        g->window_right, g->attention_chunk, (double)g->logit_cap, g->flags, c->positions != NULL,
+        c->batch.multi_item != NULL, c->from_cache ? "cached" : "given", c->args.flags, c->growing);
 }

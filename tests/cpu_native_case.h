@@ -20,7 +20,7 @@ typedef struct case_wishes {
     int32_t mask_kind;
     int32_t index_form; /* ATTN_INDEX_* */
     int32_t growing;    /* 1 = scores grow along the keys by more than 100 */
-    int32_t max_len;    /* keys of a sequence, about; 0 = 300 */
+    int32_t max_len;    /* keys of a sequence, about; 0 = 200 */
 } case_wishes;
 
 #define CASE_ANYTHING ((case_wishes){-1, -1, -1, -1, -1, 0})

@@ -25,8 +25,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Errors -----------------------------------------------------------------------------------
- */
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
 __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error, attn_status code,
                                                               const char *format, ...)
@@ -43,8 +42,7 @@ __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error,
     return code;
 }
 
-/* ---- 2. Query ---------------------------------------------------------------------------------
- */
+/* ---- 2. Query -------------------------------------------------------------------------------- */
 
 /* Append a reason if `ok` is 0. All reasons are reported, not only the first. */
 static void require(attn_verdict *verdict, int ok, uint32_t code, uint32_t field, const char *got,
@@ -156,8 +154,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
     return ATTN_OK;
 }
 
-/* ---- 3. Instance ------------------------------------------------------------------------------
- */
+/* ---- 3. Instance ----------------------------------------------------------------------------- */
 
 /* What a forward needs to know of a layer. */
 typedef struct layer_facts {
@@ -242,8 +239,7 @@ static uint32_t index_forms(attn_instance *instance)
     return ATTN_INDEX_BLOCK_TABLE;
 }
 
-/* ---- 4. Metadata ------------------------------------------------------------------------------
- */
+/* ---- 4. Metadata ----------------------------------------------------------------------------- */
 
 /* One query row of the batch. */
 typedef struct row {
@@ -323,8 +319,7 @@ static void metadata_destroy(attn_metadata *metadata)
     (void)metadata; /* all of it lies in the caller's memory */
 }
 
-/* ---- 5. A batch -------------------------------------------------------------------------------
- */
+/* ---- 5. A batch ------------------------------------------------------------------------------ */
 
 static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
                                attn_error *error)
@@ -381,8 +376,7 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
     return ATTN_OK;
 }
 
-/* ---- 6. Forward -------------------------------------------------------------------------------
- */
+/* ---- 6. Forward ------------------------------------------------------------------------------ */
 
 /* One call of forward, as its tasks see it. */
 typedef struct work {
@@ -622,8 +616,7 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id, const attn
     return services->parallel_for(services->ctx, tasks, attend, &w);
 }
 
-/* ---- 1. Tables and the entry ------------------------------------------------------------------
- */
+/* ---- 1. Tables and the entry ----------------------------------------------------------------- */
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD};
 

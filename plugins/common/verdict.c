@@ -66,10 +66,9 @@ void verdict_end(const attn_verdict *verdict, attn_verdict *given)
 
 const char *verdict_field_name(uint32_t field)
 {
-    static const char *const names[ATTN_FIELD_COUNT] = {
-        [ATTN_FIELD_NONE] = "",
+    static const char *const names[ATTN_FIELD_COUNT] = {[ATTN_FIELD_NONE] = "",
 #define FIELD_NAME(name, value, text) [value] = text,
-        ATTN_FIELD_MAP(FIELD_NAME)
+                                                        ATTN_FIELD_MAP(FIELD_NAME)
 #undef FIELD_NAME
     };
     return field < ATTN_FIELD_COUNT && names[field] ? names[field] : "";
@@ -81,10 +80,12 @@ const char *verdict_dtype_name(attn_dtype dtype)
         attn_dtype dtype;
         const char *name;
     } names[] = {
-        {ATTN_DTYPE_NONE, "absent"}, {ATTN_I32, "i32"},           {ATTN_I64, "i64"},
-        {ATTN_U8, "u8"},             {ATTN_U16, "u16"},           {ATTN_F16, "fp16"},
-        {ATTN_F32, "fp32"},          {ATTN_F64, "fp64"},          {ATTN_BF16, "bf16"},
-        {ATTN_FP8_E4M3, "fp8_e4m3"}, {ATTN_FP8_E5M2, "fp8_e5m2"},
+        {ATTN_DTYPE_NONE, "absent"}, {ATTN_I32, "i32"},
+        {ATTN_I64, "i64"},           {ATTN_U8, "u8"},
+        {ATTN_U16, "u16"},           {ATTN_F16, "fp16"},
+        {ATTN_F32, "fp32"},          {ATTN_F64, "fp64"},
+        {ATTN_BF16, "bf16"},         {ATTN_FP8_E4M3, "fp8_e4m3"},
+        {ATTN_FP8_E5M2, "fp8_e5m2"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (names[i].dtype == dtype)

@@ -121,10 +121,10 @@ static void write_row(const layer_call *call, int32_t row, int32_t head, const f
         lse = max + logf(sum);
     }
     const attn_tensor *out = call->out, *lse_out = call->lse;
-    call->instance->kernels->store(
-        acc, factor, call->group->out_dtype, call->group->v_dim,
-        (char *)out->data + out->byte_offset +
-            (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype));
+    call->instance->kernels->store(acc, factor, call->group->out_dtype, call->group->v_dim,
+                                   (char *)out->data + out->byte_offset +
+                                       (row * out->strides[0] + head * out->strides[1]) *
+                                           (int64_t)attn_dtype_size(out->dtype));
     if (lse_out)
         *(float *)(void *)((char *)lse_out->data + lse_out->byte_offset +
                            (row * lse_out->strides[0] + head * lse_out->strides[1]) * 4) = lse;
@@ -143,19 +143,28 @@ static void write_rows(const layer_call *call, const work_unit *unit, int32_t kv
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* Slot of key j, in the form of indices that this batch gives. */
-static int64_t slot_of(const layer_call *call, int32_t seq, int64_t j)
+/* Where a key lies in the cache. */
+typedef struct key_place {
+    int64_t page;
+    int64_t offset;
+} key_place;
+
+/* The place of key j, in the form of indices that this batch gives. Divisions are of 32 bits, since
+ * they take much of the time of a short head. */
+static key_place find_key(const layer_call *call, int32_t seq, int32_t j)
 {
     const attn_kv_batch *kv = &call->plan->kv;
+    int32_t page_size = call->group->page_size;
     if (call->plan->index_form == ATTN_INDEX_REQ_TO_TOKEN) {
         int64_t request = call->metadata->batch.req_pool_indices.device[seq];
-        return kv->req_to_token.device[request * kv->req_to_token_stride + j];
+        int32_t slot = kv->req_to_token.device[request * kv->req_to_token_stride + j];
+        return page_size == 1 ? (key_place){slot, 0}
+                              : (key_place){slot / page_size, slot % page_size};
     }
-    int64_t page = call->plan->index_form == ATTN_INDEX_BLOCK_TABLE
-                       ? kv->block_table.device[(int64_t)seq * kv->block_table_stride +
-                                                j / kv->page_size]
-                       : kv->kv_indices.device[kv->kv_indptr.device[seq] + j / kv->page_size];
-    return page * kv->page_size + j % kv->page_size;
+    const int32_t *pages = call->plan->index_form == ATTN_INDEX_BLOCK_TABLE
+                               ? kv->block_table.device + (int64_t)seq * kv->block_table_stride
+                               : kv->kv_indices.device + kv->kv_indptr.device[seq];
+    return (key_place){pages[j / page_size], j % page_size};
 }
 
 /* Find the rows of the keys and values [first, first + 64) that somebody sees. */
@@ -177,12 +186,12 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
             w->keys.fresh |= 1ull << j;
             continue;
         }
-        int64_t slot = slot_of(call, seq, first + j);
-        int64_t page = slot / call->group->page_size, offset = slot % call->group->page_size;
-        if (slot < 0 || page >= k->num_pages)
-            return cpu_call_fault(call, seq, first + j, slot);
-        w->keys.rows[j] = k->data + page * k->page + offset * k->token + kv_head * k->head;
-        w->values.rows[j] = v->data + page * v->page + offset * v->token + kv_head * v->head;
+        key_place at = find_key(call, seq, (int32_t)(first + j));
+        if (at.page < 0 || at.offset < 0 || at.page >= k->num_pages)
+            return cpu_call_fault(call, seq, first + j,
+                                  at.page * call->group->page_size + at.offset);
+        w->keys.rows[j] = k->data + at.page * k->page + at.offset * k->token + kv_head * k->head;
+        w->values.rows[j] = v->data + at.page * v->page + at.offset * v->token + kv_head * v->head;
     }
     w->values.fresh = w->keys.fresh;
     return ATTN_OK;
@@ -198,15 +207,13 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
         scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
-    source->formats[1] = (row_format){.dtype = group->q_dtype,
-                                      .stored_as = group->fp8,
-                                      .decode = group->decode,
-                                      .scale = scale};
+    source->formats[1] = (row_format){
+        .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
 }
 
 /* What each row sees of the keys [first, first + 64); returns what any row sees. */
-static uint64_t look(const cpu_group *group, const work_unit *unit, const visibility *v, int64_t first,
-                     row_block *block)
+static uint64_t look(const cpu_group *group, const work_unit *unit, const visibility *v,
+                     int64_t first, row_block *block)
 {
     uint64_t seen = 0, word = 0;
     int32_t query = -1;
@@ -237,6 +244,10 @@ static attn_status attend_tile(layer_call *call, const work_unit *unit, int32_t 
     kernels->pack_keys(&w->keys, group->dim, w->temp, w->key_panels);
     kernels->score(&w->block, w->key_panels);
     kernels->softmax(&w->block, &group->rule, w->key_positions);
+    if (unit->rows <= FEW_ROWS) {
+        kernels->accumulate_few(&w->block, &w->values, group->v_dim, w->value_panels);
+        return ATTN_OK;
+    }
     int exact = kernels->pack_values(&w->values, group->v_dim, w->temp, w->value_panels);
     kernels->accumulate(&w->block, w->value_panels, exact);
     return ATTN_OK;
@@ -253,8 +264,8 @@ static float *part_row(const layer_call *call, int32_t kv_head, int64_t row)
     return parts + (kv_head * call->plan->part_rows + row) * call->capacity->part_stride;
 }
 
-static void keep_split(const layer_call *call, const work_unit *unit, int32_t kv_head, int32_t split,
-                       const row_block *block)
+static void keep_split(const layer_call *call, const work_unit *unit, int32_t kv_head,
+                       int32_t split, const row_block *block)
 {
     int64_t first = unit->part + (int64_t)(split - unit->first_split) * unit->rows;
     for (int32_t r = 0; r < block->rows; r++) {
@@ -271,8 +282,9 @@ static void merge_split(const layer_call *call, worker_scratch *w)
     const row_block *block = &w->block;
     for (int32_t r = 0; r < block->rows; r++)
         call->instance->kernels->merge(w->out + (int64_t)r * block->value_stride, &w->out_max[r],
-                                       &w->out_sum[r], block->acc + (int64_t)r * block->value_stride,
-                                       block->max[r], block->sum[r], block->value_stride);
+                                       &w->out_sum[r],
+                                       block->acc + (int64_t)r * block->value_stride, block->max[r],
+                                       block->sum[r], block->value_stride);
 }
 
 static void reset_out(worker_scratch *w)

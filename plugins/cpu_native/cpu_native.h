@@ -25,8 +25,8 @@
 enum { CPU_ISA_AUTO = 0, CPU_ISA_GENERIC = 1, CPU_ISA_AVX2 = 2, CPU_ISA_AVX512 = 3 };
 
 typedef struct cpu_options {
-    int32_t isa;         /* CPU_ISA_* */
-    int32_t split;       /* keys between two cuts, a multiple of TILE_KEYS */
+    int32_t isa;          /* CPU_ISA_* */
+    int32_t split;        /* keys between two cuts, a multiple of TILE_KEYS */
     uint32_t index_forms; /* ATTN_INDEX_* */
 } cpu_options;
 
@@ -93,8 +93,7 @@ struct attn_instance {
 
 attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
                        uint32_t num_problems, const attn_options *options,
-                       const attn_services *services, attn_instance **instance,
-                       attn_error *error);
+                       const attn_services *services, attn_instance **instance, attn_error *error);
 void cpu_destroy(attn_instance *instance);
 uint32_t cpu_index_forms(attn_instance *instance);
 
@@ -121,26 +120,26 @@ typedef struct work_unit {
     int32_t rows;
     int32_t first_split;
     int32_t end_split;
-    int32_t num_parts;   /* partial results of this unit for each KV head; 0 = it writes outputs */
-    int64_t part;        /* rows of partial results before those of this unit, per KV head */
+    int32_t num_parts; /* partial results of this unit for each KV head; 0 = it writes outputs */
+    int64_t part;      /* rows of partial results before those of this unit, per KV head */
 } work_unit;
 
 /* How a layer group works on a batch. */
 typedef struct group_plan {
     cpu_sequence *sequences; /* [bounds.max_seqs] */
-    work_unit *units;         /* tasks / kv_heads */
-    work_unit *merges;        /* tiles in several units: num_parts splits from `part` on */
+    work_unit *units;        /* tasks / kv_heads */
+    work_unit *merges;       /* tiles in several units: num_parts splits from `part` on */
     int32_t num_units;
     int32_t num_merges;
-    int64_t part_rows;   /* rows of partial results for each KV head */
-    int32_t new_first;   /* rows of new keys: [new_first, new_end) */
+    int64_t part_rows; /* rows of partial results for each KV head */
+    int32_t new_first; /* rows of new keys: [new_first, new_end) */
     int32_t new_end;
-    int32_t row_end;     /* most rows that q, out and lse must have */
-    int32_t pad_first;   /* rows of no sequence: [pad_first, pad_end) */
+    int32_t row_end;   /* most rows that q, out and lse must have */
+    int32_t pad_first; /* rows of no sequence: [pad_first, pad_end) */
     int32_t pad_end;
     int32_t reads_prefix; /* some keys are not among the new ones */
     int32_t short_seq;    /* a sequence with fewer keys than new ones, padding aside; -1 = none */
-    uint32_t index_form; /* the one that is read; 0 = no cache */
+    uint32_t index_form;  /* the one that is read; 0 = no cache */
     attn_kv_batch kv;
 } group_plan;
 
@@ -156,9 +155,9 @@ typedef struct group_capacity {
 struct attn_metadata {
     attn_instance *instance;
     attn_bounds bounds;
-    group_plan *plans;           /* [num_groups] */
-    group_capacity *capacities;  /* [num_groups] */
-    char *scratch;               /* a part for each worker, then partial results */
+    group_plan *plans;          /* [num_groups] */
+    group_capacity *capacities; /* [num_groups] */
+    char *scratch;              /* a part for each worker, then partial results */
     uint64_t worker_bytes;
     int32_t planned;
     attn_batch batch; /* its scalars and device arrays */
@@ -236,8 +235,8 @@ int64_t cpu_save_tasks(const layer_call *call);
 attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot);
 
 /* What the queries of a planned sequence see. */
-void cpu_visibility(const attn_metadata *metadata, const cpu_group *group,
-                    const group_plan *plan, int32_t seq, visibility *v);
+void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const group_plan *plan,
+                    int32_t seq, visibility *v);
 
 attn_status cpu_forward_extend(attn_metadata *metadata, int32_t layer_id,
                                const attn_forward_args *args, attn_stream stream,

@@ -64,9 +64,9 @@ static void clear_padding(const layer_call *call)
                        (row * call->out->strides[0] + head * call->out->strides[1]) * element,
                    0, (size_t)(group->v_dim * element));
             if (call->lse)
-                *(float *)(void *)(operand_data(call->lse) + (row * call->lse->strides[0] +
-                                                              head * call->lse->strides[1]) *
-                                                                 4) = -INFINITY;
+                *(float *)(void *)(operand_data(call->lse) +
+                                   (row * call->lse->strides[0] + head * call->lse->strides[1]) *
+                                       4) = -INFINITY;
         }
 }
 
@@ -98,16 +98,14 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
 }
 
 attn_status cpu_forward_extend(attn_metadata *metadata, int32_t layer_id,
-                               const attn_forward_args *args, attn_stream stream,
-                               attn_error *error)
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     (void)stream;
     return forward(metadata, 0, layer_id, args, error);
 }
 
 attn_status cpu_forward_decode(attn_metadata *metadata, int32_t layer_id,
-                               const attn_forward_args *args, attn_stream stream,
-                               attn_error *error)
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     (void)stream;
     return forward(metadata, 1, layer_id, args, error);

@@ -10,8 +10,8 @@
  *   O = P V     columns are elements of values, depth is the key
  *
  * Both products add up in the order of the depth, element by element, by whatever shape of register
- * block; keys that a row does not see add exact zeros or are left out, which is the same. So a row's
- * bits depend on its query and its keys alone: not on the tile, the batch or the worker.
+ * block; keys that a row does not see add exact zeros or are left out, which is the same. So a
+ * row's bits depend on its query and its keys alone: not on the tile, the batch or the worker.
  *
  * What a row sees of a tile of keys is one word, bit j for key j: hence TILE_KEYS = 64.
  */
@@ -25,6 +25,7 @@ enum {
     TILE_KEYS = 64,
     TILE_ROWS = 96, /* packing costs 5 % of an fp32 prefill at this; a multiple of 6 */
     PANEL = 16,     /* floats: a cache line */
+    FEW_ROWS = 2,
     MAX_DIM = 512
 };
 
@@ -93,6 +94,11 @@ typedef struct cpu_kernels {
 
     /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values told so). */
     void (*accumulate)(const row_block *block, const float *value_panels, int exact);
+
+    /* The same sums for FEW_ROWS rows at most, where packing would take longest; values are read
+     * where they lie, none that a row does not see. temp: [64][value_stride]. */
+    void (*accumulate_few)(const row_block *block, const tile_source *source, int32_t dim,
+                           float *temp);
 
     /* Merge partial (acc, max, sum) of one row into another one by log-sum-exp. */
     void (*merge)(float *acc, float *max, float *sum, const float *part, float part_max,

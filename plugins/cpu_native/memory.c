@@ -92,8 +92,8 @@ static void *take(char *base, uint64_t *size, int64_t count, uint64_t element)
     return taken;
 }
 
-static uint64_t lay_out(const group_capacity *capacities, uint32_t count,
-                        const attn_bounds *bounds, char *base)
+static uint64_t lay_out(const group_capacity *capacities, uint32_t count, const attn_bounds *bounds,
+                        char *base)
 {
     uint64_t size = 0;
     attn_metadata *metadata = take(base, &size, 1, sizeof *metadata);
@@ -168,7 +168,8 @@ attn_status cpu_metadata_size(attn_instance *instance, uint32_t kind, const attn
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status != ATTN_OK)
         return status;
-    memset((char *)size + sizeof size->struct_size, 0, size->struct_size - sizeof size->struct_size);
+    memset((char *)size + sizeof size->struct_size, 0,
+           size->struct_size - sizeof size->struct_size);
     size->size[SCRATCH] = scratch;
     size->alignment[SCRATCH] = ALIGNMENT;
     size->size[METADATA] = host;

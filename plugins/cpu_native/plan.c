@@ -37,8 +37,7 @@ static attn_status check_mode(const attn_metadata *metadata, attn_error *error)
     const attn_batch *batch = &metadata->batch;
     if (batch->mode >= ATTN_MODE_COUNT)
         return FAIL(error, "mode %u: accepted 0..%d", batch->mode, ATTN_MODE_COUNT - 1);
-    if (batch->mode != ATTN_MODE_IDLE &&
-        !(metadata->bounds.modes & ATTN_MODE_BIT(batch->mode)))
+    if (batch->mode != ATTN_MODE_IDLE && !(metadata->bounds.modes & ATTN_MODE_BIT(batch->mode)))
         return FAIL(error, "mode %u: accepted the set %#x, the bounds of this metadata",
                     batch->mode, metadata->bounds.modes);
     return ATTN_OK;
@@ -49,8 +48,7 @@ static attn_status check_parts(const attn_metadata *metadata, attn_error *error)
     const attn_batch *batch = &metadata->batch;
     const attn_mask *mask = &metadata->mask;
     int custom = mask->kind == ATTN_MASK_FULL || mask->kind == ATTN_MASK_QLEN;
-    if (mask->kind >= ATTN_MASK_COUNT ||
-        !(metadata->bounds.mask_kinds & ATTN_MASK_BIT(mask->kind)))
+    if (mask->kind >= ATTN_MASK_COUNT || !(metadata->bounds.mask_kinds & ATTN_MASK_BIT(mask->kind)))
         return FAIL(error, "mask kind %u: accepted the set %#x, the bounds of this metadata",
                     mask->kind, metadata->bounds.mask_kinds);
     if (custom && (!mask->bits || !mask->indptr.device))
@@ -167,8 +165,7 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
     char name[48];
     int counted = batch->positions.device || metadata->mask.kind == ATTN_MASK_QLEN;
     snprintf(name, sizeof name, "sequence %d: queries", s);
-    attn_status status =
-        check_count(name, sequence->q_len, metadata->bounds.max_q_len, error);
+    attn_status status = check_count(name, sequence->q_len, metadata->bounds.max_q_len, error);
     snprintf(name, sizeof name, "sequence %d: keys", s);
     if (status == ATTN_OK)
         status = check_count(name, sequence->kv_len, metadata->bounds.max_kv_len, error);
@@ -198,8 +195,8 @@ static attn_status find_sequence(const attn_metadata *metadata, const cpu_group 
 }
 
 /* All sequences of a group, and what they add up to. */
-static attn_status find_sequences(attn_metadata *metadata, const cpu_group *group,
-                                  group_plan *plan, attn_error *error)
+static attn_status find_sequences(attn_metadata *metadata, const cpu_group *group, group_plan *plan,
+                                  attn_error *error)
 {
     const attn_batch *batch = &metadata->batch;
     int64_t page = plan->kv.page_size > 0 ? plan->kv.page_size : 1, kv_tokens = 0;
@@ -265,9 +262,10 @@ static attn_status find_kv_group(const attn_metadata *metadata, const cpu_group 
         if (forms & form && form_is_given(batch, &plan->kv, form))
             plan->index_form = form;
     if (!plan->index_form)
-        return FAIL(error, "index_forms of KV group %d are %#x, arrays included: accepted one of "
-                    "%#x", group->kv_group, plan->kv.index_forms,
-                    metadata->instance->options.index_forms);
+        return FAIL(error,
+                    "index_forms of KV group %d are %#x, arrays included: accepted one of "
+                    "%#x",
+                    group->kv_group, plan->kv.index_forms, metadata->instance->options.index_forms);
     return ATTN_OK;
 }
 
@@ -385,9 +383,9 @@ static void share_tile(group_plan *plan, work_unit *tile, int32_t pieces)
 static void share_tiles(const attn_metadata *metadata, const cpu_group *group, group_plan *plan,
                         const group_capacity *capacity, int64_t cost)
 {
-    int64_t shares = capacity->units - (metadata->bounds.max_seqs +
-                                        (int64_t)metadata->bounds.max_tokens * group->ratio /
-                                            TILE_ROWS);
+    int64_t shares =
+        capacity->units - (metadata->bounds.max_seqs +
+                           (int64_t)metadata->bounds.max_tokens * group->ratio / TILE_ROWS);
     int64_t most = capacity->part_rows / group->kv_heads;
     int32_t tiles = plan->num_units;
     plan->num_merges = 0;

@@ -143,8 +143,8 @@ static attn_status question_init(question *ask, const attn_options *options,
 
 static void check_device(const question *ask, attn_verdict *verdict)
 {
-    static const uint32_t needed[] = {[CPU_ISA_AVX2] = ATTN_CPU_AVX2,
-                                      [CPU_ISA_AVX512] = ATTN_CPU_AVX2 | ATTN_CPU_AVX512};
+    static const uint32_t needed[] = {
+        [CPU_ISA_AVX2] = ATTN_CPU_AVX2, [CPU_ISA_AVX512] = ATTN_CPU_AVX2 | ATTN_CPU_AVX512};
     uint32_t isa = needed[ask->options.isa];
     if (ask->device.type != ATTN_DEVICE_CPU)
         REFUSE(ARCH, DEVICE_TYPE, "cpu", "%s",
@@ -214,8 +214,8 @@ static void check_layout(const question *ask, attn_verdict *verdict)
     const char *layout = ask->problem.kv_layout;
     if (!has_cache(&ask->group))
         return;
-    if (!layout || (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 &&
-                    strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
+    if (!layout ||
+        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
                layout ? layout : "absent");
 }
@@ -326,14 +326,12 @@ attn_status cpu_require(const attn_options *options, const attn_services *servic
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict verdict = {
         .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status =
-        cpu_query(&cpu_native_type, options, services, problem, &verdict, error);
+    attn_status status = cpu_query(&cpu_native_type, options, services, problem, &verdict, error);
     if (status != ATTN_OK || verdict.supported)
         return status;
-    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                             "cpu_native: %s %s: accepted %s (of %u reasons)",
-                             verdict_field_name(reason.field), reason.got, reason.accepted,
-                             verdict.num_reasons);
+    return plugin_fail_field(
+        error, ATTN_UNSUPPORTED, reason.field, "cpu_native: %s %s: accepted %s (of %u reasons)",
+        verdict_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
 }
 
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
@@ -349,8 +347,8 @@ attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
     check_bounds(&ask, &verdict);
     if (!verdict.supported)
         return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                                 "cpu_native: %s %s: accepted %s",
-                                 verdict_field_name(reason.field), reason.got, reason.accepted);
+                                 "cpu_native: %s %s: accepted %s", verdict_field_name(reason.field),
+                                 reason.got, reason.accepted);
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
         bounds->max_kv_len == 0)
         return FAIL(error, ATTN_FIELD_BATCH,

@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Time a CPU attention backend beside PyTorch's scaled_dot_product_attention.
+
+Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
+processor can do at most, so that whatever slows the machine slows all of them. bench/README.md
+says what is measured and how to read the table.
+"""
+import argparse
+import ctypes
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+TOP = Path(__file__).resolve().parent.parent
+PAUSE = 0.01  # seconds between two samples: the other side's threads stop spinning and sleep
+DTYPES = {  # name: torch's, the ABI's (attn_types.h), largest difference of two right answers
+    "fp32": (torch.float32, 2 | 32 << 8 | 1 << 16, 1e-4),
+    "bf16": (torch.bfloat16, 4 | 16 << 8 | 1 << 16, 5e-2),
+}
+
+
+@dataclass
+class Case:
+    """One line of the table."""
+
+    phase: str  # prefill or decode
+    dtype: str
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+
+    def __str__(self):
+        return (f"{self.phase} {self.dtype} B{self.batch} H{self.q_heads}/{self.kv_heads} "
+                f"D{self.head_dim} N{self.tokens}")
+
+    @property
+    def queries(self):
+        """Of one sequence."""
+        return 1 if self.phase == "decode" else self.tokens
+
+    @property
+    def flops(self):
+        """Of the two products, of the pairs that the causal mask lets through."""
+        pairs = self.tokens if self.phase == "decode" else self.tokens * (self.tokens + 1) // 2
+        return 4 * self.batch * self.q_heads * self.head_dim * pairs
+
+    @property
+    def kv_bytes(self):
+        """Keys and values of all sequences, each read once."""
+        element = DTYPES[self.dtype][0].itemsize
+        return 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * element
+
+
+def all_cases(args):
+    for phase, batches in (("prefill", (1, 4)), ("decode", (1, 8))):
+        for dtype in ("fp32", "bf16"):
+            for batch in batches:
+                for q_heads, kv_heads in ((32, 8), (8, 8)):
+                    for head_dim in (64, 128):
+                        yield Case(phase, dtype, batch, q_heads, kv_heads, head_dim, args.tokens)
+
+
+# ---- The shim ------------------------------------------------------------------------------------
+
+
+class Shape(ctypes.Structure):
+    """bench_shape."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in (
+        "decode", "num_seqs", "num_tokens", "num_q_heads", "num_kv_heads", "head_dim",
+        "num_layers", "page_size", "num_threads")]
+    _fields_ += [("dtype", ctypes.c_uint32), ("sm_scale", ctypes.c_float)]
+
+
+class Tensors(ctypes.Structure):
+    """bench_tensors."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache")]
+
+
+def pkg_config(*options):
+    done = subprocess.run(("pkg-config",) + options, check=True, capture_output=True, text=True)
+    return shlex.split(done.stdout)
+
+
+def build_shim(args, folder):
+    """Compile attention_shim.c with the attnhost of a build tree, or the installed one."""
+    shim = Path(folder) / "attention_shim.so"
+    if args.build_dir:
+        libraries = args.build_dir.resolve() / ".libs"
+        flags = [f"-I{TOP / 'include'}", f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lattnhost"]
+    else:
+        flags = pkg_config("--cflags", "--libs", "attnhost")
+        flags.append("-Wl,-rpath," + pkg_config("--variable=libdir", "attnhost")[0])
+    command = shlex.split(os.environ.get("CC", "cc"))
+    command += ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-shared",
+                "-fPIC", "-o", str(shim), str(Path(__file__).with_name("attention_shim.c"))]
+    subprocess.run(command + flags, check=True)
+    library = ctypes.CDLL(str(shim))
+    library.bench_create.restype = ctypes.c_void_p
+    library.bench_message.restype = ctypes.c_char_p
+    for name in ("bench_message", "bench_destroy", "bench_num_pages"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    for name in ("bench_slot", "bench_bind", "bench_steps"):
+        getattr(library, name).argtypes = None
+    library.roof_flops.restype = ctypes.c_double
+    library.roof_bandwidth.restype = ctypes.c_double
+    return library
+
+
+# ---- The two sides -------------------------------------------------------------------------------
+
+
+class Data:
+    """Tensors of all layers, [sequences, heads, tokens, dim] as PyTorch likes them best."""
+
+    def __init__(self, case, layers):
+        dtype = DTYPES[case.dtype][0]
+        generator = torch.Generator().manual_seed(1)
+
+        def make(heads, tokens):
+            shape = (case.batch, heads, tokens, case.head_dim)
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        self.q = [make(case.q_heads, case.queries) for _ in range(layers)]
+        self.k = [make(case.kv_heads, case.tokens) for _ in range(layers)]
+        self.v = [make(case.kv_heads, case.tokens) for _ in range(layers)]
+
+
+class Ours:
+    """A backend behind attnhost.h, with a paged cache."""
+
+    def __init__(self, shim, args, case, data):
+        self.shim = shim
+        self.layers = len(data.q)
+        shape = Shape(case.phase == "decode", case.batch, case.tokens, case.q_heads, case.kv_heads,
+                      case.head_dim, self.layers, args.page_size, args.threads,
+                      DTYPES[case.dtype][1], case.head_dim ** -0.5)
+        plugin = str(args.plugin).encode() if args.plugin else None
+        status = ctypes.c_int32()
+        self.bench = ctypes.c_void_p(shim.bench_create(
+            plugin, args.backend.encode(), ctypes.byref(shape), ctypes.byref(status)))
+        self.check(status.value)
+        self.kept = []
+        self.out = []
+        for layer in range(self.layers):
+            self.bind(layer, args, case, data)
+
+    def check(self, status):
+        if status != 0:
+            sys.exit(f"cpu_attention: {self.shim.bench_message(self.bench).decode()}")
+
+    def rows(self, x, first):
+        """[sequences, heads, tokens, dim] from token `first` on, as rows [tokens, heads, dim]."""
+        return x[:, :, first:].transpose(1, 2).flatten(0, 1).contiguous()
+
+    def cache(self, args, case, x, slots):
+        pages = self.shim.bench_num_pages(self.bench)
+        cache = torch.zeros(pages * args.page_size, case.kv_heads, case.head_dim, dtype=x.dtype)
+        cached = case.tokens - case.queries  # the rest the backend has to save itself
+        for seq in range(case.batch):
+            cache[slots[seq][:cached]] = x[seq, :, :cached].transpose(0, 1)
+        return cache
+
+    def bind(self, layer, args, case, data):
+        slots = [torch.tensor([self.shim.bench_slot(self.bench, seq, j)
+                               for j in range(case.tokens)]) for seq in range(case.batch)]
+        first = case.tokens - case.queries
+        q = self.rows(data.q[layer], 0)
+        tensors = [q, self.rows(data.k[layer], first), self.rows(data.v[layer], first),
+                   torch.empty_like(q), self.cache(args, case, data.k[layer], slots),
+                   self.cache(args, case, data.v[layer], slots)]
+        self.kept.append(tensors)
+        self.out.append(tensors[3])
+        pointers = Tensors(*(t.data_ptr() for t in tensors))
+        self.check(self.shim.bench_bind(self.bench, layer, ctypes.byref(pointers)))
+
+    def run(self, steps):
+        self.check(self.shim.bench_steps(self.bench, steps))
+
+    def result(self, case, layer):
+        out = self.out[layer].view(case.batch, case.queries, case.q_heads, case.head_dim)
+        return out.transpose(1, 2)
+
+    def close(self):
+        self.shim.bench_destroy(self.bench)
+
+
+class Theirs:
+    """scaled_dot_product_attention over contiguous keys."""
+
+    def __init__(self, case, data, expand):
+        self.data = data
+        self.options = {"is_causal": case.phase == "prefill"}
+        self.k, self.v = data.k, data.v
+        self.name = "SDPA"
+        if case.q_heads == case.kv_heads:
+            return
+        if expand:
+            ratio = case.q_heads // case.kv_heads
+            self.k = [k.repeat_interleave(ratio, dim=1) for k in data.k]
+            self.v = [v.repeat_interleave(ratio, dim=1) for v in data.v]
+            self.name += ", expanded"
+        else:
+            self.options["enable_gqa"] = True
+            self.name += ", enable_gqa"
+
+    def run(self, steps):
+        for _ in range(steps):
+            for q, k, v in zip(self.data.q, self.k, self.v):
+                self.out = scaled_dot_product_attention(q, k, v, **self.options)
+
+    def result(self, layer):
+        return scaled_dot_product_attention(
+            self.data.q[layer], self.k[layer], self.v[layer], **self.options)
+
+
+# ---- Measuring -----------------------------------------------------------------------------------
+
+
+def seconds_of(side, steps):
+    start = time.perf_counter()
+    side.run(steps)
+    taken = time.perf_counter() - start
+    time.sleep(PAUSE)
+    return taken / steps
+
+
+def steps_for(side, sample):
+    """Steps that fill a sample; warms up on the way."""
+    side.run(1)
+    return max(1, math.ceil(sample / min(seconds_of(side, 1) for _ in range(3))))
+
+
+def choose_rival(case, data, sample):
+    """PyTorch's faster way to share keys among query heads."""
+    rivals = [Theirs(case, data, False)]
+    if case.q_heads != case.kv_heads:
+        rivals.append(Theirs(case, data, True))
+        best = [math.inf, math.inf]
+        for _ in range(3):
+            for i, rival in enumerate(rivals):
+                rival.run(1)
+                best[i] = min(best[i], seconds_of(rival, 1))
+        rivals = [rivals[best.index(min(best))]]
+    return rivals[0], steps_for(rivals[0], sample)
+
+
+def last_level_cache():
+    """Bytes; 32 MiB where the kernel does not tell."""
+    best = 0
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = size.read_text().strip()
+        best = max(best, int(text[:-1]) * {"K": 1024, "M": 1024 ** 2}[text[-1]])
+    return best or 32 << 20
+
+
+def compare(case, ours, theirs):
+    """Largest absolute difference over all layers, after a run of ours."""
+    ours.run(1)
+    worst = 0.0
+    for layer in range(ours.layers):
+        difference = (ours.result(case, layer).float() - theirs.result(layer).float()).abs()
+        worst = max(worst, difference.max().item())
+    limit = DTYPES[case.dtype][2]
+    if not worst <= limit:  # NaN fails, too
+        sys.exit(f"cpu_attention: {case}: results differ by {worst:g}: accepted {limit:g}")
+    return worst
+
+
+def quantile(values, q):
+    values = sorted(values)
+    return values[round(q * (len(values) - 1))]
+
+
+def measure(shim, args, case, memory):
+    decode = case.phase == "decode"
+    # Decode: layers enough that no layer's keys are still in the cache when it comes again.
+    layers = max(2, math.ceil(memory.nbytes / case.kv_bytes)) if decode else 1
+    data = Data(case, layers)
+    theirs, their_steps = choose_rival(case, data, args.sample)
+    ours = Ours(shim, args, case, data)
+    difference = compare(case, ours, theirs)
+    our_steps = steps_for(ours, args.sample)
+    rounds = []
+    start = time.perf_counter()
+    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
+        a = seconds_of(ours, our_steps) / layers
+        b = seconds_of(theirs, their_steps) / layers
+        roof = (shim.roof_bandwidth(args.threads, ctypes.c_void_p(memory.data_ptr()),
+                                    ctypes.c_int64(memory.nbytes))
+                if decode else shim.roof_flops(args.threads))
+        rounds.append((a, b, roof))
+    ours.close()
+    return summary(case, rounds, layers, difference, theirs.name)
+
+
+def summary(case, rounds, layers, difference, rival):
+    work = case.kv_bytes if case.phase == "decode" else case.flops
+    ratios = [a / b for a, b, _ in rounds]
+    middle = statistics.median
+    return {
+        **asdict(case), "layers": layers, "rival": rival, "rounds": len(rounds),
+        "max_abs_diff": difference,
+        "ours_us": 1e6 * middle(a for a, _, _ in rounds),
+        "torch_us": 1e6 * middle(b for _, b, _ in rounds),
+        "ratio": middle(ratios), "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
+        "unit": "GB/s" if case.phase == "decode" else "GFLOP/s",
+        "rate": middle(work / a for a, _, _ in rounds) / 1e9,
+        "torch_rate": middle(work / b for _, b, _ in rounds) / 1e9,
+        "roof": middle(roof for _, _, roof in rounds) / 1e9,
+        "fraction": middle(work / a / roof for a, _, roof in rounds),
+        "torch_fraction": middle(work / b / roof for _, b, roof in rounds),
+    }
+
+
+# ---- Output --------------------------------------------------------------------------------------
+
+HEAD = ("| shape | ours us | torch us | ours / torch | p10 .. p90 | ours | of roof | torch of roof "
+        "| rival |\n|---|--:|--:|--:|--:|--:|--:|--:|---|")
+
+
+def row(case, r):
+    return (f"| {case} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.2f} | "
+            f"{r['ratio_p10']:.2f} .. {r['ratio_p90']:.2f} | {r['rate']:.1f} {r['unit']} | "
+            f"{r['fraction']:.0%} | {r['torch_fraction']:.0%} | {r['rival']} |")
+
+
+def cpu_model():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build-dir", type=Path,
+                        help="a tree that was built; default: the installed attnhost")
+    parser.add_argument("--plugin", type=Path, help="file of the plugin; default: "
+                        "plugins/.libs/cpu_native.so of the build tree, or the installed ones")
+    parser.add_argument("--backend", default="cpu_native", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="of each side; default: the CPUs this process may run on")
+    parser.add_argument("--tokens", type=int, default=2048, help="keys; default: %(default)s")
+    parser.add_argument("--page-size", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--filter", action="append", default=[], metavar="TEXT",
+                        help="only shapes whose line has this text; repeated: has all of them")
+    parser.add_argument("--rounds", type=int, default=11, help="at least; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=5,
+                        help="that a shape is measured, at least; default: %(default)s")
+    parser.add_argument("--sample", type=float, default=0.05,
+                        help="seconds of one sample, at least; default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - = standard output")
+    args = parser.parse_args()
+    if args.build_dir and not args.plugin:
+        args.plugin = args.build_dir.resolve() / "plugins/.libs/cpu_native.so"
+    return args
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    memory = torch.ones(last_level_cache(), dtype=torch.int32)  # four times the last-level cache
+    cases = [c for c in all_cases(args) if all(text in str(c) for text in args.filter)]
+    table = sys.stderr if args.json == "-" else sys.stdout
+    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
+              "backend": args.backend, "page_size": args.page_size,
+              "load_before": os.getloadavg()[0], "cases": []}
+    with tempfile.TemporaryDirectory() as folder:
+        shim = build_shim(args, folder)
+        print(HEAD, file=table, flush=True)
+        for case in cases:
+            report["cases"].append(measure(shim, args, case, memory))
+            print(row(case, report["cases"][-1]), file=table, flush=True)
+    report["load_after"] = os.getloadavg()[0]
+    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
+          f"load {report['load_before']:.1f} to {report['load_after']:.1f}", file=table)
+    if args.json == "-":
+        json.dump(report, sys.stdout, indent=1)
+    elif args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
