@@ -115,8 +115,6 @@ def build_shim(args, folder):
     library.bench_message.restype = ctypes.c_char_p
     for name in ("bench_message", "bench_destroy", "bench_num_pages"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
-    for name in ("bench_slot", "bench_bind", "bench_steps"):
-        getattr(library, name).argtypes = None
     library.roof_flops.restype = ctypes.c_double
     library.roof_bandwidth.restype = ctypes.c_double
     return library

@@ -250,9 +250,11 @@ attn_status embed_check_critical(const attnhost *host, const struct config *conf
         const struct loader_plugin *plugin =
             registry_find_plugin(&host->registry, critical->items[c]);
         if (!plugin)
-            return host_fail(error, ATTN_DEPENDENCY_MISSING,
-                             "%s: critical plugin '%s' is not in any of the paths",
-                             config_place(config, "plugins.critical"), critical->items[c]);
+            return host_fail(
+                error, ATTN_DEPENDENCY_MISSING,
+                "%s: critical plugin '%s' is not in any of the paths; accepted: the name "
+                "of a plugin, or of its file",
+                config_place(config, "plugins.critical"), critical->items[c]);
         if (plugin->status != ATTN_OK)
             return host_fail(error, plugin->status, "critical plugin: %s", plugin->reason);
     }

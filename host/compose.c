@@ -275,7 +275,8 @@ static attn_status build(const struct composer *composer, const struct registry_
                          attn_error *error)
 {
     attn_status status =
-        options_create(type->type, node->name, definition ? definition->texts : NULL,
+        options_create(type->type, node->name, definition ? definition->place : NULL,
+                       definition ? definition->texts : NULL,
                        definition ? definition->num_texts : 0, &node->options, error);
     if (status != ATTN_OK)
         return status;

@@ -280,7 +280,7 @@ static attn_status run_layer(struct executor *executor, const struct executor_st
         attnhost_forward(unit_of(executor, layer)->metadata, layer, &operands.args, NULL, error);
     *ns += clock_now_ns() - start;
     if (status != ATTN_OK)
-        return host_fail_prefix(error, "layer %d", layer), status;
+        return status;
     return check_rows(executor, step, layer, &operands.out, error);
 }
 

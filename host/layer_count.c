@@ -56,10 +56,12 @@ static attn_status metadata_create(attn_instance *layer, uint32_t kind, const at
     made->layer = layer;
     attn_status status =
         layer->next->metadata_create(layer->instance, kind, bounds, memory, &made->metadata, error);
-    if (status != ATTN_OK)
-        free(made);
-    else
+    if (status == ATTN_OK && !made->metadata) /* a defect that the caller looks for, too */
+        *metadata = NULL;
+    else if (status == ATTN_OK)
         *metadata = made;
+    if (status != ATTN_OK || !made->metadata)
+        free(made);
     return status;
 }
 

@@ -52,7 +52,11 @@ static attn_status fail_cut_off(const char *file, attn_error *error)
 static attn_status check_magic(const char *file, int descriptor, attn_error *error)
 {
     unsigned char head[SELFMAG] = {0};
-    if (read_at(descriptor, 0, head, sizeof head) && memcmp(head, ELFMAG, SELFMAG) == 0)
+    if (!read_at(descriptor, 0, head, sizeof head))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: the file has less than %d bytes; accepted: a shared object", file,
+                         SELFMAG);
+    if (memcmp(head, ELFMAG, SELFMAG) == 0)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "%s: not an ELF file (it begins with %02x %02x %02x %02x); accepted: a shared "

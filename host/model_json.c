@@ -119,7 +119,8 @@ cJSON *json_parse_file(const char *path, attn_error *error)
 {
     FILE *file = fopen(path, "rbe");
     if (!file) {
-        host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be opened: %s", path, strerror(errno));
+        host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be opened: %s; accepted: a readable file",
+                  path, strerror(errno));
         return NULL;
     }
     cJSON *root = NULL;

@@ -275,7 +275,8 @@ attn_status options_check_type(const attn_backend_type *type, attn_error *error)
 /* What is being parsed. */
 struct parsing {
     const attn_backend_type *type;
-    const char *name; /* the backend's */
+    const char *name;  /* the backend's */
+    const char *place; /* where the backend is defined; NULL = nowhere */
     const struct options_text *texts;
     size_t count;
     struct options *options;
@@ -376,8 +377,10 @@ static attn_status add_option(struct parsing *p, const attn_option *option)
         char accepted[256];
         options_accepted(option, accepted, sizeof accepted);
         return host_fail(p->error, ATTN_CONFIG_ERROR,
-                         "backend.%s.%s is missing, and backend type %s requires it; accepted: %s",
-                         p->name, option->key, p->type->name, accepted);
+                         "%s%sbackend.%s.%s is missing, and backend type %s requires it; "
+                         "accepted: %s",
+                         p->place ? p->place : "", p->place ? ": " : "", p->name, option->key,
+                         p->type->name, accepted);
     }
     if (!option->default_text)
         return ATTN_OK;
@@ -424,13 +427,13 @@ static attn_status check_keys(struct parsing *p)
     return ATTN_OK;
 }
 
-attn_status options_create(const attn_backend_type *type, const char *name,
+attn_status options_create(const attn_backend_type *type, const char *name, const char *place,
                            const struct options_text *texts, size_t count, struct options **options,
                            attn_error *error)
 {
     size_t most = count + type->num_options; /* values there can be */
     struct options *made = calloc(1, sizeof *made);
-    struct parsing p = {type, name, texts, count, made, error};
+    struct parsing p = {type, name, place, texts, count, made, error};
     if (!made)
         return out_of_memory(error);
     made->values = calloc(most + 1, sizeof *made->values);

@@ -35,10 +35,11 @@ struct options {
 };
 
 /* Parse `count` texts against the declarations of `type`, which options_check_type() has found
- * good; `name` is the backend's in messages. Defaults are filled in. CONFIG_ERROR, in the words
- * "PLACE: backend.NAME.KEY = 'VALUE' ...", for an unknown key (with the nearest one), a key given
- * twice, a value of the wrong type or out of range, a missing required option. */
-attn_status options_create(const attn_backend_type *type, const char *name,
+ * good; `name` is the backend's in messages, and `place` where it is defined (NULL = nowhere).
+ * Defaults are filled in. CONFIG_ERROR, in the words "PLACE: backend.NAME.KEY = 'VALUE' ...", for
+ * an unknown key (with the nearest one), a key given twice, a value of the wrong type or out of
+ * range, a missing required option. */
+attn_status options_create(const attn_backend_type *type, const char *name, const char *place,
                            const struct options_text *texts, size_t count, struct options **options,
                            attn_error *error);
 

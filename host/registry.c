@@ -97,7 +97,8 @@ attn_status registry_pin(struct registry *registry, const char *file, const uint
         return host_fail(error, ATTN_BAD_STATE, "%s: is loaded already; pin it before", file);
     char *resolved = realpath(file, NULL);
     if (!resolved)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: cannot be pinned: %s", file,
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: cannot be pinned: %s; accepted: a plugin's file", file,
                          strerror(errno));
     struct registry_pin *pins =
         realloc(registry->pins, (registry->num_pins + 1) * sizeof *registry->pins);

@@ -19,6 +19,11 @@ void report_finish(struct report *report)
     for (uint32_t p = 0; p < report->num_paths; p++)
         free(report->paths[p].name);
     free(report->paths);
+    for (uint32_t c = 0; c < report->num_choices; c++) {
+        free(report->choices[c].layers);
+        free(report->choices[c].phase);
+        free(report->choices[c].backend);
+    }
     free(report->choices);
     free(report->prefill.ns);
     free(report->decode.ns);
@@ -60,6 +65,21 @@ double report_quantile_us(const struct report_times *times, double p)
     double us = (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
     free(sorted);
     return us;
+}
+
+attn_status report_add_choice(struct report *report, const char *layers, const char *phase,
+                              const char *backend, attn_error *error)
+{
+    size_t count = report->num_choices + (size_t)1;
+    struct report_choice *grown = realloc(report->choices, count * sizeof *grown);
+    if (!grown)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "composition of %zu choices", count);
+    report->choices = grown;
+    struct report_choice *choice = &grown[report->num_choices++];
+    *choice = (struct report_choice){strdup(layers), strdup(phase), strdup(backend)};
+    if (!choice->layers || !choice->phase || !choice->backend)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "composition of %zu choices", count);
+    return ATTN_OK;
 }
 
 attn_status report_add_rows(struct report *report, const char *name, int64_t rows,

@@ -12,9 +12,9 @@
 
 /* Which backend serves which layers in which phase. */
 struct report_choice {
-    char layers[64];  /* "0-3,5" */
-    char phase[16];   /* "prefill", "decode" */
-    char backend[64]; /* as it was asked for */
+    char *layers;  /* "0-3,5" */
+    char *phase;   /* "prefill", "decode" */
+    char *backend; /* as it was asked for */
 };
 
 /* Rows that one backend computed: query rows times layers. */
@@ -67,6 +67,10 @@ attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *
 /* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any step, or without memory
  * to sort them in. */
 double report_quantile_us(const struct report_times *times, double p);
+
+/* Append a choice; the texts are copied. OUT_OF_HOST_MEMORY. */
+attn_status report_add_choice(struct report *report, const char *layers, const char *phase,
+                              const char *backend, attn_error *error);
 
 /* Find or append the path `name` and add rows to it. OUT_OF_HOST_MEMORY. */
 attn_status report_add_rows(struct report *report, const char *name, int64_t rows,

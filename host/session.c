@@ -127,23 +127,19 @@ static int select_backends(struct session *s, attn_error *error)
 }
 
 /* Who serves what, for the report. */
-static attn_status note_choices(struct session *s, attn_error *error)
+static attn_status note_choices(const struct session *s, attn_error *error)
 {
-    struct report *report = s->report;
-    report->choices = calloc(s->model->num_groups * (size_t)SELECT_PHASES, sizeof *report->choices);
-    if (!report->choices)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
+    attn_status status = ATTN_OK;
     for (uint32_t g = 0; g < s->model->num_groups; g++)
-        for (uint32_t phase = 0; phase < SELECT_PHASES; phase++) {
+        for (uint32_t phase = 0; phase < SELECT_PHASES && status == ATTN_OK; phase++) {
+            char layers[1024];
             const char *backend = select_backend(s->selection, g, phase);
             if (!backend)
                 continue;
-            struct report_choice *choice = &report->choices[report->num_choices++];
-            model_layers_text(&s->model->groups[g], choice->layers, sizeof choice->layers);
-            snprintf(choice->phase, sizeof choice->phase, "%s", select_phase_name(phase));
-            snprintf(choice->backend, sizeof choice->backend, "%s", backend);
+            model_layers_text(&s->model->groups[g], layers, sizeof layers);
+            status = report_add_choice(s->report, layers, select_phase_name(phase), backend, error);
         }
-    return ATTN_OK;
+    return status;
 }
 
 /* ---- KV pool --------------------------------------------------------------------------------- */

@@ -107,7 +107,8 @@ static attn_status read_line(trace_reader *reader, int *more, attn_error *error)
     if (status != ATTN_OK)
         return status;
     if (ferror(reader->file))
-        return host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be read: %s", reader->place.path,
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: cannot be read: %s; accepted: a readable file", reader->place.path,
                          strerror(errno));
     *more = byte == '\n' || reader->length > 0;
     if (reader->length == 0)
@@ -221,7 +222,8 @@ attn_status trace_init(struct trace *trace, const char *path, trace_format forma
     trace_reader reader = {.place = {.path = path}, .trace = trace};
     reader.file = fopen(path, "rb");
     if (!reader.file)
-        return host_fail(error, ATTN_CONFIG_ERROR, "%s: trace cannot be opened: %s", path,
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: trace cannot be opened: %s; accepted: a readable file", path,
                          strerror(errno));
     attn_status status = ATTN_OK;
     trace->path = strdup(path);

@@ -207,7 +207,7 @@ edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backe
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
 $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" "no backend type is called 'cpu_nativ'" \
     "did you mean 'cpu_native'?" "accepted: cpu_native, hybrid_phase"
-edited "a child that is not given" "${hybrid}prefill = cpu_native" "" "backend.mine.decode" \
+edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
 edited "a cycle of backends" "${hybrid}prefill = cpu_native\ndecode = mine" 20 "mine"
@@ -240,13 +240,14 @@ config_json "a config.json without heads" "num_attention_heads: got 0"
 sed '/"num_hidden_layers"/d' "$llama" >"$folder/config.json"
 config_json "a config.json without layers" "num_hidden_layers"
 set_refused 2 "no such config.json" "model.config=$folder/none.json" "$folder/none.json" \
-    "No such file"
+    "No such file" "accepted: a readable file"
 
 # ---- Traces -----------------------------------------------------------------------------------------
 
 set_refused 2 "no such trace" "workload.trace=$folder/none.jsonl" "$folder/none.jsonl: " \
-    "No such file"
-set_refused 2 "a folder as trace" "workload.trace=$folder/p" "$folder/p: "
+    "No such file" "accepted: a readable file"
+set_refused 2 "a folder as trace" "workload.trace=$folder/p" "$folder/p: " "Is a directory" \
+    "accepted: a readable file"
 traced "an empty trace" a.jsonl "got no request" "accepted: at least one" </dev/null
 traced "a broken JSON line" a.jsonl ":2: column " "broken JSON" "accepted: one complete object" <<EOF
 $row
@@ -333,9 +334,9 @@ ln -s none.so "$folder/p/dangling.so"
 
 set_refused 2 "no such plugin" "plugins.path=$folder/p/none.so" "--set: plugins.path" \
     "$folder/p/none.so does not exist" "accepted: a folder of plugins, or a plugin's file"
-bad_file "not an ELF file" "$folder/p/text.so" "accepted: "
-bad_file "half a plugin" "$folder/p/cut.so" "accepted: "
-bad_file "an empty plugin" "$folder/p/empty.so" "accepted: "
+bad_file "not an ELF file" "$folder/p/text.so" "begins with 6e 6f 74 20" "accepted: a shared object"
+bad_file "half a plugin" "$folder/p/cut.so" "cut off" "accepted: a whole shared object"
+bad_file "an empty plugin" "$folder/p/empty.so" "has less than 4 bytes" "accepted: a shared object"
 bad_file "no symbol" "$fixtures/fixture_no_entry.so" "no symbol attn_plugin_entry" \
     "accepted: a shared object that exports it"
 bad_file "another ABI major" "$fixtures/fixture_other_major.so" "ABI major 4242" "accepted: "
@@ -360,10 +361,10 @@ edited "a pin that does not match" "s/^attention_backend = .*/attention_backend 
 edited "a pin that is no digest" "s/^path = .*/pin.1 = hybrid.so 12ab\n&/" 2 "plugins.pin" "12ab" \
     "accepted: "
 edited "a pin of no file" "s/^path = .*/pin.1 = none.so $sum\n&/" 2 "plugins.pin.1" "none.so" \
-    "No such file"
+    "No such file" "accepted: a plugin's file"
 edit "s/^path = .*/&\ncritical = nobody/"
 refused 3 "a critical plugin that is not there" "$folder/bad.ini:3: " "'nobody'" \
-    -- run "$folder/bad.ini"
+    "accepted: the name of a plugin" -- run "$folder/bad.ini"
 refused 3 "inspect of a bad file" "$folder/p/text.so" "accepted: " -- inspect "$folder/p/text.so"
 refused 2 "inspect of an unknown backend" "'nobody'" -- inspect nobody
 
@@ -385,7 +386,7 @@ set_refused 4 "a backend that is not installed" attention.attention_backend=trit
     "triton_like" "not installed"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
-set_refused 4 "no CUDA device" platform.device=cuda "cuda"
+set_refused 4 "no CUDA device" platform.device=cuda "platform.device" "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"

@@ -39,7 +39,7 @@ static attn_status parse(const struct options_text *texts, size_t count)
 {
     host_error_init(&error);
     options = NULL;
-    return options_create(&type, "mine", texts, count, &options, &error.base);
+    return options_create(&type, "mine", "sample.ini:5", texts, count, &options, &error.base);
 }
 
 /* One text at sample.ini:7. */
@@ -223,11 +223,11 @@ START_TEST(required)
         .struct_size = sizeof strict, .name = "strict", .num_options = 1, .options = needed};
     ck_assert_int_eq(options_check_type(&strict, NULL), ATTN_OK);
     host_error_init(&error);
-    ck_assert_int_eq(options_create(&strict, "mine", NULL, 0, &options, &error.base),
+    ck_assert_int_eq(options_create(&strict, "mine", "a.ini:3", NULL, 0, &options, &error.base),
                      ATTN_CONFIG_ERROR);
-    assert_says("backend.mine.first is missing");
+    assert_says("a.ini:3: backend.mine.first is missing");
     struct options_text empty = {"first", "", "a.ini:1", "/"};
-    ck_assert_int_eq(options_create(&strict, "mine", &empty, 1, &options, &error.base),
+    ck_assert_int_eq(options_create(&strict, "mine", NULL, &empty, 1, &options, &error.base),
                      ATTN_CONFIG_ERROR);
     assert_says("is not a backend's name");
 }
@@ -297,7 +297,7 @@ START_TEST(larger_declarations_are_walked_by_their_size)
     const attn_backend_type later = {
         .struct_size = sizeof later, .name = "later", .num_options = 2, .options = &newer[0].known};
     ck_assert_int_eq(options_check_type(&later, NULL), ATTN_OK);
-    ck_assert_int_eq(options_create(&later, "mine", NULL, 0, &options, NULL), ATTN_OK);
+    ck_assert_int_eq(options_create(&later, "mine", NULL, NULL, 0, &options, NULL), ATTN_OK);
     ck_assert_int_eq(find("x")->integer, 1);
     ck_assert_int_eq(find("y")->integer, 2);
     options_destroy(options);

@@ -110,11 +110,8 @@ static void make_report(struct report *report)
     report->tokens.prefix_hit = 32;
     report->tokens.recomputed = 7;
     report->wall_s = 0.1;
-    report->num_choices = 2;
-    report->choices = calloc(2, sizeof *report->choices);
-    ck_assert_ptr_nonnull(report->choices);
-    report->choices[0] = (struct report_choice){"0-3,5", "prefill", "cpu_native"};
-    report->choices[1] = (struct report_choice){"0-3,5", "decode", "say \"hi\""};
+    ck_assert_int_eq(report_add_choice(report, "0-3,5", "prefill", "cpu_native", NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_choice(report, "0-3,5", "decode", "say \"hi\"", NULL), ATTN_OK);
     ck_assert_int_eq(report_add_rows(report, "cpu_native", 12, NULL), ATTN_OK);
     ck_assert_int_eq(report_add_rows(report, "hybrid/decode", 13, NULL), ATTN_OK);
     report->verify.rows_checked = 25;

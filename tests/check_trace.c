@@ -15,12 +15,23 @@ static char path[64];
 static struct trace trace;
 static host_error failure;
 
-static void set_up(void)
+/* One file for all tests of a case, made and removed by the process that forks them: one that fails
+ * or is killed takes nothing away. */
+static void make_file(void)
 {
     strcpy(path, "/tmp/check_trace_XXXXXX");
     int descriptor = mkstemp(path);
     ck_assert_int_ge(descriptor, 0);
     close(descriptor);
+}
+
+static void remove_file(void)
+{
+    unlink(path);
+}
+
+static void set_up(void)
+{
     memset(&trace, 0, sizeof trace);
     host_error_init(&failure);
 }
@@ -28,7 +39,6 @@ static void set_up(void)
 static void tear_down(void)
 {
     trace_finish(&trace);
-    unlink(path);
 }
 
 static void write_bytes(const char *bytes, size_t length)
@@ -357,6 +367,8 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("trace");
     TCase *good = tcase_create("good"), *bad = tcase_create("bad");
+    tcase_add_unchecked_fixture(good, make_file, remove_file);
+    tcase_add_unchecked_fixture(bad, make_file, remove_file);
     tcase_add_checked_fixture(good, set_up, tear_down);
     tcase_add_checked_fixture(bad, set_up, tear_down);
     tcase_add_test(good, mooncake_rows);

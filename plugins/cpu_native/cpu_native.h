@@ -94,6 +94,8 @@ struct attn_instance {
 attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
                        uint32_t num_problems, const attn_options *options,
                        const attn_services *services, attn_instance **instance, attn_error *error);
+/* Could the compiler build kernels for this CPU_ISA_*? */
+int cpu_isa_is_built(int32_t isa);
 void cpu_destroy(attn_instance *instance);
 uint32_t cpu_index_forms(attn_instance *instance);
 

@@ -39,6 +39,14 @@ static const struct {
     {CPU_ISA_GENERIC, &cpu_kernels_generic},
 };
 
+int cpu_isa_is_built(int32_t isa)
+{
+    for (size_t i = 0; i < sizeof builds / sizeof builds[0]; i++)
+        if (isa == CPU_ISA_AUTO || isa == builds[i].isa)
+            return 1;
+    return 0;
+}
+
 static attn_status choose_kernels(int32_t isa, const cpu_kernels **kernels, attn_error *error)
 {
     for (size_t i = 0; i < sizeof builds / sizeof builds[0]; i++) {
