@@ -53,9 +53,10 @@ static attn_status check_magic(const char *file, int descriptor, attn_error *err
 {
     unsigned char head[SELFMAG] = {0};
     if (!read_at(descriptor, 0, head, sizeof head))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: the file has less than %d bytes; accepted: a shared object", file,
-                         SELFMAG);
+        return host_fail(
+            error, ATTN_INVALID_ARGUMENT,
+            "%s: not an ELF file: it has less than %d bytes; accepted: a shared object", file,
+            SELFMAG);
     if (memcmp(head, ELFMAG, SELFMAG) == 0)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,

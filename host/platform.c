@@ -77,7 +77,10 @@ attn_status platform_describe(const struct config *config, attn_device *device, 
         platform->device.type == CONFIG_DEVICE_AUTO ? ATTN_DEVICE_CPU : platform->device.type;
     memset(device, 0, sizeof *device);
     device->struct_size = sizeof *device;
-    return attnhost_device_init(device, type, platform->device.index, error);
+    attn_status status = attnhost_device_init(device, type, platform->device.index, error);
+    return status ? host_fail_prefix(error, "%s: platform.device",
+                                     config_place(config, "platform.device"))
+                  : ATTN_OK;
 }
 
 void platform_text(const attn_device *device, char *text, size_t size)

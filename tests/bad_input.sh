@@ -17,7 +17,7 @@ folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/work" "$folder/p"
 
-# ---- Cases ----------------------------------------------------------------------------------------
+# ---- Cases ---------------------------------------------------------------------------------------
 
 # refused CODE NAME TEXT... -- ARGUMENT...: the command with these arguments ends with CODE and says
 # each TEXT on stderr. It runs in an empty folder, which must stay empty.
@@ -116,7 +116,7 @@ write_good
 
 tap_try "the ini that all cases are made of runs" "$command" run "$folder/good.ini"
 
-# ---- The command line -------------------------------------------------------------------------------
+# ---- The command line ----------------------------------------------------------------------------
 
 refused 2 "no command" "usage: attnhost COMMAND" --
 refused 2 "an unknown command" "unknown command 'rum'" "did you mean 'run'?" \
@@ -124,7 +124,8 @@ refused 2 "an unknown command" "unknown command 'rum'" "did you mean 'run'?" \
 refused 2 "no ini" "CONFIG.ini is missing" -- run
 refused 2 "two inis" "one CONFIG.ini is accepted" -- run "$folder/good.ini" "$folder/good.ini"
 refused 2 "an unknown option" "--frob" "attnhost run --help" -- run "$folder/good.ini" --frob
-refused 2 "an option without its value" "--set" "attnhost run --help" -- run "$folder/good.ini" --set
+refused 2 "an option without its value" "--set" "attnhost run --help" \
+    -- run "$folder/good.ini" --set
 set_refused 2 "--set without a value" page_size "--set: " "'page_size'" "section.key=value"
 set_refused 2 "--set without a section" page_size=4 "--set: " "'page_size'" "section.key=value"
 set_refused 2 "--set of an unknown key" kv_cache.page_sise=4 "--set: " "'page_sise'" \
@@ -138,12 +139,13 @@ refused 2 "a report that cannot be written" "--json /nowhere/report.json" "No su
     "accepted: a file that can be written" \
     -- run "$folder/good.ini" --json /nowhere/report.json
 
-# ---- The ini ----------------------------------------------------------------------------------------
+# ---- The ini -------------------------------------------------------------------------------------
 
 refused 2 "no such ini" "$folder/none.ini: " "No such file" -- run "$folder/none.ini"
 refused 2 "a folder as ini" "$folder/p: " "accepted: " -- run "$folder/p"
 : >"$folder/bad.ini"
-refused 2 "an empty ini" "$folder/bad.ini" "num_layers" "is missing" "accepted 1 to" -- run "$folder/bad.ini"
+refused 2 "an empty ini" "$folder/bad.ini" "num_layers" "is missing" "accepted 1 to" \
+    -- run "$folder/bad.ini"
 edited "an unknown section" 's/^\[kv_cache\]/[kv_cahce]/' 11 "[kv_cahce]" \
     "did you mean [kv_cache]?" "accepted: plugins, platform, model"
 edited "an unknown key" 's/^page_size/pagesize/' 12 "'pagesize'" "did you mean 'page_size'?" \
@@ -185,9 +187,10 @@ edited "a pool without a page" 's/^page_size = 4/&\nmax_total_tokens = 3/' 13 \
 edited "a pool smaller than a request" 's/^page_size = 4/&\nmax_total_tokens = 40/' "" \
     "$folder/trace.jsonl:1: " "input of 40 and output of 5" "11 pages" "has 10 (40 tokens)"
 
-# ---- Backend sections --------------------------------------------------------------------------------
+# ---- Backend sections ----------------------------------------------------------------------------
 
-hybrid='s/^attention_backend = .*/attention_backend = mine/;$a [backend.mine]\ntype = hybrid_phase\n'
+hybrid='s/^attention_backend = .*/attention_backend = mine/
+$a [backend.mine]\ntype = hybrid_phase\n'
 good=fixture_good.so
 one="s/^attention_backend = .*/attention_backend = mine/;2a path = $fixtures/$good
 \$a [backend.mine]\ntype = fixture_one\n"
@@ -205,14 +208,15 @@ edited "an option twice" "${one}block = 3\nblock = 4" 21 "backend.mine.block is 
     "first at $folder/bad.ini:20" "accepted: once"
 edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backend.NAME]"
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
-$a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" "no backend type is called 'cpu_nativ'" \
-    "did you mean 'cpu_native'?" "accepted: cpu_native, hybrid_phase"
+$a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
+    "no backend type is called 'cpu_nativ'" "did you mean 'cpu_native'?" \
+    "accepted: cpu_native, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
 edited "a cycle of backends" "${hybrid}prefill = cpu_native\ndecode = mine" 20 "mine"
 
-# ---- Model ------------------------------------------------------------------------------------------
+# ---- Model ---------------------------------------------------------------------------------------
 
 # config_json NAME TEXT...: the folder's config.json is the model; a usage error in it.
 config_json()
@@ -242,21 +246,21 @@ config_json "a config.json without layers" "num_hidden_layers"
 set_refused 2 "no such config.json" "model.config=$folder/none.json" "$folder/none.json" \
     "No such file" "accepted: a readable file"
 
-# ---- Traces -----------------------------------------------------------------------------------------
+# ---- Traces --------------------------------------------------------------------------------------
 
 set_refused 2 "no such trace" "workload.trace=$folder/none.jsonl" "$folder/none.jsonl: " \
     "No such file" "accepted: a readable file"
 set_refused 2 "a folder as trace" "workload.trace=$folder/p" "$folder/p: " "Is a directory" \
     "accepted: a readable file"
 traced "an empty trace" a.jsonl "got no request" "accepted: at least one" </dev/null
-traced "a broken JSON line" a.jsonl ":2: column " "broken JSON" "accepted: one complete object" <<EOF
+traced "a broken JSON line" a.jsonl ":2: column " "broken JSON" "accepted: one complete" <<EOF
 $row
 {"timestamp": 1, "input_length": 40,
 EOF
 traced "length 0" a.jsonl ":1: input_length: got 0" "accepted: an integer from 1 to " <<EOF
 {"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}
 EOF
-traced "a length that is no integer" a.jsonl ":1: input_length: got 1.5" "accepted: an integer" <<EOF
+traced "a length that is no integer" a.jsonl ":1: input_length: got 1.5" "accepted: an int" <<EOF
 {"timestamp": 0, "input_length": 1.5, "output_length": 5, "hash_ids": [1]}
 EOF
 traced "a missing member" a.jsonl ":1: output_length: got nothing" "accepted: an integer" <<EOF
@@ -289,7 +293,7 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 yesterday,40,5
 EOF
 
-# ---- Plugins ----------------------------------------------------------------------------------------
+# ---- Plugins -------------------------------------------------------------------------------------
 
 # plugin CODE NAME FILE TEXT...: the good ini with this plugin and a backend that it should have.
 plugin()
@@ -374,19 +378,22 @@ refused 3 "a name that another plugin has" "b.so" "fixture_two is provided by $f
     "accepted: one backend type of a name" \
     -- run "$folder/good.ini" --set "plugins.path=$folder/p" --set plugins.critical=b
 
-# ---- Backends ---------------------------------------------------------------------------------------
+# ---- Backends ------------------------------------------------------------------------------------
 
 plugin_file=$fixtures/fixture_create_fails.so
 refused 4 "create fails" "fixture_fails" "libunobtainium.so.1 is not here" \
     -- run "$folder/good.ini" --set "plugins.path=$plugin_file" \
     --set attention.attention_backend=fixture_fails
+refused 4 "create fails, and no empty report is left" "libunobtainium.so.1 is not here" \
+    -- run "$folder/good.ini" --set "plugins.path=$plugin_file" \
+    --set attention.attention_backend=fixture_fails --json report.json
 set_refused 4 "an alias without its plugin" attention.attention_backend=fa3 "fa3" "fa3_like" \
     "not installed" "--set"
 set_refused 4 "a backend that is not installed" attention.attention_backend=triton_like \
     "triton_like" "not installed"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
-set_refused 4 "no CUDA device" platform.device=cuda "platform.device" "cuda"
+set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
