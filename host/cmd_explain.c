@@ -2,11 +2,11 @@
  *
  * attnhost explain: which backend is chosen for each phase and layer group, and why no other.
  */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/arguments.h"
 #include "host/commands.h"
 #include "host/config.h"
 #include "host/error.h"
@@ -34,44 +34,12 @@ static const char help[] =
     "  attnhost explain examples/quickstart.ini\n"
     "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n";
 
-struct explain_arguments {
-    const char *config;
-    const char **sets; /* [argc] */
-    size_t num_sets;
-    int json;
+static const struct arguments_spec spec = {
+    .command = "explain",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_JSON,
 };
-
-/* EXIT_GOOD, an exit code, or -1 after --help. */
-static int parse(int argc, char **argv, struct explain_arguments *arguments)
-{
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        if (option == 'h') {
-            fputs(help, stdout);
-            return -1;
-        }
-        if (option == 's')
-            arguments->sets[arguments->num_sets++] = optarg;
-        else if (option == 'j')
-            arguments->json = 1;
-        else {
-            fputs("`attnhost explain --help` tells what is accepted\n", stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (argc - optind != 1) {
-        fprintf(stderr, "attnhost explain: got %d files: accepted one CONFIG.ini (see --help)\n",
-                argc - optind);
-        return EXIT_USAGE;
-    }
-    arguments->config = argv[optind];
-    return EXIT_GOOD;
-}
 
 static int show(const struct selection *selection, int json)
 {
@@ -111,37 +79,30 @@ static int explain(attnhost *host, const struct config *config, int json)
     return status ? exit_code_of(status) : shown;
 }
 
-static int load_and_explain(const struct explain_arguments *arguments)
+static int open_and_explain(const struct arguments *arguments, const struct config *config)
 {
     host_error error;
-    struct config *config = NULL;
     attnhost *host = NULL;
     host_error_init(&error);
-    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
-                    &error.base)) {
-        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
-        return EXIT_USAGE;
-    }
     int code = open_host(config, &host, &error.base);
     if (code != EXIT_GOOD)
-        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+        arguments_complain(arguments, "%s", host_error_text(&error));
     else
-        code = explain(host, config, arguments->json);
+        code = explain(host, config, arguments->json != NULL);
     attnhost_destroy(host);
-    config_destroy(config);
     return code;
 }
 
 int cmd_explain(int argc, char **argv)
 {
-    struct explain_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!arguments.sets) {
-        fputs("attnhost explain: no memory\n", stderr);
-        return EXIT_RUN_TIME;
-    }
-    int code = parse(argc, argv, &arguments);
-    if (code == EXIT_GOOD)
-        code = load_and_explain(&arguments);
-    free(arguments.sets);
-    return code < 0 ? EXIT_GOOD : code;
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = open_and_explain(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
 }

@@ -2,11 +2,11 @@
  *
  * attnhost inspect: what a backend or a plugin file can do, and its options.
  */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/arguments.h"
 #include "host/commands.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
@@ -38,46 +38,12 @@ static const char help[] =
     "  attnhost inspect cpu_native\n"
     "  attnhost inspect ./build/my_plugin.so\n";
 
-struct inspect_arguments {
-    const char *config; /* NULL = none */
-    const char *target;
-    const char **sets; /* [argc] */
-    size_t num_sets;
+static const struct arguments_spec spec = {
+    .command = "inspect",
+    .names = "backend or plugin file",
+    .help = help,
+    .takes = ARGUMENTS_CONFIG,
 };
-
-/* EXIT_GOOD, an exit code, or -1 after --help. */
-static int parse(int argc, char **argv, struct inspect_arguments *arguments)
-{
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"config", required_argument, NULL, 'c'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        if (option == 'h') {
-            fputs(help, stdout);
-            return -1;
-        }
-        if (option == 's')
-            arguments->sets[arguments->num_sets++] = optarg;
-        else if (option == 'c')
-            arguments->config = optarg;
-        else {
-            fputs("`attnhost inspect --help` tells what is accepted\n", stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (argc - optind != 1) {
-        fprintf(
-            stderr,
-            "attnhost inspect: got %d names: accepted one backend or plugin file (see --help)\n",
-            argc - optind);
-        return EXIT_USAGE;
-    }
-    arguments->target = argv[optind];
-    return EXIT_GOOD;
-}
 
 /* ---- One backend
  * ---------------------------------------------------------------------------------- */
@@ -200,48 +166,41 @@ static int is_file(const char *target)
     return strchr(target, '/') || (length > 3 && strcmp(target + length - 3, ".so") == 0);
 }
 
-static int inspect(const struct inspect_arguments *arguments)
+/* A file alone, so that a backend of the same name that is installed does not stand in its way. */
+static int open_for(const char *target, const struct config *config, attnhost **host,
+                    attn_error *error)
+{
+    if (is_file(target))
+        return attnhost_create(NULL, host, error) == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
+    return open_host(config, host, error);
+}
+
+static int inspect(const struct arguments *arguments, const struct config *config)
 {
     host_error error;
-    struct config *config = NULL;
     attnhost *host = NULL;
     host_error_init(&error);
-    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
-                    &error.base)) {
-        fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
-        return EXIT_USAGE;
-    }
-    int code = EXIT_GOOD;
-    if (is_file(arguments->target)) {
-        /* Alone, so that a backend of the same name that is installed does not stand in its way. */
-        if (attnhost_create(NULL, &host, &error.base)) {
-            fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
-            code = EXIT_RUN_TIME;
-        } else {
-            code = inspect_file(host, arguments->target);
-        }
-    } else {
-        code = open_host(config, &host, &error.base);
-        if (code != EXIT_GOOD)
-            fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
-        else
-            code = inspect_name(host, arguments->target);
-    }
+    int code = open_for(arguments->target, config, &host, &error.base);
+    if (code != EXIT_GOOD)
+        arguments_complain(arguments, "%s", host_error_text(&error));
+    else if (is_file(arguments->target))
+        code = inspect_file(host, arguments->target);
+    else
+        code = inspect_name(host, arguments->target);
     attnhost_destroy(host);
-    config_destroy(config);
     return code;
 }
 
 int cmd_inspect(int argc, char **argv)
 {
-    struct inspect_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!arguments.sets) {
-        fputs("attnhost inspect: no memory\n", stderr);
-        return EXIT_RUN_TIME;
-    }
-    int code = parse(argc, argv, &arguments);
-    if (code == EXIT_GOOD)
-        code = inspect(&arguments);
-    free(arguments.sets);
-    return code < 0 ? EXIT_GOOD : code;
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.config, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = inspect(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
 }

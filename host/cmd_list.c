@@ -2,13 +2,13 @@
  *
  * attnhost list: plugins and backends found, usable here or why not.
  */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
+#include "host/arguments.h"
 #include "host/commands.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
@@ -33,44 +33,12 @@ static const char help[] =
     "  attnhost list\n"
     "  attnhost list --set plugins.path=/opt/my/plugins --json\n";
 
-struct list_arguments {
-    const char *config; /* NULL = none */
-    const char **sets;  /* [argc] */
-    size_t num_sets;
-    int json;
+static const struct arguments_spec spec = {
+    .command = "list",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_JSON | ARGUMENTS_OPTIONAL,
 };
-
-/* EXIT_GOOD, an exit code, or -1 after --help. */
-static int parse(int argc, char **argv, struct list_arguments *arguments)
-{
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        if (option == 'h') {
-            fputs(help, stdout);
-            return -1;
-        }
-        if (option == 's')
-            arguments->sets[arguments->num_sets++] = optarg;
-        else if (option == 'j')
-            arguments->json = 1;
-        else {
-            fputs("`attnhost list --help` tells what is accepted\n", stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (argc - optind > 1) {
-        fprintf(stderr, "attnhost list: got %d files: accepted at most one CONFIG.ini\n",
-                argc - optind);
-        return EXIT_USAGE;
-    }
-    arguments->config = argv[optind];
-    return EXIT_GOOD;
-}
 
 /* "usable", "composite", or "not here: ..." */
 static void state_of(const attnhost *host, const attn_backend_type *type, char *text, size_t size)
@@ -175,37 +143,30 @@ static int print_json(const attnhost *host)
 
 /* ---- The command ----------------------------------------------------------------------------- */
 
-static int list(const struct list_arguments *arguments)
+static int list(const struct arguments *arguments, const struct config *config)
 {
     host_error error;
-    struct config *config = NULL;
     attnhost *host = NULL;
     host_error_init(&error);
-    if (config_load(arguments->config, arguments->sets, arguments->num_sets, &config,
-                    &error.base)) {
-        fprintf(stderr, "attnhost list: %s\n", host_error_text(&error));
-        return EXIT_USAGE;
-    }
     int code = open_host(config, &host, &error.base);
     if (code != EXIT_GOOD)
-        fprintf(stderr, "attnhost list: %s\n", host_error_text(&error));
+        arguments_complain(arguments, "%s", host_error_text(&error));
     else
         code = arguments->json ? print_json(host) : print_all(host);
     attnhost_destroy(host);
-    config_destroy(config);
     return code;
 }
 
 int cmd_list(int argc, char **argv)
 {
-    struct list_arguments arguments = {.sets = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!arguments.sets) {
-        fputs("attnhost list: no memory\n", stderr);
-        return EXIT_RUN_TIME;
-    }
-    int code = parse(argc, argv, &arguments);
-    if (code == EXIT_GOOD)
-        code = list(&arguments);
-    free(arguments.sets);
-    return code < 0 ? EXIT_GOOD : code;
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = list(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
 }

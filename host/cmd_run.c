@@ -3,12 +3,12 @@
  * attnhost run: a serving trace through the backends that an ini names.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "host/arguments.h"
 #include "host/commands.h"
 #include "host/config.h"
 #include "host/error.h"
@@ -47,99 +47,12 @@ static const char help[] =
     "  attnhost run examples/quickstart.ini\n"
     "  attnhost run examples/quickstart.ini --set verify.rate=1 --max-requests 5 --json -\n";
 
-enum { OPT_SET = 1, OPT_JSON, OPT_PRINT_CONFIG, OPT_QUIET, OPT_HELP, OPT_ALIAS };
-
-/* Options that are nothing but another way to write --set. */
-static const struct {
-    const char *option;
-    const char *key;
-} aliases[] = {
-    {"trace", "workload.trace"},
-    {"attention-backend", "attention.attention_backend"},
-    {"prefill-attention-backend", "attention.prefill_attention_backend"},
-    {"decode-attention-backend", "attention.decode_attention_backend"},
-    {"max-requests", "workload.max_requests"},
-    {"seed", "workload.seed"},
+static const struct arguments_spec spec = {
+    .command = "run",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_RUN | ARGUMENTS_JSON_FILE,
 };
-
-#define NUM_ALIASES (sizeof aliases / sizeof aliases[0])
-
-struct run_arguments {
-    const char *config;
-    const char *json; /* NULL = not wanted */
-    int print_config, quiet;
-    char **sets; /* owned texts */
-    size_t num_sets;
-};
-
-static void release_arguments(struct run_arguments *arguments)
-{
-    for (size_t s = 0; s < arguments->num_sets; s++)
-        free(arguments->sets[s]);
-    free(arguments->sets);
-}
-
-/* "key=value", or `key` as it stands if value is NULL. 0, or -1 when memory ran out. */
-static int add_set(struct run_arguments *arguments, const char *key, const char *value)
-{
-    size_t size = strlen(key) + (value ? strlen(value) : 0) + 2;
-    char *text = malloc(size);
-    if (!text)
-        return -1;
-    snprintf(text, size, "%s%s%s", key, value ? "=" : "", value ? value : "");
-    arguments->sets[arguments->num_sets++] = text;
-    return 0;
-}
-
-/* -1 = go on, else the exit code. */
-static int parse(int argc, char **argv, struct run_arguments *arguments)
-{
-    struct option options[NUM_ALIASES + 6] = {
-        {"set", required_argument, NULL, OPT_SET},
-        {"json", required_argument, NULL, OPT_JSON},
-        {"print-config", no_argument, NULL, OPT_PRINT_CONFIG},
-        {"quiet", no_argument, NULL, OPT_QUIET},
-        {"help", no_argument, NULL, OPT_HELP},
-    };
-    for (size_t a = 0; a < NUM_ALIASES; a++)
-        options[5 + a] =
-            (struct option){aliases[a].option, required_argument, NULL, OPT_ALIAS + (int)a};
-    memset(arguments, 0, sizeof *arguments);
-    arguments->sets = calloc((size_t)argc + 1, sizeof *arguments->sets);
-    if (!arguments->sets)
-        return EXIT_RUN_TIME;
-    int option, failed = 0;
-    optind = 0; /* getopt starts anew: a process may parse more than one command line */
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1 && !failed) {
-        if (option == OPT_HELP || option == 'h') {
-            fputs(help, stdout);
-            return EXIT_GOOD;
-        }
-        if (option == '?') {
-            fputs("`attnhost run --help` tells what is accepted\n", stderr);
-            return EXIT_USAGE;
-        }
-        if (option == OPT_SET)
-            failed = add_set(arguments, optarg, NULL);
-        else if (option == OPT_JSON)
-            arguments->json = optarg;
-        else if (option == OPT_PRINT_CONFIG)
-            arguments->print_config = 1;
-        else if (option == OPT_QUIET)
-            arguments->quiet = 1;
-        else
-            failed = add_set(arguments, aliases[option - OPT_ALIAS].key, optarg);
-    }
-    if (failed)
-        return EXIT_RUN_TIME;
-    if (optind != argc - 1) {
-        fprintf(stderr, "attnhost run: %s; `attnhost run --help` explains\n",
-                optind == argc ? "CONFIG.ini is missing" : "one CONFIG.ini is accepted");
-        return EXIT_USAGE;
-    }
-    arguments->config = argv[optind];
-    return -1;
-}
 
 /* Where the JSON goes: opened before the run, so that a path which cannot be written is not found
  * out after it; what stands in the file stays there until the run has ended well. */
@@ -185,7 +98,7 @@ static int close_json(struct json_file *json, const struct report *report)
     return failed ? EXIT_RUN_TIME : EXIT_GOOD;
 }
 
-static int run_config(const struct run_arguments *arguments, const struct config *config)
+static int run_config(const struct arguments *arguments, const struct config *config)
 {
     host_error error;
     struct report report;
@@ -199,7 +112,7 @@ static int run_config(const struct run_arguments *arguments, const struct config
     code = session_run(&params, &report, &error.base);
     int ended = code == EXIT_GOOD || code == EXIT_CHECK_FAILED;
     if (!ended)
-        fprintf(stderr, "attnhost run: %s\n", host_error_text(&error));
+        arguments_complain(arguments, "%s", host_error_text(&error));
     else if (json.file != stdout)
         report_print(&report, stdout);
     int written = close_json(&json, ended ? &report : NULL);
@@ -209,25 +122,18 @@ static int run_config(const struct run_arguments *arguments, const struct config
 
 int cmd_run(int argc, char **argv)
 {
-    struct run_arguments arguments;
-    int code = parse(argc, argv, &arguments);
-    if (code < 0) {
-        host_error error;
-        struct config *config;
-        host_error_init(&error);
-        if (config_load(arguments.config, (const char *const *)arguments.sets, arguments.num_sets,
-                        &config, &error.base) != ATTN_OK) {
-            fprintf(stderr, "attnhost run: %s\n", host_error_text(&error));
-            code = EXIT_USAGE;
-        } else if (arguments.print_config) {
-            config_print(config, stdout);
-            config_destroy(config);
-            code = EXIT_GOOD;
-        } else {
-            code = run_config(&arguments, config);
-            config_destroy(config);
-        }
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON && arguments.print_config) {
+        config_print(config, stdout);
+        code = EXIT_GOOD;
     }
-    release_arguments(&arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = run_config(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
     return code;
 }
