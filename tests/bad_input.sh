@@ -121,8 +121,8 @@ tap_try "the ini that all cases are made of runs" "$command" run "$folder/good.i
 refused 2 "no command" "usage: attnhost COMMAND" --
 refused 2 "an unknown command" "unknown command 'rum'" "did you mean 'run'?" \
     "accepted: run list inspect explain" -- rum
-refused 2 "no ini" "CONFIG.ini is missing" -- run
-refused 2 "two inis" "one CONFIG.ini is accepted" -- run "$folder/good.ini" "$folder/good.ini"
+refused 2 "no ini" "accepted one CONFIG.ini" -- run
+refused 2 "two inis" "accepted one CONFIG.ini" -- run "$folder/good.ini" "$folder/good.ini"
 refused 2 "an unknown option" "--frob" "attnhost run --help" -- run "$folder/good.ini" --frob
 refused 2 "an option without its value" "--set" "attnhost run --help" \
     -- run "$folder/good.ini" --set
