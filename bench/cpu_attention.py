@@ -316,7 +316,8 @@ def summary(case, rounds, layers, difference, rival):
         "max_abs_diff": difference,
         "ours_us": 1e6 * middle(a for a, _, _ in rounds),
         "torch_us": 1e6 * middle(b for _, b, _ in rounds),
-        "ratio": middle(ratios), "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
+        "ratio": middle(ratios),
+        "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
         "unit": "GB/s" if case.phase == "decode" else "GFLOP/s",
         "rate": middle(work / a for a, _, _ in rounds) / 1e9,
         "torch_rate": middle(work / b for _, b, _ in rounds) / 1e9,
@@ -376,7 +377,10 @@ def main():
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     memory = torch.ones(last_level_cache(), dtype=torch.int32)  # four times the last-level cache
+    first = next(all_cases(args))
     cases = [c for c in all_cases(args) if all(text in str(c) for text in args.filter)]
+    if not cases:
+        sys.exit(f"cpu_attention: no line has {' and '.join(args.filter)}; one is: {first}")
     table = sys.stderr if args.json == "-" else sys.stdout
     report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
               "backend": args.backend, "page_size": args.page_size,
