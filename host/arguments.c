@@ -9,6 +9,7 @@
 
 #include "host/error.h"
 #include "host/exit_codes.h"
+#include "host/open_host.h"
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
@@ -157,9 +158,10 @@ int arguments_load_config(const struct arguments *arguments, const char *path,
 {
     host_error error;
     host_error_init(&error);
-    if (config_load(path, (const char *const *)arguments->sets, arguments->num_sets, config,
-                    &error.base) == ATTN_OK)
+    attn_status status = config_load(path, (const char *const *)arguments->sets,
+                                     arguments->num_sets, config, &error.base);
+    if (status == ATTN_OK)
         return ARGUMENTS_GO_ON;
     arguments_complain(arguments, "%s", host_error_text(&error));
-    return EXIT_USAGE;
+    return exit_code_of(status);
 }

@@ -45,7 +45,7 @@ int arguments_parse(int argc, char **argv, const struct arguments_spec *spec,
 void arguments_finish(struct arguments *arguments);
 
 /* The ini `path` (NULL = none) with the --set of the command line. ARGUMENTS_GO_ON and *config, the
- * caller's, or EXIT_USAGE after a line on stderr. */
+ * caller's, or an exit code after a line on stderr. */
 int arguments_load_config(const struct arguments *arguments, const char *path,
                           struct config **config);
 

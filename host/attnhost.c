@@ -341,13 +341,11 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
 
 attn_status attnhost_device_init(attn_device *device, int32_t type, int32_t id, attn_error *error)
 {
-    struct device *opened;
-    attn_status status = device_open(type, id, &opened, error);
-    if (status != ATTN_OK)
-        return status;
-    embed_give(device, &opened->info, sizeof opened->info);
-    device_close(opened);
-    return ATTN_OK;
+    attn_device info;
+    attn_status status = device_describe(type, id, &info, error);
+    if (status == ATTN_OK)
+        embed_give(device, &info, sizeof info);
+    return status;
 }
 
 attn_status attnhost_query(const attnhost *host, const char *name, const attn_problem *problem,

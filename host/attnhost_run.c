@@ -10,8 +10,9 @@
 #include "host/exit_codes.h"
 #include "host/session.h"
 
-/* The session tells by exit codes, as the command does. */
-static attn_status status_of(int code)
+/* The session tells by exit codes, as the command does. What failed while running keeps the status
+ * that the first detector wrote. */
+static attn_status status_of(int code, const attn_error *error)
 {
     switch (code) {
     case EXIT_GOOD:
@@ -24,8 +25,15 @@ static attn_status status_of(int code)
     case EXIT_NO_BACKEND:
         return ATTN_UNSUPPORTED;
     default:
-        return ATTN_INTERNAL;
+        return error->code > ATTN_OK && error->code < ATTN_STATUS_COUNT ? error->code
+                                                                        : ATTN_INTERNAL;
     }
+}
+
+/* The error of the run into the caller's, with the code that is returned. */
+static attn_status give_error(attn_status status, const host_error *said, attn_error *error)
+{
+    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "%s", host_error_text(said));
 }
 
 attn_status attnhost_run(const char *path, const char *const *sets, uint32_t num_sets,
@@ -35,21 +43,23 @@ attn_status attnhost_run(const char *path, const char *const *sets, uint32_t num
     attn_status status = config_load(path, sets, num_sets, &config, error);
     if (status != ATTN_OK)
         return status;
+    host_error said;
     struct report report;
+    host_error_init(&said);
     report_init(&report);
     struct session_params params = {.config = config};
-    int code = session_run(&params, &report, error);
-    status = status_of(code);
+    int code = session_run(&params, &report, &said.base);
+    status = status_of(code, &said.base);
     char *text = status == ATTN_OK ? report_json(&report) : NULL;
     if (status == ATTN_OK && !text)
-        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
+        status = host_fail(&said.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
     if (status == ATTN_OK) {
         *passed = code == EXIT_GOOD;
         *json = text;
     }
     report_finish(&report);
     config_destroy(config);
-    return status;
+    return give_error(status, &said, error);
 }
 
 void attnhost_free_text(char *text)

@@ -390,14 +390,16 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
         return host_fail(error, ATTN_INTERNAL,
                          "%s: defect of the plugin: create succeeded without an instance",
                          node->name);
-    child->type = type;
-    child->instance = instance;
-    if (node->num_children > 0)
-        return ATTN_OK;
-    status = layer_count_wrap(child, &node->rows, error);
-    if (status != ATTN_OK)
+    attn_child made = {.struct_size = sizeof made, .type = type, .instance = instance};
+    if (node->num_children == 0)
+        status = layer_count_wrap(&made, &node->rows, error);
+    if (status != ATTN_OK) {
         type->ops->destroy(instance);
-    return status;
+        return status;
+    }
+    child->type = made.type;
+    child->instance = made.instance;
+    return ATTN_OK;
 }
 
 /* ---- Services for composites ----------------------------------------------------------------- */

@@ -135,9 +135,9 @@ const struct config_key config_keys[] = {
         .help = "Tokens of a page."),
     KEY(kv_cache, "dtype", dtype, dtype, "auto", WORDS(cache_dtypes),
         .help = "Type of the cached keys and values; auto: the model's."),
-    KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(0, 1e30), .flags = CONFIG_ABOVE_MIN,
+    KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
         .help = "Scale of cached keys: stored = key / scale. Must be known when dtype is fp8."),
-    KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(0, 1e30), .flags = CONFIG_ABOVE_MIN,
+    KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),
         .help = "Scale of cached values, as k_scale."),
     KEY(kv_cache, "layout", layout, choice, "auto", WORDS(layouts),
         .help = "nhd: [pages, page_size, heads, dim]; hnd: [pages, heads, page_size, dim]."),

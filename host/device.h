@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: memory of the devices that the host drives, behind one small table.
+ * device.h: the devices that the host drives, behind one small table: memory, streams, events and
+ * graphs.
  *
  * A kind of device is one `struct device_ops` in a file device_<kind>.c and one row in device.c.
- * Spaces are the ABI's ATTN_SPACE_*; on the CPU all three are host memory.
+ * Spaces are the ABI's ATTN_SPACE_*; on the CPU all three are host memory. There a stream is NULL,
+ * every call is done when it returns, and nothing can be captured into a graph.
+ *
+ * Any thread may call, several at a time; no call depends on or changes the CUDA context that is
+ * current in the caller's thread, except device_enter() and device_leave().
  */
 #ifndef HOST_DEVICE_H
 #define HOST_DEVICE_H
@@ -11,28 +16,63 @@
 #include "attn_plugin.h"
 
 struct device;
+struct device_event; /* a place in a stream's work; on CUDA it is the CUevent */
+struct device_graph; /* captured work, ready to be launched */
 
-/* What a kind of device can do. `device` is an open one of that kind. */
+/* What a kind of device can do. `device` is an open one of that kind. The functions device_*()
+ * below call these slots and say what each one does. */
 struct device_ops {
     int32_t type; /* ATTN_DEVICE_* */
 
-    /* Make device->info and device->state; the rest of *device is set already. */
+    /* `info` has struct_size, type and id, and is zero else. */
+    attn_status (*describe)(attn_device *info, attn_error *error);
+
+    /* Make device->state; the rest of *device is set already. */
     attn_status (*open)(struct device *device, attn_error *error);
     void (*close)(struct device *device);
+    attn_status (*enter)(const struct device *device, attn_error *error);
+    void (*leave)(const struct device *device);
+    int (*is_lost)(const struct device *device);
+    attn_status (*reset)(const struct device *device, attn_error *error);
 
-    /* NULL when exhausted. `alignment` is a power of two; size 0 gives a unique address. */
     void *(*allocate)(const struct device *device, uint32_t space, uint64_t size,
                       uint64_t alignment);
     void (*release)(const struct device *device, uint32_t space, void *memory);
+    attn_status (*memory)(const struct device *device, uint64_t *free_bytes, uint64_t *total_bytes,
+                          attn_error *error);
 
-    /* In order with the stream's other work; memory is the device's or the host's. */
     attn_status (*fill)(const struct device *device, void *memory, int byte, uint64_t size,
                         attn_stream stream, attn_error *error);
     attn_status (*copy)(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
-
-    /* Wait for all work of the stream. */
     attn_status (*synchronize)(const struct device *device, attn_stream stream, attn_error *error);
+
+    attn_status (*stream_create)(const struct device *device, attn_stream *stream,
+                                 attn_error *error);
+    void (*stream_destroy)(const struct device *device, attn_stream stream);
+
+    attn_status (*event_create)(const struct device *device, int timed, struct device_event **event,
+                                attn_error *error);
+    void (*event_destroy)(const struct device *device, struct device_event *event);
+    attn_status (*event_record)(const struct device *device, struct device_event *event,
+                                attn_stream stream, attn_error *error);
+    attn_status (*event_query)(const struct device *device, struct device_event *event, int *done,
+                               attn_error *error);
+    attn_status (*event_synchronize)(const struct device *device, struct device_event *event,
+                                     attn_error *error);
+    attn_status (*event_elapsed)(const struct device *device, struct device_event *start,
+                                 struct device_event *end, double *microseconds, attn_error *error);
+    attn_status (*stream_wait)(const struct device *device, attn_stream stream,
+                               struct device_event *event, attn_error *error);
+
+    attn_status (*capture_begin)(const struct device *device, attn_stream stream,
+                                 attn_error *error);
+    attn_status (*capture_end)(const struct device *device, attn_stream stream,
+                               struct device_graph **graph, attn_error *error);
+    attn_status (*graph_launch)(const struct device *device, const struct device_graph *graph,
+                                attn_stream stream, attn_error *error);
+    uint64_t (*graph_num_nodes)(const struct device_graph *graph);
+    void (*graph_destroy)(const struct device *device, struct device_graph *graph);
 };
 
 /* An open device. */
@@ -44,27 +84,121 @@ struct device {
     void *state;      /* of the kind's own */
 };
 
-/* Open a device of this machine. DEPENDENCY_MISSING if there is no driver for its type in this
- * host, or no such device. The caller closes it. */
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* Describe a device of this machine without taking anything of it. DEPENDENCY_MISSING if there is
+ * no driver for its type in this host or machine, or no such device. */
+attn_status device_describe(int32_t type, int32_t id, attn_device *info, attn_error *error);
+
+/* Describe a device and open it: on CUDA this makes its primary context, or shares the one that is
+ * there. Errors as above, and DEVICE_LOST if it cannot be used now. The caller closes it. */
 attn_status device_open(int32_t type, int32_t id, struct device **device, attn_error *error);
 
-/* All its memory has been released. NULL is accepted. */
+/* All that was made on it has been released. NULL is accepted. */
 void device_close(struct device *device);
 
-/* The table's slots; `release` accepts NULL. */
+/* Make the device's primary context current in this thread, for calls into a plugin; `leave` makes
+ * the former one current again. They nest. */
+attn_status device_enter(const struct device *device, attn_error *error);
+void device_leave(const struct device *device);
+
+/* Has a call told that the device is beyond repair? From then on all but device_close() and the
+ * calls that release fail. */
+int device_is_lost(const struct device *device);
+
+/* Begin anew after a loss: of all that was made on the device nothing is left, not even to be
+ * released, except memory of ATTN_SPACE_HOST. It is gone for whoever else in the process uses the
+ * device's primary context, too, so this is for a process that has it to itself. DEVICE_LOST if the
+ * driver gives this process no new context, as after a fault in a kernel (driver 580): then another
+ * process has to go on, and what is left for this device is to be closed. */
+attn_status device_reset(struct device *device, attn_error *error);
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* NULL when exhausted. `alignment` is a power of two; size 0 gives a unique address. Not while the
+ * calling thread captures. `release` accepts NULL; nothing that was enqueued may still use the
+ * memory. */
 void *device_allocate(const struct device *device, uint32_t space, uint64_t size,
                       uint64_t alignment);
 void device_release(const struct device *device, uint32_t space, void *memory);
+
+/* Why an allocation in this space gave NULL: DEVICE_LOST, or the code for exhausted memory. */
+attn_status device_exhausted(const struct device *device, uint32_t space);
+
+/* Bytes of the device's memory that are free, and all of them. */
+attn_status device_memory(const struct device *device, uint64_t *free_bytes, uint64_t *total_bytes,
+                          attn_error *error);
+
+/* In order with the stream's other work; memory is the device's or the host's. On CUDA, host memory
+ * that is not pinned is copied by the time the call returns, and to fill it waits for the stream's
+ * earlier work, so neither is for a capture. */
 attn_status device_fill(const struct device *device, void *memory, int byte, uint64_t size,
                         attn_stream stream, attn_error *error);
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
+
+/* ---- Streams and events ---------------------------------------------------------------------- */
+
+/* Wait for all work of the stream. */
 attn_status device_synchronize(const struct device *device, attn_stream stream, attn_error *error);
 
-/* The code for memory of this space that is exhausted. */
-attn_status device_exhausted(const struct device *device, uint32_t space);
+/* A stream that does not wait for the legacy one. `destroy` lets its work come to its end; NULL is
+ * accepted. */
+attn_status device_stream_create(const struct device *device, attn_stream *stream,
+                                 attn_error *error);
+void device_stream_destroy(const struct device *device, attn_stream stream);
 
-/* device_cpu.c */
-extern const struct device_ops device_cpu;
+/* An event; with `timed` it notes when it is passed. It counts as passed until it is recorded.
+ * `destroy` accepts NULL. */
+attn_status device_event_create(const struct device *device, int timed, struct device_event **event,
+                                attn_error *error);
+void device_event_destroy(const struct device *device, struct device_event *event);
+
+/* The event now stands for all work that was put into the stream so far. */
+attn_status device_event_record(const struct device *device, struct device_event *event,
+                                attn_stream stream, attn_error *error);
+
+/* Is that work done? / Wait until it is. */
+attn_status device_event_query(const struct device *device, struct device_event *event, int *done,
+                               attn_error *error);
+attn_status device_event_synchronize(const struct device *device, struct device_event *event,
+                                     attn_error *error);
+
+/* Microseconds between two timed events that were passed; BAD_STATE if one was not. */
+attn_status device_event_elapsed(const struct device *device, struct device_event *start,
+                                 struct device_event *end, double *microseconds, attn_error *error);
+
+/* The stream's later work begins when the event, as it was recorded last, is passed. */
+attn_status device_stream_wait(const struct device *device, attn_stream stream,
+                               struct device_event *event, attn_error *error);
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+/* Take what this thread enqueues on the stream into a graph instead of running it. Calls that
+ * cannot be captured fail in this thread (other threads are not concerned) and spoil the capture.
+ * CAPTURE_UNSUPPORTED on the CPU. */
+attn_status device_capture_begin(const struct device *device, attn_stream stream,
+                                 attn_error *error);
+
+/* End the capture and make a graph of it that can be launched; the caller destroys it. `graph` NULL
+ * drops what was captured, a spoilt capture too. CAPTURE_UNSUPPORTED if the capture was spoilt; the
+ * stream is usable again either way. */
+attn_status device_capture_end(const struct device *device, attn_stream stream,
+                               struct device_graph **graph, attn_error *error);
+
+/* Enqueue all of the graph's work, with the arguments it was captured with. */
+attn_status device_graph_launch(const struct device *device, const struct device_graph *graph,
+                                attn_stream stream, attn_error *error);
+
+/* Pieces of work in it. */
+uint64_t device_graph_num_nodes(const struct device *device, const struct device_graph *graph);
+
+/* Its launches are done. NULL is accepted. */
+void device_graph_destroy(const struct device *device, struct device_graph *graph);
+
+/* ---- Kinds ----------------------------------------------------------------------------------- */
+
+extern const struct device_ops device_cpu;  /* device_cpu.c */
+extern const struct device_ops device_cuda; /* device_cuda.c */
 
 #endif /* HOST_DEVICE_H */

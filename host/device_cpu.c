@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device_cpu.c: the processor as a device. All spaces are host memory; a stream is NULL, and every
- * call is done when it returns.
+ * device_cpu.c: the processor as a device. All spaces are host memory; a stream is NULL, every call
+ * is done when it returns, and there are no graphs.
  */
 #include "host/device.h"
 
+#include "host/clock.h"
 #include "host/error.h"
 
 #include <stdlib.h>
@@ -77,16 +78,24 @@ static uint64_t positive(long value)
     return value > 0 ? (uint64_t)value : 0;
 }
 
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static attn_status cpu_describe(attn_device *info, attn_error *error)
+{
+    if (info->id != 0)
+        return host_fail(error, ATTN_DEPENDENCY_MISSING, "device: cpu:%d: accepted is cpu:0",
+                         info->id);
+    info->cpu_isa = cpu_isa();
+    info->memory_bytes = positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    info->l2_bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+    return ATTN_OK;
+}
+
 static attn_status cpu_open(struct device *device, attn_error *error)
 {
-    if (device->id != 0)
-        return host_fail(error, ATTN_DEPENDENCY_MISSING, "device: cpu:%d: accepted is cpu:0",
-                         device->id);
-    device->info.cpu_isa = cpu_isa();
-    device->info.memory_bytes = positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    device->info.l2_bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
-#endif
+    (void)device, (void)error;
     return ATTN_OK;
 }
 
@@ -94,6 +103,31 @@ static void cpu_close(struct device *device)
 {
     (void)device;
 }
+
+static attn_status cpu_enter(const struct device *device, attn_error *error)
+{
+    (void)device, (void)error;
+    return ATTN_OK;
+}
+
+static void cpu_leave(const struct device *device)
+{
+    (void)device;
+}
+
+static int cpu_is_lost(const struct device *device)
+{
+    (void)device;
+    return 0;
+}
+
+static attn_status cpu_reset(const struct device *device, attn_error *error)
+{
+    (void)device;
+    return host_fail(error, ATTN_UNSUPPORTED, "device: the processor cannot be reset");
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 static void *cpu_allocate(const struct device *device, uint32_t space, uint64_t size,
                           uint64_t alignment)
@@ -115,12 +149,20 @@ static void cpu_release(const struct device *device, uint32_t space, void *memor
     free(memory);
 }
 
+static attn_status cpu_memory(const struct device *device, uint64_t *free_bytes,
+                              uint64_t *total_bytes, attn_error *error)
+{
+    (void)error;
+    *free_bytes = positive(sysconf(_SC_AVPHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
+    *total_bytes = device->info.memory_bytes;
+    return ATTN_OK;
+}
+
 static attn_status cpu_fill(const struct device *device, void *memory, int byte, uint64_t size,
                             attn_stream stream, attn_error *error)
 {
     (void)device, (void)stream, (void)error;
-    if (size > 0)
-        memset(memory, byte, size);
+    memset(memory, byte, size);
     return ATTN_OK;
 }
 
@@ -128,10 +170,16 @@ static attn_status cpu_copy(const struct device *device, void *to, const void *f
                             attn_stream stream, attn_error *error)
 {
     (void)device, (void)stream, (void)error;
-    if (size > 0)
-        memcpy(to, from, size);
+    memcpy(to, from, size);
     return ATTN_OK;
 }
+
+/* ---- Streams and events ---------------------------------------------------------------------- */
+
+struct device_event {
+    int timed;
+    int64_t passed_ns; /* by the monotonic clock; 0 = never recorded */
+};
 
 static attn_status cpu_synchronize(const struct device *device, attn_stream stream,
                                    attn_error *error)
@@ -140,13 +188,146 @@ static attn_status cpu_synchronize(const struct device *device, attn_stream stre
     return ATTN_OK;
 }
 
+static attn_status cpu_stream_create(const struct device *device, attn_stream *stream,
+                                     attn_error *error)
+{
+    (void)device, (void)error;
+    *stream = NULL;
+    return ATTN_OK;
+}
+
+static void cpu_stream_destroy(const struct device *device, attn_stream stream)
+{
+    (void)device, (void)stream;
+}
+
+static attn_status cpu_event_create(const struct device *device, int timed,
+                                    struct device_event **event, attn_error *error)
+{
+    (void)device;
+    struct device_event *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "cpu: no memory for an event");
+    made->timed = timed;
+    *event = made;
+    return ATTN_OK;
+}
+
+static void cpu_event_destroy(const struct device *device, struct device_event *event)
+{
+    (void)device;
+    free(event);
+}
+
+static attn_status cpu_event_record(const struct device *device, struct device_event *event,
+                                    attn_stream stream, attn_error *error)
+{
+    (void)device, (void)stream, (void)error;
+    event->passed_ns = clock_now_ns();
+    return ATTN_OK;
+}
+
+static attn_status cpu_event_query(const struct device *device, struct device_event *event,
+                                   int *done, attn_error *error)
+{
+    (void)device, (void)event, (void)error;
+    *done = 1;
+    return ATTN_OK;
+}
+
+static attn_status cpu_event_synchronize(const struct device *device, struct device_event *event,
+                                         attn_error *error)
+{
+    (void)device, (void)event, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status cpu_event_elapsed(const struct device *device, struct device_event *start,
+                                     struct device_event *end, double *microseconds,
+                                     attn_error *error)
+{
+    (void)device;
+    if (!start->timed || !end->timed)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "cpu: an event that is not timed");
+    if (start->passed_ns == 0 || end->passed_ns == 0)
+        return host_fail(error, ATTN_BAD_STATE, "cpu: an event that was never recorded");
+    *microseconds = (double)(end->passed_ns - start->passed_ns) / 1e3;
+    return ATTN_OK;
+}
+
+static attn_status cpu_stream_wait(const struct device *device, attn_stream stream,
+                                   struct device_event *event, attn_error *error)
+{
+    (void)device, (void)stream, (void)event, (void)error;
+    return ATTN_OK;
+}
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+static attn_status fail_graph(attn_error *error)
+{
+    return host_fail(error, ATTN_CAPTURE_UNSUPPORTED, "cpu: there are no graphs; accepted: cuda");
+}
+
+static attn_status cpu_capture_begin(const struct device *device, attn_stream stream,
+                                     attn_error *error)
+{
+    (void)device, (void)stream;
+    return fail_graph(error);
+}
+
+static attn_status cpu_capture_end(const struct device *device, attn_stream stream,
+                                   struct device_graph **graph, attn_error *error)
+{
+    (void)device, (void)stream, (void)graph;
+    return fail_graph(error);
+}
+
+static attn_status cpu_graph_launch(const struct device *device, const struct device_graph *graph,
+                                    attn_stream stream, attn_error *error)
+{
+    (void)device, (void)graph, (void)stream;
+    return fail_graph(error);
+}
+
+static uint64_t cpu_graph_num_nodes(const struct device_graph *graph)
+{
+    (void)graph;
+    return 0;
+}
+
+static void cpu_graph_destroy(const struct device *device, struct device_graph *graph)
+{
+    (void)device, (void)graph;
+}
+
 const struct device_ops device_cpu = {
     .type = ATTN_DEVICE_CPU,
+    .describe = cpu_describe,
     .open = cpu_open,
     .close = cpu_close,
+    .enter = cpu_enter,
+    .leave = cpu_leave,
+    .is_lost = cpu_is_lost,
+    .reset = cpu_reset,
     .allocate = cpu_allocate,
     .release = cpu_release,
+    .memory = cpu_memory,
     .fill = cpu_fill,
     .copy = cpu_copy,
     .synchronize = cpu_synchronize,
+    .stream_create = cpu_stream_create,
+    .stream_destroy = cpu_stream_destroy,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_query = cpu_event_query,
+    .event_synchronize = cpu_event_synchronize,
+    .event_elapsed = cpu_event_elapsed,
+    .stream_wait = cpu_stream_wait,
+    .capture_begin = cpu_capture_begin,
+    .capture_end = cpu_capture_end,
+    .graph_launch = cpu_graph_launch,
+    .graph_num_nodes = cpu_graph_num_nodes,
+    .graph_destroy = cpu_graph_destroy,
 };

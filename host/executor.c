@@ -273,6 +273,14 @@ static attn_status run_layer(struct executor *executor, const struct executor_st
     attn_status status = fill_vectors(executor, layer, rows, &operands, error);
     if (status != ATTN_OK)
         return status;
+    /* A row that is not written must not pass for the one that stood there before. */
+    if (p->config->verify.rate > 0)
+        status = device_fill(p->device, executor->out, 0xFF,
+                             (uint64_t)rows * (uint64_t)operands.out.strides[0] *
+                                 attn_dtype_size(operands.out.dtype),
+                             NULL, error);
+    if (status != ATTN_OK)
+        return status;
     if (p->probe)
         p->probe(p->probe_ctx, step, layer, &operands.q, &operands.k, &operands.v);
     int64_t start = clock_now_ns();

@@ -2,6 +2,7 @@
  *
  * main.c: the attnhost command. Each sub-command is a file cmd_<name>.c.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -59,7 +60,13 @@ static int run_command(const struct command *command, int argc, char **argv)
     char name[32];
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
-    return command->run(argc, argv);
+    int code = command->run(argc, argv);
+    /* What could not be written must not look like an answer. */
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "%s: stdout cannot be written: %s\n", name, strerror(errno));
+        return code == EXIT_GOOD ? EXIT_RUN_TIME : code;
+    }
+    return code;
 }
 
 int main(int argc, char **argv)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/embed.h"
 #include "host/problem.h"
 #include "host/text.h"
 
@@ -26,6 +27,17 @@ const char *select_phase_name(uint32_t phase)
 static attn_status take(struct selector *selector, uint32_t group, const char *name,
                         const char *type, uint32_t modes, uint32_t allowed, bool *taken);
 
+/* Is this the hybrid_phase backend with these options, key by key? */
+static bool is_pair(const struct compose_definition *definition, const char *const *pairs,
+                    size_t num_pairs)
+{
+    bool same = strcmp(definition->type, "hybrid_phase") == 0 && definition->num_texts == num_pairs;
+    for (size_t i = 0; same && i < num_pairs; i++)
+        same = strcmp(definition->texts[i].key, pairs[2 * i]) == 0 &&
+               strcmp(definition->texts[i].value, pairs[2 * i + 1]) == 0;
+    return same;
+}
+
 /* A hybrid_phase backend of two others, defined in the host, its name into `name`. */
 static attn_status define_pair(struct selector *selector, const char *prefill, const char *decode,
                                char name[MAX_NAME + 1])
@@ -38,23 +50,22 @@ static attn_status define_pair(struct selector *selector, const char *prefill, c
                                  decode,
                                  "speculative_attention_mode",
                                  by_decode ? "decode" : "prefill"};
-    /* The name tells all there is, so that a second selection finds what the first one defined. */
-    snprintf(name, MAX_NAME + 1, "%.28s-%.28s%s", prefill, decode, by_decode ? "-spec" : "");
-    for (char *c = name; *c; c++)
-        if (*c == '.')
-            *c = '_';
-    if (config_backend(selector->config, name))
+    int length = snprintf(name, MAX_NAME + 1, "%s-%s%s", prefill, decode, by_decode ? "-spec" : "");
+    if (length > MAX_NAME)
         return host_fail(selector->error, ATTN_CONFIG_ERROR,
-                         "[backend.%s] (%s): this name is needed for the pair of %s and %s: "
-                         "accepted another name, or that name as attention_backend",
-                         name, config_backend(selector->config, name)->place, prefill, decode);
-    host_error error;
-    host_error_init(&error);
-    attn_status status =
-        attnhost_define_backend(selector->host, name, "hybrid_phase", pairs, 3, &error.base);
-    if (status && status != ATTN_CONFIG_ERROR)
-        return host_fail(selector->error, status, "%s", host_error_text(&error));
-    return ATTN_OK;
+                         "the pair of %s and %s would be called %s-%s%s: accepted names of %d "
+                         "characters together",
+                         prefill, decode, prefill, decode, by_decode ? "-spec" : "", MAX_NAME - 6);
+    /* A second selection finds what the first one defined. */
+    const struct compose_definition *known = composer_find(&selector->host->composer, name);
+    if (known && is_pair(known, pairs, 3))
+        return ATTN_OK;
+    if (known)
+        return host_fail(selector->error, ATTN_CONFIG_ERROR,
+                         "backend %s (%s): this name is needed for the pair of %s and %s: accepted "
+                         "another name, or that name as attention_backend",
+                         name, known->place, prefill, decode);
+    return attnhost_define_backend(selector->host, name, "hybrid_phase", pairs, 3, selector->error);
 }
 
 /* The first pair of candidates that work together. */

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "host/clock.h"
 #include "host/embed.h"
@@ -95,7 +94,15 @@ static int read_model(struct session *s, attn_error *error)
         status = check_drivable(s, error);
     if (status != ATTN_OK)
         return exit_code_of(status);
-    return exit_code_of(platform_describe(s->config, &s->described, error));
+    status = platform_describe(s->config, &s->described, error);
+    if (status == ATTN_OK && s->described.type != ATTN_DEVICE_CPU) {
+        config_fail(s->config, "platform.device", error,
+                    "cuda:%d is not served by `run` of this version; accepted: cpu, auto "
+                    "(`attnhost explain` takes it)",
+                    s->described.id);
+        return EXIT_NO_BACKEND;
+    }
+    return exit_code_of(status);
 }
 
 /* ---- Workload -------------------------------------------------------------------------------- */
@@ -174,25 +181,39 @@ static void pool_groups(const struct session *s, struct kv_pool_group *groups)
         };
 }
 
-/* Memory that is free now, for mem_fraction. */
-static uint64_t free_memory(void)
-{
-    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
-}
-
-/* Tokens that the pool holds. */
-static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token)
+/* Pages that the pool holds, with so many bytes of memory free now. */
+static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token,
+                               uint64_t free_bytes)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
     if (cache->max_total_tokens > 0)
         return cache->max_total_tokens / cache->page_size;
-    double bytes = cache->mem_fraction * (double)free_memory();
+    double bytes = cache->mem_fraction * (double)free_bytes;
     int64_t affordable = bytes_per_token > 0
                              ? (int64_t)(bytes / (double)bytes_per_token) / cache->page_size
                              : INT64_MAX;
     int64_t useful = useful_pages(s);
     return useful < affordable ? useful : affordable;
+}
+
+/* Pages that can be: at least one, and no more than an int32 can number slots. */
+static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t bytes_per_token,
+                                  attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    int64_t most = INT32_MAX / cache->page_size - 1; /* page 0 is one more */
+    if (pages >= 1 && pages <= most)
+        return ATTN_OK;
+    if (cache->max_total_tokens > 0)
+        return config_fail(s->config, "kv_cache.max_total_tokens", error,
+                           "%lld tokens: accepted %lld..%lld, in pages of %lld",
+                           (long long)cache->max_total_tokens, (long long)cache->page_size,
+                           (long long)(most * cache->page_size), (long long)cache->page_size);
+    return config_fail(s->config, "kv_cache.mem_fraction", error,
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token: "
+                       "accepted what holds 1..%lld pages",
+                       cache->mem_fraction, (long long)pages, (long long)cache->page_size,
+                       (unsigned long long)bytes_per_token, (long long)most);
 }
 
 static int make_pool(struct session *s, attn_error *error)
@@ -202,13 +223,14 @@ static int make_pool(struct session *s, attn_error *error)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool"),
                EXIT_RUN_TIME;
     pool_groups(s, groups);
-    int64_t pages = choose_capacity(s, kv_pool_bytes_per_token(s->model, groups));
-    attn_status status = ATTN_OK;
-    if (pages < 1)
-        status = config_fail(s->config, "kv_cache.max_total_tokens", error,
-                             "%lld tokens: accepted at least a page, %lld",
-                             (long long)s->config->kv_cache.max_total_tokens,
-                             (long long)s->config->kv_cache.page_size);
+    uint64_t free_bytes = 0, total_bytes;
+    attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
+    if (status == ATTN_OK)
+        status = device_memory(s->device, &free_bytes, &total_bytes, error);
+    uint64_t bytes_per_token = kv_pool_bytes_per_token(s->model, groups);
+    int64_t pages = choose_capacity(s, bytes_per_token, free_bytes);
+    if (status == ATTN_OK)
+        status = check_capacity(s, pages, bytes_per_token, error);
     s->num_pages = pages + 1;
     struct kv_pool_params params = {
         .groups = groups,
@@ -217,8 +239,6 @@ static int make_pool(struct session *s, attn_error *error)
         .num_state_slots = s->config->workload.max_running_requests + 1,
         .poison = s->config->verify.rate > 0,
     };
-    if (status == ATTN_OK)
-        status = device_open(s->described.type, s->described.id, &s->device, error);
     if (status == ATTN_OK)
         status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
     free(groups);

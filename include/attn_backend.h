@@ -92,7 +92,9 @@ typedef struct attn_backend_ops {
     uint32_t (*index_forms)(attn_instance *instance);
 
     /* Memory that metadata of this kind needs for batches within `bounds`. The answer is a function
-     * of its arguments and grows with the bounds. Refuses what query refuses, with UNSUPPORTED.
+     * of its arguments and grows with the bounds. Refuses what query refuses, with UNSUPPORTED;
+     * GRAPH beyond the graph level that query answers, with CAPTURE_UNSUPPORTED; an unknown kind,
+     * with INVALID_ARGUMENT.
      * [instance-thread & !capturing] */
     attn_status (*metadata_size)(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);

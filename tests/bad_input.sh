@@ -183,7 +183,7 @@ edited "an unknown backend" 's/^attention_backend = .*/attention_backend = cpu_n
     "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native"
 edited "no trace" '/^trace/d' "" "workload.trace" "is missing" "accepted: a Mooncake .jsonl"
 edited "a pool without a page" 's/^page_size = 4/&\nmax_total_tokens = 3/' 13 \
-    "kv_cache.max_total_tokens" "3 tokens" "accepted at least a page, 4"
+    "kv_cache.max_total_tokens" "3 tokens" "accepted 4.."
 edited "a pool smaller than a request" 's/^page_size = 4/&\nmax_total_tokens = 40/' "" \
     "$folder/trace.jsonl:1: " "input of 40 and output of 5" "11 pages" "has 10 (40 tokens)"
 

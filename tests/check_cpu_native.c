@@ -3,6 +3,8 @@
  * check_cpu_native.c: the plugin's .so, through its entry, against the oracle.
  *
  * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
+ * $ATTNHOST_TEST_CASES is how many random cases are tried, 72 if it is not set: enough for every
+ * pair of values of the axes of random_cases_cover_pairs. More of them: ATTNHOST_TEST_CASES=2000.
  */
 #include "tests/test_main.h"
 #include "tests/cpu_native_case.h"
@@ -148,7 +150,7 @@ typedef struct setup {
     attn_memory_size size;
     attn_memory memory;
     attn_options options;
-    attn_option_value values[2];
+    attn_option_value values[3];
 } setup;
 
 static void set_option(setup *u, const char *key, int64_t value)
@@ -169,10 +171,14 @@ static void setup_create(setup *u, const attn_case *c, uint32_t workers, int thr
     u->services = make_services(&u->pool);
     u->size = (attn_memory_size){.struct_size = sizeof u->size};
     u->memory = (attn_memory){.struct_size = sizeof u->memory};
-    const attn_options *options = u->options.num_values ? &u->options : NULL;
-    ck_assert_msg(type->create(type, &c->problem, 1, options, &u->services, &u->instance, &error) ==
-                      ATTN_OK,
+    /* Ask for the form that the case has; now and then for all, of which it has one. */
+    uint32_t form = c->kv.index_forms;
+    int64_t all = 3, choice = form && c->seed % 4 ? __builtin_ctz(form) : all;
+    set_option(u, "kv_index", choice);
+    ck_assert_msg(type->create(type, &c->problem, 1, &u->options, &u->services, &u->instance,
+                               &error) == ATTN_OK,
                   "%s", message);
+    ck_assert_uint_eq(type->ops->index_forms(u->instance), choice == all ? 7 : form);
     ck_assert_msg(type->ops->metadata_size(u->instance, ATTN_METADATA_EAGER, &c->bounds, &u->size,
                                            &error) == ATTN_OK,
                   "%s", message);
@@ -313,10 +319,64 @@ static void check_case(uint64_t seed, const case_wishes *wishes, int64_t split)
     case_destroy(c);
 }
 
+/* Random cases, in LOOPS tests, of seeds from FIRST_SEED on. */
+enum { LOOPS = 8, FIRST_SEED = 1152, DEFAULT_CASES = 72 };
+
+static int num_cases(void)
+{
+    const char *given = getenv("ATTNHOST_TEST_CASES");
+    int count = given ? atoi(given) : DEFAULT_CASES;
+    return count > 0 ? count : DEFAULT_CASES;
+}
+
 START_TEST(any_case)
 {
-    for (uint64_t n = 0; n < 20; n++)
-        check_case((uint64_t)_i * 1000 + n, &CASE_ANYTHING, n % 2 ? 512 : 64);
+    for (int n = _i; n < num_cases(); n += LOOPS)
+        check_case(FIRST_SEED + (uint64_t)n, &CASE_ANYTHING, n / LOOPS % 2 ? 512 : 64);
+}
+END_TEST
+
+/* Where a case lies on the axes. */
+enum { AXES = 6 };
+static const int axis_values[AXES] = {3, 3, 2, 3, 4, 4};
+
+static void find_on_axes(const attn_case *c, int at[AXES])
+{
+    const attn_problem *p = &c->problem;
+    at[0] = p->q_dtype == ATTN_F32 ? 0 : p->q_dtype == ATTN_F16 ? 1 : 2;
+    at[1] = p->kv_dtype == ATTN_FP8_E4M3 ? 0 : p->kv_dtype == ATTN_FP8_E5M2 ? 1 : 2;
+    at[2] = strcmp(p->kv_layout, ATTN_LAYOUT_KV_NHD) == 0;
+    at[3] = __builtin_ctz(c->kv.index_forms);
+    at[4] = p->page_size == 1 ? 0 : p->page_size == 3 ? 1 : p->page_size == 16 ? 2 : 3;
+    at[5] = c->batch.mode == ATTN_MODE_EXTEND          ? 0
+            : c->batch.mode == ATTN_MODE_DECODE        ? 1
+            : c->batch.mode == ATTN_MODE_TARGET_VERIFY ? 2
+                                                       : 3;
+}
+
+/* The cases that are run when nobody asks for more have every pair: dtype of q, quantisation,
+ * layout, form of indices, page size, mode. */
+START_TEST(random_cases_cover_pairs)
+{
+    uint8_t seen[AXES][4][AXES][4] = {0};
+    for (int n = 0; n < DEFAULT_CASES; n++) {
+        attn_case *c = case_create(FIRST_SEED + (uint64_t)n, &CASE_ANYTHING);
+        int at[AXES];
+        if (c->problem.kv_layout && c->kv.index_forms) {
+            find_on_axes(c, at);
+            for (int a = 0; a < AXES; a++)
+                for (int b = 0; b < AXES; b++)
+                    seen[a][at[a]][b][at[b]] = 1;
+        }
+        case_destroy(c);
+    }
+    for (int a = 0; a < AXES; a++)
+        for (int b = 0; b < a; b++)
+            for (int i = 0; i < axis_values[a]; i++)
+                for (int j = 0; j < axis_values[b]; j++)
+                    ck_assert_msg(seen[a][i][b][j],
+                                  "no case has value %d of axis %d and value %d of axis %d", i, a,
+                                  j, b);
 }
 END_TEST
 
@@ -328,7 +388,7 @@ START_TEST(each_meaning)
     for (int32_t type_of = 0; type_of < ATTN_TYPE_COUNT; type_of++)
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++)
             for (int32_t mask = 0; mask < ATTN_MASK_COUNT; mask++) {
-                case_wishes wishes = {type_of, modes[m], mask, 1 << (m % 3), 0, 100};
+                case_wishes wishes = {type_of, modes[m], mask, 1 << (m % 3), 0, 80};
                 check_case(500000 + m * 100 + (uint64_t)(mask * 10 + type_of), &wishes, 64);
             }
 }
@@ -336,12 +396,14 @@ END_TEST
 
 START_TEST(long_and_growing)
 {
-    for (int32_t mode = 0; mode < 2; mode++) {
-        case_wishes wishes = {ATTN_TYPE_DECODER, mode, ATTN_MASK_LAYER, -1, 1, 900};
-        check_case(600000 + (uint64_t)mode, &wishes, 512);
-        wishes.growing = 0;
-        check_case(600010 + (uint64_t)mode, &wishes, 256);
-    }
+    /* Several splits of each sequence; decoding takes the oracle less time. */
+    static const int32_t max_len[] = {500, 900}, split[] = {128, 512};
+    for (int32_t mode = 0; mode < 2; mode++)
+        for (int32_t growing = 0; growing < 2; growing++) {
+            case_wishes wishes = {ATTN_TYPE_DECODER, mode,         ATTN_MASK_LAYER, -1,
+                                  growing,           max_len[mode]};
+            check_case(600000 + (uint64_t)(10 * growing + mode), &wishes, split[mode]);
+        }
 }
 END_TEST
 
@@ -490,7 +552,9 @@ START_TEST(memory_one_byte_short)
     ck_assert_int_eq(refused, 2);
     ck_assert_int_eq(
         type->ops->metadata_size(u.instance, ATTN_METADATA_GRAPH, &c->bounds, &u.size, &error),
-        ATTN_UNSUPPORTED);
+        ATTN_CAPTURE_UNSUPPORTED);
+    ck_assert_int_eq(type->ops->metadata_size(u.instance, 7, &c->bounds, &u.size, &error),
+                     ATTN_INVALID_ARGUMENT);
     setup_destroy(&u);
     case_destroy(c);
 }
@@ -667,6 +731,19 @@ START_TEST(all_reasons_at_once)
 }
 END_TEST
 
+START_TEST(one_form_of_indices_is_asked_for)
+{
+    attn_case *c = plain_case();
+    setup u = {.pool = {.num_workers = 1}};
+    u.services = make_services(&u.pool);
+    ck_assert_int_eq(type->create(type, &c->problem, 1, NULL, &u.services, &u.instance, &error),
+                     ATTN_OK);
+    ck_assert_uint_eq(type->ops->index_forms(u.instance), ATTN_INDEX_BLOCK_TABLE);
+    type->ops->destroy(u.instance);
+    case_destroy(c);
+}
+END_TEST
+
 START_TEST(cross_attention_without_a_position)
 {
     attn_case *c = plain_case();
@@ -695,7 +772,8 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(oracle, open_plugin, NULL);
     tcase_add_unchecked_fixture(refused, open_plugin, NULL);
     tcase_set_timeout(oracle, 300);
-    tcase_add_loop_test(oracle, any_case, 0, 8);
+    tcase_add_loop_test(oracle, any_case, 0, LOOPS);
+    tcase_add_test(oracle, random_cases_cover_pairs);
     tcase_add_test(oracle, each_meaning);
     tcase_add_test(oracle, long_and_growing);
     tcase_add_loop_test(oracle, bits_do_not_depend_on_batching, 0, 3);
@@ -704,6 +782,7 @@ static Suite *suite(void)
     tcase_add_test(refused, operands_that_are_wrong);
     tcase_add_test(refused, batches_beyond_the_bounds);
     tcase_add_test(refused, all_reasons_at_once);
+    tcase_add_test(refused, one_form_of_indices_is_asked_for);
     tcase_add_test(refused, cross_attention_without_a_position);
     suite_add_tcase(s, oracle);
     suite_add_tcase(s, refused);

@@ -337,6 +337,8 @@ static const struct {
     {{"workload.trace=/nonexistent/trace.jsonl"}, EXIT_USAGE, "/nonexistent/trace.jsonl"},
     {{"kv_cache.max_total_tokens=16"}, EXIT_USAGE, "16"},
     {{"kv_cache.max_total_tokens=3"}, EXIT_USAGE, "kv_cache.max_total_tokens"},
+    {{"kv_cache.max_total_tokens=8589934592"}, EXIT_USAGE, "kv_cache.max_total_tokens"},
+    {{"kv_cache.mem_fraction=1e-15"}, EXIT_USAGE, "kv_cache.mem_fraction"},
     {{"model.max_context_len=8"}, EXIT_USAGE, "8"},
     {{"attention.attention_backend=cpu_natve"}, EXIT_USAGE, "cpu_native"},
     {{"attention.attention_backend=fa3"}, EXIT_NO_BACKEND, "fa3"},
@@ -344,6 +346,7 @@ static const struct {
     {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
     {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
+    {{"platform.device=cuda:0"}, EXIT_NO_BACKEND, "platform.device"},
 };
 
 START_TEST(refused_with_a_reason)

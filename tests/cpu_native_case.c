@@ -108,7 +108,8 @@ static void make_windows(attn_case *c, int32_t mask_kind)
         group->flags |= ATTN_GROUP_HAS_ALIBI;
 }
 
-static void make_group(attn_case *c, const case_wishes *wishes, int32_t mask_kind)
+static void make_group(attn_case *c, const case_wishes *wishes, int32_t dim, int32_t ratio,
+                       int32_t mask_kind)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
     attn_layer_group *group = &c->group;
@@ -122,6 +123,11 @@ static void make_group(attn_case *c, const case_wishes *wishes, int32_t mask_kin
     group->v_head_dim = case_draw(c, 3) ? group->head_dim : PICK(c, 1, 5, 16, 33, 64, 96);
     if (case_draw(c, 40) == 0)
         group->head_dim = 512, group->v_head_dim = 512;
+    if (dim > 0)
+        group->v_head_dim = group->v_head_dim == group->head_dim ? dim : group->v_head_dim,
+        group->head_dim = dim;
+    if (ratio > 0)
+        group->num_q_heads = group->num_kv_heads * ratio;
     group->sm_scale = case_draw(c, 4) ? 1 / sqrtf((float)group->head_dim) : 0.7f;
     if (case_draw(c, 4) == 0)
         group->logit_cap = c->growing ? 200.0f : 5.0f;
@@ -630,13 +636,18 @@ static void make_bounds(attn_case *c)
 
 attn_case *case_create(uint64_t seed, const case_wishes *wishes)
 {
+    return case_create_shaped(seed, wishes, 0, 0);
+}
+
+attn_case *case_create_shaped(uint64_t seed, const case_wishes *wishes, int32_t dim, int32_t ratio)
+{
     attn_case *c = zeroed(1, sizeof *c);
     c->seed = mix_word(seed + 1);
     int32_t mask_kind = wishes->mask_kind >= 0 ? wishes->mask_kind : PICK(c, 0, 0, 0, 1, 2, 3);
     int32_t form = wishes->index_form > 0 ? wishes->index_form : PICK(c, 1, 2, 4);
     c->growing = wishes->growing >= 0 ? wishes->growing : case_draw(c, 6) == 0;
     make_problem(c);
-    make_group(c, wishes, mask_kind);
+    make_group(c, wishes, dim, ratio, mask_kind);
     int cached = c->group.attn_type != ATTN_TYPE_ENCODER_ONLY;
     if (c->group.attn_type == ATTN_TYPE_CROSS && mask_kind == ATTN_MASK_QLEN)
         mask_kind = ATTN_MASK_FULL;

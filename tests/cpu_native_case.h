@@ -73,6 +73,8 @@ typedef struct attn_case {
 } attn_case;
 
 attn_case *case_create(uint64_t seed, const case_wishes *wishes);
+/* The same with this head_dim and as many query heads of a KV head; 0 = drawn. */
+attn_case *case_create_shaped(uint64_t seed, const case_wishes *wishes, int32_t dim, int32_t ratio);
 void case_destroy(attn_case *c);
 
 /* Poison out and LSE. */

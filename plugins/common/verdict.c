@@ -82,8 +82,8 @@ const char *verdict_dtype_name(attn_dtype dtype)
     } names[] = {
         {ATTN_DTYPE_NONE, "absent"}, {ATTN_I32, "i32"},
         {ATTN_I64, "i64"},           {ATTN_U8, "u8"},
-        {ATTN_U16, "u16"},           {ATTN_F16, "fp16"},
-        {ATTN_F32, "fp32"},          {ATTN_F64, "fp64"},
+        {ATTN_U16, "u16"},           {ATTN_F16, "f16"},
+        {ATTN_F32, "f32"},           {ATTN_F64, "f64"},
         {ATTN_BF16, "bf16"},         {ATTN_FP8_E4M3, "fp8_e4m3"},
         {ATTN_FP8_E5M2, "fp8_e5m2"},
     };

@@ -4,7 +4,7 @@
  *
  *   load the queries; for each split of the keys, for each tile of 64 keys in it:
  *     what does each row see? nothing: next tile
- *     pack keys and values; scores; softmax against the maximum so far; add up values
+ *     pack keys; scores; softmax against the maximum so far; pack values; add them up
  *   then merge the split into the rows' results, or leave it as a partial result
  *   write outputs and LSE
  */
@@ -25,8 +25,12 @@ typedef struct worker_scratch {
     float *value_panels;
     float *temp;          /* [16 * MAX_DIM] */
     float *key_positions; /* [TILE_KEYS] */
+    /* Of the tile at hand; while values are added up, keys are those of the next one. */
     tile_source keys;
-    tile_source values;
+    tile_source *values;
+    tile_source *next_values;
+    tile_source value_sources[2];
+    uint64_t *next_visible;
 } worker_scratch;
 
 static void *take(char **next, size_t bytes)
@@ -64,6 +68,9 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
     w->out_max = take_floats(&next, TILE_ROWS);
     w->out_sum = take_floats(&next, TILE_ROWS);
     block->visible = take(&next, TILE_ROWS * sizeof(uint64_t));
+    w->next_visible = take(&next, TILE_ROWS * sizeof(uint64_t));
+    w->values = &w->value_sources[0];
+    w->next_values = &w->value_sources[1];
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -143,58 +150,113 @@ static void write_rows(const layer_call *call, const work_unit *unit, int32_t kv
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* Where a key lies in the cache. */
-typedef struct key_place {
-    int64_t page;
-    int64_t offset;
-} key_place;
+/* The page that was found last, under one KV head: keys come in order, so most lie in it, and its
+ * number need not be looked up, checked or multiplied again. */
+typedef struct page_cursor {
+    int64_t index;  /* table forms: entry of the table; -1 = none yet */
+    int64_t number; /* of the page; -1 = none yet */
+    int64_t first;  /* table forms: its first key; req_to_token: its first slot */
+    const char *k;  /* its first key and value */
+    const char *v;
+} page_cursor;
 
-/* The place of key j, in the form of indices that this batch gives. Divisions are of 32 bits, since
- * they take much of the time of a short head. */
-static key_place find_key(const layer_call *call, int32_t seq, int32_t j)
+/* Turn to the page; 0 if the cache has no such page. */
+static int turn_to(const layer_call *call, int32_t kv_head, int64_t number, page_cursor *cursor)
 {
-    const attn_kv_batch *kv = &call->plan->kv;
-    int32_t page_size = call->group->page_size;
-    if (call->plan->index_form == ATTN_INDEX_REQ_TO_TOKEN) {
-        int64_t request = call->metadata->batch.req_pool_indices.device[seq];
-        int32_t slot = kv->req_to_token.device[request * kv->req_to_token_stride + j];
-        return page_size == 1 ? (key_place){slot, 0}
-                              : (key_place){slot / page_size, slot % page_size};
-    }
-    const int32_t *pages = call->plan->index_form == ATTN_INDEX_BLOCK_TABLE
-                               ? kv->block_table.device + (int64_t)seq * kv->block_table_stride
-                               : kv->kv_indices.device + kv->kv_indptr.device[seq];
-    return (key_place){pages[j / page_size], j % page_size};
+    const cache_view *k = &call->k_cache, *v = &call->v_cache;
+    if (number < 0 || number >= k->num_pages)
+        return 0;
+    cursor->number = number;
+    cursor->k = k->data + number * k->page + kv_head * k->head;
+    cursor->v = v->data + number * v->page + kv_head * v->head;
+    return 1;
 }
 
-/* Find the rows of the keys and values [first, first + 64) that somebody sees. */
+/* Offset of key j in the cursor's page; -1 = it lies outside the cache, in slot *fault. */
+static int64_t find_in_table(const layer_call *call, const int32_t *pages, int32_t kv_head,
+                             int64_t j, page_cursor *cursor, int64_t *fault)
+{
+    const int32_t page_size = call->group->page_size;
+    if (cursor->index < 0 || j - cursor->first >= page_size) {
+        cursor->index = (int32_t)j / page_size;
+        cursor->first = cursor->index * page_size;
+        int64_t number = pages[cursor->index];
+        *fault = number * page_size + j - cursor->first;
+        if (!turn_to(call, kv_head, number, cursor))
+            return -1;
+    }
+    return j - cursor->first;
+}
+
+/* The same for a slot. */
+static int64_t find_slot(const layer_call *call, int32_t slot, int32_t kv_head, page_cursor *cursor,
+                         int64_t *fault)
+{
+    const int32_t page_size = call->group->page_size;
+    *fault = slot;
+    if (slot < 0)
+        return -1;
+    if (cursor->number < 0 || slot < cursor->first || slot - cursor->first >= page_size) {
+        int64_t number = page_size == 1 ? slot : slot / page_size;
+        cursor->first = number * page_size;
+        if (!turn_to(call, kv_head, number, cursor))
+            return -1;
+    }
+    return slot - cursor->first;
+}
+
+/* Rows of the keys and values of `seen`, all in the cache, by the indices that this batch gives. */
+static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
+                               uint64_t seen, worker_scratch *w)
+{
+    const group_plan *plan = call->plan;
+    const attn_kv_batch *kv = &plan->kv;
+    const int64_t k_token = call->k_cache.token, v_token = call->v_cache.token;
+    const int32_t *slots = NULL, *pages = NULL;
+    page_cursor cursor = {.index = -1, .number = -1};
+    if (seen == 0) /* without a cache there are no indices either */
+        return ATTN_OK;
+    if (plan->index_form == ATTN_INDEX_REQ_TO_TOKEN)
+        slots =
+            kv->req_to_token.device +
+            (int64_t)call->metadata->batch.req_pool_indices.device[seq] * kv->req_to_token_stride;
+    else if (plan->index_form == ATTN_INDEX_BLOCK_TABLE)
+        pages = kv->block_table.device + (int64_t)seq * kv->block_table_stride;
+    else
+        pages = kv->kv_indices.device + kv->kv_indptr.device[seq];
+    for (uint64_t left = seen; left; left &= left - 1) {
+        int key = __builtin_ctzll(left);
+        int64_t fault = 0;
+        int64_t offset = slots ? find_slot(call, slots[first + key], kv_head, &cursor, &fault)
+                               : find_in_table(call, pages, kv_head, first + key, &cursor, &fault);
+        if (offset < 0)
+            return cpu_call_fault(call, seq, first + key, fault);
+        w->keys.rows[key] = cursor.k + offset * k_token;
+        w->next_values->rows[key] = cursor.v + offset * v_token;
+    }
+    return ATTN_OK;
+}
+
+/* Find the rows of the keys and values [first, first + 64) that somebody sees: w->keys and
+ * w->next_values. */
 static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
                              uint64_t seen, worker_scratch *w)
 {
     const cpu_sequence *sequence = &call->plan->sequences[seq];
-    const cache_view *k = &call->k_cache, *v = &call->v_cache;
-    int64_t first_new = call->k ? (int64_t)sequence->kv_len - sequence->num_new : INT64_MAX;
-    w->keys.fresh = w->values.fresh = 0;
-    for (int j = 0; j < TILE_KEYS; j++) {
-        w->keys.rows[j] = w->values.rows[j] = NULL;
-        if (!(seen >> j & 1))
-            continue;
-        if (first + j >= first_new) {
-            int64_t row = sequence->first_new + (first + j - first_new);
-            w->keys.rows[j] = new_row(call->k, row, kv_head);
-            w->values.rows[j] = new_row(call->v, row, kv_head);
-            w->keys.fresh |= 1ull << j;
-            continue;
-        }
-        key_place at = find_key(call, seq, (int32_t)(first + j));
-        if (at.page < 0 || at.offset < 0 || at.page >= k->num_pages)
-            return cpu_call_fault(call, seq, first + j,
-                                  at.page * call->group->page_size + at.offset);
-        w->keys.rows[j] = k->data + at.page * k->page + at.offset * k->token + kv_head * k->head;
-        w->values.rows[j] = v->data + at.page * v->page + at.offset * v->token + kv_head * v->head;
+    int64_t cached = call->k ? (int64_t)sequence->kv_len - sequence->num_new - first : TILE_KEYS;
+    uint64_t fresh = seen & ~bit_range(0, cached);
+    if (seen != UINT64_MAX || fresh) {
+        memset(w->keys.rows, 0, sizeof w->keys.rows);
+        memset(w->next_values->rows, 0, sizeof w->next_values->rows);
     }
-    w->values.fresh = w->keys.fresh;
-    return ATTN_OK;
+    w->keys.fresh = w->next_values->fresh = fresh;
+    for (uint64_t left = fresh; left; left &= left - 1) {
+        int key = __builtin_ctzll(left);
+        int64_t row = sequence->first_new + key - cached;
+        w->keys.rows[key] = new_row(call->k, row, kv_head);
+        w->next_values->rows[key] = new_row(call->v, row, kv_head);
+    }
+    return find_cached(call, seq, kv_head, first, seen & ~fresh, w);
 }
 
 /* How rows of the cache and new rows are read. */
@@ -213,7 +275,7 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
 
 /* What each row sees of the keys [first, first + 64); returns what any row sees. */
 static uint64_t look(const cpu_group *group, const work_unit *unit, const visibility *v,
-                     int64_t first, row_block *block)
+                     int64_t first, uint64_t *visible)
 {
     uint64_t seen = 0, word = 0;
     int32_t query = -1;
@@ -222,35 +284,65 @@ static uint64_t look(const cpu_group *group, const work_unit *unit, const visibi
         if (next != query)
             word = visible_word(v, next, first);
         query = next;
-        block->visible[r] = word;
+        visible[r] = word;
         seen |= word;
     }
     return seen;
 }
 
-static attn_status attend_tile(layer_call *call, const work_unit *unit, int32_t kv_head,
-                               const visibility *v, int64_t first, worker_scratch *w)
+/* Find the next tile, from *first on, of which somebody sees something; *first = end if none. */
+static attn_status find_next(layer_call *call, const work_unit *unit, int32_t kv_head,
+                             const visibility *v, int64_t end, int64_t *first, worker_scratch *w)
+{
+    for (; *first < end; *first += TILE_KEYS) {
+        uint64_t seen = look(call->group, unit, v, *first, w->next_visible);
+        if (seen != 0)
+            return find_tile(call, unit->seq, kv_head, *first, seen, w);
+    }
+    *first = end;
+    return ATTN_OK;
+}
+
+/* The tile that was found is the one at hand. */
+static void turn_to_next(worker_scratch *w)
+{
+    tile_source *values = w->values;
+    uint64_t *visible = w->block.visible;
+    w->values = w->next_values;
+    w->next_values = values;
+    w->block.visible = w->next_visible;
+    w->next_visible = visible;
+}
+
+/* Probabilities of the tile at `first`. */
+static void score_tile(const layer_call *call, const visibility *v, int64_t first,
+                       worker_scratch *w)
 {
     const cpu_kernels *kernels = call->instance->kernels;
     const cpu_group *group = call->group;
-    uint64_t seen = look(group, unit, v, first, &w->block);
-    if (seen == 0)
-        return ATTN_OK;
-    attn_status status = find_tile(call, unit->seq, kv_head, first, seen, w);
-    if (status != ATTN_OK)
-        return status;
     for (int j = 0; group->rule.has_alibi && j < TILE_KEYS; j++)
         w->key_positions[j] = (float)key_position(v, first + j);
-    kernels->pack_keys(&w->keys, group->dim, w->temp, w->key_panels);
-    kernels->score(&w->block, w->key_panels);
-    kernels->softmax(&w->block, &group->rule, w->key_positions);
-    if (unit->rows <= FEW_ROWS) {
-        kernels->accumulate_few(&w->block, &w->values, group->v_dim, w->value_panels);
-        return ATTN_OK;
+    if (w->block.rows <= FEW_ROWS)
+        kernels->score_few(&w->block, &w->keys, w->values, w->temp, w->key_panels);
+    else {
+        kernels->pack_keys(&w->keys, group->dim, w->temp, w->key_panels);
+        kernels->score(&w->block, w->key_panels);
     }
-    int exact = kernels->pack_values(&w->values, group->v_dim, w->temp, w->value_panels);
+    kernels->softmax(&w->block, &group->rule, w->key_positions);
+}
+
+/* Add up values; w->keys, if `more` = 1, are needed next. */
+static void add_tile(const layer_call *call, int more, worker_scratch *w)
+{
+    const cpu_kernels *kernels = call->instance->kernels;
+    const int32_t v_dim = call->group->v_dim;
+    if (w->block.rows <= FEW_ROWS) {
+        kernels->accumulate_few(&w->block, w->values, more ? &w->keys : NULL, v_dim,
+                                w->value_panels);
+        return;
+    }
+    int exact = kernels->pack_values(w->values, v_dim, w->temp, w->value_panels);
     kernels->accumulate(&w->block, w->value_panels, exact);
-    return ATTN_OK;
 }
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
@@ -302,10 +394,17 @@ static attn_status attend_split(layer_call *call, const work_unit *unit, int32_t
 {
     int64_t first = (int64_t)split * call->instance->options.split;
     int64_t end = first + call->instance->options.split;
-    attn_status status = ATTN_OK;
+    end = end < v->kv_len ? end : v->kv_len;
     reset_rows(&w->block);
-    for (; first < end && first < v->kv_len && status == ATTN_OK; first += TILE_KEYS)
-        status = attend_tile(call, unit, kv_head, v, first, w);
+    attn_status status = find_next(call, unit, kv_head, v, end, &first, w);
+    while (status == ATTN_OK && first < end) {
+        turn_to_next(w);
+        score_tile(call, v, first, w);
+        first += TILE_KEYS;
+        status = find_next(call, unit, kv_head, v, end, &first, w);
+        if (status == ATTN_OK)
+            add_tile(call, first < end, w);
+    }
     return status;
 }
 
@@ -320,7 +419,8 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     lay_out(call, worker, unit->rows, &w);
     load_rows(call, unit, kv_head, &v, &w.block);
     set_formats(call, &call->k_cache, kv_head, &w.keys);
-    set_formats(call, &call->v_cache, kv_head, &w.values);
+    set_formats(call, &call->v_cache, kv_head, w.values);
+    set_formats(call, &call->v_cache, kv_head, w.next_values);
     reset_out(&w);
     for (int32_t split = unit->first_split; split < unit->end_split; split++) {
         attn_status status = attend_split(call, unit, kv_head, &v, split, &w);

@@ -28,10 +28,10 @@ static attn_status fault_message(const layer_call *call, attn_error *error)
     long long last = call->k_cache.num_pages * call->group->page_size - 1;
     if (call->fault_seq < 0)
         return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                 "cpu_native: out_cache_loc[%lld] is %lld: accepted -1..%lld",
+                                 "out_cache_loc[%lld] is %lld: accepted -1..%lld",
                                  (long long)call->fault_at, (long long)call->fault_slot, last);
     return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                             "cpu_native: key %lld of sequence %d is in slot %lld: accepted "
+                             "key %lld of sequence %d is in slot %lld: accepted "
                              "0..%lld",
                              (long long)call->fault_at, call->fault_seq,
                              (long long)call->fault_slot, last);
@@ -50,7 +50,20 @@ static attn_status run(layer_call *call, int64_t count, attn_task task, attn_err
         return ATTN_OK;
     if (call->fault_claimed)
         return fault_message(call, error);
-    return plugin_fail(error, status, "cpu_native: parallel_for failed with status %d", status);
+    return plugin_fail(error, status, "parallel_for failed with status %d", status);
+}
+
+/* Partial results of so many floats are merged sooner than workers are woken. */
+enum { FEW_FLOATS = 1 << 15 };
+
+static attn_status merge(layer_call *call, attn_error *error)
+{
+    const int64_t heads = call->group->kv_heads, count = call->plan->num_merges * heads;
+    if (call->plan->part_rows * heads * call->capacity->part_stride > FEW_FLOATS)
+        return run(call, count, cpu_merge_task, error);
+    for (int64_t task = 0; task < count; task++)
+        cpu_merge_task(call, task, 0); /* which can not fail */
+    return ATTN_OK;
 }
 
 /* Rows of no sequence are padding, whose output has to be finite. */
@@ -75,13 +88,13 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
 {
     layer_call call;
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: metadata or args is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     if (!metadata->planned)
-        return plugin_fail(error, ATTN_BAD_STATE, "cpu_native: forward before a batch was planned");
+        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
     if (metadata->batch.mode == ATTN_MODE_IDLE)
         return ATTN_OK;
     if (decode != (metadata->batch.mode == ATTN_MODE_DECODE))
-        return plugin_fail(error, ATTN_BAD_STATE, "cpu_native: %s for a batch of mode %u",
+        return plugin_fail(error, ATTN_BAD_STATE, "%s for a batch of mode %u",
                            decode ? "forward_decode" : "forward_extend", metadata->batch.mode);
     attn_status status = cpu_call_init(&call, metadata, layer_id, args, error);
     if (status != ATTN_OK)
@@ -91,7 +104,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     if (status == ATTN_OK)
         status = run(&call, call.plan->num_units * heads, cpu_attend_task, error);
     if (status == ATTN_OK)
-        status = run(&call, call.plan->num_merges * heads, cpu_merge_task, error);
+        status = merge(&call, error);
     if (status == ATTN_OK)
         clear_padding(&call);
     return status;

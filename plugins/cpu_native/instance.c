@@ -56,7 +56,7 @@ static attn_status choose_kernels(int32_t isa, const cpu_kernels **kernels, attn
         return ATTN_OK;
     }
     return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_CPU_ISA,
-                             "cpu_native: option isa: this processor or this build has no %s: "
+                             "option isa: this processor or this build has no %s: "
                              "accepted auto, generic",
                              isa == CPU_ISA_AVX512 ? "avx512" : "avx2");
 }
@@ -119,8 +119,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
             for (const cpu_layer *other = layers; other < next; other++)
                 if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
                     return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                             "cpu_native: layer_id %d twice, or below 0",
-                                             layer->layer_id);
+                                             "layer_id %d twice, or below 0", layer->layer_id);
         }
     }
     return ATTN_OK;
@@ -137,10 +136,10 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     const cpu_kernels *kernels = NULL;
     if (!problems || num_problems == 0 || !services || !instance)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "cpu_native: problems, services or instance is missing");
+                           "problems, services or instance is missing");
     if (num_problems > MAX_GROUPS)
-        return plugin_fail(error, ATTN_UNSUPPORTED, "cpu_native: %u layer groups: accepted 1..%d",
-                           num_problems, MAX_GROUPS);
+        return plugin_fail(error, ATTN_UNSUPPORTED, "%u layer groups: accepted 1..%d", num_problems,
+                           MAX_GROUPS);
     attn_status status = cpu_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
         status = cpu_require(options, services, attn_at(problems, i), error);
@@ -154,8 +153,7 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
     if (!made)
         return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "cpu_native: no memory for an instance of %llu bytes",
-                           (unsigned long long)size);
+                           "no memory for an instance of %llu bytes", (unsigned long long)size);
     *made = (attn_instance){.services = services,
                             .kernels = kernels,
                             .options = read,

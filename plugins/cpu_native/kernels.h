@@ -25,7 +25,7 @@ enum {
     TILE_KEYS = 64,
     TILE_ROWS = 96, /* packing costs 5 % of an fp32 prefill at this; a multiple of 6 */
     PANEL = 16,     /* floats: a cache line */
-    FEW_ROWS = 2,
+    FEW_ROWS = 3,   /* keys and values of so few are not packed */
     MAX_DIM = 512
 };
 
@@ -88,6 +88,12 @@ typedef struct cpu_kernels {
     /* scores = Q K^T where a row of the register block sees something; elsewhere undefined. */
     void (*score)(const row_block *block, const float *key_panels);
 
+    /* The same scores for FEW_ROWS rows at most, where packing would take longest: keys are read
+     * where they lie. Values of the same tile are asked for on the way. temp: [16 * MAX_DIM];
+     * panels: as of pack_keys, for instruction sets that pack nevertheless. */
+    void (*score_few)(const row_block *block, const tile_source *keys, const tile_source *values,
+                      float *temp, float *panels);
+
     /* Scores to probabilities: rule, mask, new maximum; acc, max and sum are brought up to date.
      * key_positions: [64], read with ALiBi. */
     void (*softmax)(const row_block *block, const score_rule *rule, const float *key_positions);
@@ -95,10 +101,11 @@ typedef struct cpu_kernels {
     /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values told so). */
     void (*accumulate)(const row_block *block, const float *value_panels, int exact);
 
-    /* The same sums for FEW_ROWS rows at most, where packing would take longest; values are read
-     * where they lie, none that a row does not see. temp: [64][value_stride]. */
-    void (*accumulate_few)(const row_block *block, const tile_source *source, int32_t dim,
-                           float *temp);
+    /* The same sums for FEW_ROWS rows at most; values are read where they lie, none that a row does
+     * not see. next_keys: of the next tile, which are asked for on the way; NULL = none. temp:
+     * [64][value_stride]. */
+    void (*accumulate_few)(const row_block *block, const tile_source *values,
+                           const tile_source *next_keys, int32_t dim, float *temp);
 
     /* Merge partial (acc, max, sum) of one row into another one by log-sum-exp. */
     void (*merge)(float *acc, float *max, float *sum, const float *part, float part_max,

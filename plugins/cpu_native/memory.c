@@ -36,7 +36,7 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Bytes of a worker's part of the scratch; worker_scratch() in attend.c lays it out. */
+/* Bytes of a worker's part of the scratch; worker_scratch in attend.c lays it out. */
 static int64_t worker_bytes(const cpu_group *group, int64_t rows)
 {
     int64_t dim = group->dim, v_dim = panel_round(group->v_dim);
@@ -44,7 +44,7 @@ static int64_t worker_bytes(const cpu_group *group, int64_t rows)
                      + PANEL * MAX_DIM         /* rows under conversion */
                      + TILE_KEYS               /* positions */
                      + rows * (dim + TILE_KEYS + 2 * v_dim) + 6 * TILE_ROWS;
-    return (int64_t)aligned((uint64_t)floats * sizeof(float) + TILE_ROWS * sizeof(uint64_t)) +
+    return (int64_t)aligned((uint64_t)floats * sizeof(float) + 2 * TILE_ROWS * sizeof(uint64_t)) +
            16 * ALIGNMENT;
 }
 
@@ -139,13 +139,13 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            uint64_t *host, attn_error *error)
 {
     uint32_t workers = instance->services->num_workers;
+    if (kind == ATTN_METADATA_GRAPH)
+        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
+                                 "graph metadata: nothing can be captured on a processor");
     if (kind != ATTN_METADATA_EAGER)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
-                                 "cpu_native: metadata kind %u: accepted 0: nothing can be "
-                                 "captured on a processor",
-                                 kind);
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1", kind);
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: bounds are NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
     COPY_SIZED(bounds, given);
     attn_status status = cpu_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -184,13 +184,12 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, cons
         if (error)
             error->needed = needed;
         return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
-                                 "cpu_native: %s is %" PRIu64 " bytes: accepted %" PRIu64
-                                 " and more",
-                                 name, memory->size[region], needed);
+                                 "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,
+                                 memory->size[region], needed);
     }
     if ((uintptr_t)memory->base[region] % ALIGNMENT != 0)
         return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
-                                 "cpu_native: %s is not aligned to %d bytes", name, ALIGNMENT);
+                                 "%s is not aligned to %d bytes", name, ALIGNMENT);
     return ATTN_OK;
 }
 

@@ -10,7 +10,7 @@
 #include "plugins/common/plugin_error.h"
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "cpu_native: " __VA_ARGS__)
+    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 static attn_status find_layer(attn_metadata *metadata, int32_t layer_id, layer_call *call,
                               const cpu_layer **layer, attn_error *error)
@@ -157,9 +157,9 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
     *call = (layer_call){.instance = metadata->instance, .metadata = metadata, .fault_seq = -1};
     if (args.flags & ATTN_FORWARD_CAPTURING)
         return plugin_fail(error, ATTN_CAPTURE_UNSUPPORTED,
-                           "cpu_native: nothing can be captured on a processor");
+                           "nothing can be captured on a processor");
     if (args.num_operands > 0 && !args.operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: operands are NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
     if (args.num_scales > 0 && !args.scales)
         args.num_scales = 0;
     attn_status status = find_layer(metadata, layer_id, call, &layer, error);

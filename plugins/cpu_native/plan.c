@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define FAIL(error, ...)                                                                           \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "cpu_native: " __VA_ARGS__)
+    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
 /* On the CPU both are the same memory; either will do while the call lasts. */
 static const int32_t *read_i32(const attn_i32_array *array)
@@ -440,7 +440,7 @@ attn_status cpu_init_forward_metadata(attn_metadata *metadata, const attn_batch 
 {
     (void)stream;
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: metadata or batch is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     metadata->planned = 0;
     keep_batch(metadata, batch);
     attn_status status = check_batch(metadata, error);

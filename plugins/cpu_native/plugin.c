@@ -22,7 +22,7 @@
 /* ---- Options --------------------------------------------------------------------------------- */
 
 static const char *const isa_choices[] = {"auto", "generic", "avx2", "avx512"};
-static const char *const index_choices[] = {"any", "req_to_token", "block_table", "csr"};
+static const char *const index_choices[] = {"req_to_token", "block_table", "csr", "all"};
 
 enum { DEFAULT_SPLIT = 512 };
 
@@ -46,11 +46,11 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_ENUM,
      .key = "kv_index",
-     .default_text = "any",
+     .default_text = "block_table",
      .min = 1,
      .num_choices = 4,
      .choices = index_choices,
-     .doc = "form of KV indices to ask for; any = whichever of the three is given"},
+     .doc = "form of KV indices to ask for; all = the three of them, for an engine to be tested"},
 };
 
 static attn_status read_split(const attn_option_value *value, cpu_options *options,
@@ -78,7 +78,7 @@ static attn_status read_choice(const attn_option_value *value, int64_t *choice, 
 attn_status cpu_options_read(const attn_options *given, cpu_options *options, attn_error *error)
 {
     const uint32_t all = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR;
-    int64_t isa = CPU_ISA_AUTO, form = 0;
+    int64_t isa = CPU_ISA_AUTO, form = 1; /* block_table */
     attn_status status = ATTN_OK;
     options->split = DEFAULT_SPLIT;
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
@@ -91,7 +91,7 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
             status = read_split(value, options, error);
     }
     options->isa = (int32_t)isa;
-    options->index_forms = form == 0 ? all : 1u << (form - 1);
+    options->index_forms = form == 3 ? all : 1u << form;
     return status;
 }
 

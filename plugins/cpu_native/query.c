@@ -127,7 +127,7 @@ static attn_status question_init(question *ask, const attn_options *options,
 {
     if (!problem || !problem->group || !problem->bounds || !problem->device)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "cpu_native: problem, group, bounds or device is NULL");
+                           "problem, group, bounds or device is NULL");
     COPY_SIZED(&ask->problem, problem);
     COPY_SIZED(&ask->group, problem->group);
     COPY_SIZED(&ask->bounds, problem->bounds);
@@ -189,7 +189,7 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;
     if (!is_operand_dtype(problem->q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, "fp32, fp16, bf16", "%s", verdict_dtype_name(problem->q_dtype));
+        REFUSE(DTYPE, Q_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->q_dtype));
     else if (problem->kv_dtype != problem->q_dtype &&
              !(has_cache(&ask->group) && is_fp8(problem->kv_dtype))) {
         char accepted[64];
@@ -198,7 +198,7 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
         REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
     }
     if (!is_operand_dtype(problem->out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, "fp32, fp16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
 }
 
 static void check_scales(const question *ask, attn_verdict *verdict)
@@ -307,7 +307,7 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "cpu_native: verdict is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
@@ -332,9 +332,9 @@ attn_status cpu_require(const attn_options *options, const attn_services *servic
     attn_status status = cpu_query(&cpu_native_type, options, services, problem, &verdict, error);
     if (status != ATTN_OK || verdict.supported)
         return status;
-    return plugin_fail_field(
-        error, ATTN_UNSUPPORTED, reason.field, "cpu_native: %s %s: accepted %s (of %u reasons)",
-        verdict_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
+    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
+                             "%s %s: accepted %s (of %u reasons)", verdict_field_name(reason.field),
+                             reason.got, reason.accepted, verdict.num_reasons);
 }
 
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
@@ -349,13 +349,12 @@ attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
     check_uses(&ask, &verdict);
     check_bounds(&ask, &verdict);
     if (!verdict.supported)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                                 "cpu_native: %s %s: accepted %s", verdict_field_name(reason.field),
-                                 reason.got, reason.accepted);
+        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
+                                 verdict_field_name(reason.field), reason.got, reason.accepted);
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
         bounds->max_kv_len == 0)
         return FAIL(error, ATTN_FIELD_BATCH,
-                    "cpu_native: bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
+                    "bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
                     "accepted 1 and more",
                     bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
     return ATTN_OK;

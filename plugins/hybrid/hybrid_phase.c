@@ -72,8 +72,7 @@ static attn_status create_child(attn_instance *instance, int c, const char *name
     attn_status status = ATTN_OK;
     uint32_t served = 0;
     if (!narrowed || !list)
-        status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "hybrid_phase: %u layer groups",
-                             num_problems);
+        status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layer groups", num_problems);
     for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++)
         if (phase_narrow_problem(c, attn_at(problems, p), &instance->routing, &narrowed[p]) != 0)
             list[served++] = narrowed[p].problem;
@@ -132,7 +131,7 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     int split = 1;
     attn_status status = phase_read_options(given, &options, error);
     if (status == ATTN_OK && num_problems == 0)
-        status = plugin_fail(error, ATTN_INVALID_ARGUMENT, "hybrid_phase: no layer group");
+        status = plugin_fail(error, ATTN_INVALID_ARGUMENT, "no layer group");
     if (status == ATTN_OK)
         status =
             check_problems(type, problems, num_problems, given, &options, services, &split, error);
@@ -143,7 +142,7 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
         sizeof(attn_instance) + count_layers(problems, num_problems) * sizeof(layer_kv_group);
     attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
     if (!made)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "hybrid_phase: %zu bytes", size);
+        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
     memset(made, 0, size);
     made->services = services;
     made->routing = (phase_routing){.spec_child = options.spec_child, .split_mixed = split};

@@ -60,7 +60,7 @@ static attn_status total_size(attn_instance *instance, uint32_t kind, const attn
     if (kind == ATTN_METADATA_GRAPH && instance->routing.split_mixed &&
         bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
         return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "hybrid_phase: MIXED cannot be captured");
+                                 "MIXED cannot be captured");
     attn_status status = ATTN_OK;
     memset(total, 0, sizeof *total);
     total->struct_size = sizeof *total;

@@ -62,7 +62,7 @@ attn_status phase_read_options(const attn_options *options, phase_options *read,
     for (int c = 0; c < NUM_PHASES; c++)
         if (!read->child[c])
             return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "hybrid_phase: option %s is required: the name of a backend",
+                                     "option %s is required: the name of a backend",
                                      phase_option_list[c].key);
     return ATTN_OK;
 }
@@ -195,8 +195,7 @@ static attn_status check_services(const attn_services *services, attn_error *err
 {
     if (services && services->child_query && services->child_create)
         return ATTN_OK;
-    return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                       "hybrid_phase: services lack child_query or child_create");
+    return plugin_fail(error, ATTN_INVALID_ARGUMENT, "services lack child_query or child_create");
 }
 
 attn_status phase_query(const attn_backend_type *type, const attn_options *given,

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_cuda_test.h: what tests with the fake CUDA driver begin with.
+ */
+#ifndef FAKE_CUDA_TEST_H
+#define FAKE_CUDA_TEST_H
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/fixtures/fake_cuda.h"
+
+static struct fake_cuda fake;
+
+/* A file of the fixtures. `path` has room for 4096 bytes. */
+static inline void fixture_path(const char *name, char *path)
+{
+    const char *folder = getenv("ATTNHOST_TEST_FIXTURE_DIR");
+    ck_assert_msg(folder != NULL, "ATTNHOST_TEST_FIXTURE_DIR is not set");
+    snprintf(path, 4096, "%s/%s", folder, name);
+}
+
+/* Make the fake the driver of this process, as it is after its reset(). */
+static inline void use_fake_cuda(void)
+{
+    char path[4096];
+    fixture_path("fake_cuda.so", path);
+    ck_assert_msg(fake_cuda_load(path, &fake) == 0, "%s", dlerror());
+    fake.reset();
+    setenv("ATTNHOST_LIBCUDA", path, 1);
+}
+
+/* Nothing is alive on any device. */
+static inline void assert_nothing_left(void)
+{
+    struct fake_cuda_live live;
+    fake.get_live(&live);
+    ck_assert_uint_eq(live.contexts, 0);
+    ck_assert_uint_eq(live.allocations, 0);
+    ck_assert_uint_eq(live.bytes, 0);
+    ck_assert_uint_eq(live.pinned, 0);
+    ck_assert_uint_eq(live.streams, 0);
+    ck_assert_uint_eq(live.events, 0);
+    ck_assert_uint_eq(live.graphs, 0);
+    ck_assert_uint_eq(live.execs, 0);
+    ck_assert_uint_eq(live.modules, 0);
+}
+
+/* No red zone damaged, no access out of bounds, nothing left in a context that went. */
+static inline void assert_clean(void)
+{
+    struct fake_cuda_counters counters;
+    fake.get_counters(&counters);
+    ck_assert_msg(!counters.overruns && !counters.faults, "%s", fake.first_fault());
+    ck_assert_uint_eq(counters.abandoned, 0);
+}
+
+#endif /* FAKE_CUDA_TEST_H */
