@@ -9,6 +9,7 @@
 
 #include "host/answer.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -84,6 +85,16 @@ static int exists(const char *path)
     return stat(path, &info) == 0;
 }
 
+/* A folder of the search path: what came before it, as the files that an ini names, wins silently.
+ */
+static attn_status search_folder(attnhost *host, const char *folder, attn_error *error)
+{
+    host->registry.num_shadowing = host->registry.num_plugins;
+    attn_status status = attnhost_load_directory(host, folder, error);
+    host->registry.num_shadowing = 0;
+    return status;
+}
+
 /* Every folder of a list separated by colons. */
 static attn_status load_folders(attnhost *host, const char *list, attn_error *error)
 {
@@ -98,7 +109,7 @@ static attn_status load_folders(attnhost *host, const char *list, attn_error *er
                                "ATTNHOST_PLUGIN_PATH: '%s' is relative; accepted: absolute folders",
                                folder);
         else
-            status = attnhost_load_directory(host, folder, error);
+            status = search_folder(host, folder, error);
     }
     free(copy);
     return status;
@@ -109,7 +120,7 @@ attn_status attnhost_load_installed(attnhost *host, attn_error *error)
     const char *list = secure_getenv("ATTNHOST_PLUGIN_PATH");
     attn_status status = list ? load_folders(host, list, error) : ATTN_OK;
     if (status == ATTN_OK && exists(ATTNHOST_PLUGIN_DIR))
-        status = attnhost_load_directory(host, ATTNHOST_PLUGIN_DIR, error);
+        status = search_folder(host, ATTNHOST_PLUGIN_DIR, error);
     return status;
 }
 
@@ -317,10 +328,16 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
                                     attn_error *error)
 {
     char *base = realpath(".", NULL);
+    int why = base ? 0 : errno;
     struct options_text *texts = calloc((size_t)num_options + 1, sizeof *texts);
     attn_status status = ATTN_OK;
-    if (!base || !texts)
+    if (!texts || why == ENOMEM)
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    else if (!base && num_options > 0)
+        status = host_fail(error, ATTN_BAD_STATE,
+                           "attnhost_define_backend: %s: the working folder, which relative paths "
+                           "begin at: %s; accepted: one that can be reached",
+                           name, strerror(why));
     for (uint32_t o = 0; o < num_options && status == ATTN_OK; o++) {
         const char *key = pairs[2 * o], *value = pairs[2 * o + 1];
         texts[o] = (struct options_text){key, value, "attnhost_define_backend", base};

@@ -14,6 +14,7 @@
 
 #include "host/answer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -367,6 +368,54 @@ static attn_status check_arrays(const attnhost_backend *backend, const attn_batc
     return ATTN_OK;
 }
 
+/* An array of bounds [count + 1] does not fall and covers no more than `limit`; looked at only
+ * where the host can read it. */
+static attn_status check_indptr(const char *name, const attn_i32_array *array, int64_t count,
+                                int64_t limit, attn_error *error)
+{
+    const int32_t *indptr = array->host;
+    char field[64];
+    if (!indptr)
+        return ATTN_OK;
+    for (int64_t i = 0; i <= count; i++)
+        if (indptr[i] < 0 || (i > 0 && indptr[i] < indptr[i - 1])) {
+            snprintf(field, sizeof field, "%s[%lld]", name, (long long)i);
+            return fail_batch(error, field, indptr[i], "at least ", i > 0 ? indptr[i - 1] : 0);
+        }
+    int64_t sum = (int64_t)indptr[count] - indptr[0];
+    snprintf(field, sizeof field, "%s[%lld] - %s[0]", name, (long long)count, name);
+    return sum <= limit ? ATTN_OK : fail_batch(error, field, sum, "0..", limit);
+}
+
+static attn_status check_mask_indptr(const attn_batch *batch, attn_error *error)
+{
+    const int64_t *indptr = batch->mask ? batch->mask->indptr.host : NULL;
+    char field[64];
+    for (int32_t s = 0; indptr && s <= batch->num_seqs; s++)
+        if (indptr[s] < 0 || (s > 0 && indptr[s] < indptr[s - 1])) {
+            snprintf(field, sizeof field, "mask.indptr[%d]", s);
+            return fail_batch(error, field, indptr[s], "at least ", s > 0 ? indptr[s - 1] : 0);
+        }
+    return ATTN_OK;
+}
+
+static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
+{
+    const attn_shared_prefix *shared = batch->shared_prefix;
+    attn_status status = ATTN_OK;
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (batch->mode != ATTN_MODE_DECODE)
+        status =
+            check_indptr("q_indptr", &batch->q_indptr, batch->num_seqs, batch->num_tokens, error);
+    if (status == ATTN_OK)
+        status = check_mask_indptr(batch, error);
+    if (status == ATTN_OK && shared)
+        status = check_indptr("shared_prefix.seq_indptr", &shared->seq_indptr, shared->num_groups,
+                              batch->num_seqs, error);
+    return status;
+}
+
 /* Each form that the backend reads must be there, with its arrays. */
 static attn_status check_index_forms(uint32_t wanted, uint32_t group, const attn_batch *batch,
                                      const attn_kv_batch *kv, attn_error *error)
@@ -409,7 +458,14 @@ static attn_status check_kv_group(const attnhost_backend *backend, int32_t group
         return ATTN_OK;
     if (backend->needs_host_lens && kv->kv_lens.device && !kv->kv_lens.host)
         return fail_absent(error, "kv_groups[].kv_lens.host, which this backend needs,");
-    return check_index_forms(backend->index_forms, (uint32_t)group, batch, kv, error);
+    attn_status status = check_indptr("kv_groups[].kv_new_indptr", &kv->kv_new_indptr,
+                                      batch->num_seqs, INT32_MAX, error);
+    if (status == ATTN_OK)
+        status = check_indptr("kv_groups[].kv_indptr", &kv->kv_indptr, batch->num_seqs, INT32_MAX,
+                              error);
+    return status == ATTN_OK
+               ? check_index_forms(backend->index_forms, (uint32_t)group, batch, kv, error)
+               : status;
 }
 
 static attn_status check_batch(const attnhost_metadata *metadata, const attn_batch *batch,
@@ -421,6 +477,8 @@ static attn_status check_batch(const attnhost_metadata *metadata, const attn_bat
         status = check_counts(&metadata->bounds, batch, error);
     if (status == ATTN_OK)
         status = check_arrays(backend, batch, error);
+    if (status == ATTN_OK)
+        status = check_all_indptr(batch, error);
     for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)
         status = check_kv_group(backend, backend->kv_groups[g], batch, error);
     return status;

@@ -10,6 +10,7 @@
 
 #include "host/arguments.h"
 #include "host/commands.h"
+#include "host/embed.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
@@ -54,8 +55,13 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin)
+static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin,
+                         const char *shadowed_by)
 {
+    if (shadowed_by) {
+        printf("%s\n  not used: %s provides it already\n", plugin->file, shadowed_by);
+        return;
+    }
     if (plugin->status) {
         printf("%s\n  refused (%s): %s\n", plugin->file, attnhost_status_name(plugin->status),
                plugin->reason);
@@ -79,7 +85,7 @@ static int print_all(const attnhost *host)
     for (uint32_t i = 0; i < count; i++) {
         attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
         if (attnhost_plugin(host, i, &plugin, NULL) == ATTN_OK)
-            print_plugin(host, &plugin);
+            print_plugin(host, &plugin, host->registry.plugins[i]->shadowed_by);
     }
     if (count == 0)
         fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
@@ -92,12 +98,14 @@ static int print_all(const attnhost *host)
 
 /* Memory that runs out on the way shows as a NULL from cJSON_Print() or as a missing entry; the
  * sums of a list are small enough that the first allocation to fail is the printing. */
-static cJSON *plugin_json(const attnhost *host, const attnhost_plugin_info *plugin)
+static cJSON *plugin_json(const attnhost *host, const attnhost_plugin_info *plugin,
+                          const char *shadowed_by)
 {
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "file", plugin->file);
     cJSON_AddStringToObject(object, "status", attnhost_status_name(plugin->status));
     cJSON_AddStringToObject(object, "reason", plugin->reason);
+    cJSON_AddStringToObject(object, "shadowed_by", shadowed_by ? shadowed_by : "");
     cJSON_AddStringToObject(object, "name", plugin->name);
     cJSON_AddStringToObject(object, "version", plugin->version);
     cJSON_AddStringToObject(object, "vendor", plugin->vendor);
@@ -126,7 +134,7 @@ static int print_json(const attnhost *host)
         attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
         if (attnhost_plugin(host, i, &plugin, NULL))
             continue;
-        cJSON *object = plugin_json(host, &plugin);
+        cJSON *object = plugin_json(host, &plugin, host->registry.plugins[i]->shadowed_by);
         if (!cJSON_AddItemToArray(array, object))
             cJSON_Delete(object);
     }

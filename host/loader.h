@@ -24,7 +24,9 @@ struct loader_plugin {
     attn_status status; /* ATTN_OK = usable */
     char *reason;       /* why it was refused; "" for a usable one */
     char *file;         /* absolute with links resolved; as it was given if it does not exist */
-    attn_plugin table;  /* as the plugin filled it; all zero before that */
+    const char
+        *shadowed_by;  /* the file that has its backends already, if that is why; registry.h */
+    attn_plugin table; /* as the plugin filled it; all zero before that */
     const attn_backend_type **types; /* [num_types]; validated */
     uint32_t num_types;              /* 0 if refused */
     void *handle;                    /* of dlopen; NULL if it did not come to that */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 static pthread_mutex_t logs_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t writer_left = PTHREAD_COND_INITIALIZER;
 static struct host_log *logs;
 
 static void write_to_stderr(void *ctx, uint32_t level, const char *message)
@@ -36,6 +37,8 @@ void host_log_finish(struct host_log *log)
     while (*link != log)
         link = &(*link)->next;
     *link = log->next;
+    while (log->writers > 0)
+        pthread_cond_wait(&writer_left, &logs_mutex);
     pthread_mutex_unlock(&logs_mutex);
     pthread_mutex_destroy(&log->mutex);
 }
@@ -60,7 +63,15 @@ void host_log_write(struct host_log *log, uint32_t level, const char *format, ..
 void host_log_write_newest(uint32_t level, const char *message)
 {
     pthread_mutex_lock(&logs_mutex);
-    if (logs)
-        host_log_write(logs, level, "%s", message);
+    struct host_log *log = logs;
+    if (log)
+        log->writers++;
+    pthread_mutex_unlock(&logs_mutex);
+    if (!log)
+        return;
+    host_log_write(log, level, "%s", message); /* the user's code: not under our mutex */
+    pthread_mutex_lock(&logs_mutex);
+    if (--log->writers == 0)
+        pthread_cond_broadcast(&writer_left);
     pthread_mutex_unlock(&logs_mutex);
 }

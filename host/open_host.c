@@ -55,7 +55,8 @@ void open_host_print_refused(const attnhost *host, const char *command, FILE *fi
 {
     for (uint32_t p = 0; p < attnhost_num_plugins(host); p++) {
         attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
-        if (attnhost_plugin(host, p, &plugin, NULL) == ATTN_OK && plugin.status != ATTN_OK)
+        if (attnhost_plugin(host, p, &plugin, NULL) == ATTN_OK && plugin.status != ATTN_OK &&
+            !host->registry.plugins[p]->shadowed_by)
             fprintf(file, "attnhost %s: refused %s\n", command, plugin.reason);
     }
 }

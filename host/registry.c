@@ -115,9 +115,27 @@ attn_status registry_pin(struct registry *registry, const char *file, const uint
 
 /* ---- Load ------------------------------------------------------------------------------------ */
 
+/* The file that has the plugin's backends by its place in the search path, or NULL. */
+static const char *find_shadow(const struct registry *registry, const struct loader_plugin *plugin)
+{
+    const char *file = NULL;
+    for (uint32_t t = 0; t < plugin->num_types; t++) {
+        const struct registry_type *taken = registry_find(registry, plugin->types[t]->name);
+        if (!taken || taken->plugin_index >= registry->num_shadowing)
+            return NULL;
+        file = file ? file : taken->plugin->file;
+    }
+    return file;
+}
+
 /* A name that is taken makes the later plugin a refused one. */
 static attn_status refuse_duplicates(const struct registry *registry, struct loader_plugin *plugin)
 {
+    plugin->shadowed_by = find_shadow(registry, plugin);
+    if (plugin->shadowed_by)
+        return loader_refuse(plugin, ATTN_CONFIG_ERROR,
+                             "%s: shadowed by %s, which provides its backends already",
+                             plugin->file, plugin->shadowed_by);
     for (uint32_t t = 0; t < plugin->num_types; t++) {
         const char *name = plugin->types[t]->name;
         const struct registry_type *taken = registry_find(registry, name);

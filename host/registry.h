@@ -30,6 +30,9 @@ struct registry {
     uint32_t num_types;
     struct registry_pin *pins;
     uint32_t num_pins;
+    uint32_t num_shadowing; /* plugins [0, num_shadowing) come before what is loaded now in a search
+                             * path: a file whose backends they all have is shadowed, which is a
+                             * refusal that needs no mention */
 };
 
 void registry_init(struct registry *registry);

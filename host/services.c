@@ -86,10 +86,7 @@ static void release_on_host(void *ctx, uint32_t space, void *memory)
 static attn_status run_here(void *ctx, int64_t num_tasks, attn_task task, void *arg)
 {
     (void)ctx;
-    attn_status status = num_tasks < 0 ? ATTN_INVALID_ARGUMENT : ATTN_OK;
-    for (int64_t i = 0; i < num_tasks && status == ATTN_OK; i++)
-        status = task(arg, i, 0);
-    return status;
+    return threads_for_here(num_tasks, task, arg);
 }
 
 attn_services *services_create_for_plugin(void)

@@ -218,6 +218,20 @@ attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task ta
     return status;
 }
 
+attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg)
+{
+    if (in_task)
+        return ATTN_BAD_STATE;
+    if (num_tasks < 0 || !task)
+        return ATTN_INVALID_ARGUMENT;
+    attn_status status = ATTN_OK;
+    in_task = true;
+    for (int64_t i = 0; i < num_tasks && status == ATTN_OK; i++)
+        status = task(arg, i, 0);
+    in_task = false;
+    return status;
+}
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 static uint32_t count_cpus(void)

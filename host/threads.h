@@ -33,4 +33,7 @@ uint32_t threads_num_workers(const struct threads *threads);
  * threads are served one after the other. What the tasks wrote is seen by the caller. */
 attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task task, void *arg);
 
+/* The same without a pool: all tasks on this thread, in order, as worker 0. */
+attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);
+
 #endif /* HOST_THREADS_H */

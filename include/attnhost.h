@@ -106,7 +106,8 @@ attn_status attnhost_load_directory(attnhost *host, const char *directory, attn_
 
 /* Load the folders of the environment variable ATTNHOST_PLUGIN_PATH (separated by colons, absolute;
  * ignored when the process runs with elevated privileges), then the folder that plugins are
- * installed in, if it exists. [host-thread] */
+ * installed in, if it exists. A file whose backends are there already is passed over: it is on
+ * record as CONFIG_ERROR, shadowed by what was loaded before. [host-thread] */
 attn_status attnhost_load_installed(attnhost *host, attn_error *error);
 
 /* From now on `file` is loaded only if the SHA-256 of its content is `sha256` (64 hexadecimal
@@ -265,7 +266,8 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata);
 
 /* Plan a batch for all layers. What is wrong with the batch itself is INVALID_ARGUMENT: an unknown
  * mode, one outside the bounds, more sequences or tokens than the bounds, a KV group or an index
- * form that is missing, missing host arrays where they are needed. A batch in IDLE is not handed to
+ * form that is missing, missing host arrays where they are needed, an indptr on the host that falls
+ * or covers more than there is. A batch in IDLE is not handed to
  * the backend. After a failure the metadata has no batch. [backend-thread & !capturing] */
 attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const attn_batch *batch,
                                            attn_stream stream, attn_error *error);

@@ -378,6 +378,23 @@ refused 3 "a name that another plugin has" "b.so" "fixture_two is provided by $f
     "accepted: one backend type of a name" \
     -- run "$folder/good.ini" --set "plugins.path=$folder/p" --set plugins.critical=b
 
+# What the ini names wins over a search path, without a complaint.
+mkdir "$folder/q"
+cp "$plugins/cpu_native.so" "$folder/q/cpu_native.so"
+ATTNHOST_PLUGIN_PATH=$folder/q "$command" run "$folder/good.ini" >"$folder/out" 2>"$folder/err"
+code=$?
+if test $code -eq 0 && ! grep -q refused "$folder/err"; then
+    tap_ok "a plugin that is shadowed is not mentioned"
+else
+    tap_not_ok "a plugin that is shadowed is not mentioned" "exit code $code: $(cat "$folder/err")"
+fi
+ATTNHOST_PLUGIN_PATH=$folder/q "$command" list "$folder/good.ini" >"$folder/out" 2>&1
+if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so provides it already" "$folder/out"; then
+    tap_ok "list tells what shadows it"
+else
+    tap_not_ok "list tells what shadows it" "$(cat "$folder/out")"
+fi
+
 # ---- Backends ------------------------------------------------------------------------------------
 
 plugin_file=$fixtures/fixture_create_fails.so
@@ -389,8 +406,8 @@ refused 4 "create fails, and no empty report is left" "libunobtainium.so.1 is no
     --set attention.attention_backend=fixture_fails --json report.json
 set_refused 4 "an alias without its plugin" attention.attention_backend=fa3 "fa3" "fa3_like" \
     "not installed" "--set"
-set_refused 4 "a backend that is not installed" attention.attention_backend=triton_like \
-    "triton_like" "not installed"
+set_refused 4 "a backend that is not installed" attention.attention_backend=flashinfer_like \
+    "flashinfer_like" "not installed"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"

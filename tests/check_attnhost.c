@@ -261,6 +261,37 @@ START_TEST(bad_batches)
 }
 END_TEST
 
+/* A host array is there to be read: one that contradicts the batch would make a backend write past
+ * its memory. */
+START_TEST(bad_indptr)
+{
+    static const int32_t falling[4] = {0, 5, 3, 5}, jump[4] = {0, 1000, 1060, 1060},
+                         negative[4] = {-1, 0, 3, 4}, moved[4] = {7, 8, 12, 12};
+    static const int64_t mask_falls[4] = {0, 8, 7, 9};
+    const attn_mask mask = {.struct_size = sizeof mask, .indptr = {mask_falls, NULL}};
+    const attn_shared_prefix shared = {
+        .struct_size = sizeof shared, .num_groups = 3, .seq_indptr = {jump, jump}};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.q_indptr.host = moved; /* rows of a slice */
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    ASSERT_BAD_BATCH("q_indptr[2] is 3; accepted: at least 5", batch.q_indptr.host = falling);
+    ASSERT_BAD_BATCH("q_indptr[0] is -1; accepted: at least 0", batch.q_indptr.host = negative);
+    ASSERT_BAD_BATCH("q_indptr[3] - q_indptr[0] is 1060; accepted: 0..5",
+                     batch.q_indptr.host = jump);
+    ASSERT_BAD_BATCH("mask.indptr[2] is 7; accepted: at least 8", batch.mask = &mask);
+    ASSERT_BAD_BATCH("shared_prefix.seq_indptr[3]", batch.shared_prefix = &shared);
+    ASSERT_BAD_BATCH("kv_new_indptr[2] is 3", kv[1].kv_new_indptr.host = falling);
+    ASSERT_BAD_BATCH("kv_indptr[2] is 3", kv[0].kv_indptr.host = falling);
+    make_batch(ATTN_MODE_DECODE);
+    batch.q_indptr.host = falling; /* not read in DECODE */
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* ---- Helpers --------------------------------------------------------------------------------- */
 
 START_TEST(tensors)
@@ -346,6 +377,7 @@ static Suite *suite(void)
     tcase_add_test(tests, one_phase_alone);
     tcase_add_test(tests, counters_are_zeroed_after_a_failure);
     tcase_add_test(tests, bad_batches);
+    tcase_add_test(tests, bad_indptr);
     tcase_add_test(tests, tensors);
     tcase_add_test(tests, merge);
     suite_add_tcase(made, tests);

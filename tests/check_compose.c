@@ -4,6 +4,9 @@
  */
 #include "tests/attnhost_fixture.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 /* ---- Names and trees ------------------------------------------------------------------------- */
 
 START_TEST(plugins_and_types_are_listed)
@@ -86,6 +89,25 @@ START_TEST(definitions)
     backend = compose("mine");
     ck_assert_int_eq(counters_of("fixture_good")->block, 64);
     attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* Relative paths in options begin at the working folder: without options it is not needed. */
+START_TEST(working_folder_is_gone)
+{
+    char folder[] = "/tmp/check_compose.XXXXXX";
+    int before = open(".", O_RDONLY | O_DIRECTORY);
+    const char *pairs[] = {"cache", "here"};
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    ck_assert_int_eq(rmdir(folder), 0);
+    attn_status status =
+        attnhost_define_backend(host, "gone", "fixture_one", pairs, 1, &error.base);
+    define("still", "fixture_one", NULL, NULL, NULL, NULL);
+    ck_assert_int_eq(fchdir(before), 0);
+    close(before);
+    ck_assert_int_eq(status, ATTN_BAD_STATE);
+    assert_says("No such file");
 }
 END_TEST
 
@@ -357,6 +379,7 @@ static Suite *suite(void)
     tcase_add_test(tests, smaller_structs_are_filled_as_far_as_they_go);
     tcase_add_test(tests, unknown_names);
     tcase_add_test(tests, definitions);
+    tcase_add_test(tests, working_folder_is_gone);
     tcase_add_test(tests, cycles);
     tcase_add_test(tests, depth);
     tcase_add_test(tests, tree_is_told);

@@ -379,6 +379,44 @@ START_TEST(folders)
 }
 END_TEST
 
+/* Of a search path's later folder nobody complains if earlier ones have all its backends. */
+START_TEST(shadows)
+{
+    copy_fixture("fixture_taken_name", "a.so"); /* fixture_two */
+    copy_fixture("fixture_pair", "b.so");
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), NULL), ATTN_OK);
+    registry.num_shadowing = registry.num_plugins;
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 3);
+    const struct loader_plugin *shadowed = registry.plugins[1];
+    ck_assert_int_eq(shadowed->status, ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(shadowed->shadowed_by, registry.plugins[0]->file);
+    ck_assert_ptr_nonnull(strstr(shadowed->reason, "/a.so: shadowed by "));
+    ck_assert_ptr_null(registry.plugins[0]->shadowed_by);
+    ck_assert_ptr_null(registry.plugins[2]->shadowed_by);
+    ck_assert_int_eq(registry.plugins[2]->status, ATTN_OK);
+    ck_assert_str_eq(registry_find(&registry, "fixture_two")->plugin->table.name, "fixture_good");
+}
+END_TEST
+
+/* Two files of one folder, or one that has more than what is there, are in conflict. */
+START_TEST(conflicts_are_no_shadows)
+{
+    copy_fixture("fixture_good", "b.so"); /* fixture_one, too */
+    copy_fixture("fixture_pair", "c.so");
+    copy_fixture("fixture_pair", "d.so");
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_taken_name"), NULL), ATTN_OK);
+    registry.num_shadowing = registry.num_plugins;
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 4);
+    for (uint32_t p = 1; p < 4; p += 2) {
+        ck_assert_int_eq(registry.plugins[p]->status, ATTN_CONFIG_ERROR);
+        ck_assert_ptr_null(registry.plugins[p]->shadowed_by);
+        ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is provided by"));
+    }
+}
+END_TEST
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 START_TEST(init_and_fini_are_paired)
@@ -427,6 +465,8 @@ static Suite *suite(void)
     tcase_add_test(tests, owned_by_somebody_else);
     tcase_add_test(tests, pins);
     tcase_add_test(tests, folders);
+    tcase_add_test(tests, shadows);
+    tcase_add_test(tests, conflicts_are_no_shadows);
     tcase_add_test(tests, init_and_fini_are_paired);
     suite_add_tcase(made, tests);
     return made;

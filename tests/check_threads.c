@@ -2,6 +2,7 @@
 #include "host/threads.h"
 
 #include "host/error.h"
+#include "host/services.h"
 #include "tests/test_main.h"
 
 #include <pthread.h>
@@ -175,6 +176,50 @@ START_TEST(nesting_is_refused)
 }
 END_TEST
 
+static attn_status nest_here(void *arg, int64_t task, uint32_t worker)
+{
+    (void)task, (void)worker;
+    return arg ? threads_for(arg, 2, note, NULL) : threads_for_here(2, note, NULL);
+}
+
+static attn_status nest_here_in_pool(void *arg, int64_t task, uint32_t worker)
+{
+    (void)arg;
+    return nest_here(NULL, task, worker);
+}
+
+START_TEST(on_this_thread)
+{
+    struct threads *threads = make(2);
+    forget(1);
+    ck_assert_int_eq(threads_for_here(7, note, NULL), ATTN_OK);
+    for (int64_t t = 0; t < 7; t++)
+        ck_assert_int_eq(notes.runs[t], 1);
+    ck_assert_int_eq(threads_for_here(0, note, NULL), ATTN_OK);
+    ck_assert_int_eq(threads_for_here(-1, note, NULL), ATTN_INVALID_ARGUMENT);
+    forget(2);
+    ck_assert_int_eq(threads_for_here(1, nest_here, NULL), ATTN_BAD_STATE);
+    ck_assert_int_eq(threads_for_here(1, nest_here, threads), ATTN_BAD_STATE);
+    ck_assert_int_eq(threads_for(threads, 3, nest_here_in_pool, NULL), ATTN_BAD_STATE);
+    for (int64_t t = 0; t < 2; t++)
+        ck_assert_int_eq(notes.runs[t], 0);
+    ck_assert_int_eq(threads_for_here(2, note, NULL), ATTN_OK);
+    threads_destroy(threads);
+}
+END_TEST
+
+START_TEST(plugin_services_do_not_nest)
+{
+    attn_services *services = services_create_for_plugin();
+    ck_assert_ptr_nonnull(services);
+    forget(1);
+    ck_assert_int_eq(services->parallel_for(services->ctx, 1, nest_here, NULL), ATTN_BAD_STATE);
+    ck_assert_int_eq(services->parallel_for(services->ctx, 2, note, NULL), ATTN_OK);
+    ck_assert_int_eq(notes.runs[1], 1);
+    free(services);
+}
+END_TEST
+
 START_TEST(bad_arguments)
 {
     host_error error;
@@ -252,6 +297,8 @@ static Suite *suite(void)
     tcase_add_test(tests, tasks_run_at_the_same_time);
     tcase_add_test(tests, first_error_wins_and_stops_the_rest);
     tcase_add_test(tests, nesting_is_refused);
+    tcase_add_test(tests, on_this_thread);
+    tcase_add_test(tests, plugin_services_do_not_nest);
     tcase_add_test(tests, bad_arguments);
     tcase_add_test(tests, zero_means_all_cpus);
     tcase_add_test(tests, several_callers);

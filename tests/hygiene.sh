@@ -7,22 +7,29 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tap.sh"
 
-# no_include NAME PATTERN FOLDER: no file of the folder includes what the pattern names.
-no_include()
+# none NAME FOUND: what must not be there was not found.
+none()
 {
-    found=$(find "$top/$3" \( -name '*.[chi]*' -o -name '*.cu*' \) \
-        -exec grep -nE "#include *\"$2" /dev/null {} +)
-    if test -z "$found"; then
+    if test -z "$2"; then
         tap_ok "$1"
     else
-        tap_not_ok "$1" "$found"
+        tap_not_ok "$1" "$2"
     fi
 }
 
-no_include "plugins include nothing of the host" '(\.\./)*host/' plugins
-no_include "the host includes nothing of the plugins" '(\.\./)*plugins/' host
-no_include "the oracle includes nothing of the plugins" '(\.\./)*(\.\./)*plugins/' host/reference
-no_include "public headers include public headers alone" '(.*/|[^a])' include
+# no_include NAME PATTERN FOLDER: no file of the folder includes what the pattern names, which begins
+# with the quote or the bracket.
+no_include()
+{
+    found=$(find "$top/$3" \( -name '*.[chi]*' -o -name '*.cu*' \) \
+        -exec grep -nE "^[ 	]*#[ 	]*include[ 	]*($2)" /dev/null {} +)
+    none "$1" "$found"
+}
+
+no_include "plugins include nothing of the host" '["<](\.\./)*host/' plugins
+no_include "the host includes nothing of the plugins" '["<](\.\./)*plugins/' host
+no_include "the oracle includes nothing of the plugins" '["<](\.\./)*plugins/' host/reference
+no_include "public headers include public headers alone" '"(.*/|[^a])|<(.*/|attn)' include
 
 exports()
 {
@@ -37,13 +44,18 @@ for plugin in "$build"/plugins/.libs/*.so; do
     else
         tap_not_ok "$name exports attn_plugin_entry alone" "$found"
     fi
-    found=$(readelf -dW "$plugin" | grep -E 'NEEDED.*(libattnhost|libcuda|libcudart|RUNPATH|RPATH)')
-    if test -z "$found"; then
-        tap_ok "$name needs neither the host nor CUDA"
-    else
-        tap_not_ok "$name needs neither the host nor CUDA" "$found"
-    fi
+    found=$(readelf -dW "$plugin" | grep -E 'NEEDED.*(libattnhost|libcuda|libcudart)')
+    none "$name needs neither the host nor CUDA" "$found"
     flags=$(readelf -dW "$plugin")
+    none "$name searches libraries where the system does" \
+        "$(echo "$flags" | grep -E '\((RUNPATH|RPATH)\)')"
+    none "$name has no text relocations" "$(echo "$flags" | grep TEXTREL)"
+    stack=$(readelf -lW "$plugin" | grep GNU_STACK)
+    case $stack in
+    *RWE*) tap_not_ok "$name has no executable stack" "$stack" ;;
+    *RW*) tap_ok "$name has no executable stack" ;;
+    *) tap_not_ok "$name has no executable stack" "no GNU_STACK, so it is executable: $stack" ;;
+    esac
     case $flags in
     *NODELETE*) tap_ok "$name is never unmapped" ;;
     *) tap_not_ok "$name is never unmapped" "$flags" ;;
@@ -64,9 +76,7 @@ else
     tap_ok "libattnhost exports attnhost_* alone"
 fi
 found=$(readelf -dW "$library" "$build/attnhost" | grep -E 'NEEDED.*libcuda')
-if test -z "$found"; then
-    tap_ok "the host links no CUDA library"
-else
-    tap_not_ok "the host links no CUDA library" "$found"
-fi
+none "the host links no CUDA library" "$found"
+none "no text has a placeholder left" \
+    "$(find "$top" -name .git -prune -o -name '*.md' -exec grep -nE '@[A-Z][A-Z0-9_]*@' /dev/null {} +)"
 tap_end

@@ -17,7 +17,7 @@ export ATTNHOST_TEST_SRCDIR ATTNHOST_TEST_BUILDDIR ATTNHOST_TEST_PLUGIN_DIR \
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 cd "$here" || exit 1
-for program in "$here"/tests/check_*; do
+for program in "$here"/tests/check_* "$here"/tests/device_*; do
     "$program" >"$log.one" 2>&1
     status=$?
     sed "s|^|$(basename "$program"): |" "$log.one" | grep -vE ': (ok |1\.\.)' >&2

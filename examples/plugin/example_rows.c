@@ -44,7 +44,9 @@ __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error,
 
 /* ---- 2. Query -------------------------------------------------------------------------------- */
 
-/* Append a reason if `ok` is 0. All reasons are reported, not only the first. */
+/* Append a reason if `ok` is 0. All reasons are reported, not only the first. `accepted` is a list
+ * of numbers, ranges and words; sets are given as the numbers that their bits make (attn_reason).
+ */
 static void require(attn_verdict *verdict, int ok, uint32_t code, uint32_t field, const char *got,
                     const char *accepted)
 {
@@ -64,9 +66,24 @@ static void require(attn_verdict *verdict, int ok, uint32_t code, uint32_t field
     verdict->supported = 0;
 }
 
+/* The same for a number: none of the bits or values beyond what is served. */
+static void require_number(attn_verdict *verdict, int ok, uint32_t code, uint32_t field,
+                           uint32_t got, const char *accepted)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%u", got);
+    require(verdict, ok, code, field, text, accepted);
+}
+
 #define SERVED_MODES                                                                               \
     (ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |                           \
      ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE))
+#define SERVED_MASKS (ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE))
+
+enum {
+    SERVED_USES = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_OMIT_SINK,
+    SERVED_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
+};
 
 static int is_float_type(attn_dtype dtype)
 {
@@ -75,62 +92,82 @@ static int is_float_type(attn_dtype dtype)
 
 static const char *type_name(attn_dtype dtype)
 {
-    return dtype == ATTN_F16 ? "f16" : dtype == ATTN_FP8_E4M3 ? "fp8_e4m3" : "other";
+    return dtype == ATTN_F32        ? "fp32"
+           : dtype == ATTN_BF16     ? "bf16"
+           : dtype == ATTN_F16      ? "fp16"
+           : dtype == ATTN_FP8_E4M3 ? "fp8_e4m3"
+           : dtype == ATTN_FP8_E5M2 ? "fp8_e5m2"
+                                    : "unknown";
+}
+
+/* Names for what attn_problem.h numbers. */
+static const char *name_of(const char *const *names, uint32_t num_names, uint32_t value)
+{
+    return value < num_names ? names[value] : "unknown";
 }
 
 static void check_layers(const attn_layer_group *group, attn_verdict *verdict)
 {
+    static const char *const kinds[] = {"softmax", "mla", "linear", "sparse"};
+    static const char *const types[] = {"decoder", "encoder_only", "cross"};
+    static const char *const scales[] = {"none", "per_tensor", "per_head"};
     require(verdict, group->kind == ATTN_KIND_SOFTMAX, ATTN_REASON_LAYER_KIND, ATTN_FIELD_KIND,
-            "not softmax", "softmax");
+            name_of(kinds, ATTN_KIND_COUNT, group->kind), "softmax");
     require(verdict, group->attn_type == ATTN_TYPE_DECODER, ATTN_REASON_ATTN_TYPE,
-            ATTN_FIELD_ATTN_TYPE, "not decoder", "decoder");
-    require(verdict, group->attention_chunk == 0, ATTN_REASON_CHUNK, ATTN_FIELD_ATTENTION_CHUNK,
-            "on", "0");
+            ATTN_FIELD_ATTN_TYPE, name_of(types, ATTN_TYPE_COUNT, group->attn_type), "decoder");
+    require_number(verdict, group->attention_chunk == 0, ATTN_REASON_CHUNK,
+                   ATTN_FIELD_ATTENTION_CHUNK, (uint32_t)group->attention_chunk, "0");
     require(verdict, !(group->flags & ATTN_GROUP_HAS_SINKS), ATTN_REASON_SINKS, ATTN_FIELD_SINKS,
             "1", "0");
     require(verdict, !(group->flags & ATTN_GROUP_HAS_ALIBI), ATTN_REASON_ALIBI, ATTN_FIELD_ALIBI,
             "1", "0");
     require(verdict, group->kv_scale_granularity == ATTN_SCALE_NONE, ATTN_REASON_SCALE_GRANULARITY,
-            ATTN_FIELD_SCALE_GRANULARITY, "scaled", "none");
+            ATTN_FIELD_SCALE_GRANULARITY,
+            name_of(scales, ATTN_SCALE_COUNT, group->kv_scale_granularity), "none");
     for (uint32_t l = 0; l < group->num_layers; l++) {
         const attn_layer *layer = attn_at(group->layers, l);
-        if (layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY)
-            require(verdict, 0, ATTN_REASON_OTHER, ATTN_FIELD_LAYERS, "unknown flags", "0, 1");
+        require_number(verdict, !(layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY),
+                       ATTN_REASON_OTHER, ATTN_FIELD_LAYERS, layer->flags, "0..1");
     }
+}
+
+/* One dtype for all three: the query's if it is served, else the cache's, else fp32. */
+static void check_dtypes(const attn_problem *problem, attn_verdict *verdict)
+{
+    attn_dtype wanted = is_float_type(problem->q_dtype)    ? problem->q_dtype
+                        : is_float_type(problem->kv_dtype) ? problem->kv_dtype
+                                                           : ATTN_F32;
+    const char *name = type_name(wanted);
+    require(verdict, problem->q_dtype == wanted, ATTN_REASON_DTYPE, ATTN_FIELD_Q_DTYPE,
+            type_name(problem->q_dtype), name);
+    require(verdict, problem->kv_dtype == wanted, ATTN_REASON_DTYPE, ATTN_FIELD_KV_DTYPE,
+            type_name(problem->kv_dtype), name);
+    require(verdict, problem->out_dtype == wanted, ATTN_REASON_DTYPE, ATTN_FIELD_OUT_DTYPE,
+            type_name(problem->out_dtype), name);
 }
 
 static void check_problem(const attn_problem *problem, attn_verdict *verdict)
 {
+    const attn_bounds *bounds = problem->bounds;
+    const char *layout = problem->kv_layout ? problem->kv_layout : "absent";
     require(verdict, problem->device->type == ATTN_DEVICE_CPU, ATTN_REASON_ARCH,
-            ATTN_FIELD_DEVICE_TYPE, "not cpu", "cpu");
-    require(verdict, is_float_type(problem->q_dtype), ATTN_REASON_DTYPE, ATTN_FIELD_Q_DTYPE,
-            type_name(problem->q_dtype), "f32, bf16");
-    require(verdict, problem->kv_dtype == problem->q_dtype, ATTN_REASON_DTYPE, ATTN_FIELD_KV_DTYPE,
-            type_name(problem->kv_dtype), "as q_dtype");
-    require(verdict, problem->out_dtype == problem->q_dtype, ATTN_REASON_DTYPE,
-            ATTN_FIELD_OUT_DTYPE, type_name(problem->out_dtype), "as q_dtype");
-    require(verdict, problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_NHD) == 0,
-            ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT,
-            problem->kv_layout ? problem->kv_layout : "absent", ATTN_LAYOUT_KV_NHD);
-    require(verdict, !(problem->bounds->modes & ~SERVED_MODES), ATTN_REASON_MODE, ATTN_FIELD_MODES,
-            "speculative", "EXTEND, DECODE, MIXED");
-    require(verdict,
-            !(problem->bounds->mask_kinds &
-              ~(ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE))),
-            ATTN_REASON_MASK_KIND, ATTN_FIELD_MASK_KINDS, "custom", "LAYER, NONE");
-    require(verdict,
-            !(problem->bounds->uses &
-              ~(uint32_t)(ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_OMIT_SINK)),
-            ATTN_REASON_USES, ATTN_FIELD_USES, "more", "LSE, SHARED_PREFIX, OMIT_SINK");
-    require(verdict, problem->graph_level == ATTN_GRAPH_NEVER, ATTN_REASON_GRAPH_LEVEL,
-            ATTN_FIELD_GRAPH_LEVEL, "wanted", "0");
-    require(
-        verdict,
-        !(problem->need_notes & ~(uint32_t)(ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT)),
-        ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "unknown", "0..3");
+            ATTN_FIELD_DEVICE_TYPE, problem->device->type == ATTN_DEVICE_CUDA ? "cuda" : "unknown",
+            "cpu");
+    require(verdict, strcmp(layout, ATTN_LAYOUT_KV_NHD) == 0, ATTN_REASON_KV_LAYOUT,
+            ATTN_FIELD_KV_LAYOUT, layout, ATTN_LAYOUT_KV_NHD);
+    require_number(verdict, !(bounds->modes & ~SERVED_MODES), ATTN_REASON_MODE, ATTN_FIELD_MODES,
+                   bounds->modes, "0..15");
+    require_number(verdict, !(bounds->mask_kinds & ~SERVED_MASKS), ATTN_REASON_MASK_KIND,
+                   ATTN_FIELD_MASK_KINDS, bounds->mask_kinds, "0..3");
+    require_number(verdict, !(bounds->uses & ~(uint32_t)SERVED_USES), ATTN_REASON_USES,
+                   ATTN_FIELD_USES, bounds->uses, "0, 4, 16, 20, 32, 36, 48, 52");
+    require_number(verdict, problem->graph_level == ATTN_GRAPH_NEVER, ATTN_REASON_GRAPH_LEVEL,
+                   ATTN_FIELD_GRAPH_LEVEL, problem->graph_level, "0");
+    require_number(verdict, !(problem->need_notes & ~(uint32_t)SERVED_NOTES),
+                   ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, problem->need_notes, "0..3");
     for (uint32_t f = 0; f < problem->num_features; f++)
         require(verdict, 0, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, problem->features[f],
-                "nothing");
+                "absent");
 }
 
 static attn_status query(const attn_backend_type *type, const attn_options *options,
@@ -141,6 +178,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
     verdict->supported = 1;
     verdict->num_reasons = 0;
     check_problem(problem, verdict);
+    check_dtypes(problem, verdict);
     check_layers(problem->group, verdict);
     if (!verdict->supported)
         return ATTN_OK;
@@ -204,6 +242,20 @@ static void remember_group(attn_instance *instance, const attn_problem *problem)
         };
 }
 
+/* A field as it is called in texts. */
+static const char *field_name(uint32_t field)
+{
+    switch (field) {
+#define FIELD_NAME(name, value, text)                                                              \
+    case value:                                                                                    \
+        return text;
+        ATTN_FIELD_MAP(FIELD_NAME)
+#undef FIELD_NAME
+    default:
+        return "problem";
+    }
+}
+
 static attn_status create(const attn_backend_type *type, const attn_problem *problems,
                           uint32_t num_problems, const attn_options *options,
                           const attn_services *services, attn_instance **instance,
@@ -217,8 +269,8 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
             .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
         query(type, options, services, problem, &verdict, error);
         if (!verdict.supported)
-            return fail(error, ATTN_UNSUPPORTED, "example_rows: field %u is %s: accepted %s",
-                        reason.field, reason.got, reason.accepted);
+            return fail(error, ATTN_UNSUPPORTED, "example_rows: %s %s: accepted %s",
+                        field_name(reason.field), reason.got, reason.accepted);
         num_layers += problem->group->num_layers;
     }
     size_t size = sizeof(attn_instance) + num_layers * sizeof(layer_facts);
@@ -243,7 +295,7 @@ static uint32_t index_forms(attn_instance *instance)
 
 /* One query row of the batch. */
 typedef struct row {
-    int32_t seq;
+    int32_t seq; /* -1 = none: the row sees no key */
     int32_t position;
 } row;
 
@@ -321,35 +373,86 @@ static void metadata_destroy(attn_metadata *metadata)
 
 /* ---- 5. A batch ------------------------------------------------------------------------------ */
 
-static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
-                               attn_error *error)
+static attn_status check_counts(const attn_metadata *metadata, const attn_batch *batch,
+                                attn_error *error)
 {
     const attn_bounds *bounds = &metadata->bounds;
-    if (batch->num_seqs > bounds->max_seqs || batch->num_tokens > bounds->max_tokens ||
-        batch->max_kv_len > bounds->max_kv_len)
+    if (batch->num_seqs < 0 || batch->num_seqs > bounds->max_seqs || batch->num_tokens < 0 ||
+        batch->num_tokens > bounds->max_tokens || batch->max_kv_len > bounds->max_kv_len)
         return fail(error, ATTN_INVALID_ARGUMENT,
                     "batch of %d sequences, %d tokens, %d keys: accepted up to %d, %d, %d",
                     batch->num_seqs, batch->num_tokens, batch->max_kv_len, bounds->max_seqs,
                     bounds->max_tokens, bounds->max_kv_len);
+    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
+        return fail(error, ATTN_INVALID_ARGUMENT, "num_tokens %d in DECODE: accepted %d",
+                    batch->num_tokens, batch->num_seqs);
     if (batch->num_kv_groups < metadata->instance->num_kv_groups)
         return fail(error, ATTN_INVALID_ARGUMENT, "batch has %u KV groups: needed %u",
                     batch->num_kv_groups, metadata->instance->num_kv_groups);
     return ATTN_OK;
 }
 
-/* Which sequence each row belongs to, and where it sits. */
+/* Rows are listed in memory for max_tokens of them: an array that says more must not be believed.
+ */
+static attn_status check_indptr(const attn_batch *batch, attn_error *error)
+{
+    const int32_t *indptr = batch->q_indptr.device;
+    if (batch->mode == ATTN_MODE_DECODE || batch->num_seqs == 0)
+        return ATTN_OK;
+    for (int32_t s = 0; s < batch->num_seqs; s++)
+        if (indptr[s] < 0 || indptr[s + 1] < indptr[s])
+            return fail(error, ATTN_INVALID_ARGUMENT,
+                        "q_indptr[%d] %d and the next %d: accepted 0 and more, not falling", s,
+                        indptr[s], indptr[s + 1]);
+    if (indptr[batch->num_seqs] - indptr[0] > batch->num_tokens)
+        return fail(error, ATTN_INVALID_ARGUMENT, "q_indptr covers %d rows: accepted 0..%d",
+                    indptr[batch->num_seqs] - indptr[0], batch->num_tokens);
+    return ATTN_OK;
+}
+
+/* Scores of one row are written to scratch for max_kv_len of them. */
+static attn_status check_lens(const attn_metadata *metadata, const attn_batch *batch,
+                              const int32_t *lens, attn_error *error)
+{
+    for (int32_t s = 0; s < batch->num_seqs; s++)
+        if (lens[s] < 0 || lens[s] > metadata->bounds.max_kv_len)
+            return fail(error, ATTN_INVALID_ARGUMENT, "sequence %d of %d keys: accepted 0..%d", s,
+                        lens[s], metadata->bounds.max_kv_len);
+    return ATTN_OK;
+}
+
+static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
+                               attn_error *error)
+{
+    attn_status status = check_counts(metadata, batch, error);
+    if (status == ATTN_OK)
+        status = check_indptr(batch, error);
+    if (status == ATTN_OK)
+        status = check_lens(metadata, batch, batch->seq_lens.device, error);
+    for (uint32_t g = 0; g < metadata->instance->num_kv_groups && status == ATTN_OK; g++) {
+        const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
+        if (kv->kv_lens.device)
+            status = check_lens(metadata, batch, kv->kv_lens.device, error);
+    }
+    return status;
+}
+
+/* Which sequence each row belongs to, and where it sits. Rows of padding may belong to none. */
 static void list_rows(attn_metadata *metadata)
 {
     const attn_batch *batch = &metadata->batch;
+    int32_t count = 0;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         if (batch->mode == ATTN_MODE_DECODE) {
-            metadata->rows[s] = (row){s, batch->seq_lens.device[s] - 1};
+            metadata->rows[count++] = (row){s, batch->seq_lens.device[s] - 1};
             continue;
         }
         const int32_t *indptr = batch->q_indptr.device;
         for (int32_t t = 0; t < indptr[s + 1] - indptr[s]; t++)
-            metadata->rows[indptr[s] - indptr[0] + t] = (row){s, batch->prefix_lens.device[s] + t};
+            metadata->rows[count++] = (row){s, batch->prefix_lens.device[s] + t};
     }
+    while (count < batch->num_tokens)
+        metadata->rows[count++] = (row){-1, 0};
 }
 
 static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
@@ -453,7 +556,7 @@ static void visible(const work *w, const row *r, int64_t *first, int64_t *last)
     const attn_kv_batch *kv = w->kv;
     const attn_i32_array *lens = kv->kv_lens.device ? &kv->kv_lens : &w->metadata->batch.seq_lens;
     *first = 0;
-    *last = (int64_t)lens->device[r->seq] - 1;
+    *last = r->seq < 0 ? -1 : (int64_t)lens->device[r->seq] - 1;
     if (w->layer->window_left >= 0 && r->position - w->layer->window_left > *first)
         *first = r->position - w->layer->window_left;
     if (w->metadata->mask_kind == ATTN_MASK_LAYER && w->layer->window_right >= 0 &&
@@ -602,7 +705,8 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id, const attn
     if (!w.layer)
         return fail(error, ATTN_INVALID_ARGUMENT, "example_rows: layer_id %d is unknown", layer_id);
     w.kv = &metadata->kv[w.layer->kv_group];
-    w.first_row = metadata->batch.mode == ATTN_MODE_DECODE ? 0 : metadata->batch.q_indptr.device[0];
+    if (metadata->batch.mode != ATTN_MODE_DECODE && metadata->batch.num_seqs > 0)
+        w.first_row = metadata->batch.q_indptr.device[0];
     attn_status status = take_operands(&w, args, error);
     if (status == ATTN_OK && w.k) {
         save_work save = {.w = &w};

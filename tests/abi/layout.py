@@ -7,6 +7,7 @@ rules of the x86-64 and AArch64 LP64 ABIs as they are written down here, so that
 is held against a second source. The output is tests/abi/layout.golden:
 
     const NAME VALUE                        an enumeration constant
+    macro NAME VALUE                        a macro without arguments, expanded: a number or a text
     struct NAME SIZE                        starts with struct_size, may grow at its end
     value NAME SIZE                         lies in other structs by value, can never grow
     member STRUCT NAME OFFSET SIZE TYPE     in order
@@ -30,16 +31,21 @@ class LayoutError(Exception):
     pass
 
 
-def preprocess(include_dir):
-    """The text of the headers themselves, macros expanded, without what they include from outside."""
+def expand(include_dir, more=""):
+    """What the preprocessor makes of all the headers, and of the lines `more` behind them."""
     headers = sorted(n for n in os.listdir(include_dir) if re.fullmatch(r"attn_\w+\.h", n))
-    source = "".join(f'#include "{name}"\n' for name in headers)
+    source = "".join(f'#include "{name}"\n' for name in headers) + more
     command = os.environ.get("CC", "cc").split() + ["-E", "-x", "c", "-I", include_dir, "-"]
     output = subprocess.run(command, input=source, capture_output=True, text=True)
     if output.returncode != 0:
         raise LayoutError(output.stderr)
+    return output.stdout
+
+
+def preprocess(include_dir):
+    """The text of the headers themselves, macros expanded, without what they include from outside."""
     kept, ours, root = [], False, os.path.realpath(include_dir) + os.sep
-    for line in output.stdout.splitlines():
+    for line in expand(include_dir).splitlines():
         marker = re.match(r'# \d+ "([^"]*)"', line)
         if marker:
             ours = os.path.realpath(marker.group(1)).startswith(root)
@@ -48,9 +54,26 @@ def preprocess(include_dir):
     return "\n".join(kept)
 
 
+def read_macros(include_dir):
+    """{name: expansion} of the macros without arguments that have a value, in the headers' order."""
+    names = []
+    for header in sorted(n for n in os.listdir(include_dir) if re.fullmatch(r"attn_\w+\.h", n)):
+        with open(os.path.join(include_dir, header), encoding="utf-8") as file:
+            text = re.sub(r"/\*.*?\*/", " ", file.read().replace("\\\n", " "), flags=re.DOTALL)
+        for name, value in re.findall(r"^[ \t]*#[ \t]*define[ \t]+(ATTN_\w+)\b(?!\()(.*)$", text,
+                                      flags=re.MULTILINE):
+            if value.strip() and name not in names:
+                names.append(name)
+    text = expand(include_dir, "".join(f'"@{name}" {name}\n' for name in names))
+    found = re.findall(r'^"@(\w+)" (.*)$', text, flags=re.MULTILINE)
+    if [name for name, _ in found] != names:
+        raise LayoutError("cannot read the macros")
+    return {name: " ".join(value.split()) for name, value in found}
+
+
 def evaluate(expression, constants):
     """An integer constant expression: numbers, known constants, casts, arithmetic."""
-    text = re.sub(r"\(\s*u?int\d+_t\s*\)", "", expression)
+    text = re.sub(r"\(\s*(u?int\d+_t|attn_dtype)\s*\)", "", expression)
     text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\b", r"\1", text)
     text = re.sub(r"[A-Za-z_]\w*", lambda m: str(constants.get(m.group(0), m.group(0))), text)
     operators = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
@@ -120,8 +143,9 @@ def split_member(declaration):
 
 
 class Layout:
-    def __init__(self, text):
+    def __init__(self, text, macros):
         self.constants = read_constants(text)
+        self.macros = macros
         self.typedefs = read_typedefs(text)
         self.structs = {}  # name -> (size, alignment, sized, [(member, offset, size, type)])
         for name, body in read_bodies(text):
@@ -175,11 +199,19 @@ class Layout:
             if not sized and name not in used:
                 raise LayoutError(f"struct {name}: the first member is not uint32_t struct_size")
 
+    def macro_value(self, text):
+        try:
+            return evaluate(text, self.constants)
+        except LayoutError:
+            return text
+
     def print(self):
         print("# SPDX-License-Identifier: Apache-2.0")
         print("# The stored layout of the ABI. Written by `make abi-update`, explained in layout.py.")
         for name, value in self.constants.items():
             print(f"const {name} {value}")
+        for name, value in self.macros.items():
+            print(f"macro {name} {self.macro_value(value)}")
         for name, (size, _, sized, members) in self.structs.items():
             print(f"{'struct' if sized else 'value'} {name} {size}")
             for member, offset, length, kind in members:
@@ -190,7 +222,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit("usage: layout.py INCLUDE_DIR")
     try:
-        layout = Layout(preprocess(sys.argv[1]))
+        layout = Layout(preprocess(sys.argv[1]), read_macros(sys.argv[1]))
         layout.check_values()
     except LayoutError as error:
         sys.exit(f"layout.py: {error}")

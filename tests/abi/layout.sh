@@ -61,4 +61,28 @@ refused "long" "uint32_t struct_size; uint32_t a; long b;" "no type of fixed wid
 refused "bit-field" "uint32_t struct_size; uint32_t a : 3;" "bit-field"
 refused "growing struct by value" "uint32_t struct_size; attn_y a;" "may grow"
 refused "union" "uint32_t struct_size; union { uint32_t b; float c; } a;" "not allowed"
+
+# changed NAME SCRIPT: the layout of headers that this sed script changed differs in macro NAME.
+changed()
+{
+    rm -rf "$scratch/changed"
+    cp -R "$top/include" "$scratch/changed"
+    chmod -R u+w "$scratch/changed"
+    sed -i "$2" "$scratch/changed"/attn_*.h
+    if layout "$scratch/changed" 2>&1 | diff "$top/tests/abi/layout.golden" - |
+        grep -q "^> macro $1 "; then
+        tap_ok "sees a change of $1"
+    else
+        tap_not_ok "sees a change of $1"
+    fi
+}
+
+changed ATTN_BF16 's/ATTN_DTYPE(4, 16)/ATTN_DTYPE(5, 16)/'
+changed ATTN_F32 's/(attn_dtype)(bits) << 8/(attn_dtype)(bits) << 4/'
+changed ATTN_LAYOUT_KV_NHD 's,"kv.nhd/1","kv.nhd/2",'
+changed ATTN_LAYOUT_MLA_LATENT_FP8 's,"mla.latent_fp8/1","mla.latent_fp8/2",'
+changed ATTN_MAX_DIMS 's/ATTN_MAX_DIMS 6u/ATTN_MAX_DIMS 8u/'
+changed ATTN_REGION_COUNT 's/\(ATTN_REGION_COUNT *\)9u/\112u/'
+changed ATTN_PLUGIN_ENTRY 's/"attn_plugin_entry"/"attn_entry"/'
+changed ATTN_ABI_MAJOR 's/ATTN_ABI_MAJOR 0u/ATTN_ABI_MAJOR 9u/'
 tap_end

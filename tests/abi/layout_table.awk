@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # layout.golden -> layout_table.inc: one line of macro calls for each line of the stored layout.
 $1 == "const" { printf "LAYOUT_CONST(%s, %s)\n", $2, $3 }
+$1 == "macro" && $3 ~ /^[0-9]+$/ { printf "LAYOUT_CONST(%s, %s)\n", $2, $3 }
 $1 == "struct" || $1 == "value" {
     end_of_struct()
     name = $2

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * constants.c: a layer group as the constants that its kernels are compiled with, and the tiles
+ * that suit the device.
+ */
+#include "triton_like.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+int triton_is_fp8(attn_dtype dtype)
+{
+    return dtype == ATTN_FP8_E4M3 || dtype == ATTN_FP8_E5M2;
+}
+
+int triton_has_cache(const triton_group *group)
+{
+    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+int32_t triton_round16(int32_t dim)
+{
+    return (dim + 15) / 16 * 16;
+}
+
+uint32_t triton_variants(uint32_t mask_kinds)
+{
+    uint32_t custom = ATTN_MASK_BIT(ATTN_MASK_FULL) | ATTN_MASK_BIT(ATTN_MASK_QLEN);
+    uint32_t variants = 0;
+    if (mask_kinds == 0 || mask_kinds & ~custom)
+        variants |= 1u << VARIANT_PLAIN;
+    if (mask_kinds == 0 || mask_kinds & custom)
+        variants |= 1u << VARIANT_CUSTOM;
+    return variants;
+}
+
+void triton_group_init(triton_group *group, const attn_problem *problem)
+{
+    const attn_layer_group *from = problem->group;
+    *group = (triton_group){
+        .attn_type = from->attn_type,
+        .flags = from->flags,
+        .kv_group = from->kv_group,
+        .kv_heads = from->num_kv_heads,
+        .ratio = from->num_q_heads / from->num_kv_heads,
+        .dim = from->head_dim,
+        .v_dim = from->v_head_dim,
+        .window_left = from->window_left,
+        .window_right = from->window_right,
+        .chunk = from->attention_chunk,
+        .sm_scale = from->sm_scale,
+        .logit_cap = from->logit_cap,
+        .scale_granularity = from->kv_scale_granularity,
+        .page_size = problem->page_size > 0 ? problem->page_size : 1,
+        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .q_dtype = problem->q_dtype,
+        .kv_dtype = problem->kv_dtype,
+        .out_dtype = problem->out_dtype,
+        .variants = triton_variants(problem->bounds->mask_kinds),
+        .num_layers = from->num_layers,
+    };
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* Bytes of a key and its value in shared memory, as common.cuh has them. */
+static int32_t pair_bytes(const triton_group *group)
+{
+    return (triton_round16(group->dim) + 8 + triton_round16(group->v_dim) + 8) * 2;
+}
+
+static int32_t row_bytes(const triton_group *group)
+{
+    return (triton_round16(group->dim) + 8) * 2;
+}
+
+/* As extend.cu lays out: queries, two stages, one widened tile for fp8, places of two tiles. */
+static int32_t extend_bytes(const triton_group *group, int32_t row_tiles, int32_t key_tile)
+{
+    int32_t buffers = triton_is_fp8(group->kv_dtype) ? 3 : 2;
+    return EXTEND_WARPS * 16 * row_tiles * row_bytes(group) +
+           buffers * key_tile * pair_bytes(group) + 2 * key_tile * 16;
+}
+
+/* As decode.cu lays out: queries, then for each warp its stages and a widened group for fp8. */
+static int32_t decode_bytes(const triton_group *group, int32_t warps, int32_t stages)
+{
+    int32_t buffers = stages + (triton_is_fp8(group->kv_dtype) ? 1 : 0);
+    return 16 * row_bytes(group) + warps * buffers * 16 * pair_bytes(group);
+}
+
+/* Two 16-row tiles of a warp halve the traffic of keys in shared memory, as long as the sums stay
+ * in registers. */
+static void choose_extend(const triton_group *group, int variant, int32_t limit,
+                          kernel_shape *shape)
+{
+    static const int32_t candidates[][2] = {{2, 64}, {2, 32}, {1, 64}, {1, 32}, {1, 16}};
+    int crowded =
+        variant == VARIANT_CUSTOM || group->flags & ATTN_GROUP_HAS_ALIBI || group->logit_cap > 0;
+    for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
+        int32_t rows = candidates[i][0], keys = candidates[i][1];
+        shape->row_tiles = rows;
+        shape->key_tile = keys;
+        shape->extend_shared = extend_bytes(group, rows, keys);
+        int sums = rows * triton_round16(group->v_dim) <= 256;
+        int scores = rows * keys <= (crowded ? 64 : 128) || group->v_dim <= 64;
+        if (sums && scores && (group->dim <= 128 || keys <= 32) && shape->extend_shared <= limit)
+            return;
+    }
+}
+
+/* Enough groups in flight, two blocks of a multiprocessor if that can be had. */
+static void choose_decode(const triton_group *group, int32_t limit, kernel_shape *shape)
+{
+    static const int32_t candidates[][2] = {{4, 4}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}};
+    for (int blocks = 2; blocks > 0; blocks--)
+        for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
+            if (blocks == 2 && candidates[i][1] < 3)
+                continue;
+            shape->warps = candidates[i][0];
+            shape->stages = candidates[i][1];
+            shape->decode_shared = decode_bytes(group, shape->warps, shape->stages);
+            if (shape->decode_shared <= limit / blocks - (blocks - 1) * 1024)
+                return;
+        }
+}
+
+kernel_shape triton_shape(const triton_group *group, int variant, uint32_t shared_memory)
+{
+    /* 99 KiB is what a block may opt in to on sm_86 and sm_89, the least of all from sm_80 on. */
+    int32_t limit = shared_memory ? (int32_t)shared_memory : 99 * 1024;
+    kernel_shape shape = {0};
+    choose_extend(group, variant, limit, &shape);
+    choose_decode(group, limit, &shape);
+    return shape;
+}
+
+/* ---- Constants ------------------------------------------------------------------------------- */
+
+static void define(kernel_constants *constants, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void define(kernel_constants *constants, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(constants->text[constants->count++], CONSTANT_SIZE, format, args);
+    va_end(args);
+}
+
+static int dtype_number(attn_dtype dtype)
+{
+    switch (dtype) {
+    case ATTN_F16:
+        return 1;
+    case ATTN_BF16:
+        return 2;
+    case ATTN_FP8_E4M3:
+        return 3;
+    case ATTN_FP8_E5M2:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+/* A float as its bits: what printf makes of a float depends on the locale. */
+static void define_float(kernel_constants *constants, const char *name, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    define(constants, "-D%s=0x%08x", name, bits);
+}
+
+void triton_constants(const triton_group *group, int variant, const kernel_shape *shape,
+                      const triton_options *options, kernel_constants *constants)
+{
+    constants->count = 0;
+    define(constants, "-DQ_DTYPE=%d", dtype_number(group->q_dtype));
+    define(constants, "-DKV_DTYPE=%d", dtype_number(group->kv_dtype));
+    define(constants, "-DOUT_DTYPE=%d", dtype_number(group->out_dtype));
+    define(constants, "-DPARTIAL_DTYPE=%d",
+           options->reduce_in_fp32 ? 0 : dtype_number(group->q_dtype));
+    define(constants, "-DHEAD_DIM=%d", group->dim);
+    define(constants, "-DV_DIM=%d", group->v_dim);
+    define(constants, "-DHEAD_PAD=%d", triton_round16(group->dim));
+    define(constants, "-DV_PAD=%d", triton_round16(group->v_dim));
+    define(constants, "-DGQA=%d", group->ratio);
+    define(constants, "-DKV_HEADS=%d", group->kv_heads);
+    define(constants, "-DWINDOW_LEFT=%d", group->window_left);
+    define(constants, "-DCHUNK=%d", group->chunk);
+    define_float(constants, "SM_SCALE_BITS", group->sm_scale);
+    define_float(constants, "LOGIT_CAP_BITS", group->logit_cap > 0 ? group->logit_cap : 0);
+    define(constants, "-DHAS_ALIBI=%d", (group->flags & ATTN_GROUP_HAS_ALIBI) != 0);
+    define(constants, "-DHAS_SINKS=%d", (group->flags & ATTN_GROUP_HAS_SINKS) != 0);
+    define(constants, "-DCUSTOM_MASK=%d", variant == VARIANT_CUSTOM);
+    define(constants, "-DSCALE_PER_HEAD=%d", group->scale_granularity == ATTN_SCALE_PER_HEAD);
+    define(constants, "-DSPLIT_PROBABILITIES=%d", options->split_probabilities);
+    define(constants, "-DPAGE_SIZE=%d", group->page_size);
+    define(constants, "-DROW_TILES=%d", shape->row_tiles);
+    define(constants, "-DKEY_TILE=%d", shape->key_tile);
+    define(constants, "-DWARPS=%d", shape->warps);
+    define(constants, "-DSTAGES=%d", shape->stages);
+    define(constants, "-DEXTEND_SHARED=%d", shape->extend_shared);
+    define(constants, "-DDECODE_SHARED=%d", shape->decode_shared);
+}

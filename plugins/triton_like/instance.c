@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: an instance is one block: the instance, its groups, their layers. Kernels come with
+ * prepare().
+ */
+#include "triton_like.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < num_problems; i++)
+        count += ((const attn_problem *)attn_at(problems, i))->group->num_layers;
+    return count;
+}
+
+static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
+                               attn_error *error)
+{
+    triton_layer *layers = (triton_layer *)(instance->groups + instance->num_groups);
+    triton_layer *next = layers;
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        triton_group_init(&instance->groups[i], problem);
+        instance->groups[i].layers = next;
+        for (uint32_t n = 0; n < problem->group->num_layers; n++, next++) {
+            const attn_layer *layer = attn_at(problem->group->layers, n);
+            next->layer_id = layer->layer_id;
+            next->kv_read_only = (layer->flags & ATTN_LAYER_KV_READ_ONLY) != 0;
+            for (const triton_layer *other = layers; other < next; other++)
+                if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
+                    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                             "triton_like: layer_id %d twice, or below 0",
+                                             layer->layer_id);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* The device is that of the current context, which the host made. */
+static attn_status find_device(attn_instance *instance, const attn_problem *problem,
+                               attn_error *error)
+{
+    const cuda_api *cuda = instance->cuda;
+    cuda_context context = NULL;
+    int device = 0, major = 0, minor = 0, shared = 0;
+    int result = cuda->cuCtxGetCurrent(&context);
+    if (result == CUDA_OK && !context)
+        return plugin_fail(error, ATTN_BAD_STATE, "triton_like: no CUDA context is current");
+    if (result == CUDA_OK)
+        result = cuda->cuCtxGetDevice(&device);
+    if (result == CUDA_OK)
+        result = cuda->cuDeviceGetAttribute(&major, CUDA_DEVICE_MAJOR, device);
+    if (result == CUDA_OK)
+        result = cuda->cuDeviceGetAttribute(&minor, CUDA_DEVICE_MINOR, device);
+    if (result == CUDA_OK)
+        result = cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, device);
+    if (result != CUDA_OK)
+        return cuda_fail(cuda, result, "triton_like", "asking the device", error);
+    instance->sm = (uint32_t)(major * 10 + minor);
+    instance->shared_memory = (uint32_t)shared;
+    if (instance->sm != problem->device->sm)
+        return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
+                                 "triton_like: the current device is sm_%u, the problem is for "
+                                 "sm_%u",
+                                 instance->sm, problem->device->sm);
+    return ATTN_OK;
+}
+
+attn_status triton_create(const attn_backend_type *type, const attn_problem *problems,
+                          uint32_t num_problems, const attn_options *options,
+                          const attn_services *services, attn_instance **instance,
+                          attn_error *error)
+{
+    (void)type;
+    triton_options read;
+    const cuda_api *cuda = NULL;
+    const nvrtc_api *nvrtc = NULL;
+    if (!problems || num_problems == 0 || !services || !instance)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
+                           "triton_like: problems, services or instance is missing");
+    attn_status status = triton_options_read(options, &read, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = triton_require(options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK && (status = cuda_api_get(&cuda, error)) == ATTN_OK)
+        status = nvrtc_api_get(&nvrtc, error);
+    if (status == ATTN_DEPENDENCY_MISSING)
+        plugin_fail_prefix(error, status, "triton_like");
+    if (status != ATTN_OK)
+        return status;
+
+    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(triton_group) +
+                    (uint64_t)count_layers(problems, num_problems) * sizeof(triton_layer);
+    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+    if (!made)
+        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                           "triton_like: no memory for an instance of %llu bytes",
+                           (unsigned long long)size);
+    *made = (attn_instance){.services = services,
+                            .cuda = cuda,
+                            .nvrtc = nvrtc,
+                            .options = read,
+                            .num_groups = num_problems,
+                            .groups = (triton_group *)(made + 1)};
+    status = fill_groups(made, problems, error);
+    if (status == ATTN_OK)
+        status = find_device(made, problems, error);
+    if (status != ATTN_OK) {
+        triton_destroy(made);
+        return status;
+    }
+    *instance = made;
+    return ATTN_OK;
+}
+
+void triton_destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (int variant = 0; variant < VARIANT_COUNT; variant++)
+            triton_build_finish(instance->cuda, &instance->groups[i].builds[variant]);
+    instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+attn_status triton_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                           attn_error *error)
+{
+    static const char *const names[] = {"kernels", "kernels for custom masks"};
+    uint32_t total = 0, done = 0;
+    char text[160];
+    if (instance->prepared)
+        return ATTN_OK;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        total += (uint32_t)__builtin_popcount(instance->groups[i].variants);
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (int variant = 0; variant < VARIANT_COUNT; variant++) {
+            if (!(instance->groups[i].variants & 1u << variant))
+                continue;
+            if (progress)
+                progress(progress_ctx, done++, total, names[variant]);
+            attn_status status = triton_build(instance, &instance->groups[i], variant, error);
+            if (status != ATTN_OK)
+                return status;
+        }
+    if (progress)
+        progress(progress_ctx, total, total, "done");
+    snprintf(text, sizeof text, "triton_like: %u kernel files compiled, %u from the cache",
+             instance->num_compiled, instance->num_cached);
+    instance->services->log(instance->services->ctx, ATTN_LOG_INFO, text);
+    instance->prepared = 1;
+    return ATTN_OK;
+}
+
+/* Slots where a page is one token, else pages: fewer to be read, and to be written by the host. */
+uint32_t triton_index_forms(attn_instance *instance)
+{
+    uint32_t forms = 0;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        if (triton_has_cache(&instance->groups[i]))
+            forms |= instance->groups[i].page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
+                                                        : ATTN_INDEX_BLOCK_TABLE;
+    return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
+}

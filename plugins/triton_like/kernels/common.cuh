@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * common.cuh: what the kernels share: types of the model at hand, instructions, conversions, where
+ * a key lies and who sees it.
+ *
+ * The plugin defines, for one layer group (see constants.c):
+ *   Q_DTYPE KV_DTYPE OUT_DTYPE   DTYPE_*
+ *   HEAD_DIM V_DIM               elements; HEAD_PAD V_PAD: rounded up to 16
+ *   GQA KV_HEADS                 query heads of one KV head; KV heads
+ *   WINDOW_LEFT CHUNK            -1 and 0 = off
+ *   SM_SCALE_BITS LOGIT_CAP_BITS floats as their bits; a cap of 0 = off
+ *   HAS_ALIBI HAS_SINKS CUSTOM_MASK SCALE_PER_HEAD SPLIT_PROBABILITIES   0 or 1
+ *   PAGE_SIZE
+ *   ROW_TILES KEY_TILE           extend: 16-row tiles of a warp; keys of a tile
+ *   EXTEND_SHARED DECODE_SHARED  bytes of shared memory, checked
+ *   WARPS STAGES                 decode: warps of a block, groups of keys in flight of each
+ *   PARTIAL_DTYPE                of partial results
+ */
+#include "params.h"
+#include "splits.h"
+
+#define DTYPE_F32  0
+#define DTYPE_F16  1
+#define DTYPE_BF16 2
+#define DTYPE_E4M3 3
+#define DTYPE_E5M2 4
+
+#define KV_IS_FP8  (KV_DTYPE == DTYPE_E4M3 || KV_DTYPE == DTYPE_E5M2)
+#define KV_BYTES   (KV_IS_FP8 ? 1 : 2)
+#define Q_HEADS    (KV_HEADS * GQA)
+#define SM_SCALE   __int_as_float(SM_SCALE_BITS)
+#define LOGIT_CAP  __int_as_float(LOGIT_CAP_BITS)
+#define HAS_CAP    (LOGIT_CAP_BITS != 0)
+#define LOG2E      1.4426950408889634f
+#define LN2        0.6931471805599453f
+#define NEGATIVE_INFINITY __int_as_float(0xff800000)
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+/* ---- Conversions ----------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float f16_to_f32(u16 bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ u16 f32_to_f16(float value)
+{
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+__device__ __forceinline__ float bf16_to_f32(u16 bits)
+{
+    return __uint_as_float((u32)bits << 16);
+}
+
+__device__ __forceinline__ u16 f32_to_bf16(float value)
+{
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+/* A 16-bit type, chosen when this is compiled. */
+template <int dtype> __device__ __forceinline__ float load16(u16 bits)
+{
+    return dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+template <int dtype> __device__ __forceinline__ u16 store16(float value)
+{
+    return dtype == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
+}
+
+/* Two values in one word, the first in the low half. */
+template <int dtype> __device__ __forceinline__ u32 pack16(float low, float high)
+{
+    u32 word;
+    if (dtype == DTYPE_F16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+#if KV_IS_FP8
+/* How an fp8 code becomes Q_DTYPE: its exponent and fraction are put at the end of the wider type's
+ * exponent, which then is too small by a power of two; the product with that power is exact, and
+ * normalises what was subnormal. */
+#if Q_DTYPE == DTYPE_BF16
+#define FP8_SHIFT  (KV_DTYPE == DTYPE_E4M3 ? 4 : 3)
+#define FP8_FACTOR (KV_DTYPE == DTYPE_E4M3 ? 0x7b807b80u : 0x77807780u) /* 2^120, 2^112 */
+#define INFINITY16 0x7f80u
+#else
+#define FP8_SHIFT  (KV_DTYPE == DTYPE_E4M3 ? 1 : 0)
+#define FP8_FACTOR (KV_DTYPE == DTYPE_E4M3 ? 0x5c005c00u : 0x3c003c00u) /* 256, 1 */
+#define INFINITY16 0x7c00u
+#endif
+
+/* a * b - 0 for two values each; the negative zero keeps the sign of zeros. */
+__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b)
+{
+    u32 c;
+#if Q_DTYPE == DTYPE_BF16
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
+#else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
+    return c;
+}
+
+/* The 16 bits of a code that stands for no number: NaN, and infinity in e5m2. */
+__device__ __forceinline__ u32 special_fp8(u32 code, u32 value)
+{
+    u32 sign = (code & 0x80) << 8;
+    if (KV_DTYPE == DTYPE_E4M3)
+        return (code & 0x7f) == 0x7f ? sign | 0x7fff : value;
+    if ((code & 0x7c) != 0x7c)
+        return value;
+    return code & 3 ? sign | 0x7fff : sign | INFINITY16;
+}
+
+/* The codes in the two low bytes of `codes` as two values of Q_DTYPE. */
+__device__ __forceinline__ u32 fp8_pair(u32 codes)
+{
+    u32 spread = __byte_perm(codes, 0, 0x1404); /* each in the high byte of its half */
+    return multiply_pair((spread & 0x80008000u) | (spread & 0x7f007f00u) >> FP8_SHIFT, FP8_FACTOR);
+}
+
+/* Four codes as four values. */
+__device__ __forceinline__ uint2 fp8_quad(u32 codes)
+{
+    uint2 values = make_uint2(fp8_pair(codes), fp8_pair(codes >> 16));
+    constexpr u32 special = KV_DTYPE == DTYPE_E4M3 ? 0x7f7f7f7f : 0x7c7c7c7c;
+    if (__vcmpeq4(codes & special, special)) {
+        values.x = special_fp8(codes & 0xff, values.x & 0xffff) |
+                   special_fp8(codes >> 8 & 0xff, values.x >> 16) << 16;
+        values.y = special_fp8(codes >> 16 & 0xff, values.y & 0xffff) |
+                   special_fp8(codes >> 24, values.y >> 16) << 16;
+    }
+    return values;
+}
+#endif
+
+/* Round to nearest even at `mantissa` bits, exponents from `min_exponent` on; saturate. The sum with
+ * 1.5 * 2^(23 + ulp) rounds in the one IEEE addition. NaN stays NaN. */
+__device__ __forceinline__ u8 f32_to_fp8(float value)
+{
+    constexpr int mantissa = KV_DTYPE == DTYPE_E5M2 ? 2 : 3;
+    constexpr int bias = KV_DTYPE == DTYPE_E5M2 ? 15 : 7;
+    constexpr float largest = KV_DTYPE == DTYPE_E5M2 ? 57344.0f : 448.0f;
+    u32 bits = __float_as_uint(value);
+    u8 sign = (u8)(bits >> 24 & 0x80);
+    float magnitude = __uint_as_float(bits & 0x7fffffff);
+    if (!(magnitude <= __int_as_float(0x7f800000)))
+        return (u8)(sign | 0x7f);
+    if (magnitude > largest)
+        magnitude = largest;
+    int exponent = (int)(__float_as_uint(magnitude) >> 23) - 127;
+    if (exponent < 1 - bias)
+        exponent = 1 - bias;
+    /* The weight of the last place, and the value in units of it: below 2^24, an exact product. */
+    float unit = __uint_as_float((u32)(mantissa - exponent + 127) << 23);
+    u32 whole = (u32)__float2int_rn(__fmul_rn(magnitude, unit));
+    u32 code = ((u32)(exponent + bias - 1) << mantissa) + whole;
+    u32 most = KV_DTYPE == DTYPE_E5M2 ? 0x7b : 0x7e;
+    return (u8)(sign | (code < most ? code : most));
+}
+
+/* ---- Instructions ---------------------------------------------------------------------------- */
+
+__device__ __forceinline__ u32 shared_address(const void *pointer)
+{
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
+/* 16 bytes from device memory into shared memory, asynchronously; zeros if `source` is NULL, for
+ * which `any` must be readable. */
+__device__ __forceinline__ void copy16(u32 shared, const void *source, const void *any)
+{
+    int bytes = source ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
+                 "l"(source ? source : any), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int pending> __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* c += a * b: 16x16 times 16x8, operands of Q_DTYPE, fp32 sums. */
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+#if Q_DTYPE == DTYPE_F16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+/* What is left of two values when `word` holds them in 16 bits each, as a word of the same kind.
+ * With it a probability keeps twice the bits. */
+__device__ __forceinline__ u32 remainder16(u32 word, float low, float high)
+{
+    return pack16<Q_DTYPE>(low - load16<Q_DTYPE>((u16)word), high - load16<Q_DTYPE>((u16)(word >> 16)));
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------- */
+
+/* Sequences and query rows of the batch; of a graph's, as the last planning left them. */
+__device__ __forceinline__ int num_seqs(const kernel_params &p)
+{
+    return p.counts ? p.counts[0] : p.num_seqs;
+}
+
+__device__ __forceinline__ int num_tokens(const kernel_params &p)
+{
+    return p.counts ? p.counts[1] : p.num_tokens;
+}
+
+/* A sequence of the batch. */
+struct sequence {
+    int first_row;  /* of its queries */
+    int q_len;
+    int prefix_len; /* position of query 0 */
+    int kv_len;
+    int new_key;    /* key of row new_row of k and v; below 0 in padding */
+    int new_row;
+    int first_new;  /* keys from here on are read from k and v */
+    const int *table; /* its row of req_to_token or block_table */
+};
+
+__device__ __forceinline__ void find_sequence(const kernel_params &p, int s, sequence &q)
+{
+    if (p.q_indptr) {
+        q.first_row = p.q_indptr[s];
+        q.q_len = p.q_indptr[s + 1] - q.first_row;
+        q.prefix_len = p.prefix_lens ? p.prefix_lens[s] : 0;
+    } else {
+        q.first_row = s;
+        q.q_len = 1;
+        q.prefix_len = p.seq_lens[s] - 1;
+    }
+    q.kv_len = p.kv_lens ? p.kv_lens[s] : q.q_len;
+    int num_new = q.q_len;
+    q.new_row = q.first_row;
+    if (p.new_indptr) {
+        q.new_row = p.new_indptr[s];
+        num_new = p.new_indptr[s + 1] - q.new_row;
+    }
+    q.new_key = q.kv_len - num_new;
+    q.first_new = p.k ? max(q.new_key, 0) : q.kv_len;
+    q.table = 0;
+    if (p.block_table)
+        q.table = p.block_table + (i64)s * p.table_stride;
+    else if (p.req_to_token)
+        q.table = p.req_to_token + (i64)p.req_pool_indices[s] * p.table_stride;
+}
+
+/* Where a key and its value lie; NULL = nowhere, zeros are to be read. */
+struct key_place {
+    const char *k;
+    const char *v;
+};
+
+__device__ __forceinline__ key_place find_key(const kernel_params &p, const sequence &q, int head,
+                                              int j, int end)
+{
+    key_place place = {0, 0};
+    if (j >= end)
+        return place;
+    if (j >= q.first_new) {
+        i64 row = q.new_row + (j - q.new_key);
+        place.k = (const char *)p.k + row * p.k_row + head * p.k_head;
+        place.v = (const char *)p.v + row * p.v_row + head * p.v_head;
+        return place;
+    }
+    i64 page;
+    int offset;
+    if (p.block_table) {
+        page = q.table[j / PAGE_SIZE];
+        offset = j % PAGE_SIZE;
+    } else {
+        int slot = q.table[j];
+        page = slot / PAGE_SIZE;
+        offset = slot % PAGE_SIZE;
+    }
+    place.k = (const char *)p.k_cache + page * p.k_page + offset * p.k_token + head * p.k_cache_head;
+    place.v = (const char *)p.v_cache + page * p.v_page + offset * p.v_token + head * p.v_cache_head;
+    return place;
+}
+
+__device__ __forceinline__ float k_scale_of(const kernel_params &p, int head)
+{
+    int at = SCALE_PER_HEAD ? head : 0;
+    return p.k_scale_device ? p.k_scale_device[at] : p.k_scales[at];
+}
+
+__device__ __forceinline__ float v_scale_of(const kernel_params &p, int head)
+{
+    int at = SCALE_PER_HEAD ? head : 0;
+    return p.v_scale_device ? p.v_scale_device[at] : p.v_scales[at];
+}
+
+/* ---- Who sees what --------------------------------------------------------------------------- */
+
+/* What one query sees: keys at positions [lo, hi); a custom mask thins them out. */
+struct row_view {
+    int lo;
+    int hi;
+#if HAS_ALIBI || CUSTOM_MASK
+    int position;
+#endif
+#if HAS_ALIBI
+    float slope;
+#endif
+#if CUSTOM_MASK
+    i64 bit; /* of key 0 in the sequence's bits */
+    int first_bit; /* keys before are seen without a bit */
+    int end_bit;
+#endif
+};
+
+__device__ __forceinline__ int floor_to_chunk(int i)
+{
+    return CHUNK > 0 ? (i - (i < 0 ? CHUNK - 1 : 0)) / (CHUNK > 0 ? CHUNK : 1) * CHUNK : 0;
+}
+
+/* The positions that window and chunk leave to position i. */
+__device__ __forceinline__ void position_range(const kernel_params &p, int i, int &lo, int &hi)
+{
+    i64 from = -0x7fffffffll, to = 0x7fffffff;
+    if (WINDOW_LEFT >= 0)
+        from = (i64)i - WINDOW_LEFT;
+    if (p.window_right >= 0)
+        to = (i64)i + p.window_right + 1;
+    if (CHUNK > 0) {
+        i64 start = floor_to_chunk(i);
+        i64 end = CUSTOM_MASK ? start + CHUNK : (i64)i + 1;
+        from = from > start ? from : start;
+        to = to < end ? to : end;
+    }
+    lo = (int)(from > -0x7fffffffll ? from : -0x7fffffffll);
+    hi = (int)(to < 0x7fffffff ? to : 0x7fffffff);
+}
+
+__device__ __forceinline__ int query_position(const kernel_params &p, const sequence &q, int t)
+{
+    if (CUSTOM_MASK && p.positions)
+        return p.positions[q.first_row + t];
+    return q.prefix_len + t;
+}
+
+/* The keys [lo, hi) that at least one of the queries [t0, t1] may see. */
+__device__ __forceinline__ void find_outline(const kernel_params &p, const sequence &q, int t0,
+                                             int t1, int &lo, int &hi)
+{
+    int ignored;
+    lo = 0;
+    hi = q.kv_len;
+    if (!(CUSTOM_MASK && p.positions)) { /* else a new key may be anywhere */
+        position_range(p, q.prefix_len + t0, lo, ignored);
+        position_range(p, q.prefix_len + t1, ignored, hi);
+    }
+    lo = max(lo, 0);
+    hi = min(hi, q.kv_len);
+    if (lo >= hi)
+        lo = hi = 0;
+}
+
+/* Row r of a tile's rows: query t, query head `head`. t < 0: not a row, sees nothing. */
+__device__ __forceinline__ void find_view(const kernel_params &p, const sequence &q, int s, int t,
+                                          int head, row_view &view)
+{
+    view.lo = view.hi = 0;
+#if HAS_ALIBI || CUSTOM_MASK
+    view.position = 0;
+#endif
+#if HAS_ALIBI
+    view.slope = t >= 0 ? p.slopes[head] : 0.0f;
+#endif
+#if CUSTOM_MASK
+    view.bit = 0;
+    view.first_bit = view.end_bit = 0;
+#endif
+    if (t < 0)
+        return;
+    int i = query_position(p, q, t);
+    position_range(p, i, view.lo, view.hi);
+#if HAS_ALIBI || CUSTOM_MASK
+    view.position = i;
+#endif
+#if CUSTOM_MASK
+    if (p.mask_bits) {
+        int columns = p.mask_qlen ? q.q_len : q.kv_len;
+        view.first_bit = p.mask_qlen ? q.prefix_len : 0;
+        view.end_bit = view.first_bit + columns;
+        view.bit = p.mask_indptr[s] * 8 + (i64)t * columns - view.first_bit;
+    }
+#endif
+}
+
+#if CUSTOM_MASK
+__device__ __forceinline__ int key_position(const kernel_params &p, const sequence &q, int j)
+{
+    int n = j - q.prefix_len;
+    return p.positions && n >= 0 && n < q.q_len ? p.positions[q.first_row + n] : j;
+}
+#endif
+
+/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by sm_scale (and
+ * by log2(e) where neither ALiBi nor the cap is in the way). */
+__device__ __forceinline__ float finish_score(const kernel_params &p, const sequence &q,
+                                              const row_view &view, int j, int end, float score,
+                                              bool check)
+{
+#if CUSTOM_MASK
+    bool seen = j < end;
+    int at = seen ? key_position(p, q, j) : 0;
+    seen = seen && view.lo <= at && at < view.hi;
+    if (seen && p.mask_bits && j >= view.first_bit) {
+        i64 bit = view.bit + j;
+        seen = j < view.end_bit && (p.mask_bits[bit >> 3] >> (bit & 7) & 1);
+    }
+#else
+    bool seen = !check || (view.lo <= j && j < view.hi && j < end);
+    const int at = j;
+#endif
+#if HAS_ALIBI
+    score -= view.slope * fabsf((float)(view.position - at));
+#else
+    (void)at;
+#endif
+    if (HAS_CAP)
+        score = LOGIT_CAP * LOG2E * tanhf(score * (1.0f / (HAS_CAP ? LOGIT_CAP : 1.0f)));
+    else if (HAS_ALIBI)
+        score *= LOG2E;
+    return seen ? score : NEGATIVE_INFINITY;
+}
+
+/* Factor of q.k that finish_score expects. */
+#define SCORE_FACTOR (SM_SCALE * (HAS_CAP || HAS_ALIBI ? 1.0f : LOG2E))
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+/* Rows of q, k and v in shared memory are padded by 16 bytes, so that the 8 rows of a matrix lie in
+ * different banks. */
+#define K_STRIDE ((HEAD_PAD + 8) * 2)
+#define V_STRIDE ((V_PAD + 8) * 2)
+
+/* Copy a row of `dim` elements of `size` bytes as far as lane `lane` of `lanes` has to. */
+template <int dim, int size>
+__device__ __forceinline__ void copy_row_slow(char *to, const char *from, int lane, int lanes)
+{
+    for (int d = lane; d < dim; d += lanes) {
+        if (size == 1)
+            ((u8 *)to)[d] = from ? ((const u8 *)from)[d] : 0;
+        else
+            ((u16 *)to)[d] = from ? ((const u16 *)from)[d] : 0;
+    }
+}
+
+/* `rows` rows of fp8 codes, `stride` bytes apart, to Q_DTYPE; no column beyond is written. All is
+ * read before anything is written, or each step would wait for the one before. */
+template <int dim, int rows, int stride, int threads>
+__device__ __forceinline__ void widen_rows(char *to, const char *from, int thread)
+{
+#if KV_IS_FP8
+    if constexpr (dim % 16 != 0) {
+        for (int i = thread; i < rows * dim; i += threads)
+            ((u16 *)(to + i / dim * stride))[i % dim] =
+                (u16)fp8_quad(((const u8 *)from + i / dim * stride)[i % dim]).x;
+    } else {
+        constexpr int pieces = dim / 16, count = (rows * pieces + threads - 1) / threads;
+        uint4 codes[count];
+#pragma unroll
+        for (int n = 0; n < count; n++) {
+            int i = n * threads + thread;
+            if (i < rows * pieces)
+                codes[n] = *(const uint4 *)(from + i / pieces * stride + i % pieces * 16);
+        }
+#pragma unroll
+        for (int n = 0; n < count; n++) {
+            int i = n * threads + thread;
+            if (i < rows * pieces) {
+                char *at = to + i / pieces * stride + i % pieces * 32;
+                uint2 a = fp8_quad(codes[n].x), b = fp8_quad(codes[n].y);
+                uint2 c = fp8_quad(codes[n].z), d = fp8_quad(codes[n].w);
+                *(uint4 *)at = make_uint4(a.x, a.y, b.x, b.y);
+                *(uint4 *)(at + 16) = make_uint4(c.x, c.y, d.x, d.y);
+            }
+        }
+    }
+#endif
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void store_out(const kernel_params &p, char *row, int d, float value)
+{
+#if OUT_DTYPE == DTYPE_F32
+    ((float *)row)[d] = value;
+#else
+    ((u16 *)row)[d] = store16<OUT_DTYPE>(value);
+#endif
+}
+
+__device__ __forceinline__ char *out_row(const kernel_params &p, int row, int head)
+{
+    return (char *)p.out + (i64)row * p.out_row + (i64)head * p.out_head;
+}
+
+__device__ __forceinline__ void store_lse(const kernel_params &p, int row, int head, float lse)
+{
+    if (p.lse)
+        *(float *)((char *)p.lse + (i64)row * p.lse_row + (i64)head * p.lse_head) = lse;
+}
+
+/* Output and LSE of a row of no sequence, by all threads of a block. */
+__device__ __forceinline__ void clear_row(const kernel_params &p, int row, int head)
+{
+    for (int d = (int)threadIdx.x; d < V_DIM; d += (int)blockDim.x)
+        store_out(p, out_row(p, row, head), d, 0.0f);
+    if (threadIdx.x == 0)
+        store_lse(p, row, head, NEGATIVE_INFINITY);
+}

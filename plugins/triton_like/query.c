@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * query.c: what triton_like can do. A problem goes through a table of small checks; each adds the
+ * reasons it finds, so that a person reads all of them at once. No driver is asked.
+ */
+#include "triton_like.h"
+
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+#include "plugins/common/verdict.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A problem in structs of ours, whatever size the caller's have. */
+typedef struct question {
+    attn_problem problem;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_device device;
+    triton_options options;
+} question;
+
+enum {
+    LEAST_SM = 80,
+    ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
+    ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1,
+    ALL_USES = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV |
+               ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
+    ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
+    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
+};
+
+static int is_operand_dtype(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+static int has_cache(const attn_layer_group *group)
+{
+    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+/* ---- Arguments that make no sense ------------------------------------------------------------ */
+
+#define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+static attn_status check_heads(const attn_layer_group *group, attn_error *error)
+{
+    if (group->num_kv_heads < 1)
+        return FAIL(error, ATTN_FIELD_NUM_KV_HEADS, "num_kv_heads %d: accepted 1 and more",
+                    group->num_kv_heads);
+    if (group->num_q_heads < 1 || group->num_q_heads % group->num_kv_heads != 0)
+        return FAIL(error, ATTN_FIELD_NUM_Q_HEADS,
+                    "num_q_heads %d: accepted multiples of num_kv_heads, %d", group->num_q_heads,
+                    group->num_kv_heads);
+    return ATTN_OK;
+}
+
+static attn_status check_numbers(const attn_layer_group *group, attn_error *error)
+{
+    if (!isfinite(group->sm_scale))
+        return FAIL(error, ATTN_FIELD_SM_SCALE, "sm_scale %g: accepted finite",
+                    (double)group->sm_scale);
+    if (!isfinite(group->logit_cap) || group->logit_cap < 0)
+        return FAIL(error, ATTN_FIELD_LOGIT_CAP, "logit_cap %g: accepted 0, or finite above 0",
+                    (double)group->logit_cap);
+    if (group->window_left < -1)
+        return FAIL(error, ATTN_FIELD_WINDOW_LEFT, "window_left %d: accepted -1 and more",
+                    group->window_left);
+    if (group->window_right < -1)
+        return FAIL(error, ATTN_FIELD_WINDOW_RIGHT, "window_right %d: accepted -1 and more",
+                    group->window_right);
+    if (group->attention_chunk < 0)
+        return FAIL(error, ATTN_FIELD_ATTENTION_CHUNK, "attention_chunk %d: accepted 0 and more",
+                    group->attention_chunk);
+    return ATTN_OK;
+}
+
+static attn_status check_sense(const question *ask, attn_error *error)
+{
+    const attn_layer_group *group = &ask->group;
+    if (group->num_layers < 1 || !group->layers)
+        return FAIL(error, ATTN_FIELD_NUM_LAYERS, "num_layers %u: accepted 1 and more",
+                    group->num_layers);
+    if (group->kind != ATTN_KIND_SOFTMAX) /* what else stands there is for others to judge */
+        return ATTN_OK;
+    attn_status status = check_heads(group, error);
+    if (status == ATTN_OK)
+        status = check_numbers(group, error);
+    if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
+        status = FAIL(error, ATTN_FIELD_PAGE_SIZE, "page_size %d: accepted 1 and more",
+                      ask->problem.page_size);
+    return status;
+}
+
+static attn_status question_init(question *ask, const attn_options *options,
+                                 const attn_problem *problem, attn_error *error)
+{
+    if (!problem || !problem->group || !problem->bounds || !problem->device)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
+                           "triton_like: problem, group, bounds or device is NULL");
+    COPY_SIZED(&ask->problem, problem);
+    COPY_SIZED(&ask->group, problem->group);
+    COPY_SIZED(&ask->bounds, problem->bounds);
+    COPY_SIZED(&ask->device, problem->device);
+    attn_status status = triton_options_read(options, &ask->options, error);
+    return status == ATTN_OK ? check_sense(ask, error) : status;
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+#define REFUSE(reason, field, ...)                                                                 \
+    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+
+static void check_device(const question *ask, attn_verdict *verdict)
+{
+    if (ask->device.type != ATTN_DEVICE_CUDA)
+        REFUSE(ARCH, DEVICE_TYPE, "cuda", "%s",
+               ask->device.type == ATTN_DEVICE_CPU ? "cpu" : "unknown");
+    if (ask->device.sm < LEAST_SM)
+        REFUSE(ARCH, DEVICE_SM, "80..999", "%u", ask->device.sm);
+}
+
+static void check_kind(const question *ask, attn_verdict *verdict)
+{
+    static const char *const names[] = {"softmax", "mla", "linear", "sparse"};
+    if (ask->group.kind != ATTN_KIND_SOFTMAX)
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s",
+               ask->group.kind < ATTN_KIND_COUNT ? names[ask->group.kind] : "unknown");
+}
+
+static void check_attn_type(const question *ask, attn_verdict *verdict)
+{
+    static const char *const names[] = {"decoder", "encoder_only", "cross"};
+    if (ask->group.attn_type != ATTN_TYPE_DECODER && ask->group.attn_type != ATTN_TYPE_ENCODER_ONLY)
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
+               ask->group.attn_type < ATTN_TYPE_COUNT ? names[ask->group.attn_type] : "unknown");
+}
+
+static void check_dims(const question *ask, attn_verdict *verdict)
+{
+    if (ask->group.head_dim < MIN_DIM || ask->group.head_dim > MAX_DIM)
+        REFUSE(HEAD_DIM, HEAD_DIM, "16..256", "%d", ask->group.head_dim);
+    if (ask->group.v_head_dim < MIN_DIM || ask->group.v_head_dim > MAX_DIM)
+        REFUSE(HEAD_DIM, V_HEAD_DIM, "16..256", "%d", ask->group.v_head_dim);
+}
+
+static void check_group_flags(const question *ask, attn_verdict *verdict)
+{
+    if (ask->group.flags & ~(uint32_t)ALL_GROUP_FLAGS)
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "group flags 0..3", "group flags %#x", ask->group.flags);
+}
+
+static void check_dtypes(const question *ask, attn_verdict *verdict)
+{
+    const attn_problem *problem = &ask->problem;
+    if (!is_operand_dtype(problem->q_dtype))
+        REFUSE(DTYPE, Q_DTYPE, "fp16, bf16", "%s", verdict_dtype_name(problem->q_dtype));
+    else if (problem->kv_dtype != problem->q_dtype &&
+             !(has_cache(&ask->group) && triton_is_fp8(problem->kv_dtype))) {
+        char accepted[64];
+        snprintf(accepted, sizeof accepted, "%s%s", verdict_dtype_name(problem->q_dtype),
+                 has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
+        REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+    }
+    if (!is_operand_dtype(problem->out_dtype) && problem->out_dtype != ATTN_F32)
+        REFUSE(DTYPE, OUT_DTYPE, "fp32, fp16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
+}
+
+static void check_scales(const question *ask, attn_verdict *verdict)
+{
+    static const char *const names[] = {"none", "per_tensor", "per_head"};
+    uint32_t granularity = ask->group.kv_scale_granularity;
+    int scaled = triton_is_fp8(ask->problem.kv_dtype);
+    int few = ask->group.num_kv_heads <= PARAMS_MAX_SCALES || granularity != ATTN_SCALE_PER_HEAD;
+    if (granularity < ATTN_SCALE_COUNT && scaled == (granularity != ATTN_SCALE_NONE) && few)
+        return;
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
+           !scaled                                        ? "none"
+           : ask->group.num_kv_heads <= PARAMS_MAX_SCALES ? "per_tensor, per_head"
+                                                          : "per_tensor",
+           "%s", granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
+}
+
+static void check_layout(const question *ask, attn_verdict *verdict)
+{
+    const char *layout = ask->problem.kv_layout;
+    if (!has_cache(&ask->group))
+        return;
+    if (!layout ||
+        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
+        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
+               layout ? layout : "absent");
+}
+
+static void check_modes(const question *ask, attn_verdict *verdict)
+{
+    if (ask->bounds.modes & ~(uint32_t)ALL_MODES)
+        REFUSE(MODE, MODES, "0..63", "%#x", ask->bounds.modes);
+}
+
+static void check_masks(const question *ask, attn_verdict *verdict)
+{
+    if (ask->bounds.mask_kinds & ~(uint32_t)ALL_MASKS)
+        REFUSE(MASK_KIND, MASK_KINDS, "0..15", "%#x", ask->bounds.mask_kinds);
+}
+
+static void check_uses(const question *ask, attn_verdict *verdict)
+{
+    if (ask->bounds.uses & ~(uint32_t)ALL_USES)
+        REFUSE(USES, USES,
+               "0..1, 4..5, 8..9, 12..13, 16..17, 20..21, 24..25, 28..29, 32..33, 36..37, 40..41, "
+               "44..45, 48..49, 52..53, 56..57, 60..61",
+               "%#x", ask->bounds.uses);
+}
+
+static void check_bound(int64_t value, uint32_t field, attn_verdict *verdict)
+{
+    if (value < 0)
+        verdict_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
+}
+
+static void check_bounds(const question *ask, attn_verdict *verdict)
+{
+    if (ask->bounds.max_seqs < 0 || ask->bounds.max_seqs > MAX_SEQS)
+        REFUSE(BOUNDS, MAX_SEQS, "0..65535", "%d", ask->bounds.max_seqs);
+    check_bound(ask->bounds.max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
+    check_bound(ask->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
+    check_bound(ask->bounds.max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
+    check_bound(ask->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+}
+
+static void check_graph(const question *ask, attn_verdict *verdict)
+{
+    if (ask->problem.graph_level >= ATTN_GRAPH_COUNT)
+        REFUSE(GRAPH_LEVEL, GRAPH_LEVEL, "0..3", "%u", ask->problem.graph_level);
+}
+
+static void check_notes(const question *ask, attn_verdict *verdict)
+{
+    if (ask->problem.need_notes & ~(uint32_t)ALL_NOTES)
+        REFUSE(DETERMINISM, NEED_NOTES, "0..3", "%#x", ask->problem.need_notes);
+}
+
+static void check_features(const question *ask, attn_verdict *verdict)
+{
+    for (uint32_t i = 0; i < ask->problem.num_features; i++)
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "%s", ask->problem.features[i]);
+}
+
+static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
+    check_device, check_kind,   check_attn_type, check_dims,  check_group_flags,
+    check_dtypes, check_scales, check_layout,    check_modes, check_masks,
+    check_uses,   check_bounds, check_graph,     check_notes, check_features,
+};
+
+/* ---- The answer ------------------------------------------------------------------------------ */
+
+static void tell_memory(const question *ask, attn_verdict *verdict)
+{
+    const attn_bounds *bounds = &ask->bounds;
+    triton_group group;
+    uint64_t lse_at;
+    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_kv_len == 0)
+        return;
+    triton_group_init(&group, &ask->problem);
+    verdict->device_bytes = triton_scratch_bytes(&group, &ask->options, bounds, &lse_at) + 8;
+    verdict->host_bytes = sizeof(attn_metadata) + sizeof(attn_kv_batch);
+}
+
+attn_status triton_query(const attn_backend_type *type, const attn_options *options,
+                         const attn_services *services, const attn_problem *problem,
+                         attn_verdict *given, attn_error *error)
+{
+    (void)type;
+    (void)services;
+    question ask;
+    attn_verdict verdict;
+    attn_status status = question_init(&ask, options, problem, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!given)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: verdict is NULL");
+    verdict_begin(given, &verdict);
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        checks[i](&ask, &verdict);
+    if (verdict.supported) {
+        verdict.graph_level = ATTN_GRAPH_ALWAYS;
+        verdict.notes = ALL_NOTES | ATTN_NOTE_RUNTIME_COMPILATION;
+        if (!ask.options.reduce_in_fp32 || !ask.options.split_probabilities)
+            verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
+        verdict.reads_new_kv_unquantised = triton_is_fp8(ask.problem.kv_dtype) ? ALL_MODES : 0;
+        verdict.graph_seq_len_fill = 0;
+        verdict.cost_hint = 1;
+        tell_memory(&ask, &verdict);
+    }
+    verdict_end(&verdict, given);
+    return ATTN_OK;
+}
+
+attn_status triton_require(const attn_options *options, const attn_services *services,
+                           const attn_problem *problem, attn_error *error)
+{
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
+    attn_status status =
+        triton_query(&triton_like_type, options, services, problem, &verdict, error);
+    if (status != ATTN_OK || verdict.supported)
+        return status;
+    return plugin_fail_field(
+        error, ATTN_UNSUPPORTED, reason.field, "triton_like: %s %s: accepted %s (of %u reasons)",
+        verdict_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
+}
+
+attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error)
+{
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict given = {.struct_size = sizeof given, .reasons_capacity = 1, .reasons = &reason};
+    attn_verdict verdict;
+    question ask = {.bounds = *bounds};
+    verdict_begin(&given, &verdict);
+    check_modes(&ask, &verdict);
+    check_masks(&ask, &verdict);
+    check_uses(&ask, &verdict);
+    check_bounds(&ask, &verdict);
+    if (!verdict.supported)
+        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
+                                 "triton_like: %s %s: accepted %s",
+                                 verdict_field_name(reason.field), reason.got, reason.accepted);
+    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
+        bounds->max_kv_len == 0)
+        return FAIL(error, ATTN_FIELD_BATCH,
+                    "triton_like: bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
+                    "accepted 1 and more",
+                    bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
+    return ATTN_OK;
+}

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * triton_like.h: the plugin's own declarations.
+ *
+ *   plugin.c     options and tables
+ *   query.c      what it can do
+ *   constants.c  a layer group as constants of its kernels
+ *   compile.c    kernels from source to loaded functions, by NVRTC; cache.c keeps the results
+ *   instance.c   an instance for a model's layer groups
+ *   metadata.c   memory, and a batch checked against its bounds
+ *   forward.c    a layer: operands to kernel parameters, launches
+ *   kernels/     the kernels; params.h and splits.h are shared with them
+ */
+#ifndef TRITON_LIKE_H
+#define TRITON_LIKE_H
+
+#include "attn_plugin.h"
+#include "plugins/common/cuda_api.h"
+#include "plugins/triton_like/kernels/params.h"
+#include "plugins/triton_like/kernels/splits.h"
+
+enum {
+    MAX_PATH = 1024,
+    MIN_DIM = 16,
+    MAX_DIM = 256,
+    MAX_SPLITS = 128,
+    DEFAULT_SPLITS = 8,
+    DEFAULT_SPLIT_TILE = 256,
+    MAX_SEQS = 65535,    /* the third dimension of a grid */
+    MAX_SPLIT_ROWS = 64, /* rows of a sequence up to which the keys are split among blocks */
+    MAX_CONSTANTS = 32,
+    CONSTANT_SIZE = 48,
+    EXTEND_WARPS = 4
+};
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+typedef struct triton_options {
+    int32_t num_kv_splits;
+    int32_t split_tile; /* keys; never 0 */
+    int32_t reduce_in_fp32;
+    int32_t split_probabilities;
+    char kernel_dir[MAX_PATH];
+    char cache_dir[MAX_PATH]; /* "" = by default */
+} triton_options;
+
+/* Read and check options; NULL = all defaults. CONFIG_ERROR. */
+attn_status triton_options_read(const attn_options *given, triton_options *options,
+                                attn_error *error);
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
+
+/* Which build of the attention kernels a batch needs. */
+enum { VARIANT_PLAIN = 0, VARIANT_CUSTOM = 1, VARIANT_COUNT = 2 };
+
+/* Tiles of a build, chosen for the device's shared memory. */
+typedef struct kernel_shape {
+    int32_t row_tiles;
+    int32_t key_tile;
+    int32_t extend_shared; /* bytes */
+    int32_t warps;
+    int32_t stages;
+    int32_t decode_shared; /* bytes */
+} kernel_shape;
+
+/* The functions of one variant, and the modules that hold them. */
+typedef struct kernel_build {
+    kernel_shape shape;
+    cuda_module modules[3];
+    cuda_function extend;
+    cuda_function decode;
+    cuda_function reduce;
+    cuda_function save;
+} kernel_build;
+
+typedef struct triton_layer {
+    int32_t layer_id;
+    int32_t kv_read_only;
+} triton_layer;
+
+typedef struct triton_group {
+    uint32_t attn_type;
+    uint32_t flags; /* ATTN_GROUP_* */
+    int32_t kv_group;
+    int32_t kv_heads;
+    int32_t ratio; /* query heads of a KV head */
+    int32_t dim;
+    int32_t v_dim;
+    int32_t window_left;
+    int32_t window_right;
+    int32_t chunk;
+    float sm_scale;
+    float logit_cap;
+    uint32_t scale_granularity;
+    int32_t page_size;
+    int32_t hnd;
+    attn_dtype q_dtype;
+    attn_dtype kv_dtype;
+    attn_dtype out_dtype;
+    uint32_t variants; /* set of 1 << VARIANT_* that batches may need */
+    uint32_t num_layers;
+    triton_layer *layers;
+    kernel_build builds[VARIANT_COUNT];
+} triton_group;
+
+/* "-DNAME=VALUE" options of a build. */
+typedef struct kernel_constants {
+    int count;
+    char text[MAX_CONSTANTS][CONSTANT_SIZE];
+} kernel_constants;
+
+int triton_is_fp8(attn_dtype dtype);
+int triton_has_cache(const triton_group *group);
+int32_t triton_round16(int32_t dim);
+
+/* The set of variants for mask kinds; 0 = not known yet, any. */
+uint32_t triton_variants(uint32_t mask_kinds);
+
+/* A group from a problem that query accepts; layers are left to the caller. */
+void triton_group_init(triton_group *group, const attn_problem *problem);
+
+/* Tiles that fit into `shared_memory` bytes of a block (0 = unknown: the least of sm_80 and later).
+ */
+kernel_shape triton_shape(const triton_group *group, int variant, uint32_t shared_memory);
+
+/* The constants of a variant's kernels. */
+void triton_constants(const triton_group *group, int variant, const kernel_shape *shape,
+                      const triton_options *options, kernel_constants *constants);
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+attn_status triton_query(const attn_backend_type *type, const attn_options *options,
+                         const attn_services *services, const attn_problem *problem,
+                         attn_verdict *verdict, attn_error *error);
+/* UNSUPPORTED, with the first reason, if query says no. */
+attn_status triton_require(const attn_options *options, const attn_services *services,
+                           const attn_problem *problem, attn_error *error);
+/* The same for bounds of metadata, which must be known. */
+attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+extern const attn_backend_type triton_like_type;
+
+/* ---- Compiling ------------------------------------------------------------------------------- */
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    const nvrtc_api *nvrtc;
+    triton_options options;
+    uint32_t sm;
+    uint32_t shared_memory;
+    int32_t prepared;
+    uint32_t num_groups;
+    triton_group *groups; /* the groups and their layers lie behind the instance */
+    uint32_t num_compiled;
+    uint32_t num_cached;
+};
+
+/* Compile, or fetch from the cache, and load all kernels of a group's variant. */
+attn_status triton_build(attn_instance *instance, triton_group *group, int variant,
+                         attn_error *error);
+void triton_build_finish(const cuda_api *cuda, kernel_build *build);
+
+/* A binary by its key. */
+typedef struct cache_entry {
+    char path[MAX_PATH + 96];
+    int usable; /* 0 = there is no folder that we may trust and write to */
+} cache_entry;
+
+/* The SHA-256 of `count` pieces of text, each with its length, as the name of a file in the cache
+ * folder, which is made if need be. A folder that others could write to is not used. */
+void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry);
+/* What is stored; NULL = nothing. The caller frees it. */
+void *cache_read(const cache_entry *entry, size_t *size);
+/* Store it at once or not at all, whoever else does the same. */
+void cache_write(const cache_entry *entry, const void *data, size_t size);
+
+/* A whole file as text; NULL, with errno, if it cannot be read. The caller frees it. */
+char *read_file(const char *path, size_t *size);
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+attn_status triton_create(const attn_backend_type *type, const attn_problem *problems,
+                          uint32_t num_problems, const attn_options *options,
+                          const attn_services *services, attn_instance **instance,
+                          attn_error *error);
+void triton_destroy(attn_instance *instance);
+attn_status triton_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                           attn_error *error);
+uint32_t triton_index_forms(attn_instance *instance);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+struct attn_metadata {
+    attn_instance *instance;
+    uint32_t kind;
+    attn_bounds bounds;
+    char *scratch;       /* partial results */
+    cuda_address counts; /* GRAPH: num_seqs and num_tokens, read by the kernels */
+    int32_t planned;
+    int32_t counts_seqs; /* what stands in `counts`; -1 = nothing yet */
+    int32_t counts_tokens;
+    attn_batch batch; /* its scalars and device arrays */
+    attn_mask mask;
+    attn_kv_batch *kv; /* [num_groups] */
+};
+
+/* Does a group split the keys of a batch of this mode among blocks? */
+int triton_splits_keys(const triton_group *group, uint32_t mode, const attn_bounds *bounds);
+
+/* Splits of the grid: the most that a sequence within the bounds gets. */
+int32_t triton_grid_splits(const triton_options *options, const attn_bounds *bounds);
+
+/* Bytes of scratch for a group; *lse_at is where the denominators begin. */
+uint64_t triton_scratch_bytes(const triton_group *group, const triton_options *options,
+                              const attn_bounds *bounds, uint64_t *lse_at);
+
+attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                 attn_memory_size *size, attn_error *error);
+attn_status triton_metadata_create(attn_instance *instance, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_metadata **metadata, attn_error *error);
+void triton_metadata_destroy(attn_metadata *metadata);
+attn_status triton_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                         attn_stream stream, attn_error *error);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+attn_status triton_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+attn_status triton_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+
+#endif /* TRITON_LIKE_H */

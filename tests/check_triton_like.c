@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_triton_like.c: triton_like on any machine: how keys are split, what query says, tiles that
+ * fit, and, where NVRTC is, that every kernel compiles. What they compute is
+ * device_triton_like.c's matter.
+ */
+#include "tests/test_main.h"
+
+#include "plugins/common/cuda_api.h"
+#include "plugins/triton_like/triton_like.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const attn_backend_type *type;
+static char message[1024];
+static attn_error error = {
+    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
+
+static void open_plugin(void)
+{
+    char path[4096];
+    const char *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/triton_like.so", dir ? dir : "plugins/.libs");
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    ck_assert_msg(object, "%s", dlerror());
+    attn_plugin_entry_fn entry;
+    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
+    ck_assert_msg(entry != NULL, "%s has no entry", path);
+    attn_host_info host = {.struct_size = sizeof host,
+                           .abi_major_min = ATTN_ABI_MAJOR,
+                           .abi_major_max = ATTN_ABI_MAJOR,
+                           .name = "test",
+                           .version = "0"};
+    attn_plugin plugin = {.struct_size = sizeof plugin};
+    ck_assert_int_eq(entry(&host, &plugin, &error), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(0, &type, &error), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
+    ck_assert_str_eq(type->name, "triton_like");
+}
+
+/* ---- A problem ------------------------------------------------------------------------------- */
+
+typedef struct test_problem {
+    attn_device device;
+    attn_layer layer;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_problem problem;
+} test_problem;
+
+/* One that is accepted. */
+static void make_problem(test_problem *t)
+{
+    *t = (test_problem){.device = {.struct_size = sizeof t->device,
+                                   .type = ATTN_DEVICE_CUDA,
+                                   .sm = 90,
+                                   .num_sms = 132,
+                                   .shared_memory = 227 * 1024},
+                        .layer = {.struct_size = sizeof t->layer},
+                        .bounds = {.struct_size = sizeof t->bounds,
+                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
+                                   .mask_kinds = 1,
+                                   .max_seqs = 8,
+                                   .max_tokens = 8,
+                                   .max_q_len = 1,
+                                   .max_kv_len = 1000}};
+    t->group = (attn_layer_group){.struct_size = sizeof t->group,
+                                  .num_q_heads = 32,
+                                  .num_kv_heads = 8,
+                                  .head_dim = 128,
+                                  .v_head_dim = 128,
+                                  .window_left = -1,
+                                  .sm_scale = 0.09f,
+                                  .num_layers = 1,
+                                  .layers = &t->layer};
+    t->problem = (attn_problem){.struct_size = sizeof t->problem,
+                                .graph_level = ATTN_GRAPH_ALWAYS,
+                                .device = &t->device,
+                                .group = &t->group,
+                                .bounds = &t->bounds,
+                                .kv_layout = ATTN_LAYOUT_KV_NHD,
+                                .q_dtype = ATTN_BF16,
+                                .kv_dtype = ATTN_BF16,
+                                .out_dtype = ATTN_BF16,
+                                .page_size = 16,
+                                .tp_size = 1};
+}
+
+/* The fields that are refused, as a set of bits; 0 = supported. */
+static uint64_t refused_fields(const test_problem *t)
+{
+    attn_reason reasons[16];
+    uint64_t fields = 0;
+    for (int i = 0; i < 16; i++)
+        reasons[i].struct_size = sizeof reasons[0];
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
+    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &error) == ATTN_OK, "%s",
+                  message);
+    ck_assert_uint_le(verdict.num_reasons, 16);
+    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
+    for (uint32_t i = 0; i < verdict.num_reasons; i++)
+        fields |= UINT64_C(1) << reasons[i].field;
+    return fields;
+}
+
+#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
+
+START_TEST(query_accepts_and_refuses)
+{
+    test_problem t;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    make_problem(&t);
+    ck_assert_uint_eq(refused_fields(&t), 0);
+    ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &error), ATTN_OK);
+    ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
+    ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
+    ck_assert(verdict.notes & ATTN_NOTE_RUNTIME_COMPILATION);
+    ck_assert_uint_gt(verdict.device_bytes, 8 * 32 * 128 * 4);
+
+    t.device.type = ATTN_DEVICE_CPU;
+    t.device.sm = 0;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM));
+    make_problem(&t);
+    t.device.sm = 75;
+    t.problem.q_dtype = t.problem.kv_dtype = ATTN_F32;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_SM) | FIELD(Q_DTYPE));
+    make_problem(&t);
+    t.group.attn_type = ATTN_TYPE_CROSS;
+    t.group.window_right = -1;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(ATTN_TYPE));
+    make_problem(&t);
+    t.bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_LSE;
+    t.group.head_dim = 8;
+    t.group.v_head_dim = 257;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(USES) | FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM));
+    make_problem(&t);
+    t.problem.kv_dtype = ATTN_FP8_E4M3;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
+    t.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    ck_assert_uint_eq(refused_fields(&t), 0);
+    t.group.num_q_heads = t.group.num_kv_heads = PARAMS_MAX_SCALES + 1;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
+    make_problem(&t);
+    t.group.num_q_heads = 33;
+    ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &error),
+                     ATTN_INVALID_ARGUMENT);
+}
+END_TEST
+
+static void test_log(void *ctx, uint32_t level, const char *text)
+{
+    (void)ctx;
+    (void)level;
+    (void)text;
+}
+
+static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
+{
+    (void)ctx;
+    (void)space;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void test_release(void *ctx, uint32_t space, void *memory)
+{
+    (void)ctx;
+    (void)space;
+    free(memory);
+}
+
+/* Without a driver, or without a context, create says what is missing and leaves nothing. */
+START_TEST(create_refuses)
+{
+    test_problem t;
+    attn_instance *instance = NULL;
+    const attn_services services = {.struct_size = sizeof services,
+                                    .num_workers = 1,
+                                    .log = test_log,
+                                    .allocate = test_allocate,
+                                    .release = test_release};
+    make_problem(&t);
+    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &error);
+    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
+                  message);
+    ck_assert_ptr_null(instance);
+    ck_assert(strstr(message, "triton_like") != NULL);
+    t.group.head_dim = 8;
+    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &error),
+                     ATTN_UNSUPPORTED);
+    attn_option_value value = {.struct_size = sizeof value,
+                               .key = "num_kv_splits",
+                               .integer = 0,
+                               .text = "0",
+                               .place = "x.ini:3"};
+    attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
+    t.group.head_dim = 128;
+    ck_assert_int_eq(type->create(type, &t.problem, 1, &options, &services, &instance, &error),
+                     ATTN_CONFIG_ERROR);
+    ck_assert(strstr(message, "x.ini:3") != NULL);
+    type->ops->destroy(NULL);
+    type->ops->metadata_destroy(NULL);
+}
+END_TEST
+
+/* ---- Splits ---------------------------------------------------------------------------------- */
+
+START_TEST(splits_follow_the_rule)
+{
+    ck_assert_int_eq(splits_count(0, 256, 8), 1);
+    ck_assert_int_eq(splits_count(256, 256, 8), 1);
+    ck_assert_int_eq(splits_count(257, 256, 8), 2);
+    ck_assert_int_eq(splits_count(2048, 256, 8), 8);
+    ck_assert_int_eq(splits_count(1 << 30, 256, 8), 8);
+    ck_assert_int_eq(splits_count(0x7fffffff, 1, 128), 128);
+    ck_assert_int_eq(splits_count(300, 100, 1), 1);
+}
+END_TEST
+
+/* Every key in one split and one alone, in order, whatever the numbers. */
+START_TEST(splits_cover_all_keys)
+{
+    uint32_t state = 12345;
+    for (int n = 0; n < 20000; n++) {
+        state = state * 1664525u + 1013904223u;
+        int len = (int)(state >> 8) % (n % 2 ? 700 : 200000), tile = 1 + (int)(state % 1000);
+        int max = 1 + (int)(state >> 20) % MAX_SPLITS, count = splits_count(len, tile, max), at = 0;
+        ck_assert_int_ge(count, 1);
+        ck_assert_int_le(count, max);
+        for (int i = 0; i < count; i++) {
+            int begin, end;
+            splits_range(len, count, i, &begin, &end);
+            ck_assert_int_eq(begin, at);
+            ck_assert(end >= begin && end <= len);
+            ck_assert(begin % SPLIT_ALIGN == 0 || begin == len);
+            at = end;
+        }
+        ck_assert_int_eq(at, len);
+    }
+}
+END_TEST
+
+/* ---- Tiles and kernels ----------------------------------------------------------------------- */
+
+START_TEST(tiles_fit_any_device)
+{
+    static const uint32_t sizes[] = {0, 99 * 1024, 163 * 1024, 227 * 1024};
+    test_problem t;
+    make_problem(&t);
+    for (int32_t dim = MIN_DIM; dim <= MAX_DIM; dim++)
+        for (int i = 0; i < 8; i++)
+            for (int variant = 0; variant < VARIANT_COUNT; variant++) {
+                triton_group group;
+                t.group.head_dim = dim;
+                t.group.v_head_dim = i % 2 ? MAX_DIM + MIN_DIM - dim : dim;
+                t.problem.kv_dtype = dim % 2 ? ATTN_FP8_E4M3 : ATTN_BF16;
+                t.group.logit_cap = dim % 3 ? 30.0f : 0.0f;
+                triton_group_init(&group, &t.problem);
+                kernel_shape shape = triton_shape(&group, variant, sizes[i / 2]);
+                int32_t limit = sizes[i / 2] ? (int32_t)sizes[i / 2] : 99 * 1024;
+                ck_assert_int_gt(shape.extend_shared, 0);
+                ck_assert_int_le(shape.extend_shared, limit);
+                ck_assert_int_le(shape.decode_shared, limit);
+                ck_assert_int_ge(shape.stages, 2);
+                /* What decode's warps leave to be merged. */
+                ck_assert_int_ge(shape.decode_shared,
+                                 shape.warps * 16 * (triton_round16(group.v_dim) + 6) * 4);
+            }
+}
+END_TEST
+
+static char *read_text(const char *name)
+{
+    char path[4096];
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
+    snprintf(path, sizeof path, "%s/plugins/triton_like/kernels/%s", top ? top : ".", name);
+    FILE *file = fopen(path, "r");
+    ck_assert_msg(file != NULL, "%s", path);
+    char *text = calloc(1, 1 << 20);
+    ck_assert_uint_gt(fread(text, 1, (1 << 20) - 1, file), 0);
+    fclose(file);
+    return text;
+}
+
+static void compile(const nvrtc_api *nvrtc, const char *name, const triton_group *group,
+                    int variant, const char *architecture)
+{
+    static const char *const names[] = {"common.cuh", "params.h", "splits.h"};
+    const char *options[MAX_CONSTANTS + 4] = {architecture, "-std=c++17", "--ptxas-options=-O0"};
+    int num_options = 3;
+    nvrtc_program program;
+    kernel_constants constants;
+    triton_options defaults = {.num_kv_splits = 8,
+                               .split_tile = 256,
+                               .reduce_in_fp32 = variant,
+                               .split_probabilities = !variant};
+    kernel_shape shape = triton_shape(group, variant, 0);
+    char *source = read_text(name), *headers[3], log[8192] = "";
+    size_t size = 0;
+    for (int i = 0; i < 3; i++)
+        headers[i] = read_text(names[i]);
+    triton_constants(group, variant, &shape, &defaults, &constants);
+    for (int i = 0; i < constants.count; i++)
+        options[num_options++] = constants.text[i];
+    ck_assert_int_eq(
+        nvrtc->nvrtcCreateProgram(&program, source, name, 3, (const char *const *)headers, names),
+        0);
+    int result = nvrtc->nvrtcCompileProgram(program, num_options, options);
+    nvrtc->nvrtcGetProgramLogSize(program, &size);
+    if (size < sizeof log)
+        nvrtc->nvrtcGetProgramLog(program, log);
+    ck_assert_msg(result == 0, "%s: %s", name, log);
+    ck_assert_int_eq(nvrtc->nvrtcGetCUBINSize(program, &size), 0);
+    ck_assert_uint_gt(size, 1000);
+    nvrtc->nvrtcDestroyProgram(&program);
+    free(source);
+    for (int i = 0; i < 3; i++)
+        free(headers[i]);
+}
+
+/* Plain and crowded, 16 bits and fp8, even and odd, the least device and Hopper. */
+START_TEST(kernels_compile)
+{
+    static const char *const names[] = {"extend.cu", "decode.cu", "save_kv.cu"};
+    const nvrtc_api *nvrtc = NULL;
+    if (nvrtc_api_get(&nvrtc, &error) != ATTN_OK) {
+        printf("# SKIP kernels_compile: %s\n", message);
+        return;
+    }
+    test_problem t;
+    triton_group group;
+    make_problem(&t);
+    t.group.flags = _i ? ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI : 0;
+    t.group.window_left = _i ? 100 : -1;
+    t.group.attention_chunk = _i ? 64 : 0;
+    t.group.logit_cap = _i ? 30.0f : 0.0f;
+    t.group.head_dim = _i ? 72 : 128;
+    t.group.v_head_dim = _i ? 33 : 128;
+    t.problem.q_dtype = _i ? ATTN_F16 : ATTN_BF16;
+    t.problem.kv_dtype = _i ? ATTN_FP8_E5M2 : ATTN_BF16;
+    t.problem.out_dtype = _i ? ATTN_F32 : ATTN_BF16;
+    triton_group_init(&group, &t.problem);
+    for (int i = 0; i < 3; i++)
+        compile(nvrtc, names[i], &group, _i,
+                _i ? "--gpu-architecture=sm_80" : "--gpu-architecture=sm_90");
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("triton_like");
+    TCase *tc = tcase_create("any_machine");
+    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
+    tcase_add_test(tc, query_accepts_and_refuses);
+    tcase_add_test(tc, create_refuses);
+    tcase_add_test(tc, splits_follow_the_rule);
+    tcase_add_test(tc, splits_cover_all_keys);
+    tcase_add_test(tc, tiles_fit_any_device);
+    tcase_add_loop_test(tc, kernels_compile, 0, 2);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

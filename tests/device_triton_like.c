@@ -1,0 +1,795 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device_triton_like.c: the plugin's .so on a GPU, against the oracle; and how fast it is.
+ *
+ *   device_triton_like                     a few cases (make check)
+ *   device_triton_like check FIRST COUNT   cases of seeds FIRST and following
+ *   device_triton_like time                prefill and decode, medians over device events
+ *
+ * Cases are those of cpu_native_case.h: caches poisoned with NaN, indices that must not be read,
+ * needles at the borders, red zones around outputs; the ones that query refuses are passed over.
+ * Each is run eagerly, then captured and replayed with other queries and fewer sequences: to the
+ * bit what an eager run gives.
+ *
+ * The .so is $ATTNHOST_TEST_PLUGIN_DIR/triton_like.so, the kernels are those of
+ * $ATTNHOST_TEST_SRCDIR/plugins/triton_like/kernels. Prints TAP.
+ */
+#include "tests/cpu_native_case.h"
+
+#include "host/dtype.h"
+#include "host/reference/reference.h"
+#include "plugins/common/cuda_api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUM_BUFFERS = 32, BATCHES = 7 };
+
+static const cuda_api *cuda;
+static const attn_backend_type *type;
+static attn_device device;
+static char message[1024];
+static attn_error error = {
+    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
+
+static void die(const char *what, const char *why)
+{
+    printf("Bail out! %s: %s\n", what, why);
+    exit(EXIT_FAILURE);
+}
+
+static void must(int result, const char *what)
+{
+    const char *name = "?";
+    if (result == CUDA_OK)
+        return;
+    cuda->cuGetErrorName(result, &name);
+    die(what, name);
+}
+
+static void need(attn_status status, const char *what)
+{
+    if (status != ATTN_OK)
+        die(what, message);
+}
+
+/* ---- Device memory --------------------------------------------------------------------------- */
+
+/* Buffers of a case; each has red zones of its own, being exactly as large as on the host. */
+typedef struct buffers {
+    cuda_address address[NUM_BUFFERS];
+    int count;
+} buffers;
+
+static void *upload(buffers *all, const void *from, size_t size)
+{
+    cuda_address address = 0;
+    if (!from || size == 0)
+        return NULL;
+    must(cuda->cuMemAlloc_v2(&address, size), "cuMemAlloc");
+    must(cuda->cuMemcpyHtoD_v2(address, from, size), "cuMemcpyHtoD");
+    all->address[all->count++] = address;
+    return (void *)(uintptr_t)address;
+}
+
+static void release_all(buffers *all)
+{
+    for (int i = 0; i < all->count; i++)
+        cuda->cuMemFree_v2(all->address[i]);
+    all->count = 0;
+}
+
+/* ---- Services -------------------------------------------------------------------------------- */
+
+static void test_log(void *ctx, uint32_t level, const char *text)
+{
+    (void)ctx;
+    if (level <= ATTN_LOG_WARNING)
+        printf("# %s\n", text);
+}
+
+static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
+{
+    (void)ctx;
+    return space == ATTN_SPACE_HOST
+               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+               : NULL;
+}
+
+static void test_release(void *ctx, uint32_t space, void *memory)
+{
+    (void)ctx;
+    (void)space;
+    free(memory);
+}
+
+static const attn_services services = {.struct_size = sizeof services,
+                                       .num_workers = 1,
+                                       .log = test_log,
+                                       .allocate = test_allocate,
+                                       .release = test_release};
+
+/* ---- The plugin ------------------------------------------------------------------------------ */
+
+static void open_plugin(void)
+{
+    char path[4096];
+    const char *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/triton_like.so", dir ? dir : "plugins/.libs");
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!object)
+        die("dlopen", dlerror());
+    attn_plugin_entry_fn entry;
+    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
+    attn_host_info host = {.struct_size = sizeof host,
+                           .abi_major_min = ATTN_ABI_MAJOR,
+                           .abi_major_max = ATTN_ABI_MAJOR,
+                           .name = "test",
+                           .version = "0"};
+    attn_plugin plugin = {.struct_size = sizeof plugin};
+    need(entry(&host, &plugin, &error), "entry");
+    need(plugin.describe(0, &type, &error), "describe");
+}
+
+/* 0 = no device, with the reason in `message`. */
+static int open_device(void)
+{
+    cuda_context context;
+    int ordinal, major, minor, sms, shared;
+    if (cuda_api_get(&cuda, &error) != ATTN_OK)
+        return 0;
+    if (cuda->cuDeviceGet(&ordinal, 0) != CUDA_OK) {
+        snprintf(message, sizeof message, "no CUDA device");
+        return 0;
+    }
+    must(cuda->cuDevicePrimaryCtxRetain(&context, ordinal), "cuDevicePrimaryCtxRetain");
+    must(cuda->cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    must(cuda->cuDeviceGetAttribute(&major, CUDA_DEVICE_MAJOR, ordinal), "major");
+    must(cuda->cuDeviceGetAttribute(&minor, CUDA_DEVICE_MINOR, ordinal), "minor");
+    must(cuda->cuDeviceGetAttribute(&sms, CUDA_DEVICE_MULTIPROCESSORS, ordinal), "sms");
+    must(cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, ordinal), "shared");
+    device = (attn_device){.struct_size = sizeof device,
+                           .type = ATTN_DEVICE_CUDA,
+                           .sm = (uint32_t)(major * 10 + minor),
+                           .num_sms = (uint32_t)sms,
+                           .shared_memory = (uint32_t)shared};
+    printf("# sm_%u, %d multiprocessors\n", device.sm, sms);
+    return 1;
+}
+
+/* An instance, and memory for its metadata. */
+typedef struct setup {
+    attn_option_value values[4];
+    attn_options options;
+    char kernel_dir[4096];
+    attn_instance *instance;
+    attn_metadata *metadata[2]; /* by kind */
+    attn_memory memory[2];
+    cuda_address device_memory[2][2]; /* by kind: scratch, metadata */
+    cuda_stream stream;
+} setup;
+
+static void set_option(setup *u, const char *key, int64_t value, const char *text)
+{
+    u->values[u->options.num_values++] = (attn_option_value){.struct_size = sizeof u->values[0],
+                                                             .key = key,
+                                                             .integer = value,
+                                                             .text = text,
+                                                             .place = "test"};
+    u->options.struct_size = sizeof u->options;
+    u->options.values = u->values;
+}
+
+static void make_metadata(setup *u, uint32_t kind, const attn_bounds *bounds)
+{
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_memory *memory = &u->memory[kind];
+    need(type->ops->metadata_size(u->instance, kind, bounds, &size, &error), "metadata_size");
+    *memory = (attn_memory){.struct_size = sizeof *memory};
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        uint64_t bytes = memory->size[region] = size.size[region];
+        if (bytes == 0)
+            continue;
+        if (region >= ATTN_REGION(ATTN_SPACE_PINNED, 0)) {
+            memory->base[region] = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+            continue;
+        }
+        cuda_address *address = &u->device_memory[kind][region];
+        must(cuda->cuMemAlloc_v2(address, bytes), "cuMemAlloc of a region");
+        must(cuda->cuMemsetD8_v2(*address, 0xFF, bytes), "cuMemsetD8");
+        memory->base[region] = (void *)(uintptr_t)*address;
+    }
+    need(type->ops->metadata_create(u->instance, kind, bounds, memory, &u->metadata[kind], &error),
+         "metadata_create");
+}
+
+static void setup_create(setup *u, const attn_problem *problem, int64_t splits, int64_t tile,
+                         int64_t precise)
+{
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
+    memset(u, 0, sizeof *u);
+    snprintf(u->kernel_dir, sizeof u->kernel_dir, "%s/plugins/triton_like/kernels",
+             top ? top : ".");
+    set_option(u, "kernel_dir", 0, u->kernel_dir);
+    set_option(u, "num_kv_splits", splits, "");
+    set_option(u, "split_tile_size", tile, "");
+    set_option(u, "split_probabilities", precise, "");
+    need(type->create(type, problem, 1, &u->options, &services, &u->instance, &error), "create");
+    need(type->ops->prepare(u->instance, NULL, NULL, &error), "prepare");
+    must(cuda->cuStreamCreate(&u->stream, 1), "cuStreamCreate");
+    make_metadata(u, ATTN_METADATA_EAGER, problem->bounds);
+    make_metadata(u, ATTN_METADATA_GRAPH, problem->bounds);
+}
+
+static void setup_destroy(setup *u)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        type->ops->metadata_destroy(u->metadata[kind]);
+        for (uint32_t region = ATTN_REGION(ATTN_SPACE_PINNED, 0); region < ATTN_REGION_COUNT;
+             region++)
+            free(u->memory[kind].base[region]);
+        for (int i = 0; i < 2; i++)
+            if (u->device_memory[kind][i])
+                cuda->cuMemFree_v2(u->device_memory[kind][i]);
+    }
+    type->ops->destroy(u->instance);
+    cuda->cuStreamDestroy_v2(u->stream);
+}
+
+static attn_status forward(setup *u, uint32_t kind, uint32_t mode, int32_t layer_id,
+                           const attn_forward_args *args)
+{
+    if (mode == ATTN_MODE_DECODE)
+        return type->ops->forward_decode(u->metadata[kind], layer_id, args, u->stream, &error);
+    return type->ops->forward_extend(u->metadata[kind], layer_id, args, u->stream, &error);
+}
+
+/* ---- A case on the device -------------------------------------------------------------------- */
+
+/* The case with every pointer into device memory. */
+typedef struct twin {
+    buffers memory;
+    attn_problem problem;
+    attn_batch batch;
+    attn_kv_batch kv;
+    attn_mask mask;
+    attn_tensor q, k, v, k_cache, v_cache, out, lse, sinks, slopes;
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+} twin;
+
+static attn_tensor upload_tensor(twin *t, const case_tensor *from)
+{
+    attn_tensor tensor = from->tensor;
+    tensor.device_type = ATTN_DEVICE_CUDA;
+    tensor.data = upload(&t->memory, from->memory, from->bytes);
+    return tensor;
+}
+
+static attn_tensor upload_values(twin *t, attn_tensor tensor)
+{
+    tensor.device_type = ATTN_DEVICE_CUDA;
+    tensor.data = upload(&t->memory, tensor.data, (size_t)tensor.shape[0] * sizeof(float));
+    return tensor;
+}
+
+static attn_i32_array upload_ints(twin *t, attn_i32_array array, int64_t count)
+{
+    array.device = upload(&t->memory, array.device, (size_t)count * sizeof(int32_t));
+    array.host = NULL;
+    return array;
+}
+
+static void upload_batch(twin *t, const attn_case *c)
+{
+    int64_t seqs = c->batch.num_seqs, rows = c->q_indptr[seqs];
+    t->batch = c->batch;
+    t->kv = c->kv;
+    t->mask = c->mask;
+    t->batch.seq_lens = upload_ints(t, c->batch.seq_lens, seqs);
+    t->batch.prefix_lens = upload_ints(t, c->batch.prefix_lens, seqs);
+    t->batch.q_indptr = upload_ints(t, c->batch.q_indptr, seqs + 1);
+    t->batch.positions = upload_ints(t, c->batch.positions, rows);
+    t->batch.req_pool_indices = upload_ints(t, c->batch.req_pool_indices, seqs);
+    t->batch.mask = c->batch.mask ? &t->mask : NULL;
+    t->batch.kv_groups = &t->kv;
+    t->kv.kv_lens = upload_ints(t, c->kv.kv_lens, seqs);
+    t->kv.block_table = upload_ints(t, c->kv.block_table, seqs * c->kv.block_table_stride);
+    t->kv.req_to_token = upload_ints(t, c->kv.req_to_token, (seqs + 3) * c->kv.req_to_token_stride);
+    t->kv.out_cache_loc.device =
+        upload(&t->memory, c->kv.out_cache_loc.device, (size_t)rows * sizeof(int64_t));
+    t->mask.indptr.device =
+        upload(&t->memory, c->mask.indptr.device, (size_t)(seqs + 1) * sizeof(int64_t));
+    if (c->mask.bits)
+        t->mask.bits = upload(&t->memory, c->mask.bits, (size_t)c->mask_indptr[seqs]);
+}
+
+static void twin_create(twin *t, const attn_case *c)
+{
+    memset(t, 0, sizeof *t);
+    t->problem = c->problem;
+    t->problem.device = &device;
+    t->problem.graph_level = ATTN_GRAPH_ALWAYS;
+    upload_batch(t, c);
+    t->q = upload_tensor(t, &c->q);
+    t->k = upload_tensor(t, &c->k);
+    t->v = upload_tensor(t, &c->v);
+    t->out = upload_tensor(t, &c->out);
+    t->lse = upload_tensor(t, &c->lse);
+    t->sinks = upload_values(t, c->sinks_tensor);
+    t->slopes = upload_values(t, c->slopes_tensor);
+    if (c->problem.kv_layout) {
+        t->k_cache = upload_tensor(t, &c->k_cache);
+        t->v_cache = upload_tensor(t, &c->v_cache);
+    }
+    const attn_tensor *const twins[ATTN_ROLE_COUNT] = {[ATTN_ROLE_Q] = &t->q,
+                                                       [ATTN_ROLE_K] = &t->k,
+                                                       [ATTN_ROLE_V] = &t->v,
+                                                       [ATTN_ROLE_OUT] = &t->out,
+                                                       [ATTN_ROLE_LSE] = &t->lse,
+                                                       [ATTN_ROLE_K_CACHE] = &t->k_cache,
+                                                       [ATTN_ROLE_V_CACHE] = &t->v_cache,
+                                                       [ATTN_ROLE_SINKS] = &t->sinks,
+                                                       [ATTN_ROLE_ALIBI_SLOPES] = &t->slopes};
+    for (int role = 0; role < ATTN_ROLE_COUNT; role++)
+        t->operands[role] = c->operands[role] ? twins[role] : NULL;
+    t->args = c->args;
+    t->args.operands = t->operands;
+}
+
+static void download(case_tensor *to, const attn_tensor *from)
+{
+    if (to->bytes && from->data)
+        must(cuda->cuMemcpyDtoH_v2(to->memory, (cuda_address)(uintptr_t)from->data, to->bytes),
+             "cuMemcpyDtoH");
+}
+
+static void refresh(const case_tensor *from, const attn_tensor *to)
+{
+    must(cuda->cuMemcpyHtoD_v2((cuda_address)(uintptr_t)to->data, from->memory, from->bytes),
+         "cuMemcpyHtoD");
+}
+
+/* Outputs poisoned here and there. */
+static void poison(attn_case *c, twin *t)
+{
+    case_poison(c);
+    refresh(&c->out, &t->out);
+    refresh(&c->lse, &t->lse);
+}
+
+static void fetch_outputs(setup *u, attn_case *c, twin *t)
+{
+    must(cuda->cuStreamSynchronize(u->stream), "the kernels");
+    download(&c->out, &t->out);
+    download(&c->lse, &t->lse);
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+static int failures, checked, few_queries;
+static double worst;
+
+static void fail(const char *what, const char *why)
+{
+    failures++;
+    printf("# %s: %s\n", what, why);
+}
+
+static char *copy_bytes(const case_tensor *t)
+{
+    char *copy = malloc(t->bytes ? t->bytes : 1);
+    memcpy(copy, t->memory ? t->memory : "", t->bytes);
+    return copy;
+}
+
+static void check_outputs(const attn_case *c, const reference_result *result, const char *what)
+{
+    reference_report report = {0};
+    char text[512];
+    need(reference_compare(result, &c->out.tensor, c->operands[ATTN_ROLE_LSE], &report, &error),
+         what);
+    snprintf(text, sizeof text, "%lld of %lld rows, %lld LSE, %lld of padding: %s",
+             (long long)report.rows_failed, (long long)report.rows_checked,
+             (long long)report.lse_failed, (long long)report.padding_failed, report.message);
+    if (report.rows_failed + report.lse_failed + report.padding_failed > 0)
+        fail(what, text);
+    if (report.worst_ratio > worst)
+        worst = report.worst_ratio;
+    if (case_red_zone(c) != 0)
+        fail(what, "bytes around the output were written");
+}
+
+static void check_cache(const attn_case *c, char *k_before, char *v_before, const char *what)
+{
+    attn_tensor k = c->k_cache.tensor, v = c->v_cache.tensor;
+    int64_t place[4] = {0};
+    if (!c->problem.kv_layout)
+        return;
+    k.data = k_before;
+    v.data = v_before;
+    need(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v, &error),
+         what);
+    int64_t differs = reference_compare_kv(&c->problem, &c->k_cache.tensor, &k, place) +
+                      reference_compare_kv(&c->problem, &c->v_cache.tensor, &v, place);
+    if (differs) {
+        char text[160];
+        snprintf(text, sizeof text, "%lld bytes of the cache differ; page %lld, offset %lld",
+                 (long long)differs, (long long)place[0], (long long)place[1]);
+        fail(what, text);
+    }
+}
+
+static void eager(setup *u, attn_case *c, twin *t)
+{
+    poison(c, t);
+    need(type->ops->init_forward_metadata(u->metadata[0], &t->batch, u->stream, &error), "init");
+    need(forward(u, 0, t->batch.mode, c->layer.layer_id, &t->args), "forward");
+    fetch_outputs(u, c, t);
+}
+
+/* Other queries: the same ones of the other sign. */
+static void negate_queries(attn_case *c, twin *t)
+{
+    uint16_t *bits = (uint16_t *)(void *)c->q.memory;
+    for (uint64_t i = 0; i < c->q.bytes / 2; i++)
+        bits[i] ^= 0x8000;
+    refresh(&c->q, &t->q);
+}
+
+static void compare_bits(const attn_case *c, const char *out, const char *lse, const char *what)
+{
+    if (memcmp(out, c->out.memory, c->out.bytes) != 0)
+        fail(what, "the replayed output differs from the eager one");
+    if (memcmp(lse, c->lse.memory, c->lse.bytes) != 0)
+        fail(what, "the replayed LSE differs from the eager one");
+}
+
+static void replay(setup *u, attn_case *c, twin *t, cuda_graph_exec exec, const char *what)
+{
+    eager(u, c, t);
+    char *out = copy_bytes(&c->out), *lse = copy_bytes(&c->lse);
+    poison(c, t);
+    need(type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &error), "init");
+    must(cuda->cuGraphLaunch(exec, u->stream), "cuGraphLaunch");
+    fetch_outputs(u, c, t);
+    compare_bits(c, out, lse, what);
+    free(out);
+    free(lse);
+}
+
+static void check_graph(setup *u, attn_case *c, twin *t, const char *what)
+{
+    cuda_graph graph;
+    cuda_graph_exec exec;
+    need(type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &error), "init");
+    t->args.flags |= ATTN_FORWARD_CAPTURING;
+    must(cuda->cuStreamBeginCapture_v2(u->stream, CUDA_CAPTURE_RELAXED), "begin capture");
+    need(forward(u, 1, t->batch.mode, c->layer.layer_id, &t->args), "captured forward");
+    must(cuda->cuStreamEndCapture(u->stream, &graph), "end capture");
+    t->args.flags &= ~(uint32_t)ATTN_FORWARD_CAPTURING;
+    must(cuda->cuGraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
+    replay(u, c, t, exec, what);
+    negate_queries(c, t);
+    replay(u, c, t, exec, what);
+    int32_t last = t->batch.num_seqs - 1;
+    if (last > 0 && t->batch.mode != ATTN_MODE_MIXED) {
+        t->batch.num_seqs = last;
+        t->batch.num_tokens -= c->q_len[last];
+        if (t->batch.num_real_seqs > last)
+            t->batch.num_real_seqs = last;
+        replay(u, c, t, exec, what);
+    }
+    cuda->cuGraphExecDestroy(exec);
+    cuda->cuGraphDestroy(graph);
+}
+
+static int is_supported(const twin *t, uint32_t *unquantised)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    need(type->query(type, NULL, NULL, &t->problem, &verdict, &error), "query");
+    *unquantised = verdict.reads_new_kv_unquantised;
+    return verdict.supported != 0;
+}
+
+/* 0 = passed over. */
+static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int32_t ratio)
+{
+    static const int64_t splits[] = {8, 1, 5, 16}, tiles[] = {0, 64, 100, 16};
+    char what[640], line[512];
+    attn_case *c = case_create_shaped(seed, wishes, dim, ratio);
+    twin t = {.problem = c->problem};
+    reference_result result = {0};
+    reference_options options = {0};
+    t.problem.device = &device;
+    c->bounds.uses &= ~(uint32_t)ATTN_USES_MULTI_ITEM;
+    if (!is_supported(&t, &options.reads_new_unquantised) || c->batch.multi_item) {
+        case_destroy(c);
+        return 0;
+    }
+    int several =
+        c->batch.mode == ATTN_MODE_TARGET_VERIFY || c->batch.mode == ATTN_MODE_DRAFT_EXTEND;
+    int few = c->batch.max_q_len * (c->group.num_q_heads / c->group.num_kv_heads) <= 64;
+    case_describe(c, line, sizeof line);
+    snprintf(what, sizeof what, "seed %llu: %s", (unsigned long long)seed, line);
+    need(reference_forward(&c->problem, &c->batch, c->layer.layer_id, &c->args, &options, &result,
+                           &error),
+         what);
+    char *k_before = copy_bytes(&c->k_cache), *v_before = copy_bytes(&c->v_cache);
+    setup u;
+    twin_create(&t, c);
+    setup_create(&u, &t.problem, splits[seed % 4], tiles[seed / 4 % 4], 1);
+    eager(&u, c, &t);
+    download(&c->k_cache, &t.k_cache);
+    download(&c->v_cache, &t.v_cache);
+    check_outputs(c, &result, what);
+    check_cache(c, k_before, v_before, what);
+    check_graph(&u, c, &t, what);
+    setup_destroy(&u);
+    release_all(&t.memory);
+    free(k_before);
+    free(v_before);
+    reference_result_finish(&result);
+    case_destroy(c);
+    checked++;
+    few_queries += several && few;
+    return 1;
+}
+
+static void check_many(uint64_t first, int count)
+{
+    static const int32_t dims[] = {0, 0, 64, 128, 128, 96, 256, 192, 40, 0};
+    static const int32_t ratios[] = {0, 0, 0, 4, 8, 16, 0};
+    for (uint64_t seed = first * 1000; count > 0; seed++) {
+        case_wishes wishes = CASE_ANYTHING;
+        wishes.attn_type = seed % 9 == 8 ? ATTN_TYPE_ENCODER_ONLY : ATTN_TYPE_DECODER;
+        wishes.index_form = seed % 2 ? ATTN_INDEX_BLOCK_TABLE : ATTN_INDEX_REQ_TO_TOKEN;
+        wishes.mode = seed % 5 == 0 ? ATTN_MODE_DECODE : -1;
+        wishes.max_len = seed % 13 == 0 ? 1500 : 0;
+        if (seed % 4 == 1) { /* few drafted tokens, whose keys are split among blocks */
+            wishes.mode = ATTN_MODE_TARGET_VERIFY;
+            wishes.max_len = 12;
+        }
+        count -= check_case(seed, &wishes, dims[seed % 10], ratios[seed % 7]);
+    }
+}
+
+/* ---- Timing ---------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    attn_layer layer;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_problem problem;
+    attn_batch batch;
+    attn_kv_batch kv;
+    buffers memory;
+    attn_tensor q, k, v, out, k_cache, v_cache;
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_scale scale;
+    const attn_scale *scales[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+} bench;
+
+/* Random values of about unit size, a block of them repeated. */
+static attn_tensor bench_tensor(bench *b, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
+{
+    enum { BLOCK = 1 << 20 };
+    static char block[BLOCK];
+    attn_tensor tensor = {.struct_size = sizeof tensor,
+                          .device_type = ATTN_DEVICE_CUDA,
+                          .dtype = dtype,
+                          .ndim = ndim,
+                          .alignment = 256};
+    int64_t size = attn_dtype_size(dtype), total = size;
+    for (uint32_t d = ndim, stride = 1; d-- > 0; stride *= (uint32_t)shape[d]) {
+        tensor.shape[d] = shape[d];
+        tensor.strides[d] = stride;
+        total *= shape[d];
+    }
+    for (int64_t i = 0; i < BLOCK / size; i++)
+        dtype_store(dtype, block, i, (double)(rand() % 2001 - 1000) / 600.0);
+    cuda_address address;
+    must(cuda->cuMemAlloc_v2(&address, (size_t)total), "cuMemAlloc");
+    for (int64_t at = 0; at < total; at += BLOCK)
+        must(cuda->cuMemcpyHtoD_v2(address + (cuda_address)at, block,
+                                   (size_t)(total - at < BLOCK ? total - at : BLOCK)),
+             "cuMemcpyHtoD");
+    b->memory.address[b->memory.count++] = address;
+    tensor.data = (void *)(uintptr_t)address;
+    return tensor;
+}
+
+static attn_i32_array bench_ints(bench *b, const int32_t *values, int64_t count)
+{
+    return (attn_i32_array){.device = upload(&b->memory, values, (size_t)count * sizeof *values)};
+}
+
+enum { Q_HEADS = 32, KV_HEADS = 8, DIM = 128, PAGE = 16 };
+
+static void bench_create(bench *b, uint32_t mode, int32_t seqs, int32_t len, attn_dtype kv_dtype)
+{
+    int decode = mode == ATTN_MODE_DECODE;
+    int32_t pages = (len + PAGE - 1) / PAGE, q_len = decode ? 1 : len;
+    *b = (bench){.layer = {.struct_size = sizeof b->layer}};
+    b->group = (attn_layer_group){.struct_size = sizeof b->group,
+                                  .num_q_heads = Q_HEADS,
+                                  .num_kv_heads = KV_HEADS,
+                                  .head_dim = DIM,
+                                  .v_head_dim = DIM,
+                                  .window_left = -1,
+                                  .sm_scale = 0.08838834764831845f,
+                                  .num_layers = 1,
+                                  .layers = &b->layer};
+    b->bounds = (attn_bounds){.struct_size = sizeof b->bounds,
+                              .modes = ATTN_MODE_BIT(mode),
+                              .mask_kinds = 1,
+                              .max_seqs = seqs,
+                              .max_tokens = seqs * q_len,
+                              .max_q_len = q_len,
+                              .max_kv_len = len};
+    if (kv_dtype != ATTN_BF16)
+        b->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    b->problem = (attn_problem){.struct_size = sizeof b->problem,
+                                .device = &device,
+                                .group = &b->group,
+                                .bounds = &b->bounds,
+                                .kv_layout = ATTN_LAYOUT_KV_NHD,
+                                .q_dtype = ATTN_BF16,
+                                .kv_dtype = kv_dtype,
+                                .out_dtype = ATTN_BF16,
+                                .page_size = PAGE,
+                                .tp_size = 1};
+    int32_t *ints = calloc((size_t)seqs * (size_t)pages + (size_t)seqs * 3 + 1, sizeof *ints);
+    int32_t *table = ints + seqs * 3 + 1;
+    for (int32_t s = 0; s < seqs; s++) {
+        ints[s] = len;
+        ints[2 * seqs + s] = s * q_len;
+        for (int32_t i = 0; i < pages; i++) /* scattered: odd multiples visit every page once */
+            table[s * pages + i] =
+                (int32_t)(1 + ((int64_t)s * pages + i) * 7919 % ((int64_t)seqs * pages));
+    }
+    ints[3 * seqs] = seqs * q_len;
+    b->batch = (attn_batch){.struct_size = sizeof b->batch,
+                            .mode = mode,
+                            .num_seqs = seqs,
+                            .num_tokens = seqs * q_len,
+                            .num_real_seqs = seqs,
+                            .num_real_tokens = seqs * q_len,
+                            .max_q_len = q_len,
+                            .max_kv_len = len,
+                            .num_kv_groups = 1,
+                            .kv_groups = &b->kv};
+    b->batch.seq_lens = bench_ints(b, ints, seqs);
+    b->batch.prefix_lens = bench_ints(b, ints + seqs, seqs);
+    if (!decode)
+        b->batch.q_indptr = bench_ints(b, ints + 2 * seqs, seqs + 1);
+    b->kv = (attn_kv_batch){.struct_size = sizeof b->kv,
+                            .index_forms = ATTN_INDEX_BLOCK_TABLE,
+                            .page_size = PAGE,
+                            .block_table_stride = pages};
+    b->kv.block_table = bench_ints(b, table, (int64_t)seqs * pages);
+    free(ints);
+    int64_t rows = (int64_t)seqs * q_len, q_shape[] = {rows, Q_HEADS, DIM};
+    int64_t k_shape[] = {rows, KV_HEADS, DIM};
+    int64_t cache_shape[] = {(int64_t)seqs * pages + 1, PAGE, KV_HEADS, DIM};
+    b->q = bench_tensor(b, ATTN_BF16, 3, q_shape);
+    b->out = bench_tensor(b, ATTN_BF16, 3, q_shape);
+    b->k = bench_tensor(b, ATTN_BF16, 3, k_shape);
+    b->v = bench_tensor(b, ATTN_BF16, 3, k_shape);
+    b->k_cache = bench_tensor(b, kv_dtype, 4, cache_shape);
+    b->v_cache = bench_tensor(b, kv_dtype, 4, cache_shape);
+    b->operands[ATTN_ROLE_Q] = &b->q;
+    b->operands[ATTN_ROLE_OUT] = &b->out;
+    b->operands[ATTN_ROLE_K] = &b->k;
+    b->operands[ATTN_ROLE_V] = &b->v;
+    b->operands[ATTN_ROLE_K_CACHE] = &b->k_cache;
+    b->operands[ATTN_ROLE_V_CACHE] = &b->v_cache;
+    static const float one = 1;
+    b->scale = (attn_scale){.struct_size = sizeof b->scale,
+                            .granularity = ATTN_SCALE_PER_TENSOR,
+                            .count = 1,
+                            .host = &one};
+    b->scales[ATTN_ROLE_K_CACHE] = b->scales[ATTN_ROLE_V_CACHE] = &b->scale;
+    b->args = (attn_forward_args){.struct_size = sizeof b->args,
+                                  .num_operands = ATTN_ROLE_COUNT,
+                                  .num_scales = ATTN_ROLE_COUNT,
+                                  .operands = b->operands,
+                                  .scales = b->scales};
+}
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Milliseconds of one forward: the median of BATCHES means, after as many for warming up. */
+static double time_forward(setup *u, bench *b, int calls)
+{
+    float times[BATCHES];
+    cuda_event from, to;
+    must(cuda->cuEventCreate(&from, 0), "cuEventCreate");
+    must(cuda->cuEventCreate(&to, 0), "cuEventCreate");
+    need(type->ops->init_forward_metadata(u->metadata[0], &b->batch, u->stream, &error), "init");
+    for (int round = -2; round < BATCHES; round++) {
+        must(cuda->cuEventRecord(from, u->stream), "cuEventRecord");
+        for (int i = 0; i < calls; i++)
+            need(forward(u, 0, b->batch.mode, 0, &b->args), "forward");
+        must(cuda->cuEventRecord(to, u->stream), "cuEventRecord");
+        must(cuda->cuEventSynchronize(to), "cuEventSynchronize");
+        if (round >= 0)
+            must(cuda->cuEventElapsedTime(&times[round], from, to), "cuEventElapsedTime");
+    }
+    cuda->cuEventDestroy_v2(from);
+    cuda->cuEventDestroy_v2(to);
+    qsort(times, BATCHES, sizeof times[0], compare_floats);
+    printf("#   spread %.4f .. %.4f ms\n", (double)times[0] / calls,
+           (double)times[BATCHES - 1] / calls);
+    return (double)times[BATCHES / 2] / calls;
+}
+
+static void time_shape(uint32_t mode, int32_t seqs, int32_t len, attn_dtype kv_dtype,
+                       int64_t splits, int64_t precise)
+{
+    bench b;
+    setup u;
+    int decode = mode == ATTN_MODE_DECODE;
+    bench_create(&b, mode, seqs, len, kv_dtype);
+    setup_create(&u, &b.problem, splits, 0, precise);
+    double ms = time_forward(&u, &b, decode ? 50 : len > 4096 ? 5 : 20);
+    double flop = 4.0 * seqs * Q_HEADS * DIM * len * (len + 1) / 2;
+    double bytes = 2.0 * seqs * KV_HEADS * DIM * len * attn_dtype_size(kv_dtype);
+    printf("# %s B=%d S=%d kv %s splits %lld: %.4f ms, ", decode ? "decode" : "prefill causal",
+           seqs, len, dtype_name(kv_dtype), (long long)splits, ms);
+    if (decode)
+        printf("%.0f GB/s of %.0f MB\n", bytes / ms * 1e-6, bytes * 1e-6);
+    else
+        printf("%.1f TFLOP/s%s\n", flop / ms * 1e-9, precise ? "" : " (split_probabilities no)");
+    setup_destroy(&u);
+    release_all(&b.memory);
+}
+
+static void time_all(void)
+{
+    for (int64_t precise = 0; precise < 2; precise++) {
+        time_shape(ATTN_MODE_EXTEND, 1, 2048, ATTN_BF16, 8, precise);
+        time_shape(ATTN_MODE_EXTEND, 1, 8192, ATTN_BF16, 8, precise);
+        time_shape(ATTN_MODE_EXTEND, 8, 2048, ATTN_BF16, 8, precise);
+    }
+    for (int64_t splits = 1; splits <= 8; splits *= 2)
+        time_shape(ATTN_MODE_DECODE, 32, 4096, ATTN_BF16, splits, 1);
+    time_shape(ATTN_MODE_DECODE, 32, 4096, ATTN_FP8_E4M3, 8, 1);
+    time_shape(ATTN_MODE_DECODE, 1, 8192, ATTN_BF16, 16, 1);
+    time_shape(ATTN_MODE_DECODE, 1, 32768, ATTN_BF16, 32, 1);
+    time_shape(ATTN_MODE_DECODE, 128, 4096, ATTN_BF16, 8, 1);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+    int timing = argc > 1 && strcmp(argv[1], "time") == 0;
+    uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    int count = argc > 3 ? atoi(argv[3]) : 12;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!open_device()) {
+        printf("1..0 # SKIP %s\n", message);
+        return 0;
+    }
+    open_plugin();
+    if (timing) {
+        time_all();
+        printf("ok 1 - timed\n1..1\n");
+        return 0;
+    }
+    check_many(first, count);
+    printf(
+        "# %d cases, %d of few drafted tokens, %d failures, worst error %.3f of what is allowed\n",
+        checked, few_queries, failures, worst);
+    printf("%sok 1 - forwards, eager and replayed, agree with the oracle\n1..1\n",
+           failures ? "not " : "");
+    return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}
