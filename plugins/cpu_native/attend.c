@@ -81,9 +81,10 @@ typedef struct row_place {
     int32_t head;
 } row_place;
 
-static row_place place_of(const cpu_group *group, int32_t kv_head, int32_t row)
+static row_place place_of(const cpu_group *group, int32_t kv_head, int64_t row)
 {
-    return (row_place){row / group->ratio, kv_head * group->ratio + row % group->ratio};
+    return (row_place){(int32_t)(row / group->ratio),
+                       kv_head * group->ratio + (int32_t)(row % group->ratio)};
 }
 
 static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_head,
@@ -280,7 +281,7 @@ static uint64_t look(const cpu_group *group, const work_unit *unit, const visibi
     uint64_t seen = 0, word = 0;
     int32_t query = -1;
     for (int32_t r = 0; r < unit->rows; r++) {
-        int32_t next = (unit->row + r) / group->ratio;
+        int32_t next = (int32_t)((unit->row + r) / group->ratio);
         if (next != query)
             word = visible_word(v, next, first);
         query = next;

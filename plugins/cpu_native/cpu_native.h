@@ -117,9 +117,9 @@ typedef struct cpu_sequence {
 /* What one task does for one KV head: rows [row, row + rows) of a sequence (row r is query
  * r / ratio, query head r % ratio) against the keys of the splits [first_split, end_split). */
 typedef struct work_unit {
-    int32_t seq;
-    int32_t row;
+    int64_t row;
     int32_t rows;
+    int32_t seq;
     int32_t first_split;
     int32_t end_split;
     int32_t num_parts; /* partial results of this unit for each KV head; 0 = it writes outputs */

@@ -9,9 +9,10 @@
  *   S = Q K^T   columns are keys,               depth is the head's dimension
  *   O = P V     columns are elements of values, depth is the key
  *
- * Both products add up in the order of the depth, element by element, by whatever shape of register
- * block; keys that a row does not see add exact zeros or are left out, which is the same. So a
- * row's bits depend on its query and its keys alone: not on the tile, the batch or the worker.
+ * Both products add up in the order of the depth, by whatever shape of register block: O element by
+ * element, S in chains of some elements, whose sums are added in order, so that large scores keep
+ * their digits. Keys that a row does not see add exact zeros or are left out, which is the same. So
+ * a row's bits depend on its query and its keys alone: not on the tile, the batch or the worker.
  *
  * What a row sees of a tile of keys is one word, bit j for key j: hence TILE_KEYS = 64.
  */

@@ -182,6 +182,25 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
     return ATTN_OK;
 }
 
+/* Does the sequence's row of the table of pages or slots hold all its keys? */
+static attn_status check_table(const group_plan *plan, int32_t s, const cpu_sequence *sequence,
+                               attn_error *error)
+{
+    const attn_kv_batch *kv = &plan->kv;
+    int64_t most = INT64_MAX;
+    const char *name = "req_to_token_stride";
+    if (plan->index_form == ATTN_INDEX_REQ_TO_TOKEN)
+        most = kv->req_to_token_stride;
+    else if (plan->index_form == ATTN_INDEX_BLOCK_TABLE) {
+        most = (int64_t)kv->block_table_stride * kv->page_size;
+        name = "block_table_stride";
+    }
+    if (sequence->kv_len > most)
+        return FAIL(error, "sequence %d has %d keys: accepted 0..%lld by %s", s, sequence->kv_len,
+                    (long long)most, name);
+    return ATTN_OK;
+}
+
 static attn_status find_sequence(const attn_metadata *metadata, const cpu_group *group,
                                  const group_plan *plan, int32_t s, cpu_sequence *sequence,
                                  attn_error *error)
@@ -191,7 +210,9 @@ static attn_status find_sequence(const attn_metadata *metadata, const cpu_group 
         status = group->attn_type == ATTN_TYPE_ENCODER_ONLY
                      ? find_own_keys(s, sequence, error)
                      : find_keys(&metadata->batch, plan, s, sequence, error);
-    return status == ATTN_OK ? check_sequence(metadata, s, sequence, error) : status;
+    if (status == ATTN_OK)
+        status = check_sequence(metadata, s, sequence, error);
+    return status == ATTN_OK ? check_table(plan, s, sequence, error) : status;
 }
 
 /* All sequences of a group, and what they add up to. */
@@ -316,7 +337,7 @@ void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const
 static void find_splits(const visibility *v, int32_t ratio, int32_t split, work_unit *unit)
 {
     int64_t first = INT64_MAX, end = 0;
-    for (int32_t t = unit->row / ratio; t <= (unit->row + unit->rows - 1) / ratio; t++) {
+    for (int32_t t = (int32_t)(unit->row / ratio); t <= (unit->row + unit->rows - 1) / ratio; t++) {
         int64_t lo, hi;
         visible_range(v, t, &lo, &hi);
         if (lo < hi) {
@@ -342,14 +363,14 @@ static int64_t cut_tiles(const attn_metadata *metadata, const cpu_group *group, 
     plan->num_units = 0;
     for (int32_t s = 0; s < metadata->batch.num_seqs; s++) {
         visibility v;
-        int32_t rows = plan->sequences[s].q_len * group->ratio;
+        int64_t rows = (int64_t)plan->sequences[s].q_len * group->ratio;
         cpu_visibility(metadata, group, plan, s, &v);
-        for (int32_t tile = (rows + TILE_ROWS - 1) / TILE_ROWS - 1; tile >= 0; tile--) {
+        for (int64_t tile = (rows + TILE_ROWS - 1) / TILE_ROWS - 1; tile >= 0; tile--) {
             work_unit *unit = &plan->units[plan->num_units++];
-            int32_t row = tile * TILE_ROWS;
+            int64_t row = tile * TILE_ROWS;
             unit->seq = s;
             unit->row = row;
-            unit->rows = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+            unit->rows = rows - row < TILE_ROWS ? (int32_t)(rows - row) : TILE_ROWS;
             unit->num_parts = 0;
             unit->part = 0;
             find_splits(&v, group->ratio, metadata->instance->options.split, unit);
