@@ -8,6 +8,24 @@
 
 #include <stdlib.h>
 
+/* ---- Context --------------------------------------------------------------------------------- */
+
+attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error)
+{
+    *entered = 0;
+    if (device_is_entered(backend->device))
+        return ATTN_OK;
+    attn_status status = device_enter(backend->device, error);
+    *entered = status == ATTN_OK;
+    return status;
+}
+
+void embed_leave(const attnhost_backend *backend, int entered)
+{
+    if (entered)
+        device_leave(backend->device);
+}
+
 /* ---- Problems -------------------------------------------------------------------------------- */
 
 static const attn_problem *problem_at(const attn_problem *problems, uint32_t index)
@@ -131,20 +149,32 @@ static attn_status note_answers(attnhost_backend *backend, attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status make(attnhost_backend *backend, const char *name, const attn_problem *problems,
-                        uint32_t num_problems, attn_error *error)
+static attn_status make_tree(attnhost_backend *backend, const char *name,
+                             const attn_problem *problems, uint32_t num_problems, attn_error *error)
 {
-    const attn_device *device = problems->device;
-    attn_status status = device_open(device->type, device->id, &backend->device, error);
-    if (status == ATTN_OK)
-        status =
-            compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
+    attn_status status =
+        compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
     if (status == ATTN_OK)
         status = note_kv_groups(backend, problems, num_problems, error);
     if (status == ATTN_OK)
         status = compose_create(backend->root, problems, num_problems, &backend->child, error);
     if (status == ATTN_OK)
         status = note_answers(backend, error);
+    return status;
+}
+
+static attn_status make(attnhost_backend *backend, const char *name, const attn_problem *problems,
+                        uint32_t num_problems, attn_error *error)
+{
+    const attn_device *device = problems->device;
+    int entered;
+    attn_status status = device_open(device->type, device->id, &backend->device, error);
+    if (status == ATTN_OK)
+        status = embed_enter(backend, &entered, error);
+    if (status != ATTN_OK)
+        return status;
+    status = make_tree(backend, name, problems, num_problems, error);
+    embed_leave(backend, entered);
     return status;
 }
 
@@ -178,14 +208,24 @@ static void destroy_scratch(attnhost_backend *backend)
     }
 }
 
-void attnhost_backend_destroy(attnhost_backend *backend)
+/* A device that is lost may not be entered; what is on it is destroyed all the same. */
+static void destroy_tree(attnhost_backend *backend)
 {
-    if (!backend)
-        return;
+    int entered;
+    embed_enter(backend, &entered, NULL);
     if (backend->child.instance)
         backend->child.type->ops->destroy(backend->child.instance);
     compose_destroy(backend->root);
     destroy_scratch(backend);
+    embed_leave(backend, entered);
+}
+
+void attnhost_backend_destroy(attnhost_backend *backend)
+{
+    if (!backend)
+        return;
+    if (backend->device)
+        destroy_tree(backend);
     device_close(backend->device);
     backend->host->num_backends--;
     free(backend->kv_groups);
@@ -201,8 +241,13 @@ attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress pr
     if (!ops->prepare)
         return ATTN_OK;
     host_error said;
+    int entered;
     host_error_init(&said);
-    attn_status status = ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
+    attn_status status = embed_enter(backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
+        embed_leave(backend, entered);
+    }
     return status == ATTN_OK ? status
                              : answer_fail(status, &said, error, "%s", backend->root->name);
 }

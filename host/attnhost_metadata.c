@@ -73,12 +73,17 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
 {
     attn_memory_size told = {.struct_size = sizeof told};
     host_error said;
+    int entered;
     host_error_init(&said);
     attn_status status = check_kind(kind, error);
     if (status != ATTN_OK)
         return status;
-    status = backend->child.type->ops->metadata_size(backend->child.instance, kind, bounds, &told,
-                                                     &said.base);
+    status = embed_enter(backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = backend->child.type->ops->metadata_size(backend->child.instance, kind, bounds,
+                                                         &told, &said.base);
+        embed_leave(backend, entered);
+    }
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", backend->root->name);
     status = check_alignments(backend, &told, error);
@@ -211,6 +216,21 @@ static attn_status zero_counters(const attnhost_metadata *metadata, attn_stream 
     return status;
 }
 
+/* Done when it returns, whatever the engine has going on: the legacy stream would wait for the
+ * engine's streams, and spoil a capture on one of them. */
+static attn_status zero_counters_now(const attnhost_metadata *metadata, attn_error *error)
+{
+    const struct device *device = metadata->backend->device;
+    attn_stream stream = NULL;
+    attn_status status = device_stream_create(device, &stream, error);
+    if (status != ATTN_OK)
+        return status;
+    status = zero_counters(metadata, stream, error);
+    attn_status waited = device_synchronize(device, stream, status ? NULL : error);
+    device_stream_destroy(device, stream);
+    return status == ATTN_OK ? waited : status;
+}
+
 static attn_status provide_memory(attnhost_metadata *metadata, const attn_memory_size *needed,
                                   const attn_memory *given, attn_error *error)
 {
@@ -218,9 +238,7 @@ static attn_status provide_memory(attnhost_metadata *metadata, const attn_memory
     metadata->memory.struct_size = sizeof metadata->memory;
     for (uint32_t r = 0; r < ATTN_REGION_COUNT && status == ATTN_OK; r++)
         status = provide_region(metadata, r, needed, given, error);
-    if (status == ATTN_OK)
-        status = zero_counters(metadata, NULL, error);
-    return status == ATTN_OK ? device_synchronize(metadata->backend->device, NULL, error) : status;
+    return status == ATTN_OK ? zero_counters_now(metadata, error) : status;
 }
 
 static void release_memory(attnhost_metadata *metadata)
@@ -246,10 +264,15 @@ static attn_status make(attnhost_metadata *metadata, uint32_t kind, const attn_m
     if (status != ATTN_OK)
         return status;
     host_error said;
+    int entered;
     host_error_init(&said);
-    status =
-        backend->child.type->ops->metadata_create(backend->child.instance, kind, &metadata->bounds,
-                                                  &metadata->memory, &metadata->plugin, &said.base);
+    status = embed_enter(backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = backend->child.type->ops->metadata_create(backend->child.instance, kind,
+                                                           &metadata->bounds, &metadata->memory,
+                                                           &metadata->plugin, &said.base);
+        embed_leave(backend, entered);
+    }
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", backend->root->name);
     if (!metadata->plugin)
@@ -283,10 +306,14 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata)
 {
     if (!metadata)
         return;
+    attnhost_backend *backend = metadata->backend;
+    int entered;
+    embed_enter(backend, &entered, NULL);
     if (metadata->plugin)
-        metadata->backend->child.type->ops->metadata_destroy(metadata->plugin);
+        backend->child.type->ops->metadata_destroy(metadata->plugin);
     release_memory(metadata);
-    metadata->backend->num_metadata--;
+    embed_leave(backend, entered);
+    backend->num_metadata--;
     free(metadata);
 }
 
@@ -497,9 +524,14 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
     if (status != ATTN_OK)
         return status;
     host_error said;
+    int entered;
     host_error_init(&said);
-    status = backend->child.type->ops->init_forward_metadata(metadata->plugin, batch, stream,
-                                                             &said.base);
+    status = embed_enter(backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = backend->child.type->ops->init_forward_metadata(metadata->plugin, batch, stream,
+                                                                 &said.base);
+        embed_leave(backend, entered);
+    }
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", backend->root->name);
     metadata->mode = batch->mode;
@@ -535,7 +567,12 @@ attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
     said.text[0] = '\0';
     said.base = (attn_error){
         .struct_size = sizeof said.base, .capacity = sizeof said.text, .message = said.text};
-    attn_status status = call_forward(metadata, layer_id, args, stream, &said);
+    int entered;
+    attn_status status = embed_enter(metadata->backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = call_forward(metadata, layer_id, args, stream, &said);
+        embed_leave(metadata->backend, entered);
+    }
     if (status == ATTN_OK)
         return ATTN_OK;
     if (status != ATTN_DEVICE_LOST)

@@ -76,6 +76,11 @@ void device_leave(const struct device *device)
     device->ops->leave(device);
 }
 
+int device_is_entered(const struct device *device)
+{
+    return device->ops->is_entered(device);
+}
+
 int device_is_lost(const struct device *device)
 {
     return device->ops->is_lost(device);

@@ -30,6 +30,7 @@ struct device_ops {
     /* Make device->state; the rest of *device is set already. */
     attn_status (*open)(struct device *device, attn_error *error);
     void (*close)(struct device *device);
+    int (*is_entered)(const struct device *device);
     attn_status (*enter)(const struct device *device, attn_error *error);
     void (*leave)(const struct device *device);
     int (*is_lost)(const struct device *device);
@@ -101,6 +102,10 @@ void device_close(struct device *device);
  * the former one current again. They nest. */
 attn_status device_enter(const struct device *device, attn_error *error);
 void device_leave(const struct device *device);
+
+/* Is it current already, so that there is no need to enter? Always so on the CPU. A look, for where
+ * entering each time would be felt. */
+int device_is_entered(const struct device *device);
 
 /* Has a call told that the device is beyond repair? From then on all but device_close() and the
  * calls that release fail. */

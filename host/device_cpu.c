@@ -104,6 +104,12 @@ static void cpu_close(struct device *device)
     (void)device;
 }
 
+static int cpu_is_entered(const struct device *device)
+{
+    (void)device;
+    return 1;
+}
+
 static attn_status cpu_enter(const struct device *device, attn_error *error)
 {
     (void)device, (void)error;
@@ -306,6 +312,7 @@ const struct device_ops device_cpu = {
     .describe = cpu_describe,
     .open = cpu_open,
     .close = cpu_close,
+    .is_entered = cpu_is_entered,
     .enter = cpu_enter,
     .leave = cpu_leave,
     .is_lost = cpu_is_lost,

@@ -167,6 +167,13 @@ static void cuda_close(struct device *device)
     free(cuda);
 }
 
+static int cuda_is_entered(const struct device *device)
+{
+    struct cuda *cuda = cuda_of(device);
+    cuda_context current;
+    return cuda->driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == cuda->context;
+}
+
 static attn_status cuda_enter(const struct device *device, attn_error *error)
 {
     struct cuda *cuda = cuda_of(device);
@@ -355,6 +362,7 @@ const struct device_ops device_cuda = {
     .describe = cuda_describe,
     .open = cuda_open,
     .close = cuda_close,
+    .is_entered = cuda_is_entered,
     .enter = cuda_enter,
     .leave = cuda_leave,
     .is_lost = cuda_is_lost,

@@ -58,6 +58,13 @@ attn_status embed_define_backends(attnhost *host, const struct config *config, a
 attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,
                                  attn_error *error);
 
+/* Around calls into the plugins of a backend: on CUDA the device's primary context is current in
+ * between, and afterwards what was so before, which may be none. embed_leave() has to be told what
+ * `entered` was set to. Where the context is current already, as it mostly is, nothing is changed.
+ */
+attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
+void embed_leave(const attnhost_backend *backend, int entered);
+
 /* Copy a sized struct of `size` bytes into one whose owner set struct_size: no more than there is
  * room for, and struct_size stays. */
 void embed_give(void *to, const void *from, size_t size);

@@ -123,9 +123,7 @@ uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool
 /* Every bit set is a NaN in each floating-point type of the pool. */
 #define POISON 0xFF
 
-/* Give a tensor its memory; entry 0 of the first dimension is the padding. */
-static attn_status fill_tensor(struct kv_pool *pool, const struct kv_pool_params *params,
-                               attn_tensor *tensor, attn_error *error)
+static attn_status allocate_tensor(struct kv_pool *pool, attn_tensor *tensor, attn_error *error)
 {
     if (tensor->struct_size == 0)
         return ATTN_OK;
@@ -140,25 +138,54 @@ static attn_status fill_tensor(struct kv_pool *pool, const struct kv_pool_params
     tensor->data = memory;
     tensor->device_type = pool->device->type;
     tensor->device_id = pool->device->id;
-    uint64_t padding = tensor->shape[0] > 0 ? entry_bytes(tensor) : 0;
-    attn_status status = device_fill(pool->device, memory, 0, padding, NULL, error);
-    if (status == ATTN_OK && params->poison)
-        status = device_fill(pool->device, (char *)memory + padding, POISON, bytes - padding, NULL,
-                             error);
+    return ATTN_OK;
+}
+
+/* Entry 0 of the first dimension is the padding. */
+static attn_status fill_tensor(const struct device *device, const attn_tensor *tensor, bool poison,
+                               attn_stream stream, attn_error *error)
+{
+    if (tensor->struct_size == 0 || tensor->shape[0] == 0)
+        return ATTN_OK;
+    uint64_t padding = entry_bytes(tensor);
+    attn_status status = device_fill(device, tensor->data, 0, padding, stream, error);
+    if (status == ATTN_OK && poison)
+        status = device_fill(device, (char *)tensor->data + padding, POISON,
+                             tensor_bytes(tensor) - padding, stream, error);
     return status;
 }
 
-static attn_status fill_buffer(struct kv_pool *pool, const struct kv_pool_params *params,
-                               struct kv_pool_buffer *buffer, attn_error *error)
+enum { PER_BUFFER = 4 }; /* tensors, absent ones included */
+
+static attn_tensor *tensor_at(struct kv_pool *pool, size_t index)
 {
-    attn_status status = fill_tensor(pool, params, &buffer->key, error);
-    if (status == ATTN_OK)
-        status = fill_tensor(pool, params, &buffer->value, error);
-    if (status == ATTN_OK)
-        status = fill_tensor(pool, params, &buffer->state, error);
-    if (status == ATTN_OK)
-        status = fill_tensor(pool, params, &buffer->conv, error);
+    struct kv_pool_buffer *buffer = &pool->buffers[index / PER_BUFFER];
+    attn_tensor *tensors[PER_BUFFER] = {&buffer->key, &buffer->value, &buffer->state,
+                                        &buffer->conv};
+    return tensors[index % PER_BUFFER];
+}
+
+static attn_status allocate_tensors(struct kv_pool *pool, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (size_t t = 0; t < PER_BUFFER * (size_t)pool->num_buffers && status == ATTN_OK; t++)
+        status = allocate_tensor(pool, tensor_at(pool, t), error);
     return status;
+}
+
+/* Done when it returns, in a stream of its own: whoever uses the pool has other streams, which need
+ * not wait for the legacy one. */
+static attn_status fill_tensors(struct kv_pool *pool, bool poison, attn_error *error)
+{
+    attn_stream stream = NULL;
+    attn_status status = device_stream_create(pool->device, &stream, error);
+    if (status != ATTN_OK)
+        return status;
+    for (size_t t = 0; t < PER_BUFFER * (size_t)pool->num_buffers && status == ATTN_OK; t++)
+        status = fill_tensor(pool->device, tensor_at(pool, t), poison, stream, error);
+    attn_status waited = device_synchronize(pool->device, stream, status ? NULL : error);
+    device_stream_destroy(pool->device, stream);
+    return status == ATTN_OK ? waited : status;
 }
 
 attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
@@ -169,19 +196,20 @@ attn_status kv_pool_create(const struct model *model, const struct kv_pool_param
     if (made) {
         made->device = device;
         made->buffers = calloc(count ? count : 1, sizeof *made->buffers);
-        made->memory = calloc(count ? 4 * (size_t)count : 1, sizeof *made->memory);
+        made->memory = calloc(count ? PER_BUFFER * (size_t)count : 1, sizeof *made->memory);
         made->num_buffers = count;
     }
     if (!made || !made->buffers || !made->memory) {
         kv_pool_destroy(made);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "KV pool: %u buffers", count);
     }
-    attn_status status = ATTN_OK;
-    for (uint32_t b = 0; b < count && status == ATTN_OK; b++) {
+    for (uint32_t b = 0; b < count; b++) {
         uint32_t g = model->buffers[b].group;
         shape_buffer(&model->groups[g], &params->groups[g], params, &made->buffers[b]);
-        status = fill_buffer(made, params, &made->buffers[b], error);
     }
+    attn_status status = allocate_tensors(made, error);
+    if (status == ATTN_OK)
+        status = fill_tensors(made, params->poison, error);
     if (status != ATTN_OK) {
         kv_pool_destroy(made);
         return status;

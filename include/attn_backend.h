@@ -15,6 +15,9 @@
  * With GRAPH metadata the first init_forward_metadata prepares a capture, the forwards that follow
  * are captured, and every later init_forward_metadata puts new contents at the old addresses for a
  * replay, in which no forward is called. Kernels may read the batch's device arrays in the graph.
+ *
+ * On a CUDA device the host makes the device's primary context current in the calling thread for
+ * each of these calls but query and get_extension; a backend leaves it so.
  */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H

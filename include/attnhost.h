@@ -31,6 +31,12 @@
  * Every function that returns attn_status accepts a NULL error, and writes its outputs on success
  * alone.
  *
+ * On CUDA, memory, streams and graphs are the engine's, of the device's primary context: the one of
+ * the runtime API, and of PyTorch. Any context or none may be current in the thread that calls; it
+ * is so again when the call returns, while plugins find the primary one. To capture: plan a batch
+ * on GRAPH metadata, begin the capture, forward all layers with ATTN_FORWARD_CAPTURING, end it.
+ * Before each replay fill the same device arrays anew and plan again. examples/embed_cuda.c does.
+ *
  * Thread tags, the last line of a function's comment:
  *   [any-thread]      any thread at any time
  *   [host-reader]     any thread, but not while a [host-thread] call on the same host runs
@@ -255,7 +261,8 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
  *
  * BUFFER_TOO_SMALL (needed = bytes) if a given region is too small, INVALID_ARGUMENT if it is
  * misaligned or `kind` is unknown, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY. ZEROED regions are
- * zeroed here, whoever gave them. [backend-thread & !capturing] */
+ * zeroed here, whoever gave them, and are zero when this returns: it waits for no stream of the
+ * engine's, so nothing may still use them. [backend-thread & !capturing] */
 attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
                                      const attn_bounds *bounds, const attn_memory *memory,
                                      attnhost_metadata **metadata, attn_error *error);

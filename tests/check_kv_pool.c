@@ -10,6 +10,7 @@
 #include "host/dtype.h"
 #include "host/error.h"
 #include "host/model_build.h"
+#include "tests/fake_cuda_test.h"
 #include "tests/test_main.h"
 
 /* ---- A device that counts, and fails when told to -------------------------------------------- */
@@ -358,6 +359,80 @@ START_TEST(no_slots)
 }
 END_TEST
 
+/* ---- On a GPU -------------------------------------------------------------------------------- */
+
+/* Each byte that nobody has written is the poison's; fetched in a stream of no one else's. */
+static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
+{
+    uint64_t entry = (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
+    uint64_t bytes = entry * (uint64_t)tensor->shape[0];
+    unsigned char *seen = malloc(bytes);
+    attn_stream stream;
+    ck_assert_int_eq(tensor->device_type, ATTN_DEVICE_CUDA);
+    ck_assert_int_eq(device_stream_create(gpu, &stream, NULL), ATTN_OK);
+    ck_assert_int_eq(device_copy(gpu, seen, tensor->data, bytes, stream, NULL), ATTN_OK);
+    ck_assert_int_eq(device_synchronize(gpu, stream, NULL), ATTN_OK);
+    device_stream_destroy(gpu, stream);
+    for (uint64_t b = 0; b < bytes; b++)
+        ck_assert_uint_eq(seen[b], b < entry ? 0 : 0xFF);
+    free(seen);
+}
+
+/* Memory that the host cannot touch; and an engine's stream, for which the legacy one would wait,
+ * stands still. */
+START_TEST(filled_on_cuda)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_BF16};
+    struct kv_pool_params params = {&group, 3, 5, 3, true};
+    struct cuda_driver driver;
+    struct device *gpu;
+    cuda_stream engines;
+    use_fake_cuda();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, NULL), ATTN_OK);
+    ck_assert_int_eq(cuda_driver_init(&driver, NULL, NULL), ATTN_OK);
+    ck_assert_int_eq(device_enter(gpu, NULL), ATTN_OK);
+    void *memory = device_allocate(gpu, ATTN_SPACE_DEVICE, 16, 1);
+    ck_assert_uint_eq(driver.cuStreamCreate(&engines, 0), CUDA_SUCCESS);
+    fake.hold(engines, 1);
+    ck_assert_int_eq(device_fill(gpu, memory, 1, 16, engines, NULL), ATTN_OK);
+    groups[0].linear = &linear;
+    ck_assert_int_eq(kv_pool_create(&model, &params, gpu, &pool, NULL), ATTN_OK);
+    is_filled_on(gpu, &pool->buffers[0].key);
+    is_filled_on(gpu, &pool->buffers[0].value);
+    is_filled_on(gpu, &pool->buffers[0].state);
+    is_filled_on(gpu, &pool->buffers[0].conv);
+    fake.hold(engines, 0);
+    kv_pool_destroy(pool);
+    pool = NULL;
+    device_stream_destroy(gpu, engines);
+    device_release(gpu, ATTN_SPACE_DEVICE, memory);
+    device_leave(gpu);
+    device_close(gpu);
+    cuda_driver_finish(&driver);
+    assert_nothing_left();
+    assert_clean();
+}
+END_TEST
+
+/* Nothing still writes to memory that is given back. */
+START_TEST(fill_that_fails_on_cuda)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16};
+    struct kv_pool_params params = {&group, 16, 5000, 0, true};
+    struct device *gpu;
+    use_fake_cuda();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, NULL), ATTN_OK);
+    for (uint64_t nth = 1; nth <= 4; nth++) {
+        fake.inject("cuMemsetD8Async", nth, CUDA_ERROR_INVALID_VALUE);
+        ck_assert_int_eq(kv_pool_create(&model, &params, gpu, &pool, NULL), ATTN_INVALID_ARGUMENT);
+        ck_assert_ptr_null(pool);
+    }
+    device_close(gpu);
+    assert_nothing_left();
+    assert_clean();
+}
+END_TEST
+
 /* ---- Memory that runs out -------------------------------------------------------------------- */
 
 /* Whichever allocation fails, the ones before it are given back, and the message has the bytes. */
@@ -441,6 +516,8 @@ static Suite *suite(void)
     tcase_add_test(fresh, poison_of_packed_latent);
     tcase_add_test(fresh, padding_is_zero);
     tcase_add_test(fresh, no_slots);
+    tcase_add_test(fresh, filled_on_cuda);
+    tcase_add_test(fresh, fill_that_fails_on_cuda);
     tcase_add_test(memory, out_of_memory);
     tcase_add_test(memory, fill_that_fails);
     tcase_add_test(memory, sizes_do_not_wrap);

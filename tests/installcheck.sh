@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # installcheck.sh: the installed package by itself. The command finds its plugins; an author's plugin
-# and a program that embeds the host are built from the installed examples with what pkg-config says,
+# and the programs that embed the host are built from the installed examples with what pkg-config says,
 # and run.
 # shellcheck disable=SC2086,SC2046,SC2016
 set -u
@@ -61,4 +61,12 @@ tap_try "example_rows did the work" grep -q '"example_rows' result.json
 
 tap_try "embed.c builds" $compiler -O2 -o embed embed.c $(pkg-config --cflags --libs attnhost) -lm
 tap_try "embed runs" ./embed
+tap_try "embed_cuda.c builds" \
+    $compiler -O2 -o embed_cuda embed_cuda.c $(pkg-config --cflags --libs attnhost) -lm -ldl
+output=$(./embed_cuda 2>&1 </dev/null)
+case $? in
+0) tap_ok "embed_cuda runs" ;;
+77) tap_skip "embed_cuda runs" "$output" ;;
+*) tap_not_ok "embed_cuda runs" "$output" ;;
+esac
 tap_end
