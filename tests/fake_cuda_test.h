@@ -31,6 +31,15 @@ static inline void use_fake_cuda(void)
     setenv("ATTNHOST_LIBCUDA", path, 1);
 }
 
+/* The same, and the driver of the plugins that this process will open. */
+static inline void use_fake_cuda_in_plugins(void)
+{
+    char path[4096];
+    use_fake_cuda();
+    fixture_path("libcuda.so.1", path);
+    ck_assert_msg(dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL, "%s", dlerror());
+}
+
 /* Nothing is alive on any device. */
 static inline void assert_nothing_left(void)
 {
