@@ -18,7 +18,25 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
                          "prefix cache: share_unit %" PRId64
                          ": accepted 1 and more, with a function that tells the keys",
                          params->share_unit);
+    if (params->max_in_flight < 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "steps in flight: max_in_flight %" PRId32 ": accepted 0 and more",
+                         params->max_in_flight);
     return ATTN_OK;
+}
+
+/* The records of steps in flight; calloc() checks the products. */
+static bool init_flights(struct scheduler *scheduler)
+{
+    size_t depth = (size_t)scheduler->params.max_in_flight;
+    size_t seqs = (size_t)scheduler->params.max_running_requests;
+    scheduler->flights = calloc(depth, sizeof *scheduler->flights);
+    scheduler->flight_seqs = calloc(depth * seqs, sizeof *scheduler->flight_seqs);
+    if (!scheduler->flights || !scheduler->flight_seqs)
+        return false;
+    for (size_t i = 0; i < depth; i++)
+        scheduler->flights[i].seqs = scheduler->flight_seqs + i * seqs;
+    return true;
 }
 
 static attn_status init_pools(struct scheduler *scheduler, attn_error *error)
@@ -42,6 +60,8 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "scheduler: no memory");
     made->params = *params;
+    if (params->max_in_flight == 0)
+        made->params.max_in_flight = 1;
     attn_status status = init_pools(made, error);
     if (status != ATTN_OK)
         goto err_destroy;
@@ -50,10 +70,11 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
     made->running = malloc(seqs * sizeof *made->running);
     made->seqs = malloc(seqs * sizeof *made->seqs);
     made->out_cache_loc = malloc(tokens * sizeof *made->out_cache_loc);
-    if (!made->running || !made->seqs || !made->out_cache_loc) {
-        status =
-            host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                      "scheduler: no memory for steps of %zu sequences and %zu rows", seqs, tokens);
+    if (!made->running || !made->seqs || !made->out_cache_loc || !init_flights(made)) {
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                           "scheduler: no memory for steps of %zu sequences and %zu rows, %" PRId32
+                           " in flight",
+                           seqs, tokens, made->params.max_in_flight);
         goto err_destroy;
     }
     *scheduler = made;
@@ -77,6 +98,8 @@ void scheduler_destroy(struct scheduler *scheduler)
     free(scheduler->out_cache_loc);
     free(scheduler->keys);
     free(scheduler->pages);
+    free(scheduler->flights);
+    free(scheduler->flight_seqs);
     free(scheduler);
 }
 
@@ -205,8 +228,7 @@ void scheduler_write_pages(struct scheduler *scheduler, const struct request *re
             *slots++ = pages[i] * page_size + offset;
 }
 
-/* Give back all that a running request holds, rows of the step that is out included. */
-static void release(struct scheduler *scheduler, struct request *request)
+void scheduler_release(struct scheduler *scheduler, struct request *request)
 {
     int32_t length = request->computed + request->num_new;
     int32_t page_size = scheduler->slots.page_size;
@@ -223,19 +245,21 @@ static void release(struct scheduler *scheduler, struct request *request)
 void scheduler_retract_last(struct scheduler *scheduler)
 {
     struct request *request = running_at(scheduler, --scheduler->num_running);
-    release(scheduler, request);
+    scheduler_release(scheduler, request);
     request->state = REQUEST_WAITING;
     scheduler->first_waiting = number_of(scheduler, request);
     scheduler->counts.retractions++;
 }
 
-/* ---- Steps ----------------------------------------------------------------------------------- */
+/* ---- The next step --------------------------------------------------------------------------- */
 
 enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
                                     int64_t *wake_us)
 {
     assert(!scheduler->step_is_out);
     const struct scheduler_params *params = &scheduler->params;
+    if (scheduler->num_flights == params->max_in_flight)
+        return SCHEDULER_DRAIN;
     scheduler_plan(scheduler, params->now_us ? params->now_us(params->clock_context) : INT64_MAX);
     if (scheduler->step.num_seqs > 0) {
         scheduler->step_is_out = true;
@@ -243,116 +267,13 @@ enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct sc
         return SCHEDULER_STEP;
     }
     assert(scheduler->num_running == 0);
+    if (scheduler->num_flights > 0)
+        return SCHEDULER_DRAIN;
     const struct request *request = scheduler_find_waiting(scheduler);
     if (!request)
         return SCHEDULER_DONE;
     *wake_us = request->arrival_us;
     return SCHEDULER_WAIT;
-}
-
-/* Each row is looked at; nothing is derived from the sums that are to be checked. */
-static void count_prompt_rows(struct scheduler *scheduler, struct request *request)
-{
-    struct scheduler_counts *counts = &scheduler->counts;
-    if (request->computed > request->mark) { /* only a hit can have moved it past the mark */
-        counts->prefix_hit += request->computed - request->mark;
-        request->mark = request->computed;
-    }
-    for (int32_t i = 0; i < request->num_new; i++) {
-        counts->prefill++;
-        counts->recomputed += request->computed + i < request->mark;
-    }
-}
-
-/* Let later requests see the pages that hold nothing but complete units of shareable tokens. */
-static void publish(struct scheduler *scheduler, struct request *request)
-{
-    int32_t page_size = scheduler->slots.page_size;
-    int64_t visible = min_i32(request->computed, request->shareable);
-    visible -= request->shareable > 0 ? visible % scheduler->params.share_unit : 0;
-    int32_t first = request->cached_pages;
-    int32_t count = (int32_t)(visible / page_size) - first;
-    if (count <= 0)
-        return;
-    const int32_t *row = request_table_row(&scheduler->table, request->row);
-    scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request),
-                           (int64_t)first * page_size, (int64_t)count * page_size, scheduler->keys);
-    for (int32_t i = 0; i < count; i++)
-        scheduler->pages[i] = row[(size_t)(first + i) * (size_t)page_size] / page_size;
-    int32_t taken = (int32_t)radix_cache_insert(scheduler->cache, scheduler->keys, count,
-                                                scheduler->pages, &request->node);
-    request->cached_pages += taken;
-    for (int32_t i = 0; i < taken; i++) {
-        int32_t position = (first + i) * page_size;
-        if (row[position] == scheduler->pages[i] * page_size)
-            continue;
-        scheduler_write_pages(scheduler, request, first + i, 1, &scheduler->pages[i]);
-        request->table_changed = min_i32(request->table_changed, position);
-    }
-}
-
-static void advance(struct scheduler *scheduler, struct request *request)
-{
-    bool is_prompt = request->computed < request->target;
-    if (is_prompt)
-        count_prompt_rows(scheduler, request);
-    else
-        scheduler->counts.decode++;
-    request->computed += request->num_new;
-    request->num_new = 0;
-    request->mark = max_i32(request->mark, request->computed);
-    if (is_prompt)
-        publish(scheduler, request);
-}
-
-/* Take out of `running` whoever does not run any more. */
-static void compact_running(struct scheduler *scheduler)
-{
-    int32_t kept = 0;
-    for (int32_t i = 0; i < scheduler->num_running; i++)
-        if (running_at(scheduler, i)->state == REQUEST_RUNNING)
-            scheduler->running[kept++] = scheduler->running[i];
-    scheduler->num_running = kept;
-}
-
-/* The step is over: its requests advance, and end if all their rows are computed; if it failed,
- * they end where they are. */
-static void end_step(struct scheduler *scheduler, bool failed)
-{
-    assert(scheduler->step_is_out);
-    for (int32_t i = 0; i < scheduler->step.num_seqs; i++) {
-        struct request *request = &scheduler->requests[scheduler->seqs[i].request];
-        if (!failed)
-            advance(scheduler, request);
-        if (!failed && request->computed < request->num_rows)
-            continue;
-        release(scheduler, request);
-        request->state = failed ? REQUEST_DROPPED : REQUEST_FINISHED;
-        ++*(failed ? &scheduler->counts.dropped : &scheduler->counts.finished);
-    }
-    compact_running(scheduler);
-    scheduler->counts.steps += !failed;
-    scheduler->step.number++;
-    scheduler->step_is_out = false;
-}
-
-void scheduler_complete(struct scheduler *scheduler)
-{
-    end_step(scheduler, false);
-}
-
-void scheduler_drop(struct scheduler *scheduler)
-{
-    end_step(scheduler, true);
-}
-
-void scheduler_device_lost(struct scheduler *scheduler)
-{
-    while (scheduler->num_running > 0)
-        scheduler_retract_last(scheduler);
-    radix_cache_flush(scheduler->cache);
-    scheduler->step.number += scheduler->step_is_out;
-    scheduler->step_is_out = false;
 }
 
 /* ---- Figures --------------------------------------------------------------------------------- */

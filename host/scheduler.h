@@ -6,6 +6,12 @@
  *                              ^                                                     |
  *                              +-----------------------------------------------------+
  *
+ * or, with steps in flight,
+ *
+ *   scheduler_add()*  ->  scheduler_next()  ->  the caller launches it  ->  scheduler_advance()
+ *                              ^                                                    |
+ *                              +------ scheduler_confirm() for each that ended -----+
+ *
  * Rows. A request of input length L and output length n computes the KV of L prompt rows and, as
  * its first output token comes from prefill, of n - 1 decode rows (none for n = 0). A row is one
  * token at one position.
@@ -28,13 +34,20 @@
  *
  * Prefix cache. Of a request's tokens the first shareable_length may be equal to another's; they
  * become visible to later requests in units of share_unit tokens when the prefill step that
- * completes the unit has ended, cut to whole pages. A request starts behind the longest prefix that
- * is cached, but computes at least its last prompt row itself. Whatever two requests computed
+ * completes the unit was launched, cut to whole pages. A request starts behind the longest prefix
+ * that is cached, but computes at least its last prompt row itself. Whatever two requests computed
  * twice, because none saw the other's, is kept once.
  *
  * Nothing depends on the outputs of a step, and the order of everything is deterministic unless a
- * clock is given. One step at a time: scheduler_next() must not be called before the step before it
- * was completed or has failed.
+ * clock is given. One step at a time is out: scheduler_next() must not be called before the step
+ * before it was advanced, completed, dropped or lost.
+ *
+ * Steps in flight. As no plan depends on outputs, the next step can be planned while launched ones
+ * still run, if the device runs them in the order in which they were launched: pages that a
+ * launched step gives up are handed out at once, for whoever writes them comes later, and shared
+ * prefixes are visible at once, for whoever reads them comes later too. So the sequence of steps
+ * does not depend on how many are in flight. What does wait for the end of a step is what is said
+ * of it: counts, and what a request has computed for good, follow confirmed steps alone.
  *
  * All layers share one slot space: every KV group of a batch gets the same req_to_token and
  * out_cache_loc. Row r of the table, 1 .. max_running_requests, also names the recurrent state of
@@ -59,6 +72,7 @@ struct scheduler_params {
     int32_t max_context_len;      /* elements of a row */
     int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
     bool mixed;                   /* prompt and decode rows in one step */
+    int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
     bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
     int64_t share_unit;           /* tokens, >= 1: a trace's block */
 
@@ -104,22 +118,23 @@ struct scheduler_step {
 };
 
 enum scheduler_state {
-    SCHEDULER_STEP, /* here is a step */
-    SCHEDULER_WAIT, /* nobody has arrived; come back at *wake_us */
-    SCHEDULER_DONE  /* every request has ended */
+    SCHEDULER_STEP,  /* here is a step */
+    SCHEDULER_WAIT,  /* nobody has arrived, and nothing is in flight; come back at *wake_us */
+    SCHEDULER_DRAIN, /* no step now, but some are in flight: confirm the oldest, then ask again */
+    SCHEDULER_DONE   /* every request has ended, and nothing is in flight */
 };
 
 /* Every request keeps a mark: its positions that ever had KV, computed or found. Rows computed
  * below the mark are recomputed rows, cached positions above it are hits. So once all have
  * finished, prefill + prefix_hit - recomputed = sum of input lengths, and decode = sum of max(0,
- * output length
- * - 1). A step that failed counts nothing. */
+ * output length - 1). Rows, steps and the end of a request count when the step is confirmed: one
+ * that failed, or was lost with the device, counts nothing, and what it did to marks is undone. */
 struct scheduler_counts {
     int64_t requests; /* added */
     int64_t finished;
     int64_t dropped;
-    int64_t retractions;
-    int64_t steps;       /* completed */
+    int64_t retractions; /* counted at once: a plan or a loss made them */
+    int64_t steps;       /* confirmed */
     int64_t prefill;     /* rows computed in prefill, the recomputed ones included */
     int64_t decode;      /* rows */
     int64_t prefix_hit;  /* rows */
@@ -144,21 +159,42 @@ attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_re
                           attn_error *error);
 
 /* Plan the next step: slots are allocated, written to req_to_token and listed in *step, which stays
- * valid until the step is completed or has failed. Sets *step only with SCHEDULER_STEP, *wake_us
- * only with SCHEDULER_WAIT. Cannot fail. */
+ * valid, as does req_to_token, until the step is advanced, completed, dropped or lost: a device
+ * that reads either later reads a copy. Sets *step only with SCHEDULER_STEP, *wake_us only with
+ * SCHEDULER_WAIT. SCHEDULER_DRAIN goes before SCHEDULER_WAIT, so whoever waits for arrivals keeps
+ * no ended step unconfirmed. Cannot fail. */
 enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
                                     int64_t *wake_us);
 
-/* The step ran: its requests advance, what they can share becomes visible, those that are through
- * end and give back their memory. */
+/* The step that is out was launched, and is in flight now: its requests advance, what they can
+ * share becomes visible, those that are through give back their memory. */
+void scheduler_advance(struct scheduler *scheduler);
+
+/* The oldest step in flight has ended well: it is counted, and requests that it completed have
+ * finished. A step may be out. */
+void scheduler_confirm(struct scheduler *scheduler);
+
+/* The step that is out ran: scheduler_advance() and scheduler_confirm(). No other is in flight. */
 void scheduler_complete(struct scheduler *scheduler);
 
-/* The step failed, and the device is fine: its requests are dropped. */
+/* The step that is out failed, and the device is fine: its requests are dropped. It was not
+ * launched; or as far as it was, it runs between the steps before and after it. Steps in flight go
+ * on, and rows that these requests have in them still count. */
 void scheduler_drop(struct scheduler *scheduler);
 
-/* The device and all KV are lost: every request that runs is retracted, whether a step is out or
- * not, and the prefix cache is emptied. No request is lost. */
+/* The steps in flight failed, and with them the step that is out, if one is. None of them runs any
+ * more, and the device is fine: all requests that have rows in them are dropped, those that they
+ * completed or that were retracted since included. What they wrote is gone from the prefix cache,
+ * and, for simplicity, whatever else no running request holds. */
+void scheduler_drop_flight(struct scheduler *scheduler);
+
+/* The device and all KV are lost, with the steps in flight and the one that is out: every request
+ * that runs is retracted, those that an unconfirmed step completed wait again, and the prefix cache
+ * is emptied. No request is lost; each goes on from what was confirmed. */
 void scheduler_device_lost(struct scheduler *scheduler);
+
+/* Steps launched and neither confirmed nor lost; the one that is out is not among them. */
+int32_t scheduler_in_flight(const struct scheduler *scheduler);
 
 /* req_to_token; owned by the scheduler, as large as the params say. */
 const struct request_table *scheduler_request_table(const struct scheduler *scheduler);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scheduler_private.h: the scheduler's data, for scheduler.c and scheduler_plan.c alone.
+ * scheduler_private.h: the scheduler's data, for scheduler.c, scheduler_plan.c and
+ * scheduler_flight.c alone.
  *
- * Requests lie in one array by number, each in one of four states. Waiting ones need no queue: as
- * whoever runs is older than whoever waits, they are those at and beyond `first_waiting` that have
- * not ended. `running` is in ascending order for the same reason: a start appends, a retraction
- * takes the last.
+ * Requests lie in one array by number, each in one of five states. Waiting ones need no queue: as
+ * whoever runs is older than whoever waits, they are those at and beyond `first_waiting` in the
+ * state of waiting. `running` is in ascending order for the same reason: a start appends, a
+ * retraction takes the last.
  *
  * A running request's pages, by position: the first cached_pages are the prefix cache's and locked
  * through `node`, the rest are its own.
@@ -17,14 +18,21 @@
 #include "host/scheduler.h"
 #include "host/slots.h"
 
-enum request_state { REQUEST_WAITING, REQUEST_RUNNING, REQUEST_FINISHED, REQUEST_DROPPED };
+enum request_state {
+    REQUEST_WAITING,
+    REQUEST_RUNNING,
+    REQUEST_THROUGH, /* all rows launched, nothing held; the last step is not confirmed */
+    REQUEST_FINISHED,
+    REQUEST_DROPPED
+};
 
 struct request {
     int64_t arrival_us;
     int32_t input_length;
     int32_t shareable; /* tokens; 0 without a prefix cache */
     int32_t num_rows;  /* prompt and decode */
-    int32_t mark;      /* positions that ever had KV */
+    int32_t mark;      /* positions that ever had KV, by steps in flight included */
+    int32_t confirmed; /* the same by confirmed steps alone: the mark after a device loss */
     enum request_state state;
     /* while it runs */
     int32_t row;
@@ -34,6 +42,17 @@ struct request {
     int32_t table_changed; /* as in scheduler_seq */
     int32_t cached_pages;
     struct radix_node *node;
+};
+
+/* A step in flight: what confirming it will add. A retraction does not touch it, since rows in
+ * flight are computed all the same. */
+struct flight {
+    int64_t prefill, decode, prefix_hit, recomputed; /* rows */
+    int32_t num_seqs;
+    struct flight_seq {
+        int64_t request;
+        int32_t mark; /* after this step */
+    } * seqs;         /* [max_running_requests] */
 };
 
 struct scheduler {
@@ -55,6 +74,11 @@ struct scheduler {
     token_key *keys;            /* scratch for the shareable pages of any request */
     int32_t *pages;             /* likewise */
     int64_t scratch_pages;
+
+    struct flight *flights; /* ring [params.max_in_flight] */
+    struct flight_seq *flight_seqs;
+    int64_t oldest_flight;
+    int32_t num_flights;
 
     struct scheduler_counts counts;
 };
@@ -86,6 +110,9 @@ struct request *scheduler_find_waiting(struct scheduler *scheduler);
  * number `first` on. */
 void scheduler_write_pages(struct scheduler *scheduler, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages);
+
+/* Give back all that a running request holds, rows of the step that is out included. */
+void scheduler_release(struct scheduler *scheduler, struct request *request);
 
 /* Take back the request that started last: it waits again, and holds nothing. */
 void scheduler_retract_last(struct scheduler *scheduler);
