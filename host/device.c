@@ -222,3 +222,30 @@ void device_graph_destroy(const struct device *device, struct device_graph *grap
     if (graph)
         device->ops->graph_destroy(device, graph);
 }
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+attn_status device_module_load(const struct device *device, const void *image, uint64_t size,
+                               const char *what, struct device_module **module, attn_error *error)
+{
+    return device->ops->module_load(device, image, size, what, module, error);
+}
+
+void device_module_unload(const struct device *device, struct device_module *module)
+{
+    if (module)
+        device->ops->module_unload(device, module);
+}
+
+attn_status device_function(const struct device *device, struct device_module *module,
+                            const char *name, struct device_function **function, attn_error *error)
+{
+    return device->ops->function(device, module, name, function, error);
+}
+
+attn_status device_launch(const struct device *device, struct device_function *function,
+                          const uint32_t grid[3], const uint32_t block[3], void **arguments,
+                          attn_stream stream, attn_error *error)
+{
+    return device->ops->launch(device, function, grid, block, arguments, stream, error);
+}

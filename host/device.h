@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: the devices that the host drives, behind one small table: memory, streams, events and
- * graphs.
+ * device.h: the devices that the host drives, behind one small table: memory, streams, events,
+ * graphs and kernels.
  *
  * A kind of device is one `struct device_ops` in a file device_<kind>.c and one row in device.c.
  * Spaces are the ABI's ATTN_SPACE_*; on the CPU all three are host memory. There a stream is NULL,
- * every call is done when it returns, and nothing can be captured into a graph.
+ * every call is done when it returns, nothing can be captured into a graph, and there are no
+ * modules of kernels.
  *
  * Any thread may call, several at a time; no call depends on or changes the CUDA context that is
  * current in the caller's thread, except device_enter() and device_leave().
@@ -18,6 +19,8 @@
 struct device;
 struct device_event; /* a place in a stream's work; on CUDA it is the CUevent */
 struct device_graph; /* captured work, ready to be launched */
+struct device_module;
+struct device_function; /* a kernel of a module */
 
 /* What a kind of device can do. `device` is an open one of that kind. The functions device_*()
  * below call these slots and say what each one does. */
@@ -74,6 +77,15 @@ struct device_ops {
                                 attn_stream stream, attn_error *error);
     uint64_t (*graph_num_nodes)(const struct device_graph *graph);
     void (*graph_destroy)(const struct device *device, struct device_graph *graph);
+
+    attn_status (*module_load)(const struct device *device, const void *image, uint64_t size,
+                               const char *what, struct device_module **module, attn_error *error);
+    void (*module_unload)(const struct device *device, struct device_module *module);
+    attn_status (*function)(const struct device *device, struct device_module *module,
+                            const char *name, struct device_function **function, attn_error *error);
+    attn_status (*launch)(const struct device *device, struct device_function *function,
+                          const uint32_t grid[3], const uint32_t block[3], void **arguments,
+                          attn_stream stream, attn_error *error);
 };
 
 /* An open device. */
@@ -200,6 +212,27 @@ uint64_t device_graph_num_nodes(const struct device *device, const struct device
 
 /* Its launches are done. NULL is accepted. */
 void device_graph_destroy(const struct device *device, struct device_graph *graph);
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+/* Load the `size` bytes of an image (on CUDA PTX, a cubin or a fatbin) that holds kernels; `what`
+ * names it in messages. Not while the calling thread captures. DEPENDENCY_MISSING if the driver
+ * cannot use the image on this device; UNSUPPORTED on the CPU. The caller unloads the module. */
+attn_status device_module_load(const struct device *device, const void *image, uint64_t size,
+                               const char *what, struct device_module **module, attn_error *error);
+
+/* Its functions are gone then; launches of them are done. NULL is accepted. */
+void device_module_unload(const struct device *device, struct device_module *module);
+
+/* The kernel of this name; it belongs to the module. DEPENDENCY_MISSING if there is none. */
+attn_status device_function(const struct device *device, struct device_module *module,
+                            const char *name, struct device_function **function, attn_error *error);
+
+/* Enqueue a kernel: grid[] blocks of block[] threads, x, y, z. arguments[i] points to the kernel's
+ * parameter i, which is copied. */
+attn_status device_launch(const struct device *device, struct device_function *function,
+                          const uint32_t grid[3], const uint32_t block[3], void **arguments,
+                          attn_stream stream, attn_error *error);
 
 /* ---- Kinds ----------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * device_cpu.c: the processor as a device. All spaces are host memory; a stream is NULL, every call
- * is done when it returns, and there are no graphs.
+ * is done when it returns, and there are no graphs and no modules of kernels.
  */
 #include "host/device.h"
 
@@ -307,6 +307,43 @@ static void cpu_graph_destroy(const struct device *device, struct device_graph *
     (void)device, (void)graph;
 }
 
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+static attn_status fail_module(attn_error *error)
+{
+    return host_fail(error, ATTN_UNSUPPORTED,
+                     "cpu: there are no modules of kernels; accepted: cuda");
+}
+
+static attn_status cpu_module_load(const struct device *device, const void *image, uint64_t size,
+                                   const char *what, struct device_module **module,
+                                   attn_error *error)
+{
+    (void)device, (void)image, (void)size, (void)what, (void)module;
+    return fail_module(error);
+}
+
+static void cpu_module_unload(const struct device *device, struct device_module *module)
+{
+    (void)device, (void)module;
+}
+
+static attn_status cpu_function(const struct device *device, struct device_module *module,
+                                const char *name, struct device_function **function,
+                                attn_error *error)
+{
+    (void)device, (void)module, (void)name, (void)function;
+    return fail_module(error);
+}
+
+static attn_status cpu_launch(const struct device *device, struct device_function *function,
+                              const uint32_t grid[3], const uint32_t block[3], void **arguments,
+                              attn_stream stream, attn_error *error)
+{
+    (void)device, (void)function, (void)grid, (void)block, (void)arguments, (void)stream;
+    return fail_module(error);
+}
+
 const struct device_ops device_cpu = {
     .type = ATTN_DEVICE_CPU,
     .describe = cpu_describe,
@@ -337,4 +374,8 @@ const struct device_ops device_cpu = {
     .graph_launch = cpu_graph_launch,
     .graph_num_nodes = cpu_graph_num_nodes,
     .graph_destroy = cpu_graph_destroy,
+    .module_load = cpu_module_load,
+    .module_unload = cpu_module_unload,
+    .function = cpu_function,
+    .launch = cpu_launch,
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * device_cuda.c: an NVIDIA GPU as a device, through the driver API and the device's primary
- * context. Its streams, events and graphs are in device_cuda_stream.c.
+ * context. Its streams, events and graphs are in device_cuda_stream.c, its kernels in
+ * device_cuda_module.c.
  *
  * Each call makes the context current for its own duration, so that it works in any thread and
  * leaves no trace there. Every result passes cuda_note(), which keeps in mind that the device is
@@ -387,4 +388,8 @@ const struct device_ops device_cuda = {
     .graph_launch = cuda_graph_launch,
     .graph_num_nodes = cuda_graph_num_nodes,
     .graph_destroy = cuda_graph_destroy,
+    .module_load = cuda_module_load,
+    .module_unload = cuda_module_unload,
+    .function = cuda_function_of,
+    .launch = cuda_launch,
 };

@@ -73,4 +73,16 @@ attn_status cuda_graph_launch(const struct device *device, const struct device_g
                               attn_stream stream, attn_error *error);
 uint64_t cuda_graph_num_nodes(const struct device_graph *graph);
 
+/* ---- device_cuda_module.c: kernels ----------------------------------------------------------- */
+
+attn_status cuda_module_load(const struct device *device, const void *image, uint64_t size,
+                             const char *what, struct device_module **module, attn_error *error);
+void cuda_module_unload(const struct device *device, struct device_module *module);
+attn_status cuda_function_of(const struct device *device, struct device_module *module,
+                             const char *name, struct device_function **function,
+                             attn_error *error);
+attn_status cuda_launch(const struct device *device, struct device_function *function,
+                        const uint32_t grid[3], const uint32_t block[3], void **arguments,
+                        attn_stream stream, attn_error *error);
+
 #endif /* HOST_DEVICE_CUDA_H */

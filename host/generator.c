@@ -6,12 +6,9 @@
 #include <string.h>
 
 #include "host/error.h"
-#include "host/mix.h"
+#include "host/kernels/vectors.h"
 
 #define GENERATOR_STATE UINT64_C(0x67656e6572617465)
-
-/* Elements that one 64-bit word yields. */
-#define GROUP 8
 
 static attn_status check_layer(const generator_layer *layer, int32_t index, int32_t num_layers,
                                attn_error *error)
@@ -68,44 +65,31 @@ attn_status generator_init(struct generator *generator, uint64_t seed,
 
 /* ---- Streams --------------------------------------------------------------------------------- */
 
-/* What all streams of a token start from. */
-static uint64_t token_state(const struct generator *generator, token_key key)
+/* The elements of a group in memory's order. */
+static uint64_t group_in_memory(uint64_t stream, int32_t group)
 {
-    return mix_absorb(mix_absorb(generator->state, key.a), key.b);
-}
-
-static uint64_t stream_state(uint64_t token, int32_t layer, int32_t head, int32_t role)
-{
-    return mix_absorb(token, (uint64_t)layer << 32 | (uint64_t)head << 8 | (uint64_t)role);
-}
-
-/* The bytes of a word, lowest first, as integers of mean 0. */
-static void split_word(uint64_t word, int8_t out[GROUP])
-{
-    word = htole64(word);
-    memcpy(out, &word, GROUP);
-    for (int i = 0; i < GROUP; i++)
-        out[i] = out[i] == INT8_MIN ? 0 : out[i];
+    return htole64(vectors_word(stream, (uint64_t)group));
 }
 
 /* Elements [0, dim) of a stream. */
-static void fill_raw(uint64_t state, int32_t dim, int8_t *out)
+static void fill_raw(uint64_t stream, int32_t dim, int8_t *out)
 {
-    int32_t num_groups = dim / GROUP;
-    for (int32_t group = 0; group < num_groups; group++)
-        split_word(mix_stream(state, (uint64_t)group), out + group * GROUP);
-    if (dim % GROUP > 0) {
-        int8_t rest[GROUP];
-        split_word(mix_stream(state, (uint64_t)num_groups), rest);
-        memcpy(out + num_groups * GROUP, rest, (size_t)(dim % GROUP));
+    int32_t num_groups = dim / VECTORS_GROUP;
+    for (int32_t group = 0; group < num_groups; group++) {
+        uint64_t word = group_in_memory(stream, group);
+        memcpy(out + group * VECTORS_GROUP, &word, VECTORS_GROUP);
+    }
+    if (dim % VECTORS_GROUP > 0) {
+        uint64_t word = group_in_memory(stream, num_groups);
+        memcpy(out + num_groups * VECTORS_GROUP, &word, (size_t)(dim % VECTORS_GROUP));
     }
 }
 
 /* The same, each times `factor`. */
-static void fill_stream(uint64_t state, int32_t dim, int factor, int16_t *out)
+static void fill_stream(uint64_t stream, int32_t dim, int factor, int16_t *out)
 {
     int8_t raw[GENERATOR_MAX_DIM];
-    fill_raw(state, dim, raw);
+    fill_raw(stream, dim, raw);
     for (int32_t d = 0; d < dim; d++)
         out[d] = (int16_t)(raw[d] * factor);
 }
@@ -113,116 +97,36 @@ static void fill_stream(uint64_t state, int32_t dim, int factor, int16_t *out)
 void generator_raw(const struct generator *generator, token_key key, int32_t layer, int32_t head,
                    int32_t role, int32_t dim, int8_t *out)
 {
-    fill_raw(stream_state(token_state(generator, key), layer, head, role), dim, out);
+    fill_raw(vectors_stream(vectors_token(generator, key), layer, head, role), dim, out);
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* First position of the stretch of `size` positions that `position` lies in, plus `offset`;
- * `otherwise` if there are no such stretches. */
-static int64_t border_of(int64_t position, int64_t size, int64_t offset, int64_t otherwise)
-{
-    return size > 0 ? position / size * size + offset : otherwise;
-}
-
-/* The table in generator.h, before clamping. `last` is the input's last position. */
-static int64_t target_of_kind(const struct generator *generator, const generator_layer *layer,
-                              unsigned kind, int64_t i, int64_t uniform, int64_t last)
-{
-    int64_t page = generator->page_size, window = layer->window_left, right = layer->window_right;
-    switch (kind) {
-    case 0:
-        return 0;
-    case 1:
-        return i;
-    case 2:
-        return i - 1;
-    case 3:
-        return window >= 0 ? i - window : uniform;
-    case 4:
-        return window >= 0 ? i - window - 1 : uniform;
-    case 5:
-        return border_of(i, layer->attention_chunk, 0, uniform);
-    case 6:
-        return border_of(i, layer->attention_chunk, -1, uniform);
-    case 7:
-        return border_of(i, page, 0, uniform);
-    case 8:
-        return border_of(i, page, -1, uniform);
-    case 9:
-        return border_of(i, generator->prefill_chunk, 0, uniform);
-    case 10:
-        return border_of(i, generator->prefill_chunk, -1, uniform);
-    case 11:
-        return right >= 0 ? i + right + 1 : last;
-    case 12:
-        return right >= 0 ? i + right : last;
-    case 13:
-        return border_of(uniform, page, 0, uniform);
-    case 14:
-        return border_of(uniform, page, page - 1, uniform);
-    default:
-        return uniform;
-    }
-}
-
-/* A key beyond the query exists only within the input: what is generated later must not be asked
- * for now. */
-static int64_t clamp_target(const generator_layer *layer, int64_t target, int64_t i, int64_t last)
-{
-    int64_t most = last;
-    if (layer->window_right >= 0 && most > i + layer->window_right + 1)
-        most = i + layer->window_right + 1;
-    if (most < i)
-        most = i;
-    return target < 0 ? 0 : target > most ? most : target;
-}
-
-static int64_t find_needle(const struct generator *generator, const struct workload *workload,
-                           int64_t request, int64_t position, int32_t layer, uint64_t hash)
-{
-    if (!(hash >> 63))
-        return -1;
-    const generator_layer *geometry = &generator->layers[layer];
-    int64_t last = workload->requests[request].input_length - 1;
-    int64_t uniform = (int64_t)mix_below((uint32_t)hash, (uint64_t)position + 1);
-    int64_t target = target_of_kind(generator, geometry, hash >> 59 & 15, position, uniform, last);
-    return clamp_target(geometry, target, position, last);
-}
-
 int64_t generator_needle(const struct generator *generator, const struct workload *workload,
                          int64_t request, int64_t position, int32_t layer, int32_t head)
 {
-    token_key key = workload_token_key(workload, request, position);
-    uint64_t state = stream_state(token_state(generator, key), layer, head, GENERATOR_NEEDLE);
-    return find_needle(generator, workload, request, position, layer, mix_stream(state, 0));
+    struct request_tokens tokens = workload_tokens(workload, request);
+    uint64_t token = vectors_token(generator, token_key_at(&tokens, position));
+    uint64_t hash = mix_stream(vectors_stream(token, layer, head, GENERATOR_NEEDLE), 0);
+    return vectors_needle(generator, &generator->layers[layer], &tokens, position, hash);
 }
 
 /* generator_query() with the token's state known. */
-static void fill_query(const struct generator *generator, const struct workload *workload,
-                       int64_t request, int64_t position, uint64_t token, int32_t layer,
-                       int32_t head, int16_t *out)
+static void fill_query(const struct generator *generator, const struct request_tokens *tokens,
+                       int64_t position, uint64_t token, int32_t layer, int32_t head, int16_t *out)
 {
     const generator_layer *geometry = &generator->layers[layer];
-    uint64_t hash = mix_stream(stream_state(token, layer, head, GENERATOR_NEEDLE), 0);
-    int64_t target = find_needle(generator, workload, request, position, layer, hash);
-    if (target < 0) {
-        fill_stream(stream_state(token, layer, head, GENERATOR_QUERY), geometry->head_dim, 1, out);
-        return;
-    }
-    int32_t kv_head = head / (geometry->num_q_heads / geometry->num_kv_heads);
-    token_key key = workload_token_key(workload, request, target);
-    uint64_t state =
-        stream_state(token_state(generator, key), geometry->kv_layer, kv_head, GENERATOR_KEY);
-    fill_stream(state, geometry->head_dim, 2, out);
+    struct vectors_scaled query =
+        vectors_query(generator, geometry, tokens, position, token, layer, head);
+    fill_stream(query.stream, geometry->head_dim, query.factor, out);
 }
 
 void generator_query(const struct generator *generator, const struct workload *workload,
                      int64_t request, int64_t position, int32_t layer, int32_t head, int16_t *out)
 {
-    token_key key = workload_token_key(workload, request, position);
-    fill_query(generator, workload, request, position, token_state(generator, key), layer, head,
-               out);
+    struct request_tokens tokens = workload_tokens(workload, request);
+    uint64_t token = vectors_token(generator, token_key_at(&tokens, position));
+    fill_query(generator, &tokens, position, token, layer, head, out);
 }
 
 /* ---- Keys, values, sinks --------------------------------------------------------------------- */
@@ -258,58 +162,28 @@ int generator_has_dtype(attn_dtype dtype)
     return dtype == ATTN_F64 || dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
 }
 
-static float element_value(int16_t raw)
-{
-    return (float)raw * (1.0f / GENERATOR_UNITS);
-}
-
-static uint32_t element_f32_bits(int16_t raw)
-{
-    union {
-        float value;
-        uint32_t bits;
-    } pun = {.value = element_value(raw)};
-    return pun.bits;
-}
-
-/* Any raw integer has at most 8 significant bits, so bf16 is the upper half of fp32, and fp16,
- * whose exponent bias is 112 less and whose fraction is 13 bits shorter, loses only zeros. Zero is
- * +0. */
-static uint16_t element_bf16(int16_t raw)
-{
-    return (uint16_t)(element_f32_bits(raw) >> 16);
-}
-
-static uint16_t element_f16(int16_t raw)
-{
-    uint32_t bits = element_f32_bits(raw);
-    uint32_t sign = bits >> 16 & 0x8000u;
-    uint32_t magnitude = ((bits & 0x7fffffffu) - (112u << 23)) >> 13;
-    return (uint16_t)((sign | magnitude) & (raw == 0 ? 0 : 0xffffu));
-}
-
 static void convert_f64(const int16_t *raw, int64_t count, double *out)
 {
     for (int64_t i = 0; i < count; i++)
-        out[i] = (double)element_value(raw[i]);
+        out[i] = (double)vectors_value(raw[i]);
 }
 
 static void convert_f32(const int16_t *raw, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++)
-        out[i] = element_value(raw[i]);
+        out[i] = vectors_value(raw[i]);
 }
 
 static void convert_f16(const int16_t *raw, int64_t count, uint16_t *out)
 {
     for (int64_t i = 0; i < count; i++)
-        out[i] = element_f16(raw[i]);
+        out[i] = vectors_f16(raw[i]);
 }
 
 static void convert_bf16(const int16_t *raw, int64_t count, uint16_t *out)
 {
     for (int64_t i = 0; i < count; i++)
-        out[i] = element_bf16(raw[i]);
+        out[i] = vectors_bf16(raw[i]);
 }
 
 void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void *out)
@@ -345,9 +219,9 @@ void generator_fill_kv(const struct generator *generator, const token_key *keys,
     int32_t dim = dim_of_role(geometry, role);
     int16_t raw[GENERATOR_MAX_DIM];
     for (int64_t token = 0; token < count; token++) {
-        uint64_t state = token_state(generator, keys[token]);
+        uint64_t state = vectors_token(generator, keys[token]);
         for (int32_t head = 0; head < geometry->num_kv_heads; head++) {
-            fill_stream(stream_state(state, geometry->kv_layer, head, role), dim, 1, raw);
+            fill_stream(vectors_stream(state, geometry->kv_layer, head, role), dim, 1, raw);
             generator_convert(raw, dim, out->dtype, row_of(out, token, head));
         }
     }
@@ -358,12 +232,12 @@ void generator_fill_query(const struct generator *generator, const struct worklo
                           const generator_tensor *out)
 {
     const generator_layer *geometry = &generator->layers[layer];
+    struct request_tokens tokens = workload_tokens(workload, request);
     int16_t raw[GENERATOR_MAX_DIM];
     for (int64_t token = 0; token < count; token++) {
-        token_key key = workload_token_key(workload, request, position + token);
-        uint64_t state = token_state(generator, key);
+        uint64_t state = vectors_token(generator, token_key_at(&tokens, position + token));
         for (int32_t head = 0; head < geometry->num_q_heads; head++) {
-            fill_query(generator, workload, request, position + token, state, layer, head, raw);
+            fill_query(generator, &tokens, position + token, state, layer, head, raw);
             generator_convert(raw, geometry->head_dim, out->dtype, row_of(out, token, head));
         }
     }

@@ -96,18 +96,28 @@ int64_t workload_whole_blocks(const struct workload *workload, int64_t request)
     return workload->requests[request].num_whole;
 }
 
-token_key workload_token_key(const struct workload *workload, int64_t request, int64_t position)
+struct request_tokens workload_tokens(const struct workload *workload, int64_t request)
 {
     const workload_request *r = &workload->requests[request];
-    int64_t block = position / workload->block_size;
-    if (block >= r->num_whole)
-        return token_key_of_request(request, position);
-    return token_key_of_block(r->hash_ids[block], position - block * workload->block_size);
+    return (struct request_tokens){
+        .request = request,
+        .input_length = r->input_length,
+        .block_size = workload->block_size,
+        .num_whole = r->num_whole,
+        .hash_ids = r->hash_ids,
+    };
+}
+
+token_key workload_token_key(const struct workload *workload, int64_t request, int64_t position)
+{
+    struct request_tokens tokens = workload_tokens(workload, request);
+    return token_key_at(&tokens, position);
 }
 
 void workload_token_keys(const struct workload *workload, int64_t request, int64_t position,
                          int64_t count, token_key *keys)
 {
+    struct request_tokens tokens = workload_tokens(workload, request);
     for (int64_t i = 0; i < count; i++)
-        keys[i] = workload_token_key(workload, request, position + i);
+        keys[i] = token_key_at(&tokens, position + i);
 }

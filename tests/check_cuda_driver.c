@@ -319,6 +319,28 @@ END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
+/* The host's memory is not the device's, unless it is pinned. */
+START_TEST(test_kernel_on_host_memory)
+{
+    for (int is_pinned = 0; is_pinned < 2; is_pinned++) {
+        cuda_module module;
+        int plain = 7, count = 1, *pinned;
+        struct pair pair = {1, 1};
+        set_up();
+        cuda_function function = load_add(&module);
+        CALL(cuMemHostAlloc((void **)&pinned, sizeof *pinned, 0));
+        *pinned = 7;
+        cuda_pointer memory = (cuda_pointer)(uintptr_t)(is_pinned ? pinned : &plain);
+        void *parameters[] = {&memory, &count, &pair};
+        CALL(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+        GIVES(cuStreamSynchronize(NULL), is_pinned ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS);
+        ck_assert(plain == 7 && *pinned == (is_pinned ? 10 : 7));
+        ck_assert_int_eq(strncmp(fake.first_fault(), "kernel: 4 bytes at 0x", 21) == 0, !is_pinned);
+        tear_down();
+    }
+}
+END_TEST
+
 /* In a process of its own: the fault ends it. */
 START_TEST(test_device_memory_is_not_the_hosts)
 {
@@ -599,6 +621,7 @@ static Suite *suite(void)
     tcase_add_test(work, test_kernel);
     tcase_add_test(work, test_launch_limits);
     tcase_add_test(work, test_kernel_out_of_bounds);
+    tcase_add_test(work, test_kernel_on_host_memory);
     tcase_add_test(work, test_device_memory_is_not_the_hosts);
     tcase_add_test(work, test_use_after_free);
     tcase_add_test(work, test_free_too_early);

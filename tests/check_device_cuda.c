@@ -452,6 +452,73 @@ START_TEST(test_graph_memory)
 }
 END_TEST
 
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+/* raise(memory, by): the word grows by a number and by the grid's and block's sizes. */
+static void raise_word(const struct fake_cuda_launch *launch)
+{
+    int *word = fake.access(*(cuda_pointer *)launch->arguments[0], sizeof *word);
+    if (word)
+        *word +=
+            *(int *)launch->arguments[1] +
+            (int)(launch->grid[0] * 100 + launch->grid[1] * 10 + launch->grid[2] +
+                  launch->block[0] * 100000 + launch->block[1] * 10000 + launch->block[2] * 1000);
+}
+
+static void define_raise(void)
+{
+    static const size_t sizes[] = {sizeof(cuda_pointer), sizeof(int)};
+    fake.define_kernel("raise", raise_word, sizes, 2, NULL);
+}
+
+static attn_status launch_raise(struct device_function *function, int *memory, attn_stream stream,
+                                attn_error *failure)
+{
+    static const uint32_t grid[3] = {1, 2, 3}, block[3] = {4, 5, 6};
+    int by = 1000000;
+    void *arguments[] = {&memory, &by};
+    return device_launch(device, function, grid, block, arguments, stream, failure);
+}
+
+/* An image need not end in a NUL. The launch is asynchronous, and what it got is a copy. */
+START_TEST(test_module)
+{
+    static const char image[4] = {'.', 'p', 't', 'x'};
+    struct device_module *module = NULL, *other = NULL;
+    struct device_function *function = NULL;
+    struct two_streams s;
+    set_up();
+    define_raise();
+    make_two(&s);
+    GOOD(device_module_load(device, image, sizeof image, "kernels", &module, &error.base));
+    GOOD(device_module_load(device, "", 0, "no kernels", &other, &error.base));
+    GOOD(device_function(device, module, "raise", &function, &error.base));
+    GOOD(device_fill(device, s.memory, 0, 64, s.one, &error.base));
+    fake.hold(s.one, 1);
+    GOOD(launch_raise(function, s.memory, s.one, &error.base));
+    GOOD(launch_raise(function, s.memory + 15, s.one, &error.base));
+    GOOD(device_copy(device, s.pinned, s.memory, 64, s.one, &error.base));
+    fake.hold(s.one, 0);
+    GOOD(device_synchronize(device, s.one, &error.base));
+    ck_assert_int_eq(s.pinned[0], 1456123);
+    ck_assert_int_eq(s.pinned[15], 1456123);
+    FAILS(device_function(device, module, "lower", &function, &error.base),
+          ATTN_DEPENDENCY_MISSING);
+    ck_assert_msg(strstr(host_error_text(&error), "cuda:0: lower: cuModuleGetFunction"), "%s",
+                  host_error_text(&error));
+    fake.inject("cuModuleLoadDataEx", 1, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    FAILS(device_module_load(device, image, sizeof image, "kernels", &other, &error.base),
+          ATTN_DEPENDENCY_MISSING);
+    ck_assert_msg(strstr(host_error_text(&error), "cuda:0: kernels: cuModuleLoadDataEx: CUDA_"),
+                  "%s", host_error_text(&error));
+    device_module_unload(device, module);
+    device_module_unload(device, other);
+    device_module_unload(device, NULL);
+    drop_two(&s);
+    tear_down();
+}
+END_TEST
+
 /* ---- Contexts -------------------------------------------------------------------------------- */
 
 static cuda_context current(void)
@@ -468,8 +535,11 @@ START_TEST(test_context_of_the_caller)
 {
     struct device *other;
     struct two_streams s;
+    struct device_module *module;
+    struct device_function *function;
     use_fake_cuda();
     fake.set_devices(2);
+    define_raise();
     host_error_init(&error);
     GOOD(device_open(ATTN_DEVICE_CUDA, 1, &other, &error.base));
     GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
@@ -479,7 +549,11 @@ START_TEST(test_context_of_the_caller)
     ck_assert_ptr_nonnull(outer);
     make_two(&s); /* on the other one of the two devices */
     GOOD(enqueue(&s, &error.base));
+    GOOD(device_module_load(device, "", 0, "kernels", &module, &error.base));
+    GOOD(device_function(device, module, "raise", &function, &error.base));
+    GOOD(launch_raise(function, s.memory, s.one, &error.base));
     GOOD(device_synchronize(device, s.one, &error.base));
+    device_module_unload(device, module);
     ck_assert_ptr_eq(current(), outer);
     GOOD(device_enter(device, &error.base));
     ck_assert_ptr_ne(current(), outer);
@@ -536,6 +610,9 @@ static attn_status try_everything(attn_error *failure)
 {
     struct two_streams s = {0};
     struct device_graph *graph = NULL;
+    struct device_module *module = NULL;
+    struct device_function *function = NULL;
+    define_raise();
     attn_status status = device_open(ATTN_DEVICE_CUDA, 0, &device, failure);
     if (status != ATTN_OK)
         return status;
@@ -547,7 +624,13 @@ static attn_status try_everything(attn_error *failure)
     if (status == ATTN_OK && !(s.pinned = device_allocate(device, ATTN_SPACE_PINNED, 64, 4096)))
         status = device_exhausted(device, ATTN_SPACE_PINNED);
     if (status == ATTN_OK)
+        status = device_module_load(device, "", 0, "kernels", &module, failure);
+    if (status == ATTN_OK)
+        status = device_function(device, module, "raise", &function, failure);
+    if (status == ATTN_OK)
         status = enqueue(&s, failure);
+    if (status == ATTN_OK)
+        status = launch_raise(function, s.memory, s.one, failure);
     if (status == ATTN_OK)
         status = device_capture_begin(device, s.one, failure);
     if (status == ATTN_OK) {
@@ -564,6 +647,7 @@ static attn_status try_everything(attn_error *failure)
         status = device_event_synchronize(device, s.event, failure);
     device_synchronize(device, s.one, NULL);
     device_graph_destroy(device, graph);
+    device_module_unload(device, module);
     device_release(device, ATTN_SPACE_DEVICE, s.memory);
     device_release(device, ATTN_SPACE_PINNED, s.pinned);
     device_event_destroy(device, s.event);
@@ -593,6 +677,9 @@ static const struct {
     {"cuMemHostAlloc", CUDA_ERROR_OUT_OF_MEMORY, ATTN_OUT_OF_HOST_MEMORY},
     {"cuMemcpyAsync", CUDA_ERROR_NOT_PERMITTED, ATTN_BAD_STATE},
     {"cuMemsetD8Async", CUDA_ERROR_NOT_SUPPORTED, ATTN_UNSUPPORTED},
+    {"cuModuleLoadDataEx", CUDA_ERROR_INVALID_PTX, ATTN_DEPENDENCY_MISSING},
+    {"cuModuleGetFunction", CUDA_ERROR_NOT_FOUND, ATTN_DEPENDENCY_MISSING},
+    {"cuLaunchKernel", CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, ATTN_INVALID_ARGUMENT},
     {"cuStreamBeginCapture", CUDA_ERROR_NOT_SUPPORTED, ATTN_UNSUPPORTED},
     {"cuGraphGetNodes", CUDA_ERROR_INVALID_VALUE, ATTN_INVALID_ARGUMENT},
     {"cuGraphInstantiate", CUDA_ERROR_OUT_OF_MEMORY, ATTN_OUT_OF_DEVICE_MEMORY},
@@ -659,9 +746,11 @@ static void assert_all_lost(struct two_streams *s)
 {
     attn_stream stream = NULL;
     struct device_event *event = NULL;
+    struct device_module *module = NULL;
     uint64_t available, total;
     int done;
     ck_assert(device_is_lost(device));
+    FAILS(device_module_load(device, "", 0, "kernels", &module, &error.base), ATTN_DEVICE_LOST);
     FAILS(device_synchronize(device, s->one, &error.base), ATTN_DEVICE_LOST);
     FAILS(device_fill(device, s->memory, 0, 1, s->one, &error.base), ATTN_DEVICE_LOST);
     FAILS(device_copy(device, s->memory, s->pinned, 1, s->one, &error.base), ATTN_DEVICE_LOST);
@@ -766,6 +855,8 @@ START_TEST(test_cpu)
 {
     struct device_event *start, *end;
     struct device_graph *graph = NULL;
+    struct device_module *module = NULL;
+    struct device_function *function = NULL;
     attn_stream stream = &stream;
     uint64_t available, total;
     int done = 0;
@@ -790,7 +881,13 @@ START_TEST(test_cpu)
     FAILS(device_capture_begin(device, stream, &error.base), ATTN_CAPTURE_UNSUPPORTED);
     FAILS(device_capture_end(device, stream, &graph, &error.base), ATTN_CAPTURE_UNSUPPORTED);
     FAILS(device_reset(device, &error.base), ATTN_UNSUPPORTED);
-    ck_assert(!device_is_lost(device) && !graph);
+    FAILS(device_module_load(device, "", 0, "kernels", &module, &error.base), ATTN_UNSUPPORTED);
+    FAILS(device_function(device, NULL, "raise", &function, &error.base), ATTN_UNSUPPORTED);
+    FAILS(launch_raise(NULL, &done, stream, &error.base), ATTN_UNSUPPORTED);
+    ck_assert_str_eq(host_error_text(&error),
+                     "cpu: there are no modules of kernels; accepted: cuda");
+    device_module_unload(device, NULL);
+    ck_assert(!device_is_lost(device) && !graph && !module && !function && done == 1);
     device_event_destroy(device, start);
     device_event_destroy(device, end);
     device_stream_destroy(device, stream);
@@ -820,6 +917,7 @@ static Suite *suite(void)
     tcase_add_test(good, test_spoilt_captures);
     tcase_add_test(good, test_dropped_captures);
     tcase_add_test(good, test_graph_memory);
+    tcase_add_test(good, test_module);
     tcase_add_test(good, test_context_of_the_caller);
     tcase_add_test(good, test_threads);
     tcase_add_test(good, test_cpu);

@@ -6,12 +6,11 @@
 #include "host/cuda_driver.h"
 #include "host/device.h"
 #include "host/error.h"
+#include "tests/gpu_test.h"
 #include "tests/test_main.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static struct device *device;
 static struct cuda_driver driver;
@@ -184,6 +183,45 @@ START_TEST(test_spoilt_capture)
 }
 END_TEST
 
+/* Modules through the table of devices, and images that the driver cannot use. */
+START_TEST(test_module)
+{
+    static const char *const unusable[] = {"this is no PTX", ".version 99.9\n.target sm_75\n"};
+    const uint32_t one[3] = {1, 1, 1};
+    struct device_module *module = NULL;
+    struct device_function *function = NULL;
+    unsigned int seen[2] = {0, 0}, value = 4711;
+    attn_stream stream;
+    set_up();
+    for (size_t i = 0; i < sizeof unusable / sizeof *unusable; i++) {
+        host_error_init(&error);
+        FAILS(device_module_load(device, unusable[i], strlen(unusable[i]), "nothing", &module,
+                                 &error.base),
+              ATTN_DEPENDENCY_MISSING);
+        ck_assert_ptr_nonnull(strstr(host_error_text(&error), "cuda:0: nothing: "));
+        ck_assert(!module && !device_is_lost(device));
+    }
+    GOOD(device_stream_create(device, &stream, &error.base));
+    GOOD(device_module_load(device, image, sizeof image - 1, "store", &module, &error.base));
+    FAILS(device_function(device, module, "stroe", &function, &error.base),
+          ATTN_DEPENDENCY_MISSING);
+    GOOD(device_function(device, module, "store", &function, &error.base));
+    unsigned int *memory = device_allocate(device, ATTN_SPACE_DEVICE, sizeof seen, 1);
+    unsigned int *second = memory + 1;
+    void *arguments[] = {&second, &value};
+    GOOD(device_fill(device, memory, 0, sizeof seen, stream, &error.base));
+    GOOD(device_launch(device, function, one, one, arguments, stream, &error.base));
+    GOOD(device_copy(device, seen, memory, sizeof seen, stream, &error.base));
+    GOOD(device_synchronize(device, stream, &error.base));
+    ck_assert(seen[0] == 0 && seen[1] == 4711);
+    device_release(device, ATTN_SPACE_DEVICE, memory);
+    device_module_unload(device, module);
+    device_module_unload(device, NULL);
+    device_stream_destroy(device, stream);
+    tear_down();
+}
+END_TEST
+
 static void assert_works(void)
 {
     attn_stream stream;
@@ -243,23 +281,10 @@ static Suite *suite(void)
     tcase_add_test(tests, test_memory);
     tcase_add_test(tests, test_replay);
     tcase_add_test(tests, test_spoilt_capture);
+    tcase_add_test(tests, test_module);
     tcase_add_test(tests, test_loss_and_reset);
     suite_add_tcase(made, tests);
     return made;
-}
-
-/* Is there a GPU? Asked in a process of its own: the driver does not survive a fork, and the tests
- * are forked. */
-static int has_gpu(void)
-{
-    pid_t child = fork();
-    int status = -1;
-    if (child == 0) {
-        attn_device info;
-        attn_status described = device_describe(ATTN_DEVICE_CUDA, 0, &info, NULL);
-        _exit(described == ATTN_DEPENDENCY_MISSING);
-    }
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
 int main(void)

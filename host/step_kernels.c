@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step_kernels.c: what the host computes in a step on the processor; on CUDA, step_kernels_cuda.c
+ * is asked.
+ */
+#include "host/step_kernels_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/error.h"
+
+#define ROWS_PER_TASK 64
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+attn_status step_kernels_create(const struct device *device, const struct generator *generator,
+                                const struct workload *workload, struct threads *threads,
+                                struct step_kernels **kernels, attn_error *error)
+{
+    struct step_kernels *made = calloc(1, sizeof *made);
+    attn_status status = ATTN_OK;
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the host's kernels");
+    made->device = device;
+    made->generator = generator;
+    made->workload = workload;
+    made->threads = threads;
+    if (device->type != ATTN_DEVICE_CPU)
+        status = step_cuda_create(device, workload, &made->cuda, error);
+    if (status != ATTN_OK)
+        free(made);
+    else
+        *kernels = made;
+    return status;
+}
+
+void step_kernels_destroy(struct step_kernels *kernels)
+{
+    if (!kernels)
+        return;
+    step_cuda_destroy(kernels->device, kernels->cuda);
+    free(kernels);
+}
+
+/* Of which types vectors and outputs may be. */
+static attn_status check_dtype(attn_dtype dtype, const char *what, attn_error *error)
+{
+    if (dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: got data type 0x%x, accepted: f32, f16 and bf16", what, dtype);
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+struct fill {
+    const struct step_kernels *kernels;
+    int32_t layer;
+    const struct step_rows *rows;
+    const struct step_vectors *vectors;
+};
+
+static generator_tensor dense_row(void *data, attn_dtype dtype, int64_t row, int32_t heads,
+                                  int32_t dim)
+{
+    int64_t row_elements = (int64_t)heads * dim;
+    return (generator_tensor){
+        .data = (char *)data + row * row_elements * attn_dtype_size(dtype),
+        .dtype = dtype,
+        .token_stride = row_elements,
+        .head_stride = dim,
+    };
+}
+
+static void zero_row(const generator_tensor *row)
+{
+    memset(row->data, 0, (size_t)row->token_stride * attn_dtype_size(row->dtype));
+}
+
+static void fill_query(const struct fill *fill, int64_t row)
+{
+    const struct step_kernels *kernels = fill->kernels;
+    const generator_layer *layer = &kernels->generator->layers[fill->layer];
+    int32_t request = fill->rows->request[row];
+    generator_tensor q =
+        dense_row(fill->vectors->q, fill->vectors->dtype, row, layer->num_q_heads, layer->head_dim);
+    if (request < 0)
+        zero_row(&q);
+    else
+        generator_fill_query(kernels->generator, kernels->workload, request,
+                             fill->rows->position[row], 1, fill->layer, &q);
+}
+
+static void fill_kv(const struct fill *fill, int64_t row)
+{
+    const struct step_kernels *kernels = fill->kernels;
+    const generator_layer *layer = &kernels->generator->layers[fill->layer];
+    int32_t request = fill->rows->request[row];
+    generator_tensor k = dense_row(fill->vectors->k, fill->vectors->dtype, row, layer->num_kv_heads,
+                                   layer->head_dim);
+    generator_tensor v = dense_row(fill->vectors->v, fill->vectors->dtype, row, layer->num_kv_heads,
+                                   layer->v_head_dim);
+    if (request < 0) {
+        zero_row(&k);
+        zero_row(&v);
+        return;
+    }
+    token_key key = workload_token_key(kernels->workload, request, fill->rows->position[row]);
+    generator_fill_kv(kernels->generator, &key, 1, fill->layer, GENERATOR_KEY, &k);
+    generator_fill_kv(kernels->generator, &key, 1, fill->layer, GENERATOR_VALUE, &v);
+}
+
+static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct fill *fill = arg;
+    int64_t first = task * ROWS_PER_TASK, last = first + ROWS_PER_TASK;
+    if (last > fill->rows->count)
+        last = fill->rows->count;
+    for (int64_t row = first; row < last; row++) {
+        fill_query(fill, row);
+        if (fill->vectors->k)
+            fill_kv(fill, row);
+    }
+    return ATTN_OK;
+}
+
+attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
+                                  const struct step_rows *rows, const struct step_vectors *vectors,
+                                  attn_stream stream, attn_error *error)
+{
+    attn_status status = check_dtype(vectors->dtype, "vectors", error);
+    if (status != ATTN_OK)
+        return status;
+    if (kernels->cuda)
+        return step_cuda_generate(kernels, layer, rows, vectors, stream, error);
+    struct fill fill = {kernels, layer, rows, vectors};
+    int64_t num_tasks = ((int64_t)rows->count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
+    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
+}
+
+/* ---- Indices --------------------------------------------------------------------------------- */
+
+attn_status step_kernels_update_table(const struct step_kernels *kernels,
+                                      const struct step_update *updates, int32_t num_updates,
+                                      int32_t longest, const int32_t *slots, int32_t *req_to_token,
+                                      int64_t stride, attn_stream stream, attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_update_table(kernels, updates, num_updates, longest, slots, req_to_token,
+                                      stride, stream, error);
+    for (int32_t u = 0; u < num_updates; u++) {
+        const struct step_update *update = &updates[u];
+        int32_t *row = req_to_token + update->row * stride + update->first;
+        for (int32_t i = 0; i < update->count; i++)
+            row[i] = slots[(int64_t)update->source + i];
+    }
+    return ATTN_OK;
+}
+
+attn_status step_kernels_index_pages(const struct step_kernels *kernels,
+                                     const struct step_index *index, attn_stream stream,
+                                     attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_index_pages(kernels, index, stream, error);
+    for (int32_t s = 0; s < index->num_seqs; s++) {
+        const int32_t *slots =
+            index->req_to_token + index->req_pool_indices[s] * index->req_to_token_stride;
+        int64_t pages = ((int64_t)index->kv_lens[s] + index->page_size - 1) / index->page_size;
+        for (int64_t p = 0; p < pages; p++) {
+            int32_t page = slots[p * index->page_size] / index->page_size;
+            if (index->block_table)
+                index->block_table[s * index->block_table_stride + p] = page;
+            if (index->kv_indices)
+                index->kv_indices[index->kv_indptr[s] + p] = page;
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+static size_t row_bytes(const struct step_output *output)
+{
+    return (size_t)output->row_elements * attn_dtype_size(output->dtype);
+}
+
+static int is_finite_f32(const char *row, int64_t count)
+{
+    const uint32_t exponent = 0x7f800000u;
+    int finite = 1;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, row + i * (int64_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+static int is_finite_16(const char *row, int64_t count, uint16_t exponent)
+{
+    int finite = 1;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, row + i * (int64_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+static int is_finite_row(const char *row, const struct step_output *output)
+{
+    if (output->dtype == ATTN_F32)
+        return is_finite_f32(row, output->row_elements);
+    return is_finite_16(row, output->row_elements, output->dtype == ATTN_F16 ? 0x7c00 : 0x7f80);
+}
+
+attn_status step_kernels_watch(const struct step_kernels *kernels, int32_t layer,
+                               const struct step_rows *rows, const struct step_output *output,
+                               uint64_t *first, attn_stream stream, attn_error *error)
+{
+    attn_status status = check_dtype(output->dtype, "outputs", error);
+    if (status != ATTN_OK)
+        return status;
+    if (kernels->cuda)
+        return step_cuda_watch(kernels, layer, rows, output, first, stream, error);
+    for (int32_t r = 0; r < rows->count; r++) {
+        char *row = (char *)output->data + (size_t)r * row_bytes(output);
+        uint64_t place = (uint64_t)layer << 32 | (uint32_t)r;
+        if (rows->request[r] < 0)
+            memset(row, 0, row_bytes(output));
+        else if (place < *first && !is_finite_row(row, output))
+            *first = place;
+    }
+    return ATTN_OK;
+}
+
+attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t layer,
+                                const struct step_sample *sample, const struct step_output *output,
+                                int32_t max_rows, attn_stream stream, attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_gather(kernels, layer, sample, output, max_rows, stream, error);
+    char *to = (char *)sample->to + sample->offset[layer];
+    for (int32_t i = sample->indptr[layer]; i < sample->indptr[layer + 1]; i++) {
+        memcpy(to, (const char *)output->data + (size_t)sample->rows[i] * row_bytes(output),
+               row_bytes(output));
+        to += row_bytes(output);
+    }
+    return ATTN_OK;
+}
