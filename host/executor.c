@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor.c: a step: rows, operands, vectors, forwards, sampled rows.
+ * executor.c: a step: operands, vectors, forwards, times.
  */
 #include "host/executor_private.h"
 
@@ -9,55 +9,6 @@
 
 #include "host/clock.h"
 #include "host/error.h"
-#include "host/sample.h"
-
-#define ROWS_PER_TASK 64
-
-/* ---- Rows of a step -------------------------------------------------------------------------- */
-
-/* Mark the position as computed; was it not before? */
-static int mark_computed(struct executor *executor, int64_t request, int64_t position)
-{
-    uint8_t **bits = &executor->computed[request];
-    if (!*bits) {
-        const workload_request *r = &executor->params.workload->requests[request];
-        *bits = calloc((size_t)(r->input_length + r->output_length) / 8 + 1, 1);
-        if (!*bits)
-            return -1;
-    }
-    uint8_t bit = (uint8_t)(1u << position % 8);
-    int first = !((*bits)[position / 8] & bit);
-    (*bits)[position / 8] |= bit;
-    return first;
-}
-
-/* Whose row is which, and which of them are computed for the first time. */
-static attn_status list_rows(struct executor *executor, const struct executor_step *step,
-                             attn_error *error)
-{
-    int64_t row = 0;
-    for (int32_t s = 0; s < step->batch.num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->batch.sequences[s];
-        executor->sequences[s] = (struct verify_sequence){
-            .request = step->requests[s],
-            .prefix_len = sequence->prefix_len,
-            .num_rows = sequence->num_new,
-            .first_row = row,
-        };
-        workload_token_keys(executor->params.workload, step->requests[s], sequence->prefix_len,
-                            sequence->num_new, executor->row_keys + row);
-        for (int32_t t = 0; t < sequence->num_new; t++, row++) {
-            int64_t position = (int64_t)sequence->prefix_len + t;
-            int first = mark_computed(executor, step->requests[s], position);
-            if (first < 0)
-                return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
-            executor->row_requests[row] = step->requests[s];
-            executor->row_positions[row] = position;
-            executor->row_is_first[row] = (uint8_t)first;
-        }
-    }
-    return ATTN_OK;
-}
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
@@ -103,10 +54,26 @@ struct layer_operands {
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
-    int writes_kv;
+    bool writes_kv;
 };
 
-static void set_operands(struct executor *executor, int32_t l, int64_t rows,
+static void set_constants(const struct executor *executor, int32_t l, const attn_layer_group *group,
+                          struct layer_operands *o)
+{
+    float *sinks = executor->constants + (int64_t)l * executor->constants_stride;
+    float *slopes =
+        sinks + (int64_t)executor->params.model->num_layers * executor->constants_stride;
+    if (group->flags & ATTN_GROUP_HAS_SINKS) {
+        view_heads(executor, sinks, group->num_q_heads, &o->sinks);
+        o->operands[ATTN_ROLE_SINKS] = &o->sinks;
+    }
+    if (group->flags & ATTN_GROUP_HAS_ALIBI) {
+        view_heads(executor, slopes, group->num_q_heads, &o->slopes);
+        o->operands[ATTN_ROLE_ALIBI_SLOPES] = &o->slopes;
+    }
+}
+
+static void set_operands(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
                          struct layer_operands *o)
 {
     const struct executor_params *p = &executor->params;
@@ -114,7 +81,6 @@ static void set_operands(struct executor *executor, int32_t l, int64_t rows,
     const attn_layer_group *group = &p->model->groups[layer->group];
     const attn_layer *ids = attn_at(group->layers, layer->index);
     const struct kv_pool_buffer *buffer = &p->pool->buffers[layer->kv_buffer];
-    struct group_scales *scales = &executor->scales[layer->group];
     memset(o, 0, sizeof *o);
     o->writes_kv = !(ids->flags & ATTN_LAYER_KV_READ_ONLY);
     view_rows(executor, executor->q, rows, group->num_q_heads, group->head_dim, &o->q);
@@ -127,21 +93,14 @@ static void set_operands(struct executor *executor, int32_t l, int64_t rows,
     o->operands[ATTN_ROLE_V] = o->writes_kv ? &o->v : NULL;
     o->operands[ATTN_ROLE_K_CACHE] = &buffer->key;
     o->operands[ATTN_ROLE_V_CACHE] = &buffer->value;
-    if (group->flags & ATTN_GROUP_HAS_SINKS) {
-        view_heads(executor, executor->layers[l].sinks, group->num_q_heads, &o->sinks);
-        o->operands[ATTN_ROLE_SINKS] = &o->sinks;
-    }
-    if (group->flags & ATTN_GROUP_HAS_ALIBI) {
-        view_heads(executor, executor->layers[l].slopes, group->num_q_heads, &o->slopes);
-        o->operands[ATTN_ROLE_ALIBI_SLOPES] = &o->slopes;
-    }
-    if (scales->k) {
-        o->scales[ATTN_ROLE_K_CACHE] = &scales->k_scale;
-        o->scales[ATTN_ROLE_V_CACHE] = &scales->v_scale;
+    set_constants(executor, l, group, o);
+    if (executor->k_scale.count > 0) {
+        o->scales[ATTN_ROLE_K_CACHE] = &executor->k_scale;
+        o->scales[ATTN_ROLE_V_CACHE] = &executor->v_scale;
     }
     o->args = (attn_forward_args){
         .struct_size = sizeof o->args,
-        .flags = o->writes_kv ? ATTN_FORWARD_SAVE_KV : 0,
+        .flags = flags | (o->writes_kv ? ATTN_FORWARD_SAVE_KV : 0),
         .num_operands = ATTN_ROLE_COUNT,
         .num_scales = ATTN_ROLE_COUNT,
         .operands = o->operands,
@@ -149,151 +108,229 @@ static void set_operands(struct executor *executor, int32_t l, int64_t rows,
     };
 }
 
-/* ---- Vectors --------------------------------------------------------------------------------- */
+/* ---- Layers ---------------------------------------------------------------------------------- */
 
-struct fill {
-    const struct executor *executor;
-    const struct layer_operands *operands;
-    int32_t layer;
-    int64_t rows;
-};
-
-static generator_tensor rows_from(const attn_tensor *tensor, int64_t row)
+static int32_t unit_of(const struct executor *executor, int32_t layer)
 {
-    uint32_t size = attn_dtype_size(tensor->dtype);
-    return (generator_tensor){
-        .data = (char *)tensor->data + row * tensor->strides[0] * size,
-        .dtype = tensor->dtype,
-        .token_stride = tensor->strides[0],
-        .head_stride = tensor->strides[1],
-    };
-}
-
-static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
-{
-    (void)worker;
-    const struct fill *fill = arg;
-    const struct executor *executor = fill->executor;
     const struct executor_params *p = &executor->params;
-    int64_t first = task * ROWS_PER_TASK, last = first + ROWS_PER_TASK;
-    if (last > fill->rows)
-        last = fill->rows;
-    if (fill->operands->writes_kv) {
-        generator_tensor k = rows_from(&fill->operands->k, first);
-        generator_tensor v = rows_from(&fill->operands->v, first);
-        generator_fill_kv(p->generator, executor->row_keys + first, last - first, fill->layer,
-                          GENERATOR_KEY, &k);
-        generator_fill_kv(p->generator, executor->row_keys + first, last - first, fill->layer,
-                          GENERATOR_VALUE, &v);
-    }
-    for (int64_t row = first; row < last; row++) {
-        generator_tensor q = rows_from(&fill->operands->q, row);
-        generator_fill_query(p->generator, p->workload, executor->row_requests[row],
-                             executor->row_positions[row], 1, fill->layer, &q);
-    }
-    return ATTN_OK;
+    return p->selection->groups[p->model->layers[layer].group].unit;
 }
 
-static attn_status fill_vectors(const struct executor *executor, int32_t layer, int64_t rows,
-                                const struct layer_operands *operands, attn_error *error)
+/* Enqueue what a layer reads: its vectors; and poison where it writes, as a row that is not written
+ * must not pass for the one that stood there before. */
+static attn_status make_inputs(struct executor *executor, int32_t layer,
+                               const struct layer_operands *o, const struct step_output *output,
+                               attn_error *error)
 {
-    struct fill fill = {executor, operands, layer, rows};
-    attn_status status = threads_for(executor->params.threads,
-                                     (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, fill_task, &fill);
-    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
-}
-
-/* ---- Sampled rows ---------------------------------------------------------------------------- */
-
-/* Which rows of this layer are sampled, sequence by sequence; the rows computed for the first time
- * enter the digest and the count. */
-static attn_status sample_rows(struct executor *executor, const struct executor_step *step,
-                               int32_t layer, const attn_tensor *out, attn_error *error)
-{
-    const struct config *config = executor->params.config;
-    size_t row_bytes = (size_t)out->strides[0] * attn_dtype_size(out->dtype);
-    int64_t count = 0;
-    for (int32_t s = 0; s < step->batch.num_sequences; s++) {
-        struct verify_sequence *sequence = &executor->sequences[s];
-        sequence->first_sampled = count;
-        for (int32_t t = 0; t < sequence->num_rows; t++) {
-            int64_t row = sequence->first_row + t, position = sequence->prefix_len + t;
-            if (!sample_row(config->workload.seed, sequence->request, position, layer,
-                            config->verify.rate))
-                continue;
-            executor->sampled[count++] = t;
-            if (!executor->row_is_first[row])
-                continue;
-            executor->rows_checked++;
-            attn_status status =
-                digest_add(&executor->digest, sequence->request, position, layer,
-                           (const char *)out->data + (size_t)row * row_bytes, row_bytes, error);
-            if (status != ATTN_OK)
-                return status;
-        }
-        sequence->num_sampled = count - sequence->first_sampled;
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_rows(struct executor *executor, const struct executor_step *step,
-                              int32_t layer, const attn_tensor *out, attn_error *error)
-{
-    if (executor->params.config->verify.rate <= 0)
-        return ATTN_OK;
-    attn_status status = sample_rows(executor, step, layer, out, error);
-    struct verify_step verify = {
-        .mode = step->batch.mode,
-        .num_sequences = step->batch.num_sequences,
-        .sequences = executor->sequences,
-        .sampled = executor->sampled,
+    struct step_vectors vectors = {
+        .q = executor->q,
+        .k = o->writes_kv ? executor->k : NULL,
+        .v = o->writes_kv ? executor->v : NULL,
+        .dtype = executor->params.model->dtype,
     };
-    if (status == ATTN_OK)
-        status = verifier_check(executor->verifier, &verify, layer, out, error);
+    attn_status status = step_kernels_generate(executor->kernels, layer, &executor->batch.rows,
+                                               &vectors, executor->stream, error);
+    if (status != ATTN_OK || executor->params.config->verify.rate <= 0)
+        return status;
+    uint64_t bytes = (uint64_t)executor->batch.rows.count * (uint64_t)output->row_elements *
+                     attn_dtype_size(output->dtype);
+    return device_fill(executor->params.device, executor->out, 0xFF, bytes, executor->stream,
+                       error);
+}
+
+static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
+                           const struct layer_operands *o, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    if (p->probe && run->step)
+        p->probe(p->probe_ctx, run->step, layer, &o->q, &o->k, &o->v);
+    int64_t start = clock_now_ns();
+    attn_status status = attnhost_forward(run->metadata[unit_of(executor, layer)], layer, &o->args,
+                                          executor->stream, error);
+    if (run->flight)
+        run->flight->forward_ns += clock_now_ns() - start;
     return status;
 }
 
-/* ---- A step ---------------------------------------------------------------------------------- */
-
-static struct unit *unit_of(struct executor *executor, int32_t layer)
+static attn_status run_layer(struct executor *executor, const struct layers_run *run, int32_t layer,
+                             attn_error *error)
 {
-    const struct executor_params *p = &executor->params;
-    int32_t unit = p->selection->groups[p->model->layers[layer].group].unit;
-    return &executor->units[unit];
-}
-
-/* One layer; *ns gets the time of the forward alone. */
-static attn_status run_layer(struct executor *executor, const struct executor_step *step,
-                             int32_t layer, int64_t *ns, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    int64_t rows = executor->batch.batch.num_tokens;
     struct layer_operands operands;
-    set_operands(executor, layer, rows, &operands);
-    attn_status status = fill_vectors(executor, layer, rows, &operands, error);
-    if (status != ATTN_OK)
-        return status;
-    /* A row that is not written must not pass for the one that stood there before. */
-    if (p->config->verify.rate > 0)
-        status = device_fill(p->device, executor->out, 0xFF,
-                             (uint64_t)rows * (uint64_t)operands.out.strides[0] *
-                                 attn_dtype_size(operands.out.dtype),
-                             NULL, error);
-    if (status != ATTN_OK)
-        return status;
-    if (p->probe)
-        p->probe(p->probe_ctx, step, layer, &operands.q, &operands.k, &operands.v);
-    int64_t start = clock_now_ns();
-    status =
-        attnhost_forward(unit_of(executor, layer)->metadata, layer, &operands.args, NULL, error);
-    *ns += clock_now_ns() - start;
-    if (status != ATTN_OK)
-        return status;
-    return check_rows(executor, step, layer, &operands.out, error);
+    set_operands(executor, layer, executor->batch.rows.count, run->flags, &operands);
+    const struct step_output output = {executor->out, operands.out.dtype, operands.out.strides[0]};
+    attn_status status = ATTN_OK;
+    if (run->flight)
+        status = executor_rows_make_room(executor, run->flight, layer, error);
+    if (status == ATTN_OK)
+        status = make_inputs(executor, layer, &operands, &output, error);
+    if (status == ATTN_OK)
+        status = forward(executor, run, layer, &operands, error);
+    if (status == ATTN_OK)
+        status = step_kernels_watch(executor->kernels, layer, &executor->batch.rows, &output,
+                                    executor->batch.arrays.watch, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_rows_gather(executor, run->flight, layer, &output, error);
+    return status;
 }
 
-/* The rows that each place of the composition computed since the last call. */
-static attn_status count_paths(struct executor *executor, struct report *report, attn_error *error)
+attn_status executor_run_layers(struct executor *executor, const struct layers_run *run,
+                                attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
+        status = run_layer(executor, run, (int32_t)l, error);
+    return status;
+}
+
+attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
+                          attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
+        status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
+                                                executor->stream, error);
+    return status;
+}
+
+/* ---- Submit ---------------------------------------------------------------------------------- */
+
+static attn_status run_eagerly(struct executor *executor, const struct batch_step *step,
+                               struct flight *flight, attn_error *error)
+{
+    struct layers_run run = {.metadata = executor->eager, .step = step, .flight = flight};
+    int64_t start = clock_now_ns();
+    attn_status status = executor_plan(executor, executor->eager, error);
+    flight->forward_ns += clock_now_ns() - start;
+    return status == ATTN_OK ? executor_run_layers(executor, &run, error) : status;
+}
+
+static attn_status replay(struct executor *executor, const struct graph_entry *entry,
+                          struct flight *flight, attn_error *error)
+{
+    int64_t start = clock_now_ns();
+    attn_status status = executor_plan(executor, entry->metadata, error);
+    if (status == ATTN_OK)
+        status =
+            device_graph_launch(executor->params.device, entry->graph, executor->stream, error);
+    flight->forward_ns += clock_now_ns() - start;
+    return status;
+}
+
+/* Everything that a step enqueues. */
+static attn_status enqueue(struct executor *executor, const struct batch_step *step,
+                           const struct graph_entry *entry, struct flight *flight,
+                           attn_error *error)
+{
+    const struct device *device = executor->params.device;
+    uint32_t slot = (uint32_t)(flight - executor->flights);
+    attn_status status =
+        forward_batch_upload(&executor->batch, slot, executor->kernels, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_rows_list(executor, flight, step, error);
+    if (status == ATTN_OK)
+        status = device_event_record(device, flight->start, executor->stream, error);
+    if (status == ATTN_OK)
+        status = entry ? replay(executor, entry, flight, error)
+                       : run_eagerly(executor, step, flight, error);
+    if (status == ATTN_OK)
+        status = executor_rows_fetch(executor, flight, error);
+    if (status == ATTN_OK)
+        status = device_event_record(device, flight->end, executor->stream, error);
+    return status;
+}
+
+attn_status executor_submit(struct executor *executor, const struct batch_step *step,
+                            attn_error *error)
+{
+    int64_t start = clock_now_ns();
+    uint32_t slot = (executor->first + executor->in_flight) % executor->num_flights;
+    struct flight *flight = &executor->flights[slot];
+    const struct graph_entry *entry = graph_runner_find(executor, step);
+    struct batch_step padded = *step;
+    padded.padded = entry ? entry->size : 0;
+    padded.seq_len_fill = executor->graphs.seq_len_fill;
+    flight->mode = step->mode;
+    flight->forward_ns = 0;
+    attn_status status = device_enter(executor->params.device, error); /* once for all layers */
+    if (status != ATTN_OK)
+        return status;
+    status = forward_batch_fill(&executor->batch, slot, &padded, error);
+    if (status == ATTN_OK)
+        status = enqueue(executor, &padded, entry, flight, error);
+    device_leave(executor->params.device);
+    flight->submit_ns = clock_now_ns() - start;
+    if (status == ATTN_OK)
+        executor->in_flight++;
+    else if (status != ATTN_DEVICE_LOST) /* its staging block is used again for the next step */
+        device_synchronize(executor->params.device, executor->stream, NULL);
+    return status;
+}
+
+/* ---- Finish ---------------------------------------------------------------------------------- */
+
+/* Wait for a step and judge its rows, unless that was done. */
+static attn_status settle(struct executor *executor, struct flight *flight, attn_error *error)
+{
+    if (flight->settled)
+        return ATTN_OK;
+    attn_status status = device_event_synchronize(executor->params.device, flight->end, error);
+    if (status != ATTN_OK)
+        return status;
+    flight->settled = true;
+    return executor_rows_judge(executor, flight, error);
+}
+
+attn_status executor_settle_earlier(struct executor *executor, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < executor->in_flight && status == ATTN_OK; i++)
+        status = settle(executor, &executor->flights[(executor->first + i) % executor->num_flights],
+                        error);
+    return status;
+}
+
+/* On the CPU a step's duration is that of the backends' work alone; on a device that works by
+ * itself it is the device's for the whole step, and the host's own work is told beside it. */
+static attn_status add_times(struct executor *executor, const struct flight *flight,
+                             attn_error *error)
+{
+    struct report *report = executor->params.report;
+    bool decode = flight->mode == ATTN_MODE_DECODE;
+    struct report_times *steps = decode ? &report->decode : &report->prefill;
+    if (executor_on_cpu(executor))
+        return report_add_time(steps, flight->forward_ns, error);
+    double microseconds;
+    attn_status status = device_event_elapsed(executor->params.device, flight->start, flight->end,
+                                              &microseconds, error);
+    if (status == ATTN_OK)
+        status = report_add_time(steps, (int64_t)(microseconds * 1000), error);
+    if (status == ATTN_OK)
+        status = report_add_time(decode ? &report->host.decode : &report->host.prefill,
+                                 flight->submit_ns, error);
+    if (status == ATTN_OK)
+        status =
+            report_add_time(decode ? &report->host.decode_launch : &report->host.prefill_launch,
+                            flight->forward_ns, error);
+    return status;
+}
+
+attn_status executor_finish(struct executor *executor, attn_error *error)
+{
+    struct flight *flight = &executor->flights[executor->first];
+    attn_status status = settle(executor, flight, error);
+    executor->first = (executor->first + 1) % executor->num_flights;
+    executor->in_flight--;
+    return status == ATTN_OK ? add_times(executor, flight, error) : status;
+}
+
+uint32_t executor_in_flight(const struct executor *executor)
+{
+    return executor->in_flight;
+}
+
+/* ---- Report ---------------------------------------------------------------------------------- */
+
+attn_status executor_report(struct executor *executor, attn_error *error)
 {
     attn_status status = ATTN_OK;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
@@ -303,44 +340,9 @@ static attn_status count_paths(struct executor *executor, struct report *report,
             attnhost_node_info node = {.struct_size = sizeof node};
             status = attnhost_backend_node(backend, n, &node, error);
             if (status == ATTN_OK && node.num_children == 0)
-                status = report_add_rows(report, node.name, (int64_t)node.rows, error);
+                status =
+                    report_add_rows(executor->params.report, node.name, (int64_t)node.rows, error);
         }
     }
     return status;
-}
-
-attn_status executor_run(struct executor *executor, const struct executor_step *step,
-                         struct report *report, attn_error *error)
-{
-    int64_t ns = 0;
-    attn_status status = forward_batch_build(&executor->batch, &step->batch, error);
-    if (status == ATTN_OK)
-        status = list_rows(executor, step, error);
-    if (status != ATTN_OK || step->batch.num_sequences == 0)
-        return status;
-    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
-        int64_t start = clock_now_ns();
-        status = attnhost_init_forward_metadata(executor->units[u].metadata, &executor->batch.batch,
-                                                NULL, error);
-        ns += clock_now_ns() - start;
-    }
-    for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
-        status = run_layer(executor, step, (int32_t)l, &ns, error);
-    if (status != ATTN_OK)
-        return status;
-    int is_decode = step->batch.mode == ATTN_MODE_DECODE;
-    return report_add_time(is_decode ? &report->decode : &report->prefill, ns, error);
-}
-
-attn_status executor_report(struct executor *executor, struct report *report, attn_error *error)
-{
-    struct verify_result result;
-    verifier_result(executor->verifier, &result);
-    report->verify.rows_checked = executor->rows_checked;
-    report->verify.rows_failed = result.rows_failed;
-    report->verify.max_abs_err = result.max_abs_error;
-    report->verify.max_rel_err = result.max_rel_error;
-    memcpy(report->verify.first_failure, result.first_failure, sizeof result.first_failure);
-    digest_finish(&executor->digest, report->digest);
-    return count_paths(executor, report, error);
 }

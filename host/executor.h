@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor.h: one step of a run, through all layers.
+ * executor.h: steps of a run, through all layers, on a device.
  *
- *   build the batch -> init_forward_metadata (each unit once)
- *   for each layer: make q, k, v -> forward -> sample: verify, digest
+ *   executor_submit   the batch is written and uploaded -> init_forward_metadata (each unit once)
+ *                     -> for each layer: make q, k, v; forward; watch; gather the sampled rows
+ *                        (a decode step may be a graph that was captured before the first step)
+ *   executor_finish   wait for the step's end -> oracle, digest, times
+ *
+ * On a GPU a submitted step is on its way when the call returns, and the next ones can be submitted
+ * behind it, up to EXECUTOR_MAX_IN_FLIGHT: the host prepares them while the device works. All go
+ * to one stream. Nothing waits in between but executor_finish(), unless a step's sampled rows do
+ * not fit the memory that gathers them. On the CPU a step is over when executor_submit() returns.
  *
  * A unit is a composed backend and the layer groups it serves (select.h). The executor knows
  * nothing of requests that wait, of pages that are free or of prefixes that are cached: that is the
@@ -15,25 +22,19 @@
 #include "attnhost.h"
 #include "host/config.h"
 #include "host/device.h"
-#include "host/digest.h"
 #include "host/forward_batch.h"
 #include "host/generator.h"
 #include "host/kv_pool.h"
 #include "host/model.h"
 #include "host/report.h"
+#include "host/row_check.h"
 #include "host/select.h"
 #include "host/threads.h"
-#include "host/verify.h"
 #include "host/workload.h"
 
-/* A step: the batch, and whose sequences these are. */
-struct executor_step {
-    struct batch_step batch;
-    const int64_t *requests; /* [num_sequences] index in the workload */
-};
-
-/* Called before each layer's forward with its operands; what tests use to falsify an input. */
-typedef void (*executor_probe)(void *ctx, const struct executor_step *step, int32_t layer,
+/* Called before each layer's forward is enqueued by itself (not when a graph is replayed) with its
+ * operands, in the device's memory; what tests use to falsify an input. */
+typedef void (*executor_probe)(void *ctx, const struct batch_step *step, int32_t layer,
                                const attn_tensor *q, const attn_tensor *k, const attn_tensor *v);
 
 /* All that is borrowed outlives the executor. */
@@ -43,31 +44,46 @@ struct executor_params {
     const struct selection *selection;
     const struct workload *workload;
     const struct generator *generator;
+    const struct verify_scales *scales; /* [model.num_groups], all alike */
     const struct kv_pool *pool;
     const struct device *device;
+    struct row_check *check;
     struct threads *threads;
     attnhost *host;
+    struct report *report;
+    FILE *notes;          /* what is worth telling before the first step; NULL = nobody listens */
     attn_bounds bounds;   /* of the largest step; modes are filled in for each unit */
+    int32_t table_rows;   /* of req_to_token */
     executor_probe probe; /* NULL = none */
     void *probe_ctx;
 };
 
 struct executor;
 
-/* Compose and prepare all units and make their metadata. The status is the backend's where it
- * fails. */
+/* Steps in flight on a device that works by itself: one runs, one waits behind it so that the
+ * device never idles, and a third is on its way to it. On the CPU it is 1. */
+enum { EXECUTOR_MAX_IN_FLIGHT = 3 };
+
+/* Compose and prepare all units, make their metadata, capture graphs. The status is the backend's
+ * where it fails. */
 attn_status executor_create(const struct executor_params *params, struct executor **executor,
                             attn_error *error);
 
-/* NULL is accepted. */
+/* Waits for what is in flight. NULL is accepted; so is one whose device is lost. */
 void executor_destroy(struct executor *executor);
 
-/* Run a step and add its duration to the report. A failure is the
- * step's: the executor can run the next one. */
-attn_status executor_run(struct executor *executor, const struct executor_step *step,
-                         struct report *report, attn_error *error);
+/* Let a step run behind those in flight. A failure is the step's: nothing of it is in flight, and
+ * the executor can run the next one, unless it is DEVICE_LOST. */
+attn_status executor_submit(struct executor *executor, const struct batch_step *step,
+                            attn_error *error);
 
-/* At the end of a run: fill in the report's verification, digest and rows by backend. */
-attn_status executor_report(struct executor *executor, struct report *report, attn_error *error);
+/* Wait for the end of the oldest step in flight, judge its rows, add its times to the report. After
+ * a failure the step is not in flight any more. */
+attn_status executor_finish(struct executor *executor, attn_error *error);
+
+uint32_t executor_in_flight(const struct executor *executor);
+
+/* At the end of an executor: add the rows by backend to the report. */
+attn_status executor_report(struct executor *executor, attn_error *error);
 
 #endif /* HOST_EXECUTOR_H */

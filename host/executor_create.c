@@ -11,70 +11,77 @@
 #include "host/error.h"
 #include "host/problem.h"
 
-/* ---- Create ---------------------------------------------------------------------------------- */
-
 static attn_status out_of_memory(attn_error *error, const char *what)
 {
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %s", what);
 }
 
-/* The numbers of kv_cache.k_scale or v_scale as floats. */
-static float *copy_scales(const struct config_doubles *scales)
-{
-    float *values = calloc(scales->count ? scales->count : 1, sizeof *values);
-    for (size_t i = 0; values && i < scales->count; i++)
-        values[i] = (float)scales->items[i];
-    return values;
-}
+/* ---- Scales and per-head constants ----------------------------------------------------------- */
 
-static attn_status make_group_scales(struct executor *executor, uint32_t g, attn_error *error)
+static void make_scales(struct executor *executor)
 {
-    const struct executor_params *p = &executor->params;
-    struct group_scales *scales = &executor->scales[g];
-    attn_dtype kv_dtype = problem_kv_dtype(p->config, p->model);
-    executor->verify_scales[g] = (struct verify_scales){.kv_dtype = kv_dtype};
-    if (p->config->kv_cache.k_scale.count == 0)
-        return ATTN_OK;
-    scales->k = copy_scales(&p->config->kv_cache.k_scale);
-    scales->v = copy_scales(&p->config->kv_cache.v_scale);
-    if (!scales->k || !scales->v)
-        return out_of_memory(error, "scales");
-    scales->count = (uint32_t)p->config->kv_cache.k_scale.count;
-    scales->k_scale = (attn_scale){
+    const struct verify_scales *scales = &executor->params.scales[0];
+    if (!scales->k)
+        return;
+    executor->k_scale = (attn_scale){
         .struct_size = sizeof(attn_scale),
         .granularity = scales->count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR,
         .count = scales->count,
         .host = scales->k,
     };
-    scales->v_scale = scales->k_scale;
-    scales->v_scale.host = scales->v;
-    executor->verify_scales[g] =
-        (struct verify_scales){kv_dtype, scales->k, scales->v, scales->count};
-    return ATTN_OK;
+    executor->v_scale = executor->k_scale;
+    executor->v_scale.host = scales->v;
 }
 
-static attn_status make_layer_constants(struct executor *executor, uint32_t l, attn_error *error)
+static void fill_constants(const struct executor *executor, float *values)
 {
     const struct executor_params *p = &executor->params;
-    const attn_layer_group *group = &p->model->groups[p->model->layers[l].group];
-    struct layer_constants *constants = &executor->layers[l];
-    size_t heads = (size_t)group->num_q_heads;
-    constants->sinks = calloc(heads, sizeof *constants->sinks);
-    constants->slopes = calloc(heads, sizeof *constants->slopes);
-    if (!constants->sinks || !constants->slopes)
-        return out_of_memory(error, "sinks and slopes");
-    for (int32_t h = 0; h < group->num_q_heads; h++) {
-        constants->sinks[h] = generator_sink(p->generator, (int32_t)l, h);
-        constants->slopes[h] = generator_alibi_slope(h, group->num_q_heads);
+    int64_t layers = p->model->num_layers, stride = executor->constants_stride;
+    for (int64_t l = 0; l < layers; l++) {
+        const attn_layer_group *group = &p->model->groups[p->model->layers[l].group];
+        float *sinks = values + l * stride, *slopes = values + (layers + l) * stride;
+        for (int32_t h = 0; h < group->num_q_heads; h++) {
+            sinks[h] = generator_sink(p->generator, (int32_t)l, h);
+            slopes[h] = generator_alibi_slope(h, group->num_q_heads);
+        }
     }
-    return ATTN_OK;
 }
+
+static attn_status make_constants(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    for (uint32_t g = 0; g < p->model->num_groups; g++)
+        if (p->model->groups[g].num_q_heads > executor->constants_stride)
+            executor->constants_stride = p->model->groups[g].num_q_heads;
+    uint64_t count = 2 * (uint64_t)p->model->num_layers * (uint64_t)executor->constants_stride;
+    float *values = calloc(count, sizeof *values);
+    executor->constants =
+        device_allocate(p->device, ATTN_SPACE_DEVICE, count * sizeof *values, EXECUTOR_ALIGNMENT);
+    attn_status status = ATTN_OK;
+    if (!values)
+        status = out_of_memory(error, "sinks and slopes");
+    else if (!executor->constants)
+        status = host_fail(error, device_exhausted(p->device, ATTN_SPACE_DEVICE),
+                           "no memory for sinks and slopes");
+    if (status == ATTN_OK) {
+        fill_constants(executor, values);
+        status = device_copy(p->device, executor->constants, values, count * sizeof *values,
+                             executor->stream, error);
+    }
+    if (status == ATTN_OK)
+        status = device_synchronize(p->device, executor->stream, error);
+    free(values);
+    return status;
+}
+
+/* ---- Units ----------------------------------------------------------------------------------- */
 
 /* Pose the problems of a unit's groups once more, for create. */
-static attn_status compose_unit(struct executor *executor, const struct select_unit *chosen,
-                                struct unit *unit, attn_error *error)
+static attn_status compose_unit(struct executor *executor, uint32_t u, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
+    const struct select_unit *chosen = &p->selection->units[u];
+    struct unit *unit = &executor->units[u];
     struct problem *posed = calloc(chosen->num_groups, sizeof *posed);
     attn_problem *problems = calloc(chosen->num_groups, sizeof *problems);
     attn_status status = ATTN_OK;
@@ -98,7 +105,7 @@ static attn_status compose_unit(struct executor *executor, const struct select_u
         bounds.modes = chosen->modes;
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
         status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,
-                                          &unit->metadata, error);
+                                          &executor->eager[u], error);
     }
 release:
     free(problems);
@@ -106,108 +113,117 @@ release:
     return status;
 }
 
-/* Bytes of the widest row of a kind of operand, over all groups. */
-static size_t widest(const struct model *model, int values, int queries)
+static attn_status make_units(struct executor *executor, attn_error *error)
 {
-    size_t most = 1;
+    const struct executor_params *p = &executor->params;
+    uint32_t count = p->selection->num_units;
+    executor->units = calloc(count ? count : 1, sizeof *executor->units);
+    executor->eager = calloc(count ? count : 1, sizeof *executor->eager);
+    if (!executor->units || !executor->eager)
+        return out_of_memory(error, "the executor");
+    executor->num_units = count;
+    attn_status status = ATTN_OK;
+    for (uint32_t u = 0; u < count && status == ATTN_OK; u++)
+        status = compose_unit(executor, u, error);
+    return status;
+}
+
+/* ---- Memory of a step ------------------------------------------------------------------------ */
+
+/* Bytes of the widest row of a kind of operand, over all groups. */
+static uint64_t widest(const struct model *model, int values, int queries)
+{
+    uint64_t most = 1;
     for (uint32_t g = 0; g < model->num_groups; g++) {
         const attn_layer_group *group = &model->groups[g];
-        size_t heads = (size_t)(queries ? group->num_q_heads : group->num_kv_heads);
-        size_t elements = heads * (size_t)(values ? group->v_head_dim : group->head_dim);
+        uint64_t heads = (uint64_t)(queries ? group->num_q_heads : group->num_kv_heads);
+        uint64_t elements = heads * (uint64_t)(values ? group->v_head_dim : group->head_dim);
         most = elements > most ? elements : most;
     }
     return most * attn_dtype_size(model->dtype);
 }
 
-static attn_status allocate_step(struct executor *executor, attn_error *error)
+static attn_status make_batch(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
-    size_t tokens = (size_t)p->bounds.max_tokens, seqs = (size_t)p->bounds.max_seqs;
-    executor->q = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * widest(p->model, 0, 1),
-                                  EXECUTOR_ALIGNMENT);
-    executor->k = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * widest(p->model, 0, 0),
-                                  EXECUTOR_ALIGNMENT);
-    executor->v = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * widest(p->model, 1, 0),
-                                  EXECUTOR_ALIGNMENT);
-    executor->out = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * widest(p->model, 1, 1),
-                                    EXECUTOR_ALIGNMENT);
-    executor->row_keys = calloc(tokens, sizeof *executor->row_keys);
-    executor->row_requests = calloc(tokens, sizeof *executor->row_requests);
-    executor->row_positions = calloc(tokens, sizeof *executor->row_positions);
-    executor->row_is_first = calloc(tokens, 1);
-    executor->sampled = calloc(tokens, sizeof *executor->sampled);
-    executor->sequences = calloc(seqs, sizeof *executor->sequences);
-    executor->computed = calloc((size_t)p->workload->num_requests + 1, sizeof *executor->computed);
-    if (!executor->q || !executor->k || !executor->v || !executor->out || !executor->row_keys ||
-        !executor->row_requests || !executor->row_positions || !executor->row_is_first ||
-        !executor->sampled || !executor->sequences || !executor->computed)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps of %zu tokens",
-                         tokens);
-    return ATTN_OK;
-}
-
-static attn_status make_verifier(struct executor *executor, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    for (uint32_t g = 0; g < p->model->num_groups; g++)
-        executor->reads_new_unquantised[g] =
-            p->selection->groups[g].verdict.reads_new_kv_unquantised;
-    struct verify_params params = {
-        .model = p->model,
-        .workload = p->workload,
-        .generator = p->generator,
-        .scales = executor->verify_scales,
-        .reads_new_unquantised = executor->reads_new_unquantised,
-        .threads = p->threads,
-    };
-    return verifier_create(&params, &executor->verifier, error);
-}
-
-static attn_status allocate_tables(struct executor *executor, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    uint32_t units = p->selection->num_units, groups = p->model->num_groups;
-    executor->units = calloc(units ? units : 1, sizeof *executor->units);
-    executor->layers = calloc(p->model->num_layers, sizeof *executor->layers);
-    executor->scales = calloc(groups, sizeof *executor->scales);
-    executor->verify_scales = calloc(groups, sizeof *executor->verify_scales);
-    executor->reads_new_unquantised = calloc(groups, sizeof *executor->reads_new_unquantised);
-    if (!executor->units || !executor->layers || !executor->scales || !executor->verify_scales ||
-        !executor->reads_new_unquantised)
-        return out_of_memory(error, "the executor");
-    return ATTN_OK;
-}
-
-/* All that needs memory or a backend; on failure executor_destroy() takes back what there is. */
-static attn_status build(struct executor *executor, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    attn_status status = allocate_tables(executor, error);
-    for (uint32_t g = 0; status == ATTN_OK && g < p->model->num_groups; g++)
-        status = make_group_scales(executor, g, error);
-    for (uint32_t l = 0; status == ATTN_OK && l < p->model->num_layers; l++)
-        status = make_layer_constants(executor, l, error);
     uint32_t forms = 0;
-    for (uint32_t u = 0; status == ATTN_OK && u < p->selection->num_units; u++) {
-        executor->num_units = u + 1;
-        status = compose_unit(executor, &p->selection->units[u], &executor->units[u], error);
+    for (uint32_t u = 0; u < executor->num_units; u++)
         forms |= executor->units[u].index_forms;
-    }
-    struct forward_batch_params batch = {
+    struct forward_batch_params params = {
+        .device = p->device,
+        .num_staging = executor->num_flights,
         .max_seqs = p->bounds.max_seqs,
         .max_tokens = p->bounds.max_tokens,
         .max_kv_tokens = p->bounds.max_kv_tokens,
         .max_kv_len = p->bounds.max_kv_len,
         .page_size = (int32_t)p->config->kv_cache.page_size,
         .index_forms = forms,
+        .table_rows = p->table_rows,
+        .table_columns = p->model->max_context_len,
     };
+    return forward_batch_init(&executor->batch, &params, error);
+}
+
+static attn_status allocate_vectors(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    const struct {
+        void **memory;
+        int values, queries;
+    } vectors[] = {
+        {&executor->q, 0, 1}, {&executor->k, 0, 0}, {&executor->v, 1, 0}, {&executor->out, 1, 1}};
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+        uint64_t bytes = (uint64_t)p->bounds.max_tokens *
+                         widest(p->model, vectors[i].values, vectors[i].queries);
+        *vectors[i].memory =
+            device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, EXECUTOR_ALIGNMENT);
+        if (!*vectors[i].memory)
+            return host_fail(error, device_exhausted(p->device, ATTN_SPACE_DEVICE),
+                             "no memory for steps of %d tokens: %llu bytes; accepted: a smaller "
+                             "workload.chunked_prefill_size or kv_cache.mem_fraction",
+                             p->bounds.max_tokens, (unsigned long long)bytes);
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_flights(struct executor *executor, attn_error *error)
+{
+    const struct device *device = executor->params.device;
+    executor->num_flights = executor_on_cpu(executor) ? 1 : EXECUTOR_MAX_IN_FLIGHT;
+    executor->flights = calloc(executor->num_flights, sizeof *executor->flights);
+    if (!executor->flights)
+        return out_of_memory(error, "steps in flight");
+    attn_status status = ATTN_OK;
+    for (uint32_t f = 0; f < executor->num_flights && status == ATTN_OK; f++) {
+        status = device_event_create(device, 1, &executor->flights[f].start, error);
+        if (status == ATTN_OK)
+            status = device_event_create(device, 1, &executor->flights[f].end, error);
+    }
+    return status == ATTN_OK ? executor_rows_create(executor, error) : status;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* All that needs memory or a backend; on failure executor_destroy() takes back what there is. */
+static attn_status build(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    make_scales(executor);
+    attn_status status = device_stream_create(p->device, &executor->stream, error);
     if (status == ATTN_OK)
-        status = forward_batch_init(&executor->batch, &batch, error);
+        status = step_kernels_create(p->device, p->generator, p->workload, p->threads,
+                                     &executor->kernels, error);
     if (status == ATTN_OK)
-        status = allocate_step(executor, error);
+        status = make_constants(executor, error);
     if (status == ATTN_OK)
-        status = make_verifier(executor, error);
-    return status;
+        status = make_units(executor, error);
+    if (status == ATTN_OK)
+        status = allocate_vectors(executor, error);
+    if (status == ATTN_OK)
+        status = make_flights(executor, error);
+    if (status == ATTN_OK)
+        status = make_batch(executor, error);
+    return status == ATTN_OK ? graph_runner_create(executor, error) : status;
 }
 
 attn_status executor_create(const struct executor_params *params, struct executor **executor,
@@ -217,7 +233,6 @@ attn_status executor_create(const struct executor_params *params, struct executo
     if (!made)
         return out_of_memory(error, "the executor");
     made->params = *params;
-    digest_init(&made->digest);
     attn_status status = build(made, error);
     if (status != ATTN_OK)
         executor_destroy(made);
@@ -226,21 +241,28 @@ attn_status executor_create(const struct executor_params *params, struct executo
     return status;
 }
 
+static void destroy_units(struct executor *executor)
+{
+    for (uint32_t u = executor->num_units; u-- > 0;) {
+        attnhost_metadata_destroy(executor->eager[u]);
+        attnhost_backend_destroy(executor->units[u].backend);
+    }
+    free(executor->eager);
+    free(executor->units);
+}
+
 static void release_step(struct executor *executor)
 {
-    const struct executor_params *p = &executor->params;
-    void *operands[] = {executor->q, executor->k, executor->v, executor->out};
-    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
-        device_release(p->device, ATTN_SPACE_DEVICE, operands[i]);
-    for (int64_t r = 0; executor->computed && r < p->workload->num_requests; r++)
-        free(executor->computed[r]);
-    free(executor->computed);
-    free(executor->sequences);
-    free(executor->sampled);
-    free(executor->row_is_first);
-    free(executor->row_positions);
-    free(executor->row_requests);
-    free(executor->row_keys);
+    const struct device *device = executor->params.device;
+    void *memory[] = {executor->q, executor->k, executor->v, executor->out, executor->constants};
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
+        device_release(device, ATTN_SPACE_DEVICE, memory[i]);
+    executor_rows_destroy(executor);
+    for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++) {
+        device_event_destroy(device, executor->flights[f].start);
+        device_event_destroy(device, executor->flights[f].end);
+    }
+    free(executor->flights);
     forward_batch_finish(&executor->batch);
 }
 
@@ -248,26 +270,14 @@ void executor_destroy(struct executor *executor)
 {
     if (!executor)
         return;
-    const struct model *model = executor->params.model;
-    for (uint32_t u = executor->num_units; u-- > 0;) {
-        attnhost_metadata_destroy(executor->units[u].metadata);
-        attnhost_backend_destroy(executor->units[u].backend);
-    }
+    const struct device *device = executor->params.device;
+    if (executor->stream)
+        device_synchronize(device, executor->stream, NULL);
+    graph_runner_destroy(executor);
+    destroy_units(executor);
     release_step(executor);
-    verifier_destroy(executor->verifier);
-    digest_finish(&executor->digest, NULL);
-    for (uint32_t l = 0; executor->layers && l < model->num_layers; l++) {
-        free(executor->layers[l].sinks);
-        free(executor->layers[l].slopes);
-    }
-    for (uint32_t g = 0; executor->scales && g < model->num_groups; g++) {
-        free(executor->scales[g].k);
-        free(executor->scales[g].v);
-    }
-    free(executor->reads_new_unquantised);
-    free(executor->verify_scales);
-    free(executor->scales);
-    free(executor->layers);
-    free(executor->units);
+    step_kernels_destroy(executor->kernels);
+    if (executor->stream)
+        device_stream_destroy(device, executor->stream);
     free(executor);
 }

@@ -1,58 +1,142 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_private.h: what executor.c (a step) and executor_create.c (its making) share.
+ * executor_private.h: what executor.c (a step), executor_create.c (its making), executor_rows.c
+ * (its sampled rows) and graph_runner.c (captured steps) share.
  *
  * Memory of a step: q, k, v and out of one layer, for the widest layer and the largest step; they
- * are made again for each layer, so memory never holds more than one layer's vectors.
+ * are made again for each layer, so memory never holds more than one layer's vectors. Steps in
+ * flight share them, as they share the stream.
  */
 #ifndef HOST_EXECUTOR_PRIVATE_H
 #define HOST_EXECUTOR_PRIVATE_H
 
 #include "host/executor.h"
+#include "host/step_kernels.h"
 
 #define EXECUTOR_ALIGNMENT 256u
 
 /* A composed backend. */
 struct unit {
     attnhost_backend *backend;
-    attnhost_metadata *metadata;
     uint32_t index_forms;
 };
 
-/* What a layer is called with besides q, k, v and out. */
-struct layer_constants {
-    float *sinks;  /* [num_q_heads], or NULL */
-    float *slopes; /* likewise */
+/* Arrays of step_sample, in one block: indptr, offset, rows. */
+struct sample_arrays {
+    void *memory;
+    int32_t *indptr;  /* [layers + 1] */
+    uint64_t *offset; /* [layers] */
+    int32_t *rows;    /* [layers * max_tokens] */
 };
 
-/* Scales of one layer group's cache. */
-struct group_scales {
-    float *k, *v; /* one value, or one for each KV head; NULL if the cache needs none */
+/* A step on its way. */
+struct flight {
+    struct row_list list;
+    struct sample_arrays sample; /* pinned, list's arrays; the device's own on the CPU */
+    char *outputs;               /* pinned: sampled rows that came back */
+    uint64_t *watch;             /* pinned */
+    int32_t judged;              /* layers whose rows are judged */
+    bool settled;                /* waited for and judged */
+    struct device_event *start, *end;
+    uint32_t mode;
+    int64_t submit_ns;  /* the host's time in executor_submit */
+    int64_t forward_ns; /* of that, in init_forward_metadata and forwards, or the graph's launch */
+};
+
+/* Decode batches of one padded size, captured. */
+struct graph_entry {
+    int32_t size;
+    attnhost_metadata **metadata; /* [num_units], GRAPH */
+    struct device_graph *graph;
+};
+
+struct graph_runner {
+    struct graph_entry *entries; /* ascending by size */
     uint32_t count;
-    attn_scale k_scale, v_scale;
+    int32_t seq_len_fill;
 };
 
 struct executor {
     struct executor_params params;
+    attn_stream stream;
+    struct step_kernels *kernels;
     uint32_t num_units;
     struct unit *units;
-    struct layer_constants *layers; /* [model.num_layers] */
-    struct group_scales *scales;    /* [model.num_groups] */
-    struct verify_scales *verify_scales;
-    uint32_t *reads_new_unquantised;
-    struct verifier *verifier;
-    struct digest digest;
-    int64_t rows_checked;
+    attnhost_metadata **eager; /* [num_units] EAGER metadata */
+    float *constants; /* on the device: sinks, then slopes, [num_layers][constants_stride] each */
+    int32_t constants_stride;
+    attn_scale k_scale, v_scale; /* count 0 = the KV cache has none */
+    struct graph_runner graphs;
 
-    /* Of the step at hand */
     struct forward_batch batch;
     void *q, *k, *v, *out; /* [max_tokens, widest] */
-    token_key *row_keys;   /* [max_tokens] */
-    int64_t *row_requests, *row_positions;
-    uint8_t *row_is_first; /* nobody computed this row of the request before */
-    int32_t *sampled;
-    struct verify_sequence *sequences;
-    uint8_t **computed; /* [num_requests] bit for each position; NULL = none yet */
+    struct sample_arrays sample;
+    char *gathered; /* sampled rows; on the CPU flights[0].outputs */
+    int64_t gathered_capacity;
+
+    uint32_t num_flights; /* of the ring */
+    struct flight *flights;
+    uint32_t first, in_flight;
 };
+
+static inline bool executor_on_cpu(const struct executor *executor)
+{
+    return executor->params.device->type == ATTN_DEVICE_CPU;
+}
+
+/* How the layers of a step are enqueued. */
+struct layers_run {
+    attnhost_metadata *const *metadata; /* [num_units] */
+    const struct batch_step *step;      /* for the probe; NULL = a capture or its warm-up */
+    struct flight *flight;              /* NULL likewise */
+    uint32_t flags;                     /* ATTN_FORWARD_CAPTURING */
+};
+
+/* Wait for the steps in flight before the one that is being submitted, and judge their rows: of a
+ * row that two steps compute, the earlier one counts. */
+attn_status executor_settle_earlier(struct executor *executor, attn_error *error);
+
+/* Enqueue all layers of the batch that was filled last. */
+attn_status executor_run_layers(struct executor *executor, const struct layers_run *run,
+                                attn_error *error);
+
+/* init_forward_metadata of each unit. */
+attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
+                          attn_error *error);
+
+/* ---- Sampled rows (executor_rows.c) ---------------------------------------------------------- */
+
+attn_status executor_rows_create(struct executor *executor, attn_error *error);
+void executor_rows_destroy(struct executor *executor);
+
+/* List the rows of a step, lay them out, upload the lists. */
+attn_status executor_rows_list(struct executor *executor, struct flight *flight,
+                               const struct batch_step *step, attn_error *error);
+
+/* Before a layer: make room if its rows do not fit behind those of the layers before it. */
+attn_status executor_rows_make_room(struct executor *executor, struct flight *flight, int32_t layer,
+                                    attn_error *error);
+
+/* Enqueue: gather the layer's rows. */
+attn_status executor_rows_gather(struct executor *executor, struct flight *flight, int32_t layer,
+                                 const struct step_output *output, attn_error *error);
+
+/* Enqueue: bring back what was gathered, and the watch. */
+attn_status executor_rows_fetch(struct executor *executor, struct flight *flight,
+                                attn_error *error);
+
+/* The step is over and everything has come back: judge it. */
+attn_status executor_rows_judge(struct executor *executor, struct flight *flight,
+                                attn_error *error);
+
+/* ---- Graphs (graph_runner.c) ----------------------------------------------------------------- */
+
+/* Capture what can be, largest size first. */
+attn_status graph_runner_create(struct executor *executor, attn_error *error);
+void graph_runner_destroy(struct executor *executor);
+
+/* The entry that a step is replayed from: the smallest that holds it; NULL = run it eagerly. */
+const struct graph_entry *graph_runner_find(const struct executor *executor,
+                                            const struct batch_step *step);
 
 #endif /* HOST_EXECUTOR_PRIVATE_H */

@@ -19,6 +19,7 @@ struct attn_metadata {
     attn_instance *layer;
     attn_metadata *metadata; /* the next one's */
     int64_t batch_rows;
+    int64_t captured; /* forwards in the graph that this metadata was captured into */
 };
 
 static void destroy(attn_instance *layer)
@@ -77,30 +78,41 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
                                          attn_stream stream, attn_error *error)
 {
     metadata->batch_rows = batch->num_real_tokens;
-    return metadata->layer->next->init_forward_metadata(metadata->metadata, batch, stream, error);
+    attn_status status =
+        metadata->layer->next->init_forward_metadata(metadata->metadata, batch, stream, error);
+    /* A replay follows, and calls no forward. */
+    if (status == ATTN_OK)
+        *metadata->layer->rows += metadata->captured * metadata->batch_rows;
+    return status;
 }
 
-static attn_status count(const attn_metadata *metadata, attn_status status)
+static attn_status count(attn_metadata *metadata, const attn_forward_args *args, attn_status status)
 {
-    if (status == ATTN_OK)
+    if (status != ATTN_OK)
+        return status;
+    if (args->flags & ATTN_FORWARD_CAPTURING)
+        metadata->captured++;
+    else
         *metadata->layer->rows += metadata->batch_rows;
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    return count(metadata, metadata->layer->next->forward_extend(metadata->metadata, layer_id, args,
-                                                                 stream, error));
+    return count(
+        metadata, args,
+        metadata->layer->next->forward_extend(metadata->metadata, layer_id, args, stream, error));
 }
 
 static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    return count(metadata, metadata->layer->next->forward_decode(metadata->metadata, layer_id, args,
-                                                                 stream, error));
+    return count(
+        metadata, args,
+        metadata->layer->next->forward_decode(metadata->metadata, layer_id, args, stream, error));
 }
 
 static const void *get_extension(attn_instance *layer, const char *id)

@@ -112,13 +112,6 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
 
 /* ---- The problem ----------------------------------------------------------------------------- */
 
-/* Decode batches of a model on a GPU are replayed from graphs if the user wants graphs. */
-static uint32_t graph_level(const struct config *config, const attn_device *device, uint32_t modes)
-{
-    bool wanted = config->cuda_graph.enable && device->type == ATTN_DEVICE_CUDA;
-    return wanted && modes & problem_decode_modes() ? ATTN_GRAPH_SINGLE_TOKEN : ATTN_GRAPH_NEVER;
-}
-
 void problem_init(struct problem *out, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout)
 {
@@ -130,7 +123,6 @@ void problem_init(struct problem *out, const struct config *config, const struct
 
     attn_problem *problem = &out->problem;
     problem->struct_size = sizeof *problem;
-    problem->graph_level = graph_level(config, device, modes);
     problem->device = &out->device;
     problem->group = &out->group;
     problem->bounds = &out->bounds;

@@ -32,8 +32,9 @@ attn_status problem_check_scales(const struct config *config, const struct model
                                  attn_error *error);
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
- * or a state layout id for a linear group; it is ignored for groups without either. `model`,
- * `layout` outlive the problem, `device` is copied. */
+ * or a state layout id for a linear group; it is ignored for groups without either. No graph level
+ * is demanded: what the verdict tells decides what is captured. `model`, `layout` outlive the
+ * problem, `device` is copied. */
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
 

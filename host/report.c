@@ -27,6 +27,10 @@ void report_finish(struct report *report)
     free(report->choices);
     free(report->prefill.ns);
     free(report->decode.ns);
+    free(report->host.prefill.ns);
+    free(report->host.decode.ns);
+    free(report->host.prefill_launch.ns);
+    free(report->host.decode_launch.ns);
     report_init(report);
 }
 
@@ -65,6 +69,26 @@ double report_quantile_us(const struct report_times *times, double p)
     double us = (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
     free(sorted);
     return us;
+}
+
+bool report_has_device(const struct report *report)
+{
+    return report->host.prefill.count + report->host.decode.count > 0;
+}
+
+static double sum_ns(const struct report_times *times)
+{
+    double sum = 0;
+    for (size_t i = 0; i < times->count; i++)
+        sum += (double)times->ns[i];
+    return sum;
+}
+
+double report_host_share(const struct report *report)
+{
+    double steps = sum_ns(&report->prefill) + sum_ns(&report->decode);
+    double host = sum_ns(&report->host.prefill) + sum_ns(&report->host.decode);
+    return steps > 0 ? host / steps : 0;
 }
 
 attn_status report_add_choice(struct report *report, const char *layers, const char *phase,
@@ -177,6 +201,8 @@ static bool add_verify(cJSON *root, const struct report *report)
            add_count(verify, "rows_failed", report->verify.rows_failed) &&
            add_number(verify, "max_abs_err", report->verify.max_abs_err) &&
            add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
+           (report->verify.steps_not_finite == 0 ||
+            add_count(verify, "steps_not_finite", report->verify.steps_not_finite)) &&
            (!failure[0] || add_text(verify, "first_failure", failure));
 }
 
@@ -201,14 +227,33 @@ static bool add_latency(cJSON *root, const struct report *report)
            add_times(latency, "decode", &report->decode);
 }
 
+/* What only a device that works by itself has. */
+static bool add_device(cJSON *root, const struct report *report)
+{
+    if (!report_has_device(report))
+        return true;
+    cJSON *device = cJSON_AddObjectToObject(root, "device");
+    cJSON *host = cJSON_AddObjectToObject(device, "host_us");
+    cJSON *graphs = cJSON_AddObjectToObject(device, "graphs");
+    return add_times(host, "prefill", &report->host.prefill) &&
+           add_times(host, "decode", &report->host.decode) &&
+           add_times(host, "prefill_launch", &report->host.prefill_launch) &&
+           add_times(host, "decode_launch", &report->host.decode_launch) &&
+           add_number(device, "host_share", report_host_share(report)) &&
+           add_count(graphs, "count", report->graphs.count) &&
+           add_count(graphs, "metadata_bytes", report->graphs.metadata_bytes) &&
+           add_count(graphs, "bytes", report->graphs.bytes) &&
+           add_count(device, "losses", report->device_losses);
+}
+
 static bool add_all(cJSON *root, const struct report *report)
 {
     return add_count(root, "requests", report->requests) &&
            add_count(root, "steps", report->steps) && add_tokens(root, report) &&
            add_number(root, "wall_s", report->wall_s) && add_composition(root, report) &&
            add_paths(root, report) && add_verify(root, report) && add_kv(root, report) &&
-           add_latency(root, report) && add_text(root, "digest", report->digest) &&
-           add_seed(root, "seed", report->seed);
+           add_latency(root, report) && add_device(root, report) &&
+           add_text(root, "digest", report->digest) && add_seed(root, "seed", report->seed);
 }
 
 char *report_json(const struct report *report)
@@ -228,6 +273,22 @@ char *report_json(const struct report *report)
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
+static void print_device(const struct report *report, FILE *file)
+{
+    fprintf(file,
+            "host         prefill p50 %.1f us  decode p50 %.1f us, to launch %.1f us  share of "
+            "the steps' time %.3f\n",
+            report_quantile_us(&report->host.prefill, 0.5),
+            report_quantile_us(&report->host.decode, 0.5),
+            report_quantile_us(&report->host.decode_launch, 0.5), report_host_share(report));
+    fprintf(file, "graphs       %lld captured, %lld bytes of metadata, %lld bytes in all\n",
+            (long long)report->graphs.count, (long long)report->graphs.metadata_bytes,
+            (long long)report->graphs.bytes);
+    if (report->device_losses > 0)
+        fprintf(file, "device       lost %lld times; all requests that ran were prefilled again\n",
+                (long long)report->device_losses);
+}
+
 void report_print(const struct report *report, FILE *file)
 {
     fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
@@ -242,6 +303,9 @@ void report_print(const struct report *report, FILE *file)
             "verify       %lld rows checked, %lld failed, max abs error %.3g, relative %.3g\n",
             (long long)report->verify.rows_checked, (long long)report->verify.rows_failed,
             report->verify.max_abs_err, report->verify.max_rel_err);
+    if (report->verify.steps_not_finite > 0)
+        fprintf(file, "             %lld steps with an output that is not finite\n",
+                (long long)report->verify.steps_not_finite);
     if (report->verify.first_failure[0])
         fprintf(file, "             first failure: %s\n", report->verify.first_failure);
     fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",
@@ -250,5 +314,7 @@ void report_print(const struct report *report, FILE *file)
     fprintf(file, "step         prefill p50 %.1f us p99 %.1f us  decode p50 %.1f us p99 %.1f us\n",
             report_quantile_us(&report->prefill, 0.5), report_quantile_us(&report->prefill, 0.99),
             report_quantile_us(&report->decode, 0.5), report_quantile_us(&report->decode, 0.99));
+    if (report_has_device(report))
+        print_device(report, file);
     fprintf(file, "digest       %s\n", report->digest);
 }

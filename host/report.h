@@ -5,6 +5,7 @@
 #ifndef HOST_REPORT_H
 #define HOST_REPORT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -44,13 +45,25 @@ struct report {
     struct report_path *paths;
     struct {
         int64_t rows_checked, rows_failed; /* (request, position, layer) */
+        int64_t steps_not_finite;          /* steps with an output that is NaN or infinite */
         double max_abs_err, max_rel_err;
         char first_failure[256];
     } verify;
     struct {
         int64_t capacity, peak, leaked; /* tokens */
     } kv;
-    struct report_times prefill, decode; /* metadata and forwards of a step, all layers */
+    struct report_times prefill, decode; /* of a step, all layers: executor.c tells what is in it */
+    struct { /* a device that works by itself: the host's own time for the same steps, and of that
+              */
+        struct report_times prefill, decode;               /* the time in init_forward_metadata */
+        struct report_times prefill_launch, decode_launch; /* and forwards, or the graph's launch */
+    } host;
+    struct {
+        int64_t count;          /* captured; 0 = every step was run eagerly */
+        int64_t metadata_bytes; /* device memory, as computed before */
+        int64_t bytes;          /* device memory that was gone after the captures */
+    } graphs;
+    int64_t device_losses; /* survived */
     char digest[65];
     uint64_t seed;
 };
@@ -67,6 +80,12 @@ attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *
 /* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any step, or without memory
  * to sort them in. */
 double report_quantile_us(const struct report_times *times, double p);
+
+/* Did the steps run on a device that works by itself? Then `host` holds a time for each. */
+bool report_has_device(const struct report *report);
+
+/* The host's own time over the steps' time on the device, all steps; 0 without a device. */
+double report_host_share(const struct report *report);
 
 /* Append a choice; the texts are copied. OUT_OF_HOST_MEMORY. */
 attn_status report_add_choice(struct report *report, const char *layers, const char *phase,

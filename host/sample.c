@@ -13,11 +13,20 @@ uint64_t sample_threshold(double rate)
     return rate >= 1 ? all : (uint64_t)(rate * (double)all);
 }
 
-int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate)
+uint64_t sample_row_state(uint64_t seed, int64_t request, int64_t position)
 {
     uint64_t state = mix_absorb(SAMPLE_STATE, seed);
     state = mix_absorb(state, (uint64_t)request);
-    state = mix_absorb(state, (uint64_t)position);
-    state = mix_absorb(state, (uint64_t)layer);
-    return state >> 11 < sample_threshold(rate);
+    return mix_absorb(state, (uint64_t)position);
+}
+
+int sample_in_layer(uint64_t row_state, int32_t layer, uint64_t threshold)
+{
+    return mix_absorb(row_state, (uint64_t)layer) >> 11 < threshold;
+}
+
+int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate)
+{
+    return sample_in_layer(sample_row_state(seed, request, position), layer,
+                           sample_threshold(rate));
 }

@@ -25,4 +25,9 @@ uint64_t sample_threshold(double rate);
  * at `rate`, else 0. */
 int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate);
 
+/* The same in two parts, for a row that is looked at in many layers: the state after `position`,
+ * and whether the row is sampled in a layer. */
+uint64_t sample_row_state(uint64_t seed, int64_t request, int64_t position);
+int sample_in_layer(uint64_t row_state, int32_t layer, uint64_t threshold);
+
 #endif /* HOST_SAMPLE_H */

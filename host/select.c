@@ -358,3 +358,11 @@ const char *select_backend(const struct selection *selection, uint32_t group, ui
     const struct select_phase *answer = &selection->groups[group].phases[phase];
     return answer->chosen < 0 ? NULL : answer->candidates[answer->chosen].name;
 }
+
+uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group)
+{
+    const struct select_phase *decode = &selection->groups[group].phases[SELECT_DECODE];
+    return decode->exists && decode->chosen >= 0
+               ? decode->candidates[decode->chosen].verdict.graph_level
+               : ATTN_GRAPH_NEVER;
+}

@@ -88,6 +88,10 @@ void select_destroy(struct selection *selection);
 /* The backend that serves a phase of a group, or NULL. */
 const char *select_backend(const struct selection *selection, uint32_t group, uint32_t phase);
 
+/* Can decode batches of a group be captured: the graph level (ATTN_GRAPH_*) of the backend that
+ * serves its decode phase; ATTN_GRAPH_NEVER if none does. */
+uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group);
+
 /* "prefill", "decode". */
 const char *select_phase_name(uint32_t phase);
 

@@ -103,6 +103,29 @@ static void print_candidate(const struct select_candidate *candidate, bool chose
     }
 }
 
+static const char *graph_level_name(uint32_t level)
+{
+    static const char *const names[ATTN_GRAPH_COUNT] = {
+        [ATTN_GRAPH_NEVER] = "never",
+        [ATTN_GRAPH_SINGLE_TOKEN] = "single_token",
+        [ATTN_GRAPH_UNIFORM] = "uniform",
+        [ATTN_GRAPH_ALWAYS] = "always",
+    };
+    return level < ATTN_GRAPH_COUNT ? names[level] : "?";
+}
+
+/* Whether decode steps can be graphs: a matter of GPUs alone. */
+static void print_graph_level(const struct selection *selection, uint32_t index, FILE *file)
+{
+    if (selection->device.type == ATTN_DEVICE_CPU ||
+        !selection->groups[index].phases[SELECT_DECODE].exists)
+        return;
+    uint32_t level = select_decode_graph_level(selection, index);
+    fprintf(file, "  decode steps %s (graph level %s)\n",
+            level >= ATTN_GRAPH_SINGLE_TOKEN ? "can be captured into graphs" : "run eagerly",
+            graph_level_name(level));
+}
+
 static void print_group(const struct selection *selection, uint32_t index, FILE *file)
 {
     const struct select_group *group = &selection->groups[index];
@@ -118,6 +141,7 @@ static void print_group(const struct selection *selection, uint32_t index, FILE 
         fprintf(file, "  served by %s%s%s%s%s%s\n", unit->backend, joined ? " (" : "",
                 joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
                 layout ? layout : "");
+        print_graph_level(selection, index, file);
     }
     for (uint32_t p = 0; p < SELECT_PHASES; p++) {
         const struct select_phase *phase = &group->phases[p];
@@ -231,6 +255,10 @@ static cJSON *group_json(const struct selection *selection, uint32_t index)
               add_text(object, "state_layout", group->state_layout) &&
               add_text(object, "composition",
                        group->unit < 0 ? NULL : selection->units[group->unit].backend) &&
+              add_text(object, "decode_graph_level",
+                       group->unit < 0 || !group->phases[SELECT_DECODE].exists
+                           ? NULL
+                           : graph_level_name(select_decode_graph_level(selection, index))) &&
               (phases = cJSON_AddArrayToObject(object, "phases"));
     for (uint32_t p = 0; ok && p < SELECT_PHASES; p++)
         if (group->phases[p].exists)

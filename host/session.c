@@ -1,42 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host/session.h"
+#include "host/session_private.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "host/clock.h"
 #include "host/embed.h"
-#include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
 #include "host/platform.h"
 #include "host/problem.h"
-#include "host/progress.h"
-#include "host/scheduler.h"
-
-/* Everything a run is made of, in the order in which it is made. */
-struct session {
-    const struct session_params *params;
-    const struct config *config;
-    struct report *report;
-    attnhost *host;
-    struct model *model;
-    attn_device described;
-    struct trace trace;
-    struct workload workload;
-    struct selection *selection;
-    struct device *device;
-    int64_t num_pages; /* page 0 included */
-    struct kv_pool *pool;
-    generator_layer *layers; /* [model.num_layers] */
-    struct generator generator;
-    struct scheduler *scheduler;
-    struct executor *executor;
-    int64_t start_ns;
-    int64_t failed_steps;
-    host_error failure; /* of the first step that failed */
-};
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 
@@ -95,13 +68,6 @@ static int read_model(struct session *s, attn_error *error)
     if (status != ATTN_OK)
         return exit_code_of(status);
     status = platform_describe(s->config, &s->described, error);
-    if (status == ATTN_OK && s->described.type != ATTN_DEVICE_CPU) {
-        config_fail(s->config, "platform.device", error,
-                    "cuda:%d is not served by `run` of this version; accepted: cpu, auto "
-                    "(`attnhost explain` takes it)",
-                    s->described.id);
-        return EXIT_NO_BACKEND;
-    }
     return exit_code_of(status);
 }
 
@@ -216,33 +182,36 @@ static attn_status check_capacity(const struct session *s, int64_t pages, uint64
                        (unsigned long long)bytes_per_token, (long long)most);
 }
 
-static int make_pool(struct session *s, attn_error *error)
+/* How many pages the pool shall have. */
+static attn_status size_pool(struct session *s, attn_error *error)
 {
     struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
     if (!groups)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool"),
-               EXIT_RUN_TIME;
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
     pool_groups(s, groups);
-    uint64_t free_bytes = 0, total_bytes;
-    attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
-    if (status == ATTN_OK)
-        status = device_memory(s->device, &free_bytes, &total_bytes, error);
     uint64_t bytes_per_token = kv_pool_bytes_per_token(s->model, groups);
-    int64_t pages = choose_capacity(s, bytes_per_token, free_bytes);
-    if (status == ATTN_OK)
-        status = check_capacity(s, pages, bytes_per_token, error);
-    s->num_pages = pages + 1;
-    struct kv_pool_params params = {
-        .groups = groups,
-        .page_size = (int32_t)s->config->kv_cache.page_size,
-        .num_pages = s->num_pages,
-        .num_state_slots = s->config->workload.max_running_requests + 1,
-        .poison = s->config->verify.rate > 0,
-    };
-    if (status == ATTN_OK)
-        status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    uint64_t free_bytes = 0, total_bytes;
     free(groups);
-    return exit_code_of(status);
+    attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
+    if (status != ATTN_OK)
+        return status;
+    int64_t pages = choose_capacity(s, bytes_per_token, free_bytes);
+    s->num_pages = pages + 1;
+    return check_capacity(s, pages, bytes_per_token, error);
+}
+
+static int size_device(struct session *s, attn_error *error)
+{
+    host_error said;
+    attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
+    if (status != ATTN_OK)
+        return exit_code_of(status);
+    do {
+        host_error_init(&said);
+        status = size_pool(s, &said.base);
+    } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
+    return status == ATTN_OK ? EXIT_GOOD
+                             : exit_code_of(host_fail(error, status, "%s", host_error_text(&said)));
 }
 
 /* ---- Scheduler ------------------------------------------------------------------------------- */
@@ -293,6 +262,7 @@ static int make_scheduler(struct session *s, attn_error *error)
         .keys_context = &s->workload,
         .now_us = workload->clock == CONFIG_CLOCK_WALL ? now_us : NULL,
         .clock_context = s,
+        .max_in_flight = s->device->type == ATTN_DEVICE_CPU ? 1 : EXECUTOR_MAX_IN_FLIGHT,
     };
     attn_status status = scheduler_create(&params, &s->scheduler, error);
     if (status == ATTN_OK)
@@ -371,7 +341,67 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-static int make_executor(struct session *s, attn_error *error)
+/* Quantisation of each layer group's cache; the same numbers serve all. */
+static attn_status make_scales(struct session *s, attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    size_t count = cache->k_scale.count;
+    s->scales = calloc(s->model->num_groups, sizeof *s->scales);
+    s->reads_new_unquantised = calloc(s->model->num_groups, sizeof *s->reads_new_unquantised);
+    s->scale_values = calloc(2 * count + 1, sizeof *s->scale_values);
+    if (!s->scales || !s->reads_new_unquantised || !s->scale_values)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for scales");
+    for (size_t i = 0; i < count; i++) {
+        s->scale_values[i] = (float)cache->k_scale.items[i];
+        s->scale_values[count + i] = (float)cache->v_scale.items[i];
+    }
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        s->scales[g] = (struct verify_scales){
+            .kv_dtype = problem_kv_dtype(s->config, s->model),
+            .k = count > 0 ? s->scale_values : NULL,
+            .v = count > 0 ? s->scale_values + count : NULL,
+            .count = (uint32_t)count,
+        };
+        s->reads_new_unquantised[g] = s->selection->groups[g].verdict.reads_new_kv_unquantised;
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_check(struct session *s, attn_error *error)
+{
+    struct row_check_params params = {
+        .config = s->config,
+        .model = s->model,
+        .workload = &s->workload,
+        .generator = &s->generator,
+        .scales = s->scales,
+        .reads_new_unquantised = s->reads_new_unquantised,
+        .threads = s->host->threads,
+        .max_tokens = s->bounds.max_tokens,
+        .max_seqs = s->bounds.max_seqs,
+    };
+    return row_check_create(&params, &s->check, error);
+}
+
+static attn_status allocate_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
+    pool_groups(s, groups);
+    struct kv_pool_params params = {
+        .groups = groups,
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .num_state_slots = s->config->workload.max_running_requests + 1,
+        .poison = s->config->verify.rate > 0,
+    };
+    attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    free(groups);
+    return status;
+}
+
+static attn_status compose_executor(struct session *s, attn_error *error)
 {
     struct executor_params params = {
         .config = s->config,
@@ -379,119 +409,59 @@ static int make_executor(struct session *s, attn_error *error)
         .selection = s->selection,
         .workload = &s->workload,
         .generator = &s->generator,
+        .scales = s->scales,
         .pool = s->pool,
         .device = s->device,
+        .check = s->check,
         .threads = s->host->threads,
         .host = s->host,
+        .report = s->report,
+        .notes = s->params->choices,
+        .bounds = s->bounds,
+        .table_rows = (int32_t)s->config->workload.max_running_requests + 1,
         .probe = s->params->probe,
         .probe_ctx = s->params->probe_ctx,
     };
-    attn_status status = make_generator(s, error);
-    if (status == ATTN_OK)
-        status = narrow_bounds(s, &params.bounds, error);
-    if (status == ATTN_OK)
-        status = executor_create(&params, &s->executor, error);
-    return exit_code_of(status);
+    return executor_create(&params, &s->executor, error);
 }
 
-/* ---- The run --------------------------------------------------------------------------------- */
-
-/* The scheduler's step in the executor's words; the arrays are as large as a step can be. */
-struct step_arrays {
-    struct batch_sequence *sequences;
-    int64_t *requests;
-};
-
-static void translate(const struct session *s, const struct scheduler_step *planned,
-                      const struct step_arrays *arrays, struct executor_step *step)
+attn_status session_reset_device(struct session *s, attn_error *error)
 {
-    const struct request_table *table = scheduler_request_table(s->scheduler);
-    for (int32_t i = 0; i < planned->num_seqs; i++) {
-        const struct scheduler_seq *seq = &planned->seqs[i];
-        arrays->sequences[i] = (struct batch_sequence){seq->row, seq->prefix_len, seq->num_new};
-        arrays->requests[i] = seq->request;
-    }
-    *step = (struct executor_step){
-        .batch = {.mode = planned->mode,
-                  .num_sequences = planned->num_seqs,
-                  .num_decode = planned->num_decode_seqs,
-                  .sequences = arrays->sequences,
-                  .slots = planned->out_cache_loc,
-                  .req_to_token = table->slots,
-                  .req_to_token_stride = table->max_context_len},
-        .requests = arrays->requests,
-    };
+    executor_destroy(s->executor);
+    s->executor = NULL;
+    kv_pool_destroy(s->pool);
+    s->pool = NULL;
+    if (s->losses++ >= SESSION_MAX_LOSSES)
+        return ATTN_DEVICE_LOST;
+    s->report->device_losses++;
+    return device_reset(s->device, error);
 }
 
-/* A failed step is the failure of its requests, not of the run; the first one is remembered. */
-static void run_step(struct session *s, const struct executor_step *step)
+attn_status session_make_device_side(struct session *s, attn_error *error)
 {
     host_error said;
-    host_error_init(&said);
-    if (executor_run(s->executor, step, s->report, &said.base) == ATTN_OK) {
-        scheduler_complete(s->scheduler);
-        return;
-    }
-    if (s->failed_steps++ == 0)
-        host_fail(&s->failure.base, said.base.code, "%s", host_error_text(&said));
-    scheduler_drop(s->scheduler);
+    attn_status status;
+    do {
+        host_error_init(&said);
+        status = allocate_pool(s, &said.base);
+        if (status == ATTN_OK)
+            status = compose_executor(s, &said.base);
+    } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
-static void sleep_until(const struct session *s, int64_t wake_us)
+static int make_executor(struct session *s, attn_error *error)
 {
-    int64_t us = wake_us - (clock_now_ns() - s->start_ns) / 1000;
-    if (us <= 0)
-        return;
-    struct timespec wait = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
-    nanosleep(&wait, NULL);
-}
-
-static void show_progress(const struct session *s, struct progress *progress,
-                          const struct scheduler_step *step)
-{
-    static const char *const modes[ATTN_MODE_COUNT] = {
-        [ATTN_MODE_EXTEND] = "prefill", [ATTN_MODE_DECODE] = "decode", [ATTN_MODE_MIXED] = "mixed"};
-    struct scheduler_counts counts;
-    scheduler_count(s->scheduler, &counts);
-    progress_update(progress,
-                    counts.prefill + counts.prefix_hit - counts.recomputed + counts.decode,
-                    modes[step->mode]);
-}
-
-static int run(struct session *s, attn_error *error)
-{
-    size_t seqs = (size_t)s->config->workload.max_running_requests;
-    struct step_arrays arrays = {.sequences = calloc(seqs, sizeof *arrays.sequences),
-                                 .requests = calloc(seqs, sizeof *arrays.requests)};
-    if (!arrays.sequences || !arrays.requests) {
-        free(arrays.sequences);
-        free(arrays.requests);
-        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
-        return EXIT_RUN_TIME;
-    }
-    struct progress progress;
-    progress_begin(&progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
-    s->start_ns = clock_now_ns();
-    for (;;) {
-        const struct scheduler_step *planned;
-        struct executor_step step;
-        int64_t wake_us;
-        enum scheduler_state state = scheduler_next(s->scheduler, &planned, &wake_us);
-        if (state == SCHEDULER_DONE)
-            break;
-        if (state == SCHEDULER_WAIT) {
-            sleep_until(s, wake_us);
-            continue;
-        }
-        translate(s, planned, &arrays, &step);
-        show_progress(s, &progress, planned);
-        run_step(s, &step);
-    }
-    s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
-    progress_end(&progress);
-    free(arrays.sequences);
-    free(arrays.requests);
-    return EXIT_GOOD;
+    attn_status status = make_generator(s, error);
+    if (status == ATTN_OK)
+        status = make_scales(s, error);
+    if (status == ATTN_OK)
+        status = narrow_bounds(s, &s->bounds, error);
+    if (status == ATTN_OK)
+        status = make_check(s, error);
+    if (status == ATTN_OK)
+        status = session_make_device_side(s, error);
+    return exit_code_of(status);
 }
 
 /* ---- Report ---------------------------------------------------------------------------------- */
@@ -500,8 +470,9 @@ static int conclude(struct session *s, attn_error *error)
 {
     struct report *report = s->report;
     struct scheduler_counts counts;
-    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, report, error) != ATTN_OK)
+    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, error) != ATTN_OK)
         return EXIT_RUN_TIME;
+    row_check_report(s->check, report);
     scheduler_count(s->scheduler, &counts);
     report->requests = counts.finished;
     report->steps = counts.steps;
@@ -521,14 +492,19 @@ static int conclude(struct session *s, attn_error *error)
                   host_error_text(&s->failure));
         return EXIT_RUN_TIME;
     }
-    return report->verify.rows_failed == 0 && report->kv.leaked == 0 ? EXIT_GOOD
-                                                                     : EXIT_CHECK_FAILED;
+    bool good = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
+                report->kv.leaked == 0;
+    return good ? EXIT_GOOD : EXIT_CHECK_FAILED;
 }
 
 static void close_session(struct session *s)
 {
     executor_destroy(s->executor);
+    row_check_destroy(s->check);
     scheduler_destroy(s->scheduler);
+    free(s->scale_values);
+    free(s->reads_new_unquantised);
+    free(s->scales);
     free(s->layers);
     kv_pool_destroy(s->pool);
     device_close(s->device);
@@ -542,8 +518,8 @@ static void close_session(struct session *s)
 int session_run(const struct session_params *params, struct report *report, attn_error *error)
 {
     static int (*const stages[])(struct session *, attn_error *) = {
-        load_plugins,   read_model,    read_workload, select_backends, make_pool,
-        make_scheduler, make_executor, run,           conclude,
+        load_plugins,   read_model,    read_workload, select_backends, size_device,
+        make_scheduler, make_executor, session_serve, conclude,
     };
     struct session *s = calloc(1, sizeof *s);
     if (!s) {

@@ -243,7 +243,8 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
         reference_row_compute(&row, kv, &memory->scratch, memory->truth, &result, NULL);
     if (status != ATTN_OK)
         return status;
-    load_output(check, sequence->first_row + t, head, memory->actual);
+    load_output(check, check->step->compact ? sampled : sequence->first_row + t, head,
+                memory->actual);
     reference_verdict verdict =
         reference_check_row(memory->actual, memory->truth, row.v_head_dim, row.out_dtype, &result);
     double largest = 0;

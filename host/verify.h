@@ -38,6 +38,7 @@ struct verify_step {
     int64_t num_sequences;
     const struct verify_sequence *sequences;
     const int32_t *sampled;
+    int compact; /* 1 = `out` holds the sampled rows alone, in their order; first_row is not read */
 };
 
 struct verifier;

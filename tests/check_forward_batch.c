@@ -13,12 +13,40 @@
 enum { ALL_FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR };
 
 static struct forward_batch made;
+static struct device *cpu;
+static struct step_kernels *kernels;
+
+/* Page ids are a kernel's work; no vectors are made here. */
+static void open_device(void)
+{
+    static struct generator generator;
+    static struct workload workload;
+    ck_assert_int_eq(generator_init(&generator, 1, NULL, 0, 1, 0, NULL), ATTN_OK);
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CPU, 0, &cpu, NULL), ATTN_OK);
+    ck_assert_int_eq(step_kernels_create(cpu, &generator, &workload, NULL, &kernels, NULL),
+                     ATTN_OK);
+}
+
+static void close_device(void)
+{
+    step_kernels_destroy(kernels);
+    device_close(cpu);
+}
+
+/* The batch of a step, complete. */
+static attn_status fill(const struct batch_step *step, attn_error *error)
+{
+    attn_status status = forward_batch_fill(&made, 0, step, error);
+    return status == ATTN_OK ? forward_batch_upload(&made, 0, kernels, NULL, error) : status;
+}
 
 static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32_t page_size,
                  uint32_t forms)
 {
     int64_t pages = (max_kv_len + page_size - 1) / page_size;
     struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
         .max_seqs = max_seqs,
         .max_tokens = max_tokens,
         .max_kv_tokens = max_seqs * pages * page_size,
@@ -33,8 +61,7 @@ static void build(const struct batch_step *step)
 {
     host_error error;
     host_error_init(&error);
-    ck_assert_msg(forward_batch_build(&made, step, &error.base) == ATTN_OK, "%s",
-                  host_error_text(&error));
+    ck_assert_msg(fill(step, &error.base) == ATTN_OK, "%s", host_error_text(&error));
 }
 
 /* An array's both pointers are equal, and its values are these. */
@@ -66,11 +93,13 @@ START_TEST(two_level_pools)
     int32_t table[3][STRIDE];
     fill_two_rows(table);
     make(2, 14, 9, 1, ALL_FORMS);
-    struct batch_sequence prefill[] = {{1, 0, 7}, {2, 0, 7}}, decode[] = {{1, 7, 1}, {2, 7, 1}};
+    struct batch_sequence prefill[] = {{1, 0, 7, 0, 0}, {2, 0, 7, 0, 0}},
+                          decode[] = {{1, 7, 1, 0, 0}, {2, 7, 1, 0, 0}};
     int64_t prefill_slots[14];
     for (int i = 0; i < 14; i++)
         prefill_slots[i] = i + 1;
-    struct batch_step step = {ATTN_MODE_EXTEND, 2, 0, prefill, prefill_slots, table[0], STRIDE};
+    struct batch_step step = {ATTN_MODE_EXTEND, 2,      0, prefill, prefill_slots,
+                              table[0],         STRIDE, 0, 0};
     build(&step);
     ck_assert_array(made.batch.seq_lens, 7, 7);
     ck_assert_array(made.batch.q_indptr, 0, 7, 14);
@@ -79,8 +108,8 @@ START_TEST(two_level_pools)
 
     table[1][7] = 15;
     table[2][7] = 16;
-    step = (struct batch_step){ATTN_MODE_DECODE,          2,        0,     decode,
-                               (const int64_t[]){15, 16}, table[0], STRIDE};
+    step = (struct batch_step){ATTN_MODE_DECODE, 2,      0, decode, (const int64_t[]){15, 16},
+                               table[0],         STRIDE, 0, 0};
     build(&step);
     ck_assert_array(made.batch.seq_lens, 8, 8);
     ck_assert_array(made.batch.req_pool_indices, 1, 2);
@@ -91,8 +120,8 @@ START_TEST(two_level_pools)
 
     table[2][8] = 17;
     decode[1].prefix_len = 8;
-    step = (struct batch_step){ATTN_MODE_DECODE,      1,        0,     &decode[1],
-                               (const int64_t[]){17}, table[0], STRIDE};
+    step = (struct batch_step){ATTN_MODE_DECODE, 1,      0, &decode[1], (const int64_t[]){17},
+                               table[0],         STRIDE, 0, 0};
     build(&step);
     ck_assert_int_eq(made.batch.num_seqs, 1);
     ck_assert_array(made.batch.seq_lens, 9);
@@ -114,9 +143,9 @@ START_TEST(cu_seqlens_one_query_each)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{1, 4, 1}, {2, 7, 1}, {3, 2, 1}};
-    struct batch_step step = {ATTN_MODE_DECODE,      3,        0,     sequences,
-                              (const int64_t[3]){0}, table[0], STRIDE};
+    const struct batch_sequence sequences[] = {{1, 4, 1, 0, 0}, {2, 7, 1, 0, 0}, {3, 2, 1, 0, 0}};
+    struct batch_step step = {ATTN_MODE_DECODE, 3,      0, sequences, (const int64_t[3]){0},
+                              table[0],         STRIDE, 0, 0};
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 1, 2, 3);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
@@ -131,9 +160,9 @@ START_TEST(cu_seqlens_no_cached_prefix)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{1, 0, 5}, {2, 0, 8}, {3, 0, 3}};
-    struct batch_step step = {ATTN_MODE_EXTEND,       3,        0,     sequences,
-                              (const int64_t[16]){0}, table[0], STRIDE};
+    const struct batch_sequence sequences[] = {{1, 0, 5, 0, 0}, {2, 0, 8, 0, 0}, {3, 0, 3, 0, 0}};
+    struct batch_step step = {ATTN_MODE_EXTEND, 3,      0, sequences, (const int64_t[16]){0},
+                              table[0],         STRIDE, 0, 0};
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 5, 13, 16);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
@@ -148,9 +177,10 @@ START_TEST(cu_seqlens_both)
 {
     int32_t table[5][STRIDE] = {{0}};
     make(4, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{4, 3, 2}, {2, 0, 4}, {1, 7, 1}, {3, 2, 1}};
-    struct batch_step step = {ATTN_MODE_MIXED,       4,        2,     sequences,
-                              (const int64_t[8]){0}, table[0], STRIDE};
+    const struct batch_sequence sequences[] = {
+        {4, 3, 2, 0, 0}, {2, 0, 4, 0, 0}, {1, 7, 1, 0, 0}, {3, 2, 1, 0, 0}};
+    struct batch_step step = {ATTN_MODE_MIXED, 4,      2, sequences, (const int64_t[8]){0},
+                              table[0],        STRIDE, 0, 0};
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 2, 6, 7, 8);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 9, 17, 20);
@@ -174,9 +204,9 @@ START_TEST(pages_by_hand)
     } rows[] = {{0, 0, 0, 0}, {0, 1, 1, 1}, {0, 4, 1, 4}, {4, 1, 2, 1}, {7, 1, 2, 4}, {8, 1, 3, 1}};
     make(1, 9, 9, 4, ALL_FORMS);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct batch_sequence sequence = {1, rows[i].prefix_len, rows[i].num_new};
-        struct batch_step step = {ATTN_MODE_EXTEND,      1,        0,     &sequence,
-                                  (const int64_t[9]){0}, table[0], STRIDE};
+        struct batch_sequence sequence = {1, rows[i].prefix_len, rows[i].num_new, 0, 0};
+        struct batch_step step = {ATTN_MODE_EXTEND, 1,      0, &sequence, (const int64_t[9]){0},
+                                  table[0],         STRIDE, 0, 0};
         build(&step);
         ck_assert_array(made.kv.kv_indptr, 0, rows[i].num_pages);
         ck_assert_array(made.kv.last_page_len, rows[i].last_page_len);
@@ -195,9 +225,9 @@ START_TEST(idle)
 {
     make(3, 5, 7, 2, ALL_FORMS);
     int32_t table[STRIDE] = {0};
-    struct batch_sequence sequence = {0, 2, 3};
+    struct batch_sequence sequence = {0, 2, 3, 0, 0};
     struct batch_step before = {
-        ATTN_MODE_EXTEND, 1, 0, &sequence, (const int64_t[3]){5, 6, 7}, table, STRIDE};
+        ATTN_MODE_EXTEND, 1, 0, &sequence, (const int64_t[3]){5, 6, 7}, table, STRIDE, 0, 0};
     build(&before);
     struct batch_step step = {.mode = ATTN_MODE_IDLE};
     build(&step);
@@ -218,7 +248,8 @@ END_TEST
 
 START_TEST(no_bounds_at_all)
 {
-    struct forward_batch_params params = {.page_size = 1, .index_forms = ALL_FORMS};
+    struct forward_batch_params params = {
+        .device = cpu, .num_staging = 1, .page_size = 1, .index_forms = ALL_FORMS};
     ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
     struct batch_step step = {.mode = ATTN_MODE_DECODE};
     build(&step);
@@ -231,9 +262,9 @@ END_TEST
 START_TEST(only_asked_forms)
 {
     int32_t table[STRIDE] = {3, 4, 5};
-    struct batch_sequence sequence = {0, 2, 1};
-    struct batch_step step = {ATTN_MODE_DECODE,      1,     0,     &sequence,
-                              (const int64_t[1]){5}, table, STRIDE};
+    struct batch_sequence sequence = {0, 2, 1, 0, 0};
+    struct batch_step step = {ATTN_MODE_DECODE, 1, 0, &sequence, (const int64_t[1]){5}, table,
+                              STRIDE,           0, 0};
     for (uint32_t forms = 0; forms <= ALL_FORMS; forms++) {
         make(2, 2, 3, 1, forms);
         build(&step);
@@ -270,19 +301,21 @@ START_TEST(bounds)
         int32_t num_sequences;
         const char *message; /* NULL = is within them */
     } rows[] = {
-        {{{1, 4, 2}, {2, 5, 1}}, 2, NULL},
-        {{{1, 0, 3}}, 1, NULL},
-        {{{1, 0, 1}, {1, 0, 1}, {1, 0, 1}},
+        {{{1, 4, 2, 0, 0}, {2, 5, 1, 0, 0}}, 2, NULL},
+        {{{1, 0, 3, 0, 0}}, 1, NULL},
+        {{{1, 0, 1, 0, 0}, {1, 0, 1, 0, 0}, {1, 0, 1, 0, 0}},
          3,
          "step of 3 sequences, 3 tokens, 3 pages, 1 keys: the bounds are 2, 3, 3, 6"},
-        {{{1, 0, 4}},
+        {{{1, 0, 4, 0, 0}},
          1,
          "step of 1 sequences, 4 tokens, 1 pages, 4 keys: the bounds are 2, 3, 3, 6"},
-        {{{1, 6, 1}}, 1, "1 tokens, 2 pages, 7 keys"},
-        {{{1, 4, 1}, {2, 4, 1}}, 2, "2 tokens, 4 pages, 5 keys"},
-        {{{1, INT32_MAX, 1}}, 1, "1 tokens, 536870912 pages, 2147483648 keys"},
+        {{{1, 6, 1, 0, 0}}, 1, "1 tokens, 2 pages, 7 keys"},
+        {{{1, 4, 1, 0, 0}, {2, 4, 1, 0, 0}}, 2, "2 tokens, 4 pages, 5 keys"},
+        {{{1, INT32_MAX, 1, 0, 0}}, 1, "1 tokens, 536870912 pages, 2147483648 keys"},
     };
-    struct forward_batch_params params = {.max_seqs = 2,
+    struct forward_batch_params params = {.device = cpu,
+                                          .num_staging = 1,
+                                          .max_seqs = 2,
                                           .max_tokens = 3,
                                           .max_kv_tokens = 12,
                                           .max_kv_len = 6,
@@ -299,10 +332,12 @@ START_TEST(bounds)
                                   rows[i].sequences,
                                   (const int64_t[4]){0},
                                   table[0],
-                                  STRIDE};
+                                  STRIDE,
+                                  0,
+                                  0};
         host_error error;
         host_error_init(&error);
-        attn_status status = forward_batch_build(&made, &step, &error.base);
+        attn_status status = fill(&step, &error.base);
         ck_assert_int_eq(status, rows[i].message ? ATTN_INTERNAL : ATTN_OK);
         if (rows[i].message) {
             ck_assert_msg(strstr(host_error_text(&error), rows[i].message) != NULL, "%s",
@@ -362,12 +397,12 @@ static void make_random_step(struct random_step *r, uint32_t mode)
         int one = mode == ATTN_MODE_DECODE || s >= count - num_decode;
         int32_t length = 1 + below(LONGEST), num_new = one ? 1 : 1 + below(length);
         int32_t row = 1 + (first_row + s) % ROWS;
-        r->sequences[s] = (struct batch_sequence){row, length - num_new, num_new};
+        r->sequences[s] = (struct batch_sequence){row, length - num_new, num_new, 0, 0};
         for (int32_t t = 0; t < num_new; t++)
             r->slots[tokens++] = r->table[row][length - num_new + t];
     }
-    r->step = (struct batch_step){mode,     count,       num_decode, r->sequences,
-                                  r->slots, r->table[0], LONGEST + 3};
+    r->step = (struct batch_step){
+        mode, count, num_decode, r->sequences, r->slots, r->table[0], LONGEST + 3, 0, 0};
 }
 
 /* Slots by position, from each form; they are what the table says. */
@@ -473,6 +508,9 @@ static Suite *suite(void)
     tcase_add_test(limits, only_asked_forms);
     tcase_add_test(limits, bounds);
     tcase_add_loop_test(random, forms_agree, 0, 3);
+    TCase *all[] = {literal, limits, random};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tcase_add_checked_fixture(all[i], open_device, close_device);
     suite_add_tcase(suite, literal);
     suite_add_tcase(suite, limits);
     suite_add_tcase(suite, random);

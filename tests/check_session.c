@@ -257,15 +257,15 @@ struct tamper {
     int done;
 };
 
-static void change_one_value(void *ctx, const struct executor_step *step, int32_t layer,
+static void change_one_value(void *ctx, const struct batch_step *step, int32_t layer,
                              const attn_tensor *q, const attn_tensor *k, const attn_tensor *v)
 {
     (void)q, (void)k;
     struct tamper *tamper = ctx;
     int64_t row = 0;
-    for (int32_t s = 0; s < step->batch.num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->batch.sequences[s];
-        if (layer == tamper->layer && step->requests[s] == tamper->request &&
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        if (layer == tamper->layer && sequence->request == tamper->request &&
             sequence->prefix_len == 0) {
             ((float *)v->data)[row * v->strides[0] + v->strides[1] + 3] += 0.25f;
             tamper->done++;
