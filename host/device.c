@@ -126,6 +126,19 @@ attn_status device_fill(const struct device *device, void *memory, int byte, uin
     return size ? device->ops->fill(device, memory, byte, size, stream, error) : ATTN_OK;
 }
 
+attn_status device_fill_now(const struct device *device, void *memory, int byte, uint64_t size,
+                            attn_error *error)
+{
+    attn_stream stream = NULL;
+    attn_status status = device_stream_create(device, &stream, error);
+    if (status != ATTN_OK)
+        return status;
+    status = device_fill(device, memory, byte, size, stream, error);
+    attn_status waited = device_synchronize(device, stream, status ? NULL : error);
+    device_stream_destroy(device, stream);
+    return status == ATTN_OK ? waited : status;
+}
+
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error)
 {

@@ -154,13 +154,16 @@ attn_status device_fill(const struct device *device, void *memory, int byte, uin
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
 
+/* Fill, and be done when the call returns, on a stream of its own: no other stream waits for it. */
+attn_status device_fill_now(const struct device *device, void *memory, int byte, uint64_t size,
+                            attn_error *error);
+
 /* ---- Streams and events ---------------------------------------------------------------------- */
 
 /* Wait for all work of the stream. */
 attn_status device_synchronize(const struct device *device, attn_stream stream, attn_error *error);
 
-/* A stream that does not wait for the legacy one. `destroy` lets its work come to its end; NULL is
- * accepted. */
+/* A stream that does not wait for the legacy one. `destroy` waits for its work, and accepts NULL. */
 attn_status device_stream_create(const struct device *device, attn_stream *stream,
                                  attn_error *error);
 void device_stream_destroy(const struct device *device, attn_stream stream);

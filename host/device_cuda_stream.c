@@ -30,6 +30,7 @@ void cuda_stream_destroy(const struct device *device, attn_stream stream)
 {
     struct cuda *cuda = cuda_of(device);
     cuda_result result;
+    IN_CONTEXT(cuda, result, cuStreamSynchronize(stream)); /* the driver itself would not wait */
     IN_CONTEXT(cuda, result, cuStreamDestroy(stream));
 }
 

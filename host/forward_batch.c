@@ -73,23 +73,32 @@ static attn_status no_memory(const struct forward_batch *b, uint32_t space, uint
                      b->params.max_seqs, b->params.max_tokens, (unsigned long long)bytes);
 }
 
+static void *allocate_zeroed(const struct forward_batch *b, uint64_t bytes, attn_status *status,
+                             attn_error *error)
+{
+    const struct device *device = b->params.device;
+    void *memory = device_allocate(device, ATTN_SPACE_DEVICE, bytes, ALIGNMENT);
+    if (!memory) {
+        *status = no_memory(b, ATTN_SPACE_DEVICE, bytes, error);
+        return NULL;
+    }
+    *status = device_fill_now(device, memory, 0, bytes, error);
+    return memory;
+}
+
 static attn_status allocate_device(struct forward_batch *b, attn_error *error)
 {
     const struct forward_batch_params *p = &b->params;
-    uint64_t bytes = lay_out(p, true, NULL, &b->arrays);
-    b->memory = device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, ALIGNMENT);
-    if (!b->memory)
-        return no_memory(b, ATTN_SPACE_DEVICE, bytes, error);
-    lay_out(p, true, b->memory, &b->arrays);
-    attn_status status = device_fill(p->device, b->memory, 0, bytes, NULL, error);
-    if (on_cpu(b) || status != ATTN_OK)
+    attn_status status;
+    b->memory = allocate_zeroed(b, lay_out(p, true, NULL, &b->arrays), &status, error);
+    if (status != ATTN_OK)
         return status;
-    bytes = (uint64_t)p->table_rows * (uint64_t)p->table_columns * sizeof *b->req_to_token;
-    b->req_to_token = device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, ALIGNMENT);
-    if (!b->req_to_token)
-        return no_memory(b, ATTN_SPACE_DEVICE, bytes, error);
-    status = device_fill(p->device, b->req_to_token, 0, bytes, NULL, error);
-    return status == ATTN_OK ? device_synchronize(p->device, NULL, error) : status;
+    lay_out(p, true, b->memory, &b->arrays);
+    if (on_cpu(b))
+        return ATTN_OK;
+    uint64_t bytes = (uint64_t)p->table_rows * (uint64_t)p->table_columns * sizeof(int32_t);
+    b->req_to_token = allocate_zeroed(b, bytes, &status, error);
+    return status;
 }
 
 static attn_status allocate_staging(struct forward_batch *b, struct batch_staging *staging,
