@@ -163,7 +163,7 @@ attn_status device_fill_now(const struct device *device, void *memory, int byte,
 /* Wait for all work of the stream. */
 attn_status device_synchronize(const struct device *device, attn_stream stream, attn_error *error);
 
-/* A stream that does not wait for the legacy one. `destroy` waits for its work, and accepts NULL. */
+/* A stream that does not wait for the legacy one. `destroy` waits for its work; NULL is fine. */
 attn_status device_stream_create(const struct device *device, attn_stream *stream,
                                  attn_error *error);
 void device_stream_destroy(const struct device *device, attn_stream stream);
