@@ -11,58 +11,24 @@ import ctypes
 import json
 import math
 import os
-import shlex
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-TOP = Path(__file__).resolve().parent.parent
+import attnhost_ctypes
+from shapes import DTYPES, Case, median, quantile
+
 PAUSE = 0.01  # seconds between two samples: the other side's threads stop spinning and sleep
-DTYPES = {  # name: torch's, the ABI's (attn_types.h), largest difference of two right answers
-    "fp32": (torch.float32, 2 | 32 << 8 | 1 << 16, 1e-4),
-    "bf16": (torch.bfloat16, 4 | 16 << 8 | 1 << 16, 5e-2),
-}
+LIMITS = {"fp32": 1e-4, "bf16": 5e-2}  # largest difference of two right answers
 
 
-@dataclass
-class Case:
-    """One line of the table."""
-
-    phase: str  # prefill or decode
-    dtype: str
-    batch: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    tokens: int
-
-    def __str__(self):
-        return (f"{self.phase} {self.dtype} B{self.batch} H{self.q_heads}/{self.kv_heads} "
-                f"D{self.head_dim} N{self.tokens}")
-
-    @property
-    def queries(self):
-        """Of one sequence."""
-        return 1 if self.phase == "decode" else self.tokens
-
-    @property
-    def flops(self):
-        """Of the two products, of the pairs that the causal mask lets through."""
-        pairs = self.tokens if self.phase == "decode" else self.tokens * (self.tokens + 1) // 2
-        return 4 * self.batch * self.q_heads * self.head_dim * pairs
-
-    @property
-    def kv_bytes(self):
-        """Keys and values of all sequences, each read once."""
-        element = DTYPES[self.dtype][0].itemsize
-        return 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * element
+def torch_dtype(name):
+    return getattr(torch, DTYPES[name][1])
 
 
 def all_cases(args):
@@ -74,50 +40,14 @@ def all_cases(args):
                         yield Case(phase, dtype, batch, q_heads, kv_heads, head_dim, args.tokens)
 
 
-# ---- The shim ------------------------------------------------------------------------------------
-
-
-class Shape(ctypes.Structure):
-    """bench_shape."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in (
-        "decode", "num_seqs", "num_tokens", "num_q_heads", "num_kv_heads", "head_dim",
-        "num_layers", "page_size", "num_threads")]
-    _fields_ += [("dtype", ctypes.c_uint32), ("sm_scale", ctypes.c_float)]
-
-
-class Tensors(ctypes.Structure):
-    """bench_tensors."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache")]
-
-
-def pkg_config(*options):
-    done = subprocess.run(("pkg-config",) + options, check=True, capture_output=True, text=True)
-    return shlex.split(done.stdout)
-
-
-def build_shim(args, folder):
-    """Compile attention_shim.c with the attnhost of a build tree, or the installed one."""
-    shim = Path(folder) / "attention_shim.so"
-    if args.build_dir:
-        libraries = args.build_dir.resolve() / ".libs"
-        flags = [f"-I{TOP / 'include'}", f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lattnhost"]
-    else:
-        flags = pkg_config("--cflags", "--libs", "attnhost")
-        flags.append("-Wl,-rpath," + pkg_config("--variable=libdir", "attnhost")[0])
-    command = shlex.split(os.environ.get("CC", "cc"))
-    command += ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-shared",
-                "-fPIC", "-o", str(shim), str(Path(__file__).with_name("attention_shim.c"))]
-    subprocess.run(command + flags, check=True)
-    library = ctypes.CDLL(str(shim))
-    library.bench_create.restype = ctypes.c_void_p
-    library.bench_message.restype = ctypes.c_char_p
-    for name in ("bench_message", "bench_destroy", "bench_num_pages"):
-        getattr(library, name).argtypes = [ctypes.c_void_p]
-    library.roof_flops.restype = ctypes.c_double
-    library.roof_bandwidth.restype = ctypes.c_double
-    return library
+def load_roof(build_dir, folder):
+    """cpu_roof.c, for this processor."""
+    roof = attnhost_ctypes.compile_library(
+        Path(__file__).with_name("cpu_roof.c"), Path(folder) / "cpu_roof.so",
+        attnhost_ctypes.header_flags(build_dir))
+    roof.roof_flops.restype = ctypes.c_double
+    roof.roof_bandwidth.restype = ctypes.c_double
+    return roof
 
 
 # ---- The two sides -------------------------------------------------------------------------------
@@ -127,7 +57,7 @@ class Data:
     """Tensors of all layers, [sequences, heads, tokens, dim] as PyTorch likes them best."""
 
     def __init__(self, case, layers):
-        dtype = DTYPES[case.dtype][0]
+        dtype = torch_dtype(case.dtype)
         generator = torch.Generator().manual_seed(1)
 
         def make(heads, tokens):
@@ -143,59 +73,32 @@ class Ours:
     """A backend behind attnhost.h, with a paged cache."""
 
     def __init__(self, shim, args, case, data):
-        self.shim = shim
         self.layers = len(data.q)
-        shape = Shape(case.phase == "decode", case.batch, case.tokens, case.q_heads, case.kv_heads,
-                      case.head_dim, self.layers, args.page_size, args.threads,
-                      DTYPES[case.dtype][1], case.head_dim ** -0.5)
-        plugin = str(args.plugin).encode() if args.plugin else None
-        status = ctypes.c_int32()
-        self.bench = ctypes.c_void_p(shim.bench_create(
-            plugin, args.backend.encode(), ctypes.byref(shape), ctypes.byref(status)))
-        self.check(status.value)
+        self.bench = attnhost_ctypes.Bench(shim, case, self.layers, args.page_size, args.backend,
+                                           plugin=args.plugin, threads=args.threads)
+        where = attnhost_ctypes.slots(self.bench, "cpu")
+        cached = case.tokens - case.queries  # the rest the backend has to save itself
         self.kept = []
         self.out = []
         for layer in range(self.layers):
-            self.bind(layer, args, case, data)
-
-    def check(self, status):
-        if status != 0:
-            sys.exit(f"cpu_attention: {self.shim.bench_message(self.bench).decode()}")
-
-    def rows(self, x, first):
-        """[sequences, heads, tokens, dim] from token `first` on, as rows [tokens, heads, dim]."""
-        return x[:, :, first:].transpose(1, 2).flatten(0, 1).contiguous()
-
-    def cache(self, args, case, x, slots):
-        pages = self.shim.bench_num_pages(self.bench)
-        cache = torch.zeros(pages * args.page_size, case.kv_heads, case.head_dim, dtype=x.dtype)
-        cached = case.tokens - case.queries  # the rest the backend has to save itself
-        for seq in range(case.batch):
-            cache[slots[seq][:cached]] = x[seq, :, :cached].transpose(0, 1)
-        return cache
-
-    def bind(self, layer, args, case, data):
-        slots = [torch.tensor([self.shim.bench_slot(self.bench, seq, j)
-                               for j in range(case.tokens)]) for seq in range(case.batch)]
-        first = case.tokens - case.queries
-        q = self.rows(data.q[layer], 0)
-        tensors = [q, self.rows(data.k[layer], first), self.rows(data.v[layer], first),
-                   torch.empty_like(q), self.cache(args, case, data.k[layer], slots),
-                   self.cache(args, case, data.v[layer], slots)]
-        self.kept.append(tensors)
-        self.out.append(tensors[3])
-        pointers = Tensors(*(t.data_ptr() for t in tensors))
-        self.check(self.shim.bench_bind(self.bench, layer, ctypes.byref(pointers)))
+            q, k, v = data.q[layer], data.k[layer], data.v[layer]
+            rows = [attnhost_ctypes.rows(q), attnhost_ctypes.rows(k, cached),
+                    attnhost_ctypes.rows(v, cached)]
+            tensors = rows + [torch.empty_like(rows[0])]
+            tensors += [attnhost_ctypes.paged(self.bench, x, where, cached) for x in (k, v)]
+            self.kept.append(tensors)
+            self.out.append(tensors[3])
+            self.bench.bind(layer, *(t.data_ptr() for t in tensors))
 
     def run(self, steps):
-        self.check(self.shim.bench_steps(self.bench, steps))
+        self.bench.steps(steps)
 
     def result(self, case, layer):
         out = self.out[layer].view(case.batch, case.queries, case.q_heads, case.head_dim)
         return out.transpose(1, 2)
 
     def close(self):
-        self.shim.bench_destroy(self.bench)
+        self.bench.close()
 
 
 class Theirs:
@@ -274,21 +177,15 @@ def compare(case, ours, theirs):
     for layer in range(ours.layers):
         difference = (ours.result(case, layer).float() - theirs.result(layer).float()).abs()
         worst = max(worst, difference.max().item())
-    limit = DTYPES[case.dtype][2]
+    limit = LIMITS[case.dtype]
     if not worst <= limit:  # NaN fails, too
         sys.exit(f"cpu_attention: {case}: results differ by {worst:g}: accepted {limit:g}")
     return worst
 
 
-def quantile(values, q):
-    values = sorted(values)
-    return values[round(q * (len(values) - 1))]
-
-
-def measure(shim, args, case, memory):
-    decode = case.phase == "decode"
+def measure(shim, roofs, args, case, memory):
     # Decode: layers enough that no layer's keys are still in the cache when it comes again.
-    layers = max(2, math.ceil(memory.nbytes / case.kv_bytes)) if decode else 1
+    layers = max(2, math.ceil(memory.nbytes / case.kv_bytes)) if case.decode else 1
     data = Data(case, layers)
     theirs, their_steps = choose_rival(case, data, args.sample)
     ours = Ours(shim, args, case, data)
@@ -299,31 +196,30 @@ def measure(shim, args, case, memory):
     while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
         a = seconds_of(ours, our_steps) / layers
         b = seconds_of(theirs, their_steps) / layers
-        roof = (shim.roof_bandwidth(args.threads, ctypes.c_void_p(memory.data_ptr()),
-                                    ctypes.c_int64(memory.nbytes))
-                if decode else shim.roof_flops(args.threads))
+        roof = (roofs.roof_bandwidth(args.threads, ctypes.c_void_p(memory.data_ptr()),
+                                     ctypes.c_int64(memory.nbytes))
+                if case.decode else roofs.roof_flops(args.threads))
         rounds.append((a, b, roof))
     ours.close()
     return summary(case, rounds, layers, difference, theirs.name)
 
 
 def summary(case, rounds, layers, difference, rival):
-    work = case.kv_bytes if case.phase == "decode" else case.flops
+    work = case.kv_bytes if case.decode else case.flops
     ratios = [a / b for a, b, _ in rounds]
-    middle = statistics.median
     return {
         **asdict(case), "layers": layers, "rival": rival, "rounds": len(rounds),
         "max_abs_diff": difference,
-        "ours_us": 1e6 * middle(a for a, _, _ in rounds),
-        "torch_us": 1e6 * middle(b for _, b, _ in rounds),
-        "ratio": middle(ratios),
+        "ours_us": 1e6 * median(a for a, _, _ in rounds),
+        "torch_us": 1e6 * median(b for _, b, _ in rounds),
+        "ratio": median(ratios),
         "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
-        "unit": "GB/s" if case.phase == "decode" else "GFLOP/s",
-        "rate": middle(work / a for a, _, _ in rounds) / 1e9,
-        "torch_rate": middle(work / b for _, b, _ in rounds) / 1e9,
-        "roof": middle(roof for _, _, roof in rounds) / 1e9,
-        "fraction": middle(work / a / roof for a, _, roof in rounds),
-        "torch_fraction": middle(work / b / roof for _, b, roof in rounds),
+        "unit": "GB/s" if case.decode else "GFLOP/s",
+        "rate": median(work / a for a, _, _ in rounds) / 1e9,
+        "torch_rate": median(work / b for _, b, _ in rounds) / 1e9,
+        "roof": median(roof for _, _, roof in rounds) / 1e9,
+        "fraction": median(work / a / roof for a, _, roof in rounds),
+        "torch_fraction": median(work / b / roof for _, b, roof in rounds),
     }
 
 
@@ -386,10 +282,11 @@ def main():
               "backend": args.backend, "page_size": args.page_size,
               "load_before": os.getloadavg()[0], "cases": []}
     with tempfile.TemporaryDirectory() as folder:
-        shim = build_shim(args, folder)
+        shim = attnhost_ctypes.load_shim(args.build_dir, folder)
+        roofs = load_roof(args.build_dir, folder)
         print(HEAD, file=table, flush=True)
         for case in cases:
-            report["cases"].append(measure(shim, args, case, memory))
+            report["cases"].append(measure(shim, roofs, args, case, memory))
             print(row(case, report["cases"][-1]), file=table, flush=True)
     report["load_after"] = os.getloadavg()[0]
     print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
@@ -401,4 +298,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except attnhost_ctypes.BenchError as error:
+        sys.exit(f"cpu_attention: {error}")

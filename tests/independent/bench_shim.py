@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/attnhost_ctypes.py and the shim, without PyTorch: cpu_native on arrays of ctypes, compared
+with attention in plain Python. The argument is the build folder."""
+import ctypes
+import math
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import attnhost_ctypes  # noqa: E402
+from shapes import Case  # noqa: E402
+
+BUILD = Path(sys.argv[1])
+PAGE, LAYERS = 4, 2
+CODES = [(0x38, 1), (0x40, 2), (0x48, 4), (0xB8, -1), (0x50, 8), (0x38, 1)]  # of e4m3
+SHIM = attnhost_ctypes.load_shim(BUILD, None)
+
+
+def random_floats(count):
+    return (ctypes.c_float * count)(*(random.gauss(0, 1) for _ in range(count)))
+
+
+def open_bench(case, **arguments):
+    return attnhost_ctypes.Bench(SHIM, case, LAYERS, PAGE,
+                                 plugin=attnhost_ctypes.find_plugins(BUILD), threads=2, **arguments)
+
+
+class Layer:
+    """Tensors of one layer; kv is [keys or values][sequence][token]."""
+
+    def __init__(self, case, bench, save_kv):
+        width = case.kv_heads * case.head_dim
+        pages = bench.pages()
+        stride = len(pages) // case.batch
+        self.case, self.width = case, width
+        self.slots = [[pages[s * stride + t // PAGE] * PAGE + t % PAGE for t in range(case.tokens)]
+                      for s in range(case.batch)]
+        self.q = random_floats(case.batch * case.queries * case.q_heads * case.head_dim)
+        self.out = (ctypes.c_float * len(self.q))(*[math.nan] * len(self.q))
+        self.kv = [[[random_floats(width) for _ in range(case.tokens)] for _ in range(case.batch)]
+                   for _ in "kv"]
+        self.new = [(ctypes.c_float * (case.batch * case.queries * width))() for _ in "kv"]
+        self.caches = [(ctypes.c_float * (bench.num_pages * PAGE * width))(
+            *[math.nan] * (bench.num_pages * PAGE * width)) for _ in "kv"]
+        for which in (0, 1):
+            self.caches[which][:PAGE * width] = [0.0] * (PAGE * width)
+            self.fill(which, save_kv)
+
+    def fill(self, which, save_kv):
+        case, width = self.case, self.width
+        first_new = case.tokens - case.queries
+        for s in range(case.batch):
+            for t, key in enumerate(self.kv[which][s]):
+                if t >= first_new:
+                    row = (s * case.queries + t - first_new) * width
+                    self.new[which][row:row + width] = key
+                if t < first_new or not save_kv:
+                    slot = self.slots[s][t] * width
+                    self.caches[which][slot:slot + width] = key
+
+    def addresses(self, with_new):
+        new = [ctypes.addressof(x) if with_new else None for x in self.new]
+        return [ctypes.addressof(self.q), *new, ctypes.addressof(self.out),
+                *(ctypes.addressof(x) for x in self.caches)]
+
+    def attention(self, s, t, h):
+        """One row and head, and the bytes where the backend put it."""
+        case, dim = self.case, self.case.head_dim
+        at = ((s * case.queries + t) * case.q_heads + h) * dim
+        g = h // (case.q_heads // case.kv_heads) * dim
+        seen = case.tokens - case.queries + t + 1
+        keys, values = ([row[g:g + dim] for row in self.kv[i][s][:seen]] for i in (0, 1))
+        q = self.q[at:at + dim]
+        scores = [dim ** -0.5 * sum(a * b for a, b in zip(q, key)) for key in keys]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        right = [sum(w * value[i] for w, value in zip(weights, values)) / sum(weights)
+                 for i in range(dim)]
+        return right, self.out[at:at + dim]
+
+    def check(self, save_kv):
+        case = self.case
+        for s in range(case.batch):
+            for t in range(case.queries):
+                for h in range(case.q_heads):
+                    for a, b in zip(*self.attention(s, t, h)):
+                        assert abs(a - b) < 1e-5, (case, s, t, h, a, b)
+            for t in range(case.tokens if save_kv else 0):
+                slot = self.slots[s][t] * self.width
+                for which in (0, 1):
+                    assert self.caches[which][slot:slot + self.width] == self.kv[which][s][t][:]
+
+
+def check_case(case, save_kv):
+    bench = open_bench(case, save_kv=save_kv)
+    layers = [Layer(case, bench, save_kv) for _ in range(LAYERS)]
+    for number, layer in enumerate(layers):
+        bench.bind(number, *layer.addresses(save_kv or not case.decode))
+    if save_kv:
+        bench.steps(2)
+    else:
+        bench.plan()
+        for number in range(LAYERS):
+            bench.forward(number)
+    for layer in layers:
+        layer.check(save_kv)
+    bench.close()
+
+
+def check_quantised():
+    """An fp8 cache with equal keys: the output is the mean of the values, scaled."""
+    case = Case("decode", "fp32", 1, 2, 1, 8, 6, "fp8_e4m3")
+    bench = open_bench(case, save_kv=False, kv_scale=0.5)
+    layer = Layer(case, bench, False)
+    layer.caches = [(ctypes.c_uint8 * (bench.num_pages * PAGE * layer.width))() for _ in "kv"]
+    for t, (code, _) in enumerate(CODES):
+        slot = layer.slots[0][t] * layer.width
+        layer.caches[1][slot:slot + layer.width] = [code] * layer.width
+    for number in range(LAYERS):
+        bench.bind(number, *layer.addresses(False))
+    bench.steps(1)
+    mean = 0.5 * sum(value for _, value in CODES) / len(CODES)
+    assert all(abs(x - mean) < 1e-5 for x in layer.out), (mean, layer.out[:])
+    bench.close()
+
+
+def check_refused(text, **arguments):
+    try:
+        open_bench(Case("decode", "fp32", 1, 2, 2, 8, 5), **arguments)
+    except attnhost_ctypes.BenchError as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"{arguments} was accepted")
+
+
+def check_other_size():
+    """A script and a shim that do not agree about the struct."""
+    status = ctypes.c_int32()
+    setup = attnhost_ctypes.Setup(ctypes.sizeof(attnhost_ctypes.Setup) - 8)
+    handle = SHIM.bench_create(ctypes.byref(setup), ctypes.byref(status))
+    assert status.value != 0 and b"bench_setup of" in SHIM.bench_message(handle)
+    SHIM.bench_destroy(handle)
+
+
+random.seed(7)
+for save in (True, False):
+    check_case(Case("prefill", "fp32", 2, 4, 2, 8, 11), save)
+    check_case(Case("decode", "fp32", 3, 6, 2, 8, 21), save)
+check_quantised()
+check_refused("nosuch", backend="nosuch")
+check_refused("nokey", options={"nokey": "1"})
+check_other_size()
