@@ -346,7 +346,7 @@ static const struct {
     {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
     {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
-    {{"platform.device=cuda:0"}, EXIT_NO_BACKEND, "platform.device"},
+    {{"platform.device=cuda:15"}, EXIT_NO_BACKEND, "platform.device"},
 };
 
 START_TEST(refused_with_a_reason)

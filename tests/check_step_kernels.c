@@ -386,8 +386,8 @@ static attn_status try_everything(attn_error *failure)
         status = step_kernels_gather(made, 0, &sample, &output, 1, stream, failure);
     if (status == ATTN_OK)
         status = device_synchronize(device, stream, failure);
+    device_stream_destroy(device, stream); /* waits, also where the line above did not get there */
     device_release(device, ATTN_SPACE_DEVICE, memory);
-    device_stream_destroy(device, stream);
     step_kernels_destroy(made);
     device_close(device);
     return status;
