@@ -13,7 +13,19 @@
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
-enum { OPT_SET = 256, OPT_HELP, OPT_JSON, OPT_CONFIG, OPT_PRINT_CONFIG, OPT_QUIET, OPT_KEY };
+enum {
+    OPT_SET = 256,
+    OPT_HELP,
+    OPT_JSON,
+    OPT_CONFIG,
+    OPT_PRINT_CONFIG,
+    OPT_QUIET,
+    OPT_BACKEND,
+    OPT_SHAPE,
+    OPT_SECONDS,
+    OPT_SUSTAIN,
+    OPT_KEY
+};
 
 /* A row serves the commands that take one of `takes` (0 = all). */
 static const struct {
@@ -32,7 +44,12 @@ static const struct {
     {"quiet", no_argument, OPT_QUIET, ARGUMENTS_RUN, NULL},
     {"trace", required_argument, OPT_KEY, ARGUMENTS_RUN, "workload.trace"},
     {"max-requests", required_argument, OPT_KEY, ARGUMENTS_RUN, "workload.max_requests"},
-    {"seed", required_argument, OPT_KEY, ARGUMENTS_RUN, "workload.seed"},
+    {"seed", required_argument, OPT_KEY, ARGUMENTS_RUN | ARGUMENTS_BENCH, "workload.seed"},
+    {"device", required_argument, OPT_KEY, ARGUMENTS_BENCH, "platform.device"},
+    {"backend", required_argument, OPT_BACKEND, ARGUMENTS_BENCH, NULL},
+    {"shape", required_argument, OPT_SHAPE, ARGUMENTS_BENCH, NULL},
+    {"seconds", required_argument, OPT_SECONDS, ARGUMENTS_BENCH, NULL},
+    {"sustain", required_argument, OPT_SUSTAIN, ARGUMENTS_BENCH, NULL},
     {"attention-backend", required_argument, OPT_KEY, ARGUMENTS_RUN, "attention.attention_backend"},
     {"prefill-attention-backend", required_argument, OPT_KEY, ARGUMENTS_RUN,
      "attention.prefill_attention_backend"},
@@ -105,6 +122,18 @@ static int take_option(struct arguments *arguments, int option, const char *valu
     case OPT_QUIET:
         arguments->quiet = 1;
         return ARGUMENTS_GO_ON;
+    case OPT_BACKEND:
+        arguments->backends.items[arguments->backends.count++] = value;
+        return ARGUMENTS_GO_ON;
+    case OPT_SHAPE:
+        arguments->shapes.items[arguments->shapes.count++] = value;
+        return ARGUMENTS_GO_ON;
+    case OPT_SECONDS:
+        arguments->seconds = value;
+        return ARGUMENTS_GO_ON;
+    case OPT_SUSTAIN:
+        arguments->sustain = value;
+        return ARGUMENTS_GO_ON;
     case OPT_HELP:
     case 'h':
         fputs(arguments->spec->help, stdout);
@@ -135,7 +164,9 @@ int arguments_parse(int argc, char **argv, const struct arguments_spec *spec,
     memset(arguments, 0, sizeof *arguments);
     arguments->spec = spec;
     arguments->sets = calloc((size_t)argc + 1, sizeof *arguments->sets);
-    if (!arguments->sets) {
+    arguments->backends.items = calloc((size_t)argc + 1, sizeof *arguments->backends.items);
+    arguments->shapes.items = calloc((size_t)argc + 1, sizeof *arguments->shapes.items);
+    if (!arguments->sets || !arguments->backends.items || !arguments->shapes.items) {
         arguments_complain(arguments, "no memory");
         return EXIT_RUN_TIME;
     }
@@ -151,6 +182,8 @@ void arguments_finish(struct arguments *arguments)
     for (size_t s = 0; s < arguments->num_sets; s++)
         free(arguments->sets[s]);
     free(arguments->sets);
+    free(arguments->backends.items);
+    free(arguments->shapes.items);
 }
 
 int arguments_load_config(const struct arguments *arguments, const char *path,

@@ -15,7 +15,8 @@ enum {
     ARGUMENTS_JSON_FILE = 1 << 1, /* --json FILE */
     ARGUMENTS_CONFIG = 1 << 2,    /* --config FILE */
     ARGUMENTS_RUN = 1 << 3,       /* --print-config, --quiet, and short ways to write --set */
-    ARGUMENTS_OPTIONAL = 1 << 4   /* what is named may be left out */
+    ARGUMENTS_OPTIONAL = 1 << 4,  /* what is named may be left out */
+    ARGUMENTS_BENCH = 1 << 5      /* --backend, --shape, --seconds, --sustain, --device, --seed */
 };
 
 struct arguments_spec {
@@ -25,13 +26,21 @@ struct arguments_spec {
     unsigned takes; /* ARGUMENTS_* */
 };
 
+/* Values of an option that may be repeated; the texts are the command line's. */
+struct arguments_list {
+    const char **items;
+    size_t count;
+};
+
 struct arguments {
     const struct arguments_spec *spec;
     const char *target; /* what is named; NULL = left out */
     const char *config; /* --config; NULL = not given */
     const char *json;   /* FILE, or "-" where --json takes none; NULL = not given */
     int print_config, quiet;
-    char **sets; /* "section.key=value"; owned */
+    const char *seconds, *sustain;          /* as they were written; NULL = not given */
+    struct arguments_list backends, shapes; /* one for each --backend, --shape */
+    char **sets;                            /* "section.key=value"; owned */
     size_t num_sets;
 };
 

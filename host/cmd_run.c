@@ -2,17 +2,15 @@
  *
  * attnhost run: a serving trace through the backends that an ini names.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "host/arguments.h"
 #include "host/commands.h"
 #include "host/config.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
+#include "host/json_file.h"
 #include "host/report.h"
 #include "host/session.h"
 
@@ -54,56 +52,12 @@ static const struct arguments_spec spec = {
     .takes = ARGUMENTS_RUN | ARGUMENTS_JSON_FILE,
 };
 
-/* Where the JSON goes: opened before the run, so that a path which cannot be written is not found
- * out after it; what stands in the file stays there until the run has ended well. */
-struct json_file {
-    const char *path;
-    FILE *file; /* NULL = none is wanted */
-    int is_new;
-};
-
-static int open_json(const char *path, struct json_file *json)
-{
-    *json = (struct json_file){.path = path};
-    if (!path)
-        return EXIT_GOOD;
-    json->is_new = access(path, F_OK) != 0;
-    json->file = strcmp(path, "-") == 0 ? stdout : fopen(path, "a");
-    if (json->file)
-        return EXIT_GOOD;
-    fprintf(stderr, "attnhost run: --json %s: %s; accepted: a file that can be written, or -\n",
-            path, strerror(errno));
-    return EXIT_USAGE;
-}
-
-/* `report` NULL: the run failed, and a file that was made for it goes away. */
-static int close_json(struct json_file *json, const struct report *report)
-{
-    if (!json->file)
-        return EXIT_GOOD;
-    char *text = report ? report_json(report) : NULL;
-    int failed = 0;
-    if (report) {
-        if (json->file != stdout && ftruncate(fileno(json->file), 0) != 0)
-            errno = 0; /* a pipe or a device */
-        failed = !text || fputs(text, json->file) == EOF;
-    }
-    free(text);
-    failed |= (json->file == stdout ? fflush(stdout) : fclose(json->file)) != 0;
-    if (failed)
-        fprintf(stderr, "attnhost run: --json %s: cannot be written: %s\n", json->path,
-                strerror(errno));
-    if (!report && json->is_new && json->file != stdout)
-        unlink(json->path);
-    return failed ? EXIT_RUN_TIME : EXIT_GOOD;
-}
-
 static int run_config(const struct arguments *arguments, const struct config *config)
 {
     host_error error;
     struct report report;
     struct json_file json;
-    int code = open_json(arguments->json, &json);
+    int code = json_file_open(&json, arguments);
     if (code != EXIT_GOOD)
         return code;
     host_error_init(&error);
@@ -115,7 +69,9 @@ static int run_config(const struct arguments *arguments, const struct config *co
         arguments_complain(arguments, "%s", host_error_text(&error));
     else if (json.file != stdout)
         report_print(&report, stdout);
-    int written = close_json(&json, ended ? &report : NULL);
+    char *text = ended && json.file ? report_json(&report) : NULL;
+    int written = json_file_close(&json, text, ended);
+    free(text);
     report_finish(&report);
     return ended && written != EXIT_GOOD ? written : code;
 }

@@ -18,5 +18,6 @@ int cmd_run(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 #endif /* HOST_COMMANDS_H */

@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"list", cmd_list, "plugins and backends found, usable here or why not"},
     {"inspect", cmd_inspect, "what a backend or a plugin file can do, and its options"},
     {"explain", cmd_explain, "which backend is chosen for each phase and layer group, and why"},
+    {"bench", cmd_bench, "how fast backends are, side by side"},
 };
 
 #define NUM_COMMANDS (sizeof commands / sizeof commands[0])

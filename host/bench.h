@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench.h: how fast backends are on shapes, side by side.
+ *
+ * The backends of an entry are composed through attnhost.h and warmed up; then rounds follow, in
+ * each of which every backend has a block of samples (A B A B ...). A sample is a number of
+ * forwards through the copies of the inputs, replayed from a graph where the backend allows it.
+ * Whatever slows the device for longer than a round slows all of them.
+ */
+#ifndef HOST_BENCH_H
+#define HOST_BENCH_H
+
+#include <stdbool.h>
+
+#include "attnhost.h"
+#include "host/bench_ceilings.h"
+#include "host/bench_shape.h"
+#include "host/bench_timer.h"
+#include "host/text.h"
+
+/* bench_run.outcome */
+enum {
+    BENCH_REFUSED = 0, /* the backend cannot serve the shape: `why` */
+    BENCH_RAN = 1,
+    BENCH_FAILED = 2 /* it said that it can, and failed: `why` */
+};
+
+/* Which ceiling is the nearer one. */
+enum { BENCH_BOUND_NONE = 0, BENCH_BOUND_MEMORY = 1, BENCH_BOUND_COMPUTE = 2 };
+
+/* A backend on a shape. */
+struct bench_run {
+    char *backend; /* as it was asked for; owned */
+    uint32_t outcome;
+    strbuf why;                   /* reasons, separated by "; " */
+    const char *layout;           /* static layout id; NULL = none was accepted */
+    bool graph;                   /* replayed from a graph, else called */
+    uint32_t calls;               /* forwards of a sample */
+    struct bench_samples samples; /* microseconds of one forward: the mean of a sample */
+    uint32_t per_round;           /* samples */
+    struct bench_summary us;
+    double flops, bytes_rate;           /* a second */
+    double fraction;                    /* of the nearer ceiling; 0 = not known */
+    uint32_t bound;                     /* BENCH_BOUND_*: which one that is */
+    double ratio, ratio_p10, ratio_p90; /* of times, round by round, to the first that ran */
+};
+
+/* A shape with the backends it is measured on. */
+struct bench_entry {
+    struct bench_shape shape;
+    char origin[96]; /* "layers 0-31", or "" for a shape of its own */
+    struct bench_count count;
+    uint32_t copies; /* of the inputs; 0 = nothing ran */
+    struct bench_run *runs;
+    uint32_t num_runs;
+};
+
+/* All that was asked for, and what it came to. */
+struct bench_report {
+    attn_device device;
+    char device_name[128];
+    uint32_t num_threads;
+    uint64_t seed;
+    double seconds; /* each backend of an entry is measured for about so long */
+    double sustain; /* seconds of load before an entry is measured; 0 = the device stays cool */
+    double rest;    /* pause behind a block of samples, in times its length */
+    struct bench_ceilings ceilings;
+    struct bench_entry *entries;
+    size_t num_entries;
+};
+
+/* Append an entry with room for num_runs backends, which bench_set_backend() names. NULL when
+ * memory ran out. */
+struct bench_entry *bench_add_entry(struct bench_report *report, const struct bench_shape *shape,
+                                    uint32_t num_runs);
+attn_status bench_set_backend(struct bench_entry *entry, uint32_t run, const char *name,
+                              size_t length, attn_error *error);
+
+/* A zeroed one is fine. */
+void bench_report_finish(struct bench_report *report);
+
+/* Called before each entry, and once at the end with `done` = `total`. */
+typedef void (*bench_progress)(void *ctx, size_t done, size_t total, const char *what);
+
+struct bench_params {
+    attnhost *host;              /* with its plugins and backends */
+    const struct device *device; /* open */
+    struct threads *threads;     /* of the host, for the ceilings */
+    bench_progress progress;     /* NULL = none */
+    void *progress_ctx;
+};
+
+/* Measure the ceilings and all entries of the report, whose seed, seconds and sustain are set. What
+ * a backend refuses or fails at stands in its run. An error is what makes going on pointless: an
+ * unknown backend (CONFIG_ERROR), a device that is lost, no memory. */
+attn_status bench_measure(const struct bench_params *params, struct bench_report *report,
+                          attn_error *error);
+
+/* ---- bench_print.c --------------------------------------------------------------------------- */
+
+/* A few lines on the device and its ceilings, then a line for each backend on each shape. */
+void bench_print(const struct bench_report *report, FILE *file);
+
+/* Everything, every sample included, with a final newline; malloc'ed, the caller frees it; NULL
+ * when memory ran out. */
+char *bench_json(const struct bench_report *report);
+
+#endif /* HOST_BENCH_H */

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_plan.h: what a command line of `attnhost bench` asks for, as entries of a report.
+ */
+#ifndef HOST_BENCH_PLAN_H
+#define HOST_BENCH_PLAN_H
+
+#include "host/arguments.h"
+#include "host/bench.h"
+
+/* Add the entries. Without CONFIG.ini: each --shape on each --backend. With it: each layer group of
+ * its model in each --shape, whose missing keys are the model's, or without --shape as prefill of
+ * chunked_prefill_size tokens and as decode of max_running_requests sequences of as many keys; on
+ * the --backend given or the ones that the ini chooses.
+ *
+ * Layer groups that bench does not measure are told on stderr. CONFIG_ERROR for what is wrong on
+ * the command line or in the ini; UNSUPPORTED if no layer group is left. */
+attn_status bench_plan(const struct arguments *arguments, const struct config *config,
+                       attnhost *host, const attn_device *device, struct bench_report *report,
+                       attn_error *error);
+
+#endif /* HOST_BENCH_PLAN_H */

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_print.c: what was measured, as a table for people and as JSON without loss.
+ */
+#include "host/bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "host/dtype.h"
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+enum { TEXT = 288 };
+
+/* "layers 0-3: decode B32 ..." */
+static void entry_text(const struct bench_entry *entry, char text[TEXT])
+{
+    char shape[160];
+    bench_shape_text(&entry->shape, shape, sizeof shape);
+    snprintf(text, TEXT, "%s%s%s", entry->origin, entry->origin[0] ? ": " : "", shape);
+}
+
+static const char *layout_note(const struct bench_run *run)
+{
+    return strcmp(run->layout, ATTN_LAYOUT_KV_NHD) == 0 ? "" : " hnd";
+}
+
+/* Four digits that mean something, whatever the size. */
+static const char *number(double value, char text[32])
+{
+    int decimals = value < 10 ? 3 : value < 100 ? 2 : value < 1000 ? 1 : 0;
+    snprintf(text, 32, "%.*f", decimals, value);
+    return text;
+}
+
+static void print_device(const struct bench_report *report, FILE *file)
+{
+    const attn_device *device = &report->device;
+    fprintf(file, "device    %s", report->device_name[0] ? report->device_name : "unnamed");
+    if (device->type == ATTN_DEVICE_CPU)
+        fprintf(file, ", %u threads\n", report->num_threads);
+    else
+        fprintf(file, ", cuda:%d, sm_%u, %u multiprocessors, CUDA %u.%u\n", device->id, device->sm,
+                device->num_sms, device->driver_version / 1000, device->driver_version % 1000 / 10);
+    if (report->sustain > 0)
+        fprintf(file, "regime    kept up: %g s of load before each measurement, no rests\n",
+                report->sustain);
+    else if (report->rest > 0)
+        fprintf(file,
+                "regime    cool: short bursts, each followed by a rest of %g times its length\n",
+                report->rest);
+    else
+        fprintf(file, "regime    no load beforehand, no rests\n");
+}
+
+static void print_ceiling(const char *name, const struct bench_ceiling *ceiling, double unit,
+                          const char *unit_name, FILE *file)
+{
+    char text[32];
+    if (ceiling->rate > 0)
+        fprintf(file, "  %s %s %s", name, number(ceiling->rate / unit, text), unit_name);
+    else
+        fprintf(file, "  %s -", name);
+}
+
+static void print_row(const struct bench_run *run, FILE *file)
+{
+    static const char *const bounds[] = {"", " memory", " compute"};
+    char a[32], b[32], c[32], d[32], e[32];
+    fprintf(file, "%-5s  %9s  %9s  %9s  %8s  %8s  ", run->graph ? "graph" : "eager",
+            number(run->us.median, a), number(run->us.p10, b), number(run->us.p90, c),
+            number(run->flops / 1e12, d), number(run->bytes_rate / 1e9, e));
+    if (run->fraction > 0)
+        fprintf(file, "%3.0f%%%-8s", 100 * run->fraction, bounds[run->bound]);
+    else
+        fprintf(file, "%4s%8s", "-", "");
+    fprintf(file, "  %.3f%s\n", run->ratio, layout_note(run));
+}
+
+static void print_entry(const struct bench_entry *entry, int shape_width, int backend_width,
+                        FILE *file)
+{
+    char text[TEXT];
+    entry_text(entry, text);
+    for (uint32_t r = 0; r < entry->num_runs; r++) {
+        const struct bench_run *run = &entry->runs[r];
+        fprintf(file, "%-*s  %-*s  ", shape_width, text, backend_width, run->backend);
+        if (run->outcome == BENCH_RAN)
+            print_row(run, file);
+        else
+            fprintf(file, "%s: %s\n", run->outcome == BENCH_FAILED ? "failed" : "refused",
+                    strbuf_text(&run->why));
+    }
+    if (entry->num_runs == 0)
+        fprintf(file, "%-*s  no backend serves it\n", shape_width, text);
+}
+
+static void find_widths(const struct bench_report *report, int *shape, int *backend)
+{
+    *shape = (int)strlen("shape");
+    *backend = (int)strlen("backend");
+    for (size_t e = 0; e < report->num_entries; e++) {
+        char text[TEXT];
+        entry_text(&report->entries[e], text);
+        *shape = (int)strlen(text) > *shape ? (int)strlen(text) : *shape;
+        for (uint32_t r = 0; r < report->entries[e].num_runs; r++) {
+            int length = (int)strlen(report->entries[e].runs[r].backend);
+            *backend = length > *backend ? length : *backend;
+        }
+    }
+}
+
+void bench_print(const struct bench_report *report, FILE *file)
+{
+    const struct bench_ceilings *ceilings = &report->ceilings;
+    const char *unit = report->device.type == ATTN_DEVICE_CPU ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
+    int shape, backend;
+    find_widths(report, &shape, &backend);
+    print_device(report, file);
+    fputs("ceilings", file);
+    print_ceiling("copy", &ceilings->copy, 1e9, "GB/s", file);
+    print_ceiling("read", &ceilings->read, 1e9, "GB/s", file);
+    print_ceiling("matrix", &ceilings->matrix, 1e12, unit, file);
+    fprintf(file, "\n\n%-*s  %-*s  %-5s  %9s  %9s  %9s  %8s  %8s  %-12s  %s\n", shape, "shape",
+            backend, "backend", "how", "us", "p10", "p90", "TFLOP/s", "GB/s", "of ceiling",
+            "ratio");
+    for (size_t e = 0; e < report->num_entries; e++)
+        print_entry(&report->entries[e], shape, backend, file);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+/* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
+
+/* As many digits as the value needs; cJSON's own numbers may lose the last one. */
+static cJSON *make_number(double value)
+{
+    char digits[40];
+    snprintf(digits, sizeof digits, "%.17g", value);
+    return cJSON_CreateRaw(digits);
+}
+
+static bool add_number(cJSON *object, const char *name, double value)
+{
+    return cJSON_AddItemToObject(object, name, make_number(value));
+}
+
+static bool add_int(cJSON *object, const char *name, int64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    return cJSON_AddRawToObject(object, name, digits) != NULL;
+}
+
+static bool add_uint(cJSON *object, const char *name, uint64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    return cJSON_AddRawToObject(object, name, digits) != NULL;
+}
+
+static bool add_text(cJSON *object, const char *name, const char *text)
+{
+    return cJSON_AddStringToObject(object, name, text) != NULL;
+}
+
+static bool add_samples(cJSON *object, const struct bench_samples *samples)
+{
+    cJSON *list = cJSON_AddArrayToObject(object, "samples_us");
+    bool ok = list != NULL;
+    for (size_t s = 0; ok && s < samples->count; s++)
+        ok = cJSON_AddItemToArray(list, make_number(samples->us[s]));
+    return ok;
+}
+
+static bool add_device(cJSON *root, const struct bench_report *report)
+{
+    const attn_device *device = &report->device;
+    cJSON *object = cJSON_AddObjectToObject(root, "device");
+    return add_text(object, "name", report->device_name) &&
+           add_text(object, "type", device->type == ATTN_DEVICE_CPU ? "cpu" : "cuda") &&
+           add_int(object, "id", device->id) && add_uint(object, "sm", device->sm) &&
+           add_uint(object, "num_sms", device->num_sms) &&
+           add_uint(object, "driver_version", device->driver_version) &&
+           add_uint(object, "cpu_isa", device->cpu_isa) &&
+           add_uint(object, "memory_bytes", device->memory_bytes) &&
+           add_uint(object, "l2_bytes", device->l2_bytes) &&
+           add_uint(object, "threads", report->num_threads);
+}
+
+static bool add_regime(cJSON *root, const struct bench_report *report)
+{
+    cJSON *object = cJSON_AddObjectToObject(root, "regime");
+    return add_text(object, "name", report->sustain > 0 ? "kept up" : "cool") &&
+           add_number(object, "sustain_s", report->sustain) &&
+           add_number(object, "rest", report->rest);
+}
+
+/* null where it was not measured. */
+static bool add_ceiling(cJSON *object, const char *name, const struct bench_ceiling *ceiling,
+                        const char *amount, const char *rate)
+{
+    if (ceiling->rate <= 0)
+        return cJSON_AddNullToObject(object, name) != NULL;
+    cJSON *made = cJSON_AddObjectToObject(object, name);
+    return add_number(made, amount, ceiling->amount) && add_number(made, rate, ceiling->rate) &&
+           add_samples(made, &ceiling->samples);
+}
+
+static bool add_ceilings(cJSON *root, const struct bench_ceilings *ceilings)
+{
+    cJSON *object = cJSON_AddObjectToObject(root, "ceilings");
+    return add_ceiling(object, "copy", &ceilings->copy, "bytes", "bytes_per_s") &&
+           add_ceiling(object, "read", &ceilings->read, "bytes", "bytes_per_s") &&
+           add_ceiling(object, "matrix", &ceilings->matrix, "flop", "flop_per_s");
+}
+
+static bool add_lens(cJSON *object, const char *name, const struct bench_lens *lens)
+{
+    cJSON *list = cJSON_AddArrayToObject(object, name);
+    bool ok = list != NULL;
+    for (int32_t i = 0; ok && i < lens->count; i++)
+        ok = cJSON_AddItemToArray(list, cJSON_CreateNumber(lens->items[i]));
+    return ok;
+}
+
+static bool add_sizes(cJSON *object, const struct bench_shape *shape)
+{
+    return add_int(object, "batch", shape->batch) && add_int(object, "decodes", shape->decodes) &&
+           add_lens(object, "q_len", &shape->q_len) && add_lens(object, "kv_len", &shape->kv_len) &&
+           add_int(object, "q_heads", shape->q_heads) &&
+           add_int(object, "kv_heads", shape->kv_heads) &&
+           add_int(object, "head_dim", shape->head_dim) &&
+           add_int(object, "v_head_dim", shape->v_head_dim) &&
+           add_int(object, "page_size", shape->page_size) &&
+           add_int(object, "window", shape->window) && add_int(object, "chunk", shape->chunk);
+}
+
+static bool add_shape(cJSON *entry, const struct bench_shape *shape)
+{
+    cJSON *object = cJSON_AddObjectToObject(entry, "shape");
+    return add_text(object, "mode", bench_shape_mode_name(shape)) && add_sizes(object, shape) &&
+           add_text(object, "dtype", dtype_name(shape->dtype)) &&
+           add_text(object, "kv_dtype", dtype_name(shape->kv_dtype)) &&
+           cJSON_AddBoolToObject(object, "causal", shape->causal) &&
+           add_number(object, "logit_cap", shape->logit_cap) &&
+           add_number(object, "sm_scale", shape->sm_scale) &&
+           cJSON_AddBoolToObject(object, "sinks", shape->sinks) &&
+           cJSON_AddBoolToObject(object, "alibi", shape->alibi) &&
+           add_text(object, "layout", bench_shape_layout_name(shape)) &&
+           add_text(object, "new_kv", bench_shape_new_kv_name(shape)) &&
+           add_text(object, "scales", bench_shape_scales_name(shape));
+}
+
+static bool add_figures(cJSON *object, const struct bench_run *run)
+{
+    static const char *const bounds[] = {"none", "memory", "compute"};
+    bool known = run->fraction > 0;
+    return cJSON_AddBoolToObject(object, "graph", run->graph) &&
+           add_text(object, "layout", run->layout) && add_uint(object, "calls", run->calls) &&
+           add_uint(object, "samples_per_round", run->per_round) &&
+           add_number(object, "median_us", run->us.median) &&
+           add_number(object, "p10_us", run->us.p10) && add_number(object, "p90_us", run->us.p90) &&
+           add_number(object, "best_us", run->us.best) &&
+           add_number(object, "flop_per_s", run->flops) &&
+           add_number(object, "bytes_per_s", run->bytes_rate) &&
+           (known ? add_number(object, "fraction", run->fraction)
+                  : cJSON_AddNullToObject(object, "fraction") != NULL) &&
+           add_text(object, "bound", bounds[run->bound]) &&
+           add_number(object, "ratio", run->ratio) &&
+           add_number(object, "ratio_p10", run->ratio_p10) &&
+           add_number(object, "ratio_p90", run->ratio_p90) && add_samples(object, &run->samples);
+}
+
+static bool add_run(cJSON *list, const struct bench_run *run)
+{
+    static const char *const outcomes[] = {"refused", "ran", "failed"};
+    cJSON *object = cJSON_CreateObject();
+    return cJSON_AddItemToArray(list, object) && add_text(object, "backend", run->backend) &&
+           add_text(object, "outcome", outcomes[run->outcome]) &&
+           (run->outcome == BENCH_RAN ? add_figures(object, run)
+                                      : add_text(object, "why", strbuf_text(&run->why)));
+}
+
+static bool add_entry(cJSON *list, const struct bench_entry *entry)
+{
+    char text[TEXT];
+    cJSON *object = cJSON_CreateObject();
+    entry_text(entry, text);
+    bool ok = cJSON_AddItemToArray(list, object) && add_text(object, "text", text) &&
+              add_text(object, "origin", entry->origin) && add_shape(object, &entry->shape) &&
+              add_int(object, "tokens", entry->count.tokens) &&
+              add_int(object, "pairs", entry->count.pairs) &&
+              add_int(object, "seen_keys", entry->count.seen_keys) &&
+              add_number(object, "flop", entry->count.flop) &&
+              add_number(object, "bytes", entry->count.bytes) &&
+              add_uint(object, "copies", entry->copies);
+    cJSON *runs = ok ? cJSON_AddArrayToObject(object, "backends") : NULL;
+    ok = runs != NULL;
+    for (uint32_t r = 0; ok && r < entry->num_runs; r++)
+        ok = add_run(runs, &entry->runs[r]);
+    return ok;
+}
+
+static bool add_all(cJSON *root, const struct bench_report *report)
+{
+    bool ok = add_text(root, "attnhost", attnhost_version()) && add_device(root, report) &&
+              add_regime(root, report) && add_uint(root, "seed", report->seed) &&
+              add_number(root, "seconds", report->seconds) && add_ceilings(root, &report->ceilings);
+    cJSON *list = ok ? cJSON_AddArrayToObject(root, "results") : NULL;
+    ok = list != NULL;
+    for (size_t e = 0; ok && e < report->num_entries; e++)
+        ok = add_entry(list, &report->entries[e]);
+    return ok;
+}
+
+char *bench_json(const struct bench_report *report)
+{
+    cJSON *root = cJSON_CreateObject();
+    char *text = add_all(root, report) ? cJSON_Print(root) : NULL;
+    cJSON_Delete(root);
+    size_t length = text ? strlen(text) : 0;
+    char *line = text ? malloc(length + 2) : NULL;
+    if (line)
+        snprintf(line, length + 2, "%s\n", text);
+    cJSON_free(text);
+    return line;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_shape.h: what `attnhost bench` measures: shapes as they are written on a command line, and
+ * what one forward of a shape must compute and move.
+ *
+ *   shape  = KEY=VALUE[,KEY=VALUE]...
+ *   VALUE  = ITEM[:ITEM]...     each item makes a shape of its own; of several keys with several
+ *                               items, all combinations, the key that stands first slowest
+ *   ITEM   = a word, a number   mode=decode  dtype=bf16  logit_cap=30
+ *          | A-BxF              integers A, A*F, A*F*F ... B       kv_len=1024-65536x2
+ *          | A-B/S              integers A, A+S, A+2*S ... B       batch=8-64/8
+ *          | N+N[+N]...         q_len and kv_len: lengths of the sequences in turn, begun anew
+ *                               where there are more sequences     kv_len=100+4096+700
+ *
+ * The keys are the table in bench_shape.c. A key that is left out has the value of the base shape;
+ * where that has none either, q_len is 1 in a decode and else kv_len (no prefix), v_head_dim is
+ * head_dim, kv_dtype is dtype, and a mixed batch's second half are decodes.
+ */
+#ifndef HOST_BENCH_SHAPE_H
+#define HOST_BENCH_SHAPE_H
+
+#include "attn_plugin.h"
+
+#include <stdio.h>
+
+enum { BENCH_MAX_LENS = 64, BENCH_MAX_SHAPES = 4096 };
+
+/* Lengths of the sequences of a batch, in turn. */
+struct bench_lens {
+    int32_t count; /* 0 = not given */
+    int32_t items[BENCH_MAX_LENS];
+};
+
+/* bench_shape.layout */
+enum { BENCH_LAYOUT_ANY = 0, BENCH_LAYOUT_NHD = 1, BENCH_LAYOUT_HND = 2 };
+
+/* bench_shape.new_kv: how a forward gets the keys and values of its new tokens. */
+enum {
+    BENCH_NEW_KV_SAVED = 0,  /* k and v are given and saved into the cache, as in serving */
+    BENCH_NEW_KV_ARGS = 1,   /* k and v are given and not saved */
+    BENCH_NEW_KV_CACHED = 2, /* k and v are absent: they lie in the cache already */
+};
+
+/* A batch of one layer. */
+struct bench_shape {
+    int32_t mode; /* ATTN_MODE_EXTEND, _DECODE or _MIXED */
+    int32_t batch;
+    int32_t decodes;          /* MIXED: the last sequences, of one query each; -1 = not given */
+    struct bench_lens q_len;  /* new tokens of the sequences that are no decodes */
+    struct bench_lens kv_len; /* keys, the new ones included */
+    int32_t q_heads, kv_heads, head_dim;
+    int32_t v_head_dim;  /* 0 = not given */
+    attn_dtype dtype;    /* of q, k, v and the output */
+    attn_dtype kv_dtype; /* of the cache; NONE = not given */
+    int32_t page_size;
+    int32_t window;             /* keys a query sees, itself counted; 0 = no limit */
+    int32_t causal;             /* 1/0 */
+    int32_t chunk;              /* attention_chunk; 0 = off */
+    double logit_cap, sm_scale; /* 0 = off, 0 = 1 / sqrt(head_dim) */
+    int32_t sinks, alibi;       /* 1/0 */
+    int32_t layout;             /* BENCH_LAYOUT_* */
+    int32_t new_kv;             /* BENCH_NEW_KV_* */
+    int32_t scales;             /* of an fp8 cache: ATTN_SCALE_PER_TENSOR or _PER_HEAD */
+};
+
+struct bench_shapes {
+    struct bench_shape *items; /* complete ones */
+    size_t count;
+};
+
+/* A decode of one sequence of 1024 keys, 32 query heads over 8, head_dim 128, bf16, pages of 16. */
+void bench_shape_init(struct bench_shape *base);
+
+/* Add all shapes of `text`. CONFIG_ERROR names the key, its value, what is accepted and the nearest
+ * name; more than BENCH_MAX_SHAPES in all are refused, too. */
+attn_status bench_shapes_add(struct bench_shapes *shapes, const char *text,
+                             const struct bench_shape *base, attn_error *error);
+
+void bench_shapes_finish(struct bench_shapes *shapes);
+
+/* The keys, a line each: name, what is accepted, what it means. For the help. */
+void bench_shape_print_keys(FILE *file);
+
+/* ---- Of a complete shape --------------------------------------------------------------------- */
+
+/* "decode B32 kv4096 H32/8 D128 bf16": what is unusual follows. For people; cut to `size`. */
+void bench_shape_text(const struct bench_shape *shape, char *text, size_t size);
+
+/* The words of the values, as they are written: "decode", "any", "saved", "tensor" ... */
+const char *bench_shape_mode_name(const struct bench_shape *shape);
+const char *bench_shape_layout_name(const struct bench_shape *shape);
+const char *bench_shape_new_kv_name(const struct bench_shape *shape);
+const char *bench_shape_scales_name(const struct bench_shape *shape);
+
+/* New tokens and keys of sequence `s`. */
+int32_t bench_shape_q_len(const struct bench_shape *shape, int32_t s);
+int32_t bench_shape_kv_len(const struct bench_shape *shape, int32_t s);
+
+/* What one forward comes to. */
+struct bench_count {
+    int64_t tokens;    /* query rows */
+    int64_t keys;      /* of all sequences, seen or not */
+    int64_t pages;     /* of all sequences */
+    int64_t pairs;     /* (query, key) pairs that the masks let through */
+    int64_t seen_keys; /* keys that some query of their sequence sees */
+    double flop;       /* both products over the pairs, in all query heads */
+    /* What must cross memory once: seen keys and values (of new tokens from k and v, unless these
+     * are in the cache already), q, the output, and new keys and values written to the cache. */
+    double bytes;
+};
+
+void bench_shape_count(const struct bench_shape *shape, struct bench_count *count);
+
+#endif /* HOST_BENCH_SHAPE_H */

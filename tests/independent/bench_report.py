@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `attnhost bench` on cpu_native beside a second backend and checks all that it says.
+
+Prints TAP. Pairs, operations and bytes are counted here by loops over queries and keys, figures are
+computed again from the samples; nothing is taken from one field to check itself.
+"""
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = os.environ.get("ATTNHOST_TEST_COMMAND", "./attnhost")
+PLUGINS = os.path.abspath(os.environ.get("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"))
+FIXTURES = os.path.abspath(os.environ.get("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs"))
+SIZES = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+LOAD = ["--set", f"plugins.path={PLUGINS}", "--set", f"plugins.path={FIXTURES}/example_rows.so"]
+QUICK = ["--seconds", "0.01"]
+
+failures = 0
+count = 0
+
+
+def result(name, problems):
+    global failures, count
+    count += 1
+    failures += bool(problems)
+    print(f"{'not ' if problems else ''}ok {count} - {name}")
+    for problem in problems:
+        print("#", problem)
+
+
+def bench(*arguments, folder=None):
+    env = {k: v for k, v in os.environ.items() if k not in ("ATTNHOST_PLUGIN_PATH",
+                                                            "ATTNHOST_LIBCUDA")}
+    return subprocess.run([COMMAND, "bench", *arguments], capture_output=True, text=True, cwd=folder,
+                          env=env, stdin=subprocess.DEVNULL, timeout=300)
+
+
+# ---- Counting ------------------------------------------------------------------------------------
+
+
+def lengths(shape, s):
+    """New tokens and keys of sequence s."""
+    kv_len = shape["kv_len"][s % len(shape["kv_len"])]
+    first_decode = 0 if shape["mode"] == "decode" else shape["batch"] - shape["decodes"]
+    return (1 if s >= first_decode else shape["q_len"][s % len(shape["q_len"])]), kv_len
+
+
+def sees(shape, i, j):
+    return not (shape["window"] and j <= i - shape["window"]
+                or shape["causal"] and j > i
+                or shape["chunk"] and (j > i or j // shape["chunk"] != i // shape["chunk"]))
+
+
+def expected_counts(shape):
+    tokens = pairs = old = new = 0
+    for s in range(shape["batch"]):
+        q_len, kv_len = lengths(shape, s)
+        prefix = kv_len - q_len
+        seen = set()
+        for i in range(prefix, kv_len):
+            visible = [j for j in range(kv_len) if sees(shape, i, j)]
+            pairs += len(visible)
+            seen.update(visible)
+        tokens += q_len
+        old += sum(j < prefix for j in seen)
+        new += sum(j >= prefix for j in seen)
+    dims = shape["head_dim"] + shape["v_head_dim"]
+    size, kv_size = SIZES[shape["dtype"]], SIZES[shape["kv_dtype"]]
+    moved = old * kv_size + new * (kv_size if shape["new_kv"] == "cached" else size)
+    if shape["new_kv"] == "saved":
+        moved += tokens * kv_size
+    return {"tokens": tokens, "pairs": pairs, "seen_keys": old + new,
+            "flop": 2 * dims * shape["q_heads"] * pairs,
+            "bytes": dims * (shape["kv_heads"] * moved + shape["q_heads"] * tokens * size)}
+
+
+def quantile(values, p):
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(p * len(ordered)) - 1)]
+
+
+# ---- Checks of a report --------------------------------------------------------------------------
+
+TOP_KEYS = {"attnhost", "device", "regime", "seed", "seconds", "ceilings", "results"}
+RUN_KEYS = {"backend", "outcome", "graph", "layout", "calls", "samples_per_round", "median_us",
+            "p10_us", "p90_us", "best_us", "flop_per_s", "bytes_per_s", "fraction", "bound", "ratio",
+            "ratio_p10", "ratio_p90", "samples_us"}
+
+
+def close(a, b):
+    return math.isclose(a, b, rel_tol=1e-9)
+
+
+def check_run(run, entry, first, ceilings):
+    problems = []
+    samples = run["samples_us"]
+    if set(run) != RUN_KEYS:
+        return [f"keys {sorted(set(run) ^ RUN_KEYS)}"]
+    if len(samples) < 5 or min(samples) <= 0 or run["calls"] < 1:
+        problems.append(f"{len(samples)} samples, the least {min(samples)}, {run['calls']} calls")
+    median = quantile(samples, 0.5)
+    memory = max(ceilings["read"]["bytes_per_s"], ceilings["copy"]["bytes_per_s"])
+    floors = {"memory": entry["bytes"] / memory,
+              "compute": entry["flop"] / ceilings["matrix"]["flop_per_s"]}
+    block = run["samples_per_round"]
+    rounds = range(min(len(samples), len(first["samples_us"])) // block)
+    ratios = [quantile(samples[r * block:(r + 1) * block], 0.5)
+              / quantile(first["samples_us"][r * block:(r + 1) * block], 0.5) for r in rounds]
+    expected = {"median_us": median, "p10_us": quantile(samples, 0.1),
+                "p90_us": quantile(samples, 0.9), "best_us": min(samples),
+                "flop_per_s": entry["flop"] / (median * 1e-6),
+                "bytes_per_s": entry["bytes"] / (median * 1e-6),
+                "fraction": max(floors.values()) / (median * 1e-6),
+                "ratio": quantile(ratios, 0.5), "ratio_p10": quantile(ratios, 0.1),
+                "ratio_p90": quantile(ratios, 0.9)}
+    problems += [f"{key}: {run[key]}, expected {value}" for key, value in expected.items()
+                 if not close(run[key], value)]
+    if floors[run["bound"]] != max(floors.values()):
+        problems.append(f"bound {run['bound']} of {floors}")
+    return problems
+
+
+def check_entry(entry, backends, ceilings):
+    problems = [f"{key}: {entry[key]}, expected {value}"
+                for key, value in expected_counts(entry["shape"]).items() if entry[key] != value]
+    runs = entry["backends"]
+    if [run["backend"] for run in runs] != backends:
+        problems.append(f"backends {[run['backend'] for run in runs]}")
+    for run in runs:
+        if run["outcome"] != "ran":
+            problems.append(f"{run['backend']}: {run['outcome']}: {run['why']}")
+        else:
+            problems += check_run(run, entry, runs[0], ceilings)
+    return [f"{entry['text']}: {problem}" for problem in problems]
+
+
+def check_ceilings(ceilings):
+    problems = []
+    for name, amount, rate in (("copy", "bytes", "bytes_per_s"), ("read", "bytes", "bytes_per_s"),
+                               ("matrix", "flop", "flop_per_s")):
+        ceiling = ceilings[name]
+        median = quantile(ceiling["samples_us"], 0.5)
+        if len(ceiling["samples_us"]) < 5 or not close(ceiling[rate],
+                                                       ceiling[amount] / (median * 1e-6)):
+            problems.append(f"ceiling {name}: {ceiling[rate]}")
+    return problems
+
+
+def check_report(report, seed, shapes, backends):
+    problems = []
+    if set(report) != TOP_KEYS:
+        problems.append(f"keys {sorted(set(report) ^ TOP_KEYS)}")
+    if report["seed"] != seed or report["device"]["type"] != "cpu" or report["device"]["threads"] < 1:
+        problems.append(f"seed {report['seed']}, device {report['device']}")
+    if report["regime"] != {"name": "cool", "sustain_s": 0, "rest": 0}:
+        problems.append(f"regime {report['regime']}")
+    if len(report["results"]) != shapes:
+        problems.append(f"{len(report['results'])} results, expected {shapes}")
+    problems += check_ceilings(report["ceilings"])
+    for entry in report["results"]:
+        problems += check_entry(entry, backends, report["ceilings"])
+    return problems
+
+
+# ---- Runs ----------------------------------------------------------------------------------------
+
+SMALL = "q_heads=4,kv_heads=2,head_dim=16,"
+
+
+def two_backends():
+    seed = 2**64 - 1
+    done = bench("--backend", "cpu_native,example_rows", *LOAD, *QUICK, "--seed", str(seed), "--json",
+                 "-", "--shape", SMALL + "batch=3,kv_len=33+70:64,v_head_dim=24",
+                 "--shape", SMALL + "mode=extend,batch=2,q_len=9,kv_len=20+31,window=0:7,causal=yes",
+                 "--shape", SMALL + "mode=mixed,batch=3,decodes=1,q_len=5,kv_len=40,dtype=f32")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    problems = check_report(json.loads(done.stdout), seed, 5, ["cpu_native", "example_rows"])
+    return problems + ([f"on stderr: {done.stderr}"] if done.stderr else [])
+
+
+def shapes_of_one_backend():
+    done = bench("--backend", "cpu_native", *LOAD, *QUICK, "--json", "-",
+                 "--shape", SMALL + "mode=extend,kv_len=30,chunk=8,causal=no,kv_dtype=fp8_e4m3",
+                 "--shape", SMALL + "mode=extend,q_len=4,kv_len=30,causal=no,new_kv=args",
+                 "--shape", SMALL + "kv_len=30,new_kv=cached,kv_dtype=fp8_e5m2,scales=head",
+                 "--shape", SMALL + "kv_len=30,layout=hnd,sinks=yes,alibi=yes,logit_cap=20")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    return check_report(json.loads(done.stdout), 1, 4, ["cpu_native"])
+
+
+def table_and_file(folder):
+    path = os.path.join(folder, "report.json")
+    done = bench("--backend", "cpu_native", "--backend", "example_rows", *LOAD, *QUICK, "--json", path,
+                 "--shape", SMALL + "kv_len=64")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    problems = check_report(report, 1, 1, ["cpu_native", "example_rows"])
+    text = report["results"][0]["text"]
+    rows = [line for line in done.stdout.splitlines() if line.startswith(text)]
+    if len(rows) != 2 or "cpu_native" not in rows[0] or "example_rows" not in rows[1]:
+        problems.append(f"rows of the table: {rows}")
+    if "ceilings  copy " not in done.stdout or "of ceiling" not in done.stdout:
+        problems.append(done.stdout)
+    return problems
+
+
+def kept_up():
+    done = bench("--backend", "cpu_native", *LOAD, *QUICK, "--sustain", "0.2", "--json", "-",
+                 "--shape", SMALL + "kv_len=64")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    regime = json.loads(done.stdout)["regime"]
+    return [] if regime == {"name": "kept up", "sustain_s": 0.2, "rest": 0} else [str(regime)]
+
+
+INI = f"""
+[plugins]
+path = {PLUGINS}
+path = {FIXTURES}/example_rows.so
+[model]
+num_layers = 4
+num_q_heads = 4
+num_kv_heads = 2
+head_dim = 16
+layer_types = sliding full
+sliding_window = 24
+dtype = f32
+max_context_len = 512
+[kv_cache]
+page_size = 8
+[attention]
+prefill_attention_backend = example_rows
+decode_attention_backend = cpu_native
+[workload]
+chunked_prefill_size = 40
+max_running_requests = 6
+"""
+
+
+def model(folder):
+    path = os.path.join(folder, "model.ini")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(INI)
+    done = bench(path, *QUICK, "--json", "-")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    problems = []
+    wanted = [("layers 0,2", "extend", 1, 24, "example_rows"), ("layers 0,2", "decode", 6, 24,
+                                                                "cpu_native"),
+              ("layers 1,3", "extend", 1, 0, "example_rows"), ("layers 1,3", "decode", 6, 0,
+                                                               "cpu_native")]
+    report = json.loads(done.stdout)
+    for entry, (origin, mode, batch, window, backend) in zip(report["results"], wanted):
+        shape = entry["shape"]
+        got = (entry["origin"], shape["mode"], shape["batch"], shape["window"],
+               entry["backends"][0]["backend"])
+        if got != (origin, mode, batch, window, backend):
+            problems.append(f"{got}")
+        if (shape["kv_len"], shape["page_size"], shape["dtype"]) != ([40], 8, "f32"):
+            problems.append(f"{shape}")
+        problems += check_entry(entry, [backend], report["ceilings"])
+    if len(report["results"]) != 4:
+        problems.append(f"{len(report['results'])} results")
+    done = bench(path, *QUICK, "--json", "-", "--backend", "cpu_native", "--shape",
+                 "kv_len=50,head_dim=32")
+    for entry in json.loads(done.stdout)["results"]:
+        shape = entry["shape"]
+        if (shape["kv_len"], shape["head_dim"], shape["q_heads"]) != ([50], 32, 4):
+            problems.append(f"{shape}")
+    return problems
+
+
+# ---- Refusals ------------------------------------------------------------------------------------
+
+
+def refused(code, texts, *arguments, table=False):
+    """The command ends with this code and says each text on stderr (or in its table)."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = bench(*arguments, folder=folder)
+        left = os.listdir(folder)
+    said = done.stdout if table else done.stderr
+    problems = [f"lacks: {text}" for text in texts if text not in said]
+    if done.returncode != code:
+        problems.append(f"exit code {done.returncode}, expected {code}")
+    if not table and done.stdout:
+        problems.append(f"on stdout: {done.stdout}")
+    if left:
+        problems.append(f"left behind: {left}")
+    return problems + [done.stderr, done.stdout] if problems else []
+
+
+NATIVE = ["--backend", "cpu_native", *LOAD]
+REFUSED = [
+    ("nothing is given", ["no backend is given; accepted: CONFIG.ini, or --backend NAME"]),
+    ("no shape", ["no shape is given; accepted: CONFIG.ini, or --shape"], *NATIVE),
+    ("an unknown key of a shape", ["'kv_ln' is no key, did you mean 'kv_len'?", "accepted: mode"],
+     *NATIVE, "--shape", "kv_ln=5"),
+    ("a wrong value of a shape", ["batch = 'many' is not a number in range", "accepted: 1 to 65536"],
+     *NATIVE, "--shape", "batch=many"),
+    ("an unknown backend", ["'cpu_nativ' is no backend", "did you mean cpu_native?", "accepted: "],
+     "--backend", "cpu_native,cpu_nativ", *LOAD, "--shape", "kv_len=64"),
+    ("an empty name of a backend", ["--backend cpu_native,: an empty name", "accepted: NAME"],
+     "--backend", "cpu_native,", *LOAD, "--shape", "kv_len=64"),
+    ("seconds that are none", ["--seconds 'soon': accepted: a number of seconds from 0 to 3600"],
+     *NATIVE, "--shape", "kv_len=64", "--seconds", "soon"),
+    ("too long a load", ["--sustain '4000': accepted: a number of seconds"],
+     *NATIVE, "--shape", "kv_len=64", "--sustain", "4000"),
+    ("an unknown device", ["platform.device = 'tpu'", "accepted: "],
+     *NATIVE, "--shape", "kv_len=64", "--device", "tpu"),
+    ("a simulated device", ["platform.simulate", "cannot run"],
+     *NATIVE, "--shape", "kv_len=64", "--set", "platform.simulate=sm90"),
+    ("no such ini", ["none.ini"], "none.ini"),
+    ("JSON that cannot be written", ["--json /nowhere/x.json", "accepted: a file"],
+     *NATIVE, "--shape", "kv_len=64", "--json", "/nowhere/x.json"),
+    ("an unknown option", ["--help"], "--shapes", "kv_len=64", "--bach=2"),
+]
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        result("two backends, shapes and figures", two_backends())
+        result("all kinds of shapes", shapes_of_one_backend())
+        result("a table and a file", table_and_file(folder))
+        result("kept up by a load", kept_up())
+        result("a model's layer groups on the backends that it chooses", model(folder))
+    for name, texts, *arguments in REFUSED:
+        result(name, refused(2, texts, *arguments))
+    result("no backend serves a shape", refused(
+        4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",
+        "kv_len=32,head_dim=64:1024", table=True))
+    result("a backend that refuses beside one that serves", refused(
+        0, ["refused: kv_dtype fp8_e4m3: accepted bf16", "of ceiling"], "--backend",
+        "example_rows,cpu_native", *LOAD, *QUICK, "--shape", "kv_len=32,kv_dtype=fp8_e4m3",
+        table=True))
+    result("a refused plugin that is critical", refused(
+        3, ["no_entry"], *NATIVE, "--set", f"plugins.path={FIXTURES}/fixture_no_entry.so", "--set",
+        "plugins.critical=fixture_no_entry", "--shape", "kv_len=32"))
+    help_text = bench("--help")
+    result("help", [] if help_text.returncode == 0 and "kv_len" in help_text.stdout
+           and "exit codes" in help_text.stdout.lower() else [help_text.stdout, help_text.stderr])
+    print(f"1..{count}")
+    return failures != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
