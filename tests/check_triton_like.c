@@ -6,8 +6,7 @@
  */
 #include "tests/test_main.h"
 
-#include "plugins/common/cuda_api.h"
-#include "plugins/triton_like/triton_like.h"
+#include "tests/triton_fixture.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -41,53 +40,7 @@ static void open_plugin(void)
     ck_assert_str_eq(type->name, "triton_like");
 }
 
-/* ---- A problem ------------------------------------------------------------------------------- */
-
-typedef struct test_problem {
-    attn_device device;
-    attn_layer layer;
-    attn_layer_group group;
-    attn_bounds bounds;
-    attn_problem problem;
-} test_problem;
-
-/* One that is accepted. */
-static void make_problem(test_problem *t)
-{
-    *t = (test_problem){.device = {.struct_size = sizeof t->device,
-                                   .type = ATTN_DEVICE_CUDA,
-                                   .sm = 90,
-                                   .num_sms = 132,
-                                   .shared_memory = 227 * 1024},
-                        .layer = {.struct_size = sizeof t->layer},
-                        .bounds = {.struct_size = sizeof t->bounds,
-                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
-                                   .mask_kinds = 1,
-                                   .max_seqs = 8,
-                                   .max_tokens = 8,
-                                   .max_q_len = 1,
-                                   .max_kv_len = 1000}};
-    t->group = (attn_layer_group){.struct_size = sizeof t->group,
-                                  .num_q_heads = 32,
-                                  .num_kv_heads = 8,
-                                  .head_dim = 128,
-                                  .v_head_dim = 128,
-                                  .window_left = -1,
-                                  .sm_scale = 0.09f,
-                                  .num_layers = 1,
-                                  .layers = &t->layer};
-    t->problem = (attn_problem){.struct_size = sizeof t->problem,
-                                .graph_level = ATTN_GRAPH_ALWAYS,
-                                .device = &t->device,
-                                .group = &t->group,
-                                .bounds = &t->bounds,
-                                .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                .q_dtype = ATTN_BF16,
-                                .kv_dtype = ATTN_BF16,
-                                .out_dtype = ATTN_BF16,
-                                .page_size = 16,
-                                .tp_size = 1};
-}
+/* ---- Query ----------------------------------------------------------------------------------- */
 
 /* The fields that are refused, as a set of bits; 0 = supported. */
 static uint64_t refused_fields(const test_problem *t)
@@ -151,45 +104,19 @@ START_TEST(query_accepts_and_refuses)
 }
 END_TEST
 
-static void test_log(void *ctx, uint32_t level, const char *text)
-{
-    (void)ctx;
-    (void)level;
-    (void)text;
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    (void)space;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
-}
-
 /* Without a driver, or without a context, create says what is missing and leaves nothing. */
 START_TEST(create_refuses)
 {
     test_problem t;
     attn_instance *instance = NULL;
-    const attn_services services = {.struct_size = sizeof services,
-                                    .num_workers = 1,
-                                    .log = test_log,
-                                    .allocate = test_allocate,
-                                    .release = test_release};
     make_problem(&t);
-    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &error);
+    attn_status status = type->create(type, &t.problem, 1, NULL, &test_services, &instance, &error);
     ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
                   message);
     ck_assert_ptr_null(instance);
     ck_assert(strstr(message, "triton_like") != NULL);
     t.group.head_dim = 8;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &error),
+    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &test_services, &instance, &error),
                      ATTN_UNSUPPORTED);
     attn_option_value value = {.struct_size = sizeof value,
                                .key = "num_kv_splits",
@@ -198,7 +125,7 @@ START_TEST(create_refuses)
                                .place = "x.ini:3"};
     attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
     t.group.head_dim = 128;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, &options, &services, &instance, &error),
+    ck_assert_int_eq(type->create(type, &t.problem, 1, &options, &test_services, &instance, &error),
                      ATTN_CONFIG_ERROR);
     ck_assert(strstr(message, "x.ini:3") != NULL);
     type->ops->destroy(NULL);
@@ -272,42 +199,30 @@ START_TEST(tiles_fit_any_device)
 }
 END_TEST
 
-static char *read_text(const char *name)
-{
-    char path[4096];
-    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
-    snprintf(path, sizeof path, "%s/plugins/triton_like/kernels/%s", top ? top : ".", name);
-    FILE *file = fopen(path, "r");
-    ck_assert_msg(file != NULL, "%s", path);
-    char *text = calloc(1, 1 << 20);
-    ck_assert_uint_gt(fread(text, 1, (1 << 20) - 1, file), 0);
-    fclose(file);
-    return text;
-}
-
 static void compile(const nvrtc_api *nvrtc, const char *name, const triton_group *group,
                     int variant, const char *architecture)
 {
-    static const char *const names[] = {"common.cuh", "params.h", "splits.h"};
     const char *options[MAX_CONSTANTS + 4] = {architecture, "-std=c++17", "--ptxas-options=-O0"};
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     int num_options = 3;
     nvrtc_program program;
     kernel_constants constants;
+    kernel_sources sources;
     triton_options defaults = {.num_kv_splits = 8,
                                .split_tile = 256,
                                .reduce_in_fp32 = variant,
                                .split_probabilities = !variant};
     kernel_shape shape = triton_shape(group, variant, 0);
-    char *source = read_text(name), *headers[3], log[8192] = "";
+    char folder[4096], log[8192] = "";
     size_t size = 0;
-    for (int i = 0; i < 3; i++)
-        headers[i] = read_text(names[i]);
+    snprintf(folder, sizeof folder, "%s/plugins/triton_like/kernels", top ? top : ".");
+    ck_assert_msg(sources_init(&sources, folder, name, &error) == ATTN_OK, "%s", message);
     triton_constants(group, variant, &shape, &defaults, &constants);
     for (int i = 0; i < constants.count; i++)
         options[num_options++] = constants.text[i];
-    ck_assert_int_eq(
-        nvrtc->nvrtcCreateProgram(&program, source, name, 3, (const char *const *)headers, names),
-        0);
+    ck_assert_int_eq(nvrtc->nvrtcCreateProgram(&program, sources.source, name, sources.num_headers,
+                                               (const char *const *)sources.headers, sources.names),
+                     0);
     int result = nvrtc->nvrtcCompileProgram(program, num_options, options);
     nvrtc->nvrtcGetProgramLogSize(program, &size);
     if (size < sizeof log)
@@ -316,9 +231,7 @@ static void compile(const nvrtc_api *nvrtc, const char *name, const triton_group
     ck_assert_int_eq(nvrtc->nvrtcGetCUBINSize(program, &size), 0);
     ck_assert_uint_gt(size, 1000);
     nvrtc->nvrtcDestroyProgram(&program);
-    free(source);
-    for (int i = 0; i < 3; i++)
-        free(headers[i]);
+    sources_finish(&sources);
 }
 
 /* Plain and crowded, 16 bits and fp8, even and odd, the least device and Hopper. */

@@ -3,11 +3,15 @@
  * cache.c: compiled kernels on disk, one file for each SHA-256 of all that went in.
  *
  * A file is written beside its place and renamed, so that any number of processes may read and
- * write at once: the worst is that two compile the same. What lies there is loaded into the GPU, so
- * only a folder that belongs to the user and that nobody else can write to is used.
+ * write at once: the worst is that two compile the same. Behind the binary stands a seal, with the
+ * key and a checksum of all: what was cut, changed or put there under a false name is not taken,
+ * and replaced at the next write. (The binary comes first, so that tools that read it still can.)
+ * What lies there is loaded into the GPU, so only a folder that belongs to the user and that nobody
+ * else can write to is used.
  */
 #include "triton_like.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <nettle/sha2.h>
@@ -15,7 +19,23 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { STALE_AFTER = 3600 }; /* seconds; a file is written in less than one */
+
+static const char suffix[] = ".cubin", random_part[] = ".XXXXXX";
+
+/* What stands behind the binary. */
+typedef struct cache_seal {
+    char magic[8];
+    uint64_t size; /* of the binary */
+    uint8_t key[CACHE_KEY_SIZE];
+    uint8_t sum[SHA256_DIGEST_SIZE]; /* of the binary and of this with a sum of zeros */
+} cache_seal;
+
+_Static_assert(sizeof(cache_seal) == 80, "a seal has no padding, which would be written");
+_Static_assert(CACHE_KEY_SIZE == SHA256_DIGEST_SIZE, "a key is a SHA-256");
 
 /* ---- Folders --------------------------------------------------------------------------------- */
 
@@ -35,11 +55,17 @@ static void make_folders(const char *path)
     }
 }
 
-static int is_ours(const char *folder)
+/* NULL, or why the folder cannot be used. */
+static const char *find_fault(const char *folder)
 {
     struct stat st;
-    return stat(folder, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
-           (st.st_mode & (S_IWGRP | S_IWOTH)) == 0 && access(folder, W_OK) == 0;
+    if (stat(folder, &st) != 0)
+        return strerror(errno);
+    if (!S_ISDIR(st.st_mode))
+        return "it is no folder";
+    if (st.st_uid != geteuid() || st.st_mode & (S_IWGRP | S_IWOTH))
+        return "others could write to it";
+    return access(folder, W_OK) == 0 ? NULL : strerror(errno);
 }
 
 /* The folder of option cache_dir, or the user's. 0 = none. */
@@ -58,29 +84,39 @@ static int find_folder(const char *cache_dir, char folder[MAX_PATH])
     return length > 0 && length < MAX_PATH;
 }
 
-void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry)
+static void make_key(const char *const *pieces, int count, uint8_t key[CACHE_KEY_SIZE])
 {
     struct sha256_ctx hash;
-    uint8_t digest[SHA256_DIGEST_SIZE];
-    char folder[MAX_PATH], name[2 * SHA256_DIGEST_SIZE + 1];
     sha256_init(&hash);
     for (int i = 0; i < count; i++) {
         uint64_t length = strlen(pieces[i]);
         sha256_update(&hash, sizeof length, (const uint8_t *)&length);
         sha256_update(&hash, length, (const uint8_t *)pieces[i]);
     }
-    sha256_digest(&hash, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        snprintf(name + 2 * i, 3, "%02x", digest[i]);
-    entry->usable = find_folder(cache_dir, folder);
-    if (!entry->usable)
-        return;
-    make_folders(folder);
-    entry->usable = is_ours(folder);
-    snprintf(entry->path, sizeof entry->path, "%s/%s.cubin", folder, name);
+    sha256_digest(&hash, CACHE_KEY_SIZE, key);
 }
 
-/* ---- Files ----------------------------------------------------------------------------------- */
+void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry)
+{
+    char folder[MAX_PATH], name[2 * CACHE_KEY_SIZE + 1];
+    memset(entry, 0, sizeof *entry);
+    make_key(pieces, count, entry->key);
+    for (size_t i = 0; i < CACHE_KEY_SIZE; i++)
+        snprintf(name + 2 * i, 3, "%02x", entry->key[i]);
+    if (!find_folder(cache_dir, folder)) {
+        snprintf(entry->trouble, sizeof entry->trouble,
+                 "no cache folder: cache_dir, XDG_CACHE_HOME and HOME are unset or too long");
+        return;
+    }
+    make_folders(folder);
+    const char *fault = find_fault(folder);
+    if (fault)
+        snprintf(entry->trouble, sizeof entry->trouble, "cache folder %s: %s", folder, fault);
+    else
+        snprintf(entry->path, sizeof entry->path, "%s/%s%s", folder, name, suffix);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 char *read_file(const char *path, size_t *size)
 {
@@ -109,35 +145,95 @@ char *read_file(const char *path, size_t *size)
     return data;
 }
 
-void *cache_read(const cache_entry *entry, size_t *size)
+static cache_seal make_seal(const cache_entry *entry, const void *data, size_t size)
 {
-    return entry->usable ? read_file(entry->path, size) : NULL;
+    struct sha256_ctx hash;
+    cache_seal seal = {.magic = "attnseal", .size = size};
+    memcpy(seal.key, entry->key, sizeof seal.key);
+    sha256_init(&hash);
+    sha256_update(&hash, size, data);
+    sha256_update(&hash, sizeof seal, (const uint8_t *)&seal);
+    sha256_digest(&hash, sizeof seal.sum, seal.sum);
+    return seal;
 }
 
-static int write_all(int file, const char *data, size_t size)
+void *cache_read(cache_entry *entry, size_t *size)
 {
+    size_t whole = 0;
+    char *data = *entry->path ? read_file(entry->path, &whole) : NULL;
+    if (!data)
+        return NULL;
+    if (whole > sizeof(cache_seal)) {
+        *size = whole - sizeof(cache_seal);
+        cache_seal seal = make_seal(entry, data, *size);
+        if (memcmp(data + *size, &seal, sizeof seal) == 0)
+            return data;
+    }
+    snprintf(entry->trouble, sizeof entry->trouble, "%s was damaged", entry->path);
+    free(data);
+    return NULL;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+static int write_all(int file, const void *data, size_t size)
+{
+    const char *from = data;
     while (size > 0) {
-        ssize_t wrote = write(file, data, size);
+        ssize_t wrote = write(file, from, size);
         if (wrote < 0 && errno == EINTR)
             continue;
         if (wrote <= 0)
             return 0;
-        data += wrote;
+        from += wrote;
         size -= (size_t)wrote;
     }
     return 1;
 }
 
-void cache_write(const cache_entry *entry, const void *data, size_t size)
+/* Is it the name of a file that is being written? */
+static int is_part(const char *name)
 {
-    char part[sizeof entry->path + 16];
-    if (!entry->usable)
+    size_t length = strlen(name), tail = sizeof suffix - 1 + sizeof random_part - 1;
+    return length == 2 * CACHE_KEY_SIZE + tail &&
+           strncmp(name + 2 * CACHE_KEY_SIZE, suffix, sizeof suffix - 1) == 0;
+}
+
+/* Remove what writers have left that were killed long ago, in the folder of `path`. */
+static void sweep(const char *path)
+{
+    char folder[MAX_PATH];
+    struct stat st;
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+    DIR *entries = opendir(folder);
+    if (!entries)
         return;
-    snprintf(part, sizeof part, "%s.XXXXXX", entry->path);
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (is_part(entry->d_name) && fstatat(dirfd(entries), entry->d_name, &st, 0) == 0 &&
+            time(NULL) - st.st_mtime > STALE_AFTER)
+            unlinkat(dirfd(entries), entry->d_name, 0);
+    closedir(entries);
+}
+
+void cache_write(cache_entry *entry, const void *data, size_t size)
+{
+    char part[sizeof entry->path + sizeof random_part];
+    if (!*entry->path)
+        return;
+    cache_seal seal = make_seal(entry, data, size);
+    snprintf(part, sizeof part, "%s%s", entry->path, random_part);
     int file = mkstemp(part);
-    if (file < 0)
-        return;
-    int whole = write_all(file, data, size) && fsync(file) == 0;
-    if (close(file) != 0 || !whole || rename(part, entry->path) != 0)
-        unlink(part);
+    int done = file >= 0 && write_all(file, data, size) && write_all(file, &seal, sizeof seal) &&
+               fsync(file) == 0 && rename(part, entry->path) == 0;
+    int why = errno;
+    if (!done) {
+        snprintf(entry->trouble, sizeof entry->trouble, "%s cannot be written: %s", entry->path,
+                 strerror(why));
+        if (file >= 0)
+            unlink(part);
+    }
+    if (file >= 0)
+        close(file);
+    if (done)
+        sweep(entry->path);
 }

@@ -3,59 +3,30 @@
  * compile.c: kernels from source files to loaded functions.
  *
  * A build is one source and a set of constants. What identifies it is everything that goes in: the
- * compiler's version, the options, the source and the shared headers.
+ * compiler's version, the options, the source, where it lies (line tables name it) and the headers.
  */
 #include "triton_like.h"
 
 #include "plugins/common/plugin_error.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NUM_HEADERS = 3, NUM_OPTIONS = 3, LOG_SHOWN = 600 };
+enum {
+    NUM_OPTIONS = 4,
+    MAX_PIECES = 3 + 2 * MAX_HEADERS + NUM_OPTIONS + MAX_CONSTANTS,
+    LOG_SHOWN = 600
+};
 
-static const char *const header_names[NUM_HEADERS] = {"common.cuh", "params.h", "splits.h"};
-
-/* The texts of a build. */
-typedef struct sources {
-    char path[MAX_PATH + 32];
-    char *source;
-    char *headers[NUM_HEADERS];
-} sources;
-
-static void sources_finish(sources *texts)
-{
-    free(texts->source);
-    for (int i = 0; i < NUM_HEADERS; i++)
-        free(texts->headers[i]);
-}
-
-static attn_status read_source(const char *folder, const char *name, sources *texts, char **text,
-                               attn_error *error)
-{
-    size_t size = 0;
-    snprintf(texts->path, sizeof texts->path, "%s/%s", folder, name);
-    *text = read_file(texts->path, &size);
-    if (*text)
-        return ATTN_OK;
-    return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
-                             "triton_like: kernel source %s: %s; see option kernel_dir",
-                             texts->path, strerror(errno));
-}
-
-static attn_status read_sources(const char *folder, const char *name, sources *texts,
-                                attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    memset(texts, 0, sizeof *texts);
-    for (int i = 0; i < NUM_HEADERS && status == ATTN_OK; i++)
-        status = read_source(folder, header_names[i], texts, &texts->headers[i], error);
-    if (status == ATTN_OK)
-        status = read_source(folder, name, texts, &texts->source, error);
-    return status;
-}
+/* What NVRTC is given. */
+typedef struct compile_job {
+    kernel_sources sources;
+    char version[48]; /* of NVRTC */
+    char architecture[48];
+    int num_options;
+    const char *options[NUM_OPTIONS + MAX_CONSTANTS];
+} compile_job;
 
 /* ---- NVRTC ----------------------------------------------------------------------------------- */
 
@@ -69,7 +40,9 @@ static attn_status compile_error(const nvrtc_api *nvrtc, nvrtc_program program, 
         log = calloc(1, size + 1);
     if (log && nvrtc->nvrtcGetProgramLog(program, log) != 0)
         *log = '\0';
-    const char *at = log ? strstr(log, "error") : NULL;
+    const char *at = log ? strstr(log, "): error") : NULL;
+    if (log && !at)
+        at = strstr(log, " error");
     while (at && at > log && at[-1] != '\n')
         at--;
     attn_status status =
@@ -82,26 +55,28 @@ static attn_status compile_error(const nvrtc_api *nvrtc, nvrtc_program program, 
     return status;
 }
 
-static attn_status compile(const nvrtc_api *nvrtc, const sources *texts, const char *const *options,
-                           int num_options, void **binary, size_t *size, attn_error *error)
+static attn_status compile(const nvrtc_api *nvrtc, const compile_job *job, void **binary,
+                           size_t *size, attn_error *error)
 {
+    const kernel_sources *sources = &job->sources;
     nvrtc_program program = NULL;
-    int result = nvrtc->nvrtcCreateProgram(&program, texts->source, texts->path, NUM_HEADERS,
-                                           (const char *const *)texts->headers, header_names);
+    int result =
+        nvrtc->nvrtcCreateProgram(&program, sources->source, sources->path, sources->num_headers,
+                                  (const char *const *)sources->headers, sources->names);
     if (result != 0)
         return plugin_fail(error, ATTN_INTERNAL, "triton_like: nvrtcCreateProgram: %s",
                            nvrtc->nvrtcGetErrorString(result));
     attn_status status = ATTN_OK;
-    result = nvrtc->nvrtcCompileProgram(program, num_options, options);
+    result = nvrtc->nvrtcCompileProgram(program, job->num_options, job->options);
     if (result != 0) {
-        status = compile_error(nvrtc, program, result, texts->path, error);
+        status = compile_error(nvrtc, program, result, sources->path, error);
     } else if (nvrtc->nvrtcGetCUBINSize(program, size) != 0 || *size == 0 ||
                !(*binary = malloc(*size))) {
         status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                             "triton_like: no room for the kernels of %s", texts->path);
+                             "triton_like: no room for the kernels of %s", sources->path);
     } else if (nvrtc->nvrtcGetCUBIN(program, *binary) != 0) {
         status = plugin_fail(error, ATTN_INTERNAL, "triton_like: nvrtcGetCUBIN of %s failed",
-                             texts->path);
+                             sources->path);
     }
     nvrtc->nvrtcDestroyProgram(&program);
     return status;
@@ -110,7 +85,7 @@ static attn_status compile(const nvrtc_api *nvrtc, const sources *texts, const c
 /* ---- A module -------------------------------------------------------------------------------- */
 
 /* Load what is in the cache; 0 if there is nothing, or nothing that the driver takes. */
-static int load_cached(const attn_instance *instance, const cache_entry *entry, cuda_module *module)
+static int load_cached(const attn_instance *instance, cache_entry *entry, cuda_module *module)
 {
     size_t size = 0;
     void *binary = cache_read(entry, &size);
@@ -121,63 +96,84 @@ static int load_cached(const attn_instance *instance, const cache_entry *entry, 
     return result == CUDA_OK;
 }
 
-static attn_status load_compiled(attn_instance *instance, const sources *texts,
-                                 const char *const *options, int num_options,
-                                 const cache_entry *entry, cuda_module *module, attn_error *error)
+static attn_status load_compiled(attn_instance *instance, const compile_job *job,
+                                 cache_entry *entry, cuda_module *module, attn_error *error)
 {
     void *binary = NULL;
     size_t size = 0;
-    attn_status status =
-        compile(instance->nvrtc, texts, options, num_options, &binary, &size, error);
+    instance->counter.compiled++;
+    attn_status status = compile(instance->nvrtc, job, &binary, &size, error);
     if (status == ATTN_OK) {
         int result = instance->cuda->cuModuleLoadData(module, binary);
         if (result != CUDA_OK)
             status = cuda_fail(instance->cuda, result, "triton_like", "cuModuleLoadData", error);
         else
             cache_write(entry, binary, size);
-        instance->num_compiled++;
     }
     free(binary);
     return status;
+}
+
+/* Said once: the next start compiles again, and that is all. */
+static void warn_of_cache(attn_instance *instance, const cache_entry *entry)
+{
+    char text[sizeof entry->trouble + 64];
+    if (!*entry->trouble || instance->cache_warned)
+        return;
+    snprintf(text, sizeof text, "triton_like: %s: kernels are compiled anew", entry->trouble);
+    instance->services->log(instance->services->ctx, ATTN_LOG_WARNING, text);
+    instance->cache_warned = 1;
+}
+
+static void set_options(const attn_instance *instance, const kernel_constants *constants,
+                        compile_job *job)
+{
+    int major = 0, minor = 0;
+    instance->nvrtc->nvrtcVersion(&major, &minor);
+    snprintf(job->version, sizeof job->version, "nvrtc %d.%d", major, minor);
+    snprintf(job->architecture, sizeof job->architecture, "--gpu-architecture=sm_%u", instance->sm);
+    job->options[job->num_options++] = job->architecture;
+    job->options[job->num_options++] = "-std=c++17";
+    job->options[job->num_options++] = "-lineinfo";
+    if (major >= 13) /* a header that it finds by itself would not be in the key */
+        job->options[job->num_options++] = "--no-source-include";
+    for (int i = 0; i < constants->count; i++)
+        job->options[job->num_options++] = constants->text[i];
+}
+
+static void find_entry(const attn_instance *instance, const compile_job *job, cache_entry *entry)
+{
+    const char *pieces[MAX_PIECES];
+    int count = 0;
+    pieces[count++] = job->version;
+    pieces[count++] = job->sources.path;
+    pieces[count++] = job->sources.source;
+    for (int i = 0; i < job->sources.num_headers; i++) {
+        pieces[count++] = job->sources.names[i];
+        pieces[count++] = job->sources.headers[i];
+    }
+    for (int i = 0; i < job->num_options; i++)
+        pieces[count++] = job->options[i];
+    cache_find(instance->options.cache_dir, pieces, count, entry);
 }
 
 static attn_status load_module(attn_instance *instance, const char *name,
                                const kernel_constants *constants, cuda_module *module,
                                attn_error *error)
 {
-    char architecture[48], version[48];
-    const char *options[NUM_OPTIONS + MAX_CONSTANTS];
-    const char *pieces[NUM_OPTIONS + MAX_CONSTANTS + NUM_HEADERS + 4];
-    int num_options = 0, count = 0, major = 0, minor = 0;
-    sources texts;
-    attn_status status = read_sources(instance->options.kernel_dir, name, &texts, error);
-    if (status != ATTN_OK) {
-        sources_finish(&texts);
-        return status;
-    }
-    instance->nvrtc->nvrtcVersion(&major, &minor);
-    snprintf(version, sizeof version, "nvrtc %d.%d", major, minor);
-    snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%u", instance->sm);
-    options[num_options++] = architecture;
-    options[num_options++] = "-std=c++17";
-    options[num_options++] = "-lineinfo";
-    for (int i = 0; i < constants->count; i++)
-        options[num_options++] = constants->text[i];
-
-    pieces[count++] = version;
-    pieces[count++] = name;
-    pieces[count++] = texts.source;
-    for (int i = 0; i < NUM_HEADERS; i++)
-        pieces[count++] = texts.headers[i];
-    for (int i = 0; i < num_options; i++)
-        pieces[count++] = options[i];
+    compile_job job = {.num_options = 0};
     cache_entry entry;
-    cache_find(instance->options.cache_dir, pieces, count, &entry);
+    attn_status status = sources_init(&job.sources, instance->options.kernel_dir, name, error);
+    if (status != ATTN_OK)
+        return status;
+    set_options(instance, constants, &job);
+    find_entry(instance, &job, &entry);
     if (load_cached(instance, &entry, module))
-        instance->num_cached++;
+        instance->counter.cached++;
     else
-        status = load_compiled(instance, &texts, options, num_options, &entry, module, error);
-    sources_finish(&texts);
+        status = load_compiled(instance, &job, &entry, module, error);
+    warn_of_cache(instance, &entry);
+    sources_finish(&job.sources);
     return status;
 }
 
@@ -215,6 +211,8 @@ attn_status triton_build(attn_instance *instance, triton_group *group, int varia
         status = find_function(cuda, build->modules[1], "attn_reduce", 0, &build->reduce, error);
     if (status == ATTN_OK)
         status = find_function(cuda, build->modules[2], "attn_save_kv", 0, &build->save, error);
+    if (status != ATTN_OK)
+        triton_build_finish(cuda, build);
     return status;
 }
 

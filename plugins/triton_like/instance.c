@@ -105,6 +105,7 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
                             .nvrtc = nvrtc,
                             .options = read,
                             .num_groups = num_problems,
+                            .counter = {.struct_size = sizeof(compile_counter)},
                             .groups = (triton_group *)(made + 1)};
     status = fill_groups(made, problems, error);
     if (status == ATTN_OK)
@@ -139,7 +140,8 @@ attn_status triton_prepare(attn_instance *instance, attn_progress progress, void
         total += (uint32_t)__builtin_popcount(instance->groups[i].variants);
     for (uint32_t i = 0; i < instance->num_groups; i++)
         for (int variant = 0; variant < VARIANT_COUNT; variant++) {
-            if (!(instance->groups[i].variants & 1u << variant))
+            if (!(instance->groups[i].variants & 1u << variant) ||
+                instance->groups[i].builds[variant].save)
                 continue;
             if (progress)
                 progress(progress_ctx, done++, total, names[variant]);
@@ -149,8 +151,9 @@ attn_status triton_prepare(attn_instance *instance, attn_progress progress, void
         }
     if (progress)
         progress(progress_ctx, total, total, "done");
-    snprintf(text, sizeof text, "triton_like: %u kernel files compiled, %u from the cache",
-             instance->num_compiled, instance->num_cached);
+    snprintf(text, sizeof text, "triton_like: %llu kernel files compiled, %llu from the cache",
+             (unsigned long long)instance->counter.compiled,
+             (unsigned long long)instance->counter.cached);
     instance->services->log(instance->services->ctx, ATTN_LOG_INFO, text);
     instance->prepared = 1;
     return ATTN_OK;

@@ -141,9 +141,7 @@ static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
-    (void)instance;
-    (void)id;
-    return NULL;
+    return strcmp(id, COMPILE_COUNTER_ID) == 0 ? &instance->counter : NULL;
 }
 
 static attn_status prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,

@@ -5,6 +5,7 @@
  *   plugin.c     options and tables
  *   query.c      what it can do
  *   constants.c  a layer group as constants of its kernels
+ *   sources.c    the text of a kernel and of all that it includes
  *   compile.c    kernels from source to loaded functions, by NVRTC; cache.c keeps the results
  *   instance.c   an instance for a model's layer groups
  *   metadata.c   memory, and a batch checked against its bounds
@@ -30,6 +31,9 @@ enum {
     MAX_SPLIT_ROWS = 64, /* rows of a sequence up to which the keys are split among blocks */
     MAX_CONSTANTS = 32,
     CONSTANT_SIZE = 48,
+    MAX_HEADERS = 32,
+    HEADER_NAME_SIZE = 128,
+    CACHE_KEY_SIZE = 32, /* SHA-256 */
     EXTEND_WARPS = 4
 };
 
@@ -142,6 +146,16 @@ extern const attn_backend_type triton_like_type;
 
 /* ---- Compiling ------------------------------------------------------------------------------- */
 
+/* The extension attn.compile_counter/1 of an instance: kernel files since it was created. It lives
+ * as long as the instance. */
+#define COMPILE_COUNTER_ID "attn.compile_counter/1"
+typedef struct compile_counter {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t compiled; /* runs of NVRTC */
+    uint64_t cached;   /* binaries taken from the cache instead */
+} compile_counter;
+
 struct attn_instance {
     const attn_services *services;
     const cuda_api *cuda;
@@ -152,8 +166,8 @@ struct attn_instance {
     int32_t prepared;
     uint32_t num_groups;
     triton_group *groups; /* the groups and their layers lie behind the instance */
-    uint32_t num_compiled;
-    uint32_t num_cached;
+    compile_counter counter;
+    int32_t cache_warned; /* that binaries cannot be kept has been said */
 };
 
 /* Compile, or fetch from the cache, and load all kernels of a group's variant. */
@@ -161,19 +175,39 @@ attn_status triton_build(attn_instance *instance, triton_group *group, int varia
                          attn_error *error);
 void triton_build_finish(const cuda_api *cuda, kernel_build *build);
 
+/* The texts of a build: a kernel file, and the headers that it includes, by the names in its
+ * #include lines. */
+typedef struct kernel_sources {
+    char path[MAX_PATH + 32];
+    char *source;
+    int num_headers;
+    char *headers[MAX_HEADERS];
+    const char *names[MAX_HEADERS];
+    char name_texts[MAX_HEADERS][HEADER_NAME_SIZE];
+} kernel_sources;
+
+/* Read `name` in `folder` and all that it includes. DEPENDENCY_MISSING with the file's path; then
+ * there is nothing to finish. */
+attn_status sources_init(kernel_sources *sources, const char *folder, const char *name,
+                         attn_error *error);
+void sources_finish(kernel_sources *sources);
+
 /* A binary by its key. */
 typedef struct cache_entry {
-    char path[MAX_PATH + 96];
-    int usable; /* 0 = there is no folder that we may trust and write to */
+    uint8_t key[CACHE_KEY_SIZE];
+    char path[MAX_PATH + 96];     /* "" = there is no folder that we may trust and write to */
+    char trouble[MAX_PATH + 256]; /* what is wrong, for people; "" = nothing so far */
 } cache_entry;
 
-/* The SHA-256 of `count` pieces of text, each with its length, as the name of a file in the cache
- * folder, which is made if need be. A folder that others could write to is not used. */
+/* The entry of `count` pieces of text, each of which tells with its length: its file is named by
+ * their SHA-256, in the cache folder, which is made if need be. A folder that others could write to
+ * is not used. */
 void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry);
-/* What is stored; NULL = nothing. The caller frees it. */
-void *cache_read(const cache_entry *entry, size_t *size);
+/* What is stored, to the bit what was written under this very key; NULL = nothing. The caller frees
+ * it. */
+void *cache_read(cache_entry *entry, size_t *size);
 /* Store it at once or not at all, whoever else does the same. */
-void cache_write(const cache_entry *entry, const void *data, size_t size);
+void cache_write(cache_entry *entry, const void *data, size_t size);
 
 /* A whole file as text; NULL, with errno, if it cannot be read. The caller frees it. */
 char *read_file(const char *path, size_t *size);

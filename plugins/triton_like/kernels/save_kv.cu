@@ -3,42 +3,48 @@
  * save_kv.cu: new keys and values into the cache, at the slots of out_cache_loc.
  *
  * Block (x, y) writes the rows first + x, first + x + gridDim.x ... of KV head y. Rows are those of
- * the sequences of the batch; a slot of -1 is not written. An fp8 cache gets x / scale by an IEEE
- * division, rounded once to nearest even, saturated.
+ * the sequences of the batch. What is written is told in save_kv.cuh.
  */
 #include "common.cuh"
+#include "plugins/common/kernels/save_kv.cuh"
 
-__device__ __forceinline__ void store_kv(char *to, const char *from, int d, float scale)
-{
-    u16 bits = ((const u16 *)from)[d];
-    if (KV_IS_FP8)
-        ((u8 *)to)[d] = f32_to_fp8(__fdiv_rn(load16<Q_DTYPE>(bits), scale));
-    else
-        ((u16 *)to)[d] = bits;
-}
+static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16 == ELEMENT_BF16 &&
+                  DTYPE_E4M3 == ELEMENT_E4M3 && DTYPE_E5M2 == ELEMENT_E5M2,
+              "the plugin's data types are numbered as the shared kernels'");
 
 extern "C" __global__ void attn_save_kv(const __grid_constant__ kernel_params p)
 {
-    int head = (int)blockIdx.y, first = 0, end = num_seqs(p);
+    i64 first = 0, end = num_seqs(p);
     const int *indptr = p.new_indptr ? p.new_indptr : p.q_indptr;
     if (indptr) {
         first = indptr[0];
         end = indptr[end];
     }
-    float k_scale = KV_IS_FP8 ? k_scale_of(p, head) : 1.0f;
-    float v_scale = KV_IS_FP8 ? v_scale_of(p, head) : 1.0f;
-    for (int row = first + (int)blockIdx.x; row < end; row += (int)gridDim.x) {
-        i64 slot = p.out_cache_loc[row];
-        if (slot < 0)
-            continue;
-        i64 page = slot / PAGE_SIZE, offset = slot % PAGE_SIZE;
-        const char *k = (const char *)p.k + row * p.k_row + head * p.k_head;
-        const char *v = (const char *)p.v + row * p.v_row + head * p.v_head;
-        char *k_to = (char *)p.k_cache + page * p.k_page + offset * p.k_token + head * p.k_cache_head;
-        char *v_to = (char *)p.v_cache + page * p.v_page + offset * p.v_token + head * p.v_cache_head;
-        for (int d = (int)threadIdx.x; d < HEAD_DIM; d += (int)blockDim.x)
-            store_kv(k_to, k, d, k_scale);
-        for (int d = (int)threadIdx.x; d < V_DIM; d += (int)blockDim.x)
-            store_kv(v_to, v, d, v_scale);
-    }
+    save_kv_call call;
+    call.k = {p.k,
+              p.k_cache,
+              p.k_row,
+              p.k_head,
+              p.k_page,
+              p.k_token,
+              p.k_cache_head,
+              p.k_scale_device ? p.k_scale_device : p.k_scales,
+              SCALE_PER_HEAD,
+              HEAD_DIM};
+    call.v = {p.v,
+              p.v_cache,
+              p.v_row,
+              p.v_head,
+              p.v_page,
+              p.v_token,
+              p.v_cache_head,
+              p.v_scale_device ? p.v_scale_device : p.v_scales,
+              SCALE_PER_HEAD,
+              V_DIM};
+    call.slots = p.out_cache_loc;
+    call.page_size = PAGE_SIZE;
+    call.from_dtype = Q_DTYPE;
+    call.to_dtype = KV_DTYPE;
+    save_kv_rows(&call, first + blockIdx.x, end, gridDim.x, (int)blockIdx.y, (int)threadIdx.x,
+                 (int)blockDim.x);
 }
