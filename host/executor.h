@@ -60,9 +60,9 @@ struct executor_params {
 
 struct executor;
 
-/* Steps in flight on a device that works by itself: one runs, one waits behind it so that the
- * device never idles, and a third is on its way to it. On the CPU it is 1. */
-enum { EXECUTOR_MAX_IN_FLIGHT = 3 };
+/* Steps in flight on a device that works by itself: one runs, and up to three wait behind it, so
+ * that the device does not idle while the host judges a step's rows. On the CPU it is 1. */
+enum { EXECUTOR_MAX_IN_FLIGHT = 4 };
 
 /* Compose and prepare all units, make their metadata, capture graphs. The status is the backend's
  * where it fails. */
