@@ -78,7 +78,7 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
     if (type->flags & ATTN_TYPE_COMPOSITE)
         puts("  a composite: it can do what its children can");
     else if (probe_find(host, type, &probe))
-        probe_print(host, type->name, &probe, stdout);
+        probe_print(host, type, &probe, stdout);
     else
         puts("  accepts no plain softmax problem");
 }

@@ -19,5 +19,7 @@ int cmd_list(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_check(int argc, char **argv);
+int cmd_fuzz(int argc, char **argv);
 
 #endif /* HOST_COMMANDS_H */

@@ -65,6 +65,9 @@ attn_status loader_check_folder(const char *folder, attn_error *error);
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);
 
+/* The SHA-256 of the open file; 0, or -1 and errno. */
+int loader_hash(int descriptor, uint8_t sha256[32]);
+
 /* Is the open file a whole shared object for this machine? INVALID_ARGUMENT. Not left to dlopen(),
  * which maps a file that was cut off and dies of a bus error. */
 attn_status loader_check_object(const char *file, int descriptor, attn_error *error);

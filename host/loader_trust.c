@@ -111,11 +111,10 @@ static void write_hex(const uint8_t digest[32], char text[65])
         snprintf(text + 2 * i, 3, "%02x", digest[i]);
 }
 
-attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
-                             attn_error *error)
+int loader_hash(int descriptor, uint8_t sha256[32])
 {
     struct sha256_ctx context;
-    uint8_t found[32], chunk[16384];
+    uint8_t chunk[16384];
     ssize_t count;
     off_t offset = 0;
     sha256_init(&context);
@@ -123,9 +122,16 @@ attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha
         sha256_update(&context, (size_t)count, chunk);
         offset += count;
     }
-    if (count < 0)
+    sha256_digest(&context, 32, sha256);
+    return count < 0 ? -1 : 0;
+}
+
+attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
+                             attn_error *error)
+{
+    uint8_t found[32];
+    if (loader_hash(descriptor, found))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s", file, strerror(errno));
-    sha256_digest(&context, sizeof found, found);
     if (memcmp(found, sha256, sizeof found) == 0)
         return ATTN_OK;
     char got[65], accepted[65];

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/check/child.h"
 #include "host/commands.h"
 #include "host/exit_codes.h"
 #include "host/text.h"
@@ -16,9 +17,18 @@ static const struct command commands[] = {
     {"inspect", cmd_inspect, "what a backend or a plugin file can do, and its options"},
     {"explain", cmd_explain, "which backend is chosen for each phase and layer group, and why"},
     {"bench", cmd_bench, "how fast backends are, side by side"},
+    {"check", cmd_check, "whether a plugin file keeps the rules of the ABI and computes attention"},
+    {"fuzz", cmd_fuzz, "the same with random cases"},
+};
+
+/* What `check` starts. */
+static const struct command hidden[] = {
+    {"check-child", cmd_check_child, NULL},
+    {"check-load", cmd_check_load, NULL},
 };
 
 #define NUM_COMMANDS (sizeof commands / sizeof commands[0])
+#define NUM_HIDDEN   (sizeof hidden / sizeof hidden[0])
 
 static void print_help(FILE *file)
 {
@@ -88,5 +98,8 @@ int main(int argc, char **argv)
     for (size_t c = 0; c < NUM_COMMANDS; c++)
         if (strcmp(argv[1], commands[c].name) == 0)
             return run_command(&commands[c], argc - 1, argv + 1);
+    for (size_t c = 0; c < NUM_HIDDEN; c++)
+        if (strcmp(argv[1], hidden[c].name) == 0)
+            return run_command(&hidden[c], argc - 1, argv + 1);
     return unknown_command(argv[1]);
 }

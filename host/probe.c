@@ -115,94 +115,104 @@ int probe_here(const attnhost *host, const attn_backend_type *type, char *why, s
 
 /* ---- Matters --------------------------------------------------------------------------------- */
 
-static void print_flag(const attnhost *host, const char *backend, const struct probe *probe,
-                       const char *name, FILE *file)
+/* Who asks whom, and who wants to know. */
+struct visit {
+    const attnhost *host;
+    const attn_backend_type *type;
+    struct probe *probe;
+    probe_see see;
+    void *ctx;
+};
+
+static void see(const struct visit *visit, const char *matter, const char *value)
 {
-    if (accepts(host, backend, probe))
-        fprintf(file, " %s", name);
+    visit->see(visit->ctx, matter, value, accepts(visit->host, visit->type->name, visit->probe));
 }
 
-static void print_dtypes(const attnhost *host, const char *backend, struct probe *probe, FILE *file)
+static void visit_layouts(const struct visit *visit)
+{
+    attn_problem *problem = &visit->probe->asked.problem;
+    const char *before = problem->kv_layout;
+    for (uint32_t l = 0; l < visit->type->num_layouts; l++) {
+        problem->kv_layout = visit->type->layouts[l];
+        see(visit, "layouts", problem->kv_layout);
+    }
+    problem->kv_layout = before;
+}
+
+static void visit_dtypes(const struct visit *visit)
 {
     static const attn_dtype caches[] = {ATTN_F32, ATTN_BF16, ATTN_F16, ATTN_FP8_E4M3,
                                         ATTN_FP8_E5M2};
-    attn_problem *problem = &probe->asked.problem;
+    attn_problem *problem = &visit->probe->asked.problem;
+    attn_layer_group *group = &visit->probe->asked.group;
     const attn_problem before = *problem;
-    fputs("  query types:", file);
+    char matter[64];
     for (size_t i = 0; i < NUM_DTYPES; i++) {
         problem->q_dtype = problem->kv_dtype = problem->out_dtype = dtypes[i];
-        print_flag(host, backend, probe, dtype_name(dtypes[i]), file);
+        see(visit, "query types", dtype_name(dtypes[i]));
     }
     *problem = before;
-    fprintf(file, "\n  KV cache types, queries %s:", dtype_name(before.q_dtype));
+    snprintf(matter, sizeof matter, "KV cache types, queries %s", dtype_name(before.q_dtype));
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         problem->kv_dtype = caches[i];
-        probe->asked.group.kv_scale_granularity =
+        group->kv_scale_granularity =
             dtype_is_fp8(caches[i]) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
-        print_flag(host, backend, probe, dtype_name(caches[i]), file);
+        see(visit, matter, dtype_name(caches[i]));
     }
-    probe->asked.group.kv_scale_granularity = ATTN_SCALE_NONE;
+    group->kv_scale_granularity = ATTN_SCALE_NONE;
     *problem = before;
-    fputs("\n", file);
 }
 
-static void print_numbers(const attnhost *host, const char *backend, struct probe *probe,
-                          FILE *file)
+static void visit_numbers(const struct visit *visit)
 {
     static const int32_t dims[] = {1, 16, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256, 512};
     static const int32_t pages[] = {1, 2, 8, 16, 32, 48, 64, 128, 256};
-    struct problem *asked = &probe->asked;
-    char name[16];
-    fputs("  head_dim:", file);
+    struct problem *asked = &visit->probe->asked;
+    char value[16];
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         asked->group.head_dim = asked->group.v_head_dim = dims[i];
-        snprintf(name, sizeof name, "%d", dims[i]);
-        print_flag(host, backend, probe, name, file);
+        snprintf(value, sizeof value, "%d", dims[i]);
+        see(visit, "head_dim", value);
     }
     asked->group.head_dim = asked->group.v_head_dim = 64;
-    fputs("\n  page_size:", file);
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
         asked->problem.page_size = pages[i];
-        snprintf(name, sizeof name, "%d", pages[i]);
-        print_flag(host, backend, probe, name, file);
+        snprintf(value, sizeof value, "%d", pages[i]);
+        see(visit, "page_size", value);
     }
     asked->problem.page_size = 16;
-    fputs("\n", file);
 }
 
-static void print_bits(const attnhost *host, const char *backend, struct probe *probe, FILE *file)
+static void visit_bits(const struct visit *visit)
 {
     static const char *const modes[] = {"extend", "decode",        "mixed",
                                         "idle",   "target_verify", "draft_extend"};
     static const char *const masks[] = {"layer", "none", "full", "qlen"};
     static const char *const uses[] = {"positions",  "multi_item", "shared_prefix",
                                        "unsaved_kv", "lse",        "omit_sink"};
-    attn_bounds *bounds = &probe->asked.bounds;
+    attn_bounds *bounds = &visit->probe->asked.bounds;
     const attn_bounds before = *bounds;
-    fputs("  modes:", file);
     for (uint32_t i = 0; i < ATTN_MODE_COUNT; i++) {
         bounds->modes = ATTN_MODE_BIT(i);
         if (i != ATTN_MODE_IDLE)
-            print_flag(host, backend, probe, modes[i], file);
+            see(visit, "modes", modes[i]);
     }
     *bounds = before;
-    fputs("\n  masks:", file);
     for (uint32_t i = 0; i < ATTN_MASK_COUNT; i++) {
         bounds->mask_kinds = ATTN_MASK_BIT(i);
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        print_flag(host, backend, probe, masks[i], file);
+        see(visit, "masks", masks[i]);
     }
     *bounds = before;
-    fputs("\n  uses:", file);
     for (uint32_t i = 0; i < sizeof uses / sizeof *uses; i++) {
         bounds->uses = 1u << i;
         bounds->mask_kinds =
             1u << i == ATTN_USES_POSITIONS ? ATTN_MASK_BIT(ATTN_MASK_FULL) : before.mask_kinds;
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        print_flag(host, backend, probe, uses[i], file);
+        see(visit, "uses", uses[i]);
     }
     *bounds = before;
-    fputs("\n", file);
 }
 
 static void encoder_only(struct problem *asked)
@@ -214,18 +224,16 @@ static void encoder_only(struct problem *asked)
     asked->problem.page_size = 0;
 }
 
-static void print_features(const attnhost *host, const char *backend, struct probe *probe,
-                           FILE *file)
+static void visit_features(const struct visit *visit)
 {
     static const char *const names[] = {"window",    "window_right", "chunk",
                                         "logit_cap", "sinks",        "alibi",
                                         "cross",     "encoder_only", "v_head_dim"};
-    struct problem *asked = &probe->asked;
+    struct problem *asked = &visit->probe->asked;
     attn_layer_group *group = &asked->group;
     const attn_layer_group before = *group;
     const attn_bounds bounds = asked->bounds;
     const attn_problem problem = asked->problem;
-    fputs("  layers:", file);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         switch (i) {
         case 0:
@@ -257,22 +265,66 @@ static void print_features(const attnhost *host, const char *backend, struct pro
             group->v_head_dim = 32;
             break;
         }
-        print_flag(host, backend, probe, names[i], file);
+        see(visit, "layers", names[i]);
         *group = before;
         asked->bounds = bounds;
         asked->problem = problem;
     }
-    fputs("\n", file);
 }
 
-void probe_print(const attnhost *host, const char *backend, struct probe *probe, FILE *file)
+static void visit_graphs(const struct visit *visit)
 {
+    static const char *const levels[] = {"never", "single_token", "uniform", "always"};
+    attn_problem *problem = &visit->probe->asked.problem;
+    attn_bounds *bounds = &visit->probe->asked.bounds;
+    const uint32_t modes = bounds->modes;
+    bounds->modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    for (uint32_t i = ATTN_GRAPH_SINGLE_TOKEN; i < ATTN_GRAPH_COUNT; i++) {
+        problem->graph_level = i;
+        see(visit, "graphs of decode", levels[i]);
+    }
+    problem->graph_level = ATTN_GRAPH_NEVER;
+    bounds->modes = modes;
+}
+
+void probe_visit(const attnhost *host, const attn_backend_type *type, struct probe *probe,
+                 probe_see see_value, void *ctx)
+{
+    const struct visit visit = {host, type, probe, see_value, ctx};
+    visit_layouts(&visit);
+    visit_dtypes(&visit);
+    visit_numbers(&visit);
+    visit_bits(&visit);
+    visit_features(&visit);
+    visit_graphs(&visit);
+}
+
+/* ---- Print ----------------------------------------------------------------------------------- */
+
+struct print {
+    FILE *file;
+    char matter[64]; /* of the line that is being printed */
+};
+
+static void print_value(void *ctx, const char *matter, const char *value, int accepted)
+{
+    struct print *print = ctx;
+    if (strcmp(matter, print->matter) != 0) {
+        fprintf(print->file, "%s  %s:", print->matter[0] ? "\n" : "", matter);
+        snprintf(print->matter, sizeof print->matter, "%s", matter);
+    }
+    if (accepted)
+        fprintf(print->file, " %s", value);
+}
+
+void probe_print(const attnhost *host, const attn_backend_type *type, struct probe *probe,
+                 FILE *file)
+{
+    struct print print = {.file = file};
     char device[32];
     platform_text(&probe->asked.device, device, sizeof device);
     fprintf(file, "  asked on %s, layout %s; each line changes one thing of a plain problem\n",
             device, probe->asked.problem.kv_layout);
-    print_dtypes(host, backend, probe, file);
-    print_numbers(host, backend, probe, file);
-    print_bits(host, backend, probe, file);
-    print_features(host, backend, probe, file);
+    probe_visit(host, type, probe, print_value, &print);
+    fputs("\n", file);
 }

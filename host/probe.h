@@ -29,8 +29,18 @@ int probe_ask(const attnhost *host, const char *backend, const struct probe *pro
  * and layout. 1 and *probe, or 0 if it accepts none. */
 int probe_find(const attnhost *host, const attn_backend_type *type, struct probe *probe);
 
-/* Print what holds around an accepted problem: one line for each matter, "head_dim: 1 2 4 ...". */
-void probe_print(const attnhost *host, const char *backend, struct probe *probe, FILE *file);
+/* Takes a value of a matter, and whether the backend accepts it: "head_dim", "64", 1. Values of one
+ * matter come one after another. */
+typedef void (*probe_see)(void *ctx, const char *matter, const char *value, int accepted);
+
+/* Tell what holds around an accepted problem: layouts, types, dimensions, page sizes, modes, masks,
+ * uses, kinds of layers, graphs. */
+void probe_visit(const attnhost *host, const attn_backend_type *type, struct probe *probe,
+                 probe_see see_value, void *ctx);
+
+/* Print what is accepted: one line for each matter, "head_dim: 1 2 4 ...". */
+void probe_print(const attnhost *host, const attn_backend_type *type, struct probe *probe,
+                 FILE *file);
 
 /* Can the backend serve anything on the processor of this machine? 1; or 0 with what it says about
  * the device, or about the plain problem, in `why`. */

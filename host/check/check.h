@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.h: `attnhost check`, the conformance suite: what a check is, what it is given, what it says.
+ *
+ *   parent (sandbox.c)  never opens a plugin, never touches a driver; starts children, watches their
+ *                       limits, collects records, writes the report
+ *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases it was
+ *                       told to run, writes a record for each through a pipe
+ *   groups              one table of checks for each group of rules: check_load.c, check_nego.c ...
+ *
+ * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
+ * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX: "cpu_native/NUM-01.grid/17".
+ * Equal seeds give equal cases on any machine.
+ */
+#ifndef HOST_CHECK_CHECK_H
+#define HOST_CHECK_CHECK_H
+
+#include <stdbool.h>
+
+#include "host/compose.h"
+#include "host/device.h"
+#include "host/embed.h"
+
+/* What a case came to. */
+enum check_code {
+    CHECK_PASS,
+    CHECK_FAIL,
+    CHECK_CRASH,       /* a signal, or an exit */
+    CHECK_TIMEOUT,
+    CHECK_SKIP,        /* with a reason: declared unsupported, or impossible on this machine */
+    CHECK_WARN,        /* a SHOULD that is not kept, or a time */
+    CHECK_WAIVED,
+    CHECK_DEVICE_LOST,
+    CHECK_CODES
+};
+
+/* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
+ * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of it
+ * host, file, plugin, seed and exhaustive alone; all else is zero there. */
+struct check_subject {
+    attnhost *host;                /* the plugin is loaded in it, and those of --with */
+    const char *file;              /* of the plugin, absolute */
+    uint32_t plugin;               /* its index in the host; attnhost_plugin() */
+    const attn_backend_type *type; /* the plugin's own table */
+    const char *backend;           /* the name under which the host knows it, options included */
+    struct compose_node *node;     /* resolved: its options, services and children, for raw calls */
+    const attn_options *options;   /* of the node, parsed */
+    const attn_services *services; /* of the node */
+    struct device *device;         /* what instances are made on; never NULL: the CPU if the backend */
+                                   /* serves no device that is here, and then it refuses everything */
+    struct device *cpu;            /* the oracle's side; may be the same */
+    bool fake_device;              /* the driver is the tests' fake: kernels of a real plugin do nothing */
+    uint64_t seed;
+    bool exhaustive;
+    struct grid **grid; /* where the grid of its cases is kept once it was made (grid.h); its owner */
+                        /* starts with NULL there and ends with grid_destroy(). NULL = nowhere */
+};
+
+/* What a running case is given, and what it reports through. */
+struct check_run {
+    const struct check_subject *subject;
+    const struct check *check;
+    int32_t index;      /* of the case in its check */
+    uint64_t seed;      /* of this case: a function of --seed, the check and the index alone */
+    enum check_code code; /* PASS until something else was said; the first word stays */
+    char text[1024];      /* why; "" for PASS */
+    uint32_t without;     /* CHECK_FUZZABLE: complications to leave out, one a bit; 0 = none */
+    struct check_trail *trail; /* where notes go; NULL = nowhere */
+};
+
+/* Say what went wrong, with what was expected and what was got. The first call counts. */
+void check_fail(struct check_run *run, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void check_warn(struct check_run *run, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* SKIP is for what the plugin declared unsupported and for what this machine cannot do; a reason is
+ * never empty. */
+void check_skip(struct check_run *run, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Leave a breadcrumb: where the case is, for the report of a crash or a timeout; also proves that it
+ * is alive. Cheap enough for loops. */
+void check_note(struct check_run *run, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* `condition`, or the case fails and the calling function returns. */
+#define CHECK_THAT(run, condition, ...)                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            check_fail(run, __VA_ARGS__);                                                          \
+            return;                                                                                \
+        }                                                                                          \
+    } while (0)
+
+/* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
+enum {
+    CHECK_NEEDS_COMPUTE = 1 << 0, /* results mean something: a CPU, a real GPU, or a backend whose */
+                                  /* kernels the fake driver has */
+    CHECK_NEEDS_CUDA = 1 << 1,    /* a CUDA device, the fake's included */
+    CHECK_NEEDS_CHILD = 1 << 2,   /* the backend is a composite */
+    CHECK_ONCE = 1 << 3,          /* about the file, not about one backend: run once a plugin */
+    CHECK_FUZZABLE = 1 << 4       /* any run->seed makes a good case, whatever the index; `attnhost */
+                                  /* fuzz` calls it with random ones, and to make a failing one */
+                                  /* smaller sets bits of run->without, from bit 0 on */
+};
+
+struct check {
+    const char *rule;     /* an id of docs/ABI.md */
+    const char *name;     /* [a-z_]+, unique for the rule */
+    const char *sentence; /* what holds if it passes */
+    uint32_t needs;       /* CHECK_NEEDS_* */
+    /* How many cases there are for this subject; NULL = 1. Deterministic. */
+    int32_t (*count)(const struct check_subject *subject);
+    void (*run)(struct check_run *run);
+};
+
+/* The tables, each ended by a row without a rule. */
+extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
+    check_work[], check_pure[], check_capt[], check_num[], check_invar[], check_comp[],
+    check_thrd[], check_err[], check_perf[];
+
+#endif /* HOST_CHECK_CHECK_H */

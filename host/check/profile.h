@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * profile.h: what a backend must pass to be called one of a kind. A file of lines
+ *
+ *   ID-PATTERN [or-skip] [# COMMENT]
+ *
+ * For each backend each line must mean some case, and all cases that it means must be PASS (or
+ * WAIVED); with `or-skip` SKIP will do.
+ */
+#ifndef HOST_CHECK_PROFILE_H
+#define HOST_CHECK_PROFILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "attn_types.h"
+#include "host/check/result.h"
+
+struct profile_line {
+    const char *pattern; /* in the file's text */
+    bool or_skip;
+    int line;
+};
+
+struct profile {
+    char *file;
+    char *text;
+    struct profile_line *lines;
+    size_t count;
+};
+
+/* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder beside the program
+ * that is running, as it is laid out when installed, or in the folder of the installation.
+ * CONFIG_ERROR with "file:line", or with the folders that were searched. On failure there is nothing
+ * to finish. */
+attn_status profile_load(const char *name, struct profile *profile, attn_error *error);
+void profile_finish(struct profile *profile);
+
+/* Add a result for each backend: PASS, or FAIL for the first line that does not hold. */
+void profile_judge(const struct profile *profile, struct check_report *report);
+
+#endif /* HOST_CHECK_PROFILE_H */

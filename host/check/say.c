@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * say.c: what a running case reports through.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "host/check/check.h"
+#include "host/check/trail.h"
+#include "host/text.h"
+
+/* The first word stays. */
+static void say(struct check_run *run, enum check_code code, const char *format, va_list args)
+{
+    if (run->code != CHECK_PASS)
+        return;
+    run->code = code;
+    int length = vsnprintf(run->text, sizeof run->text, format, args);
+    if (length >= (int)sizeof run->text)
+        text_cut_incomplete(run->text);
+}
+
+void check_fail(struct check_run *run, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(run, CHECK_FAIL, format, args);
+    va_end(args);
+}
+
+void check_warn(struct check_run *run, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(run, CHECK_WARN, format, args);
+    va_end(args);
+}
+
+void check_skip(struct check_run *run, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(run, CHECK_SKIP, format, args);
+    va_end(args);
+}
+
+void check_note(struct check_run *run, const char *format, ...)
+{
+    if (!run->trail)
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(run->trail->text, sizeof run->trail->text, format, args);
+    va_end(args);
+    atomic_fetch_add_explicit(&run->trail->count, 1, memory_order_release);
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/surroundings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/json.h"
+
+static struct suite_surroundings *require_surroundings(struct suite *suite, const char *backend)
+{
+    for (size_t t = 0; t < suite->num_surroundings; t++)
+        if (strcmp(suite->surroundings[t].backend, backend) == 0)
+            return &suite->surroundings[t];
+    struct suite_surroundings *list =
+        realloc(suite->surroundings, (suite->num_surroundings + 1) * sizeof *list);
+    char *name = strdup(backend);
+    if (list)
+        suite->surroundings = list;
+    if (!list || !name) {
+        free(name);
+        suite->report->failed = true;
+        return NULL;
+    }
+    struct suite_surroundings *made = &list[suite->num_surroundings++];
+    *made = (struct suite_surroundings){.backend = name};
+    return made;
+}
+
+/* `core` is CORE_SILENT or one that follows. */
+static void see(struct suite_surroundings *around, int core, const char *where, const char *format,
+                const char *what)
+{
+    struct suite_sight *sight = &around->sights[core - CORE_SILENT];
+    if (sight->times++ > 0)
+        return;
+    strbuf text;
+    strbuf_init(&text);
+    strbuf_appendf(&text, "in %s: ", where);
+    strbuf_appendf(&text, format, what);
+    sight->text = strbuf_steal(&text);
+}
+
+void surroundings_case(struct suite *suite, const char *backend, const char *id,
+                const struct sandbox_reply *reply)
+{
+    char printed[256];
+    const cJSON *changes = cJSON_GetObjectItemCaseSensitive(reply->answer, "changes");
+    struct suite_surroundings *around = require_surroundings(suite, backend);
+    if (!around)
+        return;
+    around->cases++;
+    if (reply->output.length) {
+        snprintf(printed, sizeof printed, "%s", strbuf_text(&reply->output));
+        text_cut_incomplete(printed);
+        see(around, CORE_SILENT, id, "'%s' was printed", printed);
+    }
+    for (int core = CORE_FPU; core <= CORE_CWD; core++) {
+        const cJSON *change = cJSON_GetArrayItem(changes, core - CORE_FPU);
+        if (cJSON_IsString(change) && *change->valuestring)
+            see(around, core, id, "%s", change->valuestring);
+    }
+}
+
+void surroundings_end(struct suite *suite, const char *backend, const struct sandbox_reply *reply)
+{
+    struct suite_surroundings *around = require_surroundings(suite, backend);
+    if (!around)
+        return;
+    around->cases++;
+    if (reply->end != SANDBOX_ANSWERED) {
+        around->end = reply->end;
+        see(around, CORE_ENDS, "the end of the process", "%s", reply->text);
+    } else if (json_true(reply->answer, "processes")) {
+        see(around, CORE_ENDS, "the end of the process", "%s", "other processes are left");
+    }
+    if (reply->output.length)
+        see(around, CORE_SILENT, "the end of the process", "'%s' was printed",
+            strbuf_text(&reply->output));
+}
+
+static void report_one(struct suite *suite, const struct suite_surroundings *around, int core)
+{
+    const struct suite_sight *sight = &around->sights[core - CORE_SILENT];
+    struct check_result result = {.check = &check_core[core], .backend = around->backend};
+    strbuf text;
+    case_id_write(result.id, around->backend, result.check, -1);
+    if (!suite_wants(suite, result.id))
+        return;
+    if (suite->list) {
+        suite_list(suite, &result);
+        return;
+    }
+    strbuf_init(&text);
+    if (sight->times) {
+        result.code = core == CORE_ENDS && around->end ? suite_code_of(around->end) : CHECK_FAIL;
+        strbuf_append(&text, sight->text ? sight->text : "");
+        if (sight->times > 1)
+            strbuf_appendf(&text, " (and %zu more times)", sight->times - 1);
+    }
+    result.text = text.data;
+    check_report_add(suite->report, &result);
+    strbuf_finish(&text);
+}
+
+void surroundings_report(struct suite *suite)
+{
+    for (size_t t = 0; t < suite->num_surroundings; t++)
+        for (int core = CORE_SILENT; core <= CORE_ENDS && suite->surroundings[t].cases; core++)
+            report_one(suite, &suite->surroundings[t], core);
+}
+
+void surroundings_finish(struct suite *suite)
+{
+    for (size_t t = 0; t < suite->num_surroundings; t++) {
+        for (int core = CORE_SILENT; core <= CORE_ENDS; core++)
+            free(suite->surroundings[t].sights[core - CORE_SILENT].text);
+        free(suite->surroundings[t].backend);
+    }
+    free(suite->surroundings);
+    suite->surroundings = NULL;
+    suite->num_surroundings = 0;
+}

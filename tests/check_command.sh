@@ -1,0 +1,333 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# check_command.sh: `attnhost check` and `attnhost fuzz` as commands: what is said of plugins that hang,
+# crash, exit, print and leave things behind, within which limits, and what is left of it all.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tap.sh"
+
+attnhost=$ATTNHOST_TEST_COMMAND
+tool=$ATTNHOST_TEST_BUILDDIR/tests/suite_tool
+plugins=$ATTNHOST_TEST_PLUGIN_DIR
+built=$ATTNHOST_TEST_FIXTURE_DIR
+
+umask 022
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+
+# The fixtures under a path of ours, by which their processes are found.
+fixtures=$folder/fixtures
+mkdir "$fixtures"
+cp "$built"/bad_*.so "$fixtures" || exit 1
+
+# left: processes that have to do with the fixtures.
+left()
+{
+    echo "$fixtures" >"$folder/pattern" # not an argument: grep would find itself
+    grep -laF -f "$folder/pattern" /proc/[0-9]*/cmdline 2>/dev/null
+}
+
+# says CODE NAME LINE... -- COMMAND...: the command ends with CODE, each LINE begins some line of what
+# it says, and no process is left.
+says()
+{
+    code=$1 name=$2
+    shift 2
+    : >"$folder/lines"
+    while test "$1" != --; do
+        printf '%s\n' "$1" >>"$folder/lines"
+        shift
+    done
+    shift
+    "$@" >"$folder/out" 2>"$folder/err" </dev/null
+    got=$?
+    {
+        test $got -eq "$code" || echo "exit code $got, expected $code"
+        while IFS= read -r line; do
+            awk -v line="$line" 'index($0, line) == 1 { found = 1 } END { exit !found }' \
+                "$folder/out" "$folder/err" || echo "no line begins with: $line"
+        done <"$folder/lines"
+        left
+    } >"$folder/wrong"
+    if test -s "$folder/wrong"; then
+        tap_not_ok "$name" "$(cat "$folder/wrong" "$folder/out" "$folder/err")"
+    else
+        tap_ok "$name"
+    fi
+}
+
+# said OK PATTERN NAME: what the last command said of the case whose id, and reason, ends so.
+said()
+{
+    if grep -Eq "^$1 [0-9]+ - [a-z_]+/$2( |\$)" "$folder/out"; then
+        tap_ok "$3"
+    else
+        tap_not_ok "$3" "$(cat "$folder/out")"
+    fi
+}
+
+# only_fails NAME: no other case failed.
+only_fails()
+{
+    others=$(grep '^not ok' "$folder/out" | grep -v -- "/$1")
+    if test -z "$others"; then
+        tap_ok "$1 alone fails"
+    else
+        tap_not_ok "$1 alone fails" "$others"
+    fi
+}
+
+# ---- A good plugin -------------------------------------------------------------------------------
+
+says 0 "a good plugin passes" "TAP version 13" "1..27" "ok 1 - bad_plugin/LOAD-02.opens" \
+    -- "$tool" check "$fixtures/bad_nothing.so"
+said ok 'CAPT-01\.needs_cuda # SKIP the backend is checked on the CPU;' "what cannot be is skipped"
+said ok 'COMP-01\.needs_child # SKIP the backend is no composite' "with its reason"
+says 0 "the same in one process" "ok" -- "$tool" check --in-process "$fixtures/bad_nothing.so"
+for plugin in cpu_native hybrid triton_like; do
+    says 0 "$plugin passes" "ok 1 - $plugin/LOAD-02.opens" \
+        -- "$attnhost" check --filter 'LOAD-*' --filter 'ERR-03.*' "$plugins/$plugin.so"
+done
+says 0 "a composite with its children" "ok" -- "$attnhost" check --filter 'LOAD-*' --filter \
+    'CAPS-01.device' --with "$plugins/cpu_native.so" --option prefill=cpu_native \
+    --option decode=cpu_native "$plugins/hybrid.so"
+said ok 'CAPS-01\.device' "is asked about them"
+
+# ---- Bad ones ------------------------------------------------------------------------------------
+
+says 1 "exit() in query" "# CRASH: exit(0)" "# where: question 0" \
+    -- "$tool" check "$fixtures/bad_query_exits.so"
+said 'not ok' 'CAPS-01\.query/2' "is a crash of each case that asks"
+said ok 'LIFE-04\.create' "and the rest is run"
+
+says 1 "a segmentation fault in a forward" "# CRASH: signal 11 " "# where: before the forward" \
+    -- "$tool" check "$fixtures/bad_forward_crashes.so"
+only_fails CAPS-02.forward
+
+start=$(date +%s)
+says 1 "create hangs" "# TIMEOUT: no sign of life for 1 s" "# where: before create" \
+    -- "$tool" check --inactivity 1 "$fixtures/bad_create_hangs.so"
+took=$(($(date +%s) - start))
+tap_try "within its limit: $took s" test "$took" -lt 10
+said 'not ok' 'LIFE-04\.create' "create is a timeout"
+said ok 'CAPS-01\.query/2' "and the rest is run"
+
+says 1 "the time for all" "# TIMEOUT: the time for all, 1 s, is over" \
+    -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
+says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" "1..1" \
+    -- "$tool" check --inactivity 0.5 "$fixtures/bad_constructor_hangs.so"
+
+says 1 "query prints" "# FAIL: in " -- "$tool" check "$fixtures/bad_query_prints.so"
+only_fails ERR-03.silent
+says 1 "query rounds upward" "# FAIL: in the question for a device: rounds upward, before: to nearest" \
+    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_rounds.so"
+only_fails ERR-03.fpu
+says 1 "query changes the directory" "# FAIL: in the question for a device: working directory is /" \
+    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_moves.so"
+only_fails ERR-03.cwd
+says 1 "query installs a handler" "# FAIL: in the question for a device: signal 10 has another handler" \
+    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_catches.so"
+only_fails ERR-03.signals
+says 1 "query changes the locale" "# FAIL: in the question for a device: uselocale() was called" \
+    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_translates.so"
+only_fails ERR-03.locale
+says 1 "query leaves a process" "# FAIL: in the end of the process: other processes are left" \
+    -- "$tool" check "$fixtures/bad_query_forks.so"
+only_fails ERR-03.ends
+
+says 1 "a file that exports more" "# FAIL: exports 1 other symbols: bad_exports_this" \
+    -- "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_exports.so"
+only_fails LOAD-01.exports
+says 1 "a file that leaves a symbol to chance" "# FAIL: cJSON_Version is in none of the libraries" \
+    -- "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_closure.so"
+only_fails LOAD-02.closure
+says 1 "a constructor that opens a file" "# FAIL: on being opened it opened files" \
+    -- "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_constructor_opens.so"
+only_fails LOAD-04.constructors
+says 0 "a file that needs the driver" "# WARN: needs libcuda.so.1" \
+    -- env LD_LIBRARY_PATH="$built" "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_driver.so"
+"$attnhost" check --filter 'LOAD-*' "$fixtures/bad_stack.so" >"$folder/out" 2>"$folder/err"
+if test $? -eq 3; then
+    tap_skip "a file with an executable stack" "this system does not open it: $(cat "$folder/err")"
+else
+    said 'not ok' 'LOAD-08\.text' "a file with an executable stack"
+    only_fails LOAD-08.text
+fi
+
+# ---- The end of the parent -----------------------------------------------------------------------
+
+says 130 "SIGINT" "Bail out! interrupted by signal 2" "ok 1 - bad_plugin/LOAD-02.opens" \
+    -- timeout --preserve-status -s INT 1 "$tool" check "$fixtures/bad_create_hangs.so"
+says 143 "SIGTERM" "Bail out! interrupted by signal 15" \
+    -- timeout --preserve-status -s TERM 1 "$tool" check "$fixtures/bad_create_hangs.so"
+timeout -s KILL 1 "$tool" check "$fixtures/bad_create_hangs.so" >"$folder/out" 2>&1
+sleep 0.2
+tap_try "SIGKILL leaves no process" test -z "$(left)"
+
+# ---- Crashes of one's own, and others' ------------------------------------------------------------
+
+SUITE_TOOL_ODD=1
+export SUITE_TOOL_ODD
+says 1 "a crash that another case caused is told from one's own" \
+    "# CRASH: signal 6 (Aborted); alone in a process it is PASS" \
+    -- "$tool" check --filter 'ODD-02.*' "$fixtures/bad_nothing.so"
+said ok 'ODD-02\.inherits/0' "the one before it passed"
+said ok 'ODD-02\.inherits/2' "the one after it too"
+says 0 "notes are signs of life" "ok 1 - bad/ODD-03.slow" \
+    -- "$tool" check --inactivity 1 --filter 'ODD-03.*' "$fixtures/bad_nothing.so"
+
+# ---- Formats -------------------------------------------------------------------------------------
+
+cat >"$folder/junit.py" <<'EOF'
+"""Structure and counts of a JUnit file, as both schemas in use want them."""
+import sys
+import xml.etree.ElementTree as xml
+
+root = xml.parse(sys.argv[1]).getroot()
+assert root.tag == "testsuites" and not root.attrib
+for suite in root:
+    assert suite.tag == "testsuite"
+    need = {"id", "package", "name", "timestamp", "hostname", "tests", "failures", "errors", "skipped",
+            "time"}
+    assert set(suite.attrib) == need, suite.attrib
+    tags = [child.tag for child in suite]
+    cases = suite.findall("testcase")
+    assert tags == ["properties"] + ["testcase"] * len(cases) + ["system-out", "system-err"], tags
+    count = {"failure": 0, "error": 0, "skipped": 0}
+    for case in cases:
+        assert set(case.attrib) == {"name", "classname", "time"}
+        float(case.attrib["time"])
+        assert len(case) <= 1
+        for child in case:
+            count[child.tag] += 1
+            assert child.tag == "skipped" or {"type", "message"} == set(child.attrib)
+    assert int(suite.attrib["tests"]) == len(cases) > 0
+    for tag, name in ("failure", "failures"), ("error", "errors"), ("skipped", "skipped"):
+        assert int(suite.attrib[name]) == count[tag], (name, suite.attrib, count)
+    print(suite.attrib["name"], len(cases), *(count[tag] for tag in ("failure", "error", "skipped")))
+EOF
+
+python=${PYTHON3-no}
+odd="--filter ODD-01.*"
+says 1 "all codes" 'ok 1 - bad/ODD-01.codes/0' 'not ok 2 - bad/ODD-01.codes/1' \
+    '# FAIL: got <1> & "2", accepted 3' '# FAIL: seed 5209727687529087548' '# CRASH: signal 6 (Aborted)' \
+    'ok 5 - bad/ODD-01.codes/4 # SKIP declared # unsupported' '# WARN: slow' \
+    '# FAIL: bytes ?? that no format holds' '# FAIL: the check was skipped without a reason' \
+    -- "$tool" check $odd "$fixtures/bad_nothing.so"
+says 1 "JUnit is written to a file" \
+    -- "$tool" check $odd --format junit --output "$folder/junit.xml" "$fixtures/bad_nothing.so"
+tap_try "and stdout is left alone" test ! -s "$folder/out"
+if test "$python" != no; then
+    tap_try "JUnit is as its schemas want it" "$python" "$folder/junit.py" "$folder/junit.xml"
+    tap_try "and has the right counts" test "$("$python" "$folder/junit.py" "$folder/junit.xml")" = \
+        "bad 8 3 1 1"
+else
+    tap_skip "JUnit is as its schemas want it" "no python3"
+fi
+
+# volatile: JSON without what differs from run to run.
+volatile()
+{
+    grep -v -e '"seconds":' -e '"started":' "$1"
+}
+for run in 1 2 3; do
+    says 1 "JSON, run $run" -- "$tool" check $odd --seed $((run / 2)) --format json \
+        --output "$folder/$run.json" "$fixtures/bad_nothing.so"
+    volatile "$folder/$run.json" >"$folder/$run.stable"
+    "$tool" check --seed $((run / 2)) --list "$fixtures/bad_nothing.so" >"$folder/$run.list"
+done
+tap_try "another seed gives other cases" sh -c '! cmp -s "$0/1.list" "$0/2.list"' "$folder"
+tap_try "equal seeds give equal lists" cmp "$folder/2.list" "$folder/3.list"
+tap_try "equal seeds give equal JSON" cmp "$folder/2.stable" "$folder/3.stable"
+tap_try "another seed does not" sh -c '! cmp -s "$0/1.stable" "$0/2.stable"' "$folder"
+says 0 "Markdown" '# bad_plugin 1.2.3' '| head_dim | 1, 16, 32,' '| PASS | 3 |' \
+    -- "$tool" check --filter CAPS-01.query --format markdown "$fixtures/bad_nothing.so"
+
+# ---- Waivers and profiles ------------------------------------------------------------------------
+
+cat >"$folder/waivers" <<EOF
+# known
+ODD-01.codes/1 bad_plugin 1.* 9999-12-31 issue #12
+ODD-01.codes/2 bad_plugin * 9999-12-31 https://example.org/13
+bad/ODD-01.codes/[67] bad_plugin 1.2.3 9999-12-31 still open
+ODD-01.codes/0 other_plugin 1.* 2000-01-01 of another plugin
+EOF
+says 0 "waived" "not ok 2 - bad/ODD-01.codes/1 # TODO waived until 9999-12-31: issue #12; it is FAIL" \
+    -- "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+echo "ODD-01.codes/1 bad_plugin 2.* 9999-12-31 fixed in 2" >"$folder/waivers"
+says 1 "another version is not waived" "not ok 2 - bad/ODD-01.codes/1" \
+    -- "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+says 1 "a waiver that waives nothing" \
+    "# FAIL: $folder/waivers:1: ODD-01.codes/1 waives nothing that fails in version 1.2.3" \
+    -- env -u SUITE_TOOL_ODD "$tool" check --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+echo "ODD-01.codes/[1267] bad_plugin * 2000-01-01 forgotten" >"$folder/waivers"
+says 1 "a waiver that has expired" "# FAIL: got <1>" \
+    "# FAIL: $folder/waivers:1: ODD-01.codes/[1267] expired on 2000-01-01" \
+    -- "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+printf '\nODD-01.codes/1 bad_plugin * 2000-1-01 malformed\n' >"$folder/waivers"
+says 2 "a malformed waiver" \
+    "attnhost check: $folder/waivers:2: expiry '2000-1-01': accepted YYYY-MM-DD" \
+    -- "$tool" check --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+
+cat >"$folder/profile" <<EOF
+# comment
+LOAD-*
+CAPS-02.* # runs
+CAPT-01.needs_cuda or-skip # where there is a GPU
+EOF
+says 0 "a profile that is met" "ok " \
+    -- env -u SUITE_TOOL_ODD "$tool" check --profile "$folder/profile" "$fixtures/bad_nothing.so"
+said ok 'PROFILE\.met' "is a result"
+echo "COMP-01.*" >>"$folder/profile"
+says 1 "what is skipped does not meet a profile" \
+    "# FAIL: $folder/profile:5: bad/COMP-01.needs_child is SKIP, accepted: PASS" \
+    -- env -u SUITE_TOOL_ODD "$tool" check --profile "$folder/profile" "$fixtures/bad_nothing.so"
+echo "CAPS-99.*" >"$folder/profile"
+says 1 "what was not run neither" "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" \
+    -- env -u SUITE_TOOL_ODD "$tool" check --profile "$folder/profile" "$fixtures/bad_nothing.so"
+says 2 "a profile that is not there" "attnhost check: " \
+    -- "$tool" check --profile nonesuch "$fixtures/bad_nothing.so"
+
+# ---- Fuzz and replay -----------------------------------------------------------------------------
+
+says 1 "fuzz finds seeds that fail" "bad/ODD-04.chunk seed " "  attnhost check --replay $folder/fuzz-" \
+    -- "$tool" fuzz --time 20 --output "$folder" "$fixtures/bad_nothing.so"
+replay=$(find "$folder" -name 'fuzz-bad-ODD-04.chunk-*.replay' | head -1)
+if grep -q '^without = 4294967263$' "$replay"; then
+    tap_ok "all but one culprit is left out"
+else
+    tap_not_ok "all but one culprit is left out" "$(cat "$replay")"
+fi
+says 1 "the file is replayed" "not ok 3 - bad/ODD-04.chunk" "1..3" \
+    -- "$tool" check --replay "$replay"
+sed -i 's/^without = .*/without = 4294967295/' "$replay"
+says 0 "exactly" "ok 3 - bad/ODD-04.chunk" -- "$tool" check --replay "$replay"
+sed -i 's/^without = .*/without = many/' "$replay"
+says 2 "a malformed replay file" "attnhost check: $replay:" -- "$tool" check --replay "$replay"
+says 77 "nothing to fuzz" "attnhost fuzz: no check of this plugin can be fuzzed here" \
+    -- env -u SUITE_TOOL_ODD "$tool" fuzz --time 1 "$fixtures/bad_nothing.so"
+unset SUITE_TOOL_ODD
+
+# ---- Wrong command lines -------------------------------------------------------------------------
+
+says 3 "no such file" "attnhost check: $fixtures/none.so: No such file" "Bail out! $fixtures/none.so" \
+    -- "$attnhost" check "$fixtures/none.so"
+says 2 "no plugin is named" "attnhost check: 0 names given: accepted one plugin file" -- "$attnhost" check
+says 2 "no such backend" "attnhost check: --backend none: $fixtures/bad_nothing.so has none of that" \
+    -- "$attnhost" check --backend none "$fixtures/bad_nothing.so"
+says 2 "no such device" "attnhost check: --device 'gpu': accepted cpu, cuda, cuda:N" \
+    -- "$attnhost" check --device gpu "$fixtures/bad_nothing.so"
+says 2 "no such format" "attnhost check: --format 'xml': accepted tap, junit, json, markdown" \
+    -- "$attnhost" check --format xml "$fixtures/bad_nothing.so"
+says 2 "a filter that means nothing" "attnhost check: no case is meant by --filter" \
+    -- "$attnhost" check --filter 'LAOD-*' "$fixtures/bad_nothing.so"
+says 2 "an option that nobody has" "attnhost check: --option: backend.bad.x is no option" \
+    -- "$attnhost" check --option x=1 "$fixtures/bad_nothing.so"
+says 2 "an option without a value" "attnhost check: --option 'x': accepted KEY=VALUE" \
+    -- "$attnhost" check --option x "$fixtures/bad_nothing.so"
+says 2 "a report that cannot be written" "attnhost check: --output /none/x: " \
+    -- "$attnhost" check --output /none/x "$fixtures/bad_nothing.so"
+says 77 "nothing that could be checked" "ok 1 - bad/COMP-01.needs_child # SKIP" \
+    -- "$tool" check --filter 'COMP-01.*' "$fixtures/bad_nothing.so"
+tap_end
