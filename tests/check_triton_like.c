@@ -73,6 +73,7 @@ START_TEST(query_accepts_and_refuses)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert(verdict.notes & ATTN_NOTE_RUNTIME_COMPILATION);
     ck_assert_uint_gt(verdict.device_bytes, 8 * 32 * 128 * 4);
+    ck_assert_uint_eq(verdict.graph_seq_len_fill, 0);
 
     t.device.type = ATTN_DEVICE_CPU;
     t.device.sm = 0;
@@ -120,8 +121,8 @@ START_TEST(create_refuses)
                      ATTN_UNSUPPORTED);
     attn_option_value value = {.struct_size = sizeof value,
                                .key = "num_kv_splits",
-                               .integer = 0,
-                               .text = "0",
+                               .integer = MAX_SPLITS + 1,
+                               .text = "129",
                                .place = "x.ini:3"};
     attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
     t.group.head_dim = 128;
@@ -144,6 +145,10 @@ START_TEST(splits_follow_the_rule)
     ck_assert_int_eq(splits_count(1 << 30, 256, 8), 8);
     ck_assert_int_eq(splits_count(0x7fffffff, 1, 128), 128);
     ck_assert_int_eq(splits_count(300, 100, 1), 1);
+    ck_assert_int_eq(splits_used(0, 1), 1);
+    ck_assert_int_eq(splits_used(300, 8), 5); /* of 64 keys each */
+    ck_assert_int_eq(splits_used(0x7fffffff, 1), 1);
+    ck_assert_int_eq(splits_used(0x7fffffff, 128), 128);
 }
 END_TEST
 
@@ -155,13 +160,17 @@ START_TEST(splits_cover_all_keys)
         state = state * 1664525u + 1013904223u;
         int len = (int)(state >> 8) % (n % 2 ? 700 : 200000), tile = 1 + (int)(state % 1000);
         int max = 1 + (int)(state >> 20) % MAX_SPLITS, count = splits_count(len, tile, max), at = 0;
+        int used = splits_used(len, count);
         ck_assert_int_ge(count, 1);
         ck_assert_int_le(count, max);
+        ck_assert_int_ge(used, 1);
+        ck_assert_int_le(used, count);
         for (int i = 0; i < count; i++) {
             int begin, end;
             splits_range(len, count, i, &begin, &end);
             ck_assert_int_eq(begin, at);
             ck_assert(end >= begin && end <= len);
+            ck_assert_int_eq(end > begin, i < used && len > 0);
             ck_assert(begin % SPLIT_ALIGN == 0 || begin == len);
             at = end;
         }
@@ -199,27 +208,20 @@ START_TEST(tiles_fit_any_device)
 }
 END_TEST
 
-static void compile(const nvrtc_api *nvrtc, const char *name, const triton_group *group,
-                    int variant, const char *architecture)
+static void compile(const nvrtc_api *nvrtc, const char *name, const kernel_constants *constants,
+                    const char *architecture)
 {
     const char *options[MAX_CONSTANTS + 4] = {architecture, "-std=c++17", "--ptxas-options=-O0"};
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     int num_options = 3;
     nvrtc_program program;
-    kernel_constants constants;
     kernel_sources sources;
-    triton_options defaults = {.num_kv_splits = 8,
-                               .split_tile = 256,
-                               .reduce_in_fp32 = variant,
-                               .split_probabilities = !variant};
-    kernel_shape shape = triton_shape(group, variant, 0);
     char folder[4096], log[8192] = "";
     size_t size = 0;
     snprintf(folder, sizeof folder, "%s/plugins/triton_like/kernels", top ? top : ".");
     ck_assert_msg(sources_init(&sources, folder, name, &error) == ATTN_OK, "%s", message);
-    triton_constants(group, variant, &shape, &defaults, &constants);
-    for (int i = 0; i < constants.count; i++)
-        options[num_options++] = constants.text[i];
+    for (int i = 0; i < constants->count; i++)
+        options[num_options++] = constants->text[i];
     ck_assert_int_eq(nvrtc->nvrtcCreateProgram(&program, sources.source, name, sources.num_headers,
                                                (const char *const *)sources.headers, sources.names),
                      0);
@@ -234,10 +236,30 @@ static void compile(const nvrtc_api *nvrtc, const char *name, const triton_group
     sources_finish(&sources);
 }
 
-/* Plain and crowded, 16 bits and fp8, even and odd, the least device and Hopper. */
+/* A sample of what kernels are specialised by: every dtype of each operand, both conversions of
+ * fp8, even and odd dimensions, the smallest and the largest, vectors and none, every feature, both
+ * variants, the least device and Hopper. */
+static const struct specimen {
+    attn_dtype q, kv, out;
+    int32_t dim, v_dim, ratio, page;
+    int features; /* ALiBi, sinks, window, chunk, cap */
+    int variant, precise;
+    const char *architecture;
+} specimens[] = {
+    {ATTN_BF16, ATTN_BF16, ATTN_BF16, 128, 128, 4, 16, 0, VARIANT_PLAIN, 1, "sm_90"},
+    {ATTN_F16, ATTN_FP8_E5M2, ATTN_F32, 72, 33, 7, 3, 1, VARIANT_CUSTOM, 0, "sm_80"},
+    {ATTN_BF16, ATTN_FP8_E4M3, ATTN_BF16, 128, 128, 8, 64, 0, VARIANT_PLAIN, 1, "sm_90"},
+    {ATTN_F16, ATTN_FP8_E4M3, ATTN_F16, 64, 64, 1, 1, 0, VARIANT_CUSTOM, 1, "sm_80"},
+    {ATTN_BF16, ATTN_FP8_E4M3, ATTN_F32, 256, 256, 2, 16, 1, VARIANT_CUSTOM, 1, "sm_90"},
+    {ATTN_F16, ATTN_F16, ATTN_F16, 40, 40, 13, 16, 0, VARIANT_CUSTOM, 1, "sm_80"},
+    {ATTN_BF16, ATTN_BF16, ATTN_F32, 16, 256, 16, 1, 1, VARIANT_PLAIN, 0, "sm_90"},
+    {ATTN_BF16, ATTN_FP8_E5M2, ATTN_F16, 17, 96, 1, 5, 1, VARIANT_PLAIN, 1, "sm_80"},
+};
+
 START_TEST(kernels_compile)
 {
     static const char *const names[] = {"extend.cu", "decode.cu", "save_kv.cu"};
+    const struct specimen *specimen = &specimens[_i];
     const nvrtc_api *nvrtc = NULL;
     if (nvrtc_api_get(&nvrtc, &error) != ATTN_OK) {
         printf("# SKIP kernels_compile: %s\n", message);
@@ -245,20 +267,30 @@ START_TEST(kernels_compile)
     }
     test_problem t;
     triton_group group;
+    kernel_constants constants;
+    char architecture[64];
     make_problem(&t);
-    t.group.flags = _i ? ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI : 0;
-    t.group.window_left = _i ? 100 : -1;
-    t.group.attention_chunk = _i ? 64 : 0;
-    t.group.logit_cap = _i ? 30.0f : 0.0f;
-    t.group.head_dim = _i ? 72 : 128;
-    t.group.v_head_dim = _i ? 33 : 128;
-    t.problem.q_dtype = _i ? ATTN_F16 : ATTN_BF16;
-    t.problem.kv_dtype = _i ? ATTN_FP8_E5M2 : ATTN_BF16;
-    t.problem.out_dtype = _i ? ATTN_F32 : ATTN_BF16;
+    t.group.flags = specimen->features ? ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI : 0;
+    t.group.window_left = specimen->features ? 100 : -1;
+    t.group.attention_chunk = specimen->features ? 64 : 0;
+    t.group.logit_cap = specimen->features ? 30.0f : 0.0f;
+    t.group.head_dim = specimen->dim;
+    t.group.v_head_dim = specimen->v_dim;
+    t.group.num_q_heads = t.group.num_kv_heads * specimen->ratio;
+    t.group.kv_scale_granularity = (uint32_t)(_i % 2 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR);
+    t.problem.q_dtype = specimen->q;
+    t.problem.kv_dtype = specimen->kv;
+    t.problem.out_dtype = specimen->out;
+    t.problem.page_size = specimen->page;
     triton_group_init(&group, &t.problem);
-    for (int i = 0; i < 3; i++)
-        compile(nvrtc, names[i], &group, _i,
-                _i ? "--gpu-architecture=sm_80" : "--gpu-architecture=sm_90");
+    const triton_options options = {.split_tile = 256,
+                                    .reduce_in_fp32 = specimen->precise,
+                                    .split_probabilities = specimen->precise};
+    kernel_shape shape = triton_shape(&group, specimen->variant, 0);
+    triton_constants(&group, specimen->variant, &shape, &options, &constants);
+    snprintf(architecture, sizeof architecture, "--gpu-architecture=%s", specimen->architecture);
+    for (int i = 0; i < (_i < 2 ? 3 : 2); i++)
+        compile(nvrtc, names[i], &constants, architecture);
 }
 END_TEST
 
@@ -272,8 +304,11 @@ static Suite *suite(void)
     tcase_add_test(tc, splits_follow_the_rule);
     tcase_add_test(tc, splits_cover_all_keys);
     tcase_add_test(tc, tiles_fit_any_device);
-    tcase_add_loop_test(tc, kernels_compile, 0, 2);
     suite_add_tcase(s, tc);
+    TCase *compiling = tcase_create("nvrtc");
+    tcase_set_timeout(compiling, 300);
+    tcase_add_loop_test(compiling, kernels_compile, 0, sizeof specimens / sizeof specimens[0]);
+    suite_add_tcase(s, compiling);
     return s;
 }
 

@@ -30,6 +30,7 @@ enum {
     CUDA_DEVICE_MAJOR = 75, /* of the compute capability */
     CUDA_DEVICE_MINOR = 76,
     CUDA_FUNCTION_MAX_DYNAMIC_SHARED = 8,
+    CUDA_FUNCTION_SHARED_CARVEOUT = 9, /* percent of the L1 cache that is to be shared memory */
     CUDA_CAPTURE_RELAXED = 2
 };
 

@@ -185,6 +185,8 @@ static attn_status find_function(const cuda_api *cuda, cuda_module module, const
     int result = cuda->cuModuleGetFunction(function, module, name);
     if (result == CUDA_OK && shared > 0)
         result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_MAX_DYNAMIC_SHARED, shared);
+    if (result == CUDA_OK && shared > 0) /* or fewer blocks may fit than the launches count on */
+        result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_SHARED_CARVEOUT, 100);
     return result == CUDA_OK ? ATTN_OK : cuda_fail(cuda, result, "triton_like", name, error);
 }
 

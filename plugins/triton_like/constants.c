@@ -57,6 +57,8 @@ void triton_group_init(triton_group *group, const attn_problem *problem)
         .q_dtype = problem->q_dtype,
         .kv_dtype = problem->kv_dtype,
         .out_dtype = problem->out_dtype,
+        .num_sms = problem->device && problem->device->num_sms ? problem->device->num_sms
+                                                               : (uint32_t)DEFAULT_SMS,
         .variants = triton_variants(problem->bounds->mask_kinds),
         .num_layers = from->num_layers,
     };
@@ -64,30 +66,51 @@ void triton_group_init(triton_group *group, const attn_problem *problem)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Bytes of a key and its value in shared memory, as common.cuh has them. */
+/* Rows in shared memory, as common.cuh has them: of 16-bit elements, and of fp8 codes. */
+static int32_t row_bytes(int32_t dim)
+{
+    return (triton_round16(dim) + 8) * 2;
+}
+
+static int32_t code_bytes(int32_t dim)
+{
+    return (triton_round16(dim) / 16 | 1) * 16;
+}
+
+/* A key and its value of 16-bit elements; the same as they come from the cache. */
 static int32_t pair_bytes(const triton_group *group)
 {
-    return (triton_round16(group->dim) + 8 + triton_round16(group->v_dim) + 8) * 2;
+    return row_bytes(group->dim) + row_bytes(group->v_dim);
 }
 
-static int32_t row_bytes(const triton_group *group)
+static int32_t cached_bytes(const triton_group *group)
 {
-    return (triton_round16(group->dim) + 8) * 2;
+    return triton_is_fp8(group->kv_dtype) ? code_bytes(group->dim) + code_bytes(group->v_dim)
+                                          : pair_bytes(group);
 }
 
-/* As extend.cu lays out: queries, two stages, one widened tile for fp8, places of two tiles. */
+static int32_t most(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* As extend.cu lays out: queries; two stages, or two of codes and a widened tile; places of two
+ * tiles, index entries of one. */
 static int32_t extend_bytes(const triton_group *group, int32_t row_tiles, int32_t key_tile)
 {
-    int32_t buffers = triton_is_fp8(group->kv_dtype) ? 3 : 2;
-    return EXTEND_WARPS * 16 * row_tiles * row_bytes(group) +
-           buffers * key_tile * pair_bytes(group) + 2 * key_tile * 16;
+    int32_t coded =
+        triton_is_fp8(group->kv_dtype) ? 2 * cached_bytes(group) + pair_bytes(group) : 0;
+    return EXTEND_WARPS * 16 * row_tiles * row_bytes(group->dim) +
+           key_tile * (most(2 * pair_bytes(group), coded) + 2 * 16 + 4);
 }
 
-/* As decode.cu lays out: queries, then for each warp its stages and a widened group for fp8. */
+/* As decode.cu lays out: queries, then for each warp its stages, which have room for a group of new
+ * tokens; or what the warps leave to be merged. */
 static int32_t decode_bytes(const triton_group *group, int32_t warps, int32_t stages)
 {
-    int32_t buffers = stages + (triton_is_fp8(group->kv_dtype) ? 1 : 0);
-    return 16 * row_bytes(group) + warps * buffers * 16 * pair_bytes(group);
+    int32_t warp = most(stages * cached_bytes(group), pair_bytes(group)) * 16;
+    return most(16 * row_bytes(group->dim) + warps * warp,
+                warps * 16 * (triton_round16(group->v_dim) + 6) * 4);
 }
 
 /* Two 16-row tiles of a warp halve the traffic of keys in shared memory, as long as the sums stay
@@ -110,16 +133,21 @@ static void choose_extend(const triton_group *group, int variant, int32_t limit,
     }
 }
 
-/* Enough groups in flight, two blocks of a multiprocessor if that can be had. */
+/* Enough groups in flight, several blocks of a multiprocessor if that can be had: while one looks
+ * for its keys or merges, the others read. As many as registers allow, too. */
 static void choose_decode(const triton_group *group, int32_t limit, kernel_shape *shape)
 {
     static const int32_t candidates[][2] = {{4, 4}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}};
-    for (int blocks = 2; blocks > 0; blocks--)
+    int32_t dims = triton_round16(group->dim) + triton_round16(group->v_dim);
+    for (int32_t blocks = dims <= 256 ? 3 : 2; blocks > 0; blocks--)
         for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
-            if (blocks == 2 && candidates[i][1] < 3)
+            if (blocks > 1 && candidates[i][1] < 3)
+                continue;
+            if (blocks > 2 && candidates[i][0] < 4)
                 continue;
             shape->warps = candidates[i][0];
             shape->stages = candidates[i][1];
+            shape->decode_blocks = blocks;
             shape->decode_shared = decode_bytes(group, shape->warps, shape->stages);
             if (shape->decode_shared <= limit / blocks - (blocks - 1) * 1024)
                 return;
@@ -204,4 +232,5 @@ void triton_constants(const triton_group *group, int variant, const kernel_shape
     define(constants, "-DSTAGES=%d", shape->stages);
     define(constants, "-DEXTEND_SHARED=%d", shape->extend_shared);
     define(constants, "-DDECODE_SHARED=%d", shape->decode_shared);
+    define(constants, "-DDECODE_BLOCKS=%d", shape->decode_blocks);
 }

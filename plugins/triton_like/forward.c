@@ -267,7 +267,8 @@ static void take_batch(layer_call *call)
     const attn_batch *batch = &metadata->batch;
     const attn_kv_batch *kv = call->kv;
     kernel_params *p = &call->params;
-    uint64_t lse_at;
+    const attn_bounds *bounds = &metadata->bounds;
+    const triton_options *options = &call->instance->options;
     int decode = batch->mode == ATTN_MODE_DECODE;
     p->seq_lens = batch->seq_lens.device;
     p->q_indptr = decode ? NULL : batch->q_indptr.device;
@@ -287,11 +288,14 @@ static void take_batch(layer_call *call)
     p->num_seqs = batch->num_seqs;
     p->num_tokens = batch->num_tokens;
     p->counts = (const int *)(uintptr_t)metadata->counts;
-    p->num_splits = triton_grid_splits(&call->instance->options, &metadata->bounds);
-    p->split_tile = call->instance->options.split_tile;
-    triton_scratch_bytes(call->group, &call->instance->options, &metadata->bounds, &lse_at);
+    p->num_decode_seqs = batch->num_decode_seqs;
+    p->split_part = triton_split_part(call->group, batch->mode, bounds);
+    p->num_splits = triton_grid_splits(call->group, options, bounds);
+    p->split_tile = options->split_tile;
+    triton_scratch scratch = triton_scratch_layout(call->group, options, bounds);
     p->partial = metadata->scratch;
-    p->partial_lse = (float *)(void *)(metadata->scratch + lse_at);
+    p->partial_lse = (float *)(void *)(metadata->scratch + scratch.lse_at);
+    p->partial_used = (int *)(void *)(metadata->scratch + scratch.used_at);
 }
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -310,38 +314,75 @@ static attn_status launch(layer_call *call, cuda_function function, const char *
                              : cuda_fail(call->instance->cuda, result, "triton_like", name, error);
 }
 
-/* Launch shapes of a graph follow from the bounds, others from the batch. */
+/* Sizes that launch shapes are made of: of a graph's, the bounds. */
+typedef struct extent {
+    int64_t seqs, tokens, q_len;
+    int64_t decode_seqs; /* the most that there may be */
+} extent;
+
+static extent extent_of(const attn_metadata *metadata)
+{
+    const attn_bounds *bounds = &metadata->bounds;
+    const attn_batch *batch = &metadata->batch;
+    extent e = {batch->num_seqs, batch->num_tokens, batch->max_q_len, batch->num_decode_seqs};
+    if (metadata->kind == ATTN_METADATA_GRAPH)
+        e = (extent){bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_seqs};
+    if (batch->mode == ATTN_MODE_DECODE)
+        e.q_len = 1;
+    return e;
+}
+
+/* All sequences, or those before the decode ones; padding, too. */
+static attn_status launch_extend(layer_call *call, attn_stream stream, attn_error *error)
+{
+    const kernel_shape *shape = &call->build->shape;
+    extent e = extent_of(call->metadata);
+    int64_t tile_rows = EXTEND_WARPS * 16 * shape->row_tiles;
+    if (call->params.split_part == SPLIT_DECODE && call->metadata->kind == ATTN_METADATA_EAGER) {
+        e.seqs -= e.decode_seqs;
+        e.tokens -= e.decode_seqs;
+    }
+    return launch(call, call->build->extend, "attn_extend",
+                  e.tokens * call->group->ratio / tile_rows + e.seqs + 1, call->group->kv_heads, 1,
+                  EXTEND_WARPS * 32, shape->extend_shared, stream, error);
+}
+
+/* As many blocks as the device runs at once, at most one for each piece of work; then, where there
+ * is something to be merged or padding to be cleared, the second stage. */
+static attn_status launch_split(layer_call *call, attn_stream stream, attn_error *error)
+{
+    const triton_group *group = call->group;
+    const kernel_shape *shape = &call->build->shape;
+    const attn_batch *batch = &call->metadata->batch;
+    extent e = extent_of(call->metadata);
+    int all = call->params.split_part == SPLIT_ALL;
+    int64_t seqs = all ? e.seqs : e.decode_seqs, rows = all ? e.tokens : e.decode_seqs;
+    int64_t row_tiles = ((all ? e.q_len : 1) * group->ratio + 15) / 16;
+    int64_t blocks = (int64_t)group->num_sms * shape->decode_blocks;
+    int64_t work = seqs * row_tiles * group->kv_heads * call->params.num_splits;
+    int padded = call->metadata->kind == ATTN_METADATA_GRAPH || batch->mode != ATTN_MODE_DECODE ||
+                 e.tokens > e.seqs;
+    attn_status status =
+        launch(call, call->build->decode, "attn_decode", work < blocks ? work : blocks, 1, 1,
+               shape->warps * 32, shape->decode_shared, stream, error);
+    if (status != ATTN_OK || (call->params.num_splits == 1 && !(all && padded)))
+        return status;
+    return launch(call, call->build->reduce, "attn_reduce", rows,
+                  (int64_t)group->kv_heads * group->ratio, 1, (group->v_dim + 31) / 32 * 32, 0,
+                  stream, error);
+}
+
 static attn_status launch_all(layer_call *call, attn_stream stream, attn_error *error)
 {
-    const attn_metadata *metadata = call->metadata;
-    const triton_group *group = call->group;
-    const kernel_build *build = call->build;
-    int graph = metadata->kind == ATTN_METADATA_GRAPH;
-    int64_t seqs = graph ? metadata->bounds.max_seqs : metadata->batch.num_seqs;
-    int64_t tokens = graph ? metadata->bounds.max_tokens : metadata->batch.num_tokens;
-    int64_t q_len = graph ? metadata->bounds.max_q_len : metadata->batch.max_q_len;
-    int64_t row_tiles = (q_len * group->ratio + 15) / 16;
-    int64_t tile_rows = EXTEND_WARPS * 16 * build->shape.row_tiles;
-    int32_t reduce_threads = (group->v_dim + 31) / 32 * 32;
-    if (metadata->batch.mode == ATTN_MODE_DECODE)
-        row_tiles = (group->ratio + 15) / 16;
     attn_status status = ATTN_OK;
+    extent e = extent_of(call->metadata);
     if (call->save)
-        status = launch(call, build->save, "attn_save_kv", tokens, group->kv_heads, 1, 64, 0,
-                        stream, error);
-    if (status != ATTN_OK)
-        return status;
-    if (!triton_splits_keys(group, metadata->batch.mode, &metadata->bounds))
-        return launch(call, build->extend, "attn_extend",
-                      tokens * group->ratio / tile_rows + seqs + 1, group->kv_heads, 1,
-                      EXTEND_WARPS * 32, build->shape.extend_shared, stream, error);
-    status = launch(call, build->decode, "attn_decode", call->params.num_splits,
-                    group->kv_heads * row_tiles, seqs, build->shape.warps * 32,
-                    build->shape.decode_shared, stream, error);
-    if (status == ATTN_OK)
-        status =
-            launch(call, build->reduce, "attn_reduce", tokens,
-                   (int64_t)group->kv_heads * group->ratio, 1, reduce_threads, 0, stream, error);
+        status = launch(call, call->build->save, "attn_save_kv", e.tokens, call->group->kv_heads, 1,
+                        64, 0, stream, error);
+    if (status == ATTN_OK && call->params.split_part != SPLIT_ALL)
+        status = launch_extend(call, stream, error);
+    if (status == ATTN_OK && call->params.split_part != SPLIT_NONE)
+        status = launch_split(call, stream, error);
     return status;
 }
 

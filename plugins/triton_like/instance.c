@@ -47,7 +47,7 @@ static attn_status find_device(attn_instance *instance, const attn_problem *prob
 {
     const cuda_api *cuda = instance->cuda;
     cuda_context context = NULL;
-    int device = 0, major = 0, minor = 0, shared = 0;
+    int device = 0, major = 0, minor = 0, sms = 0, shared = 0;
     int result = cuda->cuCtxGetCurrent(&context);
     if (result == CUDA_OK && !context)
         return plugin_fail(error, ATTN_BAD_STATE, "triton_like: no CUDA context is current");
@@ -58,11 +58,16 @@ static attn_status find_device(attn_instance *instance, const attn_problem *prob
     if (result == CUDA_OK)
         result = cuda->cuDeviceGetAttribute(&minor, CUDA_DEVICE_MINOR, device);
     if (result == CUDA_OK)
+        result = cuda->cuDeviceGetAttribute(&sms, CUDA_DEVICE_MULTIPROCESSORS, device);
+    if (result == CUDA_OK)
         result = cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, device);
     if (result != CUDA_OK)
         return cuda_fail(cuda, result, "triton_like", "asking the device", error);
     instance->sm = (uint32_t)(major * 10 + minor);
+    instance->num_sms = (uint32_t)sms;
     instance->shared_memory = (uint32_t)shared;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        instance->groups[i].num_sms = instance->num_sms;
     if (instance->sm != problem->device->sm)
         return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
                                  "triton_like: the current device is sm_%u, the problem is for "

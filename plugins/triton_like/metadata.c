@@ -3,9 +3,9 @@
  * metadata.c: memory for batches within bounds, and the check of a batch.
  *
  * There is nothing to plan on the host: kernels read lengths, slots and row numbers from the
- * batch's device arrays. Host arrays are not read. What a graph bakes in besides is the number of
- * sequences and rows of the batch it was captured with; so those two lie in device memory and are
- * set anew, by a memset each on the stream, whenever they change.
+ * batch's device arrays. Host arrays are not read. What a graph bakes in besides is how many
+ * sequences, rows and decode sequences the batch had that it was captured with; so these lie in
+ * device memory and are set anew, by a memset each on the stream, whenever they change.
  */
 #include "triton_like.h"
 
@@ -20,7 +20,7 @@
 
 enum {
     ALIGNMENT = 256,
-    COUNTS_BYTES = 8,
+    COUNTS_BYTES = NUM_COUNTS * (int)sizeof(int32_t),
     SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
     COUNTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
@@ -28,30 +28,64 @@ enum {
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-int triton_splits_keys(const triton_group *group, uint32_t mode, const attn_bounds *bounds)
+int32_t triton_split_part(const triton_group *group, uint32_t mode, const attn_bounds *bounds)
 {
-    if (mode == ATTN_MODE_DECODE)
-        return 1;
-    return (mode == ATTN_MODE_TARGET_VERIFY || mode == ATTN_MODE_DRAFT_EXTEND) &&
-           (int64_t)bounds->max_q_len * group->ratio <= MAX_SPLIT_ROWS;
+    switch (mode) {
+    case ATTN_MODE_DECODE:
+        return SPLIT_ALL;
+    case ATTN_MODE_MIXED:
+        return SPLIT_DECODE;
+    case ATTN_MODE_TARGET_VERIFY:
+    case ATTN_MODE_DRAFT_EXTEND:
+        return (int64_t)bounds->max_q_len * group->ratio <= MAX_SPLIT_ROWS ? SPLIT_ALL : SPLIT_NONE;
+    default:
+        return SPLIT_NONE;
+    }
 }
 
-int32_t triton_grid_splits(const triton_options *options, const attn_bounds *bounds)
+/* By default as many that one sequence gives every multiprocessor two blocks. */
+int32_t triton_grid_splits(const triton_group *group, const triton_options *options,
+                           const attn_bounds *bounds)
 {
-    return splits_count(bounds->max_kv_len, options->split_tile, options->num_kv_splits);
+    int32_t most = options->num_kv_splits;
+    if (most == 0)
+        most = ((int32_t)group->num_sms * 2 + group->kv_heads - 1) / group->kv_heads;
+    if (options->num_kv_splits == 0 && most > MOST_DEFAULT_SPLITS)
+        most = MOST_DEFAULT_SPLITS;
+    return splits_count(bounds->max_kv_len, options->split_tile, most);
 }
 
-uint64_t triton_scratch_bytes(const triton_group *group, const triton_options *options,
-                              const attn_bounds *bounds, uint64_t *lse_at)
+/* Rows whose keys may be split. That of drafted tokens none are if they are too many does not
+ * count: memory grows with the bounds. */
+static uint64_t split_rows(const triton_group *group, const attn_bounds *bounds)
 {
-    uint64_t rows = 0, element = options->reduce_in_fp32 ? 4 : 2;
-    for (uint32_t mode = 0; mode < ATTN_MODE_COUNT; mode++)
-        if (bounds->modes & ATTN_MODE_BIT(mode) && triton_splits_keys(group, mode, bounds))
-            rows = (uint64_t)bounds->max_tokens;
-    rows *= (uint64_t)group->kv_heads * (uint64_t)group->ratio *
-            (uint64_t)triton_grid_splits(options, bounds);
-    *lse_at = (rows * (uint64_t)group->v_dim * element + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    return *lse_at + rows * sizeof(float);
+    uint32_t drafts =
+        ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY) | ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND);
+    uint64_t tokens = (uint64_t)bounds->max_tokens, rows = 0;
+    if (bounds->modes & (ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_MIXED)))
+        rows = 1;
+    if (bounds->modes & drafts && group->ratio <= MAX_SPLIT_ROWS)
+        rows = (uint64_t)(MAX_SPLIT_ROWS / group->ratio);
+    rows *= (uint64_t)bounds->max_seqs;
+    return rows < tokens ? rows : tokens;
+}
+
+static uint64_t aligned(uint64_t size)
+{
+    return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+triton_scratch triton_scratch_layout(const triton_group *group, const triton_options *options,
+                                     const attn_bounds *bounds)
+{
+    uint64_t element = options->reduce_in_fp32 ? 4 : 2;
+    uint64_t rows = split_rows(group, bounds) * (uint64_t)group->kv_heads * (uint64_t)group->ratio;
+    uint64_t splits = rows * (uint64_t)triton_grid_splits(group, options, bounds);
+    triton_scratch layout;
+    layout.lse_at = aligned(splits * (uint64_t)group->v_dim * element);
+    layout.used_at = layout.lse_at + aligned(splits * sizeof(float));
+    layout.size = layout.used_at + rows * sizeof(int32_t);
+    return layout;
 }
 
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -71,8 +105,8 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
     memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const triton_group *group = &instance->groups[i];
-        uint64_t lse_at, bytes = triton_scratch_bytes(group, &instance->options, bounds, &lse_at);
-        sizes[SCRATCH] = bytes > sizes[SCRATCH] ? bytes : sizes[SCRATCH];
+        uint64_t size = triton_scratch_layout(group, &instance->options, bounds).size;
+        sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
         if (bounds->mask_kinds && variants & ~group->variants)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
                                      "triton_like: mask_kinds %#x: the problem of create named "
@@ -144,8 +178,7 @@ attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const
                         .bounds = bounds,
                         .scratch = sizes[SCRATCH] ? memory->base[SCRATCH] : NULL,
                         .counts = sizes[COUNTS] ? (cuda_address)(uintptr_t)memory->base[COUNTS] : 0,
-                        .counts_seqs = -1,
-                        .counts_tokens = -1,
+                        .counted = {-1, -1, -1},
                         .kv = (attn_kv_batch *)(made + 1)};
     *metadata = made;
     return ATTN_OK;
@@ -278,18 +311,18 @@ static attn_status set_counts(attn_metadata *metadata, attn_stream stream, attn_
 {
     const cuda_api *cuda = metadata->instance->cuda;
     const attn_batch *batch = &metadata->batch;
-    int result = CUDA_OK;
-    if (!metadata->counts)
-        return ATTN_OK;
-    if (metadata->counts_seqs != batch->num_seqs)
-        result = cuda->cuMemsetD32Async(metadata->counts, (unsigned)batch->num_seqs, 1, stream);
-    if (result == CUDA_OK && metadata->counts_tokens != batch->num_tokens)
-        result =
-            cuda->cuMemsetD32Async(metadata->counts + 4, (unsigned)batch->num_tokens, 1, stream);
-    if (result != CUDA_OK)
-        return cuda_fail(cuda, result, "triton_like", "cuMemsetD32Async", error);
-    metadata->counts_seqs = batch->num_seqs;
-    metadata->counts_tokens = batch->num_tokens;
+    const int32_t counts[NUM_COUNTS] = {[COUNT_SEQS] = batch->num_seqs,
+                                        [COUNT_TOKENS] = batch->num_tokens,
+                                        [COUNT_DECODE_SEQS] = batch->num_decode_seqs};
+    for (uint32_t i = 0; i < NUM_COUNTS && metadata->counts; i++) {
+        if (metadata->counted[i] == counts[i])
+            continue;
+        int result = cuda->cuMemsetD32Async(metadata->counts + i * sizeof(int32_t),
+                                            (unsigned)counts[i], 1, stream);
+        if (result != CUDA_OK)
+            return cuda_fail(cuda, result, "triton_like", "cuMemsetD32Async", error);
+        metadata->counted[i] = counts[i];
+    }
     return ATTN_OK;
 }
 

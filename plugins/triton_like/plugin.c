@@ -23,10 +23,12 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
      .key = "num_kv_splits",
-     .default_text = "8",
-     .min = 1,
+     .default_text = "0",
+     .min = 0,
      .max = MAX_SPLITS,
-     .doc = "most blocks that share out the keys of one sequence in decode",
+     .doc =
+         "most blocks that share out the keys of one sequence and KV head in decode; 0 = so many "
+         "that one sequence gives every multiprocessor two blocks, at most 64",
      .deprecated_alias = "triton_attention_num_kv_splits"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
@@ -35,7 +37,7 @@ static const attn_option options_declared[] = {
      .min = 0,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys from which on they are shared out, a block for each so many; 0 = 256",
+     .doc = "keys from which on they are shared out, a block for each so many; 0 = 512",
      .deprecated_alias = "triton_attention_split_tile_size"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
@@ -87,8 +89,8 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
 {
     if (strcmp(value->key, "num_kv_splits") == 0) {
         options->num_kv_splits = (int32_t)value->integer;
-        if (value->integer < 1 || value->integer > MAX_SPLITS)
-            return out_of_range(value, MAX_SPLITS, 1, error);
+        if (value->integer < 0 || value->integer > MAX_SPLITS)
+            return out_of_range(value, MAX_SPLITS, 0, error);
     } else if (strcmp(value->key, "split_tile_size") == 0) {
         options->split_tile = value->integer ? (int32_t)value->integer : DEFAULT_SPLIT_TILE;
         if (value->integer < 0 || value->integer > 1 << 20)
@@ -125,10 +127,8 @@ attn_status triton_options_read(const attn_options *given, triton_options *optio
                                 attn_error *error)
 {
     attn_status status = ATTN_OK;
-    *options = (triton_options){.num_kv_splits = DEFAULT_SPLITS,
-                                .split_tile = DEFAULT_SPLIT_TILE,
-                                .reduce_in_fp32 = 1,
-                                .split_probabilities = 1};
+    *options = (triton_options){
+        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1, .split_probabilities = 1};
     snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", TRITON_LIKE_KERNEL_DIR);
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++)
         status = read_option(attn_at(given->values, i), options, error);

@@ -225,8 +225,7 @@ static void check_bound(int64_t value, uint32_t field, attn_verdict *verdict)
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    if (ask->bounds.max_seqs < 0 || ask->bounds.max_seqs > MAX_SEQS)
-        REFUSE(BOUNDS, MAX_SEQS, "0..65535", "%d", ask->bounds.max_seqs);
+    check_bound(ask->bounds.max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
     check_bound(ask->bounds.max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
     check_bound(ask->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
     check_bound(ask->bounds.max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
@@ -263,11 +262,11 @@ static void tell_memory(const question *ask, attn_verdict *verdict)
 {
     const attn_bounds *bounds = &ask->bounds;
     triton_group group;
-    uint64_t lse_at;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_kv_len == 0)
         return;
     triton_group_init(&group, &ask->problem);
-    verdict->device_bytes = triton_scratch_bytes(&group, &ask->options, bounds, &lse_at) + 8;
+    verdict->device_bytes =
+        triton_scratch_layout(&group, &ask->options, bounds).size + NUM_COUNTS * sizeof(int32_t);
     verdict->host_bytes = sizeof(attn_metadata) + sizeof(attn_kv_batch);
 }
 

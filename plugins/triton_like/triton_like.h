@@ -24,10 +24,9 @@ enum {
     MAX_PATH = 1024,
     MIN_DIM = 16,
     MAX_DIM = 256,
-    MAX_SPLITS = 128,
-    DEFAULT_SPLITS = 8,
-    DEFAULT_SPLIT_TILE = 256,
-    MAX_SEQS = 65535,    /* the third dimension of a grid */
+    MOST_DEFAULT_SPLITS = 64,
+    DEFAULT_SPLIT_TILE = 512,
+    DEFAULT_SMS = 132,   /* multiprocessors of a device that does not tell */
     MAX_SPLIT_ROWS = 64, /* rows of a sequence up to which the keys are split among blocks */
     MAX_CONSTANTS = 32,
     CONSTANT_SIZE = 48,
@@ -40,8 +39,8 @@ enum {
 /* ---- Options --------------------------------------------------------------------------------- */
 
 typedef struct triton_options {
-    int32_t num_kv_splits;
-    int32_t split_tile; /* keys; never 0 */
+    int32_t num_kv_splits; /* 0 = by the device */
+    int32_t split_tile;    /* keys; never 0 */
     int32_t reduce_in_fp32;
     int32_t split_probabilities;
     char kernel_dir[MAX_PATH];
@@ -65,6 +64,7 @@ typedef struct kernel_shape {
     int32_t warps;
     int32_t stages;
     int32_t decode_shared; /* bytes */
+    int32_t decode_blocks; /* that a multiprocessor runs at once */
 } kernel_shape;
 
 /* The functions of one variant, and the modules that hold them. */
@@ -101,6 +101,7 @@ typedef struct triton_group {
     attn_dtype q_dtype;
     attn_dtype kv_dtype;
     attn_dtype out_dtype;
+    uint32_t num_sms;
     uint32_t variants; /* set of 1 << VARIANT_* that batches may need */
     uint32_t num_layers;
     triton_layer *layers;
@@ -162,6 +163,7 @@ struct attn_instance {
     const nvrtc_api *nvrtc;
     triton_options options;
     uint32_t sm;
+    uint32_t num_sms;
     uint32_t shared_memory;
     int32_t prepared;
     uint32_t num_groups;
@@ -230,24 +232,31 @@ struct attn_metadata {
     uint32_t kind;
     attn_bounds bounds;
     char *scratch;       /* partial results */
-    cuda_address counts; /* GRAPH: num_seqs and num_tokens, read by the kernels */
+    cuda_address counts; /* GRAPH: [NUM_COUNTS], read by the kernels */
     int32_t planned;
-    int32_t counts_seqs; /* what stands in `counts`; -1 = nothing yet */
-    int32_t counts_tokens;
-    attn_batch batch; /* its scalars and device arrays */
+    int32_t counted[NUM_COUNTS]; /* what stands in `counts`; -1 = nothing yet */
+    attn_batch batch;            /* its scalars and device arrays */
     attn_mask mask;
     attn_kv_batch *kv; /* [num_groups] */
 };
 
-/* Does a group split the keys of a batch of this mode among blocks? */
-int triton_splits_keys(const triton_group *group, uint32_t mode, const attn_bounds *bounds);
+/* SPLIT_*: of which sequences of a batch of this mode a group shares out the keys among blocks. */
+int32_t triton_split_part(const triton_group *group, uint32_t mode, const attn_bounds *bounds);
 
-/* Splits of the grid: the most that a sequence within the bounds gets. */
-int32_t triton_grid_splits(const triton_options *options, const attn_bounds *bounds);
+/* The most splits that a sequence within the bounds gets. */
+int32_t triton_grid_splits(const triton_group *group, const triton_options *options,
+                           const attn_bounds *bounds);
 
-/* Bytes of scratch for a group; *lse_at is where the denominators begin. */
-uint64_t triton_scratch_bytes(const triton_group *group, const triton_options *options,
-                              const attn_bounds *bounds, uint64_t *lse_at);
+/* Partial results of a group in scratch memory: outputs, then denominators, then how many splits
+ * there are. Bytes. */
+typedef struct triton_scratch {
+    uint64_t lse_at;
+    uint64_t used_at;
+    uint64_t size;
+} triton_scratch;
+
+triton_scratch triton_scratch_layout(const triton_group *group, const triton_options *options,
+                                     const attn_bounds *bounds);
 
 attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);

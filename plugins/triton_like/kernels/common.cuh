@@ -25,15 +25,18 @@
 #define DTYPE_E4M3 3
 #define DTYPE_E5M2 4
 
-#define KV_IS_FP8  (KV_DTYPE == DTYPE_E4M3 || KV_DTYPE == DTYPE_E5M2)
-#define KV_BYTES   (KV_IS_FP8 ? 1 : 2)
-#define Q_HEADS    (KV_HEADS * GQA)
-#define SM_SCALE   __int_as_float(SM_SCALE_BITS)
-#define LOGIT_CAP  __int_as_float(LOGIT_CAP_BITS)
-#define HAS_CAP    (LOGIT_CAP_BITS != 0)
-#define LOG2E      1.4426950408889634f
-#define LN2        0.6931471805599453f
+#define KV_IS_FP8         (KV_DTYPE == DTYPE_E4M3 || KV_DTYPE == DTYPE_E5M2)
+#define KV_BYTES          (KV_IS_FP8 ? 1 : 2)
+#define Q_HEADS           (KV_HEADS * GQA)
+#define SM_SCALE          __int_as_float(SM_SCALE_BITS)
+#define LOGIT_CAP         __int_as_float(LOGIT_CAP_BITS)
+#define HAS_CAP           (LOGIT_CAP_BITS != 0)
+#define LOG2E             1.4426950408889634f
+#define LN2               0.6931471805599453f
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
+
+/* The larger one, where a constant is needed. */
+#define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -91,64 +94,34 @@ template <int dtype> __device__ __forceinline__ u32 pack16(float low, float high
     return word;
 }
 
-#if KV_IS_FP8
-/* How an fp8 code becomes Q_DTYPE: its exponent and fraction are put at the end of the wider type's
- * exponent, which then is too small by a power of two; the product with that power is exact, and
- * normalises what was subnormal. */
-#if Q_DTYPE == DTYPE_BF16
-#define FP8_SHIFT  (KV_DTYPE == DTYPE_E4M3 ? 4 : 3)
-#define FP8_FACTOR (KV_DTYPE == DTYPE_E4M3 ? 0x7b807b80u : 0x77807780u) /* 2^120, 2^112 */
-#define INFINITY16 0x7f80u
-#else
-#define FP8_SHIFT  (KV_DTYPE == DTYPE_E4M3 ? 1 : 0)
-#define FP8_FACTOR (KV_DTYPE == DTYPE_E4M3 ? 0x5c005c00u : 0x3c003c00u) /* 256, 1 */
-#define INFINITY16 0x7c00u
-#endif
-
-/* a * b - 0 for two values each; the negative zero keeps the sign of zeros. */
-__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b)
+/* The two fp8 codes in a half of a word as two f16 values: exact, as f16 has every value of both
+ * kinds of fp8; NaN and infinity stay what they are. e5m2 is the upper half of f16. Of e4m3, where
+ * there is no instruction for it, exponent and fraction are put where f16 has them; the value is
+ * then too small by 2^8, which an exact product makes good, and NaN would be 480. */
+template <int half> __device__ __forceinline__ u32 codes_to_f16(u32 codes)
 {
-    u32 c;
-#if Q_DTYPE == DTYPE_BF16
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
-#else
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
-#endif
-    return c;
-}
-
-/* The 16 bits of a code that stands for no number: NaN, and infinity in e5m2. */
-__device__ __forceinline__ u32 special_fp8(u32 code, u32 value)
-{
-    u32 sign = (code & 0x80) << 8;
-    if (KV_DTYPE == DTYPE_E4M3)
-        return (code & 0x7f) == 0x7f ? sign | 0x7fff : value;
-    if ((code & 0x7c) != 0x7c)
-        return value;
-    return code & 3 ? sign | 0x7fff : sign | INFINITY16;
-}
-
-/* The codes in the two low bytes of `codes` as two values of Q_DTYPE. */
-__device__ __forceinline__ u32 fp8_pair(u32 codes)
-{
-    u32 spread = __byte_perm(codes, 0, 0x1404); /* each in the high byte of its half */
-    return multiply_pair((spread & 0x80008000u) | (spread & 0x7f007f00u) >> FP8_SHIFT, FP8_FACTOR);
-}
-
-/* Four codes as four values. */
-__device__ __forceinline__ uint2 fp8_quad(u32 codes)
-{
-    uint2 values = make_uint2(fp8_pair(codes), fp8_pair(codes >> 16));
-    constexpr u32 special = KV_DTYPE == DTYPE_E4M3 ? 0x7f7f7f7f : 0x7c7c7c7c;
-    if (__vcmpeq4(codes & special, special)) {
-        values.x = special_fp8(codes & 0xff, values.x & 0xffff) |
-                   special_fp8(codes >> 8 & 0xff, values.x >> 16) << 16;
-        values.y = special_fp8(codes >> 16 & 0xff, values.y & 0xffff) |
-                   special_fp8(codes >> 24, values.y >> 16) << 16;
-    }
+#if KV_DTYPE == DTYPE_E4M3 && __CUDA_ARCH__ >= 890
+    u32 values;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"((u16)(codes >> half * 16)));
     return values;
-}
+#else
+    u32 spread = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); /* into the upper bytes */
+    if (KV_DTYPE == DTYPE_E5M2)
+        return spread;
+    u32 values = (spread & 0x80008000u) | (spread & 0x7f007f00u) >> 1;
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(values) : "r"(0x5c005c00u));
+    return values | __vcmpeq2(values & 0x7fff7fffu, 0x5f805f80u);
 #endif
+}
+
+/* The same as two values of Q_DTYPE; bf16 has every fp8 value, too. */
+template <int half> __device__ __forceinline__ u32 codes_to_query(u32 codes)
+{
+    u32 values = codes_to_f16<half>(codes);
+    if (Q_DTYPE == DTYPE_F16)
+        return values;
+    return pack16<DTYPE_BF16>(f16_to_f32((u16)values), f16_to_f32((u16)(values >> 16)));
+}
 
 /* Round to nearest even at `mantissa` bits, exponents from `min_exponent` on; saturate. The sum with
  * 1.5 * 2^(23 + ulp) rounds in the one IEEE addition. NaN stays NaN. */
@@ -182,14 +155,16 @@ __device__ __forceinline__ u32 shared_address(const void *pointer)
     return (u32)__cvta_generic_to_shared(pointer);
 }
 
-/* 16 bytes from device memory into shared memory, asynchronously; zeros if `source` is NULL, for
- * which `any` must be readable. */
-__device__ __forceinline__ void copy16(u32 shared, const void *source, const void *any)
+/* 16 bytes from device memory into shared memory, asynchronously. */
+__device__ __forceinline__ void copy16(u32 shared, const void *source)
 {
-    int bytes = source ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
-                 "l"(source ? source : any), "r"(bytes)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(source) : "memory");
+}
+
+/* The same for 4 bytes. */
+__device__ __forceinline__ void copy4(u32 shared, const void *source)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(source) : "memory");
 }
 
 __device__ __forceinline__ void copy_commit()
@@ -218,27 +193,44 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 shared
                  : "memory");
 }
 
-/* c += a * b: 16x16 times 16x8, operands of Q_DTYPE, fp32 sums. */
+/* Two matrices; lanes 0 to 15 tell where. */
+__device__ __forceinline__ void load_matrices(u32 (&r)[2], u32 shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[2], u32 shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* c += a * b: 16x16 times 16x8, operands of `dtype`, fp32 sums. */
+template <int dtype>
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-#if Q_DTYPE == DTYPE_F16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
+    if (dtype == DTYPE_F16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* What is left of two values when `word` holds them in 16 bits each, as a word of the same kind.
  * With it a probability keeps twice the bits. */
-__device__ __forceinline__ u32 remainder16(u32 word, float low, float high)
+template <int dtype> __device__ __forceinline__ u32 remainder16(u32 word, float low, float high)
 {
-    return pack16<Q_DTYPE>(low - load16<Q_DTYPE>((u16)word), high - load16<Q_DTYPE>((u16)(word >> 16)));
+    return pack16<dtype>(low - load16<dtype>((u16)word), high - load16<dtype>((u16)(word >> 16)));
 }
 
 __device__ __forceinline__ float exp2_fast(float x)
@@ -265,23 +257,32 @@ __device__ __forceinline__ float quad_sum(float x)
 /* Sequences and query rows of the batch; of a graph's, as the last planning left them. */
 __device__ __forceinline__ int num_seqs(const kernel_params &p)
 {
-    return p.counts ? p.counts[0] : p.num_seqs;
+    return p.counts ? p.counts[COUNT_SEQS] : p.num_seqs;
 }
 
 __device__ __forceinline__ int num_tokens(const kernel_params &p)
 {
-    return p.counts ? p.counts[1] : p.num_tokens;
+    return p.counts ? p.counts[COUNT_TOKENS] : p.num_tokens;
+}
+
+/* Sequences before this one are attn_extend's, it and those behind it attn_decode's. */
+__device__ __forceinline__ int first_split_seq(const kernel_params &p)
+{
+    if (p.split_part == SPLIT_ALL)
+        return 0;
+    int decode = p.counts ? p.counts[COUNT_DECODE_SEQS] : p.num_decode_seqs;
+    return num_seqs(p) - (p.split_part == SPLIT_DECODE ? decode : 0);
 }
 
 /* A sequence of the batch. */
 struct sequence {
-    int first_row;  /* of its queries */
+    int first_row; /* of its queries */
     int q_len;
     int prefix_len; /* position of query 0 */
     int kv_len;
-    int new_key;    /* key of row new_row of k and v; below 0 in padding */
+    int new_key; /* key of row new_row of k and v; below 0 in padding */
     int new_row;
-    int first_new;  /* keys from here on are read from k and v */
+    int first_new;    /* keys from here on are read from k and v */
     const int *table; /* its row of req_to_token or block_table */
 };
 
@@ -312,36 +313,67 @@ __device__ __forceinline__ void find_sequence(const kernel_params &p, int s, seq
         q.table = p.req_to_token + (i64)p.req_pool_indices[s] * p.table_stride;
 }
 
-/* Where a key and its value lie; NULL = nowhere, zeros are to be read. */
+/* A block's search for its work: the sequences before `base` have `before` pieces of it. */
+struct search {
+    int base;
+    int before;
+};
+
+/* Find piece `wanted` of the work that sequences [at.base, end) have, count(s) pieces each: the
+ * sequence `s`, and which one of its pieces. False if there are not as many. All lanes search
+ * together, each counts for one sequence of 32. */
+template <typename Count>
+__device__ __forceinline__ bool find_piece(search &at, int end, int wanted, Count count, int &s,
+                                           int &piece)
+{
+    int lane = (int)threadIdx.x & 31;
+    for (; at.base < end; at.base += 32) {
+        int mine = at.base + lane < end ? count(at.base + lane) : 0, sum = mine;
+        for (int step = 1; step < 32; step *= 2) {
+            int other = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        u32 enough = __ballot_sync(~0u, wanted < at.before + sum);
+        if (enough) {
+            int owner = __ffs((int)enough) - 1;
+            s = at.base + owner;
+            piece = wanted - at.before - __shfl_sync(~0u, sum - mine, owner);
+            return true;
+        }
+        at.before += __shfl_sync(~0u, sum, 31);
+    }
+    return false;
+}
+
+/* What block_table or req_to_token have for key j, its page or its slot; NULL for a new token. It
+ * is loaded long before it is used, so that nothing waits for it. */
+__device__ __forceinline__ const int *find_entry(const kernel_params &p, const sequence &q, int j)
+{
+    return j < q.first_new ? q.table + (p.block_table ? j / PAGE_SIZE : j) : 0;
+}
+
+/* Where a key and its value lie. */
 struct key_place {
     const char *k;
     const char *v;
 };
 
 __device__ __forceinline__ key_place find_key(const kernel_params &p, const sequence &q, int head,
-                                              int j, int end)
+                                              int j, int entry)
 {
-    key_place place = {0, 0};
-    if (j >= end)
-        return place;
+    key_place place;
     if (j >= q.first_new) {
         i64 row = q.new_row + (j - q.new_key);
         place.k = (const char *)p.k + row * p.k_row + head * p.k_head;
         place.v = (const char *)p.v + row * p.v_row + head * p.v_head;
         return place;
     }
-    i64 page;
-    int offset;
-    if (p.block_table) {
-        page = q.table[j / PAGE_SIZE];
-        offset = j % PAGE_SIZE;
-    } else {
-        int slot = q.table[j];
-        page = slot / PAGE_SIZE;
-        offset = slot % PAGE_SIZE;
-    }
-    place.k = (const char *)p.k_cache + page * p.k_page + offset * p.k_token + head * p.k_cache_head;
-    place.v = (const char *)p.v_cache + page * p.v_page + offset * p.v_token + head * p.v_cache_head;
+    i64 page = p.block_table ? entry : entry / PAGE_SIZE;
+    int offset = (p.block_table ? j : entry) % PAGE_SIZE;
+    place.k =
+        (const char *)p.k_cache + page * p.k_page + offset * p.k_token + head * p.k_cache_head;
+    place.v =
+        (const char *)p.v_cache + page * p.v_page + offset * p.v_token + head * p.v_cache_head;
     return place;
 }
 
@@ -370,7 +402,7 @@ struct row_view {
     float slope;
 #endif
 #if CUSTOM_MASK
-    i64 bit; /* of key 0 in the sequence's bits */
+    i64 bit;       /* of key 0 in the sequence's bits */
     int first_bit; /* keys before are seen without a bit */
     int end_bit;
 #endif
@@ -406,7 +438,8 @@ __device__ __forceinline__ int query_position(const kernel_params &p, const sequ
     return q.prefix_len + t;
 }
 
-/* The keys [lo, hi) that at least one of the queries [t0, t1] may see. */
+/* The keys [lo, hi) that at least one of the queries [t0, t1] may see. Without a custom mask each
+ * of them is seen by one. */
 __device__ __forceinline__ void find_outline(const kernel_params &p, const sequence &q, int t0,
                                              int t1, int &lo, int &hi)
 {
@@ -455,36 +488,35 @@ __device__ __forceinline__ void find_view(const kernel_params &p, const sequence
 #endif
 }
 
-#if CUSTOM_MASK
 __device__ __forceinline__ int key_position(const kernel_params &p, const sequence &q, int j)
 {
     int n = j - q.prefix_len;
-    return p.positions && n >= 0 && n < q.q_len ? p.positions[q.first_row + n] : j;
+    return CUSTOM_MASK && p.positions && n >= 0 && n < q.q_len ? p.positions[q.first_row + n] : j;
 }
-#endif
 
-/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by sm_scale (and
- * by log2(e) where neither ALiBi nor the cap is in the way). */
-__device__ __forceinline__ float finish_score(const kernel_params &p, const sequence &q,
-                                              const row_view &view, int j, int end, float score,
-                                              bool check)
+/* Does the row see key j? Keys from `end` on are not there. */
+__device__ __forceinline__ bool sees_key(const kernel_params &p, const sequence &q,
+                                         const row_view &view, int j, int end)
 {
-#if CUSTOM_MASK
     bool seen = j < end;
-    int at = seen ? key_position(p, q, j) : 0;
+    int at = seen ? key_position(p, q, j) : j;
     seen = seen && view.lo <= at && at < view.hi;
+#if CUSTOM_MASK
     if (seen && p.mask_bits && j >= view.first_bit) {
         i64 bit = view.bit + j;
         seen = j < view.end_bit && (p.mask_bits[bit >> 3] >> (bit & 7) & 1);
     }
-#else
-    bool seen = !check || (view.lo <= j && j < view.hi && j < end);
-    const int at = j;
 #endif
+    return seen;
+}
+
+/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by sm_scale (and
+ * by log2(e) where neither ALiBi nor the cap is in the way). */
+__device__ __forceinline__ float finish_score(const kernel_params &p, const sequence &q,
+                                              const row_view &view, int j, bool seen, float score)
+{
 #if HAS_ALIBI
-    score -= view.slope * fabsf((float)(view.position - at));
-#else
-    (void)at;
+    score -= view.slope * fabsf((float)(view.position - (seen ? key_position(p, q, j) : j)));
 #endif
     if (HAS_CAP)
         score = LOGIT_CAP * LOG2E * tanhf(score * (1.0f / (HAS_CAP ? LOGIT_CAP : 1.0f)));
@@ -496,57 +528,97 @@ __device__ __forceinline__ float finish_score(const kernel_params &p, const sequ
 /* Factor of q.k that finish_score expects. */
 #define SCORE_FACTOR (SM_SCALE * (HAS_CAP || HAS_ALIBI ? 1.0f : LOG2E))
 
+/* ---- Hidden values --------------------------------------------------------------------------- */
+
+/* A key that no row of a warp sees has probability 0 in all of them, but 0 x NaN is NaN, and what
+ * lies where nobody looks may be anything (KV-06). Window, chunk and the causal rule hide keys at
+ * the ends only, which are not read; a custom mask hides them anywhere. So with one the values of
+ * keys that none of the warp's rows sees are cleared in registers, by a word for two neighbouring
+ * keys, as scores and values have them: keys (lane & 3) * 2 and the next of each 8. */
+
+/* `seen` has bit 2 * j + e if a row of this lane sees key e of its two of the j-th 8: those that
+ * any row of the warp sees. */
+__device__ __forceinline__ u32 seen_by_any(u32 seen)
+{
+    seen |= __shfl_xor_sync(~0u, seen, 4);
+    seen |= __shfl_xor_sync(~0u, seen, 8);
+    return seen | __shfl_xor_sync(~0u, seen, 16);
+}
+
+/* Bits of a word that hold values of keys that are seen. */
+__device__ __forceinline__ u32 seen_halves(u32 seen, int j)
+{
+    return (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
+}
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* Rows of q, k and v in shared memory are padded by 16 bytes, so that the 8 rows of a matrix lie in
- * different banks. */
+/* Rows of 16-bit elements in shared memory are padded by 16 bytes, so that the 8 rows of a matrix
+ * lie in different banks. */
 #define K_STRIDE ((HEAD_PAD + 8) * 2)
 #define V_STRIDE ((V_PAD + 8) * 2)
+/* Rows of fp8 codes, for the same reason, are an odd number of 16-byte pieces. */
+#define K_CODES ((HEAD_PAD / 16 | 1) * 16)
+#define V_CODES ((V_PAD / 16 | 1) * 16)
 
-/* Copy a row of `dim` elements of `size` bytes as far as lane `lane` of `lanes` has to. */
+/* Copy a row of `dim` elements of `size` bytes as far as lane `lane` of `lanes` has to: for rows
+ * that do not begin, or end, at multiples of 16 bytes. */
 template <int dim, int size>
 __device__ __forceinline__ void copy_row_slow(char *to, const char *from, int lane, int lanes)
 {
+#pragma unroll 1
     for (int d = lane; d < dim; d += lanes) {
         if (size == 1)
-            ((u8 *)to)[d] = from ? ((const u8 *)from)[d] : 0;
+            ((u8 *)to)[d] = ((const u8 *)from)[d];
         else
-            ((u16 *)to)[d] = from ? ((const u16 *)from)[d] : 0;
+            ((u16 *)to)[d] = ((const u16 *)from)[d];
     }
 }
 
-/* `rows` rows of fp8 codes, `stride` bytes apart, to Q_DTYPE; no column beyond is written. All is
- * read before anything is written, or each step would wait for the one before. */
-template <int dim, int rows, int stride, int threads>
-__device__ __forceinline__ void widen_rows(char *to, const char *from, int thread)
+/* Copy as much of a row of `dim` elements of `size` bytes as one of 8 lanes has to: all 8 take 128
+ * bytes in a row at a time. */
+template <int dim, int size>
+__device__ __forceinline__ void copy_row(char *to, const char *from, int lane)
 {
-#if KV_IS_FP8
-    if constexpr (dim % 16 != 0) {
-        for (int i = thread; i < rows * dim; i += threads)
-            ((u16 *)(to + i / dim * stride))[i % dim] =
-                (u16)fp8_quad(((const u8 *)from + i / dim * stride)[i % dim]).x;
-    } else {
-        constexpr int pieces = dim / 16, count = (rows * pieces + threads - 1) / threads;
-        uint4 codes[count];
+    constexpr int pieces = dim * size / 16;
 #pragma unroll
-        for (int n = 0; n < count; n++) {
-            int i = n * threads + thread;
-            if (i < rows * pieces)
-                codes[n] = *(const uint4 *)(from + i / pieces * stride + i % pieces * 16);
-        }
-#pragma unroll
-        for (int n = 0; n < count; n++) {
-            int i = n * threads + thread;
-            if (i < rows * pieces) {
-                char *at = to + i / pieces * stride + i % pieces * 32;
-                uint2 a = fp8_quad(codes[n].x), b = fp8_quad(codes[n].y);
-                uint2 c = fp8_quad(codes[n].z), d = fp8_quad(codes[n].w);
-                *(uint4 *)at = make_uint4(a.x, a.y, b.x, b.y);
-                *(uint4 *)(at + 16) = make_uint4(c.x, c.y, d.x, d.y);
-            }
-        }
+    for (int piece = 0; piece < pieces; piece += 8)
+        if (pieces % 8 == 0 || piece + lane < pieces)
+            copy16(shared_address(to) + (piece + lane) * 16, from + (piece + lane) * 16);
+}
+
+/* Zero the columns of keys or queries between HEAD_DIM and HEAD_PAD, which no copy writes to. */
+template <int size>
+__device__ __forceinline__ void clear_pad(char *rows, int stride, int count, int thread,
+                                          int threads)
+{
+    constexpr int pad = HEAD_PAD - HEAD_DIM, some = pad ? pad : 1;
+    for (int i = thread; i < count * pad; i += threads) {
+        char *at = rows + i / some * stride + (HEAD_DIM + i % some) * size;
+        if (size == 1)
+            *(u8 *)at = 0;
+        else
+            *(u16 *)at = 0;
     }
-#endif
+}
+
+/* Queries [row0, row0 + count) of a KV head into shared memory, by all threads. There are `rows`:
+ * the last of them stands for those that are not there. */
+template <int count, int threads>
+__device__ __forceinline__ void load_queries(const kernel_params &p, const sequence &q, int row0,
+                                             int rows, int head, char *to)
+{
+    int lane = (int)threadIdx.x % 8;
+    clear_pad<2>(to, K_STRIDE, count, (int)threadIdx.x, threads);
+    for (int r = (int)threadIdx.x / 8; r < count; r += threads / 8) {
+        int row = min(row0 + r, rows - 1);
+        const char *from = (const char *)p.q + (i64)(q.first_row + row / GQA) * p.q_row +
+                           (i64)(head * GQA + row % GQA) * p.q_head;
+        if (HEAD_DIM % 8 == 0 && p.aligned & ALIGNED_Q)
+            copy_row<HEAD_DIM, 2>(to + r * K_STRIDE, from, lane);
+        else
+            copy_row_slow<HEAD_DIM, 2>(to + r * K_STRIDE, from, lane, 8);
+    }
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------- */

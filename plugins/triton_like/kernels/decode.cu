@@ -2,394 +2,700 @@
  *
  * decode.cu: few queries of a sequence against many keys, in two stages.
  *
- * attn_decode: block (x, y, z) takes split x of sequence z for KV head y % KV_HEADS and 16 rows,
- * those of row tile y / KV_HEADS; row r is query r / GQA of query head r % GQA, so that grouped
- * heads share each K and V that is read. Each of WARPS warps goes over every WARPS-th
- * group of 16 keys of the split on its own, with STAGES groups on their way in shared memory of its
- * own; at the end their results are merged. What is left is a partial result: output, normalised, and the
- * natural logarithm of its denominator.
+ * attn_decode: a piece of work is a row tile against a split of its keys. A row tile is 16 rows of
+ * a KV head, row r being query r / GQA of query head r % GQA, so that grouped heads share each K
+ * and V that is read. There are as many blocks as the device can run at once; block x takes the
+ * pieces x, x + gridDim.x ... of the batch, so that lengths decide nothing but how long it takes.
  *
- * attn_reduce: block (x, y) merges the partial results of row x and query head y, and adds the sink.
+ * Each of WARPS warps goes over every WARPS-th group of 16 keys of the split on its own, with
+ * STAGES groups on their way in shared memory of its own; then the warps' results are merged. If
+ * the keys were not split, that is the output. Else it is a partial result: output, normalised, and
+ * the natural logarithm of its denominator.
+ *
+ * attn_reduce: block (x, y) merges the partial results of row x and query head y, and adds the
+ * sink.
+ *
+ * An fp8 cache stays fp8 in shared memory; codes become f16, exactly, on their way into the matrix
+ * products. Its scales are factors of the scores and of the sums. New tokens, which are not
+ * quantised, come last.
  */
 #include "common.cuh"
 
-#define THREADS     (WARPS * 32)
-#define GROUP       16
-#define STAGE_BYTES (GROUP * (K_STRIDE + V_STRIDE))
-#define WIDE_BYTES  (KV_IS_FP8 ? STAGE_BYTES : 0)
-#define WARP_BYTES  (STAGES * STAGE_BYTES + WIDE_BYTES)
-#define Q_BYTES     (16 * K_STRIDE)
-/* The results of the warps take the place of the stages. */
-#define MERGE_STRIDE (V_PAD + 4)
-static_assert(Q_BYTES + WARPS * WARP_BYTES == DECODE_SHARED,
+#define THREADS (WARPS * 32)
+#define ROWS    16 /* of a tile */
+#define GROUP   16 /* keys */
+
+/* Dynamic shared memory: the queries, then for each warp its stages, which also have room for a
+ * group of new tokens. In the end the results of the warps take the place of all that. */
+#define PLAIN_BYTES  (GROUP * (K_STRIDE + V_STRIDE))
+#define STAGE_BYTES  (KV_IS_FP8 ? GROUP * (K_CODES + V_CODES) : PLAIN_BYTES)
+#define WARP_BYTES   MOST(STAGE_BYTES * STAGES, PLAIN_BYTES)
+#define Q_BYTES      (ROWS * K_STRIDE)
+#define MERGE_STRIDE (V_PAD + 4) /* floats */
+#define MERGE_BYTES  (WARPS * ROWS * (MERGE_STRIDE + 2) * 4)
+static_assert(MOST(Q_BYTES + WARPS * WARP_BYTES, MERGE_BYTES) == DECODE_SHARED,
               "the plugin and the kernel disagree");
-static_assert(WARPS * 16 * (MERGE_STRIDE + 2) * 4 <= Q_BYTES + WARPS * WARP_BYTES,
-              "merging needs more room");
+
+/* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
+#define LIFT   (KV_IS_FP8 || Q_DTYPE == DTYPE_F16 ? 15 : 0)
+#define UNLIFT (1.0f / (1 << LIFT))
 
 #if PARTIAL_DTYPE == DTYPE_F32
 typedef float partial;
-__device__ __forceinline__ float load_partial(partial x) { return x; }
-__device__ __forceinline__ partial store_partial(float x) { return x; }
 #else
 typedef u16 partial;
-__device__ __forceinline__ float load_partial(partial x) { return load16<PARTIAL_DTYPE>(x); }
-__device__ __forceinline__ partial store_partial(float x) { return store16<PARTIAL_DTYPE>(x); }
 #endif
+
+__device__ __forceinline__ float load_partial(partial x)
+{
+    return PARTIAL_DTYPE == DTYPE_F32 ? (float)x : load16<PARTIAL_DTYPE>((u16)x);
+}
+
+__device__ __forceinline__ partial store_partial(float x)
+{
+    return PARTIAL_DTYPE == DTYPE_F32 ? (partial)x : store16<PARTIAL_DTYPE>(x);
+}
+
+/* ---- Work ------------------------------------------------------------------------------------ */
+
+/* A row tile against a split of its keys. */
+struct work {
+    sequence q;
+    int s, head;
+    int row0, rows;             /* first row of the tile; rows of the sequence */
+    int split, splits;          /* which one of how many */
+    int begin, cached_end, end; /* keys; from cached_end on they are new tokens */
+    int cached, groups;         /* groups of keys: those of the cache, and all */
+    int all_lo, all_hi;         /* keys that every row sees */
+};
+
+/* Queries of a row tile. */
+__device__ __forceinline__ void tile_queries(const sequence &q, int row0, int &t0, int &t1)
+{
+    t0 = row0 / GQA;
+    t1 = (min(row0 + ROWS, q.q_len * GQA) - 1) / GQA;
+}
+
+/* Splits of a row tile, out of `count`; all are of keys [lo, hi). */
+__device__ __forceinline__ int tile_splits(const kernel_params &p, const sequence &q, int row0,
+                                           int &lo, int &hi, int &count)
+{
+    int t0, t1;
+    tile_queries(q, row0, t0, t1);
+    find_outline(p, q, t0, t1, lo, hi);
+    count = splits_count(hi - lo, p.split_tile, p.num_splits);
+    return splits_used(hi - lo, count);
+}
+
+/* Pieces of work that a sequence has. */
+__device__ __forceinline__ int count_work(const kernel_params &p, int s)
+{
+    sequence q;
+    int lo, hi, count, sum = 0;
+    find_sequence(p, s, q);
+    for (int row0 = 0; row0 < q.q_len * GQA; row0 += ROWS)
+        sum += tile_splits(p, q, row0, lo, hi, count);
+    return sum * KV_HEADS;
+}
+
+__device__ __forceinline__ bool find_work(const kernel_params &p, search &at, int wanted, work &w)
+{
+    int piece, lo, hi, count, t0, t1, ignored;
+    auto count_one = [&](int s) { return count_work(p, s); };
+    if (!find_piece(at, num_seqs(p), wanted, count_one, w.s, piece))
+        return false;
+    find_sequence(p, w.s, w.q);
+    w.head = piece % KV_HEADS;
+    w.rows = w.q.q_len * GQA;
+    w.split = piece / KV_HEADS;
+    w.row0 = 0;
+    while (w.split >= (w.splits = tile_splits(p, w.q, w.row0, lo, hi, count))) {
+        w.split -= w.splits;
+        w.row0 += ROWS;
+    }
+    splits_range(hi - lo, count, w.split, &w.begin, &w.end);
+    w.begin += lo;
+    w.end += lo;
+    w.cached_end = max(w.begin, min(w.end, w.q.first_new));
+    w.cached = (w.cached_end - w.begin + GROUP - 1) / GROUP;
+    w.groups = w.cached + (w.end - w.cached_end + GROUP - 1) / GROUP;
+    tile_queries(w.q, w.row0, t0, t1);
+    position_range(p, w.q.prefix_len + t1, w.all_lo, ignored);
+    position_range(p, w.q.prefix_len + t0, ignored, w.all_hi);
+    return true;
+}
+
+__device__ __forceinline__ int group_begin(const work &w, int n)
+{
+    return n < w.cached ? w.begin + n * GROUP : w.cached_end + (n - w.cached) * GROUP;
+}
+
+__device__ __forceinline__ int group_end(const work &w, int n)
+{
+    return n < w.cached ? w.cached_end : w.end;
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Start the copy of 16 keys and values, whose places are those of lanes 0 to 15. */
 template <int size>
-__device__ __forceinline__ void load_group(const kernel_params &p, const key_place &mine, char *k,
-                                           char *v, bool vectors)
+__device__ __forceinline__ void load_group(const key_place &mine, char *k, bool vectors)
 {
-    constexpr int k_pieces = HEAD_DIM * size / 16, v_pieces = V_DIM * size / 16;
+    constexpr int k_stride = size == 1 ? K_CODES : K_STRIDE;
+    constexpr int v_stride = size == 1 ? V_CODES : V_STRIDE;
     int lane = (int)threadIdx.x & 31;
-    if (k_pieces * 16 == HEAD_DIM * size && v_pieces * 16 == V_DIM * size && vectors) {
-        constexpr int k_div = k_pieces ? k_pieces : 1, v_div = v_pieces ? v_pieces : 1;
+    char *v = k + GROUP * k_stride;
+    clear_pad<size>(k, k_stride, GROUP, lane, 32);
+    if (HEAD_DIM * size % 16 == 0 && V_DIM * size % 16 == 0 && vectors) {
 #pragma unroll
-        for (int c0 = 0; c0 < GROUP * k_pieces; c0 += 32) {
-            int c = c0 + lane, row = c / k_div, piece = c % k_div;
-            const char *from = (const char *)__shfl_sync(~0u, (u64)mine.k, row);
-            if (c < GROUP * k_pieces)
-                copy16(shared_address(k) + row * K_STRIDE + piece * 16,
-                       from ? from + piece * 16 : 0, p.q);
-        }
-#pragma unroll
-        for (int c0 = 0; c0 < GROUP * v_pieces; c0 += 32) {
-            int c = c0 + lane, row = c / v_div, piece = c % v_div;
-            const char *from = (const char *)__shfl_sync(~0u, (u64)mine.v, row);
-            if (c < GROUP * v_pieces)
-                copy16(shared_address(v) + row * V_STRIDE + piece * 16,
-                       from ? from + piece * 16 : 0, p.q);
+        for (int i = 0; i < GROUP; i += 4) {
+            int r = i + lane / 8;
+            const char *k_from = (const char *)__shfl_sync(~0u, (u64)mine.k, r);
+            const char *v_from = (const char *)__shfl_sync(~0u, (u64)mine.v, r);
+            copy_row<HEAD_DIM, size>(k + r * k_stride, k_from, lane % 8);
+            copy_row<V_DIM, size>(v + r * v_stride, v_from, lane % 8);
         }
         return;
     }
-    for (int row = 0; row < GROUP; row++) {
-        const char *k_from = (const char *)__shfl_sync(~0u, (u64)mine.k, row);
-        const char *v_from = (const char *)__shfl_sync(~0u, (u64)mine.v, row);
-        copy_row_slow<HEAD_DIM, size>(k + row * K_STRIDE, k_from, lane, 32);
-        copy_row_slow<V_DIM, size>(v + row * V_STRIDE, v_from, lane, 32);
+#pragma unroll 1
+    for (int r = 0; r < GROUP; r++) {
+        const char *k_from = (const char *)__shfl_sync(~0u, (u64)mine.k, r);
+        const char *v_from = (const char *)__shfl_sync(~0u, (u64)mine.v, r);
+        copy_row_slow<HEAD_DIM, size>(k + r * k_stride, k_from, lane, 32);
+        copy_row_slow<V_DIM, size>(v + r * v_stride, v_from, lane, 32);
     }
 }
 
-__device__ __forceinline__ void clear_pad(char *rows, int count, int thread, int threads)
+/* A warp's groups on their way. */
+struct feed {
+    int ahead; /* the group whose copy is started next */
+    int entry; /* of this lane's key of it */
+};
+
+/* Key (lane & 15) of group n. Those behind its end are read as its last one, and then not seen. */
+__device__ __forceinline__ int lane_key(const work &w, int n)
 {
-    constexpr int pad = HEAD_PAD - HEAD_DIM;
-    for (int i = thread; i < count * pad; i += threads)
-        *(u16 *)(rows + i / (pad ? pad : 1) * K_STRIDE + (HEAD_DIM + i % (pad ? pad : 1)) * 2) = 0;
+    return min(group_begin(w, n) + ((int)threadIdx.x & 15), group_end(w, n) - 1);
 }
 
-/* Where a row's partial result lies; rows count from the batch's first. */
-__device__ __forceinline__ i64 partial_at(const kernel_params &p, int row, int head, int split)
+__device__ __forceinline__ feed begin_feed(const kernel_params &p, const work &w, int n)
 {
-    return ((i64)row * Q_HEADS + head) * p.num_splits + split;
+    const int *entry = n < w.groups ? find_entry(p, w.q, lane_key(w, n)) : 0;
+    feed f = {n, entry ? *entry : 0};
+    return f;
 }
 
-/* A split that has nothing to do says so. */
-__device__ void leave_empty(const kernel_params &p, const sequence &q, int first, int row0,
-                            int head)
+/* Start the copy of the next group below `limit`, if there is one, and look up the one after it. */
+template <int size>
+__device__ __forceinline__ void start_group(const kernel_params &p, const work &w, feed &f,
+                                            char *to, int limit)
 {
-    int r = row0 + (int)threadIdx.x;
-    if (threadIdx.x < 16 && r < q.q_len * GQA)
-        p.partial_lse[partial_at(p, q.first_row - first + r / GQA, head * GQA + r % GQA,
-                                 (int)blockIdx.x)] = NEGATIVE_INFINITY;
+    feed now = f;
+    f = begin_feed(p, w, now.ahead + WARPS);
+    if (now.ahead < limit) {
+        key_place at = find_key(p, w.q, w.head, lane_key(w, now.ahead), now.entry);
+        load_group<size>(at, to, p.aligned & (now.ahead < w.cached ? ALIGNED_CACHE : ALIGNED_NEW));
+    }
+    copy_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attn_decode(const __grid_constant__ kernel_params p)
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+/* A warp's queries as operand `a` of the products with keys: row lane / 4 and that + 8. */
+__device__ __forceinline__ void take_queries(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4])
 {
-    extern __shared__ __align__(128) char shared[];
-    int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
-    int s = (int)blockIdx.z, head = (int)blockIdx.y % KV_HEADS;
-    int row0 = (int)blockIdx.y / KV_HEADS * 16;
-    char *q_rows = shared;
-    char *stages = shared + Q_BYTES + warp * WARP_BYTES;
-    char *wide = stages + STAGES * STAGE_BYTES;
-
-    if (s >= num_seqs(p))
-        return;
-    sequence q;
-    find_sequence(p, s, q);
-    int rows = q.q_len * GQA, first = p.q_indptr ? p.q_indptr[0] : 0;
-    if (row0 >= rows)
-        return;
-    int t0 = row0 / GQA, t1 = (min(row0 + 16, rows) - 1) / GQA, lo, hi, begin, end;
-    find_outline(p, q, t0, t1, lo, hi);
-    int splits = splits_count(hi - lo, p.split_tile, p.num_splits);
-    begin = end = 0;
-    if ((int)blockIdx.x < splits)
-        splits_range(hi - lo, splits, (int)blockIdx.x, &begin, &end);
-    if (begin >= end) {
-        leave_empty(p, q, first, row0, head);
-        return;
-    }
-    begin += lo;
-    end += lo;
-
-    /* Groups of the cache, then groups of new tokens; what is not fp8 needs no such border. */
-    int cached_end = KV_IS_FP8 ? max(begin, min(end, q.first_new)) : begin;
-    int cached = (cached_end - begin + GROUP - 1) / GROUP;
-    int groups = cached + (end - cached_end + GROUP - 1) / GROUP;
-    auto group_begin = [&](int n) {
-        return n < cached ? begin + n * GROUP : cached_end + (n - cached) * GROUP;
-    };
-    auto group_end = [&](int n) { return n < cached ? cached_end : end; };
-    auto place = [&](int n) { /* of this lane's key */
-        key_place at = {0, 0};
-        return n < groups && lane < GROUP ? find_key(p, q, head, group_begin(n) + lane, group_end(n))
-                                          : at;
-    };
-    auto load = [&](int n, int stage, const key_place &at) {
-        char *k = stages + stage * STAGE_BYTES, *v = k + GROUP * K_STRIDE;
-        if (n < cached)
-            load_group<KV_BYTES>(p, at, k, v, p.aligned & ALIGNED_CACHE);
-        else if (KV_IS_FP8)
-            load_group<2>(p, at, k, v, p.aligned & ALIGNED_NEW);
-        else
-            load_group<2>(p, at, k, v,
-                          (p.aligned & (ALIGNED_CACHE | ALIGNED_NEW)) ==
-                              (ALIGNED_CACHE | ALIGNED_NEW));
-    };
-
-    /* This warp's groups: warp, warp + WARPS, ... */
-    key_place next = place(warp);
-    if (HEAD_PAD > HEAD_DIM) {
-        for (int stage = 0; stage < STAGES; stage++)
-            clear_pad(stages + stage * STAGE_BYTES, GROUP, lane, 32);
-        if (KV_IS_FP8)
-            clear_pad(wide, GROUP, lane, 32);
-        clear_pad(q_rows, 16, thread, THREADS);
-    }
-    for (int r = thread / 8; r < 16; r += THREADS / 8) {
-        int row = row0 + r;
-        const char *from = (const char *)p.q + (i64)(q.first_row + row / GQA) * p.q_row +
-                           (i64)(head * GQA + row % GQA) * p.q_head;
-        from = row < rows ? from : 0;
-        if (HEAD_DIM % 8 == 0 && p.aligned & ALIGNED_Q) {
-            for (int piece = thread % 8; piece < HEAD_DIM / 8; piece += 8)
-                copy16(shared_address(q_rows) + r * K_STRIDE + piece * 16,
-                       from ? from + piece * 16 : 0, p.q);
-        } else {
-            copy_row_slow<HEAD_DIM, 2>(q_rows + r * K_STRIDE, from, thread % 8, 8);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        int n = warp + i * WARPS;
-        key_place now = next;
-        next = place(n + WARPS);
-        if (n < groups)
-            load(n, i, now);
-        copy_commit();
-    }
-
-    copy_wait<STAGES - 2>(); /* the queries came with the first group */
-    __syncthreads();
-    u32 a[HEAD_PAD / 16][4];
+    int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int d = 0; d < HEAD_PAD / 16; d++)
-        load_matrices(a[d], shared_address(q_rows) + (lane & 15) * K_STRIDE + (lane >> 4) * 16 +
-                                d * 32);
+        load_matrices(a[d],
+                      shared_address(q_rows) + (lane & 15) * K_STRIDE + (lane >> 4) * 16 + d * 32);
+}
 
-    row_view views[2];
-    float most[2], sum[2], out[V_PAD / 8][4];
+/* Two bf16 values times a power of two as f16 values. */
+__device__ __forceinline__ u32 bf16_to_f16(u32 word, float power)
+{
+    return pack16<DTYPE_F16>(bf16_to_f32((u16)word) * power,
+                             bf16_to_f32((u16)(word >> 16)) * power);
+}
+
+/* The same for products with codes, in the order in which those come: lane c of a quad has 4c to
+ * 4c + 3 of each 16. A bf16 row is made f16 by the power of two that brings its largest element to
+ * 2^14 and above: what is at least 2^-31 of that stays exact. factor[h] takes the power back. */
+__device__ __forceinline__ void
+take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&factor)[2])
+{
+    int lane = (int)threadIdx.x & 31;
+#pragma unroll
     for (int h = 0; h < 2; h++) {
-        int row = row0 + h * 8 + lane / 4;
-        find_view(p, q, s, row < rows ? row / GQA : -1, head * GQA + row % GQA, views[h]);
-        most[h] = NEGATIVE_INFINITY;
-        sum[h] = 0.0f;
-    }
-    for (int d = 0; d < V_PAD / 8; d++)
-        for (int e = 0; e < 4; e++)
-            out[d][e] = 0.0f;
-    int ignored, all_lo, all_hi;
-    position_range(p, q.prefix_len + t1, all_lo, ignored);
-    position_range(p, q.prefix_len + t0, ignored, all_hi);
-
-    float k_factor = SCORE_FACTOR, v_factor = 1.0f;
-    if (KV_IS_FP8 && warp < cached) {
-        k_factor *= k_scale_of(p, head);
-        v_factor = v_scale_of(p, head);
-    }
-    u32 k_lane = ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
-    u32 v_lane = ((lane & 7) + (lane >> 3 & 1) * 8) * V_STRIDE + (lane >> 4) * 16;
-
-    int stage = 0;
-    for (int n = warp; n < groups; n += WARPS) {
-        copy_wait<STAGES - 2>();
-        __syncwarp();
-        {
-            int ahead = n + (STAGES - 1) * WARPS;
-            key_place now = next;
-            next = place(ahead + WARPS);
-            if (ahead < groups)
-                load(ahead, stage == 0 ? STAGES - 1 : stage - 1, now);
-            copy_commit();
-        }
-        char *k_group = stages + stage * STAGE_BYTES, *v_group = k_group + GROUP * K_STRIDE;
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if (KV_IS_FP8 && n < cached) {
-            char *v_wide = wide + GROUP * K_STRIDE;
-            widen_rows<HEAD_DIM, GROUP, K_STRIDE, 32>(wide, k_group, lane);
-            widen_rows<V_DIM, GROUP, V_STRIDE, 32>(v_wide, v_group, lane);
-            k_group = wide;
-            v_group = v_wide;
-            __syncwarp();
-        }
-        if (KV_IS_FP8 && n >= cached && v_factor != 1.0f) { /* so far values lack their scale */
-            for (int d = 0; d < V_PAD / 8; d++)
-                for (int e = 0; e < 4; e++)
-                    out[d][e] *= v_factor;
-            v_factor = 1.0f;
-        }
-        if (KV_IS_FP8 && n >= cached)
-            k_factor = SCORE_FACTOR;
-
-        float score[2][4] = {};
-        u32 k_at = shared_address(k_group) + k_lane;
+        const char *row = q_rows + (h * 8 + lane / 4) * K_STRIDE + (lane & 3) * 8;
+        u32 largest =
+            15 << 7; /* bits without sign: above the smallest, so that powers are normal */
 #pragma unroll
         for (int d = 0; d < HEAD_PAD / 16; d++) {
-            u32 b[4];
-            load_matrices(b, k_at + d * 32);
-            multiply(score[0], a[d], b[0], b[1]);
-            multiply(score[1], a[d], b[2], b[3]);
+            uint2 words = *(const uint2 *)(row + d * 32);
+            a[d][h] = words.x;
+            a[d][h + 2] = words.y;
+            largest = max(largest, max(words.x & 0x7fff, words.x >> 16 & 0x7fff));
+            largest = max(largest, max(words.y & 0x7fff, words.y >> 16 & 0x7fff));
         }
-        int from = group_begin(n), to = group_end(n);
-        bool check = CUSTOM_MASK || from < all_lo || from + GROUP > min(all_hi, to);
+        if (Q_DTYPE == DTYPE_F16)
+            continue;
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        int exponent = (int)(largest >> 7);
+        float power = __int_as_float((268 - exponent) << 23);
+        factor[h] *= __int_as_float((exponent - 14) << 23);
+#pragma unroll
+        for (int d = 0; d < HEAD_PAD / 16; d++) {
+            a[d][h] = bf16_to_f16(a[d][h], power);
+            a[d][h + 2] = bf16_to_f16(a[d][h + 2], power);
+        }
+    }
+}
+
+/* ---- A group --------------------------------------------------------------------------------- */
+
+/* What rows lane / 4 and that + 8 of a warp have come to. */
+struct sums {
+    float most[2]; /* in units of log 2 */
+    float sum[2];  /* this lane's part */
+    float out[V_PAD / 8][4];
+};
+
+/* Of an output tile of 8 columns, the column of value `e` of this lane. With an fp8 cache two tiles
+ * share 16 columns, one has the even ones: so the two codes of a 16-bit word come apart. */
+__device__ __forceinline__ int out_column(int tile, int e)
+{
+    int c = (int)threadIdx.x & 3;
+    return KV_IS_FP8 ? tile / 2 * 16 + c * 4 + e * 2 + tile % 2 : tile * 8 + c * 2 + e;
+}
+
+/* Blocks of 16 x 16 codes as matrices of 16-bit words: codes[b][j] is of keys 8j to 8j + 7. */
+template <int blocks, bool transposed>
+__device__ __forceinline__ void load_codes(u32 (&codes)[blocks][2], const char *rows, int stride)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 at = shared_address(rows) + (lane & 15) * stride + (lane >> 4) * 16;
+#pragma unroll
+    for (int b = 0; b + 1 < blocks; b += 2) {
+        u32 r[4];
+        if (transposed)
+            load_matrices_transposed(r, at + b * 16);
+        else
+            load_matrices(r, at + b * 16);
+        codes[b][0] = r[0];
+        codes[b][1] = r[1];
+        codes[b + 1][0] = r[2];
+        codes[b + 1][1] = r[3];
+    }
+    if (blocks % 2 && transposed)
+        load_matrices_transposed(codes[blocks - 1], at + (blocks - 1) * 16);
+    else if (blocks % 2)
+        load_matrices(codes[blocks - 1], at + (blocks - 1) * 16);
+}
+
+/* score[j]: products of the rows with keys 8j to 8j + 7. */
+template <bool coded>
+__device__ __forceinline__ void score_keys(const u32 (&a)[HEAD_PAD / 16][4], const char *k,
+                                           float (&score)[2][4])
+{
+    int lane = (int)threadIdx.x & 31;
+    if (coded) {
+        u32 codes[HEAD_PAD / 16][2];
+        load_codes<HEAD_PAD / 16, false>(codes, k, K_CODES);
+#pragma unroll
+        for (int d = 0; d < HEAD_PAD / 16; d++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                multiply<DTYPE_F16>(score[j], a[d], codes_to_f16<0>(codes[d][j]),
+                                    codes_to_f16<1>(codes[d][j]));
+        return;
+    }
+    u32 at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
+#pragma unroll
+    for (int d = 0; d < HEAD_PAD / 16; d++) {
+        u32 b[4];
+        load_matrices(b, at + d * 32);
+        multiply<Q_DTYPE>(score[0], a[d], b[0], b[1]);
+        multiply<Q_DTYPE>(score[1], a[d], b[2], b[3]);
+    }
+}
+
+/* Scores become probabilities by the largest score so far; what was summed up follows it. */
+__device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
+                           fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
+        float top = fmaxf(state.most[h], quad_max(here));
+        float base = top == NEGATIVE_INFINITY ? 0.0f : top;
+        float shrink = exp2_fast(state.most[h] - base);
+        bool grown = top != state.most[h];
+        state.most[h] = top;
+        state.sum[h] *= shrink;
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                score[j][e] = finish_score(p, q, views[e / 2], from + j * 8 + (lane & 3) * 2 + e % 2,
-                                           to, score[j][e] * k_factor, check);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
-                               fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
-            float top = fmaxf(most[h], quad_max(here));
-            float base = top == NEGATIVE_INFINITY ? 0.0f : top;
-            float shrink = exp2_fast(most[h] - base);
-            most[h] = top;
-            sum[h] *= shrink;
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-#pragma unroll
-                for (int e = h * 2; e < h * 2 + 2; e++) {
-                    score[j][e] = exp2_fast(score[j][e] - base);
-                    sum[h] += score[j][e];
-                }
+            for (int e = h * 2; e < h * 2 + 2; e++) {
+                score[j][e] = exp2_fast(score[j][e] - (base - LIFT));
+                state.sum[h] += score[j][e];
+            }
+        if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
 #pragma unroll
             for (int d = 0; d < V_PAD / 8; d++) {
-                out[d][h * 2] *= shrink;
-                out[d][h * 2 + 1] *= shrink;
+                state.out[d][h * 2] *= shrink;
+                state.out[d][h * 2 + 1] *= shrink;
             }
         }
-        u32 probability[4], rest[4];
+    }
+}
+
+/* Values of 16 keys and 16 columns as operand `b` for output tiles 2d and 2d + 1. */
+__device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2])
+{
+    int lane = (int)threadIdx.x & 31;
+    if (!KV_IS_FP8) {
+        u32 r[4];
+        load_matrices_transposed(r, shared_address(v) + (lane & 15) * V_STRIDE + (lane >> 4) * 16 +
+                                        d * 32);
+        b[0][0] = r[0];
+        b[0][1] = r[1];
+        b[1][0] = r[2];
+        b[1][1] = r[3];
+    } else { /* new tokens beside an fp8 cache: even and odd columns apart */
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const char *at = v + (j * 8 + (lane & 3) * 2) * V_STRIDE + d * 32 + lane / 4 * 4;
+            u32 first = *(const u32 *)at, second = *(const u32 *)(at + V_STRIDE);
+            b[0][j] = __byte_perm(first, second, 0x5410);
+            b[1][j] = __byte_perm(first, second, 0x7632);
+        }
+    }
+}
+
+/* The same of codes as load_codes() has them. */
+__device__ __forceinline__ void widen_values(const u32 (&codes)[2], u32 (&b)[2][2])
+{
+    u32 even = __byte_perm(codes[0], codes[1], 0x6420);
+    u32 odd = __byte_perm(codes[0], codes[1], 0x7531);
+    b[0][0] = codes_to_f16<0>(even);
+    b[0][1] = codes_to_f16<1>(even);
+    b[1][0] = codes_to_f16<0>(odd);
+    b[1][1] = codes_to_f16<1>(odd);
+}
+
+/* out += probabilities x values, the probabilities in two parts of 16 bits. `seen`: see
+ * seen_by_any(). */
+template <bool coded>
+__device__ __forceinline__ void add_values(const float (&score)[2][4], const char *v, u32 seen,
+                                           sums &state)
+{
+    constexpr int dtype = coded ? DTYPE_F16 : Q_DTYPE;
+    u32 probability[4], rest[4], codes[V_PAD / 16][2];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        float low = score[e / 2][e % 2 * 2], high = score[e / 2][e % 2 * 2 + 1];
+        probability[e] = pack16<dtype>(low, high);
+        rest[e] = remainder16<dtype>(probability[e], low, high);
+    }
+    if (coded)
+        load_codes<V_PAD / 16, true>(codes, v, V_CODES);
+#pragma unroll
+    for (int d = 0; d < V_PAD / 16; d++) {
+        u32 b[2][2];
+        if (coded)
+            widen_values(codes[d], b);
+        else
+            take_values(v, d, b);
+#pragma unroll
+        for (int j = 0; CUSTOM_MASK && j < 2; j++) {
+            u32 halves = seen_halves(seen, j);
+            b[0][j] &= halves;
+            b[1][j] &= halves;
+        }
+        multiply<dtype>(state.out[d * 2], probability, b[0][0], b[0][1]);
+        multiply<dtype>(state.out[d * 2 + 1], probability, b[1][0], b[1][1]);
+        multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
+        multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+    }
+}
+
+/* What a warp holds of a piece of work besides the sums. */
+struct rows {
+    row_view views[2];
+    float factor[2]; /* of products that are to be scores */
+    u32 a[HEAD_PAD / 16][4];
+};
+
+/* Group n, which lies at `k` and behind it. */
+template <bool coded>
+__device__ __forceinline__ void attend_group(const kernel_params &p, const work &w, const rows &r,
+                                             int n, const char *k, sums &state)
+{
+    float score[2][4] = {};
+    int lane = (int)threadIdx.x & 31, from = group_begin(w, n), to = group_end(w, n);
+    bool check = CUSTOM_MASK || from < w.all_lo || from + GROUP > min(w.all_hi, to);
+    u32 seen = 0;
+    score_keys<coded>(r.a, k, score);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float low = score[e / 2][e % 2 * 2], high = score[e / 2][e % 2 * 2 + 1];
-            probability[e] = pack16<Q_DTYPE>(low, high);
-            rest[e] = remainder16(probability[e], low, high);
+            int key = from + j * 8 + (lane & 3) * 2 + e % 2;
+            bool sees = !check || sees_key(p, w.q, r.views[e / 2], key, to);
+            score[j][e] =
+                finish_score(p, w.q, r.views[e / 2], key, sees, score[j][e] * r.factor[e / 2]);
+            seen |= sees ? 1u << (j * 2 + e % 2) : 0;
         }
-        u32 v_at = shared_address(v_group) + v_lane;
-#pragma unroll
-        for (int d = 0; d < V_PAD / 16; d++) {
-            u32 b[4];
-            load_matrices_transposed(b, v_at + d * 32);
-            multiply(out[d * 2], probability, b[0], b[1]);
-            multiply(out[d * 2 + 1], probability, b[2], b[3]);
-            multiply(out[d * 2], rest, b[0], b[1]);
-            multiply(out[d * 2 + 1], rest, b[2], b[3]);
-        }
-        __syncwarp();
-    }
-    copy_wait<0>();
-    __syncthreads();
+    weigh_keys(score, state);
+    if (CUSTOM_MASK)
+        seen = seen_by_any(seen);
+    add_values<coded>(score, k + GROUP * (coded ? K_CODES : K_STRIDE), seen, state);
+}
 
-    /* Merge the warps: outputs, then for each warp and row the maximum and the sum. */
-    float *merged = (float *)shared;
-    float *tops = merged + WARPS * 16 * MERGE_STRIDE, *sums = tops + WARPS * 16;
+/* ---- A piece of work ------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void begin_rows(const kernel_params &p, const work &w, rows &r,
+                                           sums &state)
+{
+    int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int r = warp * 16 + h * 8 + lane / 4;
-        float total = quad_sum(sum[h]);
+        int row = w.row0 + h * 8 + lane / 4;
+        find_view(p, w.q, w.s, row < w.rows ? row / GQA : -1, w.head * GQA + row % GQA, r.views[h]);
+        r.factor[h] = SCORE_FACTOR;
+        state.most[h] = NEGATIVE_INFINITY;
+        state.sum[h] = 0.0f;
+    }
+#pragma unroll
+    for (int d = 0; d < V_PAD / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            state.out[d][e] = 0.0f;
+}
+
+/* The warp's new tokens, behind an fp8 cache: few, so that each group is waited for. What was
+ * summed up so far lacks the scale of the values. */
+__device__ __forceinline__ void attend_new(const kernel_params &p, const work &w, rows &r, int n,
+                                           const char *q_rows, char *to, sums &state)
+{
+    float scale = v_scale_of(p, w.head);
+#pragma unroll
+    for (int d = 0; d < V_PAD / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            state.out[d][e] *= scale;
+    if (n >= w.groups)
+        return;
+    r.factor[0] = r.factor[1] = SCORE_FACTOR;
+    take_queries(q_rows, r.a);
+    feed f = begin_feed(p, w, n);
+#pragma unroll 1
+    for (; n < w.groups; n += WARPS) {
+        copy_wait<0>();
+        __syncwarp();
+        start_group<2>(p, w, f, to, w.groups);
+        copy_wait<0>();
+        __syncwarp();
+        attend_group<false>(p, w, r, n, to, state);
+    }
+}
+
+/* All keys of the piece that are this warp's. */
+__device__ __forceinline__ void attend(const kernel_params &p, const work &w, char *shared,
+                                       sums &state)
+{
+    int warp = (int)threadIdx.x / 32, stage = 0, n = warp;
+    int limit = KV_IS_FP8 ? w.cached : w.groups;
+    char *stages = shared + Q_BYTES + warp * WARP_BYTES;
+    rows r;
+    feed f = begin_feed(p, w, warp);
+    load_queries<ROWS, THREADS>(p, w.q, w.row0, w.rows, w.head, shared);
+    copy_commit();
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; i++)
+        start_group<KV_BYTES>(p, w, f, stages + i * STAGE_BYTES, limit);
+    begin_rows(p, w, r, state);
+    copy_wait<STAGES - 1>(); /* the queries are there */
+    __syncthreads();
+    if (KV_IS_FP8) {
+        r.factor[0] = r.factor[1] = SCORE_FACTOR * k_scale_of(p, w.head);
+        take_queries_for_codes(shared, r.a, r.factor);
+    } else {
+        take_queries(shared, r.a);
+    }
+#pragma unroll 1
+    for (; n < limit; n += WARPS) {
+        copy_wait<STAGES - 2>();
+        __syncwarp();
+        start_group<KV_BYTES>(p, w, f, stages + (stage ? stage - 1 : STAGES - 1) * STAGE_BYTES,
+                              limit);
+        attend_group<KV_IS_FP8>(p, w, r, n, stages + stage * STAGE_BYTES, state);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    if (KV_IS_FP8)
+        attend_new(p, w, r, n, shared, stages, state);
+    copy_wait<0>();
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* A warp's results, for the others to see: outputs, then for each row the maximum and the sum. */
+__device__ __forceinline__ void leave_results(const sums &state, float *merged)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float *tops = merged + WARPS * ROWS * MERGE_STRIDE, *totals = tops + WARPS * ROWS;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = warp * ROWS + h * 8 + lane / 4;
+        float total = quad_sum(state.sum[h]);
         if ((lane & 3) == 0) {
-            tops[r] = most[h];
-            sums[r] = total;
+            tops[r] = state.most[h];
+            totals[r] = total;
         }
 #pragma unroll
         for (int d = 0; d < V_PAD / 8; d++)
-            *(float2 *)(merged + r * MERGE_STRIDE + d * 8 + (lane & 3) * 2) =
-                make_float2(out[d][h * 2] * v_factor, out[d][h * 2 + 1] * v_factor);
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                merged[r * MERGE_STRIDE + out_column(d, e)] = state.out[d][h * 2 + e];
     }
-    __syncthreads();
-    for (int r = warp; r < 16; r += WARPS) {
-        int row = row0 + r;
-        if (row >= rows)
-            break;
-        float top = NEGATIVE_INFINITY, total = 0.0f, share[WARPS];
+}
+
+/* Where a row's partial results lie. */
+__device__ __forceinline__ i64 partial_at(const kernel_params &p, int row, int head)
+{
+    return (i64)row * Q_HEADS + head;
+}
+
+/* Row r of the tile, all warps of it together: the output, or a partial result. */
+__device__ __forceinline__ void finish_row(const kernel_params &p, const work &w, int r,
+                                           const float *merged)
+{
+    const float *tops = merged + WARPS * ROWS * MERGE_STRIDE, *totals = tops + WARPS * ROWS;
+    int lane = (int)threadIdx.x % 32, t = (w.row0 + r) / GQA;
+    int head = w.head * GQA + (w.row0 + r) % GQA, row = w.q.first_row + t;
+    int first = p.q_indptr ? p.q_indptr[first_split_seq(p)] : 0;
+    i64 at = partial_at(p, row - first, head), split_at = at * p.num_splits + w.split;
+    float top = w.splits == 1 && HAS_SINKS && p.sinks ? p.sinks[head] * LOG2E : NEGATIVE_INFINITY;
+    float sink = top, share[WARPS];
 #pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            top = fmaxf(top, tops[w * 16 + r]);
+    for (int i = 0; i < WARPS; i++)
+        top = fmaxf(top, tops[i * ROWS + r]);
+    float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = exp2_fast(sink - base + LIFT);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            share[w] = top == NEGATIVE_INFINITY ? 0.0f : exp2_fast(tops[w * 16 + r] - top);
-            total += share[w] * sums[w * 16 + r];
-        }
-        i64 at = partial_at(p, q.first_row - first + row / GQA, head * GQA + row % GQA,
-                            (int)blockIdx.x);
-        float factor = top == NEGATIVE_INFINITY ? 0.0f : 1.0f / total;
-        if (lane == 0)
-            p.partial_lse[at] =
-                top == NEGATIVE_INFINITY ? NEGATIVE_INFINITY : (top + __log2f(total)) * LN2;
-        partial *to = (partial *)p.partial + at * V_DIM;
-        for (int d = lane; d < V_DIM; d += 32) {
-            float value = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                value += share[w] * merged[(w * 16 + r) * MERGE_STRIDE + d];
-            to[d] = store_partial(value * factor);
-        }
+    for (int i = 0; i < WARPS; i++) {
+        share[i] = exp2_fast(tops[i * ROWS + r] - base);
+        total += share[i] * totals[i * ROWS + r];
     }
+    float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    float lse = total == 0.0f ? NEGATIVE_INFINITY : (base + __log2f(total * UNLIFT)) * LN2;
+    if (lane == 0 && w.split == 0)
+        p.partial_used[at] = w.splits;
+    if (lane == 0 && w.splits > 1)
+        p.partial_lse[split_at] = lse;
+    else if (lane == 0)
+        store_lse(p, row, head, lse);
+#pragma unroll
+    for (int d = lane; d < V_DIM; d += 32) {
+        float value = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++)
+            value += share[i] * merged[(i * ROWS + r) * MERGE_STRIDE + d];
+        if (w.splits > 1)
+            ((partial *)p.partial)[split_at * V_DIM + d] = store_partial(value * factor);
+        else
+            store_out(p, out_row(p, row, head), d, value * factor);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, DECODE_BLOCKS)
+    attn_decode(const __grid_constant__ kernel_params p)
+{
+    extern __shared__ __align__(128) char shared[];
+    search at = {first_split_seq(p), 0};
+    work w;
+    for (int wanted = (int)blockIdx.x; find_work(p, at, wanted, w); wanted += (int)gridDim.x) {
+        sums state;
+        attend(p, w, shared, state);
+        __syncthreads();
+        leave_results(state, (float *)shared);
+        __syncthreads();
+        for (int r = (int)threadIdx.x / 32; r < min(ROWS, w.rows - w.row0); r += WARPS)
+            finish_row(p, w, r, (const float *)shared);
+        __syncthreads();
+    }
+}
+
+/* ---- The second stage ------------------------------------------------------------------------ */
+
+__device__ __forceinline__ float warp_max(float x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* Every warp works out what each split weighs, a lane for every 32nd of them; then each thread
+ * merges a column. */
+__device__ __forceinline__ void merge_splits(const kernel_params &p, int row, int head, i64 at,
+                                             int used)
+{
+    int lane = (int)threadIdx.x & 31, d = (int)threadIdx.x;
+    float weight[MAX_SPLITS / 32], value = 0.0f;
+    float sink = HAS_SINKS && p.sinks ? p.sinks[head] : NEGATIVE_INFINITY, top = sink;
+#pragma unroll
+    for (int k = 0; k < MAX_SPLITS / 32; k++) {
+        int split = k * 32 + lane;
+        weight[k] = split < used ? p.partial_lse[at * p.num_splits + split] : NEGATIVE_INFINITY;
+        top = fmaxf(top, weight[k]);
+    }
+    top = warp_max(top);
+    float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MAX_SPLITS / 32; k++) {
+        weight[k] = exp2_fast((weight[k] - base) * LOG2E);
+        total += weight[k];
+    }
+    total = warp_sum(total) + exp2_fast((sink - base) * LOG2E);
+    float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    if (d == 0)
+        store_lse(p, row, head, total == 0.0f ? NEGATIVE_INFINITY : base + __logf(total));
+    const partial *from = (const partial *)p.partial + at * p.num_splits * V_DIM + d;
+#pragma unroll
+    for (int k = 0; k < MAX_SPLITS / 32; k++)
+        for (int i = 0; i < min(32, used - k * 32); i++) {
+            float share = __shfl_sync(~0u, weight[k], i);
+            if (d < V_DIM)
+                value += share * load_partial(from[(i64)(k * 32 + i) * V_DIM]);
+        }
+    if (d < V_DIM)
+        store_out(p, out_row(p, row, head), d, value * factor);
 }
 
 extern "C" __global__ void attn_reduce(const __grid_constant__ kernel_params p)
 {
     int row = (int)blockIdx.x, head = (int)blockIdx.y, first = 0, rows = num_seqs(p);
+    int end = num_tokens(p);
     if (p.q_indptr) {
-        first = p.q_indptr[0];
+        first = p.q_indptr[first_split_seq(p)];
+        end += p.q_indptr[0];
         rows = p.q_indptr[rows] - first;
     }
-    if (row >= rows) {
-        if (row < num_tokens(p))
+    if (row >= rows) { /* padding, whose output has to be finite */
+        if (first + row < end)
             clear_row(p, first + row, head);
         return;
     }
-    i64 at = partial_at(p, row, head, 0);
-    float sink = NEGATIVE_INFINITY;
-    if (HAS_SINKS && p.sinks)
-        sink = p.sinks[head];
-    float top = sink;
-    for (int split = 0; split < p.num_splits; split++) {
-        float lse = p.partial_lse[at + split];
-        top = lse > top || lse != lse ? lse : top;
-    }
-    bool empty = top == NEGATIVE_INFINITY;
-    float total = sink == NEGATIVE_INFINITY ? 0.0f : exp2_fast((sink - top) * LOG2E);
-    for (int split = 0; split < p.num_splits; split++) {
-        float lse = p.partial_lse[at + split];
-        total += lse == NEGATIVE_INFINITY ? 0.0f : exp2_fast((lse - top) * LOG2E);
-    }
-    if (threadIdx.x == 0)
-        store_lse(p, first + row, head, empty ? NEGATIVE_INFINITY : top + __logf(total));
-    for (int d = (int)threadIdx.x; d < V_DIM; d += (int)blockDim.x) {
-        float value = 0.0f;
-        for (int split = 0; split < p.num_splits; split++) {
-            float lse = p.partial_lse[at + split];
-            if (lse == NEGATIVE_INFINITY)
-                continue;
-            value += exp2_fast((lse - top) * LOG2E) *
-                     load_partial(((const partial *)p.partial)[(at + split) * V_DIM + d]);
-        }
-        store_out(p, out_row(p, first + row, head), d, empty ? 0.0f : value / total);
-    }
+    i64 at = partial_at(p, row, head);
+    int used = p.partial_used[at];
+    if (used > 1)
+        merge_splits(p, first + row, head, at, used);
 }

@@ -9,55 +9,50 @@
  *
  * Four warps, 16 * ROW_TILES rows each. Keys come in tiles of KEY_TILE through two stages of shared
  * memory: while a tile is worked on the next is on its way, and the places of the one after it are
- * looked up. An fp8 cache is widened tile by tile; new tokens follow in tiles of their own, as they
+ * looked up. An fp8 cache is widened tile by tile; new tokens follow in a run of their own, as they
  * were given.
  */
 #include "common.cuh"
 
 #define EXTEND_WARPS 4
-#define THREADS    (EXTEND_WARPS * 32)
-#define BLOCK_ROWS (EXTEND_WARPS * 16 * ROW_TILES)
-#define STAGE_BYTES (KEY_TILE * (K_STRIDE + V_STRIDE))
+#define THREADS      (EXTEND_WARPS * 32)
+#define BLOCK_ROWS   (EXTEND_WARPS * 16 * ROW_TILES)
 
-/* Dynamic shared memory: queries, two stages, one widened tile for fp8, the places of two tiles. */
+/* Dynamic shared memory: queries; the two stages, with an fp8 cache two of codes and one widened
+ * tile in the same place; the places of two tiles, and what the index has for a third. */
 #define Q_BYTES     (BLOCK_ROWS * K_STRIDE)
-#define WIDE_BYTES  (KV_IS_FP8 ? STAGE_BYTES : 0)
-#define PLACE_BYTES (2 * KEY_TILE * 16)
-static_assert(Q_BYTES + 2 * STAGE_BYTES + WIDE_BYTES + PLACE_BYTES == EXTEND_SHARED,
+#define STAGE_BYTES (KEY_TILE * (K_STRIDE + V_STRIDE))
+#define CODE_BYTES  (KEY_TILE * (K_CODES + V_CODES))
+#define TILES_BYTES MOST(2 * STAGE_BYTES, KV_IS_FP8 ? 2 * CODE_BYTES + STAGE_BYTES : 0)
+#define PLACE_BYTES (2 * KEY_TILE * 16 + KEY_TILE * 4)
+static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES == EXTEND_SHARED,
               "the plugin and the kernel disagree");
 
 /* What a row sees is kept where every score asks for it, else found again at the few tiles that are
  * not seen whole: registers are short. Scores are scaled within the exponential where nothing else
  * is done to them. */
-#define KEEP_VIEWS   (CUSTOM_MASK || HAS_ALIBI)
-#define SCALE_LATER  (!CUSTOM_MASK && !HAS_ALIBI && !HAS_CAP && SM_SCALE > 0)
+#define KEEP_VIEWS  (CUSTOM_MASK || HAS_ALIBI)
+#define SCALE_LATER (!CUSTOM_MASK && !HAS_ALIBI && !HAS_CAP && SM_SCALE > 0)
+
+/* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
+#define LIFT   (Q_DTYPE == DTYPE_F16 ? 15 : 0)
+#define UNLIFT (1.0f / (1 << LIFT))
+
+/* ---- Work ------------------------------------------------------------------------------------ */
 
 /* The tile of block x; `tile` < 0: none, and `spare` counts the blocks left over. */
 __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &tile, int &spare)
 {
-    int lane = (int)threadIdx.x & 31, block = (int)blockIdx.x, before = 0, seqs = num_seqs(p);
+    search at = {0, 0};
+    int piece, block = (int)blockIdx.x;
+    auto count = [&](int i) {
+        return ((p.q_indptr[i + 1] - p.q_indptr[i]) * GQA + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    };
     tile = -1;
-    for (int base = 0; base < seqs; base += 32) {
-        int at = base + lane, count = 0;
-        if (at < seqs)
-            count = ((p.q_indptr[at + 1] - p.q_indptr[at]) * GQA + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        int sum = count;
-        for (int step = 1; step < 32; step *= 2) {
-            int other = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? other : 0;
-        }
-        u32 mine = __ballot_sync(~0u, block < before + sum);
-        if (mine) {
-            int owner = __ffs((int)mine) - 1;
-            int first = before + __shfl_sync(~0u, sum - count, owner);
-            s = base + owner;
-            /* The last rows of a causal sequence see most: they go first. */
-            tile = __shfl_sync(~0u, count, owner) - 1 - (block - first);
-            return;
-        }
-        before += __shfl_sync(~0u, sum, 31);
-    }
-    spare = block - before;
+    if (!find_piece(at, first_split_seq(p), block, count, s, piece))
+        spare = block - at.before;
+    else /* the last rows of a causal sequence see most: they go first */
+        tile = count(s) - 1 - piece;
 }
 
 /* Rows behind the last sequence are padding, whose output has to be finite. */
@@ -70,347 +65,461 @@ __device__ void clear_padding(const kernel_params &p, int spare)
             clear_row(p, row, (int)blockIdx.y * GQA + h);
 }
 
+struct work {
+    sequence q;
+    int s, head;
+    int row0, rows;     /* first row of the tile; rows of the sequence */
+    int lo, hi;         /* keys that a row sees */
+    int all_lo, all_hi; /* keys that every row sees */
+};
+
+__device__ __forceinline__ void begin_work(const kernel_params &p, int s, int tile, work &w)
+{
+    int ignored;
+    w.s = s;
+    w.head = (int)blockIdx.y;
+    find_sequence(p, s, w.q);
+    w.row0 = tile * BLOCK_ROWS;
+    w.rows = w.q.q_len * GQA;
+    int t0 = w.row0 / GQA, t1 = (min(w.row0 + BLOCK_ROWS, w.rows) - 1) / GQA;
+    find_outline(p, w.q, t0, t1, w.lo, w.hi);
+    position_range(p, w.q.prefix_len + t1, w.all_lo, ignored);
+    position_range(p, w.q.prefix_len + t0, ignored, w.all_hi);
+}
+
+/* Row h * 8 + lane / 4 of the warp's row tile m. */
+__device__ __forceinline__ int row_of(const work &w, int m, int h)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    return w.row0 + (warp * ROW_TILES + m) * 16 + h * 8 + lane / 4;
+}
+
+__device__ __forceinline__ void view_row(const kernel_params &p, const work &w, int row,
+                                         row_view &view)
+{
+    find_view(p, w.q, w.s, row < w.rows ? row / GQA : -1, w.head * GQA + row % GQA, view);
+}
+
+/* ---- Tiles of keys --------------------------------------------------------------------------- */
+
+/* Keys [begin, end) in tiles, all of the cache or all not quantised. */
+struct run {
+    int begin, end, tiles; /* not empty */
+};
+
+__device__ __forceinline__ run make_run(int begin, int end)
+{
+    run r = {begin, end, (end - begin + KEY_TILE - 1) / KEY_TILE};
+    return r;
+}
+
+/* Key i of tile n. Those behind the end are read as the last one, and then not seen. */
+__device__ __forceinline__ int tile_key(const run &r, int n, int i)
+{
+    return min(r.begin + n * KEY_TILE + i, r.end - 1);
+}
+
+/* Start to look up tile n: the index's entries of its keys, each by the thread that needs it. */
+__device__ __forceinline__ void start_lookup(const kernel_params &p, const work &w, const run &r,
+                                             int n, int *entries)
+{
+    int thread = (int)threadIdx.x;
+    if (n >= r.tiles || thread >= KEY_TILE)
+        return;
+    const int *entry = find_entry(p, w.q, tile_key(r, n, thread));
+    if (entry)
+        copy4(shared_address(entries + thread), entry);
+}
+
+/* The entries are there: where the keys lie. */
+__device__ __forceinline__ void finish_lookup(const kernel_params &p, const work &w, const run &r,
+                                              int n, const int *entries, key_place *places)
+{
+    int thread = (int)threadIdx.x;
+    if (n < r.tiles && thread < KEY_TILE)
+        places[(n & 1) * KEY_TILE + thread] =
+            find_key(p, w.q, w.head, tile_key(r, n, thread), entries[thread]);
+}
+
 /* Start the copy of a tile of keys and values of `size` bytes an element. */
 template <int size>
-__device__ __forceinline__ void load_tile(const kernel_params &p, const key_place *places, char *k,
-                                          char *v, bool vectors)
+__device__ __forceinline__ void load_tile(const key_place *places, char *k, bool vectors)
 {
-    constexpr int k_pieces = HEAD_DIM * size / 16, v_pieces = V_DIM * size / 16;
-    if (k_pieces * 16 == HEAD_DIM * size && v_pieces * 16 == V_DIM * size && vectors) {
-        for (int c = (int)threadIdx.x; c < KEY_TILE * k_pieces; c += THREADS) {
-            int row = c / (k_pieces ? k_pieces : 1), piece = c % (k_pieces ? k_pieces : 1);
-            const char *from = places[row].k;
-            copy16(shared_address(k) + row * K_STRIDE + piece * 16, from ? from + piece * 16 : 0,
-                   p.q);
-        }
-        for (int c = (int)threadIdx.x; c < KEY_TILE * v_pieces; c += THREADS) {
-            int row = c / (v_pieces ? v_pieces : 1), piece = c % (v_pieces ? v_pieces : 1);
-            const char *from = places[row].v;
-            copy16(shared_address(v) + row * V_STRIDE + piece * 16, from ? from + piece * 16 : 0,
-                   p.q);
+    constexpr int k_stride = size == 1 ? K_CODES : K_STRIDE;
+    constexpr int v_stride = size == 1 ? V_CODES : V_STRIDE;
+    int thread = (int)threadIdx.x;
+    char *v = k + KEY_TILE * k_stride;
+    clear_pad<size>(k, k_stride, KEY_TILE, thread, THREADS);
+    if (HEAD_DIM * size % 16 == 0 && V_DIM * size % 16 == 0 && vectors) {
+#pragma unroll
+        for (int i = 0; i < KEY_TILE; i += THREADS / 8) {
+            key_place at = places[i + thread / 8];
+            copy_row<HEAD_DIM, size>(k + (i + thread / 8) * k_stride, at.k, thread % 8);
+            copy_row<V_DIM, size>(v + (i + thread / 8) * v_stride, at.v, thread % 8);
         }
         return;
     }
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    for (int row = warp; row < KEY_TILE; row += EXTEND_WARPS) {
-        copy_row_slow<HEAD_DIM, size>(k + row * K_STRIDE, places[row].k, lane, 32);
-        copy_row_slow<V_DIM, size>(v + row * V_STRIDE, places[row].v, lane, 32);
+#pragma unroll 1
+    for (int i = thread / 32; i < KEY_TILE; i += EXTEND_WARPS) {
+        copy_row_slow<HEAD_DIM, size>(k + i * k_stride, places[i].k, thread % 32, 32);
+        copy_row_slow<V_DIM, size>(v + i * v_stride, places[i].v, thread % 32, 32);
     }
 }
 
-/* Queries into shared memory, zeros where there is no row. */
-__device__ __forceinline__ void load_queries(const kernel_params &p, const sequence &q, int row0,
-                                             int head, char *to)
+/* Rows of fp8 codes to rows of Q_DTYPE. All is read before anything is written, or each step would
+ * wait for the one before. */
+template <int dim, int from_stride, int to_stride>
+__device__ __forceinline__ void widen_rows(char *to, const char *from)
 {
-    constexpr int pieces = HEAD_DIM / 8;
-    int rows = q.q_len * GQA;
-    bool vectors = pieces * 8 == HEAD_DIM && p.aligned & ALIGNED_Q;
-    for (int r = (int)threadIdx.x / 8; r < BLOCK_ROWS; r += THREADS / 8) {
-        int row = row0 + r, lane = (int)threadIdx.x % 8;
-        const char *from = (const char *)p.q + (i64)(q.first_row + row / GQA) * p.q_row +
-                           (i64)(head * GQA + row % GQA) * p.q_head;
-        if (row >= rows)
-            from = 0;
-        if (vectors) {
-            for (int piece = lane; piece < pieces; piece += 8)
-                copy16(shared_address(to) + r * K_STRIDE + piece * 16,
-                       from ? from + piece * 16 : 0, p.q);
-        } else {
-            copy_row_slow<HEAD_DIM, 2>(to + r * K_STRIDE, from, lane, 8);
+    constexpr int pieces = (dim + 15) / 16, count = (KEY_TILE * pieces + THREADS - 1) / THREADS;
+    int thread = (int)threadIdx.x;
+    uint4 codes[count];
+#pragma unroll
+    for (int n = 0; n < count; n++) {
+        int i = n * THREADS + thread;
+        if (i < KEY_TILE * pieces)
+            codes[n] = *(const uint4 *)(from + i / pieces * from_stride + i % pieces * 16);
+    }
+#pragma unroll
+    for (int n = 0; n < count; n++) {
+        int i = n * THREADS + thread;
+        if (i >= KEY_TILE * pieces)
+            continue;
+        uint4 *at = (uint4 *)(to + i / pieces * to_stride + i % pieces * 32);
+        uint4 c = codes[n];
+        at[0] = make_uint4(codes_to_query<0>(c.x), codes_to_query<1>(c.x), codes_to_query<0>(c.y),
+                           codes_to_query<1>(c.y));
+        at[1] = make_uint4(codes_to_query<0>(c.z), codes_to_query<1>(c.z), codes_to_query<0>(c.w),
+                           codes_to_query<1>(c.w));
+    }
+}
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+/* What a warp's rows have come to. */
+struct sums {
+    float most[ROW_TILES][2]; /* in units of log 2 */
+    float sum[ROW_TILES][2];  /* this lane's part */
+    float out[ROW_TILES][V_PAD / 8][4];
+#if KEEP_VIEWS
+    row_view views[ROW_TILES][2];
+#endif
+};
+
+typedef float scores[ROW_TILES][KEY_TILE / 8][4];
+
+__device__ __forceinline__ void begin_sums(const kernel_params &p, const work &w, sums &state)
+{
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#if KEEP_VIEWS
+            view_row(p, w, row_of(w, m, h), state.views[m][h]);
+#endif
+            state.most[m][h] = NEGATIVE_INFINITY;
+            state.sum[m][h] = 0.0f;
+        }
+#pragma unroll
+        for (int d = 0; d < V_PAD / 8; d++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                state.out[m][d][e] = 0.0f;
+    }
+}
+
+/* score[m][j]: products of row tile m with keys 8j to 8j + 7. */
+__device__ __forceinline__ void score_keys(const char *q_rows, const char *k, scores &score)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    u32 q_at = shared_address(q_rows) + (warp * ROW_TILES * 16 + (lane & 15)) * K_STRIDE +
+               (lane >> 4) * 16;
+    u32 k_at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
+#pragma unroll
+    for (int d = 0; d < HEAD_PAD / 16; d++) {
+        u32 a[ROW_TILES][4];
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+            load_matrices(a[m], q_at + m * 16 * K_STRIDE + d * 32);
+#pragma unroll
+        for (int j = 0; j < KEY_TILE / 16; j++) {
+            u32 b[4];
+            load_matrices(b, k_at + j * 16 * K_STRIDE + d * 32);
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++) {
+                multiply<Q_DTYPE>(score[m][j * 2], a[m], b[0], b[1]);
+                multiply<Q_DTYPE>(score[m][j * 2 + 1], a[m], b[2], b[3]);
+            }
         }
     }
 }
 
-/* Zero the columns between HEAD_DIM and HEAD_PAD, which no copy writes to. */
-__device__ __forceinline__ void clear_pad(char *rows, int count)
+/* Products of keys [begin, end) become logits, -inf where a key is not seen. Bits of what any of
+ * this lane's rows sees, as seen_by_any() has them. */
+__device__ __forceinline__ u32 finish_scores(const kernel_params &p, const work &w,
+                                             const sums &state, int begin, int end, bool check,
+                                             scores &score)
 {
-    constexpr int pad = HEAD_PAD - HEAD_DIM;
-    for (int i = (int)threadIdx.x; i < count * pad; i += THREADS)
-        *(u16 *)(rows + i / (pad ? pad : 1) * K_STRIDE + (HEAD_DIM + i % (pad ? pad : 1)) * 2) = 0;
+    u32 any = 0;
+    int lane = (int)threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#if KEEP_VIEWS
+            const row_view &view = state.views[m][h];
+#else
+            row_view view;
+            view_row(p, w, row_of(w, m, h), view);
+#endif
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int key = begin + j * 8 + (lane & 3) * 2 + e;
+                    float &s = score[m][j][h * 2 + e];
+                    bool sees = !check || sees_key(p, w.q, view, key, end);
+                    s = finish_score(p, w.q, view, key, sees, s);
+                    any |= sees ? 1u << (j * 2 + e) : 0;
+                }
+        }
+    return any;
+}
+
+/* Logits, still to be scaled by `scale`, become probabilities by the largest one so far; what was
+ * summed up follows it. */
+__device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &state)
+{
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float here = NEGATIVE_INFINITY, total = 0.0f;
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 8; j++)
+                here = fmaxf(here, fmaxf(score[m][j][h * 2], score[m][j][h * 2 + 1]));
+            float top = fmaxf(state.most[m][h], quad_max(here) * scale);
+            float base = top == NEGATIVE_INFINITY ? 0.0f : top;
+            float shrink = exp2_fast(state.most[m][h] - base);
+            bool grown = top != state.most[m][h];
+            state.most[m][h] = top;
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 8; j++)
+#pragma unroll
+                for (int e = h * 2; e < h * 2 + 2; e++) {
+                    score[m][j][e] = exp2_fast(score[m][j][e] * scale - (base - LIFT));
+                    total += score[m][j][e];
+                }
+            state.sum[m][h] = state.sum[m][h] * shrink + total;
+            if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+#pragma unroll
+                for (int d = 0; d < V_PAD / 8; d++) {
+                    state.out[m][d][h * 2] *= shrink;
+                    state.out[m][d][h * 2 + 1] *= shrink;
+                }
+            }
+        }
+}
+
+/* out += probabilities x values, the probabilities in one or two parts of 16 bits. */
+__device__ __forceinline__ void add_values(const scores &score, const char *v, u32 seen,
+                                           sums &state)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 v_at = shared_address(v) + (lane & 15) * V_STRIDE + (lane >> 4) * 16;
+#pragma unroll
+    for (int j = 0; j < KEY_TILE / 16; j++) {
+        u32 a[ROW_TILES][4], rest[ROW_TILES][4];
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float low = score[m][j * 2 + e / 2][e % 2 * 2];
+                float high = score[m][j * 2 + e / 2][e % 2 * 2 + 1];
+                a[m][e] = pack16<Q_DTYPE>(low, high);
+                if (SPLIT_PROBABILITIES)
+                    rest[m][e] = remainder16<Q_DTYPE>(a[m][e], low, high);
+            }
+#pragma unroll
+        for (int d = 0; d < V_PAD / 16; d++) {
+            u32 b[4];
+            load_matrices_transposed(b, v_at + j * 16 * V_STRIDE + d * 32);
+            if (CUSTOM_MASK) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    b[i] &= seen_halves(seen, j * 2 + i % 2);
+            }
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++) {
+                multiply<Q_DTYPE>(state.out[m][d * 2], a[m], b[0], b[1]);
+                multiply<Q_DTYPE>(state.out[m][d * 2 + 1], a[m], b[2], b[3]);
+                if (SPLIT_PROBABILITIES) {
+                    multiply<Q_DTYPE>(state.out[m][d * 2], rest[m], b[0], b[1]);
+                    multiply<Q_DTYPE>(state.out[m][d * 2 + 1], rest[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+/* Keys [begin, end) of a tile, which lies at `k` and behind it. */
+__device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w,
+                                            const char *q_rows, const char *k, int begin, int end,
+                                            float factor, sums &state)
+{
+    scores score = {};
+    u32 seen = 0;
+    score_keys(q_rows, k, score);
+    bool check = CUSTOM_MASK || begin < w.all_lo || begin + KEY_TILE > min(w.all_hi, end);
+    if (!SCALE_LATER) {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    score[m][j][e] *= factor;
+    }
+    if (KEEP_VIEWS || HAS_CAP || check)
+        seen = finish_scores(p, w, state, begin, end, check, score);
+    weigh_keys(SCALE_LATER ? factor : 1.0f, score, state);
+    if (CUSTOM_MASK)
+        seen = seen_by_any(seen);
+    add_values(score, k + KEY_TILE * K_STRIDE, seen, state);
+}
+
+/* ---- A run of tiles -------------------------------------------------------------------------- */
+
+/* While tile n is worked on, n + 1 is on its way and n + 2 is looked up. `factor`: of products that
+ * are to be logits. */
+template <int size>
+__device__ __forceinline__ void attend_run(const kernel_params &p, const work &w, const run &r,
+                                           bool vectors, float factor, char *shared, sums &state)
+{
+    constexpr int stage_bytes = size == 1 ? CODE_BYTES : STAGE_BYTES;
+    char *stages = shared + Q_BYTES, *wide = stages + 2 * CODE_BYTES;
+    key_place *places = (key_place *)(stages + TILES_BYTES);
+    int *entries = (int *)(places + 2 * KEY_TILE);
+    start_lookup(p, w, r, 0, entries);
+    copy_commit();
+    copy_wait<0>();
+    finish_lookup(p, w, r, 0, entries, places);
+    __syncthreads(); /* nor is a run before this one still at work in the stages */
+    load_tile<size>(places, stages, vectors);
+    start_lookup(p, w, r, 1, entries);
+    copy_commit();
+#pragma unroll 1
+    for (int n = 0; n < r.tiles; n++) {
+        char *k = stages + (n & 1) * stage_bytes;
+        copy_wait<0>();
+        finish_lookup(p, w, r, n + 1, entries, places);
+        __syncthreads();
+        if (n + 1 < r.tiles)
+            load_tile<size>(places + (~n & 1) * KEY_TILE, stages + (~n & 1) * stage_bytes, vectors);
+        start_lookup(p, w, r, n + 2, entries);
+        copy_commit();
+        if (size == 1) {
+            widen_rows<HEAD_DIM, K_CODES, K_STRIDE>(wide, k);
+            widen_rows<V_DIM, V_CODES, V_STRIDE>(wide + KEY_TILE * K_STRIDE,
+                                                 k + KEY_TILE * K_CODES);
+            k = wide;
+            __syncthreads();
+        }
+        attend_tile(p, w, shared, k, r.begin + n * KEY_TILE, r.end, factor, state);
+    }
+    copy_wait<0>();
+}
+
+/* All keys of the cache, then the new tokens; what is not fp8 needs no such border. */
+__device__ __forceinline__ void attend(const kernel_params &p, const work &w, char *shared,
+                                       sums &state)
+{
+    int border = KV_IS_FP8 ? max(w.lo, min(w.hi, w.q.first_new)) : w.lo;
+    int vectors = KV_IS_FP8 ? ALIGNED_NEW : ALIGNED_CACHE | ALIGNED_NEW;
+    if (KV_IS_FP8 && border > w.lo) {
+        float scale = v_scale_of(p, w.head);
+        attend_run<1>(p, w, make_run(w.lo, border), p.aligned & ALIGNED_CACHE,
+                      SCORE_FACTOR * k_scale_of(p, w.head), shared, state);
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int d = 0; d < V_PAD / 8; d++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    state.out[m][d][e] *= scale;
+    }
+    if (border < w.hi)
+        attend_run<2>(p, w, make_run(border, w.hi), (p.aligned & vectors) == vectors, SCORE_FACTOR,
+                      shared, state);
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* This lane's two columns of output tile d. */
+__device__ __forceinline__ void store_columns(const kernel_params &p, char *to, int d, float low,
+                                              float high)
+{
+    int column = d * 8 + ((int)threadIdx.x & 3) * 2;
+    if (column + 1 < V_DIM && p.aligned & ALIGNED_OUT) {
+#if OUT_DTYPE == DTYPE_F32
+        *(float2 *)(to + column * 4) = make_float2(low, high);
+#else
+        *(u32 *)(to + column * 2) = pack16<OUT_DTYPE>(low, high);
+#endif
+        return;
+    }
+    if (column < V_DIM)
+        store_out(p, to, column, low);
+    if (column + 1 < V_DIM)
+        store_out(p, to, column + 1, high);
+}
+
+__device__ __forceinline__ void finish_row(const kernel_params &p, const work &w, int m, int h,
+                                           const sums &state)
+{
+    int row = row_of(w, m, h), lane = (int)threadIdx.x & 31;
+    float total = quad_sum(state.sum[m][h]), top = state.most[m][h], factor = 1.0f;
+    if (row >= w.rows)
+        return;
+    int head = w.head * GQA + row % GQA, at = w.q.first_row + row / GQA;
+    if (HAS_SINKS && p.sinks && p.sinks[head] != NEGATIVE_INFINITY) {
+        float sink = p.sinks[head] * LOG2E, with = fmaxf(top, sink);
+        factor = exp2_fast(top - with);
+        total = total * factor + exp2_fast(sink - with + LIFT);
+        top = with;
+    }
+    bool empty = total == 0.0f;
+    factor = empty ? 0.0f : factor / total;
+    if ((lane & 3) == 0)
+        store_lse(p, at, head, empty ? NEGATIVE_INFINITY : (top + __log2f(total * UNLIFT)) * LN2);
+    char *to = out_row(p, at, head);
+#pragma unroll
+    for (int d = 0; d < V_PAD / 8; d++)
+        store_columns(p, to, d, state.out[m][d][h * 2] * factor,
+                      state.out[m][d][h * 2 + 1] * factor);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attn_extend(const __grid_constant__ kernel_params p)
 {
     extern __shared__ __align__(128) char shared[];
-    char *q_rows = shared;
-    char *stages = q_rows + Q_BYTES;
-    char *wide = stages + 2 * STAGE_BYTES;
-    key_place *places = (key_place *)(wide + WIDE_BYTES);
-    int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
-    int head = (int)blockIdx.y;
-
     int s = 0, tile, spare = 0;
+    work w;
+    sums state;
     find_tile(p, s, tile, spare);
     if (tile < 0) {
         clear_padding(p, spare);
         return;
     }
-    sequence q;
-    find_sequence(p, s, q);
-    int row0 = tile * BLOCK_ROWS, rows = q.q_len * GQA;
-    int t0 = row0 / GQA, t1 = (min(row0 + BLOCK_ROWS, rows) - 1) / GQA;
-    int lo, hi;
-    find_outline(p, q, t0, t1, lo, hi);
-
-    /* Tiles of the cache, then tiles of new tokens; what is not fp8 needs no such border. */
-    int cached_end = KV_IS_FP8 ? min(hi, q.first_new) : lo;
-    int new_begin = max(lo, cached_end);
-    int cached = cached_end > lo ? (cached_end - lo + KEY_TILE - 1) / KEY_TILE : 0;
-    int tiles = cached + (hi - new_begin + KEY_TILE - 1) / KEY_TILE;
-
-    /* Keys that every row sees. */
-    int ignored, all_lo, all_hi;
-    position_range(p, q.prefix_len + t1, all_lo, ignored);
-    position_range(p, q.prefix_len + t0, ignored, all_hi);
-
-    load_queries(p, q, row0, head, q_rows);
-    if (HEAD_PAD > HEAD_DIM) {
-        clear_pad(q_rows, BLOCK_ROWS);
-        clear_pad(stages, KEY_TILE);
-        clear_pad(stages + STAGE_BYTES, KEY_TILE);
-        if (KV_IS_FP8)
-            clear_pad(wide, KEY_TILE);
-    }
-
-    auto tile_begin = [&](int n) {
-        return n < cached ? lo + n * KEY_TILE : new_begin + (n - cached) * KEY_TILE;
-    };
-    auto tile_end = [&](int n) { return n < cached ? cached_end : hi; };
-    auto load = [&](int n) {
-        char *k = stages + (n & 1) * STAGE_BYTES;
-        const key_place *at = places + (n & 1) * KEY_TILE;
-        if (n < cached)
-            load_tile<KV_BYTES>(p, at, k, k + KEY_TILE * K_STRIDE, p.aligned & ALIGNED_CACHE);
-        else if (KV_IS_FP8)
-            load_tile<2>(p, at, k, k + KEY_TILE * K_STRIDE, p.aligned & ALIGNED_NEW);
-        else
-            load_tile<2>(p, at, k, k + KEY_TILE * K_STRIDE,
-                         (p.aligned & (ALIGNED_CACHE | ALIGNED_NEW)) ==
-                             (ALIGNED_CACHE | ALIGNED_NEW));
-    };
-
-#if KEEP_VIEWS
-    row_view views[ROW_TILES][2];
-#endif
-    float most[ROW_TILES][2], sum[ROW_TILES][2];
-    float out[ROW_TILES][V_PAD / 8][4];
-    for (int m = 0; m < ROW_TILES; m++) {
-        for (int h = 0; h < 2; h++) {
-#if KEEP_VIEWS
-            int row = row0 + (warp * ROW_TILES + m) * 16 + h * 8 + lane / 4;
-            find_view(p, q, s, row < rows ? row / GQA : -1, head * GQA + row % GQA, views[m][h]);
-#endif
-            most[m][h] = NEGATIVE_INFINITY;
-            sum[m][h] = 0.0f;
-        }
-        for (int d = 0; d < V_PAD / 8; d++)
-            for (int e = 0; e < 4; e++)
-                out[m][d][e] = 0.0f;
-    }
-    float k_factor = SCORE_FACTOR, v_factor = 1.0f;
-    if (KV_IS_FP8 && cached > 0) {
-        k_factor *= k_scale_of(p, head);
-        v_factor = v_scale_of(p, head);
-    }
-
-    for (int i = thread; i < 2 * KEY_TILE; i += THREADS)
-        places[i] = find_key(p, q, head, tile_begin(i / KEY_TILE) + i % KEY_TILE,
-                             i / KEY_TILE < tiles ? tile_end(i / KEY_TILE) : 0);
-    __syncthreads();
-    if (tiles > 0)
-        load(0);
+    begin_work(p, s, tile, w);
+    load_queries<BLOCK_ROWS, THREADS>(p, w.q, w.row0, w.rows, w.head, shared);
     copy_commit();
-
-    u32 q_at = shared_address(q_rows) + (warp * ROW_TILES * 16 + (lane & 15)) * K_STRIDE +
-               (lane >> 4) * 16;
-    u32 k_lane = ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
-    u32 v_lane = ((lane & 7) + (lane >> 3 & 1) * 8) * V_STRIDE + (lane >> 4) * 16;
-
-    for (int n = 0; n < tiles; n++) {
-        char *k_tile = stages + (n & 1) * STAGE_BYTES, *v_tile = k_tile + KEY_TILE * K_STRIDE;
-        copy_wait<0>();
-        __syncthreads();
-        if (n + 1 < tiles)
-            load(n + 1);
-        copy_commit();
-        key_place next = {0, 0};
-        if (n + 2 < tiles && thread < KEY_TILE)
-            next = find_key(p, q, head, tile_begin(n + 2) + thread, tile_end(n + 2));
-        if (KV_IS_FP8 && n < cached) {
-            char *k_wide = wide, *v_wide = wide + KEY_TILE * K_STRIDE;
-            widen_rows<HEAD_DIM, KEY_TILE, K_STRIDE, THREADS>(k_wide, k_tile, thread);
-            widen_rows<V_DIM, KEY_TILE, V_STRIDE, THREADS>(v_wide, v_tile, thread);
-            k_tile = k_wide;
-            v_tile = v_wide;
-            __syncthreads();
-        }
-        if (KV_IS_FP8 && n == cached && cached > 0) { /* so far values lack their scale */
-            for (int m = 0; m < ROW_TILES; m++)
-                for (int d = 0; d < V_PAD / 8; d++)
-                    for (int e = 0; e < 4; e++)
-                        out[m][d][e] *= v_factor;
-            v_factor = 1.0f;
-            k_factor = SCORE_FACTOR;
-        }
-
-        float score[ROW_TILES][KEY_TILE / 8][4];
-        for (int m = 0; m < ROW_TILES; m++)
-            for (int j = 0; j < KEY_TILE / 8; j++)
-                for (int e = 0; e < 4; e++)
-                    score[m][j][e] = 0.0f;
-        u32 k_at = shared_address(k_tile) + k_lane;
-#pragma unroll
-        for (int d = 0; d < HEAD_PAD / 16; d++) {
-            u32 a[ROW_TILES][4];
-#pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                load_matrices(a[m], q_at + m * 16 * K_STRIDE + d * 32);
-#pragma unroll
-            for (int j = 0; j < KEY_TILE / 16; j++) {
-                u32 b[4];
-                load_matrices(b, k_at + j * 16 * K_STRIDE + d * 32);
-#pragma unroll
-                for (int m = 0; m < ROW_TILES; m++) {
-                    multiply(score[m][j * 2], a[m], b[0], b[1]);
-                    multiply(score[m][j * 2 + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
-
-        int begin = tile_begin(n), end = tile_end(n);
-        bool check = CUSTOM_MASK || begin < all_lo || begin + KEY_TILE > min(all_hi, end);
-#pragma unroll
-        for (int m = 0; m < ROW_TILES; m++) {
-            if (!SCALE_LATER) {
-#pragma unroll
-                for (int j = 0; j < KEY_TILE / 8; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        score[m][j][e] *= k_factor;
-            }
-            if (KEEP_VIEWS || HAS_CAP || check) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-#if KEEP_VIEWS
-                    const row_view &view = views[m][h];
-#else
-                    row_view view;
-                    int row = row0 + (warp * ROW_TILES + m) * 16 + h * 8 + lane / 4;
-                    find_view(p, q, s, row < rows ? row / GQA : -1, 0, view);
-#endif
-#pragma unroll
-                    for (int j = 0; j < KEY_TILE / 8; j++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            score[m][j][h * 2 + e] =
-                                finish_score(p, q, view, begin + j * 8 + (lane & 3) * 2 + e, end,
-                                             score[m][j][h * 2 + e], check);
-                }
-            }
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float here = NEGATIVE_INFINITY;
-#pragma unroll
-                for (int j = 0; j < KEY_TILE / 8; j++)
-                    here = fmaxf(here, fmaxf(score[m][j][h * 2], score[m][j][h * 2 + 1]));
-                float scale = SCALE_LATER ? k_factor : 1.0f;
-                float top = fmaxf(most[m][h], quad_max(here) * scale);
-                float base = top == NEGATIVE_INFINITY ? 0.0f : top;
-                float shrink = exp2_fast(most[m][h] - base), total = 0.0f;
-                bool grown = top != most[m][h];
-                most[m][h] = top;
-#pragma unroll
-                for (int j = 0; j < KEY_TILE / 8; j++)
-#pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; e++) {
-                        score[m][j][e] = exp2_fast(score[m][j][e] * scale - base);
-                        total += score[m][j][e];
-                    }
-                sum[m][h] = sum[m][h] * shrink + total;
-                if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
-#pragma unroll
-                    for (int d = 0; d < V_PAD / 8; d++) {
-                        out[m][d][h * 2] *= shrink;
-                        out[m][d][h * 2 + 1] *= shrink;
-                    }
-                }
-            }
-        }
-
-        u32 v_at = shared_address(v_tile) + v_lane;
-#pragma unroll
-        for (int j = 0; j < KEY_TILE / 16; j++) {
-            u32 a[ROW_TILES][4], rest[ROW_TILES][4];
-#pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float low = score[m][j * 2 + e / 2][e % 2 * 2];
-                    float high = score[m][j * 2 + e / 2][e % 2 * 2 + 1];
-                    a[m][e] = pack16<Q_DTYPE>(low, high);
-                    if (SPLIT_PROBABILITIES)
-                        rest[m][e] = remainder16(a[m][e], low, high);
-                }
-#pragma unroll
-            for (int d = 0; d < V_PAD / 16; d++) {
-                u32 b[4];
-                load_matrices_transposed(b, v_at + j * 16 * V_STRIDE + d * 32);
-#pragma unroll
-                for (int m = 0; m < ROW_TILES; m++) {
-                    multiply(out[m][d * 2], a[m], b[0], b[1]);
-                    multiply(out[m][d * 2 + 1], a[m], b[2], b[3]);
-                    if (SPLIT_PROBABILITIES) {
-                        multiply(out[m][d * 2], rest[m], b[0], b[1]);
-                        multiply(out[m][d * 2 + 1], rest[m], b[2], b[3]);
-                    }
-                }
-            }
-        }
-        if (n + 2 < tiles && thread < KEY_TILE)
-            places[(n & 1) * KEY_TILE + thread] = next;
-    }
-    copy_wait<0>();
-
+    begin_sums(p, w, state);
+    attend(p, w, shared, state);
+    copy_wait<0>(); /* the queries, if there was no key */
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int row = row0 + (warp * ROW_TILES + m) * 16 + h * 8 + lane / 4;
-            float total = quad_sum(sum[m][h]), top = most[m][h];
-            if (row >= rows)
-                continue;
-            int q_head = head * GQA + row % GQA, at = q.first_row + row / GQA;
-            float factor = v_factor;
-            if (HAS_SINKS && p.sinks && p.sinks[q_head] != NEGATIVE_INFINITY) {
-                float sink = p.sinks[q_head] * LOG2E, with = fmaxf(top, sink);
-                float shrink = exp2_fast(top - with);
-                total = total * shrink + exp2_fast(sink - with);
-                factor *= shrink;
-                top = with;
-            }
-            bool empty = top == NEGATIVE_INFINITY;
-            factor = empty ? 0.0f : factor / total;
-            if ((lane & 3) == 0)
-                store_lse(p, at, q_head,
-                          empty ? NEGATIVE_INFINITY : (top + __log2f(total)) * LN2);
-            char *to = out_row(p, at, q_head);
-#pragma unroll
-            for (int d = 0; d < V_PAD / 8; d++) {
-                int column = d * 8 + (lane & 3) * 2;
-                float low = out[m][d][h * 2] * factor, high = out[m][d][h * 2 + 1] * factor;
-                if (column + 1 < V_DIM && p.aligned & ALIGNED_OUT) {
-#if OUT_DTYPE == DTYPE_F32
-                    *(float2 *)(to + column * 4) = make_float2(low, high);
-#else
-                    *(u32 *)(to + column * 2) = pack16<OUT_DTYPE>(low, high);
-#endif
-                } else {
-                    if (column < V_DIM)
-                        store_out(p, to, column, low);
-                    if (column + 1 < V_DIM)
-                        store_out(p, to, column + 1, high);
-                }
-            }
-        }
+        for (int h = 0; h < 2; h++)
+            finish_row(p, w, m, h, state);
 }

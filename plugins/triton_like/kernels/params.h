@@ -18,6 +18,18 @@
 #define ALIGNED_CACHE   4
 #define ALIGNED_OUT     8
 
+/* Where in kernel_params.counts what lies. */
+#define COUNT_SEQS        0
+#define COUNT_TOKENS      1
+#define COUNT_DECODE_SEQS 2
+#define NUM_COUNTS        3
+
+/* kernel_params.split_part: the sequences that are attn_decode's, the last of the batch; all before
+ * are attn_extend's. */
+#define SPLIT_NONE   0
+#define SPLIT_DECODE 1 /* the last num_decode_seqs */
+#define SPLIT_ALL    2
+
 typedef struct kernel_params {
     const void *q;
     const void *k; /* NULL = the cache alone is read */
@@ -30,8 +42,9 @@ typedef struct kernel_params {
     const float *slopes; /* of ALiBi; NULL = none */
     const float *k_scale_device; /* NULL = those at the end */
     const float *v_scale_device;
-    void *partial;      /* [rows, q_heads, num_splits, v_head_dim] */
-    float *partial_lse; /* [rows, q_heads, num_splits] */
+    void *partial;      /* [rows, q_heads, num_splits, v_head_dim]; rows count from the first */
+    float *partial_lse; /* [rows, q_heads, num_splits]              row of split sequences */
+    int *partial_used;  /* [rows, q_heads] how many of num_splits there are; 1 = none: it is out */
 
     const int *seq_lens;
     const int *prefix_lens; /* NULL = 0 */
@@ -43,7 +56,7 @@ typedef struct kernel_params {
     const int *req_to_token; /* one of these two */
     const int *block_table;
     const long long *out_cache_loc;
-    const int *counts; /* num_seqs and num_tokens of a graph's batch; NULL = those below */
+    const int *counts; /* [NUM_COUNTS] of a graph's batch; NULL = those below */
     const unsigned char *mask_bits;
     const long long *mask_indptr;
 
@@ -57,6 +70,8 @@ typedef struct kernel_params {
 
     int num_seqs;
     int num_tokens;
+    int num_decode_seqs;
+    int split_part; /* SPLIT_* */
     int window_right; /* of this batch: a mask may replace the layer's */
     int mask_qlen;    /* custom mask over the new tokens alone */
     int table_stride; /* of req_to_token or block_table, in elements */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * splits.h: how the keys of a row tile are shared out to blocks. Included by the plugin and by its
- * kernels, so that both say the same.
+ * kernels, so that both say the same. A function of the keys' number and two options alone: what a
+ * row comes to does not depend on its batch.
  */
 #ifndef TRITON_LIKE_SPLITS_H
 #define TRITON_LIKE_SPLITS_H
@@ -14,30 +15,39 @@
 
 /* Keys between two places where a split may begin. */
 #define SPLIT_ALIGN 64
+/* The most that can be asked for. */
+#define MAX_SPLITS 128
 
 /* Splits of `len` keys: one up to `tile` keys, then one for each tile, at most `max`. */
 SPLITS_INLINE int splits_count(int len, int tile, int max)
 {
     if (len <= tile)
         return 1;
-    int tiles = (int)(((long long)len + tile - 1) / tile);
+    int tiles = (int)(((unsigned)len - 1) / (unsigned)tile + 1);
     return tiles < max ? tiles : max;
 }
 
 /* Keys of each of `count` splits but the last, which may have fewer or none. */
-SPLITS_INLINE int splits_stride(int len, int count)
+SPLITS_INLINE unsigned splits_stride(int len, int count)
 {
-    long long each = ((long long)len + count - 1) / count;
-    return (int)((each + SPLIT_ALIGN - 1) / SPLIT_ALIGN * SPLIT_ALIGN);
+    unsigned each = ((unsigned)len + (unsigned)count - 1) / (unsigned)count;
+    return (each + SPLIT_ALIGN - 1) / SPLIT_ALIGN * SPLIT_ALIGN;
+}
+
+/* Those of `count` splits that have keys; without any key there is one. */
+SPLITS_INLINE int splits_used(int len, int count)
+{
+    unsigned stride = splits_stride(len, count);
+    return (unsigned)len <= stride ? 1 : (int)(((unsigned)len - 1) / stride + 1);
 }
 
 /* The keys [*begin, *end) of split `index` of `count`. */
 SPLITS_INLINE void splits_range(int len, int count, int index, int *begin, int *end)
 {
-    long long stride = splits_stride(len, count);
-    long long from = stride * index, to = from + stride;
-    *begin = from < len ? (int)from : len;
-    *end = to < len ? (int)to : len;
+    unsigned long long stride = splits_stride(len, count);
+    unsigned long long from = stride * (unsigned)index, to = from + stride;
+    *begin = from < (unsigned)len ? (int)from : len;
+    *end = to < (unsigned)len ? (int)to : len;
 }
 
 #endif /* TRITON_LIKE_SPLITS_H */
