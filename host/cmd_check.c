@@ -24,7 +24,7 @@ static const char help[] =
     "  --device cpu|cuda:N  check on this device (default: the CPU if the backend serves it)\n"
     "  --with OTHER.so      load this plugin too, for children of a composite; may be repeated\n"
     "  --option KEY=VALUE   an option of the backends that declare it; may be repeated\n"
-    "  --filter GLOB        check what the pattern means: 'NUM-*', 'cpu_native/CAPS-04.*/17'; may\n"
+    "  --filter GLOB        check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may\n"
     "                       be repeated\n"
     "  --list               print ids, seeds and sentences, and check nothing\n"
     "  --seed N             random problems and data follow from it (default 0)\n"
@@ -131,8 +131,8 @@ static int check(struct inputs *inputs)
     if (code != EXIT_GOOD)
         fail(inputs, &error, code);
     else if (!params->list)
-        code = write_report(&report, inputs->output) ? check_report_exit_code(&report)
-                                                     : EXIT_RUN_TIME;
+        code =
+            write_report(&report, inputs->output) ? check_report_exit_code(&report) : EXIT_RUN_TIME;
     else
         code = report.interrupted || report.refused ? check_report_exit_code(&report) : EXIT_GOOD;
     check_report_finish(&report);
@@ -154,9 +154,8 @@ static int close_output(const struct inputs *inputs, int code)
 
 int cmd_check(int argc, char **argv)
 {
-    struct inputs inputs = {.params = {.command = "check",
-                                       .help = help,
-                                       .takes = PARAMS_CHECK | PARAMS_PARENT}};
+    struct inputs inputs = {
+        .params = {.command = "check", .help = help, .takes = PARAMS_CHECK | PARAMS_PARENT}};
     int code = params_parse(&inputs.params, argc, argv);
     if (code == PARAMS_GO_ON)
         code = load(&inputs);

@@ -75,7 +75,7 @@ START_TEST(patterns)
                                         "cpu_*",       "cpu_native/NUM-01.grid",
                                         "*/17",        "cpu_native/NUM-01.*/1[0-9]",
                                         "*.grid/1?",   "cpu_native/NUM-01.grid/17"};
-    static const char *const wrong[] = {"",      "NUM-01", "grid", "NUM-01.grid/1", "cpu_native",
+    static const char *const wrong[] = {"",       "NUM-01", "grid", "NUM-01.grid/1", "cpu_native",
                                         "NUM-2*", "17",     "/17",  "num-*",         "b/NUM-*"};
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
         ck_assert_msg(case_id_matches(right[i], id), "'%s'", right[i]);
@@ -126,7 +126,8 @@ START_TEST(tables)
     for (const struct check *const *group = check_groups(); *group; group++)
         for (const struct check *check = *group; check->rule; check++) {
             snprintf(row, sizeof row, "| %s |", check->rule);
-            ck_assert_msg(strstr(abi, row) != NULL, "%s.%s: no such rule", check->rule, check->name);
+            ck_assert_msg(strstr(abi, row) != NULL, "%s.%s: no such rule", check->rule,
+                          check->name);
             ck_assert_msg(check->name[strspn(check->name, "abcdefghijklmnopqrstuvwxyz_")] == '\0',
                           "%s.%s: accepted [a-z_]+", check->rule, check->name);
             ck_assert(check->run != NULL);
@@ -310,10 +311,9 @@ END_TEST
 
 START_TEST(malformed_waivers)
 {
-    static const char *const lines[] = {"NUM-* plug 0.* 2026-03-31", "NUM-*",
-                                        "NUM-* plug 0.* 2026-13-31 why",
-                                        "NUM-* plug 0.* 31.3.2026 why",
-                                        "NUM-* plug 0.* 2026-03-311 why"};
+    static const char *const lines[] = {
+        "NUM-* plug 0.* 2026-03-31", "NUM-*", "NUM-* plug 0.* 2026-13-31 why",
+        "NUM-* plug 0.* 31.3.2026 why", "NUM-* plug 0.* 2026-03-311 why"};
     char path[64], text[128], place[80];
     struct waivers waivers;
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
@@ -333,10 +333,8 @@ START_TEST(replay_file)
 {
     char path[64];
     const char *with[] = {"/dev/null"}, *options[] = {"a=b = c"};
-    struct check_params params = {.plugin = "/dev/zero",
-                                  .seed = UINT64_MAX,
-                                  .with = {with, 1},
-                                  .options = {options, 1}};
+    struct check_params params = {
+        .plugin = "/dev/zero", .seed = UINT64_MAX, .with = {with, 1}, .options = {options, 1}};
     struct check_params read = {.replay = path, .device = "cpu"};
     struct replay replay;
     write_file(path, "");
@@ -364,9 +362,11 @@ END_TEST
 
 START_TEST(malformed_replay)
 {
-    static const char *const texts[] = {"", "attnhost-replay = 1\nplugin = x\n",
+    static const char *const texts[] = {"",
+                                        "attnhost-replay = 1\nplugin = x\n",
                                         "plugin = x\ncase = b/LOAD-01.exports\n",
-                                        "attnhost-replay = 2\n", "nonsense\n",
+                                        "attnhost-replay = 2\n",
+                                        "nonsense\n",
                                         "attnhost-replay = 1\nplugin = x\ncase = b/NO-01.such\n",
                                         "attnhost-replay = 1\nwithout = 4294967296\n"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -600,12 +600,22 @@ START_TEST(profiles)
     ck_assert_str_eq(report.results[3].id, "b/PROFILE.met");
     ck_assert_int_eq(report.results[3].code, CHECK_PASS);
     ck_assert_int_eq(report.results[4].code, CHECK_PASS);
+    profile.lines[1].some = true;
+    profile_judge(&profile, &report);
+    ck_assert_int_eq(report.results[5].code, CHECK_PASS);
+    profile.lines[0].pattern = "FAKE-01.*/1";
+    profile.lines[0].some = profile.lines[0].or_skip = true;
+    profile_judge(&profile, &report);
+    ck_assert_int_eq(report.results[7].code, CHECK_FAIL);
+    ck_assert_ptr_nonnull(strstr(report.results[7].text, ":1: every case of 'FAKE-01.*/1'"));
+    ck_assert_ptr_nonnull(strstr(report.results[8].text, ":1: no case of 'FAKE-01.*/1' was run"));
+    profile.lines[0].pattern = "FAKE-01.*/0";
     profile.lines[1].or_skip = false;
     profile_judge(&profile, &report);
-    ck_assert_int_eq(report.results[5].code, CHECK_FAIL);
+    ck_assert_int_eq(report.results[9].code, CHECK_FAIL);
     ck_assert_ptr_nonnull(
-        strstr(report.results[5].text, ":3: b/FAKE-01.thing/1 is SKIP, accepted: PASS"));
-    ck_assert_int_eq(report.results[6].code, CHECK_PASS);
+        strstr(report.results[9].text, ":3: b/FAKE-01.thing/1 is SKIP, accepted: PASS"));
+    ck_assert_int_eq(report.results[10].code, CHECK_PASS);
     profile_finish(&profile);
     unlink(path);
     write_file(path, "FAKE-01.* or-skip what\n");
@@ -618,7 +628,7 @@ START_TEST(profiles)
 }
 END_TEST
 
-/* Each pattern of a shipped profile means a check that there is. */
+/* They can be read. */
 START_TEST(shipped_profiles)
 {
     static const char *const names[] = {"core",   "paged-kv",  "mla",

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# check_command.sh: `attnhost check` and `attnhost fuzz` as commands: what is said of plugins that hang,
-# crash, exit, print and leave things behind, within which limits, and what is left of it all.
+# check_command.sh: `attnhost check` and `attnhost fuzz` as commands: what is said of plugins that
+# hang, crash, exit, print and leave things behind, within which limits, and what is left of it all.
+# shellcheck disable=SC2016,SC2086
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tap.sh"
@@ -28,8 +29,8 @@ left()
     grep -laF -f "$folder/pattern" /proc/[0-9]*/cmdline 2>/dev/null
 }
 
-# says CODE NAME LINE... -- COMMAND...: the command ends with CODE, each LINE begins some line of what
-# it says, and no process is left.
+# says CODE NAME LINE... -- COMMAND...: the command ends with CODE, each LINE begins some line of
+# what it says, and no process is left.
 says()
 {
     code=$1 name=$2
@@ -85,6 +86,7 @@ says 0 "a good plugin passes" "TAP version 13" "1..27" "ok 1 - bad_plugin/LOAD-0
 said ok 'CAPT-01\.needs_cuda # SKIP the backend is checked on the CPU;' "what cannot be is skipped"
 said ok 'COMP-01\.needs_child # SKIP the backend is no composite' "with its reason"
 says 0 "the same in one process" "ok" -- "$tool" check --in-process "$fixtures/bad_nothing.so"
+said ok 'ERR-03\.silent # SKIP cannot be seen in one process' "which does not see everything"
 for plugin in cpu_native hybrid triton_like; do
     says 0 "$plugin passes" "ok 1 - $plugin/LOAD-02.opens" \
         -- "$attnhost" check --filter 'LOAD-*' --filter 'ERR-03.*' "$plugins/$plugin.so"
@@ -120,17 +122,19 @@ says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" 
 
 says 1 "query prints" "# FAIL: in " -- "$tool" check "$fixtures/bad_query_prints.so"
 only_fails ERR-03.silent
-says 1 "query rounds upward" "# FAIL: in the question for a device: rounds upward, before: to nearest" \
-    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_rounds.so"
+asked="# FAIL: in the question for a device:"
+around="--filter CAPS-01.query --filter ERR-03.*"
+says 1 "query rounds upward" "$asked rounds upward, before: to nearest" \
+    -- "$tool" check $around "$fixtures/bad_query_rounds.so"
 only_fails ERR-03.fpu
-says 1 "query changes the directory" "# FAIL: in the question for a device: working directory is /" \
-    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_moves.so"
+says 1 "query changes the directory" "$asked working directory is /" \
+    -- "$tool" check $around "$fixtures/bad_query_moves.so"
 only_fails ERR-03.cwd
-says 1 "query installs a handler" "# FAIL: in the question for a device: signal 10 has another handler" \
-    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_catches.so"
+says 1 "query installs a handler" "$asked signal 10 has another handler" \
+    -- "$tool" check $around "$fixtures/bad_query_catches.so"
 only_fails ERR-03.signals
-says 1 "query changes the locale" "# FAIL: in the question for a device: uselocale() was called" \
-    -- "$tool" check --filter 'CAPS-01.query' --filter 'ERR-03.*' "$fixtures/bad_query_translates.so"
+says 1 "query changes the locale" "$asked uselocale() was called" \
+    -- "$tool" check $around "$fixtures/bad_query_translates.so"
 only_fails ERR-03.locale
 says 1 "query leaves a process" "# FAIL: in the end of the process: other processes are left" \
     -- "$tool" check "$fixtures/bad_query_forks.so"
@@ -165,7 +169,7 @@ timeout -s KILL 1 "$tool" check "$fixtures/bad_create_hangs.so" >"$folder/out" 2
 sleep 0.2
 tap_try "SIGKILL leaves no process" test -z "$(left)"
 
-# ---- Crashes of one's own, and others' ------------------------------------------------------------
+# ---- Crashes of one's own, and others' -----------------------------------------------------------
 
 SUITE_TOOL_ODD=1
 export SUITE_TOOL_ODD
@@ -176,6 +180,25 @@ said ok 'ODD-02\.inherits/0' "the one before it passed"
 said ok 'ODD-02\.inherits/2' "the one after it too"
 says 0 "notes are signs of life" "ok 1 - bad/ODD-03.slow" \
     -- "$tool" check --inactivity 1 --filter 'ODD-03.*' "$fixtures/bad_nothing.so"
+
+# ---- A device ------------------------------------------------------------------------------------
+
+# on_fake COMMAND...: with the fake CUDA driver in the place of the real one.
+on_fake()
+{
+    env LD_LIBRARY_PATH="$built" ATTNHOST_LIBCUDA="$built/libcuda.so.1" "$@"
+}
+says 1 "a lost device" "# DEVICE_LOST: the device does not answer" \
+    -- on_fake "$tool" check --device cuda --filter 'ODD-05.*' "$fixtures/bad_nothing.so"
+said ok 'ODD-05\.loses/2' "the cases after it have one again"
+says 77 "what the fake cannot compute" \
+    "ok 1 - bad/ODD-06.computes # SKIP the CUDA driver is the tests'" \
+    -- on_fake "$tool" check --device cuda --filter 'ODD-06.*' "$fixtures/bad_nothing.so"
+says 0 "unless its kernels are there" "ok 1 - bad/ODD-06.computes" \
+    -- on_fake env ATTNHOST_FAKE_KERNELS="other bad" \
+    "$tool" check --device cuda:0 --filter 'ODD-06.*' "$fixtures/bad_nothing.so"
+says 77 "a device that is not there" "ok 1 - bad/CAPS-01.device # SKIP cuda:7: " \
+    -- on_fake "$tool" check --device cuda:7 --filter 'CAPS-01.device' "$fixtures/bad_nothing.so"
 
 # ---- Formats -------------------------------------------------------------------------------------
 
@@ -188,8 +211,8 @@ root = xml.parse(sys.argv[1]).getroot()
 assert root.tag == "testsuites" and not root.attrib
 for suite in root:
     assert suite.tag == "testsuite"
-    need = {"id", "package", "name", "timestamp", "hostname", "tests", "failures", "errors", "skipped",
-            "time"}
+    need = {"id", "package", "name", "timestamp", "hostname", "time", "tests", "failures", "errors",
+            "skipped"}
     assert set(suite.attrib) == need, suite.attrib
     tags = [child.tag for child in suite]
     cases = suite.findall("testcase")
@@ -205,13 +228,14 @@ for suite in root:
     assert int(suite.attrib["tests"]) == len(cases) > 0
     for tag, name in ("failure", "failures"), ("error", "errors"), ("skipped", "skipped"):
         assert int(suite.attrib[name]) == count[tag], (name, suite.attrib, count)
-    print(suite.attrib["name"], len(cases), *(count[tag] for tag in ("failure", "error", "skipped")))
+    print(suite.attrib["name"], len(cases), count["failure"], count["error"], count["skipped"])
 EOF
 
 python=${PYTHON3-no}
 odd="--filter ODD-01.*"
 says 1 "all codes" 'ok 1 - bad/ODD-01.codes/0' 'not ok 2 - bad/ODD-01.codes/1' \
-    '# FAIL: got <1> & "2", accepted 3' '# FAIL: seed 5209727687529087548' '# CRASH: signal 6 (Aborted)' \
+    '# FAIL: got <1> & "2", accepted 3' '# FAIL: seed 5209727687529087548' \
+    '# CRASH: signal 6 (Aborted)' \
     'ok 5 - bad/ODD-01.codes/4 # SKIP declared # unsupported' '# WARN: slow' \
     '# FAIL: bytes ?? that no format holds' '# FAIL: the check was skipped without a reason' \
     -- "$tool" check $odd "$fixtures/bad_nothing.so"
@@ -220,8 +244,8 @@ says 1 "JUnit is written to a file" \
 tap_try "and stdout is left alone" test ! -s "$folder/out"
 if test "$python" != no; then
     tap_try "JUnit is as its schemas want it" "$python" "$folder/junit.py" "$folder/junit.xml"
-    tap_try "and has the right counts" test "$("$python" "$folder/junit.py" "$folder/junit.xml")" = \
-        "bad 8 3 1 1"
+    counts=$("$python" "$folder/junit.py" "$folder/junit.xml")
+    tap_try "and has the right counts" test "$counts" = "bad 8 3 1 1"
 else
     tap_skip "JUnit is as its schemas want it" "no python3"
 fi
@@ -253,7 +277,8 @@ ODD-01.codes/2 bad_plugin * 9999-12-31 https://example.org/13
 bad/ODD-01.codes/[67] bad_plugin 1.2.3 9999-12-31 still open
 ODD-01.codes/0 other_plugin 1.* 2000-01-01 of another plugin
 EOF
-says 0 "waived" "not ok 2 - bad/ODD-01.codes/1 # TODO waived until 9999-12-31: issue #12; it is FAIL" \
+says 0 "waived" \
+    "not ok 2 - bad/ODD-01.codes/1 # TODO waived until 9999-12-31: issue #12; it is FAIL" \
     -- "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
 echo "ODD-01.codes/1 bad_plugin 2.* 9999-12-31 fixed in 2" >"$folder/waivers"
 says 1 "another version is not waived" "not ok 2 - bad/ODD-01.codes/1" \
@@ -291,7 +316,8 @@ says 2 "a profile that is not there" "attnhost check: " \
 
 # ---- Fuzz and replay -----------------------------------------------------------------------------
 
-says 1 "fuzz finds seeds that fail" "bad/ODD-04.chunk seed " "  attnhost check --replay $folder/fuzz-" \
+says 1 "fuzz finds seeds that fail" "bad/ODD-04.chunk seed " \
+    "  attnhost check --replay $folder/fuzz-" \
     -- "$tool" fuzz --time 20 --output "$folder" "$fixtures/bad_nothing.so"
 replay=$(find "$folder" -name 'fuzz-bad-ODD-04.chunk-*.replay' | head -1)
 if grep -q '^without = 4294967263$' "$replay"; then
@@ -311,10 +337,13 @@ unset SUITE_TOOL_ODD
 
 # ---- Wrong command lines -------------------------------------------------------------------------
 
-says 3 "no such file" "attnhost check: $fixtures/none.so: No such file" "Bail out! $fixtures/none.so" \
+says 3 "no such file" "attnhost check: $fixtures/none.so: No such file" \
+    "Bail out! $fixtures/none.so" \
     -- "$attnhost" check "$fixtures/none.so"
-says 2 "no plugin is named" "attnhost check: 0 names given: accepted one plugin file" -- "$attnhost" check
-says 2 "no such backend" "attnhost check: --backend none: $fixtures/bad_nothing.so has none of that" \
+says 2 "no plugin is named" "attnhost check: 0 names given: accepted one plugin file" \
+    -- "$attnhost" check
+says 2 "no such backend" \
+    "attnhost check: --backend none: $fixtures/bad_nothing.so has none of that" \
     -- "$attnhost" check --backend none "$fixtures/bad_nothing.so"
 says 2 "no such device" "attnhost check: --device 'gpu': accepted cpu, cuda, cuda:N" \
     -- "$attnhost" check --device gpu "$fixtures/bad_nothing.so"

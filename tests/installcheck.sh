@@ -53,6 +53,8 @@ tap_try "attnhost run quickstart.ini" "$attnhost" run quickstart.ini
 # Another backend by one line, and the folder in which its file lies.
 tap_try "make in examples/plugin" env MAKEFLAGS= make -C plugin CC="$compiler"
 tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
+tap_try "attnhost check example.so" "$attnhost" check plugin/example.so
+tap_try "profiles are installed" "$attnhost" check --profile core --list plugin/example.so
 sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
 tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini
 tap_try "attnhost run with attention_backend = example_rows" \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * suite_tool.c: `attnhost check` and `attnhost fuzz` with checks of its own, for the tests of what is
- * around checks: processes, limits, reports. What it says of the fixtures does not change when a
+ * suite_tool.c: `attnhost check` and `attnhost fuzz` with checks of its own, for the tests of what
+ * is around checks: processes, limits, reports. What it says of the fixtures does not change when a
  * group of checks does.
  */
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include "host/commands.h"
 #include "host/error.h"
 #include "host/probe.h"
+#include "tests/fixtures/fake_cuda.h"
 
 /* ---- Checks that call the plugin ------------------------------------------------------------- */
 
@@ -76,8 +77,9 @@ static void forward(struct check_run *run, const attn_backend_ops *ops, attn_ins
         given.base[region] = memory[region];
         given.size[region] = sizeof memory[region];
     }
-    CHECK_THAT(run, !ops->metadata_create(instance, ATTN_METADATA_EAGER, &bounds, &given, &metadata,
-                                          NULL), "metadata_create failed");
+    CHECK_THAT(
+        run, !ops->metadata_create(instance, ATTN_METADATA_EAGER, &bounds, &given, &metadata, NULL),
+        "metadata_create failed");
     check_note(run, "before the forward");
     if (ops->init_forward_metadata(metadata, &batch, NULL, NULL) ||
         ops->forward_extend(metadata, 0, &args, NULL, NULL))
@@ -147,6 +149,17 @@ static void run_chunk(struct check_run *run)
         check_fail(run, "seed %llu", (unsigned long long)run->seed);
 }
 
+/* The first case loses the fake device, and finds out when it asks it something. */
+static void run_loses(struct check_run *run)
+{
+    const struct device *device = run->subject->device;
+    struct fake_cuda fake;
+    CHECK_THAT(run, fake_cuda_load(getenv("ATTNHOST_LIBCUDA"), &fake) == 0, "no fake driver");
+    if (run->index == 0)
+        fake.lose(0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK_THAT(run, !device_synchronize(device, NULL, NULL), "the device does not answer");
+}
+
 static void run_nothing(struct check_run *run)
 {
     (void)run;
@@ -167,6 +180,8 @@ static const struct check odd[] = {
     {"ODD-02", "inherits", "a case is broken by the one before it", 0, three, run_inherits},
     {"ODD-03", "slow", "a note is a sign of life", 0, NULL, run_slow},
     {"ODD-04", "chunk", "some seeds fail", CHECK_FUZZABLE, NULL, run_chunk},
+    {"ODD-05", "loses", "a device is lost", CHECK_NEEDS_CUDA, three, run_loses},
+    {"ODD-06", "computes", "what only kernels can do", CHECK_NEEDS_COMPUTE, NULL, run_nothing},
     {.rule = NULL},
 };
 

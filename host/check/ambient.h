@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ambient.h: what a plugin leaves alone in the process it is called in (rule ERR-03): taken before a
- * case, compared after it, put back.
+ * ambient.h: what a plugin leaves alone in the process it is called in (rule ERR-03): taken before
+ * a case, compared after it, put back.
  */
 #ifndef HOST_CHECK_AMBIENT_H
 #define HOST_CHECK_AMBIENT_H

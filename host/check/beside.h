@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The first of these files that can be read; a relative path is relative to the folder of the program
- * that is running. false if there is none: `path` is the last one then. */
+/* The first of these files that can be read; a relative path is relative to the folder of the
+ * program that is running. false if there is none: `path` is the last one then. */
 bool beside_find(const char *const *places, size_t count, char path[PATH_MAX]);
 
 #endif /* HOST_CHECK_BESIDE_H */

@@ -26,9 +26,8 @@ static const struct check *find_check(const char *name, size_t length)
     for (const struct check *const *group = check_groups(); *group; group++)
         for (const struct check *check = *group; check->rule; check++) {
             size_t rule = strlen(check->rule);
-            if (length == rule + 1 + strlen(check->name) &&
-                strncmp(name, check->rule, rule) == 0 && name[rule] == '.' &&
-                strncmp(name + rule + 1, check->name, length - rule - 1) == 0)
+            if (length == rule + 1 + strlen(check->name) && strncmp(name, check->rule, rule) == 0 &&
+                name[rule] == '.' && strncmp(name + rule + 1, check->name, length - rule - 1) == 0)
                 return check;
         }
     return NULL;
@@ -104,10 +103,10 @@ uint64_t case_seed(uint64_t seed, const struct check *check, int32_t index)
 /* ---- Codes ----------------------------------------------------------------------------------- */
 
 static const char *const code_names[CHECK_CODES] = {
-    [CHECK_PASS] = "PASS",       [CHECK_FAIL] = "FAIL",
-    [CHECK_CRASH] = "CRASH",     [CHECK_TIMEOUT] = "TIMEOUT",
-    [CHECK_SKIP] = "SKIP",       [CHECK_WARN] = "WARN",
-    [CHECK_WAIVED] = "WAIVED",   [CHECK_DEVICE_LOST] = "DEVICE_LOST",
+    [CHECK_PASS] = "PASS",     [CHECK_FAIL] = "FAIL",
+    [CHECK_CRASH] = "CRASH",   [CHECK_TIMEOUT] = "TIMEOUT",
+    [CHECK_SKIP] = "SKIP",     [CHECK_WARN] = "WARN",
+    [CHECK_WAIVED] = "WAIVED", [CHECK_DEVICE_LOST] = "DEVICE_LOST",
 };
 
 const char *check_code_name(enum check_code code)

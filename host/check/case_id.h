@@ -3,8 +3,8 @@
  * case_id.h: what a case is called, which patterns mean it, and its seed.
  *
  * An id is BACKEND/RULE.name or BACKEND/RULE.name/INDEX. A pattern is a shell's (* also matches a
- * slash) and may leave out the backend, the index, or both: "NUM-*", "cpu_native/NUM-01.grid",
- * "NUM-01.grid/17".
+ * slash) and may leave out the backend, the index, or both: "KV-*", "cpu_native/KV-06.pages",
+ * "KV-06.pages/17".
  */
 #ifndef HOST_CHECK_CASE_ID_H
 #define HOST_CHECK_CASE_ID_H

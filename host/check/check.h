@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check.h: `attnhost check`, the conformance suite: what a check is, what it is given, what it says.
+ * check.h: `attnhost check`, the conformance suite: what a check is, what it is given and says.
  *
- *   parent (sandbox.c)  never opens a plugin, never touches a driver; starts children, watches their
- *                       limits, collects records, writes the report
- *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases it was
- *                       told to run, writes a record for each through a pipe
- *   groups              one table of checks for each group of rules: check_load.c, check_nego.c ...
+ *   parent (sandbox.c)  never opens a plugin, never touches a driver; starts children, watches
+ *                       their limits, collects results, writes the report
+ *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that it
+ *                       is told to run
+ *   groups              one table of checks for each group of rules: check_load.c ... (groups.c)
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
- * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX: "cpu_native/NUM-01.grid/17".
- * Equal seeds give equal cases on any machine.
+ * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
+ * "cpu_native/KV-06.pages/17". Equal seeds give equal cases on any machine.
  */
 #ifndef HOST_CHECK_CHECK_H
 #define HOST_CHECK_CHECK_H
@@ -25,18 +25,18 @@
 enum check_code {
     CHECK_PASS,
     CHECK_FAIL,
-    CHECK_CRASH,       /* a signal, or an exit */
+    CHECK_CRASH, /* a signal, or an exit */
     CHECK_TIMEOUT,
-    CHECK_SKIP,        /* with a reason: declared unsupported, or impossible on this machine */
-    CHECK_WARN,        /* a SHOULD that is not kept, or a time */
+    CHECK_SKIP, /* with a reason: declared unsupported, or impossible on this machine */
+    CHECK_WARN, /* a SHOULD that is not kept, or a time */
     CHECK_WAIVED,
     CHECK_DEVICE_LOST,
     CHECK_CODES
 };
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
- * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of it
- * host, file, plugin, seed and exhaustive alone; all else is zero there. */
+ * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of
+ * it host, file, plugin, seed and exhaustive alone; all else is zero there. */
 struct check_subject {
     attnhost *host;                /* the plugin is loaded in it, and those of --with */
     const char *file;              /* of the plugin, absolute */
@@ -46,22 +46,24 @@ struct check_subject {
     struct compose_node *node;     /* resolved: its options, services and children, for raw calls */
     const attn_options *options;   /* of the node, parsed */
     const attn_services *services; /* of the node */
-    struct device *device;         /* what instances are made on; never NULL: the CPU if the backend */
-                                   /* serves no device that is here, and then it refuses everything */
-    struct device *cpu;            /* the oracle's side; may be the same */
-    bool fake_device;              /* the driver is the tests' fake: kernels of a real plugin do nothing */
+    /* What instances are made on; never NULL: the CPU if the backend serves no device that is here,
+     * and then it refuses everything. */
+    struct device *device;
+    struct device *cpu; /* the oracle's side; may be the same */
+    bool fake_device;   /* the driver is the tests' fake: kernels of a real plugin do nothing */
     uint64_t seed;
     bool exhaustive;
-    struct grid **grid; /* where the grid of its cases is kept once it was made (grid.h); its owner */
-                        /* starts with NULL there and ends with grid_destroy(). NULL = nowhere */
+    /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
+     * there and ends with grid_destroy(). NULL = nowhere. */
+    struct grid **grid;
 };
 
 /* What a running case is given, and what it reports through. */
 struct check_run {
     const struct check_subject *subject;
     const struct check *check;
-    int32_t index;      /* of the case in its check */
-    uint64_t seed;      /* of this case: a function of --seed, the check and the index alone */
+    int32_t index;        /* of the case in its check */
+    uint64_t seed;        /* of this case: a function of --seed, the check and the index alone */
     enum check_code code; /* PASS until something else was said; the first word stays */
     char text[1024];      /* why; "" for PASS */
     uint32_t without;     /* CHECK_FUZZABLE: complications to leave out, one a bit; 0 = none */
@@ -78,8 +80,8 @@ void check_warn(struct check_run *run, const char *format, ...)
 void check_skip(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Leave a breadcrumb: where the case is, for the report of a crash or a timeout; also proves that it
- * is alive. Cheap enough for loops. */
+/* Leave a breadcrumb: where the case is, for the report of a crash or a timeout; also proves that
+ * it is alive. Cheap enough for loops. */
 void check_note(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -94,14 +96,14 @@ void check_note(struct check_run *run, const char *format, ...)
 
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
 enum {
-    CHECK_NEEDS_COMPUTE = 1 << 0, /* results mean something: a CPU, a real GPU, or a backend whose */
-                                  /* kernels the fake driver has */
-    CHECK_NEEDS_CUDA = 1 << 1,    /* a CUDA device, the fake's included */
-    CHECK_NEEDS_CHILD = 1 << 2,   /* the backend is a composite */
-    CHECK_ONCE = 1 << 3,          /* about the file, not about one backend: run once a plugin */
-    CHECK_FUZZABLE = 1 << 4       /* any run->seed makes a good case, whatever the index; `attnhost */
-                                  /* fuzz` calls it with random ones, and to make a failing one */
-                                  /* smaller sets bits of run->without, from bit 0 on */
+    /* Results mean something: a CPU, a real GPU, or a backend whose kernels the fake driver has. */
+    CHECK_NEEDS_COMPUTE = 1 << 0,
+    CHECK_NEEDS_CUDA = 1 << 1,  /* a CUDA device, the fake's included */
+    CHECK_NEEDS_CHILD = 1 << 2, /* the backend is a composite */
+    CHECK_ONCE = 1 << 3,        /* about the file, not about one backend: run once a plugin */
+    /* Any run->seed makes a good case, whatever the index. `attnhost fuzz` calls it with random
+     * ones; to make a failing one smaller it sets bits of run->without, from bit 0 on. */
+    CHECK_FUZZABLE = 1 << 4
 };
 
 struct check {

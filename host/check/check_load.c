@@ -48,8 +48,8 @@ static bool is_exported(const ElfW(Sym) * symbol)
 
 static bool is_allowed(const char *name)
 {
-    static const char *const names[] = {ATTN_PLUGIN_ENTRY, "_init",       "_fini", "_edata",
-                                        "_end",            "__bss_start", "end",   "edata"};
+    static const char *const names[] = {ATTN_PLUGIN_ENTRY, "_init", "_fini", "_edata", "_end",
+                                        "__bss_start",     "end",   "edata"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         if (strcmp(names[n], name) == 0)
             return true;
@@ -81,8 +81,8 @@ static void run_exports(struct check_run *run)
 /* A sanitizer's run time is the program's. */
 static bool is_of_sanitizer(const char *name)
 {
-    static const char *const prefixes[] = {"__asan_", "__ubsan_", "__tsan_", "__lsan_",
-                                           "__msan_", "__sanitizer_"};
+    static const char *const prefixes[] = {"__asan_", "__ubsan_", "__tsan_",
+                                           "__lsan_", "__msan_",  "__sanitizer_"};
     for (size_t p = 0; p < sizeof prefixes / sizeof *prefixes; p++)
         if (strncmp(name, prefixes[p], strlen(prefixes[p])) == 0)
             return true;
@@ -105,8 +105,10 @@ static void run_closure(struct check_run *run)
         const char *name = elf_string(&elf, symbol->st_name);
         if (symbol->st_shndx == SHN_UNDEF && binding(symbol) == STB_GLOBAL && *name &&
             !is_of_sanitizer(name) && !dlsym(handle, name))
-            check_fail(run, "%s is in none of the libraries that it names as needed, but in this "
-                       "process by chance; accepted: all are named (link with -Wl,-z,defs)", name);
+            check_fail(run,
+                       "%s is in none of the libraries that it names as needed, but in this "
+                       "process by chance; accepted: all are named (link with -Wl,-z,defs)",
+                       name);
     }
     elf_close(&elf);
     dlclose(handle);
@@ -138,8 +140,10 @@ static void run_driver(struct check_run *run)
         return;
     for (size_t n = 0; (name = elf_needed(&elf, n)); n++)
         if (strncmp(name, "libcuda.so", 10) == 0)
-            check_warn(run, "needs %s; accepted: it is opened at run time, so that the file can be "
-                       "loaded where there is no driver", name);
+            check_warn(run,
+                       "needs %s; accepted: it is opened at run time, so that the file can be "
+                       "loaded where there is no driver",
+                       name);
     elf_close(&elf);
 }
 
@@ -155,7 +159,7 @@ static void run_text(struct check_run *run)
         check_fail(run, "has text relocations; accepted: none (compile with -fPIC)");
     else if (!stack)
         check_fail(run, "does not say whether its stack is executable, so it is; accepted: "
-                   "a GNU_STACK header without the flag E (link with -Wl,-z,noexecstack)");
+                        "a GNU_STACK header without the flag E (link with -Wl,-z,noexecstack)");
     else if (stack->p_flags & PF_X)
         check_fail(run, "its stack is executable; accepted: link with -Wl,-z,noexecstack");
     elf_close(&elf);

@@ -132,7 +132,7 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
             return;
         view = &subject->view;
     }
-    const char *skip = misses(view, check);
+    const char *skip = check->needs & CHECK_ONCE ? NULL : misses(view, check);
     if (!skip && check->count)
         count = check->count(view);
     if (!skip && check->count && count <= 0)
@@ -300,8 +300,7 @@ static void take_log(void *ctx, uint32_t level, const char *message)
     atomic_fetch_add_explicit(&trail->count, 1, memory_order_release);
 }
 
-struct check_child *check_child_create(const struct check_params *params,
-                                       struct check_trail *trail)
+struct check_child *check_child_create(const struct check_params *params, struct check_trail *trail)
 {
     struct check_child *child = calloc(1, sizeof *child);
     attnhost_params host = {.struct_size = sizeof host,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * child.h: the process that opens the plugin. It answers questions, one at a time; each question and
- * each answer is a JSON object.
+ * child.h: the process that opens the plugin. It answers questions, one at a time; each question
+ * and each answer is a JSON object.
  *
  *   ask       with                            answer, all with "exit": 0 = good, else why not
  *   open                                      the plugin: file, name, version ..., backends
@@ -11,7 +11,8 @@
  *   matrix    backend                         what it can do, by matter
  *   quit                                      the plugin was closed; processes it left
  *
- * Each answer also has what the plugin changed around it (ambient.h). All but open and quit name the device: what the answer to `subject` told.
+ * Each answer also has what the plugin changed around it (ambient.h). All but open and quit name
+ * the device: what the answer to `subject` told.
  */
 #ifndef HOST_CHECK_CHILD_H
 #define HOST_CHECK_CHILD_H

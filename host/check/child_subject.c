@@ -31,8 +31,10 @@ static int refuse_backend(const struct check_child *child, host_error *error)
     strbuf_init(&names);
     for (uint32_t t = 0; t < plugin->num_types; t++)
         strbuf_appendf(&names, "%s%s", t ? ", " : "", plugin->types[t]->name);
-    host_fail(&error->base, ATTN_CONFIG_ERROR, "--backend %.100s: %s has none of that name; "
-              "accepted: %s", child->params->backend, child->file, strbuf_text(&names));
+    host_fail(&error->base, ATTN_CONFIG_ERROR,
+              "--backend %.100s: %s has none of that name; "
+              "accepted: %s",
+              child->params->backend, child->file, strbuf_text(&names));
     strbuf_finish(&names);
     return EXIT_USAGE;
 }
@@ -141,8 +143,8 @@ static int try_options(const struct check_child *child, const struct child_subje
     struct compose_node *trial = NULL;
     if (subject->num_options == 0)
         return EXIT_GOOD;
-    attn_status status = compose_resolve(&child->host->composer, subject->type->name, NULL, &trial,
-                                         &error->base);
+    attn_status status =
+        compose_resolve(&child->host->composer, subject->type->name, NULL, &trial, &error->base);
     compose_destroy(trial);
     return exit_code_of(status);
 }

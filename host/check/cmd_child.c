@@ -78,8 +78,7 @@ int cmd_check_child(int argc, char **argv)
         return EXIT_USAGE;
     }
     int code = params_parse(&params, argc, argv);
-    struct check_child *child =
-        code == PARAMS_GO_ON ? check_child_create(&params, trail) : NULL;
+    struct check_child *child = code == PARAMS_GO_ON ? check_child_create(&params, trail) : NULL;
     char *line = NULL;
     size_t size = 0;
     while (child && getline(&line, &size, questions) > 0 && answer(child, line))

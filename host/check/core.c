@@ -11,7 +11,8 @@ const struct check check_core[CORE_COUNT] = {
                     .sentence = "the file is opened and its tables are read"},
     [CORE_DEVICE] = {.rule = "CAPS-01",
                      .name = "device",
-                     .sentence = "a plain question is answered, which tells what device to check on"},
+                     .sentence =
+                         "a plain question is answered, which tells what device to check on"},
     [CORE_SILENT] = {.rule = "ERR-03",
                      .name = "silent",
                      .sentence = "nothing is printed on stdout or stderr"},
@@ -27,7 +28,8 @@ const struct check check_core[CORE_COUNT] = {
                   .sentence = "working directory and umask are left alone"},
     [CORE_ENDS] = {.rule = "ERR-03",
                    .name = "ends",
-                   .sentence = "a process that used it ends when it is told to, and leaves no other"},
+                   .sentence =
+                       "a process that used it ends when it is told to, and leaves no other"},
     [CORE_WAIVER] = {.rule = "WAIVER",
                      .name = "line",
                      .needs = CHECK_ONCE,

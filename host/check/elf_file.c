@@ -25,10 +25,9 @@ static const void *at_offset(const struct elf_file *elf, uint64_t offset, uint64
 static const ElfW(Phdr) * segment(const struct elf_file *elf, unsigned n)
 {
     const ElfW(Ehdr) *header = elf->header;
-    return n < header->e_phnum
-               ? at_offset(elf, header->e_phoff + (uint64_t)n * sizeof(ElfW(Phdr)),
-                           sizeof(ElfW(Phdr)))
-               : NULL;
+    return n < header->e_phnum ? at_offset(elf, header->e_phoff + (uint64_t)n * sizeof(ElfW(Phdr)),
+                                           sizeof(ElfW(Phdr)))
+                               : NULL;
 }
 
 /* What would be at an address once the file is loaded, and how much of it there is. */
@@ -130,8 +129,8 @@ static bool map(const char *path, struct elf_file *elf)
     if (descriptor < 0)
         return false;
     bool good = fstat(descriptor, &info) == 0 && info.st_size >= (off_t)sizeof *elf->header;
-    void *bytes = good ? mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0)
-                       : MAP_FAILED;
+    void *bytes =
+        good ? mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0) : MAP_FAILED;
     close(descriptor);
     if (bytes == MAP_FAILED)
         return false;

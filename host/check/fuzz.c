@@ -13,7 +13,7 @@
 #include "host/mix.h"
 
 enum {
-    MAX_FAILURES = 10,   /* then it is enough */
+    MAX_FAILURES = 10,     /* then it is enough */
     NUM_COMPLICATIONS = 32 /* bits of check_run.without */
 };
 
@@ -87,8 +87,8 @@ static enum check_code run_alone(struct fuzz *fuzz, const struct suite_case *wha
     return code;
 }
 
-/* Leave out one complication after the other, where it still fails in the same way. To wait for what
- * hangs again and again is not worth it. */
+/* Leave out one complication after the other, where it still fails in the same way. To wait for
+ * what hangs again and again is not worth it. */
 static void shrink(struct fuzz *fuzz, struct suite_case *what, enum check_code code)
 {
     for (int bit = 0; bit < NUM_COMPLICATIONS && code != CHECK_TIMEOUT && !fuzz->suite.stopped;

@@ -14,9 +14,9 @@ const struct check *const *check_groups(void);
 
 /* Checks without a run(): what the suite found out on the way. */
 enum {
-    CORE_OPENS,     /* LOAD-02 */
-    CORE_DEVICE,    /* CAPS-01 */
-    CORE_SILENT,    /* ERR-03, from here on; in the order of enum ambient_kind */
+    CORE_OPENS,  /* LOAD-02 */
+    CORE_DEVICE, /* CAPS-01 */
+    CORE_SILENT, /* ERR-03, from here on; in the order of enum ambient_kind */
     CORE_FPU,
     CORE_LOCALE,
     CORE_SIGNALS,

@@ -7,13 +7,14 @@
 
 #include "attn_types.h"
 
-/* Takes a line that is neither empty nor a comment, without space around it. `place` is "file:line",
- * for messages; the line may be cut into pieces, which live as long as the text. */
+/* Takes a line that is neither empty nor a comment, without space around it. `place` is
+ * "file:line", for messages; the line may be cut into pieces, which live as long as the text. */
 typedef attn_status (*lines_take)(void *ctx, const char *place, int number, char *line,
                                   attn_error *error);
 
-/* Read `file`, called `what` in messages; a line that begins with `#` is a comment. *text, the caller's, is what the lines lie in; set in any case. CONFIG_ERROR if the file
- * cannot be read, or the first error of `take`. */
+/* Read `file`, called `what` in messages; a line that begins with `#` is a comment. *text, the
+ * caller's, is what the lines lie in; set in any case. CONFIG_ERROR if the file cannot be read, or
+ * the first error of `take`. */
 attn_status lines_read(const char *file, const char *what, lines_take take, void *ctx, char **text,
                        attn_error *error);
 

@@ -101,7 +101,8 @@ static void print_changes(const struct view *before, const struct view *now)
             dprintf(REPORT_FD, "changed the process: %s", changes[kind]);
 }
 
-/* What these do is not the file's doing. One that lies where only the file finds it is left to it. */
+/* What these do is not the file's doing. One that lies where only the file finds it is left to it.
+ */
 static void open_needed(const char *path)
 {
     struct elf_file elf;

@@ -58,9 +58,8 @@ static void list_options(unsigned takes, struct option options[NUM_ROWS + 1])
     for (int r = 0; r < NUM_ROWS; r++) {
         bool alone = rows[r].kind == SWITCH || rows[r].kind == HELP;
         if (!rows[r].takes || rows[r].takes & takes)
-            options[count++] =
-                (struct option){rows[r].name, alone ? no_argument : required_argument, NULL,
-                                FIRST_OPTION + r};
+            options[count++] = (struct option){
+                rows[r].name, alone ? no_argument : required_argument, NULL, FIRST_OPTION + r};
     }
     options[count] = (struct option){0};
 }
@@ -117,8 +116,8 @@ static int take_device(const struct check_params *params, const struct row *row,
                        const char **device)
 {
     uint64_t ordinal;
-    bool numbered = strncmp(value, "cuda:", 5) == 0 && text_parse_uint64(value + 5, &ordinal) &&
-                    ordinal < 1024;
+    bool numbered =
+        strncmp(value, "cuda:", 5) == 0 && text_parse_uint64(value + 5, &ordinal) && ordinal < 1024;
     if (!numbered && strcmp(value, "cpu") != 0 && strcmp(value, "cuda") != 0)
         return refuse(params, row, value, "cpu, cuda, cuda:N");
     *device = value;

@@ -17,13 +17,13 @@ static attn_status take_line(void *ctx, const char *place, int number, char *lin
 {
     struct profile *profile = ctx;
     struct profile_line taken = {.pattern = lines_word(&line), .line = number};
-    if (strncmp(line, "or-skip", 7) == 0 && (!line[7] || text_is_space(line[7]))) {
-        lines_word(&line);
-        taken.or_skip = true;
-    }
-    if (*line && *line != '#')
+    const char *word = *line == '#' ? "" : lines_word(&line);
+    taken.some = strcmp(word, "some") == 0;
+    taken.or_skip = taken.some || strcmp(word, "or-skip") == 0;
+    if ((*word && !taken.or_skip) || (*line && *line != '#'))
         return host_fail(error, ATTN_CONFIG_ERROR,
-                         "%s: '%.60s': accepted ID-PATTERN [or-skip] [# COMMENT]", place, line);
+                         "%s: '%.60s': accepted ID-PATTERN [or-skip | some] [# COMMENT]", place,
+                         *word && !taken.or_skip ? word : line);
     struct profile_line *lines = realloc(profile->lines, (profile->count + 1) * sizeof *lines);
     if (!lines)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
@@ -49,13 +49,15 @@ attn_status profile_load(const char *name, struct profile *profile, attn_error *
 {
     memset(profile, 0, sizeof *profile);
     profile->file = find(name);
-    attn_status status =
-        profile->file ? lines_read(profile->file, "the name or the file of a profile", take_line,
-                                   profile, &profile->text, error)
-                      : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
+    attn_status status = profile->file
+                             ? lines_read(profile->file, "the name or the file of a profile",
+                                          take_line, profile, &profile->text, error)
+                             : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
     if (status == ATTN_OK && profile->count == 0)
-        status = host_fail(error, ATTN_CONFIG_ERROR, "%s: nothing is in it; accepted: lines of "
-                           "ID-PATTERN [or-skip]", profile->file);
+        status = host_fail(error, ATTN_CONFIG_ERROR,
+                           "%s: nothing is in it; accepted: lines of "
+                           "ID-PATTERN [or-skip | some]",
+                           profile->file);
     if (status)
         profile_finish(profile);
     return status;
@@ -89,12 +91,13 @@ static bool judge_line(const struct profile *profile, const struct profile_line 
                        const struct check_report *report, size_t num_results, const char *backend,
                        strbuf *text)
 {
-    size_t meant = 0;
+    size_t meant = 0, skipped = 0;
     for (size_t r = 0; r < num_results; r++) {
         const struct check_result *result = &report->results[r];
         if (!is_of(report, result, backend) || !case_id_matches(line->pattern, result->id))
             continue;
         meant++;
+        skipped += result->code == CHECK_SKIP;
         if (holds(line, result->code))
             continue;
         strbuf_appendf(text, "%s:%d: %s is %s, accepted: PASS%s", profile->file, line->line,
@@ -104,7 +107,10 @@ static bool judge_line(const struct profile *profile, const struct profile_line 
     if (!meant)
         strbuf_appendf(text, "%s:%d: no case of '%s' was run", profile->file, line->line,
                        line->pattern);
-    return meant > 0;
+    else if (line->some && skipped == meant)
+        strbuf_appendf(text, "%s:%d: every case of '%s' was skipped; accepted: some are PASS",
+                       profile->file, line->line, line->pattern);
+    return text->length == 0;
 }
 
 void profile_judge(const struct profile *profile, struct check_report *report)
@@ -117,8 +123,8 @@ void profile_judge(const struct profile *profile, struct check_report *report)
                                       .backend = report->backends[b].name};
         strbuf_init(&text);
         for (size_t l = 0; l < profile->count && good; l++)
-            good = judge_line(profile, &profile->lines[l], report, num_results, result.backend,
-                              &text);
+            good =
+                judge_line(profile, &profile->lines[l], report, num_results, result.backend, &text);
         result.code = good ? CHECK_PASS : CHECK_FAIL;
         result.text = text.data;
         case_id_write(result.id, result.backend, result.check, -1);

@@ -2,10 +2,10 @@
  *
  * profile.h: what a backend must pass to be called one of a kind. A file of lines
  *
- *   ID-PATTERN [or-skip] [# COMMENT]
+ *   ID-PATTERN [or-skip | some] [# COMMENT]
  *
  * For each backend each line must mean some case, and all cases that it means must be PASS (or
- * WAIVED); with `or-skip` SKIP will do.
+ * WAIVED). With `or-skip` SKIP will do; with `some`, too, if at least one case is PASS.
  */
 #ifndef HOST_CHECK_PROFILE_H
 #define HOST_CHECK_PROFILE_H
@@ -18,7 +18,8 @@
 
 struct profile_line {
     const char *pattern; /* in the file's text */
-    bool or_skip;
+    bool or_skip;        /* `some`, too */
+    bool some;
     int line;
 };
 
@@ -29,10 +30,10 @@ struct profile {
     size_t count;
 };
 
-/* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder beside the program
- * that is running, as it is laid out when installed, or in the folder of the installation.
- * CONFIG_ERROR with "file:line", or with the folders that were searched. On failure there is nothing
- * to finish. */
+/* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder beside the
+ * program that is running, as it is laid out when installed, or in the folder of the installation.
+ * CONFIG_ERROR with "file:line", or with the folders that were searched. On failure there is
+ * nothing to finish. */
 attn_status profile_load(const char *name, struct profile *profile, attn_error *error);
 void profile_finish(struct profile *profile);
 

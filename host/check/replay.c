@@ -68,8 +68,8 @@ attn_status replay_load(struct check_params *params, struct replay *replay, attn
 {
     memset(replay, 0, sizeof *replay);
     struct reading reading = {.params = params, .replay = replay};
-    attn_status status = lines_read(params->replay, "a replay file", take_line, &reading,
-                                    &replay->text, error);
+    attn_status status =
+        lines_read(params->replay, "a replay file", take_line, &reading, &replay->text, error);
     if (status == ATTN_OK && (!reading.is_replay || !replay->check || !params->plugin))
         status = host_fail(error, ATTN_CONFIG_ERROR,
                            "%s: a line is missing; accepted: attnhost-replay = 1, plugin and case",

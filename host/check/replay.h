@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * replay.h: a case written down so that it can be run again anywhere. A file of lines "KEY = VALUE":
+ * replay.h: a case written down so that it can be run again anywhere. A file of lines:
  *
  *   attnhost-replay = 1
  *   plugin  = /absolute/path.so          unless one is named on the command line

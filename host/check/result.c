@@ -15,7 +15,12 @@
 /* Bytes of the well-formed character that begins here; 0 if none does. Source: RFC 3629. */
 static size_t character_length(const unsigned char *c)
 {
-    size_t length = *c < 0x80 ? 1 : *c < 0xc2 ? 0 : *c < 0xe0 ? 2 : *c < 0xf0 ? 3 : *c < 0xf5 ? 4 : 0;
+    size_t length = *c < 0x80   ? 1
+                    : *c < 0xc2 ? 0
+                    : *c < 0xe0 ? 2
+                    : *c < 0xf0 ? 3
+                    : *c < 0xf5 ? 4
+                                : 0;
     for (size_t i = 1; i < length; i++)
         if ((c[i] & 0xc0) != 0x80)
             return 0;

@@ -31,8 +31,8 @@ struct check_result {
 /* A backend that was looked at. */
 struct check_backend {
     char *name;
-    char *device; /* "cuda:0"; "" = there was none to check it on */
-    char *about;  /* "cuda sm90, driver 13.0" */
+    char *device;  /* "cuda:0"; "" = there was none to check it on */
+    char *about;   /* "cuda sm90, driver 13.0" */
     cJSON *matrix; /* array of {matter, values}; NULL = not asked, or not answered */
 };
 
@@ -63,7 +63,8 @@ void check_report_finish(struct check_report *report);
 /* Replace a text by a copy of `value`. */
 void check_report_set(struct check_report *report, char **text, const char *value);
 
-/* Append a result: what it points to is copied, made valid UTF-8, and waived if a waiver says so. */
+/* Append a result: what it points to is copied, made valid UTF-8, and waived if a waiver says so.
+ */
 void check_report_add(struct check_report *report, const struct check_result *result);
 
 /* Append a backend, to be filled in. NULL when memory ran out. */

@@ -74,9 +74,9 @@ attn_status sandbox_open(struct sandbox *sandbox, const struct check_params *par
     sandbox->strangers = descendants_list(&sandbox->num_strangers);
     bool good = take_signals(sandbox);
     good = good && share_trail(sandbox) && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
-    return good ? ATTN_OK
-                : host_fail(error, ATTN_INTERNAL, "children cannot be watched: %s",
-                            strerror(errno));
+    return good
+               ? ATTN_OK
+               : host_fail(error, ATTN_INTERNAL, "children cannot be watched: %s", strerror(errno));
 }
 
 void sandbox_close(struct sandbox *sandbox)
@@ -88,7 +88,8 @@ void sandbox_close(struct sandbox *sandbox)
         munmap(sandbox->trail, sizeof *sandbox->trail);
     if (sandbox->trail_fd >= 0)
         close(sandbox->trail_fd);
-    /* A terminal, or timeout(1), may send a signal twice: the report is to be written all the same. */
+    /* A terminal, or timeout(1), may send a signal twice: the report is to be written all the same.
+     */
     if (sandbox->signals >= 0 && !sandbox->interrupted) {
         close(sandbox->signals);
         sigaction(SIGPIPE, &sandbox->pipe_before, NULL);
@@ -126,8 +127,8 @@ static bool await_end(const struct sandbox *sandbox, int milliseconds)
     return true;
 }
 
-/* The group is killed while its leader, though dead, still keeps its number. What the kernel does not
- * let go of, as a process within a driver may be, is not waited for for ever. */
+/* The group is killed while its leader, though dead, still keeps its number. What the kernel does
+ * not let go of, as a process within a driver may be, is not waited for for ever. */
 static int reap(struct sandbox *sandbox)
 {
     int status = SIGKILL;
@@ -246,9 +247,8 @@ static void crashed(struct sandbox *sandbox, struct sandbox_reply *reply)
 static void sleep_until(const struct sandbox *sandbox, int64_t limit_ns)
 {
     const struct timespec pause = {0, 2000000};
-    struct pollfd files[] = {{sandbox->answers, POLLIN, 0},
-                             {sandbox->output, POLLIN, 0},
-                             {sandbox->signals, POLLIN, 0}};
+    struct pollfd files[] = {
+        {sandbox->answers, POLLIN, 0}, {sandbox->output, POLLIN, 0}, {sandbox->signals, POLLIN, 0}};
     int64_t wait = (limit_ns - clock_now_ns()) / 1000000 + 1;
     poll(files, 3, wait < 0 ? 0 : wait > 1000 ? 1000 : (int)wait);
     if ((files[0].revents | files[1].revents) & POLLHUP)
@@ -318,8 +318,7 @@ static void ask_child(struct sandbox *sandbox, const cJSON *question, struct san
     cJSON_free(text);
     if (!sandbox->child && !sandbox_start(sandbox)) {
         reply->end = SANDBOX_BROKEN;
-        snprintf(reply->text, sizeof reply->text, "no process can be started: %s",
-                 strerror(errno));
+        snprintf(reply->text, sizeof reply->text, "no process can be started: %s", strerror(errno));
     } else {
         sandbox->trail->text[0] = '\0';
         reply->child_is_new = sandbox->runs == 0;

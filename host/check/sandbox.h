@@ -51,7 +51,7 @@ struct sandbox {
     int signals; /* signalfd of what interrupts, and of children that end */
     sigset_t mask_before;
     struct sigaction pipe_before;
-    int interrupted; /* the signal; 0 = none */
+    int interrupted;  /* the signal; 0 = none */
     pid_t *strangers; /* children that this process had before */
     size_t num_strangers;
 };

@@ -122,10 +122,10 @@ static bool spawn(struct sandbox *sandbox, int questions, int answers, int outpu
     int trail = fcntl(sandbox->trail_fd, F_DUPFD_CLOEXEC, CHILD_FD_TRAIL + 1);
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_init(&files);
-    bool good = argv && variables && trail >= 0 && set_attributes(&attributes) &&
-                set_files(&files, questions, answers, output, trail) &&
-                posix_spawn(&sandbox->child, sandbox->program, &files, &attributes, argv,
-                            variables) == 0;
+    bool good =
+        argv && variables && trail >= 0 && set_attributes(&attributes) &&
+        set_files(&files, questions, answers, output, trail) &&
+        posix_spawn(&sandbox->child, sandbox->program, &files, &attributes, argv, variables) == 0;
     if (!good)
         sandbox->child = 0;
     posix_spawn_file_actions_destroy(&files);

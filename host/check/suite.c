@@ -46,10 +46,8 @@ void suite_list(struct suite *suite, const struct check_result *result)
 static void add(struct suite *suite, const char *backend, const struct check *check,
                 enum check_code code, const char *text, const struct sandbox_reply *reply)
 {
-    struct check_result result = {.check = check,
-                                  .backend = (char *)backend,
-                                  .code = code,
-                                  .text = (char *)text};
+    struct check_result result = {
+        .check = check, .backend = (char *)backend, .code = code, .text = (char *)text};
     case_id_write(result.id, backend, check, -1);
     if (reply) {
         result.ns = reply->ns;
@@ -115,8 +113,7 @@ static void take_open(struct suite *suite, const struct sandbox_reply *reply)
     }
 }
 
-void suite_open(struct suite *suite, const struct check_params *params,
-                struct check_report *report)
+void suite_open(struct suite *suite, const struct check_params *params, struct check_report *report)
 {
     host_error error;
     struct sandbox_reply reply;
@@ -147,8 +144,8 @@ static void take_no_subject(struct suite *suite, struct check_backend *backend,
                             const struct sandbox_reply *reply)
 {
     if (!suite->stopped)
-        add(suite, backend->name, &check_core[CORE_DEVICE], suite_code_of(reply->end),
-            reply->text, reply);
+        add(suite, backend->name, &check_core[CORE_DEVICE], suite_code_of(reply->end), reply->text,
+            reply);
     check_report_set(suite->report, &backend->device, "cpu");
     check_report_set(suite->report, &backend->about, "cpu");
 }
@@ -293,8 +290,8 @@ static void run_checks(struct suite *suite, const char *backend, const char *dev
 static void take_matrix(struct suite *suite, struct check_backend *backend)
 {
     struct sandbox_reply reply;
-    sandbox_ask(&suite->sandbox, suite_question("matrix", "backend", backend->name,
-                                                backend->device), &reply);
+    sandbox_ask(&suite->sandbox,
+                suite_question("matrix", "backend", backend->name, backend->device), &reply);
     if (reply.end == SANDBOX_ANSWERED)
         backend->matrix = cJSON_DetachItemFromObjectCaseSensitive(reply.answer, "rows");
     sandbox_reply_finish(&reply);
@@ -322,9 +319,8 @@ static void report_waivers(struct suite *suite)
         if (strcmp(waiver->plugin, suite->report->name) != 0 ||
             (!expired && (waiver->used || !whole)))
             continue;
-        struct check_result result = {.check = &check_core[CORE_WAIVER],
-                                      .backend = suite->report->name,
-                                      .code = CHECK_FAIL};
+        struct check_result result = {
+            .check = &check_core[CORE_WAIVER], .backend = suite->report->name, .code = CHECK_FAIL};
         strbuf text;
         strbuf_init(&text);
         strbuf_appendf(&text, "%s:%d: %s %s%s", waivers->file, waiver->line, waiver->pattern,
@@ -382,8 +378,9 @@ int suite_run(const struct check_params *params, const struct replay *replay, FI
     else if (!suite.stopped)
         run_all(&suite);
     if (!suite.stopped && !suite.listed && report->num_results == 0)
-        give_up(&suite, EXIT_USAGE, "no case is meant by --filter; accepted: patterns of the ids "
-                                    "that --list prints");
+        give_up(&suite, EXIT_USAGE,
+                "no case is meant by --filter; accepted: patterns of the ids "
+                "that --list prints");
     suite_finish(&suite);
     report->ns = clock_now_ns() - start;
     if (suite.code != EXIT_GOOD)

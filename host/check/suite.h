@@ -27,11 +27,11 @@ struct suite {
     struct sandbox sandbox;
     struct suite_surroundings *surroundings;
     size_t num_surroundings;
-    FILE *list;   /* ids are written here instead of being run; NULL = run */
+    FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
-    bool stopped;   /* nothing more can be asked */
-    int code;       /* EXIT_GOOD, or how the command has to end */
-    char why[512];  /* with another code */
+    bool stopped;  /* nothing more can be asked */
+    int code;      /* EXIT_GOOD, or how the command has to end */
+    char why[512]; /* with another code */
 };
 
 /* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
@@ -79,8 +79,8 @@ void suite_list(struct suite *suite, const struct check_result *result);
 /* What a case is that got no answer. */
 enum check_code suite_code_of(enum sandbox_end end);
 
-/* A question about something: {"ask": ask, name: value, "device": device}; `name` and `device` may be
- * NULL. To be given to sandbox_ask(). */
+/* A question about something: {"ask": ask, name: value, "device": device}; `name` and `device` may
+ * be NULL. To be given to sandbox_ask(). */
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device);
 
 #endif /* HOST_CHECK_SUITE_H */

@@ -115,8 +115,7 @@ static void leave_lost(struct suite *suite, const struct sandbox_reply *reply)
         sandbox_kill(&suite->sandbox);
 }
 
-void suite_run_case(struct suite *suite, const struct suite_case *what,
-                    struct check_result *result)
+void suite_run_case(struct suite *suite, const struct suite_case *what, struct check_result *result)
 {
     struct sandbox_reply reply;
     memset(result, 0, sizeof *result);

@@ -41,7 +41,7 @@ static void see(struct suite_surroundings *around, int core, const char *where, 
 }
 
 void surroundings_case(struct suite *suite, const char *backend, const char *id,
-                const struct sandbox_reply *reply)
+                       const struct sandbox_reply *reply)
 {
     char printed[256];
     const cJSON *changes = cJSON_GetObjectItemCaseSensitive(reply->answer, "changes");
@@ -78,6 +78,12 @@ void surroundings_end(struct suite *suite, const char *backend, const struct san
             strbuf_text(&reply->output));
 }
 
+/* What only another process can see. */
+static bool is_hidden(const struct suite *suite, int core)
+{
+    return suite->params->in_process && (core == CORE_SILENT || core == CORE_ENDS);
+}
+
 static void report_one(struct suite *suite, const struct suite_surroundings *around, int core)
 {
     const struct suite_sight *sight = &around->sights[core - CORE_SILENT];
@@ -96,6 +102,10 @@ static void report_one(struct suite *suite, const struct suite_surroundings *aro
         strbuf_append(&text, sight->text ? sight->text : "");
         if (sight->times > 1)
             strbuf_appendf(&text, " (and %zu more times)", sight->times - 1);
+    }
+    if (is_hidden(suite, core)) {
+        result.code = CHECK_SKIP;
+        strbuf_append(&text, "cannot be seen in one process");
     }
     result.text = text.data;
     check_report_add(suite->report, &result);

@@ -9,7 +9,7 @@
 
 /* Note what was printed and changed during a case, or while the plugin was opened for it. */
 void surroundings_case(struct suite *suite, const char *backend, const char *id,
-                const struct sandbox_reply *reply);
+                       const struct sandbox_reply *reply);
 
 /* Note how the child ended in which the backend's cases ran. */
 void surroundings_end(struct suite *suite, const char *backend, const struct sandbox_reply *reply);

@@ -42,8 +42,8 @@ static attn_status take_line(void *ctx, const char *place, int number, char *lin
                          "YYYY-MM-DD REASON",
                          place);
     if (!is_date(waiver.expiry))
-        return host_fail(error, ATTN_CONFIG_ERROR, "%s: expiry '%.40s': accepted YYYY-MM-DD",
-                         place, waiver.expiry);
+        return host_fail(error, ATTN_CONFIG_ERROR, "%s: expiry '%.40s': accepted YYYY-MM-DD", place,
+                         waiver.expiry);
     struct waiver *items = realloc(waivers->items, (waivers->count + 1) * sizeof *items);
     if (!items)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");

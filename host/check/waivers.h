@@ -3,9 +3,10 @@
  * waivers.h: failures that are known and borne for a while. A file of lines
  *
  *   ID-PATTERN PLUGIN VERSION-PATTERN EXPIRY REASON
- *   cpu_native/NUM-01.grid/17 cpu_native 0.1.* 2026-03-31 https://example.org/issue/12
+ *   cpu_native/KV-06.pages/17 cpu_native 0.1.* 2026-03-31 https://example.org/issue/12
  *
- * A line that begins with `#` is a comment. A waiver that has expired, or that waives nothing, is a failure itself.
+ * A line that begins with `#` is a comment. A waiver that has expired, or that waives nothing, is a
+ * failure itself.
  */
 #ifndef HOST_CHECK_WAIVERS_H
 #define HOST_CHECK_WAIVERS_H

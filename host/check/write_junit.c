@@ -15,7 +15,7 @@ static void write_text(const char *text, FILE *file)
     static const struct {
         char c;
         const char *entity;
-    } entities[] = {{'&', "&amp;"},  {'<', "&lt;"},  {'>', "&gt;"},
+    } entities[] = {{'&', "&amp;"},  {'<', "&lt;"},   {'>', "&gt;"},
                     {'"', "&quot;"}, {'\n', "&#10;"}, {'\t', "&#9;"}};
     for (; *text; text++) {
         const char *entity = NULL;
@@ -63,9 +63,8 @@ static void write_case(const struct check_result *result, FILE *file)
     const char *name = strchr(result->id, '/') + 1;
     fputs("    <testcase", file);
     write_attribute("name", name, file);
-    fprintf(file, " classname=\"%s.%s\" time=\"%lld.%06lld\"", result->backend,
-            result->check->rule, (long long)(result->ns / 1000000000),
-            (long long)(result->ns / 1000 % 1000000));
+    fprintf(file, " classname=\"%s.%s\" time=\"%lld.%06lld\"", result->backend, result->check->rule,
+            (long long)(result->ns / 1000000000), (long long)(result->ns / 1000 % 1000000));
     if (result->code == CHECK_PASS || result->code == CHECK_WARN) {
         fputs("/>\n", file);
         return;

@@ -100,8 +100,8 @@ static void write_check(const struct check_report *report, size_t first, FILE *f
 static const cJSON *find_matter(const struct check_backend *backend, const char *matter)
 {
     const cJSON *row;
-    cJSON_ArrayForEach(row, backend->matrix) if (strcmp(json_text(row, "matter"), matter) == 0)
-        return row;
+    cJSON_ArrayForEach(row, backend->matrix) if (strcmp(json_text(row, "matter"), matter) ==
+                                                 0) return row;
     return NULL;
 }
 
@@ -118,7 +118,33 @@ static void write_values(const cJSON *row, FILE *file)
         fputs(row ? "none" : "-", file);
 }
 
-/* A row for each matter that some backend was asked about, a column for each backend. */
+static void write_row(const struct check_report *report, const char *matter, FILE *file)
+{
+    fprintf(file, "| %s |", matter);
+    for (size_t b = 0; b < report->num_backends; b++) {
+        fputc(' ', file);
+        write_values(find_matter(&report->backends[b], matter), file);
+        fputs(" |", file);
+    }
+    fputc('\n', file);
+}
+
+/* The matters of a backend that no backend before it was asked about. */
+static void write_rows(const struct check_report *report, size_t backend, FILE *file)
+{
+    const cJSON *row;
+    cJSON_ArrayForEach(row, report->backends[backend].matrix)
+    {
+        const char *matter = json_text(row, "matter");
+        bool told = false;
+        for (size_t before = 0; before < backend; before++)
+            told |= find_matter(&report->backends[before], matter) != NULL;
+        if (!told)
+            write_row(report, matter, file);
+    }
+}
+
+/* A row for each matter, a column for each backend. */
 static void write_matrix(const struct check_report *report, FILE *file)
 {
     size_t columns = 0;
@@ -133,25 +159,8 @@ static void write_matrix(const struct check_report *report, FILE *file)
     for (size_t b = 0; b < report->num_backends; b++)
         fputs("---|", file);
     fputc('\n', file);
-    for (size_t b = 0; b < report->num_backends; b++) {
-        const cJSON *row;
-        cJSON_ArrayForEach(row, report->backends[b].matrix)
-        {
-            const char *matter = json_text(row, "matter");
-            bool told = false;
-            for (size_t before = 0; before < b; before++)
-                told |= find_matter(&report->backends[before], matter) != NULL;
-            if (told)
-                continue;
-            fprintf(file, "| %s |", matter);
-            for (size_t c = 0; c < report->num_backends; c++) {
-                fputc(' ', file);
-                write_values(find_matter(&report->backends[c], matter), file);
-                fputs(" |", file);
-            }
-            fputc('\n', file);
-        }
-    }
+    for (size_t b = 0; b < report->num_backends; b++)
+        write_rows(report, b, file);
 }
 
 bool write_markdown(const struct check_report *report, FILE *file)
