@@ -25,7 +25,8 @@ attn_status answer_fail(attn_status status, const host_error *said, attn_error *
     host_fail(error, status, "%s: %.*s", prefix, (int)sizeof said->text - 1, text);
     if (error) {
         error->field = said->base.field < ATTN_FIELD_COUNT ? said->base.field : ATTN_FIELD_NONE;
-        error->needed = said->base.needed;
+        if (ATTN_HAS(error, attn_error, needed))
+            error->needed = said->base.needed;
     }
     return status;
 }
@@ -36,9 +37,12 @@ static void terminate_texts(attn_verdict *verdict)
                                                                       : verdict->reasons_capacity;
     for (uint32_t r = 0; r < count; r++) {
         attn_reason *reason = (attn_reason *)(uintptr_t)attn_at(verdict->reasons, r);
-        reason->child[sizeof reason->child - 1] = '\0';
-        reason->got[sizeof reason->got - 1] = '\0';
-        reason->accepted[sizeof reason->accepted - 1] = '\0';
+        if (ATTN_HAS(reason, attn_reason, child))
+            reason->child[sizeof reason->child - 1] = '\0';
+        if (ATTN_HAS(reason, attn_reason, got))
+            reason->got[sizeof reason->got - 1] = '\0';
+        if (ATTN_HAS(reason, attn_reason, accepted))
+            reason->accepted[sizeof reason->accepted - 1] = '\0';
     }
 }
 

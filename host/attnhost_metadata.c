@@ -158,7 +158,8 @@ static attn_status take_given(attnhost_metadata *metadata, uint32_t region, void
             name, space, use, (unsigned long long)given, (unsigned long long)size);
         if (error) {
             error->field = ATTN_FIELD_MEMORY;
-            error->needed = size;
+            if (ATTN_HAS(error, attn_error, needed))
+                error->needed = size;
         }
         return status;
     }

@@ -6,6 +6,8 @@
  */
 #include "tests/attnhost_fixture.h"
 
+#include <math.h>
+
 #define ALL_MODES (ATTN_MODE_BIT(ATTN_MODE_COUNT) - 1)
 
 static const int32_t table[4 * 7];
@@ -118,7 +120,7 @@ START_TEST(more_sequences_than_tokens)
         host_error_init(&error);
         ck_assert_int_eq(ops->init_forward_metadata(own, &batch, NULL, &error.base),
                          ATTN_INVALID_ARGUMENT);
-        assert_says(num_tokens == 2 ? "num_tokens 2 in DECODE: accepted 4" : "4 tokens");
+        assert_says(num_tokens == 2 ? "num_tokens 2 in DECODE: accepted 4" : "max_tokens: 4");
     }
     ops->metadata_destroy(own);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
@@ -167,6 +169,99 @@ START_TEST(padding_rows)
     for (int r = 0; r < TOKENS; r++)
         for (int i = 0; i < Q_HEADS * DIM; i++)
             ck_assert_float_eq_tol(out[r * Q_HEADS * DIM + i], r < 3 ? 2 : 0, 1e-5f);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* ---- New keys -------------------------------------------------------------------------------- */
+
+enum { NEW_ROWS = 5, NEW_Q_HEADS = 4, NEW_KV_HEADS = 2, NEW_DIM = 64, NEW_PREFIX = 5 };
+
+/* All scores are 0, so that a row is the mean of the values that it sees: 2 in the cache, where
+ * there is NaN behind the prefix, and 3 in the arguments. */
+static void assert_reads_arguments(attnhost_metadata *metadata, uint32_t flags)
+{
+    static float q[NEW_ROWS * NEW_Q_HEADS * NEW_DIM], out[NEW_ROWS * NEW_Q_HEADS * NEW_DIM];
+    static float k[NEW_ROWS * NEW_KV_HEADS * NEW_DIM], v[NEW_ROWS * NEW_KV_HEADS * NEW_DIM];
+    static float cache[2][16 * NEW_KV_HEADS * NEW_DIM];
+    const int64_t rows[] = {NEW_ROWS, NEW_Q_HEADS, NEW_DIM},
+                  pages[] = {1, 16, NEW_KV_HEADS, NEW_DIM},
+                  new_rows[] = {NEW_ROWS, NEW_KV_HEADS, NEW_DIM};
+    float *const data[] = {q, k, v, out, cache[0], cache[1]};
+    const int64_t *const sizes[] = {rows, new_rows, new_rows, rows, pages, pages};
+    static const uint32_t roles[] = {ATTN_ROLE_Q,   ATTN_ROLE_K,       ATTN_ROLE_V,
+                                     ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
+    attn_tensor tensors[6];
+    const attn_tensor *operands[ATTN_ROLE_COUNT] = {NULL};
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        out[i] = -7;
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++)
+        v[i] = 3;
+    for (size_t i = 0; i < sizeof cache[0] / sizeof cache[0][0]; i++) {
+        int is_prefix = i < NEW_PREFIX * NEW_KV_HEADS * NEW_DIM;
+        cache[0][i] = is_prefix ? 0 : NAN;
+        cache[1][i] = is_prefix ? 2 : NAN;
+    }
+    for (int t = 0; t < 6; t++) {
+        ck_assert_int_eq(attnhost_tensor_init(&tensors[t], data[t], ATTN_DEVICE_CPU, 0, ATTN_F32,
+                                              t < 4 ? 3 : 4, sizes[t], NULL, NULL),
+                         ATTN_OK);
+        operands[roles[t]] = &tensors[t];
+    }
+    const attn_forward_args args = {.struct_size = sizeof args,
+                                    .flags = flags,
+                                    .num_operands = ATTN_ROLE_COUNT,
+                                    .operands = operands};
+    ck_assert_msg(attnhost_forward(metadata, 1, &args, NULL, &error.base) == ATTN_OK, "%s",
+                  host_error_text(&error));
+    for (int r = 0; r < NEW_ROWS; r++) {
+        float mean = r == 0 ? 3 : (2.0f * NEW_PREFIX + 3.0f * (float)r) / (float)(NEW_PREFIX + r);
+        for (int i = 0; i < NEW_Q_HEADS * NEW_DIM; i++)
+            ck_assert_float_eq_tol(out[r * NEW_Q_HEADS * NEW_DIM + i], mean, 1e-5f);
+    }
+}
+
+START_TEST(new_keys_that_are_not_saved)
+{
+    static const int32_t indptr[3] = {0, 1, 5};
+    static const int64_t nowhere[NEW_ROWS] = {-1, -1, -1, -1, -1};
+    attnhost_backend *backend = NULL;
+    ck_assert_int_eq(load("example_rows"), ATTN_OK);
+    make_problems();
+    bounds.uses = ATTN_USES_UNSAVED_KV;
+    ck_assert_msg(attnhost_compose(host, "example_rows", problems, 2, &backend, &error.base) ==
+                      ATTN_OK,
+                  "%s", host_error_text(&error));
+    attnhost_metadata *metadata = make_metadata(backend);
+    make_batch(ATTN_MODE_EXTEND, 2, NEW_ROWS, indptr);
+    for (int g = 0; g < 2; g++)
+        kv[g].out_cache_loc.device = nowhere;
+    assert_batch(metadata, ATTN_OK, "");
+    assert_reads_arguments(metadata, ATTN_FORWARD_SAVE_KV);
+    assert_reads_arguments(metadata, 0);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* A batch brings KV groups of other backends, too: nothing in them is this one's concern. */
+START_TEST(groups_of_others)
+{
+    static const int32_t indptr[3] = {0, 1, 5}, own[2] = {1, 9};
+    attnhost_backend *backend = NULL;
+    ck_assert_int_eq(load("example_rows"), ATTN_OK);
+    make_problems();
+    ck_assert_int_eq(attnhost_compose(host, "example_rows", &problems[1], 1, &backend, &error.base),
+                     ATTN_OK);
+    attnhost_metadata *metadata = make_metadata(backend);
+    make_batch(ATTN_MODE_EXTEND, 2, NEW_ROWS, indptr);
+    kv[1].kv_lens.device = own;
+    lens[1] = bounds.max_kv_len + 1;
+    assert_batch(metadata, ATTN_OK, "");
+    kv[1].kv_lens.device = NULL;
+    assert_batch(metadata, ATTN_INVALID_ARGUMENT, "sequence 1 of 101 keys: accepted 0..100");
+    lens[1] = 9;
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
@@ -244,15 +339,26 @@ START_TEST(dtypes_are_named)
     ck_assert_uint_eq(ask(), 1);
     ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_KV_DTYPE);
     ck_assert_str_eq(reasons[0].got, "bf16");
-    ck_assert_str_eq(reasons[0].accepted, "fp32");
+    ck_assert_str_eq(reasons[0].accepted, "f32");
     problems[0].q_dtype = ATTN_F16;
     ck_assert_uint_eq(ask(), 2);
-    ck_assert_str_eq(reasons[0].got, "fp16");
+    ck_assert_str_eq(reasons[0].got, "f16");
     ck_assert_str_eq(reasons[0].accepted, "bf16");
     ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_OUT_DTYPE);
     ck_assert_str_eq(reasons[1].accepted, "bf16");
     problems[0].q_dtype = problems[0].out_dtype = ATTN_BF16;
     ck_assert_uint_eq(ask(), 0);
+}
+END_TEST
+
+START_TEST(unknown_flags)
+{
+    ck_assert_int_eq(load("example_rows"), ATTN_OK);
+    make_problems();
+    groups[0].flags = 1u << 31;
+    ck_assert_uint_eq(ask(), 1);
+    ck_assert_uint_eq(reasons[0].code, ATTN_REASON_UNKNOWN_FEATURE);
+    ck_assert_str_eq(reasons[0].accepted, "absent");
 }
 END_TEST
 
@@ -266,7 +372,7 @@ START_TEST(create_names_the_field)
     host_error_init(&error);
     ck_assert_int_eq(type->create(type, problems, 2, NULL, NULL, &instance, &error.base),
                      ATTN_UNSUPPORTED);
-    ck_assert_str_eq(host_error_text(&error), "example_rows: attention_chunk 8: accepted 0");
+    ck_assert_str_eq(host_error_text(&error), "attention_chunk 8: accepted 0");
     attnhost_backend_destroy(backend);
 }
 END_TEST
@@ -279,8 +385,11 @@ static Suite *suite(void)
     tcase_add_test(tests, inconsistent_batches);
     tcase_add_test(tests, more_sequences_than_tokens);
     tcase_add_test(tests, padding_rows);
+    tcase_add_test(tests, new_keys_that_are_not_saved);
+    tcase_add_test(tests, groups_of_others);
     tcase_add_test(tests, reasons_are_lists);
     tcase_add_test(tests, dtypes_are_named);
+    tcase_add_test(tests, unknown_flags);
     tcase_add_test(tests, create_names_the_field);
     suite_add_tcase(made, tests);
     return made;

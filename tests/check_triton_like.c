@@ -81,7 +81,7 @@ START_TEST(query_accepts_and_refuses)
     make_problem(&t);
     t.device.sm = 75;
     t.problem.q_dtype = t.problem.kv_dtype = ATTN_F32;
-    ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_SM) | FIELD(Q_DTYPE));
+    ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_SM) | FIELD(Q_DTYPE) | FIELD(KV_DTYPE));
     make_problem(&t);
     t.group.attn_type = ATTN_TYPE_CROSS;
     t.group.window_right = -1;

@@ -4,7 +4,7 @@
  *
  * It computes attention the plain way: for one query and one head all scores are written to
  * scratch, then normalised, then multiplied with the values. That is slower than an online softmax
- * over tiles and easy to follow. It serves paged prefill and decode of decoder layers, fp32 and
+ * over tiles and easy to follow. It serves paged prefill and decode of decoder layers, f32 and
  * bf16, in the layout kv.nhd/1, through block tables, with causal masks, windows and soft caps.
  *
  * How to make a backend of your own from it:
@@ -27,6 +27,18 @@
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
+/* Where a text was cut within a character of several bytes, end it before that character. */
+static void cut_at_character(char *text)
+{
+    size_t length = strlen(text), start = length;
+    while (start > 0 && ((unsigned char)text[start - 1] & 0xC0) == 0x80)
+        start--;
+    unsigned char lead = start > 0 ? (unsigned char)text[start - 1] : 0;
+    size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 0;
+    if (start > 0 && bytes > length - (start - 1))
+        text[start - 1] = '\0';
+}
+
 __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error, attn_status code,
                                                               const char *format, ...)
 {
@@ -36,10 +48,32 @@ __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error,
     if (error->message && error->capacity > 0) {
         va_list args;
         va_start(args, format);
-        vsnprintf(error->message, error->capacity, format, args);
+        int length = vsnprintf(error->message, error->capacity, format, args);
         va_end(args);
+        if (length >= 0 && (uint32_t)length >= error->capacity)
+            cut_at_character(error->message);
     }
     return code;
+}
+
+/* ---- Sized structs --------------------------------------------------------------------------- */
+
+/* A host may have been built with older or newer headers: of its structs only what struct_size
+ * covers is there. Take one: the part that both have, and zero behind it. */
+static void take(void *to, uint32_t size, const void *from)
+{
+    uint32_t theirs = *(const uint32_t *)from;
+    memset(to, 0, size);
+    memcpy(to, from, theirs < size ? theirs : size);
+    *(uint32_t *)to = size;
+}
+
+/* Fill one of the host's: the part that both have, and struct_size stays the host's. */
+static void give(void *to, const void *from, uint32_t size)
+{
+    uint32_t theirs = *(uint32_t *)to;
+    memcpy(to, from, theirs < size ? theirs : size);
+    *(uint32_t *)to = theirs;
 }
 
 /* ---- 2. Query -------------------------------------------------------------------------------- */
@@ -53,14 +87,12 @@ static void require(attn_verdict *verdict, int ok, uint32_t code, uint32_t field
     if (ok)
         return;
     if (verdict->num_reasons < verdict->reasons_capacity) {
-        attn_reason *reason =
-            (attn_reason *)(uintptr_t)attn_at(verdict->reasons, verdict->num_reasons);
-        reason->code = code;
-        reason->field = field;
-        reason->with_field = ATTN_FIELD_NONE;
-        reason->child[0] = '\0';
-        snprintf(reason->got, sizeof reason->got, "%s", got);
-        snprintf(reason->accepted, sizeof reason->accepted, "%s", accepted);
+        attn_reason reason = {.code = code, .field = field};
+        snprintf(reason.got, sizeof reason.got, "%s", got);
+        snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
+        cut_at_character(reason.got);
+        give((void *)(uintptr_t)attn_at(verdict->reasons, verdict->num_reasons), &reason,
+             sizeof reason);
     }
     verdict->num_reasons++;
     verdict->supported = 0;
@@ -81,7 +113,9 @@ static void require_number(attn_verdict *verdict, int ok, uint32_t code, uint32_
 #define SERVED_MASKS (ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE))
 
 enum {
-    SERVED_USES = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_OMIT_SINK,
+    SERVED_USES =
+        ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK,
+    KNOWN_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
     SERVED_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
 };
 
@@ -90,11 +124,12 @@ static int is_float_type(attn_dtype dtype)
     return dtype == ATTN_F32 || dtype == ATTN_BF16;
 }
 
+/* Types are called in reasons as they are in an ini. */
 static const char *type_name(attn_dtype dtype)
 {
-    return dtype == ATTN_F32        ? "fp32"
+    return dtype == ATTN_F32        ? "f32"
            : dtype == ATTN_BF16     ? "bf16"
-           : dtype == ATTN_F16      ? "fp16"
+           : dtype == ATTN_F16      ? "f16"
            : dtype == ATTN_FP8_E4M3 ? "fp8_e4m3"
            : dtype == ATTN_FP8_E5M2 ? "fp8_e5m2"
                                     : "unknown";
@@ -121,6 +156,9 @@ static void check_layers(const attn_layer_group *group, attn_verdict *verdict)
             "1", "0");
     require(verdict, !(group->flags & ATTN_GROUP_HAS_ALIBI), ATTN_REASON_ALIBI, ATTN_FIELD_ALIBI,
             "1", "0");
+    /* Bits that are not known here may ask for anything: they are refused. */
+    require(verdict, !(group->flags & ~(uint32_t)KNOWN_GROUP_FLAGS), ATTN_REASON_UNKNOWN_FEATURE,
+            ATTN_FIELD_FEATURE, "unknown group flags", "absent");
     require(verdict, group->kv_scale_granularity == ATTN_SCALE_NONE, ATTN_REASON_SCALE_GRANULARITY,
             ATTN_FIELD_SCALE_GRANULARITY,
             name_of(scales, ATTN_SCALE_COUNT, group->kv_scale_granularity), "none");
@@ -131,7 +169,7 @@ static void check_layers(const attn_layer_group *group, attn_verdict *verdict)
     }
 }
 
-/* One dtype for all three: the query's if it is served, else the cache's, else fp32. */
+/* One dtype for all three: the query's if it is served, else the cache's, else f32. */
 static void check_dtypes(const attn_problem *problem, attn_verdict *verdict)
 {
     attn_dtype wanted = is_float_type(problem->q_dtype)    ? problem->q_dtype
@@ -160,7 +198,7 @@ static void check_problem(const attn_problem *problem, attn_verdict *verdict)
     require_number(verdict, !(bounds->mask_kinds & ~SERVED_MASKS), ATTN_REASON_MASK_KIND,
                    ATTN_FIELD_MASK_KINDS, bounds->mask_kinds, "0..3");
     require_number(verdict, !(bounds->uses & ~(uint32_t)SERVED_USES), ATTN_REASON_USES,
-                   ATTN_FIELD_USES, bounds->uses, "0, 4, 16, 20, 32, 36, 48, 52");
+                   ATTN_FIELD_USES, bounds->uses, "0..60/4");
     require_number(verdict, problem->graph_level == ATTN_GRAPH_NEVER, ATTN_REASON_GRAPH_LEVEL,
                    ATTN_FIELD_GRAPH_LEVEL, problem->graph_level, "0");
     require_number(verdict, !(problem->need_notes & ~(uint32_t)SERVED_NOTES),
@@ -171,24 +209,30 @@ static void check_problem(const attn_problem *problem, attn_verdict *verdict)
 }
 
 static attn_status query(const attn_backend_type *type, const attn_options *options,
-                         const attn_services *services, const attn_problem *problem,
-                         attn_verdict *verdict, attn_error *error)
+                         const attn_services *services, const attn_problem *given,
+                         attn_verdict *answer, attn_error *error)
 {
-    (void)type, (void)options, (void)services, (void)error;
-    verdict->supported = 1;
-    verdict->num_reasons = 0;
-    check_problem(problem, verdict);
-    check_dtypes(problem, verdict);
-    check_layers(problem->group, verdict);
-    if (!verdict->supported)
-        return ATTN_OK;
-    /* One row is computed by one task, always in the same order: both notes hold. */
-    verdict->notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
-    verdict->graph_level = ATTN_GRAPH_NEVER;
-    verdict->reads_new_kv_unquantised = 0;
-    verdict->graph_seq_len_fill = 0;
-    verdict->cost_hint = 4;
-    verdict->device_bytes = verdict->pinned_bytes = verdict->host_bytes = 0;
+    (void)type, (void)options, (void)services;
+    attn_problem problem;
+    attn_verdict verdict = {.supported = 1};
+    take(&problem, sizeof problem, given);
+    if (problem.group->num_kv_heads < 1 || problem.group->num_q_heads < 1 ||
+        problem.group->num_q_heads % problem.group->num_kv_heads != 0)
+        return fail(error, ATTN_INVALID_ARGUMENT,
+                    "num_q_heads %d: accepted multiples of num_kv_heads, %d",
+                    problem.group->num_q_heads, problem.group->num_kv_heads);
+    verdict.reasons_capacity = answer->reasons_capacity;
+    verdict.reasons = answer->reasons;
+    check_problem(&problem, &verdict);
+    check_dtypes(&problem, &verdict);
+    check_layers(problem.group, &verdict);
+    if (verdict.supported) {
+        /* One row is computed by one task, always in the same order: both notes hold. */
+        verdict.notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
+        verdict.graph_level = ATTN_GRAPH_NEVER;
+        verdict.cost_hint = 4;
+    }
+    give(answer, &verdict, sizeof verdict);
     return ATTN_OK;
 }
 
@@ -267,16 +311,18 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
         attn_reason reason = {.struct_size = sizeof reason};
         attn_verdict verdict = {
             .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-        query(type, options, services, problem, &verdict, error);
+        attn_status status = query(type, options, services, problem, &verdict, error);
+        if (status != ATTN_OK)
+            return status;
         if (!verdict.supported)
-            return fail(error, ATTN_UNSUPPORTED, "example_rows: %s %s: accepted %s",
-                        field_name(reason.field), reason.got, reason.accepted);
+            return fail(error, ATTN_UNSUPPORTED, "%s %s: accepted %s", field_name(reason.field),
+                        reason.got, reason.accepted);
         num_layers += problem->group->num_layers;
     }
     size_t size = sizeof(attn_instance) + num_layers * sizeof(layer_facts);
     attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
     if (!made)
-        return fail(error, ATTN_OUT_OF_HOST_MEMORY, "example_rows: %zu bytes", size);
+        return fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
     memset(made, 0, size);
     made->services = services;
     for (uint32_t p = 0; p < num_problems; p++)
@@ -318,12 +364,17 @@ enum {
 static attn_status metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error)
 {
+    if (kind == ATTN_METADATA_GRAPH)
+        return fail(error, ATTN_CAPTURE_UNSUPPORTED, "nothing can be captured on a processor");
     if (kind != ATTN_METADATA_EAGER)
-        return fail(error, ATTN_CAPTURE_UNSUPPORTED, "example_rows: metadata kind %u: accepted %u",
-                    kind, ATTN_METADATA_EAGER);
+        return fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted %u", kind,
+                    ATTN_METADATA_EAGER);
+    if (bounds->mask_kinds & ~SERVED_MASKS || bounds->uses & ~(uint32_t)SERVED_USES)
+        return fail(error, ATTN_UNSUPPORTED, "mask_kinds 0x%x, uses 0x%x: accepted 0x%x, 0x%x",
+                    bounds->mask_kinds, bounds->uses, SERVED_MASKS, SERVED_USES);
     if (bounds->modes & ~SERVED_MODES)
-        return fail(error, ATTN_UNSUPPORTED, "example_rows: modes 0x%x: accepted 0x%x",
-                    bounds->modes, SERVED_MODES);
+        return fail(error, ATTN_UNSUPPORTED, "modes 0x%x: accepted 0x%x", bounds->modes,
+                    SERVED_MODES);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         size->size[r] = size->alignment[r] = 0;
     size->alignment[HOST_METADATA] = size->alignment[HOST_SCRATCH] = 16;
@@ -344,8 +395,8 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
     if (status != ATTN_OK)
         return status;
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
-        if (memory->size[r] < size.size[r]) {
-            if (error)
+        if (memory->size[r] < size.size[r] || (size.size[r] && !memory->base[r])) {
+            if (error && ATTN_HAS(error, attn_error, needed))
                 error->needed = size.size[r];
             return fail(error, ATTN_BUFFER_TOO_SMALL, "memory region %u: needed %llu bytes", r,
                         (unsigned long long)size.size[r]);
@@ -357,8 +408,7 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
     attn_metadata *made = memory->base[HOST_METADATA];
     memset(made, 0, sizeof *made);
     made->instance = instance;
-    memcpy(&made->bounds, bounds,
-           bounds->struct_size < sizeof made->bounds ? bounds->struct_size : sizeof made->bounds);
+    take(&made->bounds, sizeof made->bounds, bounds);
     made->kv = (attn_kv_batch *)(made + 1);
     made->rows = (row *)(made->kv + instance->num_kv_groups);
     made->scratch = memory->base[HOST_SCRATCH];
@@ -377,12 +427,23 @@ static attn_status check_counts(const attn_metadata *metadata, const attn_batch 
                                 attn_error *error)
 {
     const attn_bounds *bounds = &metadata->bounds;
-    if (batch->num_seqs < 0 || batch->num_seqs > bounds->max_seqs || batch->num_tokens < 0 ||
-        batch->num_tokens > bounds->max_tokens || batch->max_kv_len > bounds->max_kv_len)
-        return fail(error, ATTN_INVALID_ARGUMENT,
-                    "batch of %d sequences, %d tokens, %d keys: accepted up to %d, %d, %d",
-                    batch->num_seqs, batch->num_tokens, batch->max_kv_len, bounds->max_seqs,
-                    bounds->max_tokens, bounds->max_kv_len);
+    const struct {
+        const char *name;
+        int32_t got, most;
+    } counts[] = {{"max_seqs", batch->num_seqs, bounds->max_seqs},
+                  {"max_tokens", batch->num_tokens, bounds->max_tokens},
+                  {"max_q_len", batch->max_q_len, bounds->max_q_len},
+                  {"max_kv_len", batch->max_kv_len, bounds->max_kv_len}};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+        if (counts[c].got < 0 || counts[c].got > counts[c].most)
+            return fail(error, ATTN_INVALID_ARGUMENT, "batch beyond %s: %d, accepted 0..%d",
+                        counts[c].name, counts[c].got, counts[c].most);
+    if (batch->mode != ATTN_MODE_IDLE &&
+        (batch->mode >= ATTN_MODE_COUNT || !(bounds->modes & ATTN_MODE_BIT(batch->mode))))
+        return fail(error, ATTN_INVALID_ARGUMENT, "mode %u: accepted the set 0x%x", batch->mode,
+                    bounds->modes);
+    if (batch->positions.device || batch->multi_item)
+        return fail(error, ATTN_INVALID_ARGUMENT, "positions or multi_item: accepted neither");
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
         return fail(error, ATTN_INVALID_ARGUMENT, "num_tokens %d in DECODE: accepted %d",
                     batch->num_tokens, batch->num_seqs);
@@ -412,13 +473,31 @@ static attn_status check_indptr(const attn_batch *batch, attn_error *error)
 
 /* Scores of one row are written to scratch for max_kv_len of them. */
 static attn_status check_lens(const attn_metadata *metadata, const attn_batch *batch,
-                              const int32_t *lens, attn_error *error)
+                              const int32_t *lens, int32_t page_size, attn_error *error)
 {
-    for (int32_t s = 0; s < batch->num_seqs; s++)
-        if (lens[s] < 0 || lens[s] > metadata->bounds.max_kv_len)
-            return fail(error, ATTN_INVALID_ARGUMENT, "sequence %d of %d keys: accepted 0..%d", s,
-                        lens[s], metadata->bounds.max_kv_len);
+    const attn_bounds *bounds = &metadata->bounds;
+    int64_t kv_tokens = 0;
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        if (lens[s] < 0 || lens[s] > bounds->max_kv_len)
+            return fail(error, ATTN_INVALID_ARGUMENT,
+                        "sequence %d of %d keys: accepted 0..%d, max_kv_len", s, lens[s],
+                        bounds->max_kv_len);
+        kv_tokens += ((int64_t)lens[s] + page_size - 1) / page_size * page_size;
+    }
+    if (kv_tokens > bounds->max_kv_tokens)
+        return fail(error, ATTN_INVALID_ARGUMENT,
+                    "%lld keys in whole pages: accepted 0..%lld, max_kv_tokens",
+                    (long long)kv_tokens, (long long)bounds->max_kv_tokens);
     return ATTN_OK;
+}
+
+/* A batch may bring KV groups of other backends' layers: they are none of ours to look at. */
+static int has_layers(const attn_instance *instance, uint32_t kv_group)
+{
+    for (uint32_t l = 0; l < instance->num_layers; l++)
+        if ((uint32_t)instance->layers[l].kv_group == kv_group)
+            return 1;
+    return 0;
 }
 
 static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
@@ -427,12 +506,15 @@ static attn_status check_batch(const attn_metadata *metadata, const attn_batch *
     attn_status status = check_counts(metadata, batch, error);
     if (status == ATTN_OK)
         status = check_indptr(batch, error);
-    if (status == ATTN_OK)
-        status = check_lens(metadata, batch, batch->seq_lens.device, error);
     for (uint32_t g = 0; g < metadata->instance->num_kv_groups && status == ATTN_OK; g++) {
+        if (!has_layers(metadata->instance, g))
+            continue;
         const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
-        if (kv->kv_lens.device)
-            status = check_lens(metadata, batch, kv->kv_lens.device, error);
+        const attn_i32_array *lens = kv->kv_lens.device ? &kv->kv_lens : &batch->seq_lens;
+        if (kv->page_size < 1)
+            return fail(error, ATTN_INVALID_ARGUMENT, "page_size %d: accepted 1 and more",
+                        kv->page_size);
+        status = check_lens(metadata, batch, lens->device, kv->page_size, error);
     }
     return status;
 }
@@ -455,25 +537,23 @@ static void list_rows(attn_metadata *metadata)
         metadata->rows[count++] = (row){-1, 0};
 }
 
-static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *given,
                                          attn_stream stream, attn_error *error)
 {
     (void)stream; /* on the CPU all is done when the call returns */
+    attn_batch *batch = &metadata->batch;
     metadata->planned = 0;
+    take(batch, sizeof *batch, given);
     attn_status status = check_batch(metadata, batch, error);
     if (status != ATTN_OK)
         return status;
-    memcpy(&metadata->batch, batch,
-           batch->struct_size < sizeof *batch ? batch->struct_size : sizeof *batch);
     metadata->mask_kind = batch->mask ? batch->mask->kind : (uint32_t)ATTN_MASK_LAYER;
-    if (metadata->mask_kind != ATTN_MASK_LAYER && metadata->mask_kind != ATTN_MASK_NONE)
-        return fail(error, ATTN_INVALID_ARGUMENT, "mask kind %u: accepted LAYER, NONE",
-                    metadata->mask_kind);
-    for (uint32_t g = 0; g < metadata->instance->num_kv_groups; g++) {
-        const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
-        memset(&metadata->kv[g], 0, sizeof *kv);
-        memcpy(&metadata->kv[g], kv, kv->struct_size < sizeof *kv ? kv->struct_size : sizeof *kv);
-    }
+    if (metadata->mask_kind >= ATTN_MASK_COUNT ||
+        !(metadata->bounds.mask_kinds & ATTN_MASK_BIT(metadata->mask_kind)))
+        return fail(error, ATTN_INVALID_ARGUMENT, "mask kind %u: accepted the set 0x%x",
+                    metadata->mask_kind, metadata->bounds.mask_kinds);
+    for (uint32_t g = 0; g < metadata->instance->num_kv_groups; g++)
+        take(&metadata->kv[g], sizeof metadata->kv[g], attn_at(batch->kv_groups, g));
     list_rows(metadata);
     metadata->planned = 1;
     return ATTN_OK;
@@ -543,44 +623,67 @@ static attn_status save_row(void *arg, int64_t new_row, uint32_t worker)
     return ATTN_OK;
 }
 
-static const void *cached(const work *w, const attn_tensor *cache, int32_t seq, int64_t j,
-                          int32_t kv_head)
-{
-    const int32_t *table = w->kv->block_table.device + (int64_t)seq * w->kv->block_table_stride;
-    return element(cache, table[j / w->kv->page_size], j % w->kv->page_size, kv_head);
-}
+/* What one row sees of its sequence: keys [first, last]. Keys from first_new on are new and lie,
+ * where k and v are given, in their rows new_row and following. */
+typedef struct view {
+    int32_t seq;
+    int64_t first, last;
+    int64_t first_new, new_row;
+} view;
 
-/* The keys that position i sees: [*first, *last]; empty if *first > *last. */
-static void visible(const work *w, const row *r, int64_t *first, int64_t *last)
+static view view_of(const work *w, const row *r)
 {
-    const attn_kv_batch *kv = w->kv;
-    const attn_i32_array *lens = kv->kv_lens.device ? &kv->kv_lens : &w->metadata->batch.seq_lens;
-    *first = 0;
-    *last = r->seq < 0 ? -1 : (int64_t)lens->device[r->seq] - 1;
-    if (w->layer->window_left >= 0 && r->position - w->layer->window_left > *first)
-        *first = r->position - w->layer->window_left;
+    const attn_batch *batch = &w->metadata->batch;
+    const attn_i32_array *lens = w->kv->kv_lens.device ? &w->kv->kv_lens : &batch->seq_lens;
+    view seen = {.seq = r->seq, .first = 0, .last = -1};
+    if (r->seq < 0)
+        return seen;
+    int64_t num_keys = lens->device[r->seq], num_new = 1;
+    seen.last = num_keys - 1;
+    seen.new_row = r->seq;
+    const int32_t *indptr = w->kv->kv_new_indptr.device;
+    if (!indptr && batch->mode != ATTN_MODE_DECODE)
+        indptr = batch->q_indptr.device;
+    if (indptr) {
+        seen.new_row = indptr[r->seq];
+        num_new = indptr[r->seq + 1] - indptr[r->seq];
+    }
+    seen.first_new = num_keys - num_new;
+    if (w->layer->window_left >= 0 && r->position - w->layer->window_left > seen.first)
+        seen.first = r->position - w->layer->window_left;
     if (w->metadata->mask_kind == ATTN_MASK_LAYER && w->layer->window_right >= 0 &&
-        (int64_t)r->position + w->layer->window_right < *last)
-        *last = (int64_t)r->position + w->layer->window_right;
+        (int64_t)r->position + w->layer->window_right < seen.last)
+        seen.last = (int64_t)r->position + w->layer->window_right;
+    return seen;
 }
 
-/* Scores of keys [first, last] into scores[0 ..]; returns their maximum. */
-static float score_keys(const work *w, const row *r, int64_t q_row, int32_t head, int64_t first,
-                        int64_t last, float *scores)
+/* Key or value j. New ones are read where they are given, for not all of them need be saved. */
+static const void *key_or_value(const work *w, const view *seen, const attn_tensor *given,
+                                const attn_tensor *cache, int64_t j, int32_t kv_head)
+{
+    if (given && j >= seen->first_new)
+        return element(given, seen->new_row + j - seen->first_new, kv_head, 0);
+    const attn_kv_batch *kv = w->kv;
+    const int32_t *table = kv->block_table.device + (int64_t)seen->seq * kv->block_table_stride;
+    return element(cache, table[j / kv->page_size], j % kv->page_size, kv_head);
+}
+
+/* Scores of the keys seen into scores[0 ..]; returns their maximum. */
+static float score_keys(const work *w, const view *seen, int64_t q_row, int32_t head, float *scores)
 {
     const layer_facts *layer = w->layer;
     int32_t kv_head = head / (layer->num_q_heads / layer->num_kv_heads);
     const void *q = element(w->q, q_row, head, 0);
     float max = -INFINITY;
-    for (int64_t j = first; j <= last; j++) {
-        const void *key = cached(w, w->k_cache, r->seq, j, kv_head);
+    for (int64_t j = seen->first; j <= seen->last; j++) {
+        const void *key = key_or_value(w, seen, w->k, w->k_cache, j, kv_head);
         float s = 0;
         for (int32_t d = 0; d < layer->head_dim; d++)
             s += load(q, layer->dtype, d) * load(key, layer->dtype, d);
         s *= layer->sm_scale;
         if (layer->logit_cap > 0)
             s = layer->logit_cap * tanhf(s / layer->logit_cap);
-        scores[j - first] = s;
+        scores[j - seen->first] = s;
         max = s > max ? s : max;
     }
     return max;
@@ -588,14 +691,14 @@ static float score_keys(const work *w, const row *r, int64_t q_row, int32_t head
 
 /* sums[d] = sum over the keys of exp(score - max) * value[d]; returns the sum of the exponentials.
  */
-static float sum_values(const work *w, const row *r, int32_t kv_head, int64_t first, int64_t last,
-                        float max, const float *scores, float *sums)
+static float sum_values(const work *w, const view *seen, int32_t kv_head, float max,
+                        const float *scores, float *sums)
 {
     float total = 0;
     memset(sums, 0, (size_t)w->layer->v_head_dim * sizeof *sums);
-    for (int64_t j = first; j <= last; j++) {
-        const void *value = cached(w, w->v_cache, r->seq, j, kv_head);
-        float p = expf(scores[j - first] - max);
+    for (int64_t j = seen->first; j <= seen->last; j++) {
+        const void *value = key_or_value(w, seen, w->v, w->v_cache, j, kv_head);
+        float p = expf(scores[j - seen->first] - max);
         total += p;
         for (int32_t d = 0; d < w->layer->v_head_dim; d++)
             sums[d] += p * load(value, w->layer->dtype, d);
@@ -610,18 +713,17 @@ static attn_status attend(void *arg, int64_t task, uint32_t worker)
     const layer_facts *layer = w->layer;
     int32_t head = (int32_t)(task % layer->num_q_heads);
     int32_t kv_head = head / (layer->num_q_heads / layer->num_kv_heads);
-    const row *r = &w->metadata->rows[task / layer->num_q_heads];
+    const view seen = view_of(w, &w->metadata->rows[task / layer->num_q_heads]);
     int64_t q_row = w->first_row + task / layer->num_q_heads;
-    int64_t scores_size = w->metadata->bounds.max_kv_len, first, last;
+    int64_t scores_size = w->metadata->bounds.max_kv_len;
     float *scores = w->metadata->scratch +
                     (size_t)worker * (size_t)(scores_size + w->metadata->instance->max_v_head_dim);
     float *sums = scores + scores_size;
-    visible(w, r, &first, &last);
 
-    float max = score_keys(w, r, q_row, head, first, last, scores);
-    float total = sum_values(w, r, kv_head, first, last, max, scores, sums);
+    float max = score_keys(w, &seen, q_row, head, scores);
+    float total = sum_values(w, &seen, kv_head, max, scores, sums);
     /* A row that sees no key is 0, with an LSE of -inf. */
-    int empty = first > last;
+    int empty = seen.first > seen.last;
     void *out = element(w->out, q_row, head, 0);
     for (int32_t d = 0; d < layer->v_head_dim; d++)
         store(out, layer->dtype, d, empty ? 0 : sums[d] / total);
@@ -662,14 +764,13 @@ static attn_status take_operands(work *w, const attn_forward_args *args, attn_er
         status = take_operand(args, ATTN_ROLE_K_CACHE, "k_cache", dtype, 4, &w->k_cache, error);
     if (status == ATTN_OK)
         status = take_operand(args, ATTN_ROLE_V_CACHE, "v_cache", dtype, 4, &w->v_cache, error);
-    if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_K))
+    int is_new = attn_operand(args, ATTN_ROLE_K) || attn_operand(args, ATTN_ROLE_V);
+    if (status == ATTN_OK && is_new)
         status = take_operand(args, ATTN_ROLE_K, "k", dtype, 3, &w->k, error);
-    if (status == ATTN_OK && w->k)
+    if (status == ATTN_OK && is_new)
         status = take_operand(args, ATTN_ROLE_V, "v", dtype, 3, &w->v, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
         status = take_operand(args, ATTN_ROLE_LSE, "lse", ATTN_F32, 2, &w->lse, error);
-    if (status == ATTN_OK && w->k && !(args->flags & ATTN_FORWARD_SAVE_KV))
-        status = fail(error, ATTN_UNSUPPORTED, "example_rows: k without SAVE_KV");
     return status;
 }
 
@@ -700,15 +801,15 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id, const attn
     (void)stream;
     const attn_services *services = metadata->instance->services;
     if (!metadata->planned)
-        return fail(error, ATTN_BAD_STATE, "example_rows: no batch is planned");
+        return fail(error, ATTN_BAD_STATE, "no batch is planned");
     work w = {.metadata = metadata, .layer = find_layer(metadata->instance, layer_id)};
     if (!w.layer)
-        return fail(error, ATTN_INVALID_ARGUMENT, "example_rows: layer_id %d is unknown", layer_id);
+        return fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d is unknown", layer_id);
     w.kv = &metadata->kv[w.layer->kv_group];
     if (metadata->batch.mode != ATTN_MODE_DECODE && metadata->batch.num_seqs > 0)
         w.first_row = metadata->batch.q_indptr.device[0];
     attn_status status = take_operands(&w, args, error);
-    if (status == ATTN_OK && w.k) {
+    if (status == ATTN_OK && w.k && args->flags & ATTN_FORWARD_SAVE_KV) {
         save_work save = {.w = &w};
         int64_t count;
         new_rows(&w, &save.first, &count);
@@ -762,7 +863,6 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
         return fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
                     host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
     attn_plugin mine = {
-        .struct_size = plugin->struct_size,
         .abi_major = ATTN_ABI_MAJOR,
         .abi_minor = ATTN_ABI_MINOR,
         .num_backends = 1,
@@ -772,6 +872,6 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
         .doc = "a plugin built against the installed headers alone",
         .describe = describe,
     };
-    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
+    give(plugin, &mine, sizeof mine);
     return ATTN_OK;
 }

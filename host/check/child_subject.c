@@ -2,6 +2,7 @@
  *
  * child_subject.c: from a plugin's file to backends that can be called.
  */
+#include "host/check/grid.h"
 #include "host/check/child_private.h"
 
 #include <dlfcn.h>
@@ -312,6 +313,7 @@ void child_close(struct check_child *child)
 {
     for (uint32_t s = 0; s < child->num_subjects; s++) {
         struct child_subject *subject = &child->subjects[s];
+        grid_destroy(subject->grid);
         compose_destroy(subject->node);
         if (subject->device != subject->cpu)
             device_close(subject->device);

@@ -8,6 +8,18 @@
 
 static const struct check *const groups[] = {
     check_load,
+    check_nego,
+    check_life,
+    check_conf,
+    check_caps,
+    check_work,
+    check_pure,
+    check_num,
+    check_invar,
+    check_comp,
+    check_thrd,
+    check_err,
+    check_perf,
     NULL,
 };
 

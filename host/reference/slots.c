@@ -36,9 +36,10 @@ static attn_status find_decode_row(reference_sequence *sequence, const reference
     const int32_t *seq_lens = reference_i32(&call->batch->seq_lens);
     if (!seq_lens)
         return missing("seq_lens", error);
+    int64_t seq_len = seq_lens[sequence->index];
     sequence->first_row = sequence->index;
     sequence->num_rows = 1;
-    sequence->first_position = (int64_t)seq_lens[sequence->index] - 1;
+    sequence->first_position = seq_len > 0 ? seq_len - 1 : 0; /* padding may have length 0 */
     return ATTN_OK;
 }
 

@@ -181,7 +181,7 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, cons
                                 uint64_t needed, attn_error *error)
 {
     if (memory->size[region] < needed || !memory->base[region]) {
-        if (error)
+        if (error && ATTN_HAS(error, attn_error, needed))
             error->needed = needed;
         return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
                                  "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,

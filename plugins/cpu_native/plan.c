@@ -9,6 +9,7 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/verdict.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,11 +25,21 @@ static const int32_t *read_i32(const attn_i32_array *array)
 
 /* ---- The batch as a whole -------------------------------------------------------------------- */
 
-static attn_status check_count(const char *what, int64_t got, int64_t bound, attn_error *error)
+/* `field` is the bound: ATTN_FIELD_MAX_*. */
+static attn_status check_bound(const char *what, int64_t got, int64_t bound, uint32_t field,
+                               attn_error *error)
 {
     if (got < 0 || got > bound)
-        return FAIL(error, "%s %lld: accepted 0..%lld, the bound of this metadata", what,
-                    (long long)got, (long long)bound);
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field,
+                                 "%s %lld: accepted 0..%lld, %s of this metadata", what,
+                                 (long long)got, (long long)bound, verdict_field_name(field));
+    return ATTN_OK;
+}
+
+static attn_status check_count(const char *what, int64_t got, int64_t most, attn_error *error)
+{
+    if (got < 0 || got > most)
+        return FAIL(error, "%s %lld: accepted 0..%lld", what, (long long)got, (long long)most);
     return ATTN_OK;
 }
 
@@ -86,9 +97,11 @@ static attn_status check_batch(attn_metadata *metadata, attn_error *error)
     attn_status status = check_mode(metadata, error);
     if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
         return status;
-    status = check_count("num_seqs", batch->num_seqs, metadata->bounds.max_seqs, error);
+    status = check_bound("num_seqs", batch->num_seqs, metadata->bounds.max_seqs,
+                         ATTN_FIELD_MAX_SEQS, error);
     if (status == ATTN_OK)
-        status = check_count("num_tokens", batch->num_tokens, metadata->bounds.max_tokens, error);
+        status = check_bound("num_tokens", batch->num_tokens, metadata->bounds.max_tokens,
+                             ATTN_FIELD_MAX_TOKENS, error);
     if (status == ATTN_OK)
         status = check_count("num_real_seqs", batch->num_real_seqs, batch->num_seqs, error);
     if (status == ATTN_OK)
@@ -106,9 +119,10 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
                              cpu_sequence *sequence, attn_error *error)
 {
     if (batch->mode == ATTN_MODE_DECODE) {
+        int32_t seq_len = read_i32(&batch->seq_lens)[s];
         sequence->first_row = s;
         sequence->q_len = 1;
-        sequence->prefix_len = read_i32(&batch->seq_lens)[s] - 1;
+        sequence->prefix_len = seq_len > 0 ? seq_len - 1 : 0; /* padding may have length 0 */
         return ATTN_OK;
     }
     const int32_t *indptr = read_i32(&batch->q_indptr), *prefix = read_i32(&batch->prefix_lens);
@@ -165,10 +179,12 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
     char name[48];
     int counted = batch->positions.device || metadata->mask.kind == ATTN_MASK_QLEN;
     snprintf(name, sizeof name, "sequence %d: queries", s);
-    attn_status status = check_count(name, sequence->q_len, metadata->bounds.max_q_len, error);
+    attn_status status =
+        check_bound(name, sequence->q_len, metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
     snprintf(name, sizeof name, "sequence %d: keys", s);
     if (status == ATTN_OK)
-        status = check_count(name, sequence->kv_len, metadata->bounds.max_kv_len, error);
+        status = check_bound(name, sequence->kv_len, metadata->bounds.max_kv_len,
+                             ATTN_FIELD_MAX_KV_LEN, error);
     if (status != ATTN_OK || s >= batch->num_real_seqs)
         return status;
     if (batch->multi_item && (int64_t)sequence->prefix_len + sequence->q_len -
@@ -246,8 +262,8 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         return FAIL(error, "the sequences have %d rows more than num_tokens, %d",
                     plan->pad_first - plan->pad_end, batch->num_tokens);
     if (metadata->bounds.max_kv_tokens > 0 && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
-        return check_count("keys of all sequences, in whole pages", kv_tokens,
-                           metadata->bounds.max_kv_tokens, error);
+        return check_bound("keys of all sequences, in whole pages", kv_tokens,
+                           metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
     return ATTN_OK;
 }
 

@@ -182,34 +182,73 @@ static void check_dims(const question *ask, attn_verdict *verdict)
 static void check_group_flags(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.flags & ~(uint32_t)ALL_GROUP_FLAGS)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "group flags 0..3", "group flags %#x", ask->group.flags);
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "group flags %#x", ask->group.flags);
 }
 
+static void check_layers(const question *ask, attn_verdict *verdict)
+{
+    for (uint32_t n = 0; n < ask->group.num_layers; n++) {
+        const attn_layer *layer = attn_at(ask->group.layers, n);
+        if (layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY) {
+            REFUSE(UNKNOWN_FEATURE, LAYERS, "0..1", "%#x", layer->flags);
+            return;
+        }
+    }
+}
+
+/* Can the cache have this dtype beside some dtype of q, or beside this one? */
+static int suits_some(const question *ask, attn_dtype kv_dtype)
+{
+    return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));
+}
+
+static int suits(const question *ask, attn_dtype kv_dtype)
+{
+    return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && is_fp8(kv_dtype));
+}
+
+static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_verdict *verdict)
+{
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
+             has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
+}
+
+/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
 static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
+    const char *all = "f32, f16, bf16";
     const attn_problem *problem = &ask->problem;
-    if (!is_operand_dtype(problem->q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->q_dtype));
-    else if (problem->kv_dtype != problem->q_dtype &&
-             !(has_cache(&ask->group) && is_fp8(problem->kv_dtype))) {
-        char accepted[64];
-        snprintf(accepted, sizeof accepted, "%s%s", verdict_dtype_name(problem->q_dtype),
-                 has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-        REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+    if (!is_operand_dtype(problem->q_dtype)) {
+        REFUSE(DTYPE, Q_DTYPE,
+               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
+               "%s", verdict_dtype_name(problem->q_dtype));
+        if (!suits_some(ask, problem->kv_dtype))
+            refuse_kv_dtype(ask, all, verdict);
+    } else if (!suits(ask, problem->kv_dtype)) {
+        refuse_kv_dtype(ask, verdict_dtype_name(problem->q_dtype), verdict);
     }
     if (!is_operand_dtype(problem->out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, all, "%s", verdict_dtype_name(problem->out_dtype));
 }
 
+/* Where the dtype of a cache has to change, it may become a quantised one or not. */
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
     static const char *const names[] = {"none", "per_tensor", "per_head"};
     uint32_t granularity = ask->group.kv_scale_granularity;
-    int scaled = is_fp8(ask->problem.kv_dtype);
-    if (granularity < ATTN_SCALE_COUNT && scaled == (granularity != ATTN_SCALE_NONE))
+    attn_dtype kv_dtype = ask->problem.kv_dtype;
+    int open = has_cache(&ask->group) && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
+    int scaled = has_cache(&ask->group) && is_fp8(kv_dtype);
+    int given = granularity != ATTN_SCALE_NONE;
+    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given))
         return;
-    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, scaled ? "per_tensor, per_head" : "none", "%s",
-           granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
+           open     ? "none, per_tensor, per_head"
+           : scaled ? "per_tensor, per_head"
+                    : "none",
+           "%s", granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
 }
 
 static void check_layout(const question *ask, attn_verdict *verdict)
@@ -276,9 +315,9 @@ static void check_features(const question *ask, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,  check_group_flags,
-    check_dtypes, check_scales, check_layout,    check_modes, check_masks,
-    check_uses,   check_bounds, check_graph,     check_notes, check_features,
+    check_device, check_kind,   check_attn_type, check_dims,     check_group_flags, check_layers,
+    check_dtypes, check_scales, check_layout,    check_modes,    check_masks,       check_uses,
+    check_bounds, check_graph,  check_notes,     check_features,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */

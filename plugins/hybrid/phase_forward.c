@@ -213,6 +213,31 @@ static attn_status check_bounds(const attn_bounds *bounds, const attn_batch *bat
     return status;
 }
 
+static const int32_t *readable(const attn_metadata *metadata, const attn_i32_array *array)
+{
+    return array->host ? array->host : metadata->instance->on_cpu ? array->device : NULL;
+}
+
+/* The keys of both halves, where their numbers can be read. */
+static attn_status check_kv_tokens(const attn_metadata *metadata, const attn_batch *batch,
+                                   attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t g = 0; g < batch->num_kv_groups && status == ATTN_OK; g++) {
+        const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
+        const int32_t *lens = readable(metadata, &kv->kv_lens);
+        int64_t page = kv->page_size > 0 ? kv->page_size : 1, total = 0;
+        if (!kv->kv_lens.host && !kv->kv_lens.device)
+            lens = readable(metadata, &batch->seq_lens);
+        for (int32_t s = 0; lens && s < batch->num_seqs; s++)
+            total += (lens[s] + page - 1) / page * page;
+        if (metadata->bounds.max_kv_tokens > 0)
+            status = refuse_above("keys of all sequences, in whole pages", total,
+                                  metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
+    }
+    return status;
+}
+
 static attn_status init_child(attn_metadata *metadata, int c, const attn_batch *batch,
                               attn_stream stream, attn_error *error)
 {
@@ -227,10 +252,10 @@ static attn_status init_split(attn_metadata *metadata, const attn_batch *batch, 
                               attn_error *error)
 {
     batch_slice *slice = metadata->slice;
-    const int32_t *q_indptr = batch->q_indptr.host;
-    if (!q_indptr && metadata->instance->on_cpu)
-        q_indptr = batch->q_indptr.device;
-    attn_status status = slice_extend_rows(batch, q_indptr, &slice[PHASE_PREFILL], error);
+    const int32_t *q_indptr = readable(metadata, &batch->q_indptr);
+    attn_status status = check_kv_tokens(metadata, batch, error);
+    if (status == ATTN_OK)
+        status = slice_extend_rows(batch, q_indptr, &slice[PHASE_PREFILL], error);
     if (status == ATTN_OK)
         status = slice_decode_rows(batch, q_indptr, &slice[PHASE_DECODE],
                                    &metadata->first_decode_row, error);

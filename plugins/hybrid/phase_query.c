@@ -126,7 +126,8 @@ static int one_mla_form(const attn_problem *problem)
 {
     uint32_t involved = problem->bounds->modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
     uint32_t expanded = problem->mla_expanded & involved;
-    return !problem->group->mla || expanded == 0 || expanded == involved;
+    int is_latent = ATTN_HAS(problem->group, attn_layer_group, mla) && problem->group->mla;
+    return !is_latent || expanded == 0 || expanded == involved;
 }
 
 attn_status phase_decide_split(const attn_services *services, const phase_options *options,

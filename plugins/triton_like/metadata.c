@@ -55,8 +55,8 @@ int32_t triton_grid_splits(const triton_group *group, const triton_options *opti
     return splits_count(bounds->max_kv_len, options->split_tile, most);
 }
 
-/* Rows whose keys may be split. That of drafted tokens none are if they are too many does not
- * count: memory grows with the bounds. */
+/* Rows whose keys may be split. Drafted tokens count even where they are too many for it: memory
+ * grows with the bounds. */
 static uint64_t split_rows(const triton_group *group, const attn_bounds *bounds)
 {
     uint32_t drafts =
@@ -144,7 +144,7 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, uint
     if (needed == 0)
         return ATTN_OK;
     if (memory->size[region] < needed || !memory->base[region]) {
-        if (error)
+        if (error && ATTN_HAS(error, attn_error, needed))
             error->needed = needed;
         return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
                                  "triton_like: %s is %" PRIu64 " bytes: accepted %" PRIu64

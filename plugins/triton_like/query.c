@@ -151,38 +151,65 @@ static void check_dims(const question *ask, attn_verdict *verdict)
 static void check_group_flags(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.flags & ~(uint32_t)ALL_GROUP_FLAGS)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "group flags 0..3", "group flags %#x", ask->group.flags);
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "0..3", "%u", ask->group.flags);
 }
 
+/* Can the cache have this dtype beside some dtype of q, or beside this one? */
+static int suits_some(const question *ask, attn_dtype kv_dtype)
+{
+    return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && triton_is_fp8(kv_dtype));
+}
+
+static int suits(const question *ask, attn_dtype kv_dtype)
+{
+    return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && triton_is_fp8(kv_dtype));
+}
+
+static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_verdict *verdict)
+{
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
+             has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
+}
+
+/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
 static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;
-    if (!is_operand_dtype(problem->q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, "fp16, bf16", "%s", verdict_dtype_name(problem->q_dtype));
-    else if (problem->kv_dtype != problem->q_dtype &&
-             !(has_cache(&ask->group) && triton_is_fp8(problem->kv_dtype))) {
-        char accepted[64];
-        snprintf(accepted, sizeof accepted, "%s%s", verdict_dtype_name(problem->q_dtype),
-                 has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-        REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+    if (!is_operand_dtype(problem->q_dtype)) {
+        const char *all = "f16, bf16";
+        REFUSE(DTYPE, Q_DTYPE,
+               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
+               "%s", verdict_dtype_name(problem->q_dtype));
+        if (!suits_some(ask, problem->kv_dtype))
+            refuse_kv_dtype(ask, all, verdict);
+    } else if (!suits(ask, problem->kv_dtype)) {
+        refuse_kv_dtype(ask, verdict_dtype_name(problem->q_dtype), verdict);
     }
     if (!is_operand_dtype(problem->out_dtype) && problem->out_dtype != ATTN_F32)
-        REFUSE(DTYPE, OUT_DTYPE, "fp32, fp16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
 }
 
+/* Where the dtype of a cache has to change, it may become a quantised one or not. */
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
     static const char *const names[] = {"none", "per_tensor", "per_head"};
     uint32_t granularity = ask->group.kv_scale_granularity;
-    int scaled = triton_is_fp8(ask->problem.kv_dtype);
-    int few = ask->group.num_kv_heads <= PARAMS_MAX_SCALES || granularity != ATTN_SCALE_PER_HEAD;
-    if (granularity < ATTN_SCALE_COUNT && scaled == (granularity != ATTN_SCALE_NONE) && few)
+    attn_dtype kv_dtype = ask->problem.kv_dtype;
+    int scaled = has_cache(&ask->group) && triton_is_fp8(kv_dtype);
+    int open = has_cache(&ask->group) && !scaled && !is_operand_dtype(kv_dtype);
+    int given = granularity != ATTN_SCALE_NONE;
+    int few = ask->group.num_kv_heads <= PARAMS_MAX_SCALES;
+    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
+        (few || granularity != ATTN_SCALE_PER_HEAD))
         return;
-    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
-           !scaled                                        ? "none"
-           : ask->group.num_kv_heads <= PARAMS_MAX_SCALES ? "per_tensor, per_head"
-                                                          : "per_tensor",
-           "%s", granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
+    const char *some = few ? "per_tensor, per_head" : "per_tensor";
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s%s", scaled ? "" : "none", open ? ", " : "",
+             scaled || open ? some : "");
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
+           granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
 }
 
 static void check_layout(const question *ask, attn_verdict *verdict)

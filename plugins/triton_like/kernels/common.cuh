@@ -14,6 +14,7 @@
  *   ROW_TILES KEY_TILE           extend: 16-row tiles of a warp; keys of a tile
  *   EXTEND_SHARED DECODE_SHARED  bytes of shared memory, checked
  *   WARPS STAGES                 decode: warps of a block, groups of keys in flight of each
+ *   DECODE_BLOCKS                decode: blocks that a multiprocessor runs at once
  *   PARTIAL_DTYPE                of partial results
  */
 #include "params.h"
@@ -121,31 +122,6 @@ template <int half> __device__ __forceinline__ u32 codes_to_query(u32 codes)
     if (Q_DTYPE == DTYPE_F16)
         return values;
     return pack16<DTYPE_BF16>(f16_to_f32((u16)values), f16_to_f32((u16)(values >> 16)));
-}
-
-/* Round to nearest even at `mantissa` bits, exponents from `min_exponent` on; saturate. The sum with
- * 1.5 * 2^(23 + ulp) rounds in the one IEEE addition. NaN stays NaN. */
-__device__ __forceinline__ u8 f32_to_fp8(float value)
-{
-    constexpr int mantissa = KV_DTYPE == DTYPE_E5M2 ? 2 : 3;
-    constexpr int bias = KV_DTYPE == DTYPE_E5M2 ? 15 : 7;
-    constexpr float largest = KV_DTYPE == DTYPE_E5M2 ? 57344.0f : 448.0f;
-    u32 bits = __float_as_uint(value);
-    u8 sign = (u8)(bits >> 24 & 0x80);
-    float magnitude = __uint_as_float(bits & 0x7fffffff);
-    if (!(magnitude <= __int_as_float(0x7f800000)))
-        return (u8)(sign | 0x7f);
-    if (magnitude > largest)
-        magnitude = largest;
-    int exponent = (int)(__float_as_uint(magnitude) >> 23) - 127;
-    if (exponent < 1 - bias)
-        exponent = 1 - bias;
-    /* The weight of the last place, and the value in units of it: below 2^24, an exact product. */
-    float unit = __uint_as_float((u32)(mantissa - exponent + 127) << 23);
-    u32 whole = (u32)__float2int_rn(__fmul_rn(magnitude, unit));
-    u32 code = ((u32)(exponent + bias - 1) << mantissa) + whole;
-    u32 most = KV_DTYPE == DTYPE_E5M2 ? 0x7b : 0x7e;
-    return (u8)(sign | (code < most ? code : most));
 }
 
 /* ---- Instructions ---------------------------------------------------------------------------- */
