@@ -11,6 +11,7 @@
 
 #include "host/check/case_id.h"
 #include "host/check/json.h"
+#include "host/check/spy.h"
 #include "host/clock.h"
 #include "host/exit_codes.h"
 #include "host/platform.h"
@@ -307,6 +308,7 @@ struct check_child *check_child_create(const struct check_params *params, struct
                             .log_level = ATTN_LOG_WARNING,
                             .log = trail ? take_log : NULL,
                             .log_ctx = trail};
+    spy_install(NULL, NULL); /* before anything opens the driver; without it checks are skipped */
     if (!child || attnhost_create(&host, &child->host, NULL)) {
         free(child);
         return NULL;

@@ -14,6 +14,8 @@ static const struct check *const groups[] = {
     check_caps,
     check_work,
     check_pure,
+    check_pure_cuda,
+    check_capt,
     check_num,
     check_invar,
     check_comp,
