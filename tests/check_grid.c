@@ -220,6 +220,28 @@ START_TEST(nothing_accepted_is_an_empty_grid)
 }
 END_TEST
 
+/* Of every rule that the numerics are about there are cases. */
+START_TEST(every_rule_is_exercised)
+{
+    static const char *const rules[] = {
+        "MEAN-02", "MEAN-03", "MEAN-04", "MEAN-05", "MEAN-06", "MEAN-07", "MEAN-08", "MEAN-09",
+        "MEAN-10", "MEAN-11", "MEAN-12", "MEAN-13", "MEAN-14", "MEAN-15", "MEAN-16", "MEAN-17",
+        "KV-01",   "KV-02",   "KV-03",   "KV-04",   "KV-06",   "KV-08",   "CAPT-04"};
+    struct grid *grid = make_grid(f.subject.type, 1, false);
+    char text[400];
+    for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
+        int32_t count = 0;
+        for (int32_t n = 0; n < grid->num_points; n++) {
+            grid_rules(&grid->points[n], text, sizeof text);
+            count += strstr(text, rules[r]) != NULL;
+        }
+        ck_assert_msg(count >= 10, "%s has %d cases", rules[r], count);
+        ck_assert_msg(count < grid->num_points || strcmp(rules[r], "KV-06") == 0, "%s", rules[r]);
+    }
+    grid_destroy(grid);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("grid");
@@ -231,6 +253,7 @@ static Suite *suite(void)
     tcase_add_test(t, equal_seeds_give_equal_grids);
     tcase_add_test(t, exhaustive_has_more);
     tcase_add_test(t, index_forms_are_found);
+    tcase_add_test(t, every_rule_is_exercised);
     tcase_add_test(t, products_are_of_what_is_accepted);
     tcase_add_test(t, nothing_accepted_is_an_empty_grid);
     suite_add_tcase(s, t);

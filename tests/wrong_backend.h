@@ -80,7 +80,8 @@ static struct {
     const attn_backend_type *real;
     attn_backend_type type;
     attn_backend_ops ops;
-    attn_batch batch; /* as it was planned last */
+    attn_batch batch; /* as it was planned last, and its KV group */
+    attn_kv_batch kv;
     int32_t ints[8][4096];
     uint8_t bits[1 << 16];
     int64_t slots[4096];
@@ -226,6 +227,8 @@ static attn_status wrong_init_forward_metadata(attn_metadata *metadata, const at
     }
     batch.kv_groups = batch.num_kv_groups ? kv : NULL;
     wrong_backend.batch = *given;
+    if (own)
+        wrong_backend.kv = *own;
     change_lengths(&batch, own);
     change_masks(&batch, &mask);
     if (own)
@@ -347,23 +350,23 @@ static void change_lse(const attn_tensor *lse, const attn_tensor *out, int64_t f
         }
 }
 
+/* The key of the first new token: one bit less, as if it had not been rounded to nearest. */
 static void truncate_cache(const attn_forward_args *args)
 {
     const attn_tensor *cache = args->operands[ATTN_ROLE_K_CACHE];
-    for (int32_t n = 0; cache && args->flags & ATTN_FORWARD_SAVE_KV && n < 1; n++) {
-        const attn_kv_batch *kv =
-            attn_at(wrong_backend.batch.kv_groups, wrong_backend.batch.num_kv_groups - 1);
-        const int32_t *indptr = kv->kv_new_indptr.device ? kv->kv_new_indptr.device
-                                : wrong_backend.batch.mode == 1
-                                    ? NULL
-                                    : wrong_backend.batch.q_indptr.device;
-        int64_t slot = kv->out_cache_loc.device[indptr ? indptr[0] : 0];
-        if (slot >= kv->page_size && attn_dtype_size(cache->dtype) == 1)
-            flip(wrong_element(cache, slot / kv->page_size, 0) +
-                     (cache->shape[1] == kv->page_size ? slot % kv->page_size * cache->strides[1]
-                                                       : slot % kv->page_size * cache->strides[2]),
-                 0);
-    }
+    const attn_kv_batch *kv = &wrong_backend.kv;
+    if (!cache || !(args->flags & ATTN_FORWARD_SAVE_KV) || attn_dtype_size(cache->dtype) != 1)
+        return;
+    const int32_t *first = kv->kv_new_indptr.device ? kv->kv_new_indptr.device
+                           : wrong_backend.batch.mode == ATTN_MODE_DECODE
+                               ? NULL
+                               : wrong_backend.batch.q_indptr.device;
+    int64_t slot = kv->out_cache_loc.device[first ? *first : 0];
+    bool hnd = cache->shape[1] != kv->page_size;
+    if (slot >= kv->page_size)
+        flip(wrong_element(cache, slot / kv->page_size, 0) +
+                 slot % kv->page_size * cache->strides[hnd ? 2 : 1],
+             0);
 }
 
 static void change_results(const attn_forward_args *args)

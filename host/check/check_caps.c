@@ -17,8 +17,9 @@
 #include <string.h>
 
 enum {
-    RUN_EVERY = 8, /* accepted problems, unless the run is exhaustive */
-    SIZE_EVERY = 8 /* refused bounds */
+    RUN_EVERY = 8,      /* accepted problems, unless the run is exhaustive */
+    COMPILE_EVERY = 64, /* where each is likely to be compiled first */
+    SIZE_EVERY = 8      /* refused bounds */
 };
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
@@ -121,7 +122,8 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer)
 {
     struct case_spec spec;
-    bool chosen = visit->run->subject->exhaustive || visit->accepted % RUN_EVERY == 0;
+    int64_t every = visit->grid->notes & ATTN_NOTE_RUNTIME_COMPILATION ? COMPILE_EVERY : RUN_EVERY;
+    bool chosen = visit->run->subject->exhaustive || visit->accepted % every == 0;
     if (answer->status != ATTN_OK || !answer->verdict.supported || !chosen ||
         !caps_problem_spec(p, visit->seed, &spec))
         return true;

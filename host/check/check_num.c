@@ -393,6 +393,7 @@ static int32_t count_grid(const struct check_subject *subject)
     return count > 0 ? count : 1;
 }
 
+/* A failure tells which rules it may be about. */
 static void run_point(struct check_run *run, const struct grid *grid,
                       const struct grid_point *point)
 {
@@ -401,6 +402,11 @@ static void run_point(struct check_run *run, const struct grid *grid,
         numerics_run(run, &spec, grid_options(grid, point), &once);
     else
         check_fail(run, "query accepted this case before, and refuses it now");
+    size_t length = strlen(run->text);
+    if (run->code == CHECK_FAIL && length + 16 < sizeof run->text) {
+        memcpy(run->text + length, "; rules: ", 10);
+        grid_rules(point, run->text + length + 9, sizeof run->text - length - 9);
+    }
 }
 
 static void run_grid(struct check_run *run)
@@ -414,9 +420,13 @@ static void run_grid(struct check_run *run)
     grid_release(run->subject, grid);
 }
 
+/* Fewer where each is likely to be compiled first. */
 static int32_t count_random(const struct check_subject *subject)
 {
-    return subject->exhaustive ? 40 * RANDOM_CASES : RANDOM_CASES;
+    struct grid *grid = grid_of(subject);
+    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
+    grid_release(subject, grid);
+    return subject->exhaustive ? 40 * RANDOM_CASES : compiles ? RANDOM_CASES / 5 : RANDOM_CASES;
 }
 
 /* Any point that is accepted; what is to be left out has the base's value. */

@@ -336,9 +336,9 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
 static void fill_vectors(struct forward_case *c, enum case_part_id part, double value)
 {
     const struct case_shape *shape = &c->shapes[part];
-    int64_t inner = shape->ndim > 3 ? shape->shape[2] : 1, dim = shape->shape[shape->ndim - 1];
     if (!c->parts[part].bytes)
         return;
+    int64_t inner = shape->ndim > 3 ? shape->shape[2] : 1, dim = shape->shape[shape->ndim - 1];
     for (int64_t i = 0; i < shape->shape[0]; i++)
         for (int64_t j = 0; j < shape->shape[1]; j++)
             for (int64_t k = 0; k < inner; k++)

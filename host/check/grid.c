@@ -68,6 +68,16 @@ bool grid_accepts_spec(const struct grid *grid, const attn_options *options,
     return ask(grid, options, spec, &verdict, reason, size);
 }
 
+static uint32_t notes_of(const struct grid *grid, const struct grid_point *point)
+{
+    struct case_spec spec;
+    attn_verdict verdict;
+    return grid_spec(grid, point, &spec) &&
+                   ask(grid, grid_options(grid, point), &spec, &verdict, NULL, 0)
+               ? verdict.notes
+               : 0;
+}
+
 int32_t grid_product(const struct grid *grid, const struct grid_choice *choices, int32_t index,
                      struct grid_point *point, char *reason, size_t size)
 {
@@ -506,6 +516,7 @@ static bool fill(struct grid *grid, bool exhaustive)
     if (!find_base(grid))
         return true;
     grid->refusal[0] = '\0';
+    grid->notes = notes_of(grid, &grid->base);
     find_all_forms(grid);
     struct cover *cover = calloc(1, sizeof *cover);
     if (!cover)

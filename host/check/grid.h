@@ -119,6 +119,7 @@ struct grid {
     struct grid_point base; /* as plain as the backend allows */
     struct grid_point *points;
     int32_t num_points, room;
+    uint32_t notes;    /* ATTN_NOTE_* of the base */
     char refusal[512]; /* why there is no base; "" = there is one */
 };
 
@@ -144,6 +145,9 @@ bool grid_spec(const struct grid *grid, const struct grid_point *point, struct c
 
 /* The options of a point's backend. */
 const attn_options *grid_options(const struct grid *grid, const struct grid_point *point);
+
+/* The rules of docs/ABI.md that a point's case exercises: "MEAN-04, MEAN-06, KV-01". */
+void grid_rules(const struct grid_point *point, char *text, size_t size);
 
 /* ---- Questions (grid.c) ---------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
  */
 #include "host/check/grid.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
@@ -43,9 +44,9 @@ static const struct {
              {ATTN_MASK_FULL, true, false},   {ATTN_MASK_QLEN, true, false},
              {ATTN_MASK_LAYER, false, true}};
 
-/* Prefix and new tokens of each sequence. -N: N pages less one, N pages, or one more are made of
- * them, by the sequence's number. */
-static const struct case_sequence lengths[][4] = {
+/* Prefix and new tokens of each sequence. -N stands for about N pages: one token less, as many, or
+ * one more, by the sequence's number. */
+static const int32_t lengths[][4][2] = {
     [LENGTHS_PAGES] = {{-1, 3}, {0, -1}, {-2, 2}, {-1, 1}},
     [LENGTHS_EMPTY] = {{0, 0}, {5, 0}, {0, 3}, {33, 1}},
     [LENGTHS_SPLITS] = {{513, 3}, {63, 2}, {127, 5}, {0, 1}},
@@ -165,9 +166,8 @@ static void set_lengths(struct case_spec *spec, uint8_t profile)
     spec->num_sequences = num_sequences[profile];
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         struct case_sequence *sequence = &spec->sequences[s];
-        *sequence = lengths[profile][s];
-        sequence->prefix_len = about_pages(sequence->prefix_len, spec->page_size, s);
-        sequence->num_new = about_pages(sequence->num_new, spec->page_size, s);
+        sequence->prefix_len = about_pages(lengths[profile][s][0], spec->page_size, s);
+        sequence->num_new = about_pages(lengths[profile][s][1], spec->page_size, s);
         if (sequence->num_new > 70)
             sequence->num_new = 70;
         if (spec->mode == ATTN_MODE_MIXED && s > 0 && s >= spec->num_sequences - 2)
@@ -213,4 +213,63 @@ bool grid_spec(const struct grid *grid, const struct grid_point *point, struct c
     if (value[AXIS_PADDING])
         spec->padded = spec->num_sequences + 2;
     return case_spec_defect(spec) == NULL;
+}
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+/* Writes "RULE, RULE ..." piece by piece. */
+struct rule_list {
+    char *text;
+    size_t size, length;
+};
+
+static void add_rule(struct rule_list *list, const char *rule, bool is)
+{
+    if (!is || list->length >= list->size)
+        return;
+    int count = snprintf(list->text + list->length, list->size - list->length, "%s%s",
+                         list->length ? ", " : "", rule);
+    list->length += count > 0 ? (size_t)count : 0;
+}
+
+static void add_meanings(struct rule_list *list, const uint8_t *value)
+{
+    uint8_t mask = value[AXIS_MASK];
+    bool custom = mask >= MASK_FULL && mask <= MASK_QLEN_POSITIONS;
+    bool narrowed = value[AXIS_WINDOW] >= WINDOW_SELF || value[AXIS_CHUNK] != 0;
+    add_rule(list, "MEAN-02", value[AXIS_MODE] == MODE_MIXED);
+    add_rule(list, "MEAN-03", value[AXIS_MODE] == MODE_DECODE || value[AXIS_ROW] != 0);
+    add_rule(list, "MEAN-04", value[AXIS_TYPE] != TYPE_CROSS);
+    add_rule(list, "MEAN-05", mask == MASK_FULL_POSITIONS || mask == MASK_QLEN_POSITIONS);
+    add_rule(list, "MEAN-06", value[AXIS_WINDOW] != WINDOW_NONE);
+    add_rule(list, "MEAN-07", value[AXIS_CHUNK] != 0);
+    add_rule(list, "MEAN-08", value[AXIS_TYPE] == TYPE_CROSS);
+    add_rule(list, "MEAN-09",
+             value[AXIS_CAP] != 0 || value[AXIS_ALIBI] != 0 || value[AXIS_SCALE] != 0);
+    add_rule(list, "MEAN-10", mask == MASK_NONE || custom);
+    add_rule(list, "MEAN-11", custom && narrowed);
+    add_rule(list, "MEAN-12", value[AXIS_SINK] != SINK_NONE);
+    add_rule(list, "MEAN-13", value[AXIS_LSE] == 0);
+    add_rule(list, "MEAN-14", custom || value[AXIS_LENGTHS] == LENGTHS_EMPTY);
+    add_rule(list, "MEAN-15", value[AXIS_SOURCE] == SOURCE_PREFIX);
+    add_rule(list, "MEAN-16", mask == MASK_ITEMS);
+    add_rule(list, "MEAN-17", heads[value[AXIS_HEADS]][0] != heads[value[AXIS_HEADS]][1]);
+}
+
+void grid_rules(const struct grid_point *point, char *text, size_t size)
+{
+    const uint8_t *value = point->value;
+    struct rule_list list = {text, size, 0};
+    uint8_t source = value[AXIS_SOURCE];
+    bool cached = value[AXIS_TYPE] != TYPE_ENCODER_ONLY;
+    bool saved = source == SOURCE_SAVED || source == SOURCE_SOME_SAVED || source == SOURCE_SHARED;
+    text[0] = '\0';
+    add_meanings(&list, value);
+    add_rule(&list, "KV-01", cached && saved);
+    add_rule(&list, "KV-02", cached && source != SOURCE_SAVED);
+    add_rule(&list, "KV-03", source == SOURCE_SHARED);
+    add_rule(&list, "KV-04", value[AXIS_KV] != KV_AS_Q);
+    add_rule(&list, "KV-06", cached);
+    add_rule(&list, "KV-08", value[AXIS_FORM] != 0);
+    add_rule(&list, "CAPT-04", value[AXIS_PADDING] != 0);
 }

@@ -154,6 +154,17 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
         REFUSE(UNKNOWN_FEATURE, FEATURE, "0..3", "%u", ask->group.flags);
 }
 
+static void check_layers(const question *ask, attn_verdict *verdict)
+{
+    for (uint32_t n = 0; n < ask->group.num_layers; n++) {
+        const attn_layer *layer = attn_at(ask->group.layers, n);
+        if (layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY) {
+            REFUSE(UNKNOWN_FEATURE, LAYERS, "0..1", "%#x", layer->flags);
+            return;
+        }
+    }
+}
+
 /* Can the cache have this dtype beside some dtype of q, or beside this one? */
 static int suits_some(const question *ask, attn_dtype kv_dtype)
 {
@@ -278,9 +289,9 @@ static void check_features(const question *ask, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,  check_group_flags,
-    check_dtypes, check_scales, check_layout,    check_modes, check_masks,
-    check_uses,   check_bounds, check_graph,     check_notes, check_features,
+    check_device, check_kind,   check_attn_type, check_dims,     check_group_flags, check_layers,
+    check_dtypes, check_scales, check_layout,    check_modes,    check_masks,       check_uses,
+    check_bounds, check_graph,  check_notes,     check_features,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
