@@ -34,6 +34,7 @@ static const char help[] =
     "  --profile NAME|FILE  what must pass: core, paged-kv, mla, linear, quant-fp8, capture\n"
     "  --waivers FILE       failures that are known: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY\n"
     "  --replay FILE        run the one case that `attnhost fuzz` wrote down\n"
+    "  --jobs N             processes side by side (default: half of the processors, at most 8)\n"
     "  --timeout S          for everything (default 600)\n"
     "  --inactivity S       without a sign of life (default 30)\n"
     "  --in-process         without processes and limits: for debuggers and sanitizers\n"

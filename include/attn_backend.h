@@ -86,6 +86,8 @@ typedef struct attn_backend_ops {
     void (*destroy)(attn_instance *instance);
 
     /* Compile, tune, warm up, for the problems of create, so that no step does. May take minutes.
+     * The host calls it after create and before metadata_create, which may answer
+     * BAD_STATE without it. Once it succeeded, another call does nothing.
      * (optional; NULL = nothing to prepare) [instance-thread & !capturing] */
     attn_status (*prepare)(attn_instance *instance, attn_progress progress, void *progress_ctx,
                            attn_error *error);

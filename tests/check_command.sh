@@ -169,6 +169,26 @@ timeout -s KILL 1 "$tool" check "$fixtures/bad_create_hangs.so" >"$folder/out" 2
 sleep 0.2
 tap_try "SIGKILL leaves no process" test -z "$(left)"
 
+says 143 "SIGTERM, side by side" "Bail out! interrupted by signal 15" \
+    -- timeout --preserve-status -s TERM 1 "$tool" check --jobs 3 "$fixtures/bad_create_hangs.so"
+
+# ---- Side by side --------------------------------------------------------------------------------
+
+# report JOBS NAME: the cases and what they came to, in order; not how long they took.
+report()
+{
+    "$attnhost" check --jobs "$1" --filter 'LOAD-*' --filter 'MEAN-*' --filter 'ERR-*' \
+        --filter 'LIFE-0[1-4]*' --format json "$fixtures/$2.so" 2>&1 |
+        grep -vE '"(seconds|started)":' | sed 's/ (and [0-9]* more times)//' >"$folder/jobs$1"
+}
+for plugin in bad_query_prints bad_forward_crashes bad_query_rounds; do
+    report 1 $plugin
+    report 3 $plugin
+    tap_try "$plugin: three processes find what one finds" cmp "$folder/jobs1" "$folder/jobs3"
+    tap_try "$plugin: something was found" grep -q '"code":.*"\(FAIL\|CRASH\)"' "$folder/jobs3"
+done
+says 2 "no processes" "attnhost check: --jobs '0': accepted 1..64" -- "$attnhost" check --jobs 0 x.so
+
 # ---- Crashes of one's own, and others' -----------------------------------------------------------
 
 SUITE_TOOL_ODD=1

@@ -55,8 +55,9 @@ static long prepare_with(const test_problem *t, const triton_options *options)
     ck_assert_msg(prepare_instance(instance, &error) == ATTN_OK, "%s", message);
     long compiled = (long)counter_of(instance)->compiled;
     int variants = __builtin_popcount(instance->groups->variants);
+    int files = __builtin_popcount(instance->groups->files);
     ck_assert_int_eq(doubles.compiled - before, compiled);
-    ck_assert_int_eq(compiled + (long)counter_of(instance)->cached, FILES * variants);
+    ck_assert_int_eq(compiled + (long)counter_of(instance)->cached, files * variants);
     triton_like_type.ops->destroy(instance);
     ck_assert_int_eq(doubles.loads, doubles.unloads);
     return compiled;
@@ -485,6 +486,33 @@ static void run_batch(attn_metadata *metadata, trace *t)
     ck_assert_msg(status == ATTN_OK, "mode %u: %s", t->batch.mode, message);
 }
 
+/* What no mode needs is not compiled, and metadata for such a mode is refused. */
+START_TEST(modes_decide_the_files)
+{
+    static const struct {
+        uint32_t modes, refused;
+        long files;
+    } cases[] = {{ATTN_MODE_BIT(ATTN_MODE_DECODE), ATTN_MODE_BIT(ATTN_MODE_EXTEND), 2},
+                 {ATTN_MODE_BIT(ATTN_MODE_EXTEND), ATTN_MODE_BIT(ATTN_MODE_DECODE), 2},
+                 {ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY), 0, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        test_problem t;
+        attn_memory_size size = {.struct_size = sizeof size};
+        make_problem(&t);
+        t.bounds.modes = cases[i].modes;
+        t.group.head_dim = 64 + 16 * (int32_t)i; /* none of them is in the cache yet */
+        ck_assert_int_eq(prepare_with(&t, NULL), cases[i].files);
+        attn_instance *instance = make_instance(&t, &test_nvrtc, kernels, cache);
+        t.bounds.modes = cases[i].refused;
+        if (cases[i].refused)
+            ck_assert_int_eq(triton_like_type.ops->metadata_size(instance, ATTN_METADATA_EAGER,
+                                                                 &t.bounds, &size, &error),
+                             ATTN_UNSUPPORTED);
+        triton_like_type.ops->destroy(instance);
+    }
+}
+END_TEST
+
 START_TEST(steps_compile_nothing)
 {
     static trace t;
@@ -712,6 +740,7 @@ static Suite *suite(void)
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, steps_compile_nothing);
+    tcase_add_test(tc, modes_decide_the_files);
     tcase_add_test(tc, extensions_by_their_whole_name);
     suite_add_tcase(s, tc);
     tc = tcase_create("errors");

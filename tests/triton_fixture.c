@@ -20,7 +20,8 @@ void make_problem(test_problem *t)
                                    .shared_memory = 227 * 1024},
                         .layer = {.struct_size = sizeof t->layer},
                         .bounds = {.struct_size = sizeof t->bounds,
-                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
+                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE) |
+                                            ATTN_MODE_BIT(ATTN_MODE_MIXED),
                                    .mask_kinds = 1,
                                    .max_seqs = 8,
                                    .max_tokens = 8,

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1 /* uselocale, NSIG */
+#define _GNU_SOURCE 1 /* dladdr, uselocale, NSIG */
 #endif
 #include "host/check/ambient.h"
 
+#include <dlfcn.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -100,18 +102,33 @@ static void restore_locale(const struct ambient *before, const struct ambient *n
 static int same_handler(const struct sigaction *a, const struct sigaction *b)
 {
     const int flags = SA_SIGINFO | SA_RESTART | SA_NODEFER | SA_ONSTACK;
-    return a->sa_handler == b->sa_handler && (a->sa_flags & flags) == (b->sa_flags & flags);
+    int is_own = a->sa_handler != SIG_DFL && a->sa_handler != SIG_IGN; /* else flags do nothing */
+    return a->sa_handler == b->sa_handler &&
+           (!is_own || (a->sa_flags & flags) == (b->sa_flags & flags));
+}
+
+static void describe_handler(const struct sigaction *action, char *text, size_t size)
+{
+    Dl_info object;
+    if (action->sa_handler == SIG_DFL || action->sa_handler == SIG_IGN)
+        snprintf(text, size, "%s", action->sa_handler == SIG_DFL ? "the default" : "to ignore it");
+    else if (dladdr((void *)(uintptr_t)action->sa_sigaction, &object) && object.dli_fname)
+        snprintf(text, size, "in %s", object.dli_fname);
+    else
+        snprintf(text, size, "at %p", (void *)(uintptr_t)action->sa_sigaction);
 }
 
 static void restore_signals(const struct ambient *before, const struct ambient *now, char text[256])
 {
+    char where[192];
     for (int s = 1; s < NSIG; s++) {
         if (sigismember(&now->mask, s) != sigismember(&before->mask, s))
             snprintf(text, 256, "signal %d is %s, before: %s", s,
                      sigismember(&now->mask, s) ? "blocked" : "not blocked",
                      sigismember(&before->mask, s) ? "blocked" : "not blocked");
         if (!same_handler(&now->handlers[s], &before->handlers[s])) {
-            snprintf(text, 256, "signal %d has another handler", s);
+            describe_handler(&now->handlers[s], where, sizeof where);
+            snprintf(text, 256, "signal %d has another handler, %s", s, where);
             sigaction(s, &before->handlers[s], NULL);
         }
     }

@@ -103,7 +103,9 @@ enum {
     CHECK_ONCE = 1 << 3,        /* about the file, not about one backend: run once a plugin */
     /* Any run->seed makes a good case, whatever the index. `attnhost fuzz` calls it with random
      * ones; to make a failing one smaller it sets bits of run->without, from bit 0 on. */
-    CHECK_FUZZABLE = 1 << 4
+    CHECK_FUZZABLE = 1 << 4,
+    /* It measures time, or the device's free memory: nothing may run beside it. */
+    CHECK_ALONE = 1 << 5
 };
 
 struct check {

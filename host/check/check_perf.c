@@ -76,6 +76,7 @@ const struct check check_perf[] = {
      .name = "overhead",
      .sentence = "planning a small batch and calling a forward of it take less than a millisecond "
                  "each",
+     .needs = CHECK_ALONE,
      .run = run_times},
     {.rule = NULL},
 };

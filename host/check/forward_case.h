@@ -78,9 +78,9 @@ struct case_spec {
     bool partial;         /* from_cache, MASK_NONE: the keys are those of the prefix alone */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
-    bool
-        special_values; /* the last new token of a sequence is infinite, NaN, beyond the largest, */
-                        /* or halfway between two stored values; rows that see it are not judged */
+    /* The last new token of every sequence but the first is infinite, NaN, beyond the largest, or
+     * halfway between two stored values; the rows of these sequences are not judged. */
+    bool special_values;
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds; /* bounds beyond what the batch needs */

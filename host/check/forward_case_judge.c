@@ -223,12 +223,13 @@ static void oracle_view(struct case_view *view, const struct run *run, char *are
     case_view_init(view, run->c, &run->c->lengths, &place);
 }
 
-/* Rows that see values which are not finite, or are saturated, say nothing. */
+/* What is not finite, and is seen by one row of a sequence, may reach all of them (KV-06). */
 static void excuse_special_rows(const struct forward_case *c, reference_result *result)
 {
-    for (int32_t s = 0; c->spec.special_values && s < c->lengths.num_real_seqs; s++)
-        if (c->lengths.q_len[s] > 0)
-            result->kind[c->lengths.first_row[s + 1] - 1] = REFERENCE_ROW_ABSENT;
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
+        for (int32_t r = c->lengths.first_row[s]; r < c->lengths.first_row[s + 1]; r++)
+            if (case_is_special(c, s))
+                result->kind[r] = REFERENCE_ROW_ABSENT;
 }
 
 static bool judge_outputs(struct run *run, bool second)

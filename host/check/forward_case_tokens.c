@@ -444,12 +444,15 @@ static const float special_values[] = {
     480.0f,   -1e4f,      57344.0f, 61440.0f, -65536.f, 0x1p-10f,  0x1.8p-9f,  0x1p-7f,
     0x1p-17f, 0x1.8p-16f, -0.0f,    0x1p-6f,  1e30f,    HUGE_VALF, -HUGE_VALF, NAN};
 
+bool case_is_special(const struct forward_case *c, int32_t s)
+{
+    return c->spec.special_values && s > 0 && c->lengths.num_new[s] > 0;
+}
+
 static void make_special(struct forward_case *c, int32_t s)
 {
     enum { COUNT = sizeof special_values / sizeof special_values[0] };
     int32_t j = c->lengths.kv_len[s] - 1;
-    if (c->lengths.num_new[s] == 0)
-        return;
     int64_t row = new_row_of(c, s, j);
     for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
         uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)h, 0);
@@ -524,7 +527,7 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 put_key(c, s, j, head, key_of(c, s, j, head), value_of(c, s, j, head));
         status = hide_keys(c, s, error);
-        if (c->spec.special_values)
+        if (case_is_special(c, s))
             make_special(c, s);
     }
     return status;

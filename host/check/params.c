@@ -6,13 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host/exit_codes.h"
 #include "host/text.h"
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
-enum kind { LIST, TEXT, DEVICE, SWITCH, SEED, SECONDS, FORMAT, HELP };
+enum kind { LIST, TEXT, DEVICE, SWITCH, SEED, SECONDS, JOBS, FORMAT, HELP };
+
+enum { MAX_JOBS = 64, DEFAULT_JOBS = 8 };
 
 /* A row serves the commands that take one of `takes` (0 = all). */
 static const struct row {
@@ -30,6 +33,7 @@ static const struct row {
     {"filter", LIST, PARAMS_CHECK, offsetof(struct check_params, filters)},
     {"format", FORMAT, PARAMS_CHECK, offsetof(struct check_params, format)},
     {"list", SWITCH, PARAMS_CHECK, offsetof(struct check_params, list)},
+    {"jobs", JOBS, PARAMS_CHECK, offsetof(struct check_params, jobs)},
     {"timeout", SECONDS, PARAMS_CHECK, offsetof(struct check_params, timeout)},
     {"replay", TEXT, PARAMS_CHECK, offsetof(struct check_params, replay)},
     {"waivers", TEXT, PARAMS_CHECK, offsetof(struct check_params, waivers)},
@@ -124,6 +128,23 @@ static int take_device(const struct check_params *params, const struct row *row,
     return PARAMS_GO_ON;
 }
 
+static int take_jobs(const struct check_params *params, const struct row *row, const char *value,
+                     uint32_t *jobs)
+{
+    uint64_t number;
+    if (!text_parse_uint64(value, &number) || number < 1 || number > MAX_JOBS)
+        return refuse(params, row, value, "1..64");
+    *jobs = (uint32_t)number;
+    return PARAMS_GO_ON;
+}
+
+/* One for two processors: backends compute with threads of their own. */
+static uint32_t default_jobs(void)
+{
+    long half = sysconf(_SC_NPROCESSORS_ONLN) / 2;
+    return half < 1 ? 1 : half > DEFAULT_JOBS ? DEFAULT_JOBS : (uint32_t)half;
+}
+
 static int take_value(struct check_params *params, const struct row *row, const char *value)
 {
     void *place = (char *)params + row->place;
@@ -148,6 +169,8 @@ static int take_value(struct check_params *params, const struct row *row, const 
         if (text_parse_double(value, place) && *(double *)place > 0 && *(double *)place <= 1e6)
             return PARAMS_GO_ON;
         return refuse(params, row, value, "seconds, more than 0, at most 1000000");
+    case JOBS:
+        return take_jobs(params, row, value, place);
     case FORMAT:
         return take_format(params, row, value, place);
     case HELP:
@@ -175,6 +198,7 @@ int params_parse(struct check_params *params, int argc, char **argv)
     params->timeout = 600;
     params->inactivity = 30;
     params->time = 60;
+    params->jobs = default_jobs();
     int option, code = PARAMS_GO_ON;
     optind = 0; /* begin anew: a process may parse more than one command line */
     while (code == PARAMS_GO_ON && (option = getopt_long(argc, argv, "h", options, NULL)) != -1)

@@ -43,6 +43,7 @@ struct check_params {
     const char *replay;  /* file; NULL = none */
     const char *waivers; /* file; NULL = none */
     const char *profile; /* name or file; NULL = none */
+    uint32_t jobs;       /* processes side by side */
     bool list, in_process, exhaustive;
 };
 

@@ -120,6 +120,9 @@ int32_t rig_count_seeds(const struct check_subject *subject);
 /* ---- Calls, as a host makes them ------------------------------------------------------------- */
 
 attn_status rig_create(struct rig *rig, attn_instance **instance);
+
+/* As a host prepares what it created (LIFE-10); good where there is nothing to prepare. */
+attn_status rig_prepare(struct rig *rig, attn_instance *instance);
 void rig_destroy(struct rig *rig, attn_instance *instance);
 
 /* rig_create() that has to succeed. false: the case has failed, or was skipped if a dependency is

@@ -176,7 +176,7 @@ bool rig_create_for(struct rig *rig, struct check_run *run, attn_instance **inst
     return skip_missing(rig, run, rig_create(rig, instance), "create for what query accepts");
 }
 
-static attn_status prepare(struct rig *rig, attn_instance *instance)
+attn_status rig_prepare(struct rig *rig, attn_instance *instance)
 {
     host_error_init(&rig->error);
     return rig->ops->prepare ? rig->ops->prepare(instance, NULL, NULL, rig->given_error) : ATTN_OK;
@@ -209,7 +209,7 @@ static bool open_session(struct rig_session *session, struct rig *rig, struct ch
     *session = (struct rig_session){.instance = NULL};
     if (!rig_create_for(rig, run, &session->instance))
         return false;
-    attn_status status = prepare(rig, session->instance);
+    attn_status status = rig_prepare(rig, session->instance);
     bool is_prepared = status != ATTN_DEPENDENCY_MISSING;
     if ((is_prepared || needs_kernels) && !skip_missing(rig, run, status, "prepare")) {
         rig_destroy(rig, session->instance);

@@ -204,6 +204,14 @@ static int read_signals(const struct sandbox *sandbox)
     return interrupted;
 }
 
+void sandbox_pause(struct sandbox *sandbox, int milliseconds)
+{
+    struct pollfd file = {sandbox->signals, POLLIN, 0};
+    poll(&file, 1, milliseconds);
+    int signal_now = read_signals(sandbox);
+    sandbox->interrupted = signal_now ? signal_now : sandbox->interrupted;
+}
+
 /* ---- Ask ------------------------------------------------------------------------------------- */
 
 static void keep_trail(const struct sandbox *sandbox, struct sandbox_reply *reply)

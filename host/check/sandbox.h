@@ -69,6 +69,9 @@ void sandbox_ask(struct sandbox *sandbox, cJSON *question, struct sandbox_reply 
 /* Tell the child, if there is one, to end; false if there was none. The answer to "quit". */
 bool sandbox_end(struct sandbox *sandbox, struct sandbox_reply *reply);
 
+/* Sleep until a signal comes, at most so long, and note it if it interrupts. */
+void sandbox_pause(struct sandbox *sandbox, int milliseconds);
+
 /* Start a child; there is none. false if that cannot be. (sandbox_start.c) */
 bool sandbox_start(struct sandbox *sandbox);
 

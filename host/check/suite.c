@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "host/check/json.h"
+#include "host/check/shards.h"
 #include "host/check/surroundings.h"
 #include "host/clock.h"
 #include "host/error.h"
@@ -203,12 +204,44 @@ static void put(struct suite *suite, const struct suite_case *what, const char *
         check_report_add(suite->report, &result);
 }
 
+/* Is it this shard's turn? */
+static bool is_of_shard(struct suite *suite, const struct check *check)
+{
+    struct suite_shard *shard = &suite->shard;
+    return !(check->needs & CHECK_ALONE) && shard->turn++ % shard->count == shard->index;
+}
+
+/* What a shard found, as the result. false if none ran it. */
+static bool take_from_shard(struct suite *suite, const struct suite_case *what, const char *id,
+                            int *hung)
+{
+    const struct shard_result *found = suite->shards ? shards_find(suite->shards, id) : NULL;
+    if (!found)
+        return false;
+    struct check_result result = {.check = what->check,
+                                  .backend = (char *)what->backend,
+                                  .code = found->code,
+                                  .text = (char *)found->text,
+                                  .trail = (char *)found->trail,
+                                  .output = (char *)found->output,
+                                  .seed = what->seed,
+                                  .ns = found->ns};
+    snprintf(result.id, sizeof result.id, "%s", id);
+    *hung += found->code == CHECK_TIMEOUT;
+    check_report_add(suite->report, &result);
+    return true;
+}
+
 static void run_one(struct suite *suite, const struct suite_case *what, int *hung)
 {
     struct check_result result;
     char id[CASE_ID_SIZE];
     case_id_write(id, what->backend, what->check, what->index);
     if (!suite_wants(suite, id))
+        return;
+    if (suite->shard.count && !is_of_shard(suite, what->check))
+        return;
+    if (take_from_shard(suite, what, id, hung))
         return;
     if (suite->list || *hung >= MAX_HUNG) {
         put(suite, what, id);
@@ -333,12 +366,21 @@ static void report_waivers(struct suite *suite)
     }
 }
 
-static void run_all(struct suite *suite)
+/* The file, then each backend. */
+static void run_subjects(struct suite *suite)
 {
     struct check_report *report = suite->report;
     run_checks(suite, report->name, "", true, NULL);
     for (size_t b = 0; b < report->num_backends && !suite->stopped; b++)
         run_backend(suite, &report->backends[b]);
+}
+
+static void run_all(struct suite *suite)
+{
+    if (suite->shards)
+        shards_wait(suite->shards, suite);
+    suite->stopped |= suite->sandbox.interrupted != 0;
+    run_subjects(suite);
     if (suite->stopped)
         return;
     surroundings_report(suite);
@@ -367,11 +409,26 @@ static void run_replay(struct suite *suite, const struct replay *replay)
     suite_result_finish(&result);
 }
 
+void suite_run_shard(struct suite *suite, const struct check_params *params,
+                     struct check_report *report)
+{
+    suite_open(suite, params, report);
+    if (!suite->stopped)
+        run_subjects(suite);
+    report->interrupted = suite->sandbox.interrupted;
+    sandbox_close(&suite->sandbox);
+}
+
 int suite_run(const struct check_params *params, const struct replay *replay, FILE *list,
               struct check_report *report, attn_error *error)
 {
     struct suite suite = {.list = list};
+    struct shards shards = {.count = 0};
     int64_t start = clock_now_ns();
+    if (params->jobs > 1 && !replay && !list && !params->in_process) {
+        shards_start(&shards, params); /* before there is a sandbox */
+        suite.shards = &shards;
+    }
     suite_open(&suite, params, report);
     if (replay && !suite.stopped)
         run_replay(&suite, replay);
@@ -382,6 +439,7 @@ int suite_run(const struct check_params *params, const struct replay *replay, FI
                 "no case is meant by --filter; accepted: patterns of the ids "
                 "that --list prints");
     suite_finish(&suite);
+    shards_finish(&shards);
     report->ns = clock_now_ns() - start;
     if (suite.code != EXIT_GOOD)
         host_fail(error, ATTN_CONFIG_ERROR, "%s", suite.why);

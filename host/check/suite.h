@@ -21,8 +21,15 @@ struct suite_surroundings {
     enum sandbox_end end; /* of its child, the worst */
 };
 
+struct shards;
+
 struct suite {
     const struct check_params *params;
+    struct shards *shards; /* which have done most already; NULL = none */
+    struct suite_shard {
+        size_t index, count; /* which cases are run; count 0 = all */
+        size_t turn;         /* cases so far */
+    } shard;
     struct check_report *report;
     struct sandbox sandbox;
     struct suite_surroundings *surroundings;
@@ -51,6 +58,11 @@ struct suite_case {
     uint32_t without;
     const char *device; /* as the answer to "subject" told */
 };
+
+/* Run the cases of suite->shard alone, which is set; the suite and its report are to be looked at,
+ * not finished, afterwards. */
+void suite_run_shard(struct suite *suite, const struct check_params *params,
+                     struct check_report *report);
 
 /* Open the sandbox and ask the plugin who it is. The suite is zeroed before, and may be stopped
  * then. suite_finish() in any case. */

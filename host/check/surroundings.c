@@ -78,6 +78,54 @@ void surroundings_end(struct suite *suite, const char *backend, const struct san
             strbuf_text(&reply->output));
 }
 
+/* ---- Shards ---------------------------------------------------------------------------------- */
+
+cJSON *surroundings_object(const struct suite *suite)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (size_t t = 0; t < suite->num_surroundings; t++) {
+        const struct suite_surroundings *around = &suite->surroundings[t];
+        cJSON *object = cJSON_CreateObject();
+        cJSON_AddStringToObject(object, "backend", around->backend);
+        cJSON_AddNumberToObject(object, "cases", (double)around->cases);
+        cJSON_AddNumberToObject(object, "end", around->end);
+        cJSON *sights = cJSON_AddArrayToObject(object, "sights");
+        for (int core = CORE_SILENT; core <= CORE_ENDS; core++) {
+            const struct suite_sight *sight = &around->sights[core - CORE_SILENT];
+            cJSON *seen = cJSON_CreateObject();
+            cJSON_AddNumberToObject(seen, "times", (double)sight->times);
+            cJSON_AddStringToObject(seen, "text", sight->text ? sight->text : "");
+            cJSON_AddItemToArray(sights, seen);
+        }
+        cJSON_AddItemToArray(list, object);
+    }
+    return list;
+}
+
+void surroundings_merge(struct suite *suite, const cJSON *object)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object)
+    {
+        const cJSON *sights = cJSON_GetObjectItemCaseSensitive(item, "sights");
+        struct suite_surroundings *around = require_surroundings(suite, json_text(item, "backend"));
+        enum sandbox_end end = (enum sandbox_end)json_number(item, "end");
+        for (int core = CORE_SILENT; core <= CORE_ENDS && around; core++) {
+            const cJSON *seen = cJSON_GetArrayItem(sights, core - CORE_SILENT);
+            struct suite_sight *sight = &around->sights[core - CORE_SILENT];
+            if (sight->times == 0 && json_number(seen, "times") > 0)
+                sight->text = strdup(json_text(seen, "text"));
+            sight->times += (size_t)json_number(seen, "times");
+        }
+        if (!around)
+            return;
+        around->cases += (size_t)json_number(item, "cases");
+        around->end = end > around->end ? end : around->end;
+    }
+}
+
+/* ---- Report ---------------------------------------------------------------------------------- */
+
 /* What only another process can see. */
 static bool is_hidden(const struct suite *suite, int core)
 {

@@ -14,6 +14,10 @@ void surroundings_case(struct suite *suite, const char *backend, const char *id,
 /* Note how the child ended in which the backend's cases ran. */
 void surroundings_end(struct suite *suite, const char *backend, const struct sandbox_reply *reply);
 
+/* What was noted, to be merged into another suite's in another process. */
+cJSON *surroundings_object(const struct suite *suite);
+void surroundings_merge(struct suite *suite, const cJSON *object);
+
 /* Add a result for each matter that the filters let through, of each backend. */
 void surroundings_report(struct suite *suite);
 

@@ -5,10 +5,14 @@
  * A build is one source and a set of constants. What identifies it is everything that goes in: the
  * compiler's version, the options, the source, where it lies (line tables name it) and the headers.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* NSIG */
+#endif
 #include "triton_like.h"
 
 #include "plugins/common/plugin_error.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,14 +49,27 @@ static attn_status compile_error(const nvrtc_api *nvrtc, nvrtc_program program, 
         at = strstr(log, " error");
     while (at && at > log && at[-1] != '\n')
         at--;
-    attn_status status =
-        plugin_fail(error, ATTN_DEPENDENCY_MISSING, "triton_like: compiling %s: %s: %.*s", path,
-                    nvrtc->nvrtcGetErrorString(result), LOG_SHOWN,
-                    at    ? at
-                    : log ? log
-                          : "no log");
+    attn_status status = plugin_fail(error, ATTN_DEPENDENCY_MISSING, "compiling %s: %s: %.*s", path,
+                                     nvrtc->nvrtcGetErrorString(result), LOG_SHOWN,
+                                     at    ? at
+                                     : log ? log
+                                           : "no log");
     free(log);
     return status;
+}
+
+/* The compiler puts handlers of its own before many signals and does not put all of them back, but
+ * they are the process's (ERR-03). */
+static int compile_quietly(const nvrtc_api *nvrtc, nvrtc_program program, const compile_job *job)
+{
+    struct sigaction before[NSIG];
+    for (int s = 1; s < NSIG; s++)
+        sigaction(s, NULL, &before[s]);
+    int result = nvrtc->nvrtcCompileProgram(program, job->num_options, job->options);
+    for (int s = 1; s < NSIG; s++)
+        if (s != SIGKILL && s != SIGSTOP)
+            sigaction(s, &before[s], NULL);
+    return result;
 }
 
 static attn_status compile(const nvrtc_api *nvrtc, const compile_job *job, void **binary,
@@ -64,19 +81,18 @@ static attn_status compile(const nvrtc_api *nvrtc, const compile_job *job, void 
         nvrtc->nvrtcCreateProgram(&program, sources->source, sources->path, sources->num_headers,
                                   (const char *const *)sources->headers, sources->names);
     if (result != 0)
-        return plugin_fail(error, ATTN_INTERNAL, "triton_like: nvrtcCreateProgram: %s",
+        return plugin_fail(error, ATTN_INTERNAL, "nvrtcCreateProgram: %s",
                            nvrtc->nvrtcGetErrorString(result));
     attn_status status = ATTN_OK;
-    result = nvrtc->nvrtcCompileProgram(program, job->num_options, job->options);
+    result = compile_quietly(nvrtc, program, job);
     if (result != 0) {
         status = compile_error(nvrtc, program, result, sources->path, error);
     } else if (nvrtc->nvrtcGetCUBINSize(program, size) != 0 || *size == 0 ||
                !(*binary = malloc(*size))) {
-        status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                             "triton_like: no room for the kernels of %s", sources->path);
-    } else if (nvrtc->nvrtcGetCUBIN(program, *binary) != 0) {
-        status = plugin_fail(error, ATTN_INTERNAL, "triton_like: nvrtcGetCUBIN of %s failed",
+        status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no room for the kernels of %s",
                              sources->path);
+    } else if (nvrtc->nvrtcGetCUBIN(program, *binary) != 0) {
+        status = plugin_fail(error, ATTN_INTERNAL, "nvrtcGetCUBIN of %s failed", sources->path);
     }
     nvrtc->nvrtcDestroyProgram(&program);
     return status;
@@ -106,7 +122,7 @@ static attn_status load_compiled(attn_instance *instance, const compile_job *job
     if (status == ATTN_OK) {
         int result = instance->cuda->cuModuleLoadData(module, binary);
         if (result != CUDA_OK)
-            status = cuda_fail(instance->cuda, result, "triton_like", "cuModuleLoadData", error);
+            status = cuda_fail(instance->cuda, result, "kernels", "cuModuleLoadData", error);
         else
             cache_write(entry, binary, size);
     }
@@ -187,7 +203,28 @@ static attn_status find_function(const cuda_api *cuda, cuda_module module, const
         result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_MAX_DYNAMIC_SHARED, shared);
     if (result == CUDA_OK && shared > 0) /* or fewer blocks may fit than the launches count on */
         result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_SHARED_CARVEOUT, 100);
-    return result == CUDA_OK ? ATTN_OK : cuda_fail(cuda, result, "triton_like", name, error);
+    return result == CUDA_OK ? ATTN_OK : cuda_fail(cuda, result, "kernels", name, error);
+}
+
+/* Load a kernel file if the group's modes need it, and find its first kernel. */
+static attn_status build_file(attn_instance *instance, const triton_group *group,
+                              kernel_build *build, const kernel_constants *constants, int file,
+                              cuda_function *function, attn_error *error)
+{
+    static const struct {
+        const char *file, *kernel;
+    } names[FILE_COUNT] = {[FILE_EXTEND] = {"extend.cu", "attn_extend"},
+                           [FILE_DECODE] = {"decode.cu", "attn_decode"},
+                           [FILE_SAVE_KV] = {"save_kv.cu", "attn_save_kv"}};
+    const int32_t shared[FILE_COUNT] = {
+        [FILE_EXTEND] = build->shape.extend_shared, [FILE_DECODE] = build->shape.decode_shared};
+    if (!(group->files & 1u << file))
+        return ATTN_OK;
+    attn_status status =
+        load_module(instance, names[file].file, constants, &build->modules[file], error);
+    return status != ATTN_OK ? status
+                             : find_function(instance->cuda, build->modules[file],
+                                             names[file].kernel, shared[file], function, error);
 }
 
 attn_status triton_build(attn_instance *instance, triton_group *group, int variant,
@@ -198,21 +235,16 @@ attn_status triton_build(attn_instance *instance, triton_group *group, int varia
     kernel_constants constants;
     build->shape = triton_shape(group, variant, instance->shared_memory);
     triton_constants(group, variant, &build->shape, &instance->options, &constants);
-    attn_status status = load_module(instance, "extend.cu", &constants, &build->modules[0], error);
+    attn_status status =
+        build_file(instance, group, build, &constants, FILE_EXTEND, &build->extend, error);
     if (status == ATTN_OK)
-        status = load_module(instance, "decode.cu", &constants, &build->modules[1], error);
+        status = build_file(instance, group, build, &constants, FILE_DECODE, &build->decode, error);
+    if (status == ATTN_OK && build->decode)
+        status = find_function(cuda, build->modules[FILE_DECODE], "attn_reduce", 0, &build->reduce,
+                               error);
     if (status == ATTN_OK)
-        status = load_module(instance, "save_kv.cu", &constants, &build->modules[2], error);
-    if (status == ATTN_OK)
-        status = find_function(cuda, build->modules[0], "attn_extend", build->shape.extend_shared,
-                               &build->extend, error);
-    if (status == ATTN_OK)
-        status = find_function(cuda, build->modules[1], "attn_decode", build->shape.decode_shared,
-                               &build->decode, error);
-    if (status == ATTN_OK)
-        status = find_function(cuda, build->modules[1], "attn_reduce", 0, &build->reduce, error);
-    if (status == ATTN_OK)
-        status = find_function(cuda, build->modules[2], "attn_save_kv", 0, &build->save, error);
+        status = build_file(instance, group, build, &constants, FILE_SAVE_KV, &build->save, error);
+    build->is_whole = status == ATTN_OK;
     if (status != ATTN_OK)
         triton_build_finish(cuda, build);
     return status;

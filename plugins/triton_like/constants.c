@@ -35,6 +35,21 @@ uint32_t triton_variants(uint32_t mask_kinds)
     return variants;
 }
 
+uint32_t triton_files(const triton_group *group, uint32_t modes)
+{
+    uint32_t split = ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_MIXED) |
+                     ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY) | ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND);
+    uint32_t whole = ~(ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_IDLE));
+    uint32_t files = 0;
+    if (modes == 0 || modes & whole)
+        files |= 1u << FILE_EXTEND;
+    if (modes == 0 || modes & split)
+        files |= 1u << FILE_DECODE;
+    if (triton_has_cache(group))
+        files |= 1u << FILE_SAVE_KV;
+    return files;
+}
+
 void triton_group_init(triton_group *group, const attn_problem *problem)
 {
     const attn_layer_group *from = problem->group;
@@ -62,6 +77,7 @@ void triton_group_init(triton_group *group, const attn_problem *problem)
         .variants = triton_variants(problem->bounds->mask_kinds),
         .num_layers = from->num_layers,
     };
+    group->files = triton_files(group, problem->bounds->modes);
 }
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */

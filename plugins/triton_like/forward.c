@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "triton_like: " __VA_ARGS__)
+    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 /* One call. */
 typedef struct layer_call {
@@ -311,7 +311,7 @@ static attn_status launch(layer_call *call, cuda_function function, const char *
                                                       (unsigned)grid_z, (unsigned)threads, 1, 1,
                                                       (unsigned)shared, stream, params, NULL);
     return result == CUDA_OK ? ATTN_OK
-                             : cuda_fail(call->instance->cuda, result, "triton_like", name, error);
+                             : cuda_fail(call->instance->cuda, result, "launch", name, error);
 }
 
 /* Sizes that launch shapes are made of: of a graph's, the bounds. */
@@ -390,19 +390,18 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                            const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: metadata or args is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     if (!metadata->planned)
-        return plugin_fail(error, ATTN_BAD_STATE,
-                           "triton_like: forward before a batch was planned");
+        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
     if (metadata->batch.mode == ATTN_MODE_IDLE || metadata->batch.num_tokens == 0)
         return ATTN_OK;
     if (decode != (metadata->batch.mode == ATTN_MODE_DECODE))
-        return plugin_fail(error, ATTN_BAD_STATE, "triton_like: forward_%s for a batch of mode %u",
+        return plugin_fail(error, ATTN_BAD_STATE, "forward_%s for a batch of mode %u",
                            decode ? "decode" : "extend", metadata->batch.mode);
     layer_call call = {.metadata = metadata, .instance = metadata->instance};
     COPY_SIZED(&call.args, args);
     if (call.args.num_operands > 0 && !call.args.operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: operands are NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
     if (!call.args.scales)
         call.args.num_scales = 0;
     attn_status status = find_layer(&call, layer_id, error);

@@ -34,8 +34,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
             for (const triton_layer *other = layers; other < next; other++)
                 if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
                     return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                             "triton_like: layer_id %d twice, or below 0",
-                                             layer->layer_id);
+                                             "layer_id %d twice, or below 0", layer->layer_id);
         }
     }
     return ATTN_OK;
@@ -50,7 +49,7 @@ static attn_status find_device(attn_instance *instance, const attn_problem *prob
     int device = 0, major = 0, minor = 0, sms = 0, shared = 0;
     int result = cuda->cuCtxGetCurrent(&context);
     if (result == CUDA_OK && !context)
-        return plugin_fail(error, ATTN_BAD_STATE, "triton_like: no CUDA context is current");
+        return plugin_fail(error, ATTN_BAD_STATE, "no CUDA context is current");
     if (result == CUDA_OK)
         result = cuda->cuCtxGetDevice(&device);
     if (result == CUDA_OK)
@@ -62,7 +61,7 @@ static attn_status find_device(attn_instance *instance, const attn_problem *prob
     if (result == CUDA_OK)
         result = cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, device);
     if (result != CUDA_OK)
-        return cuda_fail(cuda, result, "triton_like", "asking the device", error);
+        return cuda_fail(cuda, result, "device", "asking it", error);
     instance->sm = (uint32_t)(major * 10 + minor);
     instance->num_sms = (uint32_t)sms;
     instance->shared_memory = (uint32_t)shared;
@@ -70,7 +69,7 @@ static attn_status find_device(attn_instance *instance, const attn_problem *prob
         instance->groups[i].num_sms = instance->num_sms;
     if (instance->sm != problem->device->sm)
         return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
-                                 "triton_like: the current device is sm_%u, the problem is for "
+                                 "the current device is sm_%u, the problem is for "
                                  "sm_%u",
                                  instance->sm, problem->device->sm);
     return ATTN_OK;
@@ -87,14 +86,12 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
     const nvrtc_api *nvrtc = NULL;
     if (!problems || num_problems == 0 || !services || !instance)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "triton_like: problems, services or instance is missing");
+                           "problems, services or instance is missing");
     attn_status status = triton_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
         status = triton_require(options, services, attn_at(problems, i), error);
     if (status == ATTN_OK && (status = cuda_api_get(&cuda, error)) == ATTN_OK)
         status = nvrtc_api_get(&nvrtc, error);
-    if (status == ATTN_DEPENDENCY_MISSING)
-        plugin_fail_prefix(error, status, "triton_like");
     if (status != ATTN_OK)
         return status;
 
@@ -103,8 +100,7 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
     attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
     if (!made)
         return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "triton_like: no memory for an instance of %llu bytes",
-                           (unsigned long long)size);
+                           "no memory for an instance of %llu bytes", (unsigned long long)size);
     *made = (attn_instance){.services = services,
                             .cuda = cuda,
                             .nvrtc = nvrtc,
@@ -146,7 +142,7 @@ attn_status triton_prepare(attn_instance *instance, attn_progress progress, void
     for (uint32_t i = 0; i < instance->num_groups; i++)
         for (int variant = 0; variant < VARIANT_COUNT; variant++) {
             if (!(instance->groups[i].variants & 1u << variant) ||
-                instance->groups[i].builds[variant].save)
+                instance->groups[i].builds[variant].is_whole)
                 continue;
             if (progress)
                 progress(progress_ctx, done++, total, names[variant]);

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define FAIL(error, ...)                                                                           \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "triton_like: " __VA_ARGS__)
+    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
 enum {
     ALIGNMENT = 256,
@@ -93,10 +93,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_error *error)
 {
     if (kind > ATTN_METADATA_GRAPH)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "triton_like: metadata kind %u: accepted 0, 1", kind);
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1", kind);
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: bounds are NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
     COPY_SIZED(bounds, given);
     attn_status status = triton_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -107,9 +106,14 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         const triton_group *group = &instance->groups[i];
         uint64_t size = triton_scratch_layout(group, &instance->options, bounds).size;
         sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
+        if (bounds->modes && triton_files(group, bounds->modes) & ~group->files)
+            return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+                                     "modes %#x: the problem of create named others, "
+                                     "so the kernels for these were not built",
+                                     bounds->modes);
         if (bounds->mask_kinds && variants & ~group->variants)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
-                                     "triton_like: mask_kinds %#x: the problem of create named "
+                                     "mask_kinds %#x: the problem of create named "
                                      "others, so the kernels for these were not built",
                                      bounds->mask_kinds);
     }
@@ -147,13 +151,12 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, uint
         if (error && ATTN_HAS(error, attn_error, needed))
             error->needed = needed;
         return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
-                                 "triton_like: %s is %" PRIu64 " bytes: accepted %" PRIu64
-                                 " and more",
-                                 name, memory->size[region], needed);
+                                 "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,
+                                 memory->size[region], needed);
     }
     if ((uintptr_t)memory->base[region] % ALIGNMENT != 0)
         return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
-                                 "triton_like: %s is not aligned to %d bytes", name, ALIGNMENT);
+                                 "%s is not aligned to %d bytes", name, ALIGNMENT);
     return ATTN_OK;
 }
 
@@ -166,7 +169,7 @@ attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status == ATTN_OK && !instance->prepared)
         status = plugin_fail(error, ATTN_BAD_STATE,
-                             "triton_like: metadata before prepare, which compiles the kernels");
+                             "metadata before prepare, which compiles the kernels");
     for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
         status = check_region(memory, region, sizes[region], error);
     if (status != ATTN_OK)
@@ -320,7 +323,7 @@ static attn_status set_counts(attn_metadata *metadata, attn_stream stream, attn_
         int result = cuda->cuMemsetD32Async(metadata->counts + i * sizeof(int32_t),
                                             (unsigned)counts[i], 1, stream);
         if (result != CUDA_OK)
-            return cuda_fail(cuda, result, "triton_like", "cuMemsetD32Async", error);
+            return cuda_fail(cuda, result, "batch", "cuMemsetD32Async", error);
         metadata->counted[i] = counts[i];
     }
     return ATTN_OK;
@@ -332,7 +335,7 @@ attn_status triton_init_forward_metadata(attn_metadata *metadata, const attn_bat
     attn_batch batch;
     attn_mask mask = {.struct_size = sizeof mask};
     if (!metadata || !given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: metadata or batch is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     COPY_SIZED(&batch, given);
     if (batch.mask)
         COPY_SIZED(&mask, batch.mask);

@@ -101,7 +101,7 @@ static attn_status question_init(question *ask, const attn_options *options,
 {
     if (!problem || !problem->group || !problem->bounds || !problem->device)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "triton_like: problem, group, bounds or device is NULL");
+                           "problem, group, bounds or device is NULL");
     COPY_SIZED(&ask->problem, problem);
     COPY_SIZED(&ask->group, problem->group);
     COPY_SIZED(&ask->bounds, problem->bounds);
@@ -320,7 +320,7 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "triton_like: verdict is NULL");
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
@@ -348,9 +348,9 @@ attn_status triton_require(const attn_options *options, const attn_services *ser
         triton_query(&triton_like_type, options, services, problem, &verdict, error);
     if (status != ATTN_OK || verdict.supported)
         return status;
-    return plugin_fail_field(
-        error, ATTN_UNSUPPORTED, reason.field, "triton_like: %s %s: accepted %s (of %u reasons)",
-        verdict_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
+    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
+                             "%s %s: accepted %s (of %u reasons)", verdict_field_name(reason.field),
+                             reason.got, reason.accepted, verdict.num_reasons);
 }
 
 attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error)
@@ -365,13 +365,12 @@ attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error)
     check_uses(&ask, &verdict);
     check_bounds(&ask, &verdict);
     if (!verdict.supported)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                                 "triton_like: %s %s: accepted %s",
+        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
                                  verdict_field_name(reason.field), reason.got, reason.accepted);
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
         bounds->max_kv_len == 0)
         return FAIL(error, ATTN_FIELD_BATCH,
-                    "triton_like: bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
+                    "bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
                     "accepted 1 and more",
                     bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
     return ATTN_OK;

@@ -79,7 +79,7 @@ static attn_status read_headers_of(kernel_sources *sources, const char *folder, 
         if (sources->num_headers == MAX_HEADERS) {
             free(header);
             return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
-                                     "triton_like: kernel source %s includes more than %d headers",
+                                     "kernel source %s includes more than %d headers",
                                      sources->path, MAX_HEADERS);
         }
         memcpy(sources->name_texts[sources->num_headers], name, sizeof name);
@@ -98,8 +98,8 @@ attn_status sources_init(kernel_sources *sources, const char *folder, const char
     sources->source = read_file(sources->path, &size);
     if (!sources->source)
         return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
-                                 "triton_like: kernel source %s: %s; see option kernel_dir",
-                                 sources->path, strerror(errno));
+                                 "kernel source %s: %s; see option kernel_dir", sources->path,
+                                 strerror(errno));
     attn_status status = read_headers_of(sources, folder, sources->source, error);
     for (int i = 0; i < sources->num_headers && status == ATTN_OK; i++)
         status = read_headers_of(sources, folder, sources->headers[i], error);

@@ -68,9 +68,13 @@ typedef struct kernel_shape {
 } kernel_shape;
 
 /* The functions of one variant, and the modules that hold them. */
+/* The kernel files; a build has a module of each that the group's modes need. */
+enum { FILE_EXTEND = 0, FILE_DECODE = 1, FILE_SAVE_KV = 2, FILE_COUNT = 3 };
+
 typedef struct kernel_build {
+    int32_t is_whole; /* all that is needed is here */
     kernel_shape shape;
-    cuda_module modules[3];
+    cuda_module modules[FILE_COUNT];
     cuda_function extend;
     cuda_function decode;
     cuda_function reduce;
@@ -103,6 +107,7 @@ typedef struct triton_group {
     attn_dtype out_dtype;
     uint32_t num_sms;
     uint32_t variants; /* set of 1 << VARIANT_* that batches may need */
+    uint32_t files;    /* set of 1 << FILE_*: the kernels that their modes need */
     uint32_t num_layers;
     triton_layer *layers;
     kernel_build builds[VARIANT_COUNT];
@@ -120,6 +125,9 @@ int32_t triton_round16(int32_t dim);
 
 /* The set of variants for mask kinds; 0 = not known yet, any. */
 uint32_t triton_variants(uint32_t mask_kinds);
+
+/* The set of kernel files for modes; 0 = not known yet, any. */
+uint32_t triton_files(const triton_group *group, uint32_t modes);
 
 /* A group from a problem that query accepts; layers are left to the caller. */
 void triton_group_init(triton_group *group, const attn_problem *problem);
