@@ -112,9 +112,8 @@ static attn_status grow_scratch(attnhost_backend *backend, uint32_t space, uint6
         made->base = device_allocate(backend->device, space, size, alignment);
     if (!made || !made->base) {
         free(made);
-        return host_fail(error, device_exhausted(backend->device, space),
-                         "%s: %llu bytes of %s scratch", backend->root->name,
-                         (unsigned long long)size, space_names[space]);
+        return device_no_memory(backend->device, space, error, "%s: %llu bytes of %s scratch",
+                                backend->root->name, (unsigned long long)size, space_names[space]);
     }
     made->size = size;
     made->alignment = alignment;
@@ -179,9 +178,9 @@ static attn_status allocate_own(attnhost_metadata *metadata, uint32_t region, ui
     uint32_t space = space_of(region);
     void *base = device_allocate(backend->device, space, size, alignment);
     if (!base)
-        return host_fail(error, device_exhausted(backend->device, space),
-                         "%s: %llu bytes of %s %s memory", backend->root->name,
-                         (unsigned long long)size, space_names[space], use_names[use_of(region)]);
+        return device_no_memory(backend->device, space, error, "%s: %llu bytes of %s %s memory",
+                                backend->root->name, (unsigned long long)size, space_names[space],
+                                use_names[use_of(region)]);
     metadata->memory.base[region] = base;
     metadata->memory.size[region] = size;
     metadata->owned |= 1u << region;

@@ -259,9 +259,9 @@ static attn_status load_init(struct load *load, const struct device *device,
     load->sink = calloc((size_t)load->tasks, sizeof *load->sink);
     load->memory = device_allocate(device, ATTN_SPACE_DEVICE, load->bytes, 4096);
     if (!load->sink || !load->memory)
-        return host_fail(error, device_exhausted(device, ATTN_SPACE_DEVICE),
-                         "ceilings: no memory for %llu MiB",
-                         (unsigned long long)(load->bytes >> 20));
+        return device_no_memory(device, ATTN_SPACE_DEVICE, error,
+                                "ceilings: no memory for %llu MiB",
+                                (unsigned long long)(load->bytes >> 20));
     if (device->type == ATTN_DEVICE_CUDA)
         load_kernels(load);
     return fill_random(load, error);

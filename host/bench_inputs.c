@@ -285,8 +285,8 @@ static attn_scale make_scale(const struct bench_inputs *inputs, const float *val
 static attn_status fail_memory(const struct bench_inputs *inputs, uint32_t space, uint64_t bytes,
                                const char *what, attn_error *error)
 {
-    return host_fail(error, device_exhausted(inputs->device, space), "no memory for %llu MiB of %s",
-                     (unsigned long long)(bytes >> 20), what);
+    return device_no_memory(inputs->device, space, error, "no memory for %llu MiB of %s",
+                            (unsigned long long)(bytes >> 20), what);
 }
 
 /* The arrays here, and a copy of them on the device. */

@@ -6,6 +6,8 @@
 
 #include "host/error.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static const struct device_ops *const kinds[] = {&device_cpu, &device_cuda};
@@ -112,6 +114,20 @@ attn_status device_exhausted(const struct device *device, uint32_t space)
     return device->type == ATTN_DEVICE_CPU || space != ATTN_SPACE_DEVICE
                ? ATTN_OUT_OF_HOST_MEMORY
                : ATTN_OUT_OF_DEVICE_MEMORY;
+}
+
+attn_status device_no_memory(const struct device *device, uint32_t space, attn_error *error,
+                             const char *format, ...)
+{
+    char text[256];
+    va_list args;
+    attn_status status = device_exhausted(device, space);
+    if (status == ATTN_DEVICE_LOST)
+        return host_fail(error, status, "the device was lost before memory was taken on it");
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return host_fail(error, status, "%s", text);
 }
 
 attn_status device_memory(const struct device *device, uint64_t *free_bytes, uint64_t *total_bytes,

@@ -142,6 +142,10 @@ void device_release(const struct device *device, uint32_t space, void *memory);
 /* Why an allocation in this space gave NULL: DEVICE_LOST, or the code for exhausted memory. */
 attn_status device_exhausted(const struct device *device, uint32_t space);
 
+/* Fail after such a NULL: the format says what there is no memory for, unless the device is lost. */
+attn_status device_no_memory(const struct device *device, uint32_t space, attn_error *error,
+                             const char *format, ...) __attribute__((format(printf, 4, 5)));
+
 /* Bytes of the device's memory that are free, and all of them. */
 attn_status device_memory(const struct device *device, uint64_t *free_bytes, uint64_t *total_bytes,
                           attn_error *error);

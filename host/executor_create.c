@@ -61,8 +61,8 @@ static attn_status make_constants(struct executor *executor, attn_error *error)
     if (!values)
         status = out_of_memory(error, "sinks and slopes");
     else if (!executor->constants)
-        status = host_fail(error, device_exhausted(p->device, ATTN_SPACE_DEVICE),
-                           "no memory for sinks and slopes");
+        status =
+            device_no_memory(p->device, ATTN_SPACE_DEVICE, error, "no memory for sinks and slopes");
     if (status == ATTN_OK) {
         fill_constants(executor, values);
         status = device_copy(p->device, executor->constants, values, count * sizeof *values,
@@ -178,10 +178,11 @@ static attn_status allocate_vectors(struct executor *executor, attn_error *error
         *vectors[i].memory =
             device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, EXECUTOR_ALIGNMENT);
         if (!*vectors[i].memory)
-            return host_fail(error, device_exhausted(p->device, ATTN_SPACE_DEVICE),
-                             "no memory for steps of %d tokens: %llu bytes; accepted: a smaller "
-                             "workload.chunked_prefill_size or kv_cache.mem_fraction",
-                             p->bounds.max_tokens, (unsigned long long)bytes);
+            return device_no_memory(
+                p->device, ATTN_SPACE_DEVICE, error,
+                "no memory for steps of %d tokens: %llu bytes; accepted: a smaller "
+                "workload.chunked_prefill_size or kv_cache.mem_fraction",
+                p->bounds.max_tokens, (unsigned long long)bytes);
     }
     return ATTN_OK;
 }

@@ -68,9 +68,9 @@ static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, c
 static attn_status no_memory(const struct forward_batch *b, uint32_t space, uint64_t bytes,
                              attn_error *error)
 {
-    return host_fail(error, device_exhausted(b->params.device, space),
-                     "batches of %d sequences and %d tokens: %llu bytes of index arrays",
-                     b->params.max_seqs, b->params.max_tokens, (unsigned long long)bytes);
+    return device_no_memory(b->params.device, space, error,
+                            "batches of %d sequences and %d tokens: %llu bytes of index arrays",
+                            b->params.max_seqs, b->params.max_tokens, (unsigned long long)bytes);
 }
 
 static void *allocate_zeroed(const struct forward_batch *b, uint64_t bytes, attn_status *status,

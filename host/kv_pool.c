@@ -130,9 +130,9 @@ static attn_status allocate_tensor(struct kv_pool *pool, attn_tensor *tensor, at
     uint64_t bytes = tensor_bytes(tensor);
     void *memory = device_allocate(pool->device, ATTN_SPACE_DEVICE, bytes ? bytes : 1, ALIGNMENT);
     if (!memory)
-        return host_fail(error, device_exhausted(pool->device, ATTN_SPACE_DEVICE),
-                         "KV pool: %llu bytes for one tensor, after %llu bytes of others",
-                         (unsigned long long)bytes, (unsigned long long)pool->bytes);
+        return device_no_memory(pool->device, ATTN_SPACE_DEVICE, error,
+                                "KV pool: %llu bytes for one tensor, after %llu bytes of others",
+                                (unsigned long long)bytes, (unsigned long long)pool->bytes);
     pool->memory[pool->num_memory++] = memory;
     pool->bytes += bytes;
     tensor->data = memory;

@@ -58,9 +58,9 @@ static attn_status upload(const struct device *device, const void *from, uint64_
 {
     *memory = device_allocate(device, ATTN_SPACE_DEVICE, size, sizeof(uint64_t));
     if (!*memory)
-        return host_fail(error, device_exhausted(device, ATTN_SPACE_DEVICE),
-                         "cuda:%d: no memory for %llu bytes of %s", device->id,
-                         (unsigned long long)size, what);
+        return device_no_memory(device, ATTN_SPACE_DEVICE, error,
+                                "cuda:%d: no memory for %llu bytes of %s", device->id,
+                                (unsigned long long)size, what);
     attn_status status = device_copy(device, *memory, from, size, NULL, error);
     return status == ATTN_OK ? device_synchronize(device, NULL, error) : status;
 }

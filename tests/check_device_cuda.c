@@ -764,6 +764,9 @@ static void assert_all_lost(struct two_streams *s)
     for (uint32_t space = 0; space < 2; space++) {
         ck_assert_ptr_null(device_allocate(device, space, 1, 1));
         ck_assert_int_eq(device_exhausted(device, space), ATTN_DEVICE_LOST);
+        FAILS(device_no_memory(device, space, &error.base, "no memory for %d bytes", 1),
+              ATTN_DEVICE_LOST);
+        ck_assert_ptr_null(strstr(host_error_text(&error), "no memory"));
     }
 }
 

@@ -13,20 +13,20 @@ test_doubles doubles = {.nvrtc_major = 13, .nvrtc_minor = 0};
 
 void make_problem(test_problem *t)
 {
-    *t = (test_problem){.device = {.struct_size = sizeof t->device,
-                                   .type = ATTN_DEVICE_CUDA,
-                                   .sm = 90,
-                                   .num_sms = 132,
-                                   .shared_memory = 227 * 1024},
-                        .layer = {.struct_size = sizeof t->layer},
-                        .bounds = {.struct_size = sizeof t->bounds,
-                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE) |
-                                            ATTN_MODE_BIT(ATTN_MODE_MIXED),
-                                   .mask_kinds = 1,
-                                   .max_seqs = 8,
-                                   .max_tokens = 8,
-                                   .max_q_len = 1,
-                                   .max_kv_len = 1000}};
+    *t = (test_problem){
+        .device = {.struct_size = sizeof t->device,
+                   .type = ATTN_DEVICE_CUDA,
+                   .sm = 90,
+                   .num_sms = 132,
+                   .shared_memory = 227 * 1024},
+        .layer = {.struct_size = sizeof t->layer},
+        .bounds = {.struct_size = sizeof t->bounds,
+                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_MIXED),
+                   .mask_kinds = 1,
+                   .max_seqs = 8,
+                   .max_tokens = 8,
+                   .max_q_len = 1,
+                   .max_kv_len = 1000}};
     t->group = (attn_layer_group){.struct_size = sizeof t->group,
                                   .num_q_heads = 32,
                                   .num_kv_heads = 8,

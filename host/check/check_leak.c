@@ -173,7 +173,7 @@ enum {
     WARM_UP = 20,
     /* Where one takes milliseconds, as on a GPU: as many as this time allows. */
     SECONDS = 8,
-    FEWEST = 50, /* and in four times that, however slow */
+    FEWEST = 50,                   /* and in four times that, however slow */
     HEAP_SLACK = 8 * ROUNDS,       /* less than the smallest block each round */
     DRIVER_SLACK = 64 * ROUNDS,    /* a CUDA driver keeps some bytes of each module it loaded */
     SPACE_SLACK = 2048 * ROUNDS,   /* less than a page each round, more than an arena of the heap */
