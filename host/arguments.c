@@ -17,6 +17,7 @@ enum {
     OPT_SET = 256,
     OPT_HELP,
     OPT_JSON,
+    OPT_MATRIX,
     OPT_CONFIG,
     OPT_PRINT_CONFIG,
     OPT_QUIET,
@@ -39,6 +40,7 @@ static const struct {
     {"help", no_argument, OPT_HELP, 0, NULL},
     {"json", no_argument, OPT_JSON, ARGUMENTS_JSON, NULL},
     {"json", required_argument, OPT_JSON, ARGUMENTS_JSON_FILE, NULL},
+    {"matrix", no_argument, OPT_MATRIX, ARGUMENTS_MATRIX, NULL},
     {"config", required_argument, OPT_CONFIG, ARGUMENTS_CONFIG, NULL},
     {"print-config", no_argument, OPT_PRINT_CONFIG, ARGUMENTS_RUN, NULL},
     {"quiet", no_argument, OPT_QUIET, ARGUMENTS_RUN, NULL},
@@ -112,6 +114,9 @@ static int take_option(struct arguments *arguments, int option, const char *valu
         return add_set(arguments, NULL, value);
     case OPT_JSON:
         arguments->json = value ? value : "-";
+        return ARGUMENTS_GO_ON;
+    case OPT_MATRIX:
+        arguments->matrix = 1;
         return ARGUMENTS_GO_ON;
     case OPT_CONFIG:
         arguments->config = value;

@@ -16,7 +16,8 @@ enum {
     ARGUMENTS_CONFIG = 1 << 2,    /* --config FILE */
     ARGUMENTS_RUN = 1 << 3,       /* --print-config, --quiet, and short ways to write --set */
     ARGUMENTS_OPTIONAL = 1 << 4,  /* what is named may be left out */
-    ARGUMENTS_BENCH = 1 << 5      /* --backend, --shape, --seconds, --sustain, --device, --seed */
+    ARGUMENTS_BENCH = 1 << 5,     /* --backend, --shape, --seconds, --sustain, --device, --seed */
+    ARGUMENTS_MATRIX = 1 << 6     /* --matrix */
 };
 
 struct arguments_spec {
@@ -37,7 +38,7 @@ struct arguments {
     const char *target; /* what is named; NULL = left out */
     const char *config; /* --config; NULL = not given */
     const char *json;   /* FILE, or "-" where --json takes none; NULL = not given */
-    int print_config, quiet;
+    int print_config, quiet, matrix;
     const char *seconds, *sustain;          /* as they were written; NULL = not given */
     struct arguments_list backends, shapes; /* one for each --backend, --shape */
     char **sets;                            /* "section.key=value"; owned */

@@ -2,6 +2,7 @@
  *
  * attnhost list: plugins and backends found, usable here or why not.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "host/embed.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
+#include "host/matrix.h"
 #include "host/open_host.h"
 #include "host/probe.h"
 
@@ -25,6 +27,9 @@ static const char help[] =
     "\n"
     "  --set section.key=value   override any key of the ini; may be repeated\n"
     "  --json                    the same as JSON\n"
+    "  --matrix                  what each backend can do, side by side, as a Markdown table: "
+    "asked\n"
+    "                            about one change at a time of a plain problem\n"
     "  --help\n"
     "\n"
     "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
@@ -32,13 +37,14 @@ static const char help[] =
     "\n"
     "examples:\n"
     "  attnhost list\n"
-    "  attnhost list --set plugins.path=/opt/my/plugins --json\n";
+    "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
+    "  attnhost list --matrix\n";
 
 static const struct arguments_spec spec = {
     .command = "list",
     .names = "CONFIG.ini",
     .help = help,
-    .takes = ARGUMENTS_JSON | ARGUMENTS_OPTIONAL,
+    .takes = ARGUMENTS_JSON | ARGUMENTS_MATRIX | ARGUMENTS_OPTIONAL,
 };
 
 /* "usable", "composite", or "not here: ..." */
@@ -149,6 +155,67 @@ static int print_json(const attnhost *host)
     return code;
 }
 
+/* ---- Matrix ---------------------------------------------------------------------------------- */
+
+/* Backends that are no column of the matrix. */
+static void print_others(const attnhost *host, const struct matrix_column *columns,
+                         uint32_t num_columns, bool composite, const char *sentence)
+{
+    const char *separator = sentence;
+    for (uint32_t i = 0, c = 0; i < attnhost_num_types(host); i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(host, i, &info, NULL))
+            continue;
+        bool told = c < num_columns && columns[c].name == info.type->name;
+        c += told;
+        if (told || !(info.type->flags & ATTN_TYPE_COMPOSITE) == composite)
+            continue;
+        printf("%s`%s`", separator, info.type->name);
+        separator = ", ";
+    }
+    if (separator != sentence)
+        puts(".");
+}
+
+/* The columns are the caller's; *num_columns of them are filled in any case. */
+static bool ask_all(const attnhost *host, struct matrix_column *columns, uint32_t *num_columns)
+{
+    for (uint32_t i = 0; i < attnhost_num_types(host); i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(host, i, &info, NULL))
+            continue;
+        cJSON *rows = matrix_ask(host, info.type);
+        if (!rows)
+            return false;
+        if (cJSON_GetArraySize(rows) > 0)
+            columns[(*num_columns)++] = (struct matrix_column){info.type->name, rows};
+        else
+            cJSON_Delete(rows);
+    }
+    return true;
+}
+
+/* Backends in the order in which they were found. */
+static int print_matrix(const attnhost *host)
+{
+    uint32_t num_columns = 0;
+    struct matrix_column *columns = calloc(attnhost_num_types(host) + 1u, sizeof *columns);
+    bool good = columns && ask_all(host, columns, &num_columns);
+    if (good) {
+        matrix_write(columns, num_columns, stdout);
+        print_others(host, columns, num_columns, true,
+                     "\nComposites can do what their children can: ");
+        print_others(host, columns, num_columns, false,
+                     "\nNot for plain softmax attention, which this table is about: ");
+    } else {
+        fputs("attnhost list: no memory for the answer\n", stderr);
+    }
+    for (uint32_t c = 0; c < num_columns; c++)
+        cJSON_Delete((cJSON *)columns[c].rows);
+    free(columns);
+    return good ? EXIT_GOOD : EXIT_RUN_TIME;
+}
+
 /* ---- The command ----------------------------------------------------------------------------- */
 
 static int list(const struct arguments *arguments, const struct config *config)
@@ -159,6 +226,8 @@ static int list(const struct arguments *arguments, const struct config *config)
     int code = open_host(config, &host, &error.base);
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
+    else if (arguments->matrix)
+        code = print_matrix(host);
     else
         code = arguments->json ? print_json(host) : print_all(host);
     attnhost_destroy(host);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "host/error.h"
+#include "host/text.h"
 
 struct digest_row {
     int64_t request;
@@ -92,16 +93,6 @@ static void update_with_row(struct sha256_ctx *sha, const struct digest_row *row
     sha256_update(sha, sizeof record, record);
 }
 
-static void write_hex(const uint8_t *bytes, size_t length, char *hex)
-{
-    static const char digits[] = "0123456789abcdef";
-    for (size_t i = 0; i < length; i++) {
-        hex[2 * i] = digits[bytes[i] >> 4];
-        hex[2 * i + 1] = digits[bytes[i] & 15];
-    }
-    hex[2 * length] = '\0';
-}
-
 void digest_finish(struct digest *digest, char hex[65])
 {
     if (hex) {
@@ -114,7 +105,7 @@ void digest_finish(struct digest *digest, char hex[65])
                 update_with_row(&sha, &digest->rows[i]);
         uint8_t hash[SHA256_DIGEST_SIZE];
         sha256_digest(&sha, sizeof hash, hash);
-        write_hex(hash, sizeof hash, hex);
+        text_hex(hash, sizeof hash, hex);
     }
     free(digest->rows);
     digest_init(digest);

@@ -5,6 +5,7 @@
 #include "host/loader.h"
 
 #include "host/error.h"
+#include "host/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -105,12 +106,6 @@ attn_status loader_check_file(const char *file, int *descriptor, attn_error *err
 
 /* ---- Content --------------------------------------------------------------------------------- */
 
-static void write_hex(const uint8_t digest[32], char text[65])
-{
-    for (int i = 0; i < 32; i++)
-        snprintf(text + 2 * i, 3, "%02x", digest[i]);
-}
-
 int loader_hash(int descriptor, uint8_t sha256[32])
 {
     struct sha256_ctx context;
@@ -135,8 +130,8 @@ attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha
     if (memcmp(found, sha256, sizeof found) == 0)
         return ATTN_OK;
     char got[65], accepted[65];
-    write_hex(found, got);
-    write_hex(sha256, accepted);
+    text_hex(found, sizeof found, got);
+    text_hex(sha256, 32, accepted);
     return host_fail(error, ATTN_CONFIG_ERROR, "%s: SHA-256 is %s; its pin accepts %s", file, got,
                      accepted);
 }

@@ -129,6 +129,23 @@ static void see(const struct visit *visit, const char *matter, const char *value
     visit->see(visit->ctx, matter, value, accepts(visit->host, visit->type->name, visit->probe));
 }
 
+/* Simulated ones, but for the processor. */
+static void visit_devices(const struct visit *visit)
+{
+    static const uint32_t simulated[] = {75, 80, 86, 89, 90, 100, 103, 120};
+    attn_device *device = &visit->probe->asked.device;
+    const attn_device before = *device;
+    char value[16];
+    if (attnhost_device_init(device, ATTN_DEVICE_CPU, 0, NULL) == ATTN_OK)
+        see(visit, "devices", "cpu");
+    for (size_t i = 0; i < sizeof simulated / sizeof *simulated; i++) {
+        snprintf(value, sizeof value, "sm_%u", simulated[i]);
+        if (platform_simulate(simulated[i], device) == 0)
+            see(visit, "devices", value);
+    }
+    *device = before;
+}
+
 static void visit_layouts(const struct visit *visit)
 {
     attn_problem *problem = &visit->probe->asked.problem;
@@ -142,6 +159,18 @@ static void visit_layouts(const struct visit *visit)
 
 static void visit_dtypes(const struct visit *visit)
 {
+    attn_problem *problem = &visit->probe->asked.problem;
+    const attn_problem before = *problem;
+    for (size_t i = 0; i < NUM_DTYPES; i++) {
+        problem->q_dtype = problem->kv_dtype = problem->out_dtype = dtypes[i];
+        see(visit, "query types", dtype_name(dtypes[i]));
+    }
+    *problem = before;
+}
+
+/* A line for each type of queries. */
+static void visit_caches(const struct visit *visit)
+{
     static const attn_dtype caches[] = {ATTN_F32, ATTN_BF16, ATTN_F16, ATTN_FP8_E4M3,
                                         ATTN_FP8_E5M2};
     attn_problem *problem = &visit->probe->asked.problem;
@@ -149,17 +178,21 @@ static void visit_dtypes(const struct visit *visit)
     const attn_problem before = *problem;
     char matter[64];
     for (size_t i = 0; i < NUM_DTYPES; i++) {
-        problem->q_dtype = problem->kv_dtype = problem->out_dtype = dtypes[i];
-        see(visit, "query types", dtype_name(dtypes[i]));
+        problem->q_dtype = problem->out_dtype = dtypes[i];
+        snprintf(matter, sizeof matter, "KV cache types, %s queries", dtype_name(dtypes[i]));
+        for (size_t c = 0; c < sizeof caches / sizeof *caches; c++) {
+            problem->kv_dtype = caches[c];
+            group->kv_scale_granularity =
+                dtype_is_fp8(caches[c]) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+            see(visit, matter, dtype_name(caches[c]));
+        }
     }
     *problem = before;
-    snprintf(matter, sizeof matter, "KV cache types, queries %s", dtype_name(before.q_dtype));
-    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
-        problem->kv_dtype = caches[i];
-        group->kv_scale_granularity =
-            dtype_is_fp8(caches[i]) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
-        see(visit, matter, dtype_name(caches[i]));
-    }
+    problem->kv_dtype = ATTN_FP8_E4M3;
+    group->kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    see(visit, "fp8 scales", "per_tensor");
+    group->kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    see(visit, "fp8 scales", "per_head");
     group->kv_scale_granularity = ATTN_SCALE_NONE;
     *problem = before;
 }
@@ -224,11 +257,24 @@ static void encoder_only(struct problem *asked)
     asked->problem.page_size = 0;
 }
 
+/* Of DeepSeek's sizes, decode in the absorbed form. */
+static void latent(struct problem *asked)
+{
+    static const attn_mla_dims dims = {
+        .struct_size = sizeof dims, .kv_lora_rank = 512, .rope_dim = 64, .nope_dim = 128};
+    asked->group.kind = ATTN_KIND_MLA;
+    asked->group.num_kv_heads = asked->group.num_q_heads;
+    asked->group.head_dim = dims.nope_dim + dims.rope_dim;
+    asked->group.v_head_dim = 128;
+    asked->group.mla = &dims;
+    asked->bounds.modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    asked->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT;
+}
+
 static void visit_features(const struct visit *visit)
 {
-    static const char *const names[] = {"window",    "window_right", "chunk",
-                                        "logit_cap", "sinks",        "alibi",
-                                        "cross",     "encoder_only", "v_head_dim"};
+    static const char *const names[] = {"window", "window_right", "chunk", "logit_cap",    "sinks",
+                                        "alibi",  "v_head_dim",   "cross", "encoder_only", "mla"};
     struct problem *asked = &visit->probe->asked;
     attn_layer_group *group = &asked->group;
     const attn_layer_group before = *group;
@@ -255,14 +301,17 @@ static void visit_features(const struct visit *visit)
             group->flags = ATTN_GROUP_HAS_ALIBI;
             break;
         case 6:
+            group->v_head_dim = 32;
+            break;
+        case 7:
             group->attn_type = ATTN_TYPE_CROSS;
             group->window_right = -1;
             break;
-        case 7:
+        case 8:
             encoder_only(asked);
             break;
         default:
-            group->v_head_dim = 32;
+            latent(asked);
             break;
         }
         see(visit, "layers", names[i]);
@@ -291,8 +340,10 @@ void probe_visit(const attnhost *host, const attn_backend_type *type, struct pro
                  probe_see see_value, void *ctx)
 {
     const struct visit visit = {host, type, probe, see_value, ctx};
+    visit_devices(&visit);
     visit_layouts(&visit);
     visit_dtypes(&visit);
+    visit_caches(&visit);
     visit_numbers(&visit);
     visit_bits(&visit);
     visit_features(&visit);

@@ -33,8 +33,9 @@ int probe_find(const attnhost *host, const attn_backend_type *type, struct probe
  * matter come one after another. */
 typedef void (*probe_see)(void *ctx, const char *matter, const char *value, int accepted);
 
-/* Tell what holds around an accepted problem: layouts, types, dimensions, page sizes, modes, masks,
- * uses, kinds of layers, graphs. */
+/* Tell what holds around an accepted problem: devices, layouts, types, dimensions, page sizes,
+ * modes, masks, uses, kinds of layers, graphs. The matters and their order are the same for every
+ * one. */
 void probe_visit(const attnhost *host, const attn_backend_type *type, struct probe *probe,
                  probe_see see_value, void *ctx);
 

@@ -31,6 +31,16 @@ bool text_is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
+void text_hex(const uint8_t *bytes, size_t length, char *hex)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < length; i++) {
+        *hex++ = digits[bytes[i] >> 4];
+        *hex++ = digits[bytes[i] & 15];
+    }
+    *hex = '\0';
+}
+
 bool text_equal_ignoring_case(const char *a, const char *b)
 {
     while (*a && lower(*a) == lower(*b))

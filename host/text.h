@@ -68,6 +68,9 @@ bool text_is_space(char c);
  * Returns an entry of `names`, or NULL when nothing is near. */
 const char *text_nearest(const char *word, const char *const *names, size_t count);
 
+/* Bytes as lower-case hexadecimal digits and a NUL: 2 * length + 1 characters. */
+void text_hex(const uint8_t *bytes, size_t length, char *hex);
+
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 /* Where `text` was cut within a character of several bytes, end it before that character. */

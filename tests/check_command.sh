@@ -21,6 +21,7 @@ trap 'rm -rf "$folder"' EXIT
 fixtures=$folder/fixtures
 mkdir "$fixtures"
 cp "$built"/bad_*.so "$fixtures" || exit 1
+cp "$built/example_rows.so" "$folder" || exit 1
 
 # left: processes that have to do with the fixtures.
 left()
@@ -222,53 +223,66 @@ says 77 "a device that is not there" "ok 1 - bad/CAPS-01.device # SKIP cuda:7: "
 
 # ---- Formats -------------------------------------------------------------------------------------
 
-cat >"$folder/junit.py" <<'EOF'
-"""Structure and counts of a JUnit file, as both schemas in use want them."""
-import sys
-import xml.etree.ElementTree as xml
-
-root = xml.parse(sys.argv[1]).getroot()
-assert root.tag == "testsuites" and not root.attrib
-for suite in root:
-    assert suite.tag == "testsuite"
-    need = {"id", "package", "name", "timestamp", "hostname", "time", "tests", "failures", "errors",
-            "skipped"}
-    assert set(suite.attrib) == need, suite.attrib
-    tags = [child.tag for child in suite]
-    cases = suite.findall("testcase")
-    assert tags == ["properties"] + ["testcase"] * len(cases) + ["system-out", "system-err"], tags
-    count = {"failure": 0, "error": 0, "skipped": 0}
-    for case in cases:
-        assert set(case.attrib) == {"name", "classname", "time"}
-        float(case.attrib["time"])
-        assert len(case) <= 1
-        for child in case:
-            count[child.tag] += 1
-            assert child.tag == "skipped" or {"type", "message"} == set(child.attrib)
-    assert int(suite.attrib["tests"]) == len(cases) > 0
-    for tag, name in ("failure", "failures"), ("error", "errors"), ("skipped", "skipped"):
-        assert int(suite.attrib[name]) == count[tag], (name, suite.attrib, count)
-    print(suite.attrib["name"], len(cases), count["failure"], count["error"], count["skipped"])
-EOF
-
 python=${PYTHON3-no}
 odd="--filter ODD-01.*"
 says 1 "all codes" 'ok 1 - bad/ODD-01.codes/0' 'not ok 2 - bad/ODD-01.codes/1' \
     '# FAIL: got <1> & "2", accepted 3' '# FAIL: seed 5209727687529087548' \
     '# CRASH: signal 6 (Aborted)' \
     'ok 5 - bad/ODD-01.codes/4 # SKIP declared # unsupported' '# WARN: slow' \
-    '# FAIL: bytes ?? that no format holds' '# FAIL: the check was skipped without a reason' \
+    '# FAIL: bytes ????? that no format holds' '# FAIL: the check was skipped without a reason' \
     -- "$tool" check $odd "$fixtures/bad_nothing.so"
-says 1 "JUnit is written to a file" \
-    -- "$tool" check $odd --format junit --output "$folder/junit.xml" "$fixtures/bad_nothing.so"
-tap_try "and stdout is left alone" test ! -s "$folder/out"
-if test "$python" != no; then
-    tap_try "JUnit is as its schemas want it" "$python" "$folder/junit.py" "$folder/junit.xml"
-    counts=$("$python" "$folder/junit.py" "$folder/junit.xml")
-    tap_try "and has the right counts" test "$counts" = "bad 8 3 1 1"
-else
-    tap_skip "JUnit is as its schemas want it" "no python3"
-fi
+
+# reports COUNTS NAME COMMAND...: one run in each format, to a file. Each is valid, they say the
+# same, and these are the counts.
+reports()
+{
+    counts=$1 name=$2
+    shift 2
+    for format in tap junit json markdown; do
+        "$@" --format $format --output "$folder/report.$format" >"$folder/out" 2>"$folder/err"
+        echo "$?" >"$folder/code.$format"
+    done
+    tap_try "$name: the exit code is of the run, not of the format" \
+        cmp "$folder/code.tap" "$folder/code.junit"
+    tap_try "$name: stdout is left alone" test ! -s "$folder/out"
+    if test "$python" = no; then
+        tap_skip "$name: reports" "no python3"
+        return
+    fi
+    got=$("$python" "$top/tests/independent/check_reports.py" "$folder/report.tap" \
+        "$folder/report.junit" "$folder/report.json" "$folder/report.markdown" 2>&1)
+    if test "$got" = "$counts"; then
+        tap_ok "$name: valid JUnit and JSON, counts equal in all formats"
+    else
+        tap_not_ok "$name: valid JUnit and JSON, counts equal in all formats" "$got"
+    fi
+}
+
+plain="env -u SUITE_TOOL_ODD"
+reports "PASS 2 FAIL 3 CRASH 1 SKIP 1 WARN 1" "all codes" \
+    "$tool" check $odd "$fixtures/bad_nothing.so"
+reports "PASS 21 CRASH 4 SKIP 2" "query exits" $plain "$tool" check "$fixtures/bad_query_exits.so"
+reports "PASS 24 CRASH 1 SKIP 2" "a forward crashes" \
+    $plain "$tool" check "$fixtures/bad_forward_crashes.so"
+reports "PASS 23 TIMEOUT 2 SKIP 2" "create hangs" \
+    $plain "$tool" check --inactivity 0.5 "$fixtures/bad_create_hangs.so"
+reports "PASS 24 FAIL 1 SKIP 2" "query prints" $plain "$tool" check "$fixtures/bad_query_prints.so"
+echo 'ODD-01.codes/[12] bad_plugin 1.* 9999-12-31 <known> & "borne" # so' >"$folder/waivers"
+reports "PASS 2 FAIL 2 SKIP 1 WARN 1 WAIVED 2" "waived ones" \
+    "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
+
+# Before a plugin has told its name, its file's stands for it: it must not pass for a directive of
+# TAP or break a line, and no bytes that a format cannot hold may get through.
+strange=$folder/$(printf 'a & <"\303\251\377\357\277\277>')
+mkdir "$strange"
+strange=$strange/$(printf 'x # SKIP &\n<"\303\251\377\357\277\277\001>.so')
+cp "$fixtures/bad_constructor_hangs.so" "$strange"
+reports "TIMEOUT 1" "a file with a strange name" \
+    "$tool" check --inactivity 0.5 --filter "*" --filter "$(printf '\377')" "$strange"
+long=$folder/$(printf '%0200d' 0).so
+cp "$fixtures/bad_constructor_hangs.so" "$long"
+reports "TIMEOUT 1" "a file with a long name" "$tool" check --inactivity 0.5 "$long"
+rm "$strange" "$long"
 
 # volatile: JSON without what differs from run to run.
 volatile()
@@ -285,6 +299,32 @@ tap_try "another seed gives other cases" sh -c '! cmp -s "$0/1.list" "$0/2.list"
 tap_try "equal seeds give equal lists" cmp "$folder/2.list" "$folder/3.list"
 tap_try "equal seeds give equal JSON" cmp "$folder/2.stable" "$folder/3.stable"
 tap_try "another seed does not" sh -c '! cmp -s "$0/1.stable" "$0/2.stable"' "$folder"
+
+# Which cases there are is told by a digest: of the ids, the seeds, and the grid that query decides.
+# It does not depend on where the file lies, on the locale, or on the processor's instructions.
+mkdir "$folder/elsewhere"
+cp "$plugins/cpu_native.so" "$folder/elsewhere/renamed.so"
+digests()
+{
+    grep '^# ' "$1"
+}
+"$attnhost" check --list --seed 7 "$plugins/cpu_native.so" >"$folder/here"
+(cd / && LC_ALL=C.UTF-8 TZ=Asia/Tokyo "$attnhost" check --list --seed 7 --option isa=generic \
+    "$folder/elsewhere/renamed.so") >"$folder/there"
+tap_try "equal seeds give equal cases elsewhere" cmp "$folder/here" "$folder/there"
+tap_try "and two digests" test "$(digests "$folder/here" | grep -c ', SHA-256 [0-9a-f]\{64\}$')" = 2
+"$attnhost" check --list --seed 8 "$plugins/cpu_native.so" >"$folder/there"
+digests "$folder/here" >"$folder/here.digests"
+digests "$folder/there" >"$folder/there.digests"
+tap_try "another seed has others" test "$(cat "$folder/here.digests" "$folder/there.digests" |
+    sed 's/.*SHA-256 //' | sort -u | wc -l)" = 4
+some="--filter KV-08.* --filter LOAD-01.* --seed 7"
+"$attnhost" check $some --list "$plugins/cpu_native.so" | sed -n 's/^# .*SHA-256 //p' | sort \
+    >"$folder/listed"
+"$attnhost" check $some --format json "$plugins/cpu_native.so" |
+    sed -n 's/.*"\(grid_\)\{0,1\}sha256":[^"]*"\([0-9a-f]*\)".*/\2/p' | sed 1d | sort >"$folder/run"
+tap_try "a run has the digests of its list" cmp "$folder/listed" "$folder/run"
+
 says 0 "Markdown" '# bad_plugin 1.2.3' '| head_dim | 1, 16, 32,' '| PASS | 3 |' \
     -- "$tool" check --filter CAPS-01.query --format markdown "$fixtures/bad_nothing.so"
 
@@ -354,6 +394,26 @@ says 2 "a malformed replay file" "attnhost check: $replay:" -- "$tool" check --r
 says 77 "nothing to fuzz" "attnhost fuzz: no check of this plugin can be fuzzed here" \
     -- env -u SUITE_TOOL_ODD "$tool" fuzz --time 1 "$fixtures/bad_nothing.so"
 unset SUITE_TOOL_ODD
+
+# A plugin that forgets the soft cap, with the checks that everybody runs: what is found is made as
+# small as it goes, a plain problem with a cap; replayed from its file it fails again, and passes in
+# a plugin that has the cap.
+mkdir "$folder/found"
+says 1 "fuzz finds what a plugin computes wrong" "example_rows/INVAR-01.random seed " \
+    "  attnhost check --replay $folder/found/fuzz-" \
+    -- "$attnhost" fuzz --seed 2 --time 1 --output "$folder/found" "$fixtures/bad_cap.so"
+replay=$(find "$folder/found" -name 'fuzz-example_rows-INVAR-01.random-*.replay' | head -1)
+says 1 "it is replayed from its file" "not ok 3 - example_rows/INVAR-01.random" "1..3" \
+    -- "$attnhost" check --replay "$replay"
+plain_but_cap='; decoder extend, q [a-z0-9]* out [a-z0-9]* lse, heads 4/2, dim 64/64, '
+plain_but_cap=$plain_but_cap'kv.nhd/1 [a-z0-9]* unscaled page 16 contiguous, k, v saved, '
+plain_but_cap=$plain_but_cap'window -1, 0, cap [0-9]*, prefix+new [0-9+ ]*; rules:'
+tap_try "all but the cap was left out" grep -q -- "$plain_but_cap" "$folder/out"
+says 0 "a plugin that has the cap passes it" "ok 3 - example_rows/INVAR-01.random" "1..3" \
+    -- "$attnhost" check --replay "$replay" "$folder/example_rows.so"
+sed -i 's/^without = .*/without = 4294967295/' "$replay"
+says 0 "so does the one without, if the cap is left out" "ok 3 - example_rows/INVAR-01.random" \
+    -- "$attnhost" check --replay "$replay"
 
 # ---- Wrong command lines -------------------------------------------------------------------------
 

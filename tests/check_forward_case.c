@@ -11,6 +11,8 @@
 #include "host/check/grid.h"
 #include "host/dtype.h"
 
+#include <nettle/sha2.h>
+
 static struct subject_fixture f;
 
 static void open_native(void)
@@ -76,6 +78,38 @@ START_TEST(equal_seeds_give_equal_cases)
     forward_case_destroy(a);
     forward_case_destroy(b);
     forward_case_destroy(other);
+}
+END_TEST
+
+/* All bytes of some cases, made once and written down: integer arithmetic, and floating-point
+ * operations that IEEE 754 defines, are the same everywhere. */
+START_TEST(cases_are_the_same_on_every_machine)
+{
+    static const char golden[] = "6977726b1bc5d2e100eab86173655df8e9b357bf1b5010a71af21013669326eb";
+    struct case_spec specs[5];
+    struct sha256_ctx sha256;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    char hex[2 * SHA256_DIGEST_SIZE + 1];
+    for (int n = 0; n < 5; n++)
+        specs[n] = plain_spec();
+    specs[1].q_dtype = specs[1].kv_dtype = specs[1].out_dtype = ATTN_F32;
+    specs[1].alibi = specs[1].sinks = true;
+    specs[2].kv_dtype = ATTN_FP8_E4M3;
+    specs[2].scale_granularity = ATTN_SCALE_PER_HEAD;
+    specs[3].mask_kind = ATTN_MASK_FULL;
+    specs[3].slots = SLOTS_INTERLEAVED_PAGES;
+    specs[4].growing_scores = true;
+    specs[4].window_left = 15;
+    sha256_init(&sha256);
+    for (int n = 0; n < 5; n++) {
+        struct forward_case *c = make(&specs[n], 7);
+        sha256_update(&sha256, c->bytes, (const uint8_t *)c->image);
+        forward_case_destroy(c);
+    }
+    sha256_digest(&sha256, sizeof digest, digest);
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    ck_assert_str_eq(hex, golden);
 }
 END_TEST
 
@@ -480,6 +514,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(judged, open_native, close_native);
     tcase_set_timeout(needles, 200);
     tcase_add_test(cases, equal_seeds_give_equal_cases);
+    tcase_add_test(cases, cases_are_the_same_on_every_machine);
     tcase_add_test(cases, specs_that_contradict_themselves);
     tcase_add_test(cases, variants_have_the_tokens_of_their_base);
     tcase_add_test(cases, every_token_has_a_slot);

@@ -245,6 +245,18 @@ START_TEST(nearest_name)
 }
 END_TEST
 
+START_TEST(hex_has_two_digits_a_byte)
+{
+    const uint8_t bytes[] = {0x00, 0x0f, 0xa0, 0xff};
+    char hex[10] = "xxxxxxxxx";
+    text_hex(bytes, sizeof bytes, hex);
+    ck_assert_str_eq(hex, "000fa0ff");
+    ck_assert_int_eq(hex[9], '\0');
+    text_hex(bytes, 0, hex);
+    ck_assert_str_eq(hex, "");
+}
+END_TEST
+
 START_TEST(words_ignore_case)
 {
     ck_assert(text_equal_ignoring_case("", ""));
@@ -311,6 +323,7 @@ static Suite *suite(void)
     TCase *words = tcase_create("words");
     tcase_add_test(words, nearest_name);
     tcase_add_test(words, words_ignore_case);
+    tcase_add_test(words, hex_has_two_digits_a_byte);
     suite_add_tcase(text, words);
     TCase *strings = tcase_create("strbuf");
     tcase_add_test(strings, strbuf_grows);

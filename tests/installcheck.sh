@@ -8,6 +8,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tap.sh"
+. "$top/tests/plugin_guide.sh"
 
 attnhost=$ATTNHOST_TEST_BINDIR/attnhost
 compiler=${CC:-cc}
@@ -17,6 +18,7 @@ umask 022
 PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
 LD_LIBRARY_PATH=$ATTNHOST_TEST_LIBDIR
 export PKG_CONFIG_PATH LD_LIBRARY_PATH
+unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
 
 if test -n "$ATTNHOST_TEST_DESTDIR"; then
     tap_skip "installed package" "pkg-config's paths do not know DESTDIR"
@@ -51,9 +53,16 @@ cd "$scratch/examples" || exit 1
 tap_try "attnhost run quickstart.ini" "$attnhost" run quickstart.ini
 
 # Another backend by one line, and the folder in which its file lies.
-tap_try "make in examples/plugin" env MAKEFLAGS= make -C plugin CC="$compiler"
+tap_try "make in examples/plugin" make -C plugin CC="$compiler"
 tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
 tap_try "attnhost check example.so" "$attnhost" check plugin/example.so
+if command -v cmake >/dev/null; then
+    tap_try "cmake in examples/plugin" cmake -S plugin -B plugin/build
+    tap_try "cmake --build" cmake --build plugin/build
+    tap_try "attnhost check of what CMake built" "$attnhost" check plugin/build/example.so
+else
+    tap_skip "examples/plugin by CMake" "cmake is not installed"
+fi
 tap_try "profiles are installed" "$attnhost" check --profile core --list plugin/example.so
 sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
 tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini
@@ -71,4 +80,7 @@ case $? in
 77) tap_skip "embed_cuda runs" "$output" ;;
 *) tap_not_ok "embed_cuda runs" "$output" ;;
 esac
+PREFIX=$(variable prefix)
+export PREFIX
+plugin_guide "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch"
 tap_end

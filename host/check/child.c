@@ -10,12 +10,13 @@
 #include <sys/wait.h>
 
 #include "host/check/case_id.h"
+#include "host/check/grid.h"
 #include "host/check/json.h"
 #include "host/check/spy.h"
 #include "host/clock.h"
 #include "host/exit_codes.h"
+#include "host/matrix.h"
 #include "host/platform.h"
-#include "host/probe.h"
 #include "host/text.h"
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -117,6 +118,16 @@ static const char *misses(const struct check_subject *subject, const struct chec
     return NULL;
 }
 
+/* Which cases there are follows from the grid, once somebody has asked for it. */
+static void add_grid(cJSON *answer, const struct check_subject *view)
+{
+    const struct grid *grid = view->grid ? *view->grid : NULL;
+    if (!grid)
+        return;
+    cJSON_AddNumberToObject(answer, "grid_points", grid->num_points);
+    add_text(answer, "grid_sha256", grid->digest);
+}
+
 static void answer_count(struct check_child *child, const cJSON *question, cJSON *answer)
 {
     char backend[CASE_ID_SIZE];
@@ -141,6 +152,7 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
     conclude(answer, EXIT_GOOD, "");
     cJSON_AddNumberToObject(answer, "count", skip ? -1 : count);
     add_text(answer, "skip", skip);
+    add_grid(answer, view);
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */
@@ -213,32 +225,14 @@ static void answer_run(struct check_child *child, const cJSON *question, cJSON *
 
 /* ---- matrix ---------------------------------------------------------------------------------- */
 
-/* Values come matter by matter: a new one begins a row. */
-static void take_value(void *ctx, const char *matter, const char *value, int accepted)
-{
-    cJSON *rows = ctx, *row = cJSON_GetArrayItem(rows, cJSON_GetArraySize(rows) - 1);
-    if (!row || strcmp(json_text(row, "matter"), matter) != 0) {
-        row = cJSON_CreateObject();
-        add_text(row, "matter", matter);
-        cJSON_AddArrayToObject(row, "values");
-        cJSON_AddItemToArray(rows, row);
-    }
-    if (accepted)
-        cJSON_AddItemToArray(cJSON_GetObjectItemCaseSensitive(row, "values"),
-                             cJSON_CreateString(value));
-}
-
 static void answer_matrix(struct check_child *child, const cJSON *question, cJSON *answer)
 {
-    struct probe probe;
     const struct child_subject *subject =
         require_subject(child, question, json_text(question, "backend"), answer);
     if (!subject)
         return;
     conclude(answer, EXIT_GOOD, "");
-    cJSON *rows = cJSON_AddArrayToObject(answer, "rows");
-    if (probe_find(child->host, subject->type, &probe))
-        probe_visit(child->host, subject->type, &probe, take_value, rows);
+    cJSON_AddItemToObject(answer, "rows", matrix_ask(child->host, subject->type));
 }
 
 /* ---- quit ------------------------------------------------------------------------------------ */

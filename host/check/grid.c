@@ -7,10 +7,13 @@
 #include "host/error.h"
 #include "host/mix.h"
 #include "host/select.h"
+#include "host/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <nettle/sha2.h>
 
 enum {
     MAX_POOL = 48,     /* accepted points to start from */
@@ -509,6 +512,29 @@ static bool add_many(struct grid *grid)
     return true;
 }
 
+/* ---- Digest ---------------------------------------------------------------------------------- */
+
+/* A line for each point: its values, its options, its spec in words. */
+static void digest_points(struct grid *grid)
+{
+    struct sha256_ctx sha256;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    sha256_init(&sha256);
+    for (int32_t n = 0; n < grid->num_points; n++) {
+        const struct grid_point *point = &grid->points[n];
+        const struct grid_form *form = &grid->forms[point->value[AXIS_FORM]];
+        struct case_spec spec;
+        char text[600] = "";
+        if (grid_accepts(grid, point, &spec, NULL, 0))
+            case_spec_describe(&spec, text, sizeof text);
+        sha256_update(&sha256, sizeof point->value, point->value);
+        sha256_update(&sha256, strlen(form->name) + 1, (const uint8_t *)form->name);
+        sha256_update(&sha256, strlen(text) + 1, (const uint8_t *)text);
+    }
+    sha256_digest(&sha256, sizeof digest, digest);
+    text_hex(digest, sizeof digest, grid->digest);
+}
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 static bool fill(struct grid *grid, bool exhaustive)
@@ -545,6 +571,7 @@ attn_status grid_create(const struct grid_backend *backend, uint64_t seed, bool 
         grid_destroy(grid);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a grid of cases");
     }
+    digest_points(grid);
     *made = grid;
     return ATTN_OK;
 }

@@ -8,8 +8,8 @@
  *          values of two axes that any accepted point has
  *
  * What the list has is asked for greedily and decided by the seed alone, so it is the same on every
- * machine. Combinations that query refuses are left out; whether its refusals are honest is for the
- * checks of group CAPS.
+ * machine, and so is its digest. Combinations that query refuses are left out; whether its refusals
+ * are honest is for the checks of group CAPS.
  */
 #ifndef HOST_CHECK_GRID_H
 #define HOST_CHECK_GRID_H
@@ -119,6 +119,7 @@ struct grid {
     struct grid_point base; /* as plain as the backend allows */
     struct grid_point *points;
     int32_t num_points, room;
+    char digest[65];   /* SHA-256 of the points, as grid_spec() reads them */
     uint32_t notes;    /* ATTN_NOTE_* of the base */
     char refusal[512]; /* why there is no base; "" = there is one */
 };

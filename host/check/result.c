@@ -26,14 +26,14 @@ static size_t character_length(const unsigned char *c)
             return 0;
     if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f)))
         return 0;
+    if (c[0] == 0xef && c[1] == 0xbf && c[2] >= 0xbe)
+        return 0; /* U+FFFE and U+FFFF, which XML cannot hold */
     if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f)))
         return 0;
     return length;
 }
 
-/* A copy that every format can hold: UTF-8, no control characters but tab and newline. NULL when
- * memory ran out. */
-static char *clean_copy(const char *text)
+char *check_report_clean(const char *text)
 {
     size_t size = (text ? strlen(text) : 0) + 1, done = 0;
     unsigned char *copy = malloc(size);
@@ -58,7 +58,7 @@ static char *clean_copy(const char *text)
 void check_report_set(struct check_report *report, char **text, const char *value)
 {
     free(*text);
-    *text = clean_copy(value);
+    *text = check_report_clean(value);
     report->failed |= !*text;
 }
 
@@ -72,17 +72,23 @@ static void hash_file(const char *file, char hex[65])
     if (descriptor >= 0)
         close(descriptor);
     hex[0] = '\0';
-    for (int i = 0; good && i < 32; i++)
-        snprintf(hex + 2 * i, 3, "%02x", sha256[i]);
+    if (good)
+        text_hex(sha256, sizeof sha256, hex);
 }
 
-/* What the plugin calls itself, until it told: its file's name without what follows the dot. */
+/* What the plugin is called until it tells: its file's name without what follows the dot, cut and
+ * changed to what an id can hold. */
 static void name_after_file(struct check_report *report, const char *file)
 {
+    static const char accepted[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     const char *slash = strrchr(file, '/');
-    check_report_set(report, &report->name, slash ? slash + 1 : file);
-    if (report->name)
-        report->name[strcspn(report->name, ".")] = '\0';
+    char name[64];
+    snprintf(name, sizeof name, "%s", slash ? slash + 1 : file);
+    name[strcspn(name, ".")] = '\0';
+    for (char *c = name; *(c += strspn(c, accepted));)
+        *c = '_';
+    check_report_set(report, &report->name, name);
 }
 
 void check_report_init(struct check_report *report, const struct check_params *params)

@@ -34,6 +34,8 @@ struct check_backend {
     char *device;  /* "cuda:0"; "" = there was none to check it on */
     char *about;   /* "cuda sm90, driver 13.0" */
     cJSON *matrix; /* array of {matter, values}; NULL = not asked, or not answered */
+    int32_t grid_points;
+    char grid_sha256[65]; /* of the grid that its cases come from; "" = none of them needs it */
 };
 
 struct check_report {
@@ -48,6 +50,10 @@ struct check_report {
     struct check_result *results;
     size_t num_results;
     size_t counts[CHECK_CODES];
+    /* Cases that were to be run, and a digest of their ids, seeds and grids: equal on two machines
+     * where the cases are. */
+    size_t num_cases;
+    char cases_sha256[65];   /* "" = there is no list of them */
     struct waivers *waivers; /* borrowed; NULL = none */
     time_t started;
     int64_t ns;
@@ -60,7 +66,11 @@ struct check_report {
 void check_report_init(struct check_report *report, const struct check_params *params);
 void check_report_finish(struct check_report *report);
 
-/* Replace a text by a copy of `value`. */
+/* A copy that every format can hold, the caller's: UTF-8 of characters that XML has, no control
+ * characters but tab and newline; bytes of others become '?'. NULL when memory ran out. */
+char *check_report_clean(const char *text);
+
+/* Replace a text by a clean copy of `value`. */
 void check_report_set(struct check_report *report, char **text, const char *value);
 
 /* Append a result: what it points to is copied, made valid UTF-8, and waived if a waiver says so.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/suite.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,6 +188,55 @@ bool suite_subject(struct suite *suite, struct check_backend *backend, char why[
     return good && !suite->stopped;
 }
 
+/* ---- Which cases ----------------------------------------------------------------------------- */
+
+static void absorb(struct suite *suite, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void absorb(struct suite *suite, const char *format, ...)
+{
+    char line[CASE_ID_SIZE + 80];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    sha256_update(&suite->cases, strlen(line), (const uint8_t *)line);
+}
+
+/* The first answer that has a grid is what every one has. */
+static void take_grid(struct suite *suite, const char *name, const cJSON *answer)
+{
+    const char *sha256 = json_text(answer, "grid_sha256");
+    for (size_t b = 0; b < suite->report->num_backends && *sha256; b++) {
+        struct check_backend *backend = &suite->report->backends[b];
+        if (strcmp(backend->name, name) != 0 || backend->grid_sha256[0])
+            continue;
+        backend->grid_points = (int32_t)json_number(answer, "grid_points");
+        snprintf(backend->grid_sha256, sizeof backend->grid_sha256, "%s", sha256);
+        absorb(suite, "grid %s %s\n", name, sha256);
+    }
+}
+
+static void take_case(struct suite *suite, const char *id, uint64_t seed)
+{
+    absorb(suite, "%s %016llx\n", id, (unsigned long long)seed);
+    suite->report->num_cases++;
+}
+
+static void finish_cases(struct suite *suite)
+{
+    struct check_report *report = suite->report;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    sha256_digest(&suite->cases, sizeof digest, digest);
+    text_hex(digest, sizeof digest, report->cases_sha256);
+    if (!suite->listed)
+        return;
+    for (size_t b = 0; b < report->num_backends; b++)
+        if (report->backends[b].grid_sha256[0])
+            fprintf(suite->list, "# grid of %s: %d points, SHA-256 %s\n", report->backends[b].name,
+                    report->backends[b].grid_points, report->backends[b].grid_sha256);
+    fprintf(suite->list, "# %zu cases, SHA-256 %s\n", report->num_cases, report->cases_sha256);
+}
+
 /* ---- A check --------------------------------------------------------------------------------- */
 
 /* Add a case that is not run, or list it. */
@@ -239,6 +289,7 @@ static void run_one(struct suite *suite, const struct suite_case *what, int *hun
     case_id_write(id, what->backend, what->check, what->index);
     if (!suite_wants(suite, id))
         return;
+    take_case(suite, id, what->seed);
     if (suite->shard.count && !is_of_shard(suite, what->check))
         return;
     if (take_from_shard(suite, what, id, hung))
@@ -291,6 +342,7 @@ static void run_check(struct suite *suite, const char *backend, const char *devi
         strbuf_finish(&text);
     } else if (reply.end == SANDBOX_ANSWERED) {
         surroundings_case(suite, backend, id, &reply);
+        take_grid(suite, backend, reply.answer);
         if (json_number(reply.answer, "exit") != EXIT_GOOD)
             add(suite, backend, check, CHECK_FAIL, json_text(reply.answer, "why"), &reply);
         else if (*skip)
@@ -370,6 +422,7 @@ static void report_waivers(struct suite *suite)
 static void run_subjects(struct suite *suite)
 {
     struct check_report *report = suite->report;
+    sha256_init(&suite->cases);
     run_checks(suite, report->name, "", true, NULL);
     for (size_t b = 0; b < report->num_backends && !suite->stopped; b++)
         run_backend(suite, &report->backends[b]);
@@ -384,6 +437,7 @@ static void run_all(struct suite *suite)
     if (suite->stopped)
         return;
     surroundings_report(suite);
+    finish_cases(suite);
     if (!suite->list)
         report_waivers(suite);
 }

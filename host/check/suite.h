@@ -5,6 +5,8 @@
 #ifndef HOST_CHECK_SUITE_H
 #define HOST_CHECK_SUITE_H
 
+#include <nettle/sha2.h>
+
 #include "host/check/groups.h"
 #include "host/check/replay.h"
 #include "host/check/result.h"
@@ -36,9 +38,10 @@ struct suite {
     size_t num_surroundings;
     FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
-    bool stopped;  /* nothing more can be asked */
-    int code;      /* EXIT_GOOD, or how the command has to end */
-    char why[512]; /* with another code */
+    struct sha256_ctx cases; /* of report->cases_sha256 */
+    bool stopped;            /* nothing more can be asked */
+    int code;                /* EXIT_GOOD, or how the command has to end */
+    char why[512];           /* with another code */
 };
 
 /* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the

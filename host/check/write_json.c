@@ -5,6 +5,8 @@
  */
 #include "host/check/result.h"
 
+#include <stdlib.h>
+
 #include <cjson/cJSON.h>
 
 #include "attn_plugin.h"
@@ -14,7 +16,10 @@
 
 static bool add_text(cJSON *object, const char *name, const char *text)
 {
-    return cJSON_AddStringToObject(object, name, text ? text : "") != NULL;
+    char *clean = check_report_clean(text);
+    bool good = clean && cJSON_AddStringToObject(object, name, clean);
+    free(clean);
+    return good;
 }
 
 static bool add_number(cJSON *object, const char *name, double value)
@@ -34,8 +39,11 @@ static bool add_list(cJSON *object, const char *name, const struct params_list *
 {
     cJSON *array = cJSON_AddArrayToObject(object, name);
     bool good = array != NULL;
-    for (size_t i = 0; i < list->count && good; i++)
-        good = cJSON_AddItemToArray(array, cJSON_CreateString(list->items[i]));
+    for (size_t i = 0; i < list->count && good; i++) {
+        char *clean = check_report_clean(list->items[i]);
+        good = clean && cJSON_AddItemToArray(array, cJSON_CreateString(clean));
+        free(clean);
+    }
     return good;
 }
 
@@ -73,6 +81,16 @@ static bool add_run(cJSON *root, const struct check_report *report)
            add_number(run, "interrupted", report->interrupted);
 }
 
+/* Which cases there were, for a comparison of two runs. */
+static bool add_cases(cJSON *root, const struct check_report *report)
+{
+    if (!report->cases_sha256[0])
+        return true;
+    cJSON *cases = cJSON_AddObjectToObject(root, "cases");
+    return add_number(cases, "number", (double)report->num_cases) &&
+           add_text(cases, "sha256", report->cases_sha256);
+}
+
 static bool add_environment(cJSON *root)
 {
     struct check_environment here;
@@ -89,11 +107,14 @@ static bool add_backends(cJSON *root, const struct check_report *report)
     for (size_t b = 0; b < report->num_backends && good; b++) {
         const struct check_backend *backend = &report->backends[b];
         cJSON *object = cJSON_CreateObject();
-        good = cJSON_AddItemToArray(array, object) && add_text(object, "name", backend->name) &&
-               add_text(object, "device", backend->device) &&
-               add_text(object, "about", backend->about) &&
-               (!backend->matrix || cJSON_AddItemToObject(object, "capabilities",
-                                                          cJSON_Duplicate(backend->matrix, true)));
+        good =
+            cJSON_AddItemToArray(array, object) && add_text(object, "name", backend->name) &&
+            add_text(object, "device", backend->device) &&
+            add_text(object, "about", backend->about) &&
+            (!backend->grid_sha256[0] || (add_number(object, "grid_points", backend->grid_points) &&
+                                          add_text(object, "grid_sha256", backend->grid_sha256))) &&
+            (!backend->matrix ||
+             cJSON_AddItemToObject(object, "capabilities", cJSON_Duplicate(backend->matrix, true)));
     }
     return good;
 }
@@ -139,7 +160,7 @@ bool write_json(const struct check_report *report, FILE *file)
     cJSON *root = cJSON_CreateObject();
     bool good = add_tool(root) && add_plugin(root, report) && add_run(root, report) &&
                 add_environment(root) && add_text(root, "started", started) &&
-                add_number(root, "seconds", (double)report->ns * 1e-9) &&
+                add_number(root, "seconds", (double)report->ns * 1e-9) && add_cases(root, report) &&
                 add_backends(root, report) && add_results(root, report);
     char *text = good ? cJSON_Print(root) : NULL;
     if (text)

@@ -63,7 +63,9 @@ static void write_case(const struct check_result *result, FILE *file)
     const char *name = strchr(result->id, '/') + 1;
     fputs("    <testcase", file);
     write_attribute("name", name, file);
-    fprintf(file, " classname=\"%s.%s\" time=\"%lld.%06lld\"", result->backend, result->check->rule,
+    fputs(" classname=\"", file);
+    write_text(result->backend, file);
+    fprintf(file, ".%s\" time=\"%lld.%06lld\"", result->check->rule,
             (long long)(result->ns / 1000000000), (long long)(result->ns / 1000 % 1000000));
     if (result->code == CHECK_PASS || result->code == CHECK_WARN) {
         fputs("/>\n", file);

@@ -5,9 +5,10 @@
  */
 #include "host/check/result.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "host/check/json.h"
+#include "host/matrix.h"
 
 /* In a table's cell: a bar would end it. */
 static void write_cell(const char *text, FILE *file)
@@ -97,70 +98,20 @@ static void write_check(const struct check_report *report, size_t first, FILE *f
 
 /* ---- Capabilities ---------------------------------------------------------------------------- */
 
-static const cJSON *find_matter(const struct check_backend *backend, const char *matter)
+static bool write_matrix(const struct check_report *report, FILE *file)
 {
-    const cJSON *row;
-    cJSON_ArrayForEach(row, backend->matrix) if (strcmp(json_text(row, "matter"), matter) ==
-                                                 0) return row;
-    return NULL;
-}
-
-static void write_values(const cJSON *row, FILE *file)
-{
-    const cJSON *value, *values = cJSON_GetObjectItemCaseSensitive(row, "values");
-    const char *separator = "";
-    cJSON_ArrayForEach(value, values)
-    {
-        fprintf(file, "%s%s", separator, value->valuestring);
-        separator = ", ";
+    struct matrix_column *columns = calloc(report->num_backends + 1, sizeof *columns);
+    bool known = false;
+    for (size_t b = 0; columns && b < report->num_backends; b++) {
+        columns[b] = (struct matrix_column){report->backends[b].name, report->backends[b].matrix};
+        known |= columns[b].rows != NULL;
     }
-    if (!*separator)
-        fputs(row ? "none" : "-", file);
-}
-
-static void write_row(const struct check_report *report, const char *matter, FILE *file)
-{
-    fprintf(file, "| %s |", matter);
-    for (size_t b = 0; b < report->num_backends; b++) {
-        fputc(' ', file);
-        write_values(find_matter(&report->backends[b], matter), file);
-        fputs(" |", file);
+    if (known) {
+        fputs("\n## Capabilities, as `query` answers them\n\n", file);
+        matrix_write(columns, report->num_backends, file);
     }
-    fputc('\n', file);
-}
-
-/* The matters of a backend that no backend before it was asked about. */
-static void write_rows(const struct check_report *report, size_t backend, FILE *file)
-{
-    const cJSON *row;
-    cJSON_ArrayForEach(row, report->backends[backend].matrix)
-    {
-        const char *matter = json_text(row, "matter");
-        bool told = false;
-        for (size_t before = 0; before < backend; before++)
-            told |= find_matter(&report->backends[before], matter) != NULL;
-        if (!told)
-            write_row(report, matter, file);
-    }
-}
-
-/* A row for each matter, a column for each backend. */
-static void write_matrix(const struct check_report *report, FILE *file)
-{
-    size_t columns = 0;
-    for (size_t b = 0; b < report->num_backends; b++)
-        columns += report->backends[b].matrix != NULL;
-    if (!columns)
-        return;
-    fputs("\n## Capabilities, as `query` answers them\n\n| |", file);
-    for (size_t b = 0; b < report->num_backends; b++)
-        fprintf(file, " `%s` |", report->backends[b].name);
-    fputs("\n|---|", file);
-    for (size_t b = 0; b < report->num_backends; b++)
-        fputs("---|", file);
-    fputc('\n', file);
-    for (size_t b = 0; b < report->num_backends; b++)
-        write_rows(report, b, file);
+    free(columns);
+    return columns != NULL;
 }
 
 bool write_markdown(const struct check_report *report, FILE *file)
@@ -172,6 +123,5 @@ bool write_markdown(const struct check_report *report, FILE *file)
           file);
     for (size_t r = 0; r < report->num_results; r++)
         write_check(report, r, file);
-    write_matrix(report, file);
-    return true;
+    return write_matrix(report, file);
 }

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# plugin_guide.sh: runs the commands of docs/PLUGIN_GUIDE.md. Source it after tap.sh; then
+# plugin_guide FILE FOLDER.
+#
+# Blocks are marked by what follows ```sh; any other block of sh is a failure:
+#   run [exit=N] [needs=COMMAND]   runs, and ends with N, by default 0; skipped without the command
+#   skip: REASON                   is not run
+# Each begins in the folder, and with the exports, that the one before it left.
+
+# Cuts the file into FOLDER/NNN.sh, whose first line is the mark.
+plugin_guide_cut()
+{
+    awk -v folder="$2" '
+        /^```/ && inside { inside = 0; next }
+        /^```sh/ { inside = 1; file = sprintf("%s/%03d.sh", folder, ++count)
+                   print "# " substr($0, 7) >file; next }
+        /^```/ { inside = 2; next }
+        inside == 1 { print >file }' "$1"
+}
+
+plugin_guide_block()
+{
+    mark=$(sed -n '1s/^# //p' "$1")
+    name="guide: $(sed -n '2s/ *\\*$//p' "$1")"
+    expected=0 needed=
+    for word in $mark; do
+        case $word in
+        skip:)
+            tap_skip "$name" "${mark#skip: }"
+            return
+            ;;
+        exit=*) expected=${word#exit=} ;;
+        needs=*) needed=${word#needs=} ;;
+        run) ;;
+        *) mark= ;;
+        esac
+    done
+    if test -z "$mark"; then
+        tap_not_ok "$name" "a block has to be marked 'run' or 'skip: REASON'"
+        return
+    fi
+    if test -n "$needed" && ! command -v "$needed" >/dev/null; then
+        tap_skip "$name" "$needed is not installed"
+        return
+    fi
+    (
+        # shellcheck disable=SC1091
+        . "$2/state"
+        set -eu
+        # shellcheck disable=SC1090
+        . "$1"
+        { export -p && printf 'cd "%s"\n' "$PWD"; } >"$2/state"
+    ) >"$2/output" 2>&1 </dev/null
+    got=$?
+    if test $got -eq "$expected"; then
+        tap_ok "$name"
+    else
+        tap_not_ok "$name" "exit code $got, expected $expected: $(cat "$2/output")"
+    fi
+}
+
+plugin_guide()
+{
+    blocks=$2/guide
+    mkdir -p "$blocks" "$2/author" || exit 1
+    printf 'cd "%s"\n' "$2/author" >"$blocks/state"
+    plugin_guide_cut "$1" "$blocks"
+    for block in "$blocks"/*.sh; do
+        plugin_guide_block "$block" "$blocks"
+    done
+}
