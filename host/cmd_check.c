@@ -22,7 +22,9 @@ static const char help[] =
     "\n"
     "  --backend NAME       check this backend alone\n"
     "  --device cpu|cuda:N  check on this device (default: the CPU if the backend serves it)\n"
-    "  --with OTHER.so      load this plugin too, for children of a composite; may be repeated\n"
+    "  --with OTHER.so      load this plugin too, for children of a composite; may be repeated.\n"
+    "                       Of its first backend the suite makes the children that a composite\n"
+    "                       needs and that no --option names (stand_in_1, stand_in_2 ...)\n"
     "  --option KEY=VALUE   an option of the backends that declare it; may be repeated\n"
     "  --filter GLOB        check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may\n"
     "                       be repeated\n"
@@ -48,8 +50,8 @@ static const char help[] =
     "\n"
     "examples:\n"
     "  attnhost check ./my_plugin.so\n"
-    "  attnhost check ./hybrid.so --with ./cpu_native.so --option prefill=cpu_native \\\n"
-    "      --option decode=cpu_native\n";
+    "  attnhost check ./hybrid.so --with ./cpu_native.so\n"
+    "  attnhost check ./hybrid.so --with ./cpu_native.so --option decode=cpu_native\n";
 
 /* All that is read before anything is run, so that what is wrong with it is found at once. */
 struct inputs {

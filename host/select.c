@@ -320,6 +320,8 @@ attn_status select_create(attnhost *host, const struct config *config, const str
         selection->num_groups = model->num_groups;
     for (uint32_t i = 0; i < selection->num_groups && !status; i++)
         status = select_one(&selector, i);
+    if (!status)
+        status = select_join_kinds(&selector);
     if (status) {
         select_destroy(selection);
         return status;

@@ -11,7 +11,8 @@
  * An explicit name is taken or refused, never replaced. `auto` walks the rule for the platform and
  * the kind of layer (rules.h), then every other backend that is loaded, and takes the first one
  * that serves both phases; if none does, the first one for each phase. Two names for the two phases
- * are joined by a hybrid_phase backend that is defined here.
+ * are joined by a hybrid_phase backend that is defined here; a backend for linear layers and one
+ * for all others by a hybrid_linear one.
  */
 #ifndef HOST_SELECT_H
 #define HOST_SELECT_H
@@ -58,7 +59,7 @@ struct select_group {
 
 struct select_unit {
     char *backend;    /* name for attnhost_compose() */
-    char *type;       /* "hybrid_phase" for a joined pair, else the backend's own name */
+    char *type;       /* "hybrid_phase", "hybrid_linear" where two are joined, else its own name */
     uint32_t modes;   /* ATTN_MODE_BIT set its groups were asked for */
     uint32_t *groups; /* ascending indices into model.groups */
     uint32_t num_groups;

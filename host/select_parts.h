@@ -43,6 +43,9 @@ attn_status select_ask(struct selector *selector, uint32_t group, uint32_t modes
 attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_t modes,
                               struct select_phase *phase);
 
+/* Join the unit of the linear layers with that of the others (select_join.c). */
+attn_status select_join_kinds(struct selector *selector);
+
 /* Free what a candidate owns. */
 void select_candidate_finish(struct select_candidate *candidate);
 

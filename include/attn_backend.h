@@ -134,8 +134,9 @@ typedef struct attn_backend_ops {
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error);
 
-    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. (optional)
-     * [any-thread] */
+    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. What it points to has
+     * a context of its own and is never given the instance: a composite hands on the answer of its
+     * children, unless two of them differ. (optional) [any-thread] */
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
 

@@ -16,15 +16,17 @@ START_TEST(children_hear_of_their_modes_alone)
         uint32_t modes;
         int spec;
         uint32_t pre, dec;
+        int both; /* nothing is routed, and both are asked */
     } table[] = {
-        {BIT(EXTEND), 0, BIT(EXTEND), 0},
-        {BIT(DECODE) | BIT(IDLE), 0, 0, BIT(DECODE)},
-        {BIT(MIXED), 0, BIT(EXTEND), BIT(DECODE)},
-        {BIT(EXTEND) | BIT(TARGET_VERIFY), 1, BIT(EXTEND), BIT(TARGET_VERIFY)},
-        {BIT(DECODE) | BIT(DRAFT_EXTEND), 0, BIT(DRAFT_EXTEND), BIT(DECODE)},
-        {ALL_MODES, 1, BIT(EXTEND), BIT(DECODE) | BIT(TARGET_VERIFY) | BIT(DRAFT_EXTEND)},
-        {BIT(IDLE), 0, 0, 0},
-        {1u << 20, 0, 1u << 20, 1u << 20}, /* unknown: both are to refuse it */
+        {BIT(EXTEND), 0, BIT(EXTEND), 0, 0},
+        {BIT(DECODE) | BIT(IDLE), 0, 0, BIT(DECODE), 0},
+        {BIT(MIXED), 0, BIT(EXTEND), BIT(DECODE), 0},
+        {BIT(EXTEND) | BIT(TARGET_VERIFY), 1, BIT(EXTEND), BIT(TARGET_VERIFY), 0},
+        {BIT(DECODE) | BIT(DRAFT_EXTEND), 0, BIT(DRAFT_EXTEND), BIT(DECODE), 0},
+        {ALL_MODES, 1, BIT(EXTEND), BIT(DECODE) | BIT(TARGET_VERIFY) | BIT(DRAFT_EXTEND), 0},
+        {BIT(IDLE), 0, BIT(IDLE), BIT(IDLE), 1},
+        {0, 0, 0, 0, 1},                      /* not known yet */
+        {1u << 20, 0, 1u << 20, 1u << 20, 0}, /* unknown: both are to refuse it */
     };
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start();
@@ -33,16 +35,54 @@ START_TEST(children_hear_of_their_modes_alone)
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     const uint32_t modes[MOCK_CHILDREN] = {table[_i].pre, table[_i].dec};
     for (int c = 0; c < MOCK_CHILDREN; c++) {
-        ck_assert_int_eq(mock_children[c].queries, modes[c] != 0);
+        ck_assert_int_eq(mock_children[c].queries, modes[c] != 0 || table[_i].both);
         ck_assert_uint_eq(mock_children[c].bounds.modes, modes[c]);
     }
     ready();
     for (int c = 0; c < MOCK_CHILDREN; c++) {
-        ck_assert_int_eq(mock_children[c].live, modes[c] != 0);
-        ck_assert_int_eq(mock_children[c].live_metadata, modes[c] != 0);
+        ck_assert_int_eq(mock_children[c].live, modes[c] != 0 || table[_i].both);
+        ck_assert_int_eq(mock_children[c].live_metadata, modes[c] != 0 || table[_i].both);
         ck_assert_uint_eq(mock_children[c].bounds.modes, modes[c]);
-        ck_assert_uint_eq(mock_children[c].num_problems, modes[c] != 0 ? 2 : 0);
+        ck_assert_uint_eq(mock_children[c].num_problems, modes[c] != 0 || table[_i].both ? 2 : 0);
     }
+    finish();
+}
+END_TEST
+
+/* A no of either child is the composite's, though no mode is routed to it yet. */
+START_TEST(no_mode_is_no_licence)
+{
+    static const uint32_t modes[] = {0, BIT(IDLE), 0};
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
+    start();
+    bounds.modes = modes[_i];
+    mock_child *child = &mock_children[_i % 2];
+    child->verdict.supported = 0;
+    child->verdict.num_reasons = 1;
+    child->reasons[0] = (attn_reason){
+        .struct_size = sizeof reason, .code = ATTN_REASON_HEAD_DIM, .field = ATTN_FIELD_HEAD_DIM};
+    ck_assert_int_eq(query(&verdict), ATTN_OK);
+    ck_assert_uint_eq(verdict.supported, 0);
+    ck_assert_str_eq(reason.child, child->name);
+    ck_assert_int_eq(create(), ATTN_UNSUPPORTED);
+    check_nothing_left();
+}
+END_TEST
+
+/* Metadata for IDLE alone asks whoever is there. */
+START_TEST(idle_metadata_of_one_phase)
+{
+    start();
+    bounds.modes = BIT(EXTEND) | BIT(IDLE);
+    ck_assert_int_eq(create(), ATTN_OK);
+    bounds.modes = BIT(IDLE);
+    ck_assert_msg(create_metadata() == ATTN_OK, "%s", message);
+    ck_assert_int_eq(PRE->live_metadata, 1);
+    attn_batch batch = plain_batch(ATTN_MODE_IDLE);
+    ck_assert_int_eq(plan(&batch), ATTN_OK);
+    ck_assert_int_eq(PRE->calls[MOCK_INIT], 0);
     finish();
 }
 END_TEST
@@ -197,6 +237,38 @@ START_TEST(whole_mixed_is_not_batch_invariant)
     values[1].text = "pre"; /* one child for both: nothing moves */
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     ck_assert_uint_eq(verdict.supported, 1);
+}
+END_TEST
+
+/* Layers of a kind that a child refuses: with another kind MIXED would be split, so of the
+ * composite's own limits those of split batches hold, and no others. */
+START_TEST(limits_are_those_of_an_accepted_kind)
+{
+    attn_reason reasons[3];
+    attn_verdict verdict = {.struct_size = sizeof verdict, .reasons_capacity = 3};
+    start();
+    set_up_split(5);
+    problems[0].need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    problems[0].graph_level = ATTN_GRAPH_ALWAYS;
+    mock_child *child = &mock_children[_i];
+    child->verdict.supported = 0;
+    child->verdict.num_reasons = 1;
+    child->reasons[0] = (attn_reason){
+        .struct_size = sizeof *reasons, .code = ATTN_REASON_LAYER_KIND, .field = ATTN_FIELD_KIND};
+    for (verdict.reasons_capacity = 0; verdict.reasons_capacity < 4; verdict.reasons_capacity++) {
+        for (int r = 0; r < 3; r++)
+            reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
+        verdict.reasons = verdict.reasons_capacity ? reasons : NULL;
+        ck_assert_int_eq(query(&verdict), ATTN_OK);
+        ck_assert_uint_eq(verdict.num_reasons, 2);
+    }
+    ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_KIND);
+    ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_GRAPH_LEVEL);
+    child->reasons[0].field = ATTN_FIELD_HEAD_DIM; /* another field: sparse it stays */
+    verdict.reasons_capacity = 3;
+    ck_assert_int_eq(query(&verdict), ATTN_OK);
+    ck_assert_uint_eq(verdict.num_reasons, 2);
+    ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_NEED_NOTES);
 }
 END_TEST
 
@@ -711,11 +783,11 @@ START_TEST(entry_and_describe)
     ck_assert_uint_eq(given.plugin.struct_size, sizeof given);
     ck_assert_uint_eq(given.plugin.abi_major, ATTN_ABI_MAJOR);
     ck_assert_str_eq(given.plugin.name, "hybrid");
-    ck_assert_uint_eq(given.plugin.num_backends, 1);
+    ck_assert_uint_eq(given.plugin.num_backends, 2);
     ck_assert_int_eq(given.plugin.describe(0, &type, &error), ATTN_OK);
     ck_assert_ptr_eq(type, &hybrid_phase_type);
     ck_assert_uint_eq(type->flags, ATTN_TYPE_COMPOSITE);
-    ck_assert_int_eq(given.plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(given.plugin.describe(2, &type, &error), ATTN_INVALID_ARGUMENT);
     host.abi_major_min = host.abi_major_max = ATTN_ABI_MAJOR + 1;
     ck_assert_int_eq(attn_plugin_entry(&host, &given.plugin, &error), ATTN_INCOMPATIBLE_VERSION);
 }
@@ -728,12 +800,15 @@ static Suite *hybrid_suite(void)
         const TTest *const *test;
         int loops;
     } tests[] = {
-        {"routing", &children_hear_of_their_modes_alone, 8},
+        {"routing", &children_hear_of_their_modes_alone, 9},
+        {"routing", &no_mode_is_no_licence, 3},
+        {"routing", &idle_metadata_of_one_phase, 1},
         {"routing", &decode_bounds_are_narrow, 1},
         {"routing", &group_without_modes_is_left_out, 1},
         {"split", &mixed_is_split_only_where_it_can_be, 8},
         {"split", &mixed_alone_stands_for_its_halves, 1},
         {"split", &whole_mixed_is_not_batch_invariant, 1},
+        {"split", &limits_are_those_of_an_accepted_kind, 2},
         {"split", &refusal_of_rows_is_not_hidden, 1},
         {"verdicts", &yes_is_merged, 1},
         {"verdicts", &reasons_are_named_and_counted, 1},

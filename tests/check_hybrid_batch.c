@@ -466,100 +466,6 @@ START_TEST(errors_name_the_child)
 }
 END_TEST
 
-/* Optional slots that a child does not have. */
-START_TEST(slots_that_are_not_there)
-{
-    start();
-    PRE->ops.prepare = NULL;
-    PRE->ops.forward_decode = NULL;
-    PRE->ops.get_extension = NULL;
-    ready();
-    make_mixed(0);
-    make_args();
-    ck_assert_int_eq(OPS->prepare(instance, NULL, NULL, &error), ATTN_OK);
-    ck_assert_int_eq(DEC->calls[MOCK_PREPARE], 1);
-    ck_assert_int_eq(plan(&mixed), ATTN_OK);
-    ck_assert_int_eq(OPS->forward_extend(metadata, 4, &args, NULL, &error), ATTN_OK);
-    DEC->ops.forward_decode = NULL;
-    ck_assert_int_eq(OPS->forward_extend(metadata, 4, &args, NULL, &error), ATTN_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(message, "dec has no forward_decode"));
-    PRE->ops.forward_extend = NULL;
-    ck_assert_int_eq(OPS->forward_extend(metadata, 4, &args, NULL, &error), ATTN_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(message, "pre has no forward_extend"));
-    finish();
-}
-END_TEST
-
-/* ---- Every slot ------------------------------------------------------------------------------ */
-
-static int progressed;
-
-static void count_progress(void *ctx, uint32_t done, uint32_t total, const char *what)
-{
-    ck_assert_ptr_eq(ctx, &progressed);
-    ck_assert_uint_eq(done, 1);
-    ck_assert_uint_eq(total, 2);
-    ck_assert_str_eq(what, progressed == 0 ? "pre" : "dec");
-    progressed++;
-}
-
-/* Calls of every slot of the table, after a life that uses all of the composite's: a slot that is
- * added to the ABI makes this test fail until it is forwarded or listed as not to be. */
-START_TEST(every_slot_is_forwarded)
-{
-    static const struct {
-        const char *name;
-        size_t offset;
-        int pre, dec; /* calls expected; -1 = at least one */
-        int present;  /* in the composite */
-    } table[] = {
-#define SLOT(name) #name, offsetof(attn_backend_ops, name)
-        {SLOT(destroy), 1, 1, 1},
-        {SLOT(prepare), 1, 1, 1},
-        {SLOT(index_forms), 1, 1, 1},
-        {SLOT(metadata_size), -1, -1, 1},
-        {SLOT(metadata_create), 1, 1, 1},
-        {SLOT(init_forward_metadata), 1, 2, 1},
-        {SLOT(metadata_destroy), 1, 1, 1},
-        {SLOT(forward_extend), 1, 0, 1},
-        {SLOT(forward_decode), 0, 2, 1},
-        {SLOT(get_extension), 0, 0, 0}, /* an extension takes the child's instance, not ours */
-#undef SLOT
-    };
-    enum { COUNT = sizeof table / sizeof table[0] };
-    ck_assert_uint_eq(COUNT, MOCK_SLOTS);
-    ck_assert_uint_eq(offsetof(attn_backend_ops, destroy) + COUNT * sizeof(void (*)(void)),
-                      sizeof(attn_backend_ops));
-    start();
-    progressed = 0;
-    PRE->index_forms = ATTN_INDEX_CSR;
-    DEC->index_forms = ATTN_INDEX_BLOCK_TABLE;
-    ready();
-    ck_assert_int_eq(OPS->prepare(instance, count_progress, &progressed, &error), ATTN_OK);
-    ck_assert_int_eq(progressed, 2);
-    ck_assert_uint_eq(OPS->index_forms(instance), ATTN_INDEX_CSR | ATTN_INDEX_BLOCK_TABLE);
-    make_mixed(0);
-    make_args();
-    ck_assert_int_eq(plan(&mixed), ATTN_OK);
-    ck_assert_int_eq(OPS->forward_extend(metadata, 4, &args, NULL, &error), ATTN_OK);
-    attn_batch batch = plain_batch(ATTN_MODE_DECODE);
-    ck_assert_int_eq(plan(&batch), ATTN_OK);
-    ck_assert_int_eq(OPS->forward_decode(metadata, 4, &args, NULL, &error), ATTN_OK);
-    finish();
-    for (int s = 0; s < COUNT; s++) {
-        void (*slot)(void);
-        ck_assert_uint_eq(table[s].offset,
-                          offsetof(attn_backend_ops, destroy) + (size_t)s * sizeof slot);
-        memcpy(&slot, (const char *)OPS + table[s].offset, sizeof slot);
-        ck_assert_msg((slot != NULL) == table[s].present, "%s", table[s].name);
-        ck_assert_msg(table[s].pre == PRE->calls[s] || (table[s].pre < 0 && PRE->calls[s] > 0),
-                      "%s of pre: %d calls", table[s].name, PRE->calls[s]);
-        ck_assert_msg(table[s].dec == DEC->calls[s] || (table[s].dec < 0 && DEC->calls[s] > 0),
-                      "%s of dec: %d calls", table[s].name, DEC->calls[s]);
-    }
-}
-END_TEST
-
 static Suite *hybrid_batch_suite(void)
 {
     static const struct {
@@ -579,8 +485,6 @@ static Suite *hybrid_batch_suite(void)
         {"batches", &batch_with_more_kv_groups, 1},
         {"batches", &forward_without_its_batch, 1},
         {"calls", &errors_name_the_child, 10},
-        {"calls", &slots_that_are_not_there, 1},
-        {"calls", &every_slot_is_forwarded, 1},
     };
     Suite *suite = suite_create("hybrid_batch");
     TCase *tcase = NULL;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 /* Two layer groups: layers 4 and 5 of KV group 0, layer 9 of KV group 1. */
+const attn_backend_type *composite;
 attn_device device;
 attn_layer layers[3];
 attn_layer_group groups[2];
@@ -24,6 +25,7 @@ attn_memory memory;
 void start(void)
 {
     mock_reset();
+    composite = &hybrid_phase_type;
     device = (attn_device){.struct_size = sizeof device, .type = ATTN_DEVICE_CPU};
     bounds = (attn_bounds){sizeof bounds, ALL_MODES, 1, 0, 6, 40, 20, 100, 600};
     for (int l = 0; l < 3; l++)
@@ -54,16 +56,38 @@ void start(void)
     metadata = NULL;
 }
 
+static attn_option_value text_value(uint32_t type, const char *key, const char *text)
+{
+    return (attn_option_value){.struct_size = sizeof(attn_option_value),
+                               .type = type,
+                               .key = key,
+                               .text = text,
+                               .place = "default"};
+}
+
+static const attn_linear_dims linear_dims = {.struct_size = sizeof linear_dims};
+
+void start_linear(void)
+{
+    start();
+    composite = &hybrid_linear_type;
+    values[0] = text_value(ATTN_OPTION_BACKEND_REF, "full", "pre");
+    values[1] = text_value(ATTN_OPTION_BACKEND_REF, "linear", "dec");
+    values[2] = text_value(ATTN_OPTION_STRING, "full_attn_layers", "");
+    groups[1].kind = ATTN_KIND_LINEAR;
+    groups[1].kv_group = -1;
+    groups[1].linear = &linear_dims;
+    problems[1].state_layout = ATTN_LAYOUT_STATE_SSM_KV;
+}
+
 attn_status create(void)
 {
-    return hybrid_phase_type.create(&hybrid_phase_type, problems, 2, &options, &mock_services,
-                                    &instance, &error);
+    return composite->create(composite, problems, 2, &options, &mock_services, &instance, &error);
 }
 
 attn_status query(attn_verdict *verdict)
 {
-    return hybrid_phase_type.query(&hybrid_phase_type, &options, &mock_services, &problems[0],
-                                   verdict, &error);
+    return composite->query(composite, &options, &mock_services, &problems[0], verdict, &error);
 }
 
 attn_status plan(const attn_batch *batch)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hybrid_fixture.h: what the tests of hybrid_phase start from. All of it is a global that a test
- * may change after start(), before it is used.
+ * hybrid_fixture.h: what the tests of composites start from. All of it is a global that a test may
+ * change after start(), before it is used.
  *
- *   start()    two layer groups (layers 4 and 5 of KV group 0, layer 9 of KV group 1), all modes,
- *              children "pre" and "dec" that are willing
- *   ready()    instance and metadata, in memory of exactly the size that was asked for
- *   finish()   destroys them; nothing may be left and nothing beyond the memory written
+ *   start()    hybrid_phase over two layer groups (layers 4 and 5 of KV group 0, layer 9 of KV
+ * group 1), all modes, children "pre" and "dec" that are willing start_linear()  hybrid_linear over
+ * the same, "pre" for full attention and "dec" for layer 9, which is a linear one ready() instance
+ * and metadata, in memory of exactly the size that was asked for finish()   destroys them; nothing
+ * may be left and nothing beyond the memory written
  */
 #ifndef TESTS_HYBRID_FIXTURE_H
 #define TESTS_HYBRID_FIXTURE_H
@@ -20,8 +21,9 @@
 #define BIT(mode) ATTN_MODE_BIT(ATTN_MODE_##mode)
 #define ALL_MODES                                                                                  \
     (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED) | BIT(IDLE) | BIT(TARGET_VERIFY) | BIT(DRAFT_EXTEND))
-#define OPS (hybrid_phase_type.ops)
+#define OPS (composite->ops)
 
+extern const attn_backend_type *composite; /* under test */
 extern attn_device device;
 extern attn_layer layers[3];
 extern attn_layer_group groups[2];
@@ -37,6 +39,7 @@ extern attn_memory_size size;
 extern attn_memory memory;
 
 void start(void);
+void start_linear(void);
 void ready(void);
 void finish(void);
 

@@ -147,7 +147,7 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
 static const void *get_extension(attn_instance *instance, const char *id)
 {
     called(instance->child, MOCK_GET_EXTENSION, NULL);
-    return id;
+    return instance->child->extension ? instance->child->extension : id;
 }
 
 /* ---- The host -------------------------------------------------------------------------------- */
@@ -195,6 +195,10 @@ static void remember_problem(mock_child *child, const attn_problem *problem)
 {
     child->problem = *problem;
     child->bounds = *problem->bounds;
+    for (uint32_t l = 0; l < problem->group->num_layers; l++) {
+        const attn_layer *layer = attn_at(problem->group->layers, l);
+        child->layer_ids[child->num_layers++ % 16] = layer->layer_id;
+    }
 }
 
 static void give_reasons(const attn_reason *reasons, uint32_t count, attn_verdict *verdict)
@@ -218,6 +222,7 @@ static attn_status child_query(void *ctx, const char *name, const attn_problem *
     if (!child)
         return fail(error, ATTN_CHILD_FAILED, "no such child");
     child->queries++;
+    child->num_layers = 0;
     remember_problem(child, problem);
     if (child->query_status != ATTN_OK)
         return fail(error, child->query_status, "as planned");
@@ -244,7 +249,9 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
     if (!child)
         return fail(error, ATTN_CHILD_FAILED, "no such child");
     child->num_problems = num_problems;
-    remember_problem(child, attn_at(problems, num_problems - 1));
+    child->num_layers = 0;
+    for (uint32_t p = 0; p < num_problems; p++)
+        remember_problem(child, attn_at(problems, p));
     if (child->create_status != ATTN_OK)
         return fail(error, child->create_status, "as planned");
     made->type = &child->type;

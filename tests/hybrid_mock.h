@@ -37,6 +37,7 @@ typedef struct mock_child {
     uint32_t refused_modes; /* a problem with one of these is refused for MODE */
     uint32_t index_forms;
     attn_memory_size size;
+    const void *extension;                   /* NULL = the id itself */
     attn_status query_status, create_status; /* other than ATTN_OK: fails with it */
     attn_status slot_status[MOCK_SLOTS];
 
@@ -46,6 +47,8 @@ typedef struct mock_child {
     attn_problem problem; /* the last asked about or created for */
     attn_bounds bounds;   /* of that problem, or of the last metadata */
     uint32_t num_problems;
+    int32_t layer_ids[16]; /* of all problems of the last query or create */
+    uint32_t num_layers;
     uint32_t kind;
     attn_memory memory;
     attn_batch batch; /* and what hangs on it, as it was during the call */

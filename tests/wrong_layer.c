@@ -159,6 +159,18 @@ static void spoil_create(const attn_problem *problems)
         layer.leave();
 }
 
+/* A child beside the composite's own, which a create that fails forgets. */
+static attn_child make_child(const attn_problem *problems, uint32_t num_problems,
+                             const attn_options *options, const attn_services *services)
+{
+    attn_child child = {.struct_size = sizeof child};
+    if (layer.what != LEAVES_CHILD || options->values->type != ATTN_OPTION_BACKEND_REF ||
+        services->child_create(services->ctx, options->values->text, problems, num_problems, &child,
+                               NULL) != ATTN_OK)
+        child.type = NULL;
+    return child;
+}
+
 static attn_status create_spoilt(const attn_problem *problems, uint32_t num_problems,
                                  const attn_options *options, const attn_services *services,
                                  attn_instance **instance, attn_error *error)
@@ -181,10 +193,13 @@ static attn_status create_spoilt(const attn_problem *problems, uint32_t num_prob
     }
     if (refuses(options))
         return fail(error, ATTN_UNSUPPORTED, "not with these options");
+    attn_child child = make_child(problems, num_problems, options, services);
     attn_status status =
         layer.real->create(layer.real, problems, num_problems, options, services, instance, error);
     if (status == ATTN_OK)
         services->release(services->ctx, ATTN_SPACE_HOST, block);
+    if (status == ATTN_OK && child.type)
+        child.type->ops->destroy(child.instance);
     return status;
 }
 
@@ -389,6 +404,8 @@ static void spoil_forward(const attn_forward_args *args)
         close(open("/dev/null", O_RDONLY));
     if (layer.what == WRITES_Q)
         *first_byte(args, ATTN_ROLE_Q) ^= 1;
+    if (layer.what == SPOILS_OUT)
+        first_byte(args, ATTN_ROLE_OUT)[1] ^= 0x40; /* in the exponent */
     if (layer.what == WRITES_FOREIGN_SLOT)
         *first_byte(args, ATTN_ROLE_V_CACHE) ^= 1; /* page 0 is nobody's */
 }

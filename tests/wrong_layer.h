@@ -73,7 +73,12 @@
     X(ALWAYS_GRAPHS, "COMP-02", "verdict", CHECK_FAIL)                                             \
     X(ONE_FORM, "COMP-03", "needs", CHECK_FAIL)                                                    \
     X(OWN_SIZE, "COMP-03", "needs", CHECK_FAIL)                                                    \
-    X(NO_NAMES, "COMP-04", "failures", CHECK_FAIL)
+    X(NO_NAMES, "COMP-04", "failures", CHECK_FAIL)                                                 \
+    X(LEAVES_A_BLOCK, "COMP-04", "failures", CHECK_FAIL)                                           \
+    X(LEAVES_CHILD, "COMP-04", "failures", CHECK_FAIL)                                             \
+    X(SPOILS_OUT, "COMP-06", "equal", CHECK_FAIL)                                                  \
+    X(SPOILS_OUT, "COMP-06", "deep", CHECK_FAIL)                                                   \
+    X(NO_NAMES, "COMP-06", "deep", CHECK_FAIL)
 
 enum wrong {
     NOTHING_WRONG,
@@ -135,6 +140,8 @@ enum wrong {
     ALWAYS_GRAPHS,
     ONE_FORM,
     OWN_SIZE,
+    LEAVES_CHILD,
+    SPOILS_OUT,
     LEAVES_CONTEXT
 };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_comp.c: the group COMP: whether a composite passes on what its children say. One child at a
- * time is made to answer something else (meddler.h).
+ * time is made to answer something else (meddler.h). Composites of composites are in
+ * check_comp_depth.c.
  */
 #include "host/check/check.h"
 
@@ -9,9 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/check/meddler.h"
 #include "host/check/refusal.h"
-#include "host/check/rig.h"
+#include "host/check/scene.h"
 
 /* ---- Children -------------------------------------------------------------------------------- */
 
@@ -27,28 +27,34 @@ static int32_t count_children(const struct check_subject *subject)
     return (int32_t)subject->node->num_children;
 }
 
-/* A rig whose composite gets the meddler's services. The meddler is told what to do later. */
-struct scene {
-    struct rig rig;
-    struct meddler meddler;
-    const char *child;
-};
-
 static bool scene_open(struct scene *scene, struct check_run *run)
 {
     if (!rig_open(&scene->rig, run, run->seed))
         return false;
     scene->child = child_name(run->subject, (uint32_t)run->index);
+    scene->path[0] = scene->child;
+    scene->num_path = 1;
+    scene->reached = 0;
     meddler_init(&scene->meddler, run->subject->services, scene->child, MEDDLE_NOT, 0);
-    scene->rig.services = &scene->meddler.table;
+    tally_init(&scene->tally, &scene->meddler.table);
+    scene->rig.services = &scene->tally.table;
     return true;
 }
 
-static void meddle(struct scene *scene, enum meddle what, uint64_t value)
+void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
 {
+    scene->reached += scene->meddler.hits;
     scene->meddler.what = what;
     scene->meddler.value = value;
     scene->meddler.hits = 0;
+}
+
+void scene_close(struct scene *scene, struct check_run *run)
+{
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    if (run->code == CHECK_PASS && scene->reached == 0)
+        check_skip(run, "no question of the suite comes to the child %s", scene->child);
+    rig_close(&scene->rig);
 }
 
 /* ---- COMP-02 --------------------------------------------------------------------------------- */
@@ -74,7 +80,7 @@ static void check_refused(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     bool named = false;
-    meddle(scene, MEDDLE_REFUSE, 0);
+    scene_meddle(scene, MEDDLE_REFUSE, 0);
     if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0)
         return;
     CHECK_THAT(run, !verdict.supported, "the child %s says no, and the composite says yes",
@@ -93,7 +99,7 @@ static void check_graph_level(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (uint32_t level = 0; level < ATTN_GRAPH_COUNT; level++) {
-        meddle(scene, MEDDLE_GRAPH_LEVEL, level);
+        scene_meddle(scene, MEDDLE_GRAPH_LEVEL, level);
         if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(run, verdict.graph_level <= level,
@@ -108,7 +114,7 @@ static void check_notes(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++) {
-        meddle(scene, MEDDLE_NOTES, notes[n]);
+        scene_meddle(scene, MEDDLE_NOTES, notes[n]);
         if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(run, !(verdict.notes & notes[n]),
@@ -125,7 +131,7 @@ static void run_verdict(struct check_run *run)
     check_refused(run, &scene);
     check_graph_level(run, &scene);
     check_notes(run, &scene);
-    rig_close(&scene.rig);
+    scene_close(&scene, run);
 }
 
 /* ---- COMP-03 --------------------------------------------------------------------------------- */
@@ -138,7 +144,7 @@ static void check_forms(struct check_run *run, struct scene *scene)
     struct rig *rig = &scene->rig;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
         attn_instance *instance = NULL;
-        meddle(scene, MEDDLE_INDEX_FORMS, forms[f]);
+        scene_meddle(scene, MEDDLE_INDEX_FORMS, forms[f]);
         if (!rig_create_for(rig, run, &instance))
             return;
         if (scene->meddler.hits > 0 && !(rig->index_forms & forms[f]))
@@ -157,11 +163,11 @@ static void check_memory(struct check_run *run, struct scene *scene)
     struct rig *rig = &scene->rig;
     attn_instance *instance = NULL;
     attn_memory_size before, after;
-    meddle(scene, MEDDLE_NOT, 0);
+    scene_meddle(scene, MEDDLE_NOT, 0);
     if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
         return;
     bool good = rig_good(rig, run, rig_metadata_size(rig, instance, &before), "metadata_size");
-    meddle(scene, MEDDLE_SIZE, more);
+    scene_meddle(scene, MEDDLE_SIZE, more);
     good = good && rig_good(rig, run, rig_metadata_size(rig, instance, &after), "metadata_size");
     if (good && scene->meddler.hits > 0 && after.size[region] < before.size[region] + more)
         check_fail(run, "the child %s asks for %llu bytes more, the composite for %llu",
@@ -178,38 +184,58 @@ static void run_forms(struct check_run *run)
     check_forms(run, &scene);
     if (run->code == CHECK_PASS)
         check_memory(run, &scene);
-    rig_close(&scene.rig);
+    scene_close(&scene, run);
 }
 
 /* ---- COMP-04 --------------------------------------------------------------------------------- */
 
-/* A failure that was planted: the message has the child's name, and then its words. */
+/* A failure that was planted: the message has the names on the way, and then the child's words. */
 static bool judge_failure(struct check_run *run, struct scene *scene, attn_status status,
                           const char *call)
 {
-    const char *text = host_error_text(&scene->rig.error);
-    const char *name = strstr(text, scene->child);
+    const char *text = host_error_text(&scene->rig.error), *rest = text;
     char what[96];
     snprintf(what, sizeof what, "%s whose child %.40s fails", call, scene->child);
     if (!refusal_is_told(run, status, &scene->rig.error, what))
         return false;
-    if (!name || !strstr(name, MEDDLER_WORDS))
-        check_fail(run, "%s: '%s': accepted the child's name and then '%s'", what, text,
-                   MEDDLER_WORDS);
+    for (int n = 0; n < scene->num_path && rest; n++) {
+        rest = strstr(rest, scene->path[n]);
+        rest = rest ? rest + strlen(scene->path[n]) : NULL;
+    }
+    if (!rest || !strstr(rest, MEDDLER_WORDS))
+        check_fail(run,
+                   "%s: '%s': accepted the names of the children on the way, %s the last, and "
+                   "then '%s'",
+                   what, text, scene->child, MEDDLER_WORDS);
     return run->code == CHECK_PASS;
 }
 
-/* create fails; nothing of the other children is left, or a sanitizer tells. */
+/* Of what was made since there were `instances` and `metadata`, nothing is left. */
+static void judge_left(struct check_run *run, const struct scene *scene, int instances,
+                       int metadata, const char *call)
+{
+    if (scene->meddler.live != instances || scene->meddler.live_metadata != metadata)
+        check_fail(run,
+                   "%s whose child %s fails: %d instances and %d metadata of children are left, "
+                   "where %d and %d are accepted",
+                   call, scene->child, scene->meddler.live, scene->meddler.live_metadata, instances,
+                   metadata);
+}
+
 static void check_create_fails(struct check_run *run, struct scene *scene)
 {
     attn_instance *instance = NULL;
-    meddle(scene, MEDDLE_CREATE, 0);
+    scene_meddle(scene, MEDDLE_CREATE, 0);
+    tally_restart(&scene->tally, 0);
     attn_status status = rig_create(&scene->rig, &instance);
-    if (scene->meddler.hits > 0)
-        judge_failure(run, scene, status, "create");
+    if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "create"))
+        return;
     CHECK_THAT(run, !instance || status == ATTN_OK, "create fails, and sets its output");
     if (status == ATTN_OK)
         rig_destroy(&scene->rig, instance);
+    judge_left(run, scene, 0, 0, "create");
+    CHECK_THAT(run, !tally_left(&scene->tally), "create whose child %s fails leaves %s",
+               scene->child, tally_left(&scene->tally));
 }
 
 static void check_metadata_fails(struct check_run *run, struct scene *scene,
@@ -218,17 +244,19 @@ static void check_metadata_fails(struct check_run *run, struct scene *scene,
     struct rig *rig = &scene->rig;
     attn_memory_size size;
     attn_metadata *metadata = NULL;
-    meddle(scene, MEDDLE_METADATA_SIZE, 0);
+    int instances = scene->meddler.live, others = scene->meddler.live_metadata;
+    scene_meddle(scene, MEDDLE_METADATA_SIZE, 0);
     attn_status status = rig_metadata_size(rig, session->instance, &size);
     if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "metadata_size"))
         return;
     /* A composite may ask for sizes in metadata_create: it has its own way to fail there. */
-    meddle(scene, MEDDLE_METADATA_CREATE, 0);
+    scene_meddle(scene, MEDDLE_METADATA_CREATE, 0);
     status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
     if (scene->meddler.hits > 0)
         judge_failure(run, scene, status, "metadata_create");
     if (status == ATTN_OK)
         rig->ops->metadata_destroy(metadata);
+    judge_left(run, scene, instances, others, "metadata_create");
 }
 
 static void check_batches_fail(struct check_run *run, struct scene *scene,
@@ -236,40 +264,55 @@ static void check_batches_fail(struct check_run *run, struct scene *scene,
 {
     struct rig *rig = &scene->rig;
     for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        meddle(scene, MEDDLE_PLAN, 0);
+        scene_meddle(scene, MEDDLE_PLAN, 0);
         attn_status status = rig_plan(rig, session->metadata, b);
         if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "init_forward_metadata"))
             return;
-        meddle(scene, MEDDLE_NOT, 0);
+        scene_meddle(scene, MEDDLE_NOT, 0);
         if (!rig_good(rig, run, rig_plan(rig, session->metadata, b), "init_forward_metadata"))
             return;
-        meddle(scene, MEDDLE_FORWARD, 0);
-        status = rig_forward(rig, session->metadata, b, 0);
-        if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "forward"))
-            return;
-        meddle(scene, MEDDLE_NOT, 0);
+        scene_meddle(scene, MEDDLE_FORWARD, 0);
+        for (int l = 0; l < RIG_LAYERS; l++) {
+            status = rig_forward(rig, session->metadata, b, l);
+            if (scene->meddler.hits == 0)
+                continue;
+            if (!judge_failure(run, scene, status, "forward"))
+                return;
+            break;
+        }
+        scene_meddle(scene, MEDDLE_NOT, 0);
         free(rig_run(rig, run, session->metadata, b));
     }
+}
+
+void scene_check_failures(struct scene *scene, struct check_run *run)
+{
+    struct rig_session session;
+    check_create_fails(run, scene);
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    tally_restart(&scene->tally, 0);
+    if (run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig, run))
+        return;
+    check_batches_fail(run, scene, &session);
+    scene->rig.ops->metadata_destroy(session.metadata);
+    session.metadata = NULL;
+    if (run->code == CHECK_PASS)
+        check_metadata_fails(run, scene, &session);
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    rig_session_close(&session, &scene->rig);
+    judge_left(run, scene, 0, 0, "a life");
+    if (tally_left(&scene->tally))
+        check_fail(run, "a life whose child %s fails leaves %s", scene->child,
+                   tally_left(&scene->tally));
 }
 
 static void run_failures(struct check_run *run)
 {
     struct scene scene;
-    struct rig_session session;
     if (!scene_open(&scene, run))
         return;
-    check_create_fails(run, &scene);
-    meddle(&scene, MEDDLE_NOT, 0);
-    if (run->code == CHECK_PASS && rig_session_open(&session, &scene.rig, run)) {
-        check_batches_fail(run, &scene, &session);
-        scene.rig.ops->metadata_destroy(session.metadata);
-        session.metadata = NULL;
-        if (run->code == CHECK_PASS)
-            check_metadata_fails(run, &scene, &session);
-        meddle(&scene, MEDDLE_NOT, 0);
-        rig_session_close(&session, &scene.rig);
-    }
-    rig_close(&scene.rig);
+    scene_check_failures(&scene, run);
+    scene_close(&scene, run);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
@@ -290,9 +333,35 @@ const struct check check_comp[] = {
      .run = run_forms},
     {.rule = "COMP-04",
      .name = "failures",
-     .sentence = "what a child fails with comes with the child's name",
+     .sentence =
+         "what a child fails with, in create, plan or forward, comes with the child's name, "
+         "and nothing of it or of its siblings is left",
      .needs = CHECK_NEEDS_CHILD,
      .count = count_children,
      .run = run_failures},
+    {.rule = "COMP-05",
+     .name = "cycles",
+     .sentence = "a composite that contains itself, at once or by another, is refused",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = comp_count_refs,
+     .run = comp_run_cycles},
+    {.rule = "COMP-05",
+     .name = "missing",
+     .sentence = "a child that is not there is refused by its name",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = comp_count_refs,
+     .run = comp_run_missing},
+    {.rule = "COMP-06",
+     .name = "equal",
+     .sentence = "with one backend as all children, results are that backend's",
+     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
+     .count = count_children,
+     .run = comp_run_equal},
+    {.rule = "COMP-06",
+     .name = "deep",
+     .sentence = "the same three levels deep, and failures come with all names on the way",
+     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
+     .count = count_children,
+     .run = comp_run_deep},
     {.rule = NULL},
 };

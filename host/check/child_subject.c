@@ -112,15 +112,73 @@ static bool choose_options(const struct check_child *child, const attn_backend_t
     return true;
 }
 
+/* Children that a composite needs and that nobody named: backends of --with, or of the plugin
+ * itself, under names of their own, so that no two of them are one. They do not depend on what was
+ * loaded first: the first in the order of the command line that is no composite. */
+
+static const attn_backend_type *find_stand_in(const struct check_child *child)
+{
+    const struct registry *registry = &child->host->registry;
+    const attn_backend_type *own = NULL;
+    for (uint32_t t = 0; t < registry->num_types; t++) {
+        const struct registry_type *known = &registry->types[t];
+        if (known->type->flags & ATTN_TYPE_COMPOSITE)
+            continue;
+        if (known->plugin != registry->plugins[child->plugin])
+            return known->type;
+        own = own ? own : known->type;
+    }
+    return own;
+}
+
+static bool is_given(const struct options_text *texts, size_t count, const attn_option *option)
+{
+    for (size_t t = 0; t < count; t++)
+        if (strcmp(texts[t].key, option->key) == 0 ||
+            (option->deprecated_alias && strcmp(texts[t].key, option->deprecated_alias) == 0))
+            return true;
+    return false;
+}
+
+/* One for each REQUIRED backend-ref that is not given. */
+static attn_status add_stand_ins(struct check_child *child, const attn_backend_type *type,
+                                 char **copies, struct options_text *texts, size_t *count,
+                                 attn_error *error)
+{
+    const attn_backend_type *stand_in = find_stand_in(child);
+    attn_status status = ATTN_OK;
+    int number = 0;
+    for (uint32_t o = 0; stand_in && o < type->num_options && status == ATTN_OK; o++) {
+        const attn_option *option = attn_at(type->options, o);
+        char name[32];
+        if (option->type != ATTN_OPTION_BACKEND_REF || !(option->flags & ATTN_OPTION_REQUIRED) ||
+            is_given(texts, *count, option))
+            continue;
+        snprintf(name, sizeof name, "stand_in_%d", ++number);
+        char *copy = strdup(name);
+        if (!copy)
+            return ATTN_OUT_OF_HOST_MEMORY;
+        copies[*count] = copy;
+        texts[(*count)++] =
+            (struct options_text){.key = option->key, .value = copy, .place = "attnhost check"};
+        if (!composer_find(&child->host->composer, name))
+            status = composer_define(&child->host->composer, name, stand_in->name, "attnhost check",
+                                     NULL, 0, error);
+    }
+    return status;
+}
+
 /* Under the name of its type, so that it is the same in ids, messages and questions. */
 static int define(struct check_child *child, struct child_subject *subject, host_error *error)
 {
     const attn_backend_type *type = subject->type;
-    size_t most = child->params->options.count + 1, count = 0;
+    size_t most = child->params->options.count + type->num_options + 1, count = 0;
     struct options_text *texts = calloc(most, sizeof *texts);
     char **copies = calloc(most, sizeof *copies), *base = realpath(".", NULL);
     attn_status status = ATTN_OUT_OF_HOST_MEMORY;
-    if (texts && copies && base && choose_options(child, type, copies, texts, &count)) {
+    if (texts && copies && base && choose_options(child, type, copies, texts, &count))
+        status = add_stand_ins(child, type, copies, texts, &count, &error->base);
+    if (status == ATTN_OK) {
         for (size_t o = 0; o < count; o++)
             texts[o].base = base;
         status = count ? composer_define(&child->host->composer, type->name, NULL, "--option",

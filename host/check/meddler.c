@@ -6,10 +6,11 @@
 
 #include "host/error.h"
 
-/* Stands before the child's instance, as before its metadata. */
+/* Stands before each child's instance, as before its metadata. */
 struct attn_instance {
     attn_child inner;
     struct meddler *meddler;
+    bool chosen;            /* the one that is meddled with */
     attn_backend_type type; /* a copy with `ops` */
     attn_backend_ops ops;   /* a copy: slots that are NULL stay so */
 };
@@ -25,6 +26,11 @@ static bool meddles(struct meddler *meddler, enum meddle what)
     return meddler->what == what;
 }
 
+static bool meddles_with(const attn_instance *instance, enum meddle what)
+{
+    return instance->chosen && meddles(instance->meddler, what);
+}
+
 static attn_status plant(attn_error *error)
 {
     return host_fail(error, ATTN_INTERNAL, "%s", MEDDLER_WORDS);
@@ -37,6 +43,7 @@ static void destroy(attn_instance *instance)
     if (!instance)
         return;
     instance->inner.type->ops->destroy(instance->inner.instance);
+    instance->meddler->live--;
     free(instance);
 }
 
@@ -48,7 +55,7 @@ static attn_status prepare(attn_instance *instance, attn_progress progress, void
 
 static uint32_t index_forms(attn_instance *instance)
 {
-    if (meddles(instance->meddler, MEDDLE_INDEX_FORMS))
+    if (meddles_with(instance, MEDDLE_INDEX_FORMS))
         return (uint32_t)instance->meddler->value;
     return instance->inner.type->ops->index_forms(instance->inner.instance);
 }
@@ -57,11 +64,11 @@ static attn_status metadata_size(attn_instance *instance, uint32_t kind, const a
                                  attn_memory_size *size, attn_error *error)
 {
     const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
-    if (meddles(instance->meddler, MEDDLE_METADATA_SIZE))
+    if (meddles_with(instance, MEDDLE_METADATA_SIZE))
         return plant(error);
     attn_status status = instance->inner.type->ops->metadata_size(instance->inner.instance, kind,
                                                                   bounds, size, error);
-    if (status == ATTN_OK && meddles(instance->meddler, MEDDLE_SIZE))
+    if (status == ATTN_OK && meddles_with(instance, MEDDLE_SIZE))
         size->size[region] += instance->meddler->value;
     return status;
 }
@@ -70,7 +77,7 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error)
 {
-    if (meddles(instance->meddler, MEDDLE_METADATA_CREATE))
+    if (meddles_with(instance, MEDDLE_METADATA_CREATE))
         return plant(error);
     attn_metadata *made = calloc(1, sizeof *made);
     if (!made)
@@ -82,13 +89,14 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
         *metadata = made;
     else
         free(made);
+    instance->meddler->live_metadata += status == ATTN_OK;
     return status;
 }
 
 static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                         attn_error *error)
 {
-    if (meddles(metadata->instance->meddler, MEDDLE_PLAN))
+    if (meddles_with(metadata->instance, MEDDLE_PLAN))
         return plant(error);
     return metadata->instance->inner.type->ops->init_forward_metadata(metadata->inner, batch,
                                                                       stream, error);
@@ -99,6 +107,7 @@ static void metadata_destroy(attn_metadata *metadata)
     if (!metadata)
         return;
     metadata->instance->inner.type->ops->metadata_destroy(metadata->inner);
+    metadata->instance->meddler->live_metadata--;
     free(metadata);
 }
 
@@ -106,7 +115,7 @@ static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    if (meddles(metadata->instance->meddler, MEDDLE_FORWARD))
+    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
         return plant(error);
     return metadata->instance->inner.type->ops->forward_extend(metadata->inner, layer_id, args,
                                                                stream, error);
@@ -116,7 +125,7 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    if (meddles(metadata->instance->meddler, MEDDLE_FORWARD))
+    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
         return plant(error);
     return metadata->instance->inner.type->ops->forward_decode(metadata->inner, layer_id, args,
                                                                stream, error);
@@ -127,7 +136,7 @@ static const void *get_extension(attn_instance *instance, const char *id)
     return instance->inner.type->ops->get_extension(instance->inner.instance, id);
 }
 
-static attn_status wrap(struct meddler *meddler, attn_child *child, attn_error *error)
+static attn_status wrap(struct meddler *meddler, bool chosen, attn_child *child, attn_error *error)
 {
     attn_instance *made = calloc(1, sizeof *made);
     if (!made) {
@@ -137,6 +146,8 @@ static attn_status wrap(struct meddler *meddler, attn_child *child, attn_error *
     const attn_backend_ops *ops = child->type->ops;
     made->inner = *child;
     made->meddler = meddler;
+    made->chosen = chosen;
+    meddler->live++;
     made->type = *child->type;
     made->type.ops = &made->ops;
     made->ops = (attn_backend_ops){
@@ -197,13 +208,12 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
                                 uint32_t num_problems, attn_child *child, attn_error *error)
 {
     struct meddler *meddler = ctx;
-    if (strcmp(name, meddler->child) == 0 && meddles(meddler, MEDDLE_CREATE))
+    bool chosen = strcmp(name, meddler->child) == 0;
+    if (chosen && meddles(meddler, MEDDLE_CREATE))
         return host_fail(error, ATTN_CHILD_FAILED, "%s: %s", name, MEDDLER_WORDS);
     attn_status status = meddler->inner->child_create(meddler->inner->ctx, name, problems,
                                                       num_problems, child, error);
-    if (status != ATTN_OK || strcmp(name, meddler->child) != 0)
-        return status;
-    return wrap(meddler, child, error);
+    return status == ATTN_OK ? wrap(meddler, chosen, child, error) : status;
 }
 
 /* The other slots are the inner ones with the inner ctx. */

@@ -36,6 +36,8 @@ struct meddler {
     enum meddle what;
     uint64_t value;
     int hits; /* times that it was done */
+    int live; /* instances of all children that were not destroyed */
+    int live_metadata;
 };
 
 void meddler_init(struct meddler *meddler, const attn_services *inner, const char *child,

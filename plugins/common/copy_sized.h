@@ -13,8 +13,12 @@
 static inline void copy_sized(void *to, uint32_t size, const void *from)
 {
     uint32_t theirs = *(const uint32_t *)from;
-    memset(to, 0, size);
-    memcpy(to, from, theirs < size ? theirs : size);
+    if (theirs >= size) { /* nearly always, and then of a size that the compiler knows */
+        memcpy(to, from, size);
+    } else {
+        memset(to, 0, size);
+        memcpy(to, from, theirs);
+    }
     *(uint32_t *)to = size;
 }
 

@@ -8,6 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *const fanout_layouts[FANOUT_NUM_LAYOUTS] = {
+    ATTN_LAYOUT_KV_NHD,         ATTN_LAYOUT_KV_HND,       ATTN_LAYOUT_MLA_LATENT,
+    ATTN_LAYOUT_MLA_LATENT_FP8, ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
+    ATTN_LAYOUT_STATE_CONV,
+};
+
 /* ---- Problems -------------------------------------------------------------------------------- */
 
 void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed)
@@ -28,6 +34,47 @@ void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_pr
     fanout_narrow_bounds(problem->bounds, modes, &narrowed->bounds);
     narrowed->problem.bounds = &narrowed->bounds;
     narrowed->problem.mla_expanded &= modes;
+    narrowed->layers = NULL;
+}
+
+static uint32_t count_served(const attn_layer_group *group, fanout_serves serves, const void *ctx,
+                             uint32_t c)
+{
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < group->num_layers; l++)
+        count += serves(ctx, c, group, attn_at(group->layers, l)) != 0;
+    return count;
+}
+
+attn_status fanout_narrow_layers(const attn_services *services, child_problem *narrowed,
+                                 fanout_serves serves, const void *ctx, uint32_t c, uint32_t *count,
+                                 attn_error *error)
+{
+    const attn_layer_group *group = narrowed->problem.group;
+    *count = count_served(group, serves, ctx, c);
+    if (*count == 0 || *count == group->num_layers)
+        return ATTN_OK;
+    narrowed->layers =
+        services->allocate(services->ctx, ATTN_SPACE_HOST, *count * sizeof *narrowed->layers, 16);
+    if (!narrowed->layers)
+        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layers", *count);
+    uint32_t kept = 0;
+    for (uint32_t l = 0; l < group->num_layers; l++) {
+        const attn_layer *layer = attn_at(group->layers, l);
+        if (serves(ctx, c, group, layer))
+            COPY_SIZED(&narrowed->layers[kept++], layer);
+    }
+    COPY_SIZED(&narrowed->group, group);
+    narrowed->group.layers = narrowed->layers;
+    narrowed->group.num_layers = *count;
+    narrowed->problem.group = &narrowed->group;
+    return ATTN_OK;
+}
+
+void fanout_problem_finish(const attn_services *services, child_problem *narrowed)
+{
+    services->release(services->ctx, ATTN_SPACE_HOST, narrowed->layers);
+    narrowed->layers = NULL;
 }
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
@@ -102,6 +149,57 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
     return ATTN_OK;
 }
 
+attn_status fanout_refuses_field(const attn_services *services, const char *name,
+                                 const attn_problem *problem, uint32_t field, int *refuses,
+                                 attn_error *error)
+{
+    enum { MANY = 32 };
+    attn_reason reasons[MANY];
+    for (int r = 0; r < MANY; r++)
+        reasons[r].struct_size = sizeof reasons[r];
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = MANY, .reasons = reasons};
+    attn_status status = services->child_query(services->ctx, name, problem, &verdict, error);
+    *refuses = 0;
+    for (uint32_t r = 0; status == ATTN_OK && !verdict.supported && r < verdict.num_reasons; r++)
+        *refuses |= r < MANY && reasons[r].field == field;
+    return status;
+}
+
+attn_status fanout_check_services(const attn_services *services, attn_error *error)
+{
+    if (services && services->child_query && services->child_create)
+        return ATTN_OK;
+    return plugin_fail(error, ATTN_INVALID_ARGUMENT, "services lack child_query or child_create");
+}
+
+static attn_status check_problem(const attn_backend_type *type, const attn_options *options,
+                                 const attn_services *services, const attn_problem *problem,
+                                 attn_error *error)
+{
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
+    attn_status status = type->query(type, options, services, problem, &verdict, error);
+    if (status != ATTN_OK || verdict.supported)
+        return status;
+    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s%s%s %s: accepted %s",
+                             reason.child, reason.child[0] ? ": " : "",
+                             verdict_field_name(reason.field), reason.got, reason.accepted);
+}
+
+attn_status fanout_check_problems(const attn_backend_type *type, const attn_options *options,
+                                  const attn_services *services, const attn_problem *problems,
+                                  uint32_t num_problems, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (num_problems == 0)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "no layer group");
+    for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++)
+        status = check_problem(type, options, services, attn_at(problems, p), error);
+    return status;
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static uint64_t align_up(uint64_t offset, uint64_t alignment)
@@ -142,6 +240,13 @@ void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *chil
         if (!is_shared(r)) /* of a shared one nothing is ever used up */
             used->size[r] = offset + child->size[r];
     }
+}
+
+void fanout_memory_answer(const attn_memory_size *total, attn_memory_size *size)
+{
+    uint32_t theirs = size->struct_size;
+    memcpy(size, total, theirs < sizeof *total ? theirs : sizeof *total);
+    size->struct_size = theirs;
 }
 
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,

@@ -13,17 +13,41 @@
 
 #include "attn_plugin.h"
 
-/* A problem as a child sees it: the caller's, with the modes that are routed to the child. */
+/* Layouts that a composite passes on: all. */
+enum { FANOUT_NUM_LAYOUTS = 7 };
+extern const char *const fanout_layouts[FANOUT_NUM_LAYOUTS];
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+/* A problem as a child sees it: the caller's, with the modes and the layers that are routed to the
+ * child. Points into itself and must not be moved. */
 typedef struct child_problem {
     attn_problem problem;
     attn_bounds bounds;
+    attn_layer_group group; /* where some of its layers are the child's; else not used */
+    attn_layer *layers;     /* memory of the services; NULL = the caller's layers */
 } child_problem;
 
 /* Narrow `bounds` to `modes`. A child that only decodes has one query for each sequence. */
 void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed);
 
-/* Narrow `problem` to `modes`; `narrowed` points into itself and must not be moved. */
+/* Narrow `problem` to `modes`; the layers are all of them. */
 void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_problem *narrowed);
+
+/* Does a child serve this layer? */
+typedef int (*fanout_serves)(const void *ctx, uint32_t child, const attn_layer_group *group,
+                             const attn_layer *layer);
+
+/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count tells how
+ * many, and with 0 it is not to be asked. */
+attn_status fanout_narrow_layers(const attn_services *services, child_problem *narrowed,
+                                 fanout_serves serves, const void *ctx, uint32_t c, uint32_t *count,
+                                 attn_error *error);
+
+/* Give back what fanout_narrow_layers() took. */
+void fanout_problem_finish(const attn_services *services, child_problem *narrowed);
+
+/* ---- Verdicts -------------------------------------------------------------------------------- */
 
 /* Start `verdict`, a copy that is the composite's, from the caller's `given`: supported, all notes,
  * no reasons. verdict_end() hands it back. */
@@ -35,6 +59,150 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
                                const attn_problem *problem, attn_verdict *verdict,
                                attn_error *error);
 
+/* Does child `name` refuse the problem with a reason of this field (ATTN_FIELD_*)? */
+attn_status fanout_refuses_field(const attn_services *services, const char *name,
+                                 const attn_problem *problem, uint32_t field, int *refuses,
+                                 attn_error *error);
+
+/* INVALID_ARGUMENT unless `services` have the calls for children. */
+attn_status fanout_check_services(const attn_services *services, attn_error *error);
+
+/* UNSUPPORTED, in the words of its first reason, if the type's query says no to one of them. */
+attn_status fanout_check_problems(const attn_backend_type *type, const attn_options *options,
+                                  const attn_services *services, const attn_problem *problems,
+                                  uint32_t num_problems, attn_error *error);
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+/* A layer of the composite. */
+typedef struct fanout_layer {
+    int32_t layer_id;
+    int32_t kv_group; /* of its group; -1 = none */
+    uint32_t child;   /* the composite's: who serves it */
+    uint32_t group;   /* index of its problem at create */
+} fanout_layer;
+
+/* All layers, by ascending id. */
+typedef struct fanout_layers {
+    uint32_t count;
+    uint32_t num_kv_groups; /* the highest that a layer belongs to, and one */
+    fanout_layer *items;    /* caller's memory, fanout_count_layers() of them */
+} fanout_layers;
+
+uint32_t fanout_count_layers(const attn_problem *problems, uint32_t num_problems);
+
+/* Fill in `items`, `child` as `serves` tells: the first of `num_children` that does. NULL = 0. */
+void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
+                        const void *ctx, uint32_t num_children, fanout_layers *layers);
+
+/* The layer, or NULL. Where ids follow each other without a gap nothing is searched. */
+static inline const fanout_layer *fanout_find_layer(const fanout_layers *layers, int32_t layer_id)
+{
+    uint32_t low = 0, high = layers->count;
+    uint32_t guess = high ? (uint32_t)layer_id - (uint32_t)layers->items[0].layer_id : 0;
+    if (guess < high && layers->items[guess].layer_id == layer_id)
+        return &layers->items[guess];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (layers->items[middle].layer_id == layer_id)
+            return &layers->items[middle];
+        if (layers->items[middle].layer_id < layer_id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* ---- Children -------------------------------------------------------------------------------- */
+
+/* A child that was made. */
+typedef struct fanout_child {
+    const attn_backend_ops *ops; /* NULL = nothing is routed to it, and it was not made */
+    attn_instance *instance;
+    char name[64]; /* for messages: longer names are not backends' */
+} fanout_child;
+
+/* The children of an instance. */
+typedef struct fanout {
+    const attn_services *services;
+    fanout_child *children; /* caller's memory, zeroed at first */
+    uint32_t num_children;
+    int on_cpu; /* device arrays can be read by the host */
+} fanout;
+
+/* What of `problem` is child `c` to solve? 0 in *asked = nothing of it. What it narrows is finished
+ * by the caller. */
+typedef attn_status (*fanout_route)(const void *ctx, uint32_t c, const attn_problem *problem,
+                                    child_problem *narrowed, int *asked, attn_error *error);
+
+/* Make child `c`, called `name`, for all that `route` gives it of the problems; none = no child. */
+attn_status fanout_create(fanout *children, uint32_t c, const char *name,
+                          const attn_problem *problems, uint32_t num_problems, fanout_route route,
+                          const void *ctx, attn_error *error);
+
+/* Destroy all that were made, the last first. */
+void fanout_destroy(fanout *children);
+
+/* Slots of attn_backend_ops, answered for all children. */
+attn_status fanout_prepare(fanout *children, attn_progress progress, void *progress_ctx,
+                           attn_error *error);
+uint32_t fanout_index_forms(const fanout *children);
+
+/* What the children that have this extension point to, if they point to the same; else NULL: an
+ * answer for one of several would be taken for all. */
+const void *fanout_get_extension(const fanout *children, const char *id);
+
+/* The slots themselves, for a composite whose attn_instance begins with its fanout. */
+void fanout_op_destroy(attn_instance *instance);
+attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                              attn_error *error);
+uint32_t fanout_op_index_forms(attn_instance *instance);
+const void *fanout_op_get_extension(attn_instance *instance, const char *id);
+
+/* ---- Metadata of the children ---------------------------------------------------------------- */
+
+/* Slots of child `c`, with its name before messages. UNSUPPORTED if it was not made. */
+attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t kind,
+                                 const attn_bounds *bounds, attn_memory_size *size,
+                                 attn_error *error);
+
+/* The same with the child's part of `memory`; `used` as in fanout_memory_carve(). */
+attn_status fanout_metadata_create(const fanout *children, uint32_t c, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_memory_size *used, attn_metadata **metadata,
+                                   attn_error *error);
+
+/* metadata[] has one of each child, or NULL. */
+void fanout_metadata_destroy(const fanout *children, attn_metadata *const *metadata);
+
+attn_status fanout_plan(const fanout *children, uint32_t c, attn_metadata *metadata,
+                        const attn_batch *batch, attn_stream stream, attn_error *error);
+
+/* forward_decode if `decode`, else forward_extend; UNSUPPORTED where the child hides it. */
+attn_status fanout_forward(const fanout *children, uint32_t c, attn_metadata *metadata, int decode,
+                           int32_t layer_id, const attn_forward_args *args, attn_stream stream,
+                           attn_error *error);
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+/* Is a batch of `mode` planned for forward_decode (`decode`) or forward_extend? ATTN_MODE_COUNT =
+ * none is. BAD_STATE if not. */
+attn_status fanout_check_planned(uint32_t mode, int decode, attn_error *error);
+
+/* The array where the host can read it, or NULL. */
+const int32_t *fanout_readable(const fanout *children, const attn_i32_array *array);
+
+/* INVALID_ARGUMENT, naming the bound, for a batch beyond the bounds: parts of it may be within. */
+attn_status fanout_check_bounds(const attn_bounds *bounds, const attn_batch *batch,
+                                attn_error *error);
+
+/* The same for max_kv_tokens, where the lengths can be read. */
+attn_status fanout_check_kv_tokens(const fanout *children, const attn_bounds *bounds,
+                                   const attn_batch *batch, attn_error *error);
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
 /* Add a child's memory to the composite's. */
 void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total);
 
@@ -42,6 +210,9 @@ void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total);
  * child, in the order of fanout_memory_add. */
 void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *child,
                          attn_memory_size *used, attn_memory *part);
+
+/* Write `total` into the caller's struct, as far as that goes. */
+void fanout_memory_answer(const attn_memory_size *total, attn_memory_size *size);
 
 /* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` tells. */
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,

@@ -10,4 +10,7 @@
 /* hybrid_phase: one child for prefill, one for decode. */
 extern const attn_backend_type hybrid_phase_type;
 
+/* hybrid_linear: one child for full-attention layers, one for linear layers. */
+extern const attn_backend_type hybrid_linear_type;
+
 #endif /* HYBRID_H */

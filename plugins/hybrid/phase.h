@@ -32,12 +32,14 @@ extern const attn_option phase_option_list[PHASE_NUM_OPTIONS];
 /* CONFIG_ERROR if a child is not named. */
 attn_status phase_read_options(const attn_options *options, phase_options *read, attn_error *error);
 
-/* The modes that child `c` has to serve where the composite serves `modes`. */
-uint32_t phase_modes(int c, uint32_t modes, const phase_routing *routing);
+/* Is child `c` asked at all where the composite serves `modes`, and which has it to serve? Where no
+ * mode is known yet, or none that anybody is called for, each child is asked and answers for
+ * itself. */
+int phase_asks(int c, uint32_t modes, const phase_routing *routing, uint32_t *routed);
 
-/* `problem` as child `c` has to solve it; returns the modes, 0 = nothing is asked of it. */
-uint32_t phase_narrow_problem(int c, const attn_problem *problem, const phase_routing *routing,
-                              child_problem *narrowed);
+/* `problem` as child `c` has to solve it; returns whether it is asked. */
+int phase_narrow_problem(int c, const attn_problem *problem, const phase_routing *routing,
+                         child_problem *narrowed);
 
 /* Is MIXED split for this problem? Asks the children where the answer depends on them. */
 attn_status phase_decide_split(const attn_services *services, const phase_options *options,
@@ -48,21 +50,12 @@ attn_status phase_query(const attn_backend_type *type, const attn_options *given
                         const attn_services *services, const attn_problem *problem,
                         attn_verdict *verdict, attn_error *error);
 
-/* Which KV group a layer's new rows belong to; one for each layer of the model. */
-typedef struct layer_kv_group {
-    int32_t layer_id;
-    int32_t kv_group;
-} layer_kv_group;
-
 struct attn_instance {
-    const attn_services *services;
-    attn_child child[NUM_PHASES]; /* type NULL: no mode is routed to it */
-    char name[NUM_PHASES][64];    /* for messages */
+    fanout children;                /* first: fanout_op_destroy() and its kin */
+    fanout_child child[NUM_PHASES]; /* what `children` has */
     phase_routing routing;
-    int on_cpu; /* device arrays can be read by the host */
-    uint32_t num_kv_groups;
-    uint32_t num_layers;
-    layer_kv_group layers[]; /* [num_layers] */
+    fanout_layers layers;
+    fanout_layer items[]; /* what `layers` has */
 };
 
 /* Bytes of host memory that metadata takes for itself. */

@@ -74,7 +74,7 @@ static uint32_t own_mode(int c)
     return c == PHASE_PREFILL ? BIT(EXTEND) : BIT(DECODE);
 }
 
-uint32_t phase_modes(int c, uint32_t modes, const phase_routing *routing)
+static uint32_t routed_modes(int c, uint32_t modes, const phase_routing *routing)
 {
     uint32_t routed = modes & own_mode(c);
     if (c == routing->spec_child)
@@ -87,16 +87,28 @@ uint32_t phase_modes(int c, uint32_t modes, const phase_routing *routing)
     return routed | (modes & ~KNOWN_MODES);
 }
 
-uint32_t phase_narrow_problem(int c, const attn_problem *problem, const phase_routing *routing,
-                              child_problem *narrowed)
+int phase_asks(int c, uint32_t modes, const phase_routing *routing, uint32_t *routed)
 {
-    uint32_t modes = phase_modes(c, problem->bounds->modes, routing);
+    *routed = routed_modes(c, modes, routing);
+    if (*routed != 0)
+        return 1;
+    if (modes & ~BIT(IDLE))
+        return 0;
+    *routed = modes;
+    return 1;
+}
+
+int phase_narrow_problem(int c, const attn_problem *problem, const phase_routing *routing,
+                         child_problem *narrowed)
+{
+    uint32_t modes;
+    int asked = phase_asks(c, problem->bounds->modes, routing, &modes);
     fanout_narrow_problem(problem, modes, narrowed);
     /* Rows of a split MIXED batch come in MIXED's form of latent attention. */
     if (problem->bounds->modes & BIT(MIXED) && routing->split_mixed &&
         problem->mla_expanded & BIT(MIXED))
         narrowed->problem.mla_expanded |= own_mode(c);
-    return modes;
+    return asked;
 }
 
 /* Would the child read new tokens of this mode from the arguments, not as rounded in the cache?
@@ -192,11 +204,23 @@ static void add_own_answer(const attn_problem *problem, const phase_options *opt
     }
 }
 
-static attn_status check_services(const attn_services *services, attn_error *error)
+/* A MIXED batch that is not split for the kind of its layers, which a child refuses: with a kind
+ * that it accepts it would be split, and of that the composite's own answer is to speak. */
+static attn_status judge_as_split(const attn_services *services, const phase_options *options,
+                                  const attn_problem *problem, const phase_routing *routing,
+                                  int *split, attn_error *error)
 {
-    if (services && services->child_query && services->child_create)
+    attn_status status = ATTN_OK;
+    *split = routing->split_mixed;
+    if (problem->group->kind != ATTN_KIND_SPARSE)
         return ATTN_OK;
-    return plugin_fail(error, ATTN_INVALID_ARGUMENT, "services lack child_query or child_create");
+    for (int c = 0; c < NUM_PHASES && !*split && status == ATTN_OK; c++) {
+        child_problem narrowed;
+        if (phase_narrow_problem(c, problem, routing, &narrowed))
+            status = fanout_refuses_field(services, options->child[c], &narrowed.problem,
+                                          ATTN_FIELD_KIND, split, error);
+    }
+    return status;
 }
 
 attn_status phase_query(const attn_backend_type *type, const attn_options *given,
@@ -206,7 +230,7 @@ attn_status phase_query(const attn_backend_type *type, const attn_options *given
     (void)type;
     phase_options options;
     phase_routing routing = {.split_mixed = 1};
-    attn_status status = check_services(services, error);
+    attn_status status = fanout_check_services(services, error);
     if (status == ATTN_OK)
         status = phase_read_options(given, &options, error);
     if (status == ATTN_OK)
@@ -219,13 +243,16 @@ attn_status phase_query(const attn_backend_type *type, const attn_options *given
     fanout_verdict_begin(verdict, &merged);
     for (int c = 0; c < NUM_PHASES && status == ATTN_OK; c++) {
         child_problem narrowed;
-        if (phase_narrow_problem(c, problem, &routing, &narrowed) == 0)
+        if (!phase_narrow_problem(c, problem, &routing, &narrowed))
             continue;
         status = fanout_verdict_add(services, options.child[c], &narrowed.problem, &merged, error);
     }
+    int split = routing.split_mixed;
+    if (status == ATTN_OK && !merged.supported)
+        status = judge_as_split(services, &options, problem, &routing, &split, error);
     if (status != ATTN_OK)
         return status;
-    add_own_answer(problem, &options, routing.split_mixed, &merged);
+    add_own_answer(problem, &options, split, &merged);
     verdict_end(&merged, verdict);
     return ATTN_OK;
 }

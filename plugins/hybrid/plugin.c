@@ -7,7 +7,10 @@
 
 #include "plugins/common/plugin_error.h"
 
-static const attn_backend_type *const types[] = {&hybrid_phase_type};
+static const attn_backend_type *const types[] = {
+    &hybrid_phase_type,
+    &hybrid_linear_type,
+};
 
 #define NUM_TYPES ((uint32_t)(sizeof types / sizeof types[0]))
 
@@ -34,7 +37,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
         .name = "hybrid",
         .version = "0.1.0",
         .vendor = "attnhost",
-        .doc = "composites: separate backends for prefill and decode",
+        .doc = "composites: a backend for each phase, or for each kind of layer",
         .build = __VERSION__,
         .describe = describe,
     };

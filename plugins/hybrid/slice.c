@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
 static void shift_i32(attn_i32_array *array, int64_t by)
 {
     if (array->host)
@@ -148,6 +150,36 @@ attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, 
     return ATTN_OK;
 }
 
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+uint32_t slice_needs(const attn_layer_group *group)
+{
+    uint32_t needs = group->kv_group >= 0 && group->kind != ATTN_KIND_LINEAR ? SLICE_KV : 0;
+    if (group->kind == ATTN_KIND_LINEAR)
+        needs |= SLICE_STATE;
+    if (group->kind == ATTN_KIND_SPARSE)
+        needs |= SLICE_SPARSE;
+    return needs;
+}
+
+void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_groups,
+                  attn_batch *slice)
+{
+    COPY_SIZED(slice, batch);
+    if (!(needs & SLICE_KV))
+        num_kv_groups = 0;
+    if (slice->num_kv_groups > num_kv_groups)
+        slice->num_kv_groups = num_kv_groups;
+    if (slice->num_kv_groups == 0)
+        slice->kv_groups = NULL;
+    if (!(needs & SLICE_STATE))
+        slice->state = NULL;
+    if (!(needs & SLICE_SPARSE))
+        slice->sparse = NULL;
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
 /* Roles with one row for each query, and roles with one row for each new key. */
 static const uint32_t query_roles = 1u << ATTN_ROLE_Q | 1u << ATTN_ROLE_OUT | 1u << ATTN_ROLE_LSE |
                                     1u << ATTN_ROLE_Q_NOPE | 1u << ATTN_ROLE_Q_PE |
@@ -163,8 +195,8 @@ static void shift_rows(const attn_tensor *from, int32_t first_row, attn_tensor *
         (uint64_t)first_row * (uint64_t)from->strides[0] * attn_dtype_size(from->dtype);
     to->byte_offset += bytes;
     to->shape[0] = from->shape[0] > first_row ? from->shape[0] - first_row : 0;
-    /* The row stride may be any multiple of the element; so may the alignment. */
-    while (to->alignment > 1 && bytes % to->alignment != 0)
+    /* The row stride may be any multiple of the element; alignments are powers of two. */
+    while (to->alignment > 1 && (bytes & (to->alignment - 1)) != 0)
         to->alignment /= 2;
 }
 
@@ -173,14 +205,15 @@ void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_f
 {
     uint32_t shifted = query_roles | (new_rows_follow_queries ? new_key_roles : 0u);
     COPY_SIZED(&slice->args, args);
-    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
-        const attn_tensor *tensor = attn_operand(args, role);
-        slice->operands[role] = tensor;
-        if (tensor && shifted >> role & 1u) {
-            shift_rows(tensor, first_row, &slice->tensors[role]);
+    uint32_t count = args->num_operands < ATTN_ROLE_COUNT ? args->num_operands : ATTN_ROLE_COUNT;
+    memset(slice->operands, 0, sizeof slice->operands);
+    if (count > 0)
+        memcpy(slice->operands, args->operands, count * sizeof *slice->operands);
+    for (uint32_t role = 0; shifted >> role; role++)
+        if (shifted >> role & 1u && slice->operands[role]) {
+            shift_rows(slice->operands[role], first_row, &slice->tensors[role]);
             slice->operands[role] = &slice->tensors[role];
         }
-    }
     slice->args.operands = slice->operands;
     slice->args.num_operands = ATTN_ROLE_COUNT;
 }

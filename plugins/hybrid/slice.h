@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * slice.h: the first or the last sequences of a batch, as a batch.
+ * slice.h: a part of a batch, as a batch: its first or last sequences, or what some layers need.
  *
  * Indptr values are absolute row numbers, so a slice shifts the pointers of per-sequence arrays and
  * leaves rows where they are. A DECODE batch has no q_indptr (its row s belongs to sequence s), so
@@ -41,6 +41,17 @@ attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, 
  */
 attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
                               int32_t *first_row, attn_error *error);
+
+/* What layers need of a batch, besides its rows: a mask. */
+enum { SLICE_KV = 1 << 0, SLICE_STATE = 1 << 1, SLICE_SPARSE = 1 << 2 };
+
+/* What the layers of a group need. */
+uint32_t slice_needs(const attn_layer_group *group);
+
+/* The batch for layers that need no more than `needs`, whose KV groups are below num_kv_groups. It
+ * points to what the original points to. */
+void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_groups,
+                  attn_batch *slice);
 
 /* Do the new rows of this KV group lie where their queries lie? */
 int slice_new_rows_follow_queries(const attn_kv_batch *kv);

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fanout_children.c: the part of fanout.h that has to do with children that were made: their life,
+ * their metadata, the layers they serve, the batches they are given.
+ */
+#include "fanout.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+static const attn_layer_group *group_at(const attn_problem *problems, uint32_t p)
+{
+    return ((const attn_problem *)attn_at(problems, p))->group;
+}
+
+uint32_t fanout_count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < num_problems; p++)
+        count += group_at(problems, p)->num_layers;
+    return count;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    int32_t first = ((const fanout_layer *)a)->layer_id;
+    int32_t second = ((const fanout_layer *)b)->layer_id;
+    return (first > second) - (first < second);
+}
+
+static uint32_t who_serves(fanout_serves serves, const void *ctx, uint32_t num_children,
+                           const attn_layer_group *group, const attn_layer *layer)
+{
+    uint32_t c = 0;
+    while (serves && c + 1 < num_children && !serves(ctx, c, group, layer))
+        c++;
+    return c;
+}
+
+void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
+                        const void *ctx, uint32_t num_children, fanout_layers *layers)
+{
+    layers->count = layers->num_kv_groups = 0;
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_layer_group *group = group_at(problems, p);
+        if (group->kv_group >= 0 && (uint32_t)group->kv_group >= layers->num_kv_groups)
+            layers->num_kv_groups = (uint32_t)group->kv_group + 1;
+        for (uint32_t l = 0; l < group->num_layers; l++) {
+            const attn_layer *layer = attn_at(group->layers, l);
+            layers->items[layers->count++] =
+                (fanout_layer){.layer_id = layer->layer_id,
+                               .kv_group = group->kv_group,
+                               .child = who_serves(serves, ctx, num_children, group, layer),
+                               .group = p};
+        }
+    }
+    qsort(layers->items, layers->count, sizeof *layers->items, by_id);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* The problems of one child while it is made. */
+struct child_problems {
+    child_problem *narrowed; /* [num_problems] */
+    attn_problem *list;      /* the ones it is made for */
+    uint32_t count;
+};
+
+static attn_status list_problems(const attn_services *services, uint32_t c,
+                                 const attn_problem *problems, uint32_t num_problems,
+                                 fanout_route route, const void *ctx, struct child_problems *mine,
+                                 attn_error *error)
+{
+    size_t bytes = num_problems * sizeof *mine->narrowed;
+    mine->count = 0;
+    mine->narrowed = services->allocate(services->ctx, ATTN_SPACE_HOST, bytes, 16);
+    mine->list =
+        services->allocate(services->ctx, ATTN_SPACE_HOST, num_problems * sizeof *mine->list, 16);
+    if (mine->narrowed)
+        memset(mine->narrowed, 0, bytes);
+    if (!mine->narrowed || !mine->list)
+        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layer groups", num_problems);
+    for (uint32_t p = 0; p < num_problems; p++) {
+        int asked = 0;
+        attn_status status = route(ctx, c, attn_at(problems, p), &mine->narrowed[p], &asked, error);
+        if (status != ATTN_OK)
+            return status;
+        if (asked)
+            mine->list[mine->count++] = mine->narrowed[p].problem;
+    }
+    return ATTN_OK;
+}
+
+static void free_problems(const attn_services *services, uint32_t num_problems,
+                          struct child_problems *mine)
+{
+    for (uint32_t p = 0; mine->narrowed && p < num_problems; p++)
+        fanout_problem_finish(services, &mine->narrowed[p]);
+    services->release(services->ctx, ATTN_SPACE_HOST, mine->list);
+    services->release(services->ctx, ATTN_SPACE_HOST, mine->narrowed);
+}
+
+attn_status fanout_create(fanout *children, uint32_t c, const char *name,
+                          const attn_problem *problems, uint32_t num_problems, fanout_route route,
+                          const void *ctx, attn_error *error)
+{
+    const attn_services *services = children->services;
+    fanout_child *child = &children->children[c];
+    attn_child made = {.struct_size = sizeof made};
+    struct child_problems mine;
+    snprintf(child->name, sizeof child->name, "%s", name);
+    attn_status status =
+        list_problems(services, c, problems, num_problems, route, ctx, &mine, error);
+    if (status == ATTN_OK && mine.count > 0)
+        status = services->child_create(services->ctx, name, mine.list, mine.count, &made, error);
+    if (status == ATTN_OK && mine.count > 0) {
+        child->ops = made.type->ops;
+        child->instance = made.instance;
+    }
+    free_problems(services, num_problems, &mine);
+    return status;
+}
+
+void fanout_destroy(fanout *children)
+{
+    for (uint32_t c = children->num_children; c > 0; c--) {
+        fanout_child *child = &children->children[c - 1];
+        if (child->ops)
+            child->ops->destroy(child->instance);
+    }
+}
+
+static attn_status name_failure(const fanout_child *child, attn_status status, attn_error *error)
+{
+    return status == ATTN_OK ? ATTN_OK : plugin_fail_prefix(error, status, "child %s", child->name);
+}
+
+attn_status fanout_prepare(fanout *children, attn_progress progress, void *progress_ctx,
+                           attn_error *error)
+{
+    for (uint32_t c = 0; c < children->num_children; c++) {
+        const fanout_child *child = &children->children[c];
+        if (!child->ops || !child->ops->prepare)
+            continue;
+        attn_status status = child->ops->prepare(child->instance, progress, progress_ctx, error);
+        if (status != ATTN_OK)
+            return name_failure(child, status, error);
+    }
+    return ATTN_OK;
+}
+
+uint32_t fanout_index_forms(const fanout *children)
+{
+    uint32_t forms = 0;
+    for (uint32_t c = 0; c < children->num_children; c++)
+        if (children->children[c].ops)
+            forms |= children->children[c].ops->index_forms(children->children[c].instance);
+    return forms;
+}
+
+const void *fanout_get_extension(const fanout *children, const char *id)
+{
+    const void *extension = NULL;
+    for (uint32_t c = 0; c < children->num_children; c++) {
+        const attn_backend_ops *ops = children->children[c].ops;
+        if (!ops || !ATTN_HAS(ops, attn_backend_ops, get_extension) || !ops->get_extension)
+            continue;
+        const void *answer = ops->get_extension(children->children[c].instance, id);
+        if (answer && extension && answer != extension)
+            return NULL;
+        extension = answer ? answer : extension;
+    }
+    return extension;
+}
+
+/* ---- Slots ----------------------------------------------------------------------------------- */
+
+void fanout_op_destroy(attn_instance *instance)
+{
+    fanout *children = (fanout *)instance;
+    if (!children)
+        return;
+    const attn_services *services = children->services;
+    fanout_destroy(children);
+    services->release(services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                              attn_error *error)
+{
+    return fanout_prepare((fanout *)instance, progress, progress_ctx, error);
+}
+
+uint32_t fanout_op_index_forms(attn_instance *instance)
+{
+    return fanout_index_forms((const fanout *)instance);
+}
+
+const void *fanout_op_get_extension(attn_instance *instance, const char *id)
+{
+    return fanout_get_extension((const fanout *)instance, id);
+}
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t kind,
+                                 const attn_bounds *bounds, attn_memory_size *size,
+                                 attn_error *error)
+{
+    const fanout_child *child = &children->children[c];
+    memset(size, 0, sizeof *size);
+    size->struct_size = sizeof *size;
+    if (!child->ops)
+        return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+                                 "modes 0x%x: child %s was not made, for want of a mode or a layer "
+                                 "that is its own",
+                                 bounds->modes, child->name);
+    return name_failure(
+        child, child->ops->metadata_size(child->instance, kind, bounds, size, error), error);
+}
+
+attn_status fanout_metadata_create(const fanout *children, uint32_t c, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_memory_size *used, attn_metadata **metadata,
+                                   attn_error *error)
+{
+    const fanout_child *child = &children->children[c];
+    attn_memory_size size;
+    attn_memory part;
+    attn_status status = fanout_metadata_size(children, c, kind, bounds, &size, error);
+    if (status != ATTN_OK)
+        return status;
+    fanout_memory_carve(memory, &size, used, &part);
+    return name_failure(
+        child, child->ops->metadata_create(child->instance, kind, bounds, &part, metadata, error),
+        error);
+}
+
+void fanout_metadata_destroy(const fanout *children, attn_metadata *const *metadata)
+{
+    for (uint32_t c = children->num_children; c > 0; c--)
+        if (metadata[c - 1])
+            children->children[c - 1].ops->metadata_destroy(metadata[c - 1]);
+}
+
+attn_status fanout_plan(const fanout *children, uint32_t c, attn_metadata *metadata,
+                        const attn_batch *batch, attn_stream stream, attn_error *error)
+{
+    const fanout_child *child = &children->children[c];
+    return name_failure(child, child->ops->init_forward_metadata(metadata, batch, stream, error),
+                        error);
+}
+
+attn_status fanout_forward(const fanout *children, uint32_t c, attn_metadata *metadata, int decode,
+                           int32_t layer_id, const attn_forward_args *args, attn_stream stream,
+                           attn_error *error)
+{
+    const fanout_child *child = &children->children[c];
+    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
+                           attn_error *) =
+        decode ? child->ops->forward_decode : child->ops->forward_extend;
+    if (!forward)
+        return plugin_fail(error, ATTN_UNSUPPORTED, "child %s has no %s", child->name,
+                           decode ? "forward_decode" : "forward_extend");
+    return name_failure(child, forward(metadata, layer_id, args, stream, error), error);
+}
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+attn_status fanout_check_planned(uint32_t mode, int decode, attn_error *error)
+{
+    if (mode != ATTN_MODE_COUNT && (mode == ATTN_MODE_DECODE) == decode)
+        return ATTN_OK;
+    return plugin_fail(error, ATTN_BAD_STATE,
+                       decode ? "forward_decode: no DECODE batch is planned"
+                              : "forward_extend: no batch of such a mode is planned");
+}
+
+const int32_t *fanout_readable(const fanout *children, const attn_i32_array *array)
+{
+    return array->host ? array->host : children->on_cpu ? array->device : NULL;
+}
+
+static attn_status refuse_above(const char *what, int64_t got, int64_t most, uint32_t field,
+                                attn_error *error)
+{
+    return got >= 0 && got <= most ? ATTN_OK
+                                   : plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field,
+                                                       "batch: %s %lld: accepted 0..%lld", what,
+                                                       (long long)got, (long long)most);
+}
+
+attn_status fanout_check_bounds(const attn_bounds *bounds, const attn_batch *batch,
+                                attn_error *error)
+{
+    if (batch->mode >= ATTN_MODE_COUNT || !(bounds->modes & ATTN_MODE_BIT(batch->mode)))
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MODES,
+                                 "batch: mode %u is not among the modes 0x%x of the bounds",
+                                 batch->mode, bounds->modes);
+    attn_status status =
+        refuse_above("num_seqs", batch->num_seqs, bounds->max_seqs, ATTN_FIELD_MAX_SEQS, error);
+    if (status == ATTN_OK)
+        status = refuse_above("num_tokens", batch->num_tokens, bounds->max_tokens,
+                              ATTN_FIELD_MAX_TOKENS, error);
+    if (status == ATTN_OK)
+        status = refuse_above("max_q_len", batch->max_q_len, bounds->max_q_len,
+                              ATTN_FIELD_MAX_Q_LEN, error);
+    if (status == ATTN_OK)
+        status = refuse_above("max_kv_len", batch->max_kv_len, bounds->max_kv_len,
+                              ATTN_FIELD_MAX_KV_LEN, error);
+    return status;
+}
+
+/* Keys in whole pages. Pages are powers of two nearly always, and a batch has many sequences. */
+static int64_t count_keys(const int32_t *lens, int32_t count, int64_t page)
+{
+    int64_t total = 0;
+    if ((page & (page - 1)) == 0)
+        for (int32_t s = 0; s < count; s++)
+            total += (lens[s] + page - 1) & -page;
+    else
+        for (int32_t s = 0; s < count; s++)
+            total += (lens[s] + page - 1) / page * page;
+    return total;
+}
+
+attn_status fanout_check_kv_tokens(const fanout *children, const attn_bounds *bounds,
+                                   const attn_batch *batch, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (bounds->max_kv_tokens <= 0)
+        return ATTN_OK;
+    for (uint32_t g = 0; g < batch->num_kv_groups && status == ATTN_OK; g++) {
+        const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
+        const int32_t *lens = fanout_readable(children, &kv->kv_lens);
+        if (!kv->kv_lens.host && !kv->kv_lens.device)
+            lens = fanout_readable(children, &batch->seq_lens);
+        if (lens)
+            status = refuse_above(
+                "keys of all sequences, in whole pages",
+                count_keys(lens, batch->num_seqs, kv->page_size > 0 ? kv->page_size : 1),
+                bounds->max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
+    }
+    return status;
+}
