@@ -12,7 +12,6 @@
 #include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
-#include "host/platform.h"
 #include "host/select.h"
 
 static const char help[] =
@@ -20,15 +19,19 @@ static const char help[] =
     "\n"
     "Tells which backend a run of this configuration would choose for each phase and layer group,\n"
     "and for each other candidate all reasons why it cannot serve. Nothing is computed and no GPU\n"
-    "is needed: platform.simulate = sm90 asks as if there was one.\n"
+    "is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks as if it were "
+    "that\n"
+    "platform, and names what would be chosen there, installed here or not.\n"
     "\n"
     "  --set section.key=value   override any key of the ini; may be repeated\n"
     "  --json                    the same as JSON\n"
     "  --help\n"
     "\n"
-    "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is served;\n"
-    "2 usage or configuration; 3 a critical plugin is refused; 4 no backend can serve some layer,\n"
-    "or the named one cannot.\n"
+    "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is served, "
+    "or\n"
+    "on a simulated platform would be; 2 usage or configuration; 3 a critical plugin is refused; 4 "
+    "no\n"
+    "backend can serve some layer, or the named one cannot.\n"
     "\n"
     "examples:\n"
     "  attnhost explain examples/quickstart.ini\n"
@@ -66,12 +69,13 @@ static int explain(attnhost *host, const struct config *config, int json)
     struct model *model = NULL;
     struct selection *selection = NULL;
     host_error_init(&error);
-    attn_status status = platform_describe(config, &device, &error.base);
+    attn_status status = model_create(config, &model, &error.base);
     if (!status)
-        status = model_create(config, &model, &error.base);
-    if (!status)
-        status = select_create(host, config, model, &device, &selection, &error.base);
+        status = select_create_here(host, config, model, &device, &selection, &error.base);
     int shown = selection ? show(selection, json) : EXIT_GOOD;
+    /* Elsewhere the rules' choice is an answer, installed here or not. */
+    if (status && config->platform.simulate && selection && select_is_settled(selection))
+        status = ATTN_OK;
     if (status)
         fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
     select_destroy(selection);

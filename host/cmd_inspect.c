@@ -136,9 +136,10 @@ static int fail_unknown(const attnhost *host, const char *name)
     return EXIT_USAGE;
 }
 
-static int inspect_name(const attnhost *host, const char *name)
+static int inspect_name(const attnhost *host, const struct rules *rules, const char *name)
 {
-    const char *alias = rule_alias(name);
+    const struct rule *stands_for = rules_alias(rules, name);
+    const char *alias = stands_for ? stands_for->name : NULL;
     for (uint32_t i = 0; i < attnhost_num_types(host); i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
@@ -150,7 +151,7 @@ static int inspect_name(const attnhost *host, const char *name)
         print_type(host, info.type);
         return EXIT_GOOD;
     }
-    if (!alias && !rule_knows(name))
+    if (!alias && !rules_backend(rules, name))
         return fail_unknown(host, name);
     if (alias)
         fprintf(stderr, "attnhost inspect: %s stands for %s, which is not installed\n", name,
@@ -179,15 +180,19 @@ static int inspect(const struct arguments *arguments, const struct config *confi
 {
     host_error error;
     attnhost *host = NULL;
+    struct rules *rules = NULL;
     host_error_init(&error);
-    int code = open_for(arguments->target, config, &host, &error.base);
+    int code = exit_code_of(rules_create(config, &rules, &error.base));
+    if (code == EXIT_GOOD)
+        code = open_for(arguments->target, config, &host, &error.base);
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
     else if (is_file(arguments->target))
         code = inspect_file(host, arguments->target);
     else
-        code = inspect_name(host, arguments->target);
+        code = inspect_name(host, rules, arguments->target);
     attnhost_destroy(host);
+    rules_destroy(rules);
     return code;
 }
 

@@ -9,7 +9,6 @@
  */
 #include "host/config.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +18,6 @@
 #include "host/config_keys.h"
 #include "host/error.h"
 #include "host/text.h"
-
-enum { MAX_FILE = 1 << 20 }; /* bytes; an ini is never that long, a mistaken file may be */
 
 attn_status config_no_memory(attn_error *error)
 {
@@ -61,8 +58,7 @@ static char *directory_of(const char *path)
 
 /* ---- What was not understood ----------------------------------------------------------------- */
 
-/* ", did you mean 'x'? accepted: x, y, z" */
-static void append_accepted(strbuf *text, const char *word, const char *const *names, size_t count,
+void config_append_accepted(strbuf *text, const char *word, const char *const *names, size_t count,
                             const char *quotes)
 {
     const char *nearest = text_nearest(word, names, count);
@@ -89,7 +85,7 @@ static attn_status unknown_section(const struct config_source *source, const cha
     strbuf text;
     strbuf_init(&text);
     strbuf_appendf(&text, "unknown section [%.100s]", section);
-    append_accepted(&text, word, names, count, "[]");
+    config_append_accepted(&text, word, names, count, "[]");
     attn_status status =
         host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", source->place, strbuf_text(&text));
     strbuf_finish(&text);
@@ -109,7 +105,7 @@ static attn_status unknown_key(const struct config_source *source, const char *s
     for (size_t i = 0; i < num_sections; i++)
         if (config_key_find(sections[i], name, &number))
             strbuf_appendf(&text, " (it belongs to [%s])", sections[i]);
-    append_accepted(&text, name, names, count, "''");
+    config_append_accepted(&text, name, names, count, "''");
     attn_status status =
         host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", source->place, strbuf_text(&text));
     strbuf_finish(&text);
@@ -118,15 +114,16 @@ static attn_status unknown_key(const struct config_source *source, const char *s
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-static attn_status bad_value(const struct config_key *key, const struct config_value *value,
-                             const char *problem, attn_error *error)
+attn_status config_bad_value(const char *section, const struct config_key *key,
+                             const struct config_value *value, const char *problem,
+                             attn_error *error)
 {
     strbuf accepted;
     strbuf_init(&accepted);
     key->kind->accepted(key, &accepted);
     attn_status status =
         host_fail(error, ATTN_CONFIG_ERROR, "%s: %s.%s = '%.200s' %s; accepted: %s", value->place,
-                  key->section, key->name, value->text, problem, strbuf_text(&accepted));
+                  section, key->name, value->text, problem, strbuf_text(&accepted));
     strbuf_finish(&accepted);
     return status;
 }
@@ -137,13 +134,14 @@ static attn_status check_value(const struct config_key *key, const struct config
 {
     _Alignas(max_align_t) char member[CONFIG_MEMBER_SIZE] = {0};
     if (!*value->text)
-        return *key->default_text ? bad_value(key, value, "is empty", error) : ATTN_OK;
+        return *key->default_text ? config_bad_value(key->section, key, value, "is empty", error)
+                                  : ATTN_OK;
     const char *problem = key->kind->parse(key, value, member);
     if (key->kind->finish)
         key->kind->finish(member);
     if (problem == text_out_of_memory)
         return config_no_memory(error);
-    return problem ? bad_value(key, value, problem, error) : ATTN_OK;
+    return problem ? config_bad_value(key->section, key, value, problem, error) : ATTN_OK;
 }
 
 static void entry_finish(struct config_entry *entry)
@@ -425,36 +423,6 @@ attn_status config_load_text(const char *text, size_t length, const char *name, 
     return status;
 }
 
-/* The whole file in *text, which the caller frees. */
-static attn_status read_file(const char *path, char **text, size_t *length, attn_error *error)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a readable ini file", path,
-                         strerror(errno));
-    attn_status status = ATTN_OK;
-    char *buffer = malloc(MAX_FILE + 1);
-    if (!buffer) {
-        status = config_no_memory(error);
-        goto close_file;
-    }
-    *length = fread(buffer, 1, MAX_FILE + 1, file);
-    if (ferror(file))
-        status = host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a readable ini file", path,
-                           strerror(errno));
-    else if (*length > MAX_FILE)
-        status = host_fail(error, ATTN_CONFIG_ERROR,
-                           "%s: more than %d bytes; accepted: an ini file of up to that", path,
-                           MAX_FILE);
-    if (status == ATTN_OK)
-        *text = buffer;
-    else
-        free(buffer);
-close_file:
-    fclose(file);
-    return status;
-}
-
 attn_status config_load(const char *path, const char *const *sets, size_t num_sets,
                         struct config **out, attn_error *error)
 {
@@ -462,7 +430,7 @@ attn_status config_load(const char *path, const char *const *sets, size_t num_se
         return config_load_text("", 0, "default", NULL, sets, num_sets, out, error);
     char *text = NULL;
     size_t length = 0;
-    attn_status status = read_file(path, &text, &length, error);
+    attn_status status = config_ini_read_file(path, &text, &length, error);
     if (status != ATTN_OK)
         return status;
     char *base = directory_of(path);

@@ -74,7 +74,7 @@ struct config_device {
 
 struct config_platform {
     struct config_device device;
-    int64_t simulate; /* compute capability as in sm<NN>: 90, 100; 0 = the real device */
+    char *simulate; /* a platform that platform.c knows; NULL = the real device */
 };
 
 /* ---- [model] --------------------------------------------------------------------------------- */
@@ -137,6 +137,8 @@ struct config_attention {
     char *mm_attention_backend;         /* NULL = auto */
     char *linear_attn_backend;          /* NULL = auto */
     int32_t speculative_attention_mode; /* CONFIG_SPECULATIVE_* */
+    int64_t speculative_eagle_topk;     /* 0 = no drafts, 1 = a chain, more = a tree */
+    char *rules;                        /* a file; NULL = the installed one */
     char *fallback;
     struct config_ints layers; /* CONFIG_WRAP_*, each at most once, outermost first */
     struct config_routes routes;

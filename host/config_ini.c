@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/config_ini.h"
 
+#include <errno.h>
 #include <ini.h>
 #include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "host/config_keys.h"
 #include "host/error.h"
 #include "host/text.h"
+
+enum { MAX_FILE = 1 << 20 }; /* bytes; an ini is never that long, a mistaken file may be */
 
 /* One reading. inih asks for a line (next_line), then reports the key on it (take_value) or, when
  * it finds none, reports nothing: that is seen when it asks for the next one. */
@@ -172,4 +177,33 @@ attn_status config_ini_read(const char *text, size_t length, const char *name,
     if (reading.status == ATTN_OK && (result != 0 || reading.offset != length))
         return malformed(&reading);
     return reading.status;
+}
+
+attn_status config_ini_read_file(const char *path, char **text, size_t *length, attn_error *error)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a readable ini file", path,
+                         strerror(errno));
+    attn_status status = ATTN_OK;
+    char *buffer = malloc(MAX_FILE + 1);
+    if (!buffer) {
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: out of memory", path);
+        goto close_file;
+    }
+    *length = fread(buffer, 1, MAX_FILE + 1, file);
+    if (ferror(file))
+        status = host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a readable ini file", path,
+                           strerror(errno));
+    else if (*length > MAX_FILE)
+        status = host_fail(error, ATTN_CONFIG_ERROR,
+                           "%s: more than %d bytes; accepted: an ini file of up to that", path,
+                           MAX_FILE);
+    if (status == ATTN_OK)
+        *text = buffer;
+    else
+        free(buffer);
+close_file:
+    fclose(file);
+    return status;
 }

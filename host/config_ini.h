@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * config_ini.h: an ini text, line by line, with nothing lost. Private to config*.c.
+ * config_ini.h: an ini text, line by line, with nothing lost. Private to config*.c and
+ * rules_read.c.
  *
  * inih does the parsing. It has a line buffer of 200 bytes and one of 50 for the section, cuts what
  * is longer, takes the rest of a long line for the next line, ends a line at a NUL, drops what
@@ -34,6 +35,10 @@ struct config_ini_handler {
  * a malformed, over-long or binary line; else what the handler returned. */
 attn_status config_ini_read(const char *text, size_t length, const char *name,
                             const struct config_ini_handler *handler, attn_error *error);
+
+/* The whole file in *text, which the caller frees. CONFIG_ERROR if it cannot be read or is longer
+ * than an ini can be. */
+attn_status config_ini_read_file(const char *path, char **text, size_t *length, attn_error *error);
 
 /* Would `key = value` be read back as it is? */
 bool config_ini_can_hold(const char *key, const char *value);

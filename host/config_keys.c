@@ -68,9 +68,9 @@ const struct config_key config_keys[] = {
         .help = "A plugin whose refusal ends the program instead of being noted."),
 
     KEY(platform, "device", device, device, "auto",
-        .help = "Where attention runs; auto takes the first CUDA device, else the CPU."),
-    KEY(platform, "simulate", simulate, capability, "", RANGE(50, 199),
-        .help = "Select as if the device had this compute capability (for explain)."),
+        .help = "Where attention runs; auto: a CUDA device if it serves and no CPU backend is named."),
+    KEY(platform, "simulate", simulate, word, "",
+        .help = "Select as if on this platform: sm90, gfx942, npu, cpu_amx ... (for explain)."),
 
     KEY(model, "config", config, path, "",
         .help = "A Hugging Face config.json that describes the model."),
@@ -124,6 +124,10 @@ const struct config_key config_keys[] = {
     KEY(attention, "speculative_attention_mode", speculative_attention_mode, choice, "prefill",
         WORDS(speculative_modes),
         .help = "Whose backend serves the verification of drafts."),
+    KEY(attention, "speculative_eagle_topk", speculative_eagle_topk, int, "0", RANGE(0, 64),
+        .help = "Branches of a tree of drafts, 1: a chain; 0: no drafts (for explain)."),
+    KEY(attention, "rules", rules, path, "",
+        .help = "A file of selection rules in the place of the installed selection.ini."),
     KEY(attention, "fallback", fallback, word, "",
         .help = "Backend that repeats a batch which another one failed; left out: none."),
     KEY(attention, "layers", layers, set, "", WORDS(wraps),

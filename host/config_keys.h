@@ -2,8 +2,9 @@
  *
  * config_keys.h: the table of all keys of the ini, and the types of their values.
  *
- * Private to config*.c. A row says where a value goes (offset in struct config) and which kind of
- * value it is; the kind knows how to parse, free and describe it.
+ * Private to config*.c, rules_read.c, which has a table of its own, and platform.c. A row says
+ * where a value goes (offset in struct config) and which kind of value it is; the kind knows how to
+ * parse, free and describe it.
  */
 #ifndef HOST_CONFIG_KEYS_H
 #define HOST_CONFIG_KEYS_H
@@ -85,8 +86,8 @@ void *config_add_item(void *items_pointer, size_t *count, size_t size);
 extern const struct config_kind config_kind_int, config_kind_uint64, config_kind_double,
     config_kind_bool, config_kind_choice, config_kind_dtype, config_kind_word, config_kind_path,
     config_kind_words, config_kind_paths, config_kind_ranges, config_kind_doubles,
-    config_kind_pattern, config_kind_set, config_kind_device, config_kind_capability,
-    config_kind_pin, config_kind_route;
+    config_kind_pattern, config_kind_set, config_kind_device, config_kind_pin, config_kind_route,
+    config_kind_text, config_kind_names;
 
 enum {
     CONFIG_MAX_KEYS = 128,
@@ -109,6 +110,15 @@ bool config_is_word(const char *text);
 
 /* OUT_OF_HOST_MEMORY with its message. */
 attn_status config_no_memory(attn_error *error);
+
+/* "PLACE: SECTION.KEY = 'VALUE' PROBLEM; accepted: ...": CONFIG_ERROR. */
+attn_status config_bad_value(const char *section, const struct config_key *key,
+                             const struct config_value *value, const char *problem,
+                             attn_error *error);
+
+/* Append ", did you mean 'x'? accepted: x, y, z"; `quotes` stand around x. */
+void config_append_accepted(strbuf *text, const char *word, const char *const *names, size_t count,
+                            const char *quotes);
 
 /* ---- config_backends.c ----------------------------------------------------------------------- */
 

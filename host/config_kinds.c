@@ -246,6 +246,57 @@ static const char *parse_paths(const struct config_key *key, const struct config
     return parse_into_texts(key, value, member, parse_path);
 }
 
+static const char *parse_text(const struct config_key *key, const struct config_value *value,
+                              void *member)
+{
+    (void)key;
+    return keep_text(strdup(value->text), member);
+}
+
+static void accept_text(const struct config_key *key, strbuf *text)
+{
+    (void)key;
+    strbuf_append(text, "one line of text");
+}
+
+/* A name, or the start of one with a '*' behind it. */
+static bool is_pattern(const char *item, size_t length)
+{
+    char name[64];
+    if (length > 1 && item[length - 1] == '*')
+        length--;
+    if (length >= sizeof name)
+        return false;
+    memcpy(name, item, length);
+    name[length] = '\0';
+    return config_is_word(name);
+}
+
+static const char *parse_names(const struct config_key *key, const struct config_value *value,
+                               void *member)
+{
+    struct config_texts *list = member;
+    const char *cursor = value->text, *item;
+    size_t length;
+    (void)key;
+    while ((item = text_next_item(&cursor, &length))) {
+        if (!is_pattern(item, length))
+            return "has a word that is not a name";
+        char **place = config_add_item(&list->items, &list->count, sizeof *place);
+        if (!place || !(*place = strndup(item, length)))
+            return text_out_of_memory;
+    }
+    return NULL;
+}
+
+static void accept_names(const struct config_key *key, strbuf *text)
+{
+    (void)key;
+    strbuf_append(text, "names of letters, digits, '_', '-' and '.', separated by spaces");
+}
+
+const struct config_kind config_kind_text = {parse_text, finish_text, accept_text, false};
+const struct config_kind config_kind_names = {parse_names, finish_texts, accept_names, false};
 const struct config_kind config_kind_word = {parse_word, finish_text, accept_word, false};
 const struct config_kind config_kind_path = {parse_path, finish_text, accept_path, true};
 const struct config_kind config_kind_words = {parse_words, finish_texts, accept_word, false};
@@ -428,23 +479,4 @@ static void accept_device(const struct config_key *key, strbuf *text)
     strbuf_append(text, "auto, cpu, cuda (the first one) or cuda:N");
 }
 
-static const char *parse_capability(const struct config_key *key, const struct config_value *value,
-                                    void *member)
-{
-    uint64_t number;
-    if (strncmp(value->text, "sm", 2) != 0 || !text_parse_uint64(value->text + 2, &number))
-        return "is not a compute capability";
-    if (!in_range(key, (double)number))
-        return "is out of range";
-    *(int64_t *)member = (int64_t)number;
-    return NULL;
-}
-
-static void accept_capability(const struct config_key *key, strbuf *text)
-{
-    strbuf_appendf(text, "sm%.0f to sm%.0f, such as sm90 or sm100", key->min, key->max);
-}
-
 const struct config_kind config_kind_device = {parse_device, NULL, accept_device, false};
-const struct config_kind config_kind_capability = {parse_capability, NULL, accept_capability,
-                                                   false};

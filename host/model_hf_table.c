@@ -79,6 +79,7 @@ static const struct hf_defaults whisper = {.max_positions = 448};
 
 const struct hf_architecture hf_architectures[] = {
     {"LlamaForCausalLM", hf_build_dense, &plain},
+    {"Olmo2ForCausalLM", hf_build_dense, &plain},
     {"MistralForCausalLM", hf_build_dense, &mistral},
     {"MixtralForCausalLM", hf_build_dense, &mixtral},
     {"Mistral3ForConditionalGeneration", hf_build_dense, &mistral},
@@ -89,6 +90,7 @@ const struct hf_architecture hf_architectures[] = {
     {"Qwen3ForCausalLM", hf_build_dense, &qwen3},
     {"Qwen3MoeForCausalLM", hf_build_dense, &qwen3},
     {"Qwen3VLForConditionalGeneration", hf_build_dense, &qwen3},
+    {"Qwen3VLMoeForConditionalGeneration", hf_build_dense, &qwen3},
     {"Qwen3NextForCausalLM", hf_build_dense, &qwen3_next},
     {"Gemma2ForCausalLM", hf_build_dense, &gemma2},
     {"Gemma3ForCausalLM", hf_build_dense, &gemma3},

@@ -84,7 +84,7 @@ static int find_on(const attnhost *host, const attn_backend_type *type, const at
 
 int probe_find(const attnhost *host, const attn_backend_type *type, struct probe *probe)
 {
-    static const uint32_t simulated[] = {90, 80, 89, 100, 120};
+    static const char *const simulated[] = {"sm90", "sm80", "sm89", "sm100", "sm120"};
     attn_device device = {.struct_size = sizeof device};
     if (attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, NULL) == ATTN_OK &&
         find_on(host, type, &device, probe))
@@ -132,14 +132,15 @@ static void see(const struct visit *visit, const char *matter, const char *value
 /* Simulated ones, but for the processor. */
 static void visit_devices(const struct visit *visit)
 {
-    static const uint32_t simulated[] = {75, 80, 86, 89, 90, 100, 103, 120};
+    static const char *const simulated[] = {"sm75", "sm80",  "sm86",  "sm89",
+                                            "sm90", "sm100", "sm103", "sm120"};
     attn_device *device = &visit->probe->asked.device;
     const attn_device before = *device;
     char value[16];
     if (attnhost_device_init(device, ATTN_DEVICE_CPU, 0, NULL) == ATTN_OK)
         see(visit, "devices", "cpu");
     for (size_t i = 0; i < sizeof simulated / sizeof *simulated; i++) {
-        snprintf(value, sizeof value, "sm_%u", simulated[i]);
+        snprintf(value, sizeof value, "sm_%s", simulated[i] + 2);
         if (platform_simulate(simulated[i], device) == 0)
             see(visit, "devices", value);
     }

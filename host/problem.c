@@ -9,15 +9,25 @@
 #include "host/dtype.h"
 #include "host/error.h"
 
+/* Modes of speculative decoding, if `phase` serves them. */
+static uint32_t draft_modes(const struct config *config, int32_t phase)
+{
+    const struct config_attention *attention = &config->attention;
+    if (attention->speculative_eagle_topk == 0 || attention->speculative_attention_mode != phase)
+        return 0;
+    return ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY) | ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND);
+}
+
 uint32_t problem_prefill_modes(const struct config *config)
 {
     uint32_t mixed = config->workload.mixed ? ATTN_MODE_BIT(ATTN_MODE_MIXED) : 0;
-    return ATTN_MODE_BIT(ATTN_MODE_EXTEND) | mixed;
+    return ATTN_MODE_BIT(ATTN_MODE_EXTEND) | mixed |
+           draft_modes(config, CONFIG_SPECULATIVE_PREFILL);
 }
 
-uint32_t problem_decode_modes(void)
+uint32_t problem_decode_modes(const struct config *config)
 {
-    return ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    return ATTN_MODE_BIT(ATTN_MODE_DECODE) | draft_modes(config, CONFIG_SPECULATIVE_DECODE);
 }
 
 attn_dtype problem_kv_dtype(const struct config *config, const struct model *model)
@@ -94,13 +104,16 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     /* Tokens of a step: a chunk of prompts; where prompts are not split, a prompt of each. */
     int64_t chunk = workload->chunked_prefill_size;
     int64_t prefill = chunk > 0 ? chunk : seqs * longest;
-    bool extends = (modes & ~problem_decode_modes()) != 0;
+    bool extends = (modes & ~ATTN_MODE_BIT(ATTN_MODE_DECODE)) != 0;
+    bool trees = config->attention.speculative_eagle_topk > 1 &&
+                 modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
     int64_t decodes = modes & ATTN_MODE_BIT(ATTN_MODE_MIXED) || !extends ? seqs : 0;
 
     memset(bounds, 0, sizeof *bounds);
     bounds->struct_size = sizeof *bounds;
     bounds->modes = modes;
-    bounds->mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER);
+    bounds->mask_kinds =
+        ATTN_MASK_BIT(ATTN_MASK_LAYER) | (trees ? ATTN_MASK_BIT(ATTN_MASK_FULL) : 0);
     bounds->max_seqs = min_i64(seqs, INT32_MAX);
     bounds->max_tokens = min_i64((extends ? prefill : 0) + decodes, INT32_MAX);
     if (bounds->max_tokens < bounds->max_seqs)

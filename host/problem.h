@@ -19,9 +19,10 @@ struct problem {
     attn_device device;
 };
 
-/* Modes that a run of this configuration has, as ATTN_MODE_BIT sets. */
+/* Modes that a run of this configuration has, as ATTN_MODE_BIT sets. The verification of drafts, if
+ * there are any, is with the phase that speculative_attention_mode names. */
 uint32_t problem_prefill_modes(const struct config *config);
-uint32_t problem_decode_modes(void);
+uint32_t problem_decode_modes(const struct config *config);
 
 /* Type of the KV cache: kv_cache.dtype, or the model's. */
 attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);

@@ -193,6 +193,11 @@ static void append_candidate(strbuf *text, const struct select_candidate *candid
 {
     char reason[320];
     strbuf_appendf(text, "%s: ", candidate->name);
+    if (candidate->excluded) {
+        select_exclusion_text(candidate, reason, sizeof reason);
+        strbuf_append(text, reason);
+        return;
+    }
     if (candidate->absent) {
         strbuf_append(text, candidate->absent);
         return;
@@ -278,6 +283,7 @@ static attn_status select_one(struct selector *selector, uint32_t group)
     struct select_phase *decode = &chosen->phases[SELECT_DECODE];
     chosen->unit = -1;
     prefill->chosen = decode->chosen = -1;
+    prefill->preferred = decode->preferred = -1;
     prefill->exists = true;
     decode->exists = model_group_decodes(layers);
     select_find_wanted(selector, layers, SELECT_PREFILL, prefill);
@@ -286,12 +292,12 @@ static attn_status select_one(struct selector *selector, uint32_t group)
     bool pair = decode->exists && strcmp(prefill->wanted, decode->wanted) != 0;
     uint32_t prefill_modes =
         decode->exists ? problem_prefill_modes(selector->config) : ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-    uint32_t modes = prefill_modes | (decode->exists ? problem_decode_modes() : 0);
+    uint32_t modes = prefill_modes | (decode->exists ? problem_decode_modes(selector->config) : 0);
     /* Of a pair the composite serves MIXED, by its parts. */
     attn_status status = select_fill_phase(
         selector, group, pair ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : prefill_modes, prefill);
     if (!status && decode->exists)
-        status = select_fill_phase(selector, group, problem_decode_modes(), decode);
+        status = select_fill_phase(selector, group, problem_decode_modes(selector->config), decode);
     if (!status)
         status = choose_one(selector, group, modes);
     if (!status && chosen->unit < 0 && decode->exists)
@@ -313,10 +319,13 @@ attn_status select_create(attnhost *host, const struct config *config, const str
     selector.selection = selection;
     selection->model = model;
     selection->device = *device;
+    selection->simulated = config->platform.simulate;
+    status = rules_create(config, &selection->rules, error);
+    selection->installed = status ? NULL : select_installed(host);
     selection->groups = calloc(model->num_groups, sizeof *selection->groups);
-    if (!selection->groups)
+    if (!status && (!selection->groups || !selection->installed))
         status = select_no_memory(&selector);
-    else
+    if (!status)
         selection->num_groups = model->num_groups;
     for (uint32_t i = 0; i < selection->num_groups && !status; i++)
         status = select_one(&selector, i);
@@ -350,6 +359,9 @@ void select_destroy(struct selection *selection)
         free(selection->units[u].type);
         free(selection->units[u].groups);
     }
+    rules_destroy(selection->rules);
+    free(selection->device_note);
+    free(selection->installed);
     free(selection->units);
     free(selection->groups);
     free(selection);
@@ -359,6 +371,25 @@ const char *select_backend(const struct selection *selection, uint32_t group, ui
 {
     const struct select_phase *answer = &selection->groups[group].phases[phase];
     return answer->chosen < 0 ? NULL : answer->candidates[answer->chosen].name;
+}
+
+bool select_is_settled(const struct selection *selection)
+{
+    for (uint32_t g = 0; g < selection->num_groups; g++) {
+        const struct select_group *group = &selection->groups[g];
+        bool absent = false;
+        for (uint32_t p = 0; p < SELECT_PHASES; p++) {
+            const struct select_phase *phase = &group->phases[p];
+            if (group->unit >= 0 || !phase->exists)
+                continue;
+            if (phase->preferred < 0)
+                return false;
+            absent |= phase->candidates[phase->preferred].absence == SELECT_NOT_INSTALLED;
+        }
+        if (group->unit < 0 && !absent)
+            return false;
+    }
+    return true;
 }
 
 uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group)

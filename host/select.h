@@ -8,11 +8,12 @@
  *         candidates[]    a backend and its verdict, with all reasons
  *     units[]             what has to be composed: a backend name and the groups it serves
  *
- * An explicit name is taken or refused, never replaced. `auto` walks the rule for the platform and
+ * An explicit name is taken or refused, never replaced. `auto` walks the order for the platform and
  * the kind of layer (rules.h), then every other backend that is loaded, and takes the first one
- * that serves both phases; if none does, the first one for each phase. Two names for the two phases
- * are joined by a hybrid_phase backend that is defined here; a backend for linear layers and one
- * for all others by a hybrid_linear one.
+ * that serves both phases; if none does, the first one for each phase. What a rule excludes is
+ * neither asked nor taken, named or not. Two names for the two phases are joined by a hybrid_phase
+ * backend that is defined here; a backend for linear layers and one for all others by a
+ * hybrid_linear one.
  */
 #ifndef HOST_SELECT_H
 #define HOST_SELECT_H
@@ -25,16 +26,25 @@
 #include "attnhost.h"
 #include "host/config.h"
 #include "host/model.h"
+#include "host/rules.h"
 
 enum { SELECT_PREFILL = 0, SELECT_DECODE = 1, SELECT_PHASES = 2 };
+
+/* select_candidate.absence */
+enum { SELECT_PRESENT, SELECT_NOT_INSTALLED, SELECT_COMPOSITE, SELECT_NO_ANSWER };
 
 enum { SELECT_MAX_LAYOUTS = 2 }; /* layouts that one kind of layer can have */
 
 /* A backend and what it answered. */
 struct select_candidate {
-    char *name;           /* as the host knows it */
-    char *absent;         /* why it was not asked; NULL = it was */
-    uint32_t layouts;     /* bit i: accepts with the i-th layout of the group's kind */
+    char *name;                  /* as the host knows it */
+    const struct rule *known;    /* what the rules know of its type; NULL = nothing */
+    const struct rule *excluded; /* the rule that takes it out, so that it is not asked; or NULL */
+    const char *blamed;          /* static: the field that this rule is about */
+    char got[64];                /* its value */
+    char *absent;                /* why it was not asked; NULL = it was, or a rule takes it out */
+    uint32_t absence;            /* SELECT_NOT_INSTALLED ... */
+    uint32_t layouts;            /* bit i: accepts with the i-th layout of the group's kind */
     attn_verdict verdict; /* with the first accepted layout; if none, with the first one asked */
     attn_reason *reasons; /* verdict.num_reasons of them */
 };
@@ -46,7 +56,9 @@ struct select_phase {
     struct select_candidate *candidates;
     uint32_t num_candidates;
     int32_t chosen; /* index of a candidate; -1 = none, or the phase does not exist */
-    bool exists;    /* encoders have no decode phase */
+    int32_t
+        preferred; /* of `auto`: what it would be if all of its order were installed; -1 = none */
+    bool exists;   /* encoders have no decode phase */
 };
 
 struct select_group {
@@ -68,6 +80,10 @@ struct select_unit {
 struct selection {
     const struct model *model; /* borrowed */
     attn_device device;
+    const char *simulated; /* the platform in the place of the real one, the config's; or NULL */
+    char *device_note;     /* why `auto` took this device and not the one before; or NULL */
+    char *installed;       /* "cpu_native, hybrid_phase": backend types that are loaded */
+    struct rules *rules;
     uint32_t num_groups;
     struct select_group *groups;
     uint32_t num_units;
@@ -83,11 +99,23 @@ attn_status select_create(attnhost *host, const struct config *config, const str
                           const attn_device *device, struct selection **selection,
                           attn_error *error);
 
+/* The same on the device that [platform] asks for, described in *device: a simulated one, a named
+ * one, or with `auto` the first CUDA device if there is one and the model can be served on it, else
+ * the processor; but backends that are named are tried on the processor first, and a CUDA device is
+ * looked for only if they do not serve there. selection->device_note tells why it was not the first
+ * of the two. */
+attn_status select_create_here(attnhost *host, const struct config *config,
+                               const struct model *model, attn_device *device,
+                               struct selection **selection, attn_error *error);
+
 /* NULL is accepted. */
 void select_destroy(struct selection *selection);
 
 /* The backend that serves a phase of a group, or NULL. */
 const char *select_backend(const struct selection *selection, uint32_t group, uint32_t phase);
+
+/* Does each group have a backend, or one that would be chosen if it were installed? */
+bool select_is_settled(const struct selection *selection);
 
 /* Can decode batches of a group be captured: the graph level (ATTN_GRAPH_*) of the backend that
  * serves its decode phase; ATTN_GRAPH_NEVER if none does. */
@@ -99,6 +127,10 @@ const char *select_phase_name(uint32_t phase);
 /* "head_dim 192: accepted 64, 128", with the child's name in front where it is a child's. Cut to
  * `size`. */
 void select_reason_text(const attn_reason *reason, char *text, size_t size);
+
+/* "architecture Olmo2ForCausalLM: accepted other architectures (OLMo 2 is not served by
+ * FlashInfer)" of a candidate that a rule excludes. Cut to `size`. */
+void select_exclusion_text(const struct select_candidate *candidate, char *text, size_t size);
 
 /* One line for each choice: "layers 0-3 prefill, decode: cpu_native (cpu)". For `run`. */
 void select_print_choices(const struct selection *selection, FILE *file);

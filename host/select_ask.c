@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/platform.h"
 #include "host/problem.h"
-#include "host/rules.h"
 #include "host/text.h"
 
 attn_status select_no_memory(struct selector *selector)
@@ -28,11 +28,28 @@ const attn_backend_type *select_find_type(const attnhost *host, const char *name
     return NULL;
 }
 
-static size_t count_aliases(void)
+char *select_installed(const attnhost *host)
 {
+    attnhost_type_info info = {.struct_size = sizeof info};
+    strbuf text;
+    strbuf_init(&text);
+    for (uint32_t i = 0; i < attnhost_num_types(host); i++)
+        if (attnhost_type(host, i, &info, NULL) == ATTN_OK)
+            strbuf_appendf(&text, "%s%s", i ? ", " : "", info.type->name);
+    if (attnhost_num_types(host) == 0)
+        strbuf_append(&text, "none");
+    return strbuf_steal(&text);
+}
+
+/* All aliases into names[], which may be NULL to count them. */
+static size_t list_aliases(const struct rules *rules, const char **names)
+{
+    const struct rule_list *backends = &rules->lists[RULE_BACKEND];
     size_t count = 0;
-    while (rule_alias_at(count))
-        count++;
+    for (size_t i = 0; i < backends->count; i++)
+        for (size_t a = 0; a < backends->items[i].aliases.count; a++, count++)
+            if (names)
+                names[count] = backends->items[i].aliases.items[a];
     return count;
 }
 
@@ -58,14 +75,15 @@ static size_t list_accepted(const struct selector *selector, bool types_alone, c
 static attn_status fail_unknown(struct selector *selector, const char *key,
                                 const struct config_backend *section, const char *got)
 {
-    size_t num_aliases = section ? 0 : count_aliases();
+    const struct rules *rules = selector->selection->rules;
+    size_t num_aliases = section ? 0 : list_aliases(rules, NULL);
     size_t most = 1 + attnhost_num_types(selector->host) + selector->config->backends.count;
     const char **names = calloc(most + num_aliases, sizeof *names);
     if (!names)
         return select_no_memory(selector);
     size_t count = list_accepted(selector, section != NULL, names);
-    for (size_t i = 0; i < num_aliases; i++)
-        names[count + i] = rule_alias_at(i);
+    if (num_aliases > 0)
+        list_aliases(rules, names + count);
     const char *near = text_nearest(got, names, count + num_aliases);
     strbuf text;
     strbuf_init(&text);
@@ -88,26 +106,29 @@ static attn_status fail_unknown(struct selector *selector, const char *key,
 /* What an explicit name stands for: a name that the host knows into *name, or NULL and why it
  * cannot be used into `absent`. CONFIG_ERROR for a name that nobody knows. */
 static attn_status resolve(struct selector *selector, const char *key, const char *wanted,
-                           const char **name, char *absent, size_t size)
+                           const char **name, strbuf *absent)
 {
+    const struct rules *rules = selector->selection->rules;
     const struct config_backend *section = config_backend(selector->config, wanted);
-    const char *alias =
-        section || select_find_type(selector->host, wanted) ? NULL : rule_alias(wanted);
-    const char *type = section ? section->type : alias ? alias : wanted;
+    const struct rule *alias =
+        section || select_find_type(selector->host, wanted) ? NULL : rules_alias(rules, wanted);
+    const char *type = section ? section->type : alias ? alias->name : wanted;
+    const struct rule *known = rules_backend(rules, type);
     *name = NULL;
     if (select_find_type(selector->host, type)) {
-        *name = alias ? alias : wanted;
+        *name = alias ? type : wanted;
         return ATTN_OK;
     }
+    if (!known)
+        return fail_unknown(selector, key, section, type);
     if (alias)
-        snprintf(absent, size, "%s stands for %s, which is not installed", wanted, alias);
+        strbuf_appendf(absent, "%s stands for %s, which is not installed", wanted, type);
     else if (section)
-        snprintf(absent, size, "its backend type %s is not installed", type);
+        strbuf_appendf(absent, "its backend type %s is not installed", type);
     else
-        snprintf(absent, size, "not installed");
-    if (alias || rule_knows(type))
-        return ATTN_OK;
-    return fail_unknown(selector, key, section, type);
+        strbuf_append(absent, "not installed");
+    strbuf_appendf(absent, " (%s); installed: %s", known->text, selector->selection->installed);
+    return ATTN_OK;
 }
 
 static bool is_auto(const char *wanted)
@@ -235,12 +256,31 @@ static attn_status query_all(struct selector *selector, const char *name,
     return ATTN_OK;
 }
 
+/* Of a device that the ABI has no word for, no backend can be asked. */
+static attn_status refuse_foreign(struct selector *selector, struct select_candidate *candidate)
+{
+    attn_reason *reason = calloc(1, sizeof *reason);
+    if (!reason)
+        return select_no_memory(selector);
+    *reason = (attn_reason){
+        .struct_size = sizeof *reason, .code = ATTN_REASON_ARCH, .field = ATTN_FIELD_DEVICE_TYPE};
+    snprintf(reason->got, sizeof reason->got, "%s",
+             platform_type_name(selector->selection->device.type));
+    snprintf(reason->accepted, sizeof reason->accepted, "cpu, cuda");
+    candidate->reasons = reason;
+    candidate->verdict = (attn_verdict){
+        .struct_size = sizeof(attn_verdict), .num_reasons = 1, .reasons_capacity = 1};
+    return ATTN_OK;
+}
+
 /* Ask about each layout; the verdict kept is that of the first yes, else of the first no. */
 attn_status select_ask(struct selector *selector, uint32_t group, uint32_t modes,
                        struct select_candidate *candidate, attn_error *error)
 {
     const char *layouts[SELECT_MAX_LAYOUTS];
     const attn_layer_group *layers = &selector->model->groups[group];
+    if (platform_is_foreign(&selector->selection->device))
+        return refuse_foreign(selector, candidate);
     select_layouts_of(layers, layouts);
     for (uint32_t i = 0; i < SELECT_MAX_LAYOUTS; i++) {
         struct problem problem;
@@ -279,7 +319,7 @@ void select_candidate_finish(struct select_candidate *candidate)
 
 /* Append a candidate; with `absent` it is not asked. */
 static attn_status add_candidate(struct selector *selector, struct select_phase *phase,
-                                 const char *name, const char *absent)
+                                 const char *name, uint32_t absence, const char *absent)
 {
     struct select_candidate *grown =
         realloc(phase->candidates, (phase->num_candidates + 1) * sizeof *grown);
@@ -287,8 +327,8 @@ static attn_status add_candidate(struct selector *selector, struct select_phase 
         return select_no_memory(selector);
     phase->candidates = grown;
     struct select_candidate *candidate = &grown[phase->num_candidates];
-    *candidate =
-        (struct select_candidate){.name = strdup(name), .absent = absent ? strdup(absent) : NULL};
+    *candidate = (struct select_candidate){
+        .name = strdup(name), .absent = absent ? strdup(absent) : NULL, .absence = absence};
     phase->num_candidates++;
     return candidate->name && (candidate->absent || !absent) ? ATTN_OK : select_no_memory(selector);
 }
@@ -301,27 +341,47 @@ static bool is_candidate(const struct select_phase *phase, const char *name)
     return false;
 }
 
-/* The rule's backends, then every other type that is loaded. */
+/* What rules are asked about a group. */
+static struct rule_facts facts_of(const struct selector *selector, const attn_layer_group *group)
+{
+    return (struct rule_facts){.device = &selector->selection->device,
+                               .model = selector->model,
+                               .group = group,
+                               .kv_dtype = model_group_has_kv(group)
+                                               ? problem_kv_dtype(selector->config, selector->model)
+                                               : selector->model->dtype,
+                               .draft_topk = selector->config->attention.speculative_eagle_topk};
+}
+
+/* The backends of the order, then every other type that is loaded. */
 static attn_status add_auto(struct selector *selector, const attn_layer_group *group,
                             struct select_phase *phase)
 {
-    const struct rule *rule = rule_find(&selector->selection->device, group);
+    const struct rule_facts facts = facts_of(selector, group);
+    const struct rule *order = rules_order(selector->selection->rules, &facts);
     attn_status status = ATTN_OK;
     strbuf why;
     strbuf_init(&why);
-    strbuf_appendf(&why, "auto: rule \"%s\"", rule ? rule->text : "none: in order of loading");
-    for (size_t i = 0; rule && i < RULE_MAX_NAMES && rule->names[i] && !status; i++)
-        status = add_candidate(selector, phase, rule->names[i],
-                               select_find_type(selector->host, rule->names[i]) ? NULL
-                                                                                : "not installed");
+    strbuf_append(&why, "auto: ");
+    if (order)
+        strbuf_appendf(&why, "rule %s: %s", order->name, order->text);
+    else
+        strbuf_append(&why, "no rule: in order of loading");
+    for (size_t i = 0; order && i < order->backends.count && !status; i++) {
+        const char *name = order->backends.items[i];
+        bool here = select_find_type(selector->host, name) != NULL;
+        status = add_candidate(selector, phase, name, here ? SELECT_PRESENT : SELECT_NOT_INSTALLED,
+                               here ? NULL : "not installed here");
+    }
     for (uint32_t i = 0; i < attnhost_num_types(selector->host) && !status; i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         status = attnhost_type(selector->host, i, &info, selector->error);
-        if (!status && !is_candidate(phase, info.type->name))
-            status = add_candidate(selector, phase, info.type->name,
-                                   info.type->flags & ATTN_TYPE_COMPOSITE
-                                       ? "a composite, taken only when it is named"
-                                       : NULL);
+        if (status || is_candidate(phase, info.type->name))
+            continue;
+        bool composite = info.type->flags & ATTN_TYPE_COMPOSITE;
+        status = add_candidate(selector, phase, info.type->name,
+                               composite ? SELECT_COMPOSITE : SELECT_PRESENT,
+                               composite ? "a composite, taken only when it is named" : NULL);
     }
     phase->why = strbuf_steal(&why);
     return status ? status : phase->why ? ATTN_OK : select_no_memory(selector);
@@ -330,18 +390,66 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
 static attn_status add_named(struct selector *selector, struct select_phase *phase)
 {
     const char *name;
-    char absent[192];
-    attn_status status = resolve(selector, phase->key, phase->wanted, &name, absent, sizeof absent);
-    if (status)
-        return status;
-    strbuf why;
-    strbuf_init(&why);
-    strbuf_appendf(&why, "%s = %s (%s)", phase->key, phase->wanted,
-                   config_place(selector->config, phase->key));
-    phase->why = strbuf_steal(&why);
-    if (!phase->why)
-        return select_no_memory(selector);
-    return add_candidate(selector, phase, name ? name : phase->wanted, name ? NULL : absent);
+    strbuf why, absent;
+    strbuf_init(&absent);
+    attn_status status = resolve(selector, phase->key, phase->wanted, &name, &absent);
+    if (!status) {
+        strbuf_init(&why);
+        strbuf_appendf(&why, "%s = %s (%s)", phase->key, phase->wanted,
+                       config_place(selector->config, phase->key));
+        phase->why = strbuf_steal(&why);
+        status = phase->why ? add_candidate(selector, phase, name ? name : phase->wanted,
+                                            name ? SELECT_PRESENT : SELECT_NOT_INSTALLED,
+                                            name ? NULL : strbuf_text(&absent))
+                            : select_no_memory(selector);
+    }
+    strbuf_finish(&absent);
+    return status;
+}
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+/* The backend type of a candidate's name, which may be a section's or, not installed, an alias. */
+static const char *type_of(const struct selector *selector, const char *name)
+{
+    const struct config_backend *section = config_backend(selector->config, name);
+    const struct rule *alias = rules_alias(selector->selection->rules, name);
+    if (section)
+        return section->type;
+    return alias && !select_find_type(selector->host, name) ? alias->name : name;
+}
+
+/* What the rules know of the candidates, and which ones they take out. */
+static void apply_rules(struct selector *selector, const attn_layer_group *group,
+                        struct select_phase *phase)
+{
+    const struct rules *rules = selector->selection->rules;
+    const struct rule_facts facts = facts_of(selector, group);
+    for (uint32_t i = 0; i < phase->num_candidates; i++) {
+        struct select_candidate *candidate = &phase->candidates[i];
+        const char *type = type_of(selector, candidate->name);
+        candidate->known = rules_backend(rules, type);
+        candidate->excluded = rules_exclusion(rules, &facts, type);
+        if (candidate->excluded)
+            candidate->blamed =
+                rules_blame(candidate->excluded, &facts, candidate->got, sizeof candidate->got);
+    }
+}
+
+/* The first of the order that serves, or that is not installed, runs here and was not taken out. */
+static int32_t find_preferred(const struct selector *selector, const attn_layer_group *group,
+                              const struct select_phase *phase)
+{
+    const struct rule_facts facts = facts_of(selector, group);
+    const struct rule *order = rules_order(selector->selection->rules, &facts);
+    for (uint32_t i = 0; order && i < order->backends.count && i < phase->num_candidates; i++) {
+        const struct select_candidate *candidate = &phase->candidates[i];
+        if (candidate->layouts ||
+            (candidate->absence == SELECT_NOT_INSTALLED && !candidate->excluded &&
+             candidate->known && rules_runs_on(&candidate->known->platforms, facts.device)))
+            return (int32_t)i;
+    }
+    return -1;
 }
 
 /* List and ask. Of `auto` a candidate whose options do not parse is out of the running; of a named
@@ -352,10 +460,12 @@ attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_
     bool automatic = is_auto(phase->wanted);
     attn_status status = automatic ? add_auto(selector, &selector->model->groups[group], phase)
                                    : add_named(selector, phase);
+    if (!status)
+        apply_rules(selector, &selector->model->groups[group], phase);
     for (uint32_t i = 0; i < phase->num_candidates && !status; i++) {
         struct select_candidate *candidate = &phase->candidates[i];
         host_error error;
-        if (candidate->absent)
+        if (candidate->absent || candidate->excluded)
             continue;
         host_error_init(&error);
         status = select_ask(selector, group, modes, candidate, &error.base);
@@ -364,8 +474,11 @@ attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_
         if (!automatic || status == ATTN_OUT_OF_HOST_MEMORY)
             return host_fail(selector->error, status, "%s", host_error_text(&error));
         candidate->layouts = 0;
+        candidate->absence = SELECT_NO_ANSWER;
         candidate->absent = strdup(host_error_text(&error));
         status = candidate->absent ? ATTN_OK : select_no_memory(selector);
     }
+    if (automatic && !status)
+        phase->preferred = find_preferred(selector, &selector->model->groups[group], phase);
     return status;
 }

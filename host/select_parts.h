@@ -18,6 +18,9 @@ struct selector {
     attn_error *error;
 };
 
+/* "cpu_native, hybrid_phase": the backend types that are loaded; NULL when memory ran out. */
+char *select_installed(const attnhost *host);
+
 attn_status select_no_memory(struct selector *selector);
 
 /* The loaded backend type of this name, or NULL. */

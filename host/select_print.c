@@ -47,6 +47,12 @@ void select_reason_text(const attn_reason *reason, char *text, size_t size)
              TEXT_OF(reason->got), with, TEXT_OF(reason->accepted));
 }
 
+void select_exclusion_text(const struct select_candidate *candidate, char *text, size_t size)
+{
+    snprintf(text, size, "%s %s: accepted %s (%s)", candidate->blamed, candidate->got,
+             candidate->excluded->accepted, candidate->excluded->text);
+}
+
 /* ---- Text ------------------------------------------------------------------------------------ */
 
 /* Are both phases of a group served by the same backend for the same reason? */
@@ -72,6 +78,10 @@ static void print_choice(const struct selection *selection, uint32_t group, uint
 
 void select_print_choices(const struct selection *selection, FILE *file)
 {
+    char device[32];
+    platform_text(&selection->device, device, sizeof device);
+    if (selection->device_note)
+        fprintf(file, "device: %s (%s)\n", device, selection->device_note);
     for (uint32_t g = 0; g < selection->num_groups; g++) {
         const struct select_group *group = &selection->groups[g];
         if (same_choice(group)) {
@@ -84,23 +94,73 @@ void select_print_choices(const struct selection *selection, FILE *file)
     }
 }
 
-static void print_candidate(const struct select_candidate *candidate, bool chosen, FILE *file)
+/* What the rules would choose, beside a candidate that is not here. */
+static void print_absent(const struct select_candidate *candidate, bool preferred, FILE *file)
 {
-    char reason[320];
-    const char *mark = chosen ? "*" : " ";
+    const struct rule *known = candidate->known;
+    fprintf(file, "%s%s", preferred ? "would be chosen; " : "", candidate->absent);
+    if (preferred && known) {
+        fprintf(file, " (%s", known->text);
+        for (size_t i = 0; i < known->aliases.count; i++)
+            fprintf(file, "%s%s", i ? ", " : "; in SGLang: ", known->aliases.items[i]);
+        putc(')', file);
+    }
+    putc('\n', file);
+}
+
+static void print_candidate(const struct select_phase *phase, uint32_t index, FILE *file)
+{
+    const struct select_candidate *candidate = &phase->candidates[index];
+    char reason[512];
+    fprintf(file, "    %s %s: ", (int32_t)index == phase->chosen ? "*" : " ", candidate->name);
+    if (candidate->excluded) {
+        select_exclusion_text(candidate, reason, sizeof reason);
+        fprintf(file, "excluded\n        %s [RULE %s]\n", reason, candidate->excluded->name);
+        return;
+    }
     if (candidate->absent) {
-        fprintf(file, "    %s %s: %s\n", mark, candidate->name, candidate->absent);
+        print_absent(candidate, (int32_t)index == phase->preferred, file);
         return;
     }
-    if (candidate->layouts) {
-        fprintf(file, "    %s %s: can serve\n", mark, candidate->name);
-        return;
-    }
-    fprintf(file, "    %s %s: cannot serve\n", mark, candidate->name);
-    for (uint32_t i = 0; i < candidate->verdict.num_reasons; i++) {
+    fputs(candidate->layouts ? "can serve\n" : "cannot serve\n", file);
+    for (uint32_t i = 0; !candidate->layouts && i < candidate->verdict.num_reasons; i++) {
         select_reason_text(&candidate->reasons[i], reason, sizeof reason);
-        fprintf(file, "        %s\n", reason);
+        fprintf(file, "        %s [%s]\n", reason, code_name(candidate->reasons[i].code));
     }
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+static bool same_answer(const struct select_candidate *a, const struct select_candidate *b)
+{
+    char first[320], second[320];
+    bool same = strcmp(a->name, b->name) == 0 && a->excluded == b->excluded &&
+                same_text(a->absent, b->absent) && !a->layouts == !b->layouts;
+    bool compared = same && !a->absent && !a->excluded && !a->layouts;
+    if (compared && a->verdict.num_reasons != b->verdict.num_reasons)
+        return false;
+    for (uint32_t i = 0; compared && same && i < a->verdict.num_reasons; i++) {
+        select_reason_text(&a->reasons[i], first, sizeof first);
+        select_reason_text(&b->reasons[i], second, sizeof second);
+        same = a->reasons[i].code == b->reasons[i].code && strcmp(first, second) == 0;
+    }
+    return same;
+}
+
+/* Is all that is said of one phase said of the other? */
+static bool same_phases(const struct select_group *group)
+{
+    const struct select_phase *prefill = &group->phases[SELECT_PREFILL];
+    const struct select_phase *decode = &group->phases[SELECT_DECODE];
+    bool same = prefill->exists && decode->exists && prefill->chosen == decode->chosen &&
+                prefill->preferred == decode->preferred && strcmp(prefill->why, decode->why) == 0 &&
+                prefill->num_candidates == decode->num_candidates;
+    for (uint32_t i = 0; same && i < prefill->num_candidates; i++)
+        same = same_answer(&prefill->candidates[i], &decode->candidates[i]);
+    return same;
 }
 
 static const char *graph_level_name(uint32_t level)
@@ -126,6 +186,16 @@ static void print_graph_level(const struct selection *selection, uint32_t index,
             graph_level_name(level));
 }
 
+static void print_phase(const struct selection *selection, uint32_t group, uint32_t index,
+                        const char *name, FILE *file)
+{
+    const struct select_phase *phase = &selection->groups[group].phases[index];
+    const char *backend = select_backend(selection, group, index);
+    fprintf(file, "  %s: %s (%s)\n", name, backend ? backend : "none", phase->why);
+    for (uint32_t c = 0; c < phase->num_candidates; c++)
+        print_candidate(phase, c, file);
+}
+
 static void print_group(const struct selection *selection, uint32_t index, FILE *file)
 {
     const struct select_group *group = &selection->groups[index];
@@ -143,16 +213,10 @@ static void print_group(const struct selection *selection, uint32_t index, FILE 
                 layout ? layout : "");
         print_graph_level(selection, index, file);
     }
-    for (uint32_t p = 0; p < SELECT_PHASES; p++) {
-        const struct select_phase *phase = &group->phases[p];
-        const char *backend = select_backend(selection, index, p);
-        if (!phase->exists)
-            continue;
-        fprintf(file, "  %s: %s (%s)\n", select_phase_name(p), backend ? backend : "none",
-                phase->why);
-        for (uint32_t c = 0; c < phase->num_candidates; c++)
-            print_candidate(&phase->candidates[c], (int32_t)c == phase->chosen, file);
-    }
+    bool same = same_phases(group);
+    for (uint32_t p = 0; p < (same ? 1 : SELECT_PHASES); p++)
+        if (group->phases[p].exists)
+            print_phase(selection, index, p, same ? "prefill, decode" : select_phase_name(p), file);
 }
 
 void select_print(const struct selection *selection, FILE *file)
@@ -160,7 +224,12 @@ void select_print(const struct selection *selection, FILE *file)
     const struct model *model = selection->model;
     char device[32];
     platform_text(&selection->device, device, sizeof device);
-    fprintf(file, "device: %s\n", device);
+    if (selection->simulated)
+        fprintf(file, "device: %s, simulated: %s\n", device, selection->simulated);
+    else
+        fprintf(file, "device: %s%s%s%s\n", device, selection->device_note ? " (" : "",
+                selection->device_note ? selection->device_note : "",
+                selection->device_note ? ")" : "");
     fprintf(file, "model: %s (%s), %u attention layers, %s, context %d tokens\n",
             model->architecture, model->name, model->num_layers, dtype_name(model->dtype),
             model->max_context_len);
@@ -204,18 +273,73 @@ static cJSON *reason_json(const attn_reason *reason)
     return NULL;
 }
 
-static cJSON *candidate_json(const struct select_candidate *candidate)
+/* A reason that no backend gave. */
+static cJSON *own_reason(const char *code, const char *field, const char *got, const char *accepted,
+                         const char *text)
+{
+    cJSON *object = cJSON_CreateObject();
+    if (object && add_text(object, "code", code) && add_text(object, "field", field) &&
+        add_text(object, "got", got) && add_text(object, "accepted", accepted) &&
+        add_text(object, "text", text))
+        return object;
+    cJSON_Delete(object);
+    return NULL;
+}
+
+static cJSON *exclusion_json(const struct select_candidate *candidate)
+{
+    char text[512];
+    select_exclusion_text(candidate, text, sizeof text);
+    cJSON *object =
+        own_reason("RULE", candidate->blamed, candidate->got, candidate->excluded->accepted, text);
+    if (object && add_text(object, "rule", candidate->excluded->name))
+        return object;
+    cJSON_Delete(object);
+    return NULL;
+}
+
+static cJSON *absence_json(const struct selection *selection,
+                           const struct select_candidate *candidate)
+{
+    switch (candidate->absence) {
+    case SELECT_NOT_INSTALLED:
+        return own_reason("NOT_INSTALLED", "backend", candidate->name, selection->installed,
+                          candidate->absent);
+    case SELECT_COMPOSITE:
+        return own_reason("COMPOSITE", "attention_backend", "auto", candidate->name,
+                          candidate->absent);
+    default:
+        return own_reason("NO_ANSWER", "options", candidate->name, "options that it takes",
+                          candidate->absent);
+    }
+}
+
+static bool add_reasons(const struct selection *selection, const struct select_candidate *candidate,
+                        cJSON *reasons)
+{
+    bool ok = true;
+    if (candidate->excluded)
+        return append(reasons, exclusion_json(candidate));
+    if (candidate->absent)
+        return append(reasons, absence_json(selection, candidate));
+    for (uint32_t i = 0; ok && i < candidate->verdict.num_reasons; i++)
+        ok = append(reasons, reason_json(&candidate->reasons[i]));
+    return ok;
+}
+
+static cJSON *candidate_json(const struct selection *selection,
+                             const struct select_candidate *candidate)
 {
     cJSON *object = cJSON_CreateObject();
     bool ok = object && add_text(object, "name", candidate->name) &&
               cJSON_AddBoolToObject(object, "supported", candidate->layouts != 0);
+    if (ok && candidate->known)
+        ok = add_text(object, "what", candidate->known->text);
     if (ok && candidate->absent)
         ok = add_text(object, "absent", candidate->absent);
-    if (ok && !candidate->absent && !candidate->layouts) {
+    if (ok && !candidate->layouts) {
         cJSON *reasons = cJSON_AddArrayToObject(object, "reasons");
-        ok = reasons != NULL;
-        for (uint32_t i = 0; ok && i < candidate->verdict.num_reasons; i++)
-            ok = append(reasons, reason_json(&candidate->reasons[i]));
+        ok = reasons && add_reasons(selection, candidate, reasons);
     }
     if (ok)
         return object;
@@ -231,10 +355,12 @@ static cJSON *phase_json(const struct selection *selection, uint32_t group, uint
     bool ok = object && add_text(object, "phase", select_phase_name(index)) &&
               add_text(object, "wanted", phase->wanted) &&
               add_text(object, "backend", select_backend(selection, group, index)) &&
+              add_text(object, "preferred",
+                       phase->preferred < 0 ? NULL : phase->candidates[phase->preferred].name) &&
               add_text(object, "why", phase->why) &&
               (candidates = cJSON_AddArrayToObject(object, "candidates"));
     for (uint32_t i = 0; ok && i < phase->num_candidates; i++)
-        ok = append(candidates, candidate_json(&phase->candidates[i]));
+        ok = append(candidates, candidate_json(selection, &phase->candidates[i]));
     if (ok)
         return object;
     cJSON_Delete(object);
@@ -277,6 +403,8 @@ cJSON *select_to_json(const struct selection *selection)
     platform_text(&selection->device, device, sizeof device);
     bool ok =
         object && add_text(object, "device", device) &&
+        add_text(object, "simulated", selection->simulated) &&
+        add_text(object, "device_note", selection->device_note) &&
         add_text(object, "model", selection->model->name) &&
         add_text(object, "architecture", selection->model->architecture) &&
         add_text(object, "dtype", dtype_name(selection->model->dtype)) &&

@@ -8,7 +8,6 @@
 #include "host/embed.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
-#include "host/platform.h"
 #include "host/problem.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
@@ -52,6 +51,9 @@ static attn_status check_keys(const struct session *s, attn_error *error)
                          "accepted: not given",
                          attention->routes.items[0].place,
                          (long long)attention->routes.items[0].number);
+    if (attention->speculative_eagle_topk > 0)
+        return config_fail(s->config, "attention.speculative_eagle_topk", error,
+                           "a run makes no drafts; `attnhost explain` takes it; accepted: 0");
     if (s->config->platform.simulate)
         return config_fail(s->config, "platform.simulate", error,
                            "a simulated device cannot run; `attnhost explain` takes it");
@@ -65,9 +67,6 @@ static int read_model(struct session *s, attn_error *error)
         status = model_create(s->config, &s->model, error);
     if (status == ATTN_OK)
         status = check_drivable(s, error);
-    if (status != ATTN_OK)
-        return exit_code_of(status);
-    status = platform_describe(s->config, &s->described, error);
     return exit_code_of(status);
 }
 
@@ -93,7 +92,7 @@ static int read_workload(struct session *s, attn_error *error)
 static int select_backends(struct session *s, attn_error *error)
 {
     attn_status status =
-        select_create(s->host, s->config, s->model, &s->described, &s->selection, error);
+        select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
         select_print_choices(s->selection, s->params->choices);
     return exit_code_of(status);

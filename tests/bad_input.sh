@@ -413,6 +413,31 @@ set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim"
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
+set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "makes no drafts" "accepted: 0"
+refused 2 "a platform that nobody knows" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
+    -- explain "$folder/good.ini" --set platform.simulate=sm9
+# elsewhere CODE NAME BACKEND TEXT: what `explain` says of BACKEND on a platform that is not this one.
+elsewhere()
+{
+    "$command" explain "$folder/good.ini" --set platform.simulate=gfx942 \
+        --set "attention.attention_backend=$3" >"$folder/out" 2>&1
+    code=$?
+    if test $code -eq "$1" && grep -q "$4" "$folder/out"; then
+        tap_ok "$2"
+    else
+        tap_not_ok "$2" "exit code $code: $(cat "$folder/out")"
+    fi
+}
+elsewhere 4 "a named backend that is not installed, elsewhere" aiter \
+    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_native"
+elsewhere 0 "what would be chosen elsewhere is an answer" auto \
+    "aiter_like: would be chosen; not installed here"
+printf '[order.mine]\nplatfrom = any\n' >"$folder/rules.ini"
+refused 2 "rules with a mistake" "$folder/rules.ini:2: unknown key 'platfrom' in [order.mine]" \
+    "did you mean 'platform'?" -- explain "$folder/good.ini" \
+    --set "attention.rules=$folder/rules.ini"
+refused 2 "rules that are not there" "nowhere.ini" "accepted: a readable ini file" \
+    -- explain "$folder/good.ini" --set attention.rules=nowhere.ini
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
 set_refused 2 "a route" "attention.route.1=layers=0 -> cpu_native" "--set" "route" "accepted"
 tap_end

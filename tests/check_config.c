@@ -145,7 +145,7 @@ START_TEST(plain_values_arrive)
     struct config *config = load_good(good_ini);
     ck_assert_int_eq(config->platform.device.type, ATTN_DEVICE_CUDA);
     ck_assert_int_eq(config->platform.device.index, 3);
-    ck_assert_int_eq(config->platform.simulate, 100);
+    ck_assert_str_eq(config->platform.simulate, "sm100");
     ck_assert_int_eq(config->model.num_layers, 26);
     ck_assert_int_eq(config->model.num_q_heads, 8);
     ck_assert_int_eq(config->model.num_kv_heads, 4);
@@ -385,8 +385,8 @@ static const struct {
     {"platform", "device = cuda:-1", "is not a device"},
     {"platform", "device = cuda:1024", "out of range"},
     {"platform", "device = gpu", "is not a device"},
-    {"platform", "simulate = 90", "sm90"},
-    {"platform", "simulate = sm9000", "out of range"},
+    {"platform", "simulate = sm 90", "is not a name"},
+    {"attention", "speculative_eagle_topk = -1", "out of range"},
     {"attention", "attention_backend = a b", "is not a name"},
     {"attention", "layers = trace validate trace", "has a word twice"},
     {"attention", "route.1 = phase=decode", "CONDITIONS -> NAME"},

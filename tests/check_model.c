@@ -137,10 +137,11 @@ static void assert_consistent(const struct model *model)
 START_TEST(every_family_is_consistent)
 {
     static const char *const names[] = {
-        "llama",       "mistral",   "mistral_no_window", "qwen2",  "qwen3_moe",   "qwen3_next",
-        "gemma2",      "gemma3",    "gpt_oss",           "llama4", "deepseek_v3", "deepseek_v32",
-        "kimi_linear", "falcon_h1", "nemotron_h",        "mamba2", "bert",        "roberta",
-        "modernbert",  "whisper"};
+        "llama",       "mistral",     "mistral_no_window", "qwen2",   "qwen3_moe",   "qwen3_next",
+        "gemma2",      "gemma3",      "gpt_oss",           "llama4",  "deepseek_v3", "deepseek_v32",
+        "kimi_linear", "falcon_h1",   "nemotron_h",        "mamba2",  "bert",        "roberta",
+        "modernbert",  "whisper",     "deepseek_v2",       "mixtral", "olmo2",       "qwen3",
+        "qwen3_vl",    "qwen3_vl_moe"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model *model = load_hf(names[i]);
         assert_consistent(model);

@@ -10,7 +10,6 @@
 #include "host/error.h"
 #include "host/platform.h"
 #include "host/problem.h"
-#include "host/rules.h"
 #include "host/select.h"
 #include "tests/test_main.h"
 
@@ -47,7 +46,11 @@ static void begin(struct scene *scene, const char *ini)
     ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
     load_plugin(scene->host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
     load_plugin(scene->host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
-    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
+    /* The tree's own rules, not installed ones. */
+    char rules[1024];
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const set = rules;
+    snprintf(rules, sizeof rules, "attention.rules=%s/host/selection.ini", source ? source : ".");
+    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, &set, 1, &scene->config,
                                           &scene->error.base);
     if (!status)
         status = embed_define_backends(scene->host, scene->config, &scene->error.base);
@@ -188,6 +191,71 @@ START_TEST(an_alias_is_a_name)
     begin(&scene, MODEL "[attention]\nattention_backend = torch_native\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED); /* known, not installed */
     assert_says(&scene, "torch_native stands for cpu_native, which is not installed");
+    assert_says(&scene, "installed: flaky, triton_like, fa3_like, extend_only");
+    end(&scene);
+
+    /* Elsewhere, too: what is named is not there. */
+    begin(&scene, MODEL "[platform]\nsimulate = npu\n[attention]\nattention_backend = ascend\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    ck_assert(!select_is_settled(scene.selection));
+    end(&scene);
+}
+END_TEST
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
+                  "layer_types = sliding cross\n[platform]\nsimulate = sm90\n"
+                  "[attention]\nattention_backend = fa3_like\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "fa3_like: model_has window: accepted no window beside cross attention");
+    ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(elsewhere_the_rules_choice_is_an_answer)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = gfx942\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    ck_assert(select_is_settled(scene.selection));
+    const struct select_phase *phase = &scene.selection->groups[0].phases[SELECT_DECODE];
+    ck_assert_str_eq(phase->candidates[phase->preferred].name, "aiter_like");
+    /* No backend is asked about a device that the ABI has no type for. */
+    const struct select_candidate *any = find(&scene, SELECT_DECODE, "decode_only");
+    ck_assert_uint_eq(any->layouts, 0);
+    ck_assert_str_eq(any->reasons[0].got, "rocm");
+    end(&scene);
+
+    /* What comes first is not here, what is here serves: it is chosen, and both are told. */
+    begin(&scene, MODEL "[platform]\nsimulate = sm89\n");
+    assert_backend(&scene, SELECT_PREFILL, "triton_like");
+    phase = &scene.selection->groups[0].phases[SELECT_PREFILL];
+    ck_assert_str_eq(phase->candidates[phase->preferred].name, "flashinfer_like");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(trees_of_drafts_are_asked_about)
+{
+    struct scene scene;
+    struct problem problem;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 4\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    problem_init(&problem, scene.config, scene.model, 0, &scene.selection->device,
+                 problem_prefill_modes(scene.config), ATTN_LAYOUT_KV_NHD);
+    ck_assert(problem.bounds.modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY));
+    ck_assert(problem.bounds.mask_kinds & ATTN_MASK_BIT(ATTN_MASK_FULL));
+    ck_assert_uint_eq(problem_decode_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_DECODE));
+    end(&scene);
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 1\n"
+                        "speculative_attention_mode = decode\n");
+    ck_assert(problem_decode_modes(scene.config) & ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND));
+    ck_assert_uint_eq(problem_prefill_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_EXTEND));
     end(&scene);
 }
 END_TEST
@@ -300,8 +368,7 @@ START_TEST(an_encoder_has_no_decode_phase)
 }
 END_TEST
 
-/* ---- Scales, platforms, problems, text
- * ------------------------------------------------------------ */
+/* ---- Scales, platforms, problems, text ------------------------------------------------------- */
 
 START_TEST(fp8_needs_scales)
 {
@@ -319,7 +386,7 @@ START_TEST(fp8_needs_scales)
     ck_assert_int_eq(scene.status, ATTN_OK);
     struct problem problem;
     problem_init(&problem, scene.config, scene.model, 0, &scene.selection->device,
-                 problem_decode_modes(), ATTN_LAYOUT_KV_NHD);
+                 problem_decode_modes(scene.config), ATTN_LAYOUT_KV_NHD);
     ck_assert_uint_eq(problem.group.kv_scale_granularity, ATTN_SCALE_PER_HEAD);
     ck_assert_uint_eq(problem.problem.kv_dtype, ATTN_FP8_E4M3);
     ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
@@ -334,7 +401,7 @@ START_TEST(bounds_follow_the_workload)
     begin(&scene, MODEL "max_context_len = 33\n[platform]\nsimulate = sm90\n"
                         "[kv_cache]\npage_size = 16\n"
                         "[workload]\nmax_running_requests = 3\nchunked_prefill_size = 10\n");
-    problem_bounds(&bounds, scene.config, scene.model, problem_decode_modes());
+    problem_bounds(&bounds, scene.config, scene.model, problem_decode_modes(scene.config));
     ck_assert_int_eq(bounds.max_seqs, 3);
     ck_assert_int_eq(bounds.max_tokens, 3);
     ck_assert_int_eq(bounds.max_q_len, 1);
@@ -352,12 +419,19 @@ START_TEST(platforms)
 {
     attn_device device;
     char text[32];
-    ck_assert_int_eq(platform_simulate(90, &device), 0);
+    ck_assert_int_eq(platform_simulate("sm90", &device), 0);
     ck_assert_uint_eq(device.num_sms, 132);
     ck_assert_uint_eq(device.shared_memory, 232448);
     platform_text(&device, text, sizeof text);
     ck_assert_str_eq(text, "cuda sm90");
-    ck_assert_int_eq(platform_simulate(91, &device), -1);
+    ck_assert_int_eq(platform_simulate("sm91", &device), -1);
+    ck_assert(!platform_is_foreign(&device));
+    ck_assert_int_eq(platform_simulate("gfx942", &device), 0);
+    ck_assert(platform_is_foreign(&device));
+    platform_text(&device, text, sizeof text);
+    ck_assert_str_eq(text, "rocm");
+    ck_assert_int_eq(platform_simulate("cpu_amx", &device), 0);
+    ck_assert(device.cpu_isa & ATTN_CPU_AMX_BF16);
 
     struct config *config;
     host_error error;
@@ -370,22 +444,6 @@ START_TEST(platforms)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "t.ini:2"));
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "sm90"));
     config_destroy(config);
-}
-END_TEST
-
-START_TEST(aliases_and_rules_know_each_other)
-{
-    ck_assert_ptr_null(rule_alias("auto"));
-    ck_assert_ptr_null(rule_alias("fa3_like"));
-    for (size_t i = 0; rule_alias_at(i); i++)
-        ck_assert(rule_knows(rule_alias(rule_alias_at(i))));
-    ck_assert(!rule_knows("fa3"));
-    attn_device device;
-    attn_layer_group group = {.kind = ATTN_KIND_SOFTMAX, .flags = ATTN_GROUP_HAS_SINKS};
-    ck_assert_int_eq(platform_simulate(89, &device), 0);
-    ck_assert_str_eq(rule_find(&device, &group)->names[0], "triton_like");
-    group.flags = 0;
-    ck_assert_str_eq(rule_find(&device, &group)->names[0], "flashinfer_like");
 }
 END_TEST
 
@@ -409,7 +467,7 @@ START_TEST(json_tells_all)
     select_print_choices(scene.selection, file);
     fclose(file);
     ck_assert_ptr_nonnull(strstr(printed, "fa3_like: cannot serve\n"));
-    ck_assert_ptr_nonnull(strstr(printed, "  head_dim 192: accepted 64, 128\n"));
+    ck_assert_ptr_nonnull(strstr(printed, "  head_dim 192: accepted 64, 128 [HEAD_DIM]\n"));
     ck_assert_ptr_nonnull(strstr(printed, "layers 0 prefill, decode: triton_like (auto: rule"));
     free(printed);
     end(&scene);
@@ -426,6 +484,9 @@ static Suite *suite(void)
     tcase_add_test(choice, auto_without_any_backend);
     tcase_add_test(choice, a_named_backend_is_taken_or_refused);
     tcase_add_test(choice, an_alias_is_a_name);
+    tcase_add_test(choice, what_a_model_excludes_is_out_even_if_it_is_named);
+    tcase_add_test(choice, elsewhere_the_rules_choice_is_an_answer);
+    tcase_add_test(choice, trees_of_drafts_are_asked_about);
     tcase_add_test(choice, an_unknown_name_is_a_mistake);
     tcase_add_test(choice, a_section_is_a_name);
     tcase_add_test(choice, an_error_of_a_named_backend_is_an_error);
@@ -437,7 +498,6 @@ static Suite *suite(void)
     tcase_add_test(rest, fp8_needs_scales);
     tcase_add_test(rest, bounds_follow_the_workload);
     tcase_add_test(rest, platforms);
-    tcase_add_test(rest, aliases_and_rules_know_each_other);
     tcase_add_test(rest, json_tells_all);
     suite_add_tcase(suite, choice);
     suite_add_tcase(suite, rest);

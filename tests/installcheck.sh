@@ -52,6 +52,19 @@ chmod -R u+w "$scratch/examples"
 cd "$scratch/examples" || exit 1
 tap_try "attnhost run quickstart.ini" "$attnhost" run quickstart.ini
 
+# The rules of selection: installed, and read where the program lies, wherever that is.
+tap_try "the rules are installed" test -r "$(dirname "$(variable mapfile)")/selection.ini"
+mkdir -p moved/bin moved/share/attnhost
+cp "$attnhost" moved/bin/
+sed 's/^text = processors$/text = these very rules/' "$top/host/selection.ini" \
+    >moved/share/attnhost/selection.ini
+tap_try "a program reads the rules beside it" sh -c '
+    moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
+        --set platform.simulate=cpu | grep -q "these very rules"'
+echo '[ordr.x]' >>moved/share/attnhost/selection.ini
+tap_try "and tells what is wrong with them" sh -c '
+    moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
+
 # Another backend by one line, and the folder in which its file lies.
 tap_try "make in examples/plugin" make -C plugin CC="$compiler"
 tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so

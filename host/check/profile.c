@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/check/beside.h"
+#include "host/beside.h"
 #include "host/check/groups.h"
 #include "host/check/lines.h"
 #include "host/error.h"

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/check/beside.h"
+#include "host/beside.h"
 
 extern char **environ;
 

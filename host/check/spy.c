@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "host/check/beside.h"
+#include "host/beside.h"
 #include "host/error.h"
 
 static const char driver_name[] = "libcuda.so.1";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host/check/beside.h"
+#include "host/beside.h"
 
 #include <stdio.h>
 #include <string.h>

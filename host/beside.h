@@ -2,8 +2,8 @@
  *
  * beside.h: files that come with the program, wherever it was installed or built.
  */
-#ifndef HOST_CHECK_BESIDE_H
-#define HOST_CHECK_BESIDE_H
+#ifndef HOST_BESIDE_H
+#define HOST_BESIDE_H
 
 #include <limits.h>
 #include <stdbool.h>
@@ -13,4 +13,4 @@
  * program that is running. false if there is none: `path` is the last one then. */
 bool beside_find(const char *const *places, size_t count, char path[PATH_MAX]);
 
-#endif /* HOST_CHECK_BESIDE_H */
+#endif /* HOST_BESIDE_H */
