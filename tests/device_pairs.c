@@ -46,6 +46,17 @@ static void find_backends(attnhost *host)
     }
 }
 
+/* Where one plugin serves the GPU, it is paired with itself, cutting sequences elsewhere. */
+static void add_other(void)
+{
+    static char type[128];
+    snprintf(type, sizeof type, "backend.other.type=%s", backends[0]);
+    place.sets[place.num_sets++] = type;
+    if (strcmp(backends[0], "triton_like") == 0)
+        place.sets[place.num_sets++] = "backend.other.num_kv_splits=3";
+    backends[num_backends++] = "other";
+}
+
 static int check_pair(attnhost *host, int first, int second, int *number)
 {
     char text[PAIRS_TEXT];
@@ -81,11 +92,10 @@ int main(int argc, char **argv)
         backends[num_backends++] = argv[a];
     if (argc == 1)
         find_backends(host);
-    if (num_backends < 2) {
-        snprintf(text, sizeof text, "a pair needs two backends, and %d serve this GPU",
-                 num_backends);
-        return skip(text);
-    }
+    if (num_backends == 0)
+        return skip("no backend serves this GPU");
+    if (num_backends == 1)
+        add_other();
     for (int first = 0; first < num_backends; first++)
         for (int second = 0; second < num_backends; second++)
             if (first != second)

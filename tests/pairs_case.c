@@ -83,6 +83,8 @@ static void begin(struct run *run, const struct pairs_place *place, const char *
     set(run, "verify.rate=1");
     for (int s = 0; s < 4 && variants[variant][s]; s++)
         set(run, "%s", variants[variant][s]);
+    for (int s = 0; s < place->num_sets; s++)
+        set(run, "%s", place->sets[s]);
 }
 
 static void go(struct run *run)

@@ -7,13 +7,15 @@
 
 #include "attnhost.h"
 
-enum { PAIRS_VARIANTS = 4, PAIRS_MAX_FILES = 16, PAIRS_TEXT = 1024 };
+enum { PAIRS_VARIANTS = 4, PAIRS_MAX_FILES = 16, PAIRS_MAX_SETS = 4, PAIRS_TEXT = 1024 };
 
 /* On what, and with which plugin files and folders. */
 struct pairs_place {
     const char *device; /* "cpu", "cuda:0" */
     const char *files[PAIRS_MAX_FILES];
     int num_files;
+    const char *sets[PAIRS_MAX_SETS]; /* more of the configuration: "section.key=value" */
+    int num_sets;
 };
 
 /* "FOLDER/FILE" of the environment's folder, or of `otherwise`; the caller frees it. */
