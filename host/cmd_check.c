@@ -28,6 +28,7 @@ static const char help[] =
     "  --option KEY=VALUE   an option of the backends that declare it; may be repeated\n"
     "  --filter GLOB        check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may\n"
     "                       be repeated\n"
+    "  --fail-fast          stop at the first failure, one case after the other, numerics first\n"
     "  --list               print ids, seeds and sentences, and digests of which cases these "
     "are;\n"
     "                       check nothing\n"
@@ -129,7 +130,8 @@ static int check(struct inputs *inputs)
         report.tap = inputs->output;
     int code = suite_run(params, params->replay ? &inputs->replay : NULL,
                          params->list ? stdout : NULL, &report, &error.base);
-    if (code == EXIT_GOOD && params->profile && !params->list && !report.interrupted)
+    if (code == EXIT_GOOD && params->profile && !params->list && !report.interrupted &&
+        !report.cut)
         profile_judge(&inputs->profile, &report);
     if (report.refused)
         params_complain(params, "%s", report.refused);

@@ -144,6 +144,22 @@ START_TEST(tables)
 }
 END_TEST
 
+/* --fail-fast leaves no group out. */
+START_TEST(orders)
+{
+    size_t count = 0, quick = 0;
+    for (const struct check *const *group = check_groups(); *group; group++, count++) {
+        size_t times = 0;
+        for (const struct check *const *other = check_groups_quick_first(); *other; other++)
+            times += *other == *group;
+        ck_assert_msg(times == 1, "the group of %s is there %zu times", (*group)->rule, times);
+    }
+    while (check_groups_quick_first()[quick])
+        quick++;
+    ck_assert_uint_eq(quick, count);
+}
+END_TEST
+
 /* ---- What a case says ------------------------------------------------------------------------ */
 
 START_TEST(first_word_stays)
@@ -657,6 +673,7 @@ int main(void)
     tcase_add_test(plain, seeds);
     tcase_add_test(plain, codes);
     tcase_add_test(plain, tables);
+    tcase_add_test(plain, orders);
     tcase_add_test(plain, first_word_stays);
     tcase_add_test(plain, surroundings);
 #ifdef __x86_64__

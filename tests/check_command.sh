@@ -103,6 +103,11 @@ says 1 "exit() in query" "# CRASH: exit(0)" "# where: question 0" \
     -- "$tool" check "$fixtures/bad_query_exits.so"
 said 'not ok' 'CAPS-01\.query/2' "is a crash of each case that asks"
 said ok 'LIFE-04\.create' "and the rest is run"
+says 1 "or nothing after the first" "# cut short" "1..8" \
+    -- "$tool" check --fail-fast "$fixtures/bad_query_exits.so"
+tap_try "of which there is one" test "$(grep -c '^not ok' "$folder/out")" -eq 1
+says 0 "where nothing fails nothing is cut short" "1..27" \
+    -- "$tool" check --fail-fast "$fixtures/bad_nothing.so"
 
 says 1 "a segmentation fault in a forward" "# CRASH: signal 11 " "# where: before the forward" \
     -- "$tool" check "$fixtures/bad_forward_crashes.so"

@@ -177,6 +177,47 @@ static bool look_reasons(struct caps_visit *visit, const struct caps_problem *p,
     return true;
 }
 
+/* How many reasons of an answer name the field. */
+static int32_t times_named(const struct caps_answer *answer, uint32_t field)
+{
+    int32_t times = 0;
+    for (uint32_t r = 0; r < caps_num_reasons(answer); r++)
+        times += answer->reasons[r].field == field;
+    return times;
+}
+
+/* What is listed as accepted of a field is not refused for that field again. */
+static bool look_listed(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    struct remedy remedies[CAPS_MAX_REASONS] = {0};
+    int32_t count = answer->status == ATTN_OK ? find_remedies(answer, remedies) : 0;
+    for (int32_t n = 0; n < count; n++)
+        for (int32_t value = 0; value < remedies[n].count; value++) {
+            struct caps_problem changed;
+            struct caps_answer again;
+            caps_problem_copy(&changed, p);
+            if (times_named(answer, remedies[n].field) > 1 || !apply(&changed, &remedies[n], value))
+                continue;
+            caps_ask(subject, &changed.problem, &again);
+            if (again.status != ATTN_OK || times_named(&again, remedies[n].field) == 0)
+                continue;
+            char what[700], reasons[500];
+            list_reasons(&again, reasons, sizeof reasons);
+            snprintf(what, sizeof what, "what a reason accepts is refused for the same field: %s",
+                     reasons);
+            caps_tell(visit, &changed, what);
+            return false;
+        }
+    return true;
+}
+
+void caps_run_listed(struct check_run *run)
+{
+    caps_visit_problems(run, look_listed);
+}
+
 void caps_run_reasons(struct check_run *run)
 {
     caps_visit_problems(run, look_reasons);

@@ -53,6 +53,7 @@ void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const cha
 
 /* CAPS-04, CAPS-06, CAPS-07 (caps_reasons.c). */
 void caps_run_reasons(struct check_run *run);
+void caps_run_listed(struct check_run *run);
 void caps_run_language(struct check_run *run);
 void caps_run_capacity(struct check_run *run);
 

@@ -435,6 +435,8 @@ const struct check check_caps[] = {
      caps_count_cases, run_refused_bounds},
     {"CAPS-04", "reasons", "the reasons of a no are all there are, and no more", 0,
      caps_count_cases, caps_run_reasons},
+    {"CAPS-04", "listed", "what a reason accepts is not refused for the same field again", 0,
+     caps_count_cases, caps_run_listed},
     {"CAPS-05", "unknown", "a bit, id or enumerator that nobody knows means no, with its field", 0,
      count_unknown, run_unknown},
     {"CAPS-06", "language", "`accepted` is a list of numbers, ranges and words", 0,

@@ -222,6 +222,43 @@ static void run_family(struct check_run *run, const struct grid_choice *choices,
     family_finish(&family);
 }
 
+/* ---- Another layer group --------------------------------------------------------------------- */
+
+/* Equal but for what a query sees of the keys and how scores are scaled. */
+static void judge_beside(struct family *family)
+{
+    const struct forward_case *base = family->base;
+    attn_layer layer = {.struct_size = sizeof layer,
+                        .layer_id = base->posed.layers[0].layer_id + 3};
+    attn_layer_group group = base->posed.group;
+    attn_problem problem = base->posed.problem;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    const struct check_subject *subject = family->run->subject;
+    group.layers = &layer;
+    group.window_left = group.window_left == 3 ? 4 : 3;
+    group.sm_scale *= 2;
+    problem.group = &group;
+    attn_status status = subject->type->query(subject->type, family->options, subject->services,
+                                              &problem, &verdict, NULL);
+    if (status != ATTN_OK || !verdict.supported) {
+        check_skip(family->run, "query refuses the same layers with a window");
+        return;
+    }
+    struct case_session *alone = family->session;
+    for (int last = 0; last < 2; last++) {
+        const struct case_setup setup = {
+            .kind = ATTN_METADATA_EAGER, .beside = &problem, .beside_last = last};
+        struct case_spec spec = variant_of(family);
+        family->session =
+            numerics_session(family->run, base, &family->spec, family->options, &setup);
+        bool good = family->session && family_judge(family, &spec);
+        case_session_destroy(family->session);
+        family->session = alone;
+        if (!good)
+            return;
+    }
+}
+
 /* ---- Pages and chunks ------------------------------------------------------------------------ */
 
 static void judge_pages(struct family *family)
@@ -464,6 +501,8 @@ FAMILY(permuted_batch, run_family(run, permuted_batch_choices, 0, judge_permuted
        PLAIN_AND_QUANTISED, SOME_RULES)
 FAMILY(split_batch, run_family(run, split_batch_choices, 0, judge_split), BOTH_PHASES,
        PLAIN_AND_QUANTISED, SOME_RULES)
+FAMILY(layer_groups, run_family(run, layer_groups_choices, 0, judge_beside), BOTH_PHASES,
+       PLAIN_AND_QUANTISED, SOME_RULES)
 FAMILY(eager_padding, run_family(run, eager_padding_choices, 0, judge_padded),
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}, PLAIN_AND_QUANTISED,
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
@@ -498,6 +537,7 @@ FAMILY(replay, run_graph(run, replay_choices), {AXIS_MODE, 31}, {AXIS_PADDING, 3
 const struct check check_invar[] = {
     ROW("INVAR-01", permuted_batch, 0, "the order of the sequences changes no result"),
     ROW("INVAR-01", split_batch, 0, "a batch in parts gives what the whole gives"),
+    ROW("INVAR-01", layer_groups, 0, "another layer group of the instance changes no result"),
     ROW("INVAR-01", permuted_pages, 0, "where the pages lie changes no result"),
     ROW("INVAR-01", chunked_prefill, 0, "a prefill in chunks gives what one at once gives"),
     ROW("INVAR-01", prefix_or_none, 0, "tokens behind a cached prefix come out as without a cache"),

@@ -74,7 +74,13 @@ PRODUCT(chunks, NULL, {AXIS_CHUNK, ALL & ~BIT(0)}, BOTH_PHASES,
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_15)})
 PRODUCT(cross, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)})
-PRODUCT(scores, NULL, {AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES)
+PRODUCT(scores, NULL, {AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
+        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
+PRODUCT(alibi_ahead, NULL, {AXIS_ALIBI, BIT(1)}, {AXIS_CAP, BIT(0) | BIT(1)},
+        {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)})
+PRODUCT(encoder, NULL, {AXIS_TYPE, BIT(TYPE_ENCODER_ONLY)},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})
 PRODUCT(growing_scores, NULL, {AXIS_SCORES, BIT(1)}, {AXIS_LENGTHS, ALL}, BOTH_PHASES)
 PRODUCT(masks, NULL, {AXIS_MASK, BIT(MASK_NONE) | CUSTOM_MASKS},
         {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
@@ -104,6 +110,7 @@ static void make_special(struct case_spec *spec)
 }
 
 PRODUCT(saved, NULL, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)}, {AXIS_SLOTS, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)}, {AXIS_V_DIM, BIT(0) | BIT(2)},
         {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
 PRODUCT(sources, NULL, {AXIS_SOURCE, ALL}, BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
 PRODUCT(partials, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES,
@@ -113,7 +120,11 @@ PRODUCT(quantised, NULL, {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, {AXIS_MODE, ALL}, {AXIS
 PRODUCT(limits, make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})
 PRODUCT(pages, NULL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})
-PRODUCT(index_forms, NULL, {AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES)
+PRODUCT(unseen, NULL, {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
+        {AXIS_PAGE, BIT(0) | BIT(1)}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
+        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)
+PRODUCT(index_forms, NULL, {AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
+        {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})
 
 /* Without the scale of one cache. */
 static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
@@ -470,11 +481,14 @@ const struct check check_num[] = {
     ROW("MEAN-05", explicit_positions,
         "explicit positions move new keys and their queries for window, chunk and ALiBi"),
     ROW("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right"),
+    ROW("MEAN-06", encoder,
+        "an encoder's tokens see each other on the sides that the window leaves"),
     ROW("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
     ROW("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
     {"MEAN-08", "positionless", "cross attention with what needs a position is INVALID_ARGUMENT", 0,
      NULL, run_positionless},
     ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
+    ROW("MEAN-09", alibi_ahead, "ALiBi goes by the distance, of keys behind the query too"),
     ROW("MEAN-09", growing_scores, "scores that grow by more than 100 along the keys do no harm"),
     ROW("MEAN-10", masks, "the masks NONE, FULL and QLEN let through what their bits say"),
     ROW("MEAN-10", mask_none_narrowed, "window_left and chunk narrow a batch with mask NONE, too"),
@@ -498,6 +512,7 @@ const struct check check_num[] = {
     ROW("KV-06", pages,
         "slots are page * page_size + offset, in any order; what is unused is not "
         "read for its value"),
+    ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
     ROW("KV-08", index_forms, "each form of KV indices gives the same result"),
     BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
     BASE_ROW(page_exact, "page 16: 16 new tokens"),

@@ -144,6 +144,10 @@ struct case_setup {
     uint32_t kind;             /* ATTN_METADATA_* */
     const attn_bounds *bounds; /* NULL = those of the first case */
     bool exact_memory;         /* exactly the bytes asked for, aligned no better than asked for */
+    /* Another layer group of the same instance, before that of the case or behind it; NULL = none.
+     * Nobody calls its layers. */
+    const attn_problem *beside;
+    bool beside_last;
 };
 
 struct case_session;

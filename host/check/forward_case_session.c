@@ -175,11 +175,15 @@ attn_status session_check_memory(struct case_session *session, attn_error *error
 /* ---- Making ---------------------------------------------------------------------------------- */
 
 static attn_status make_instance(struct case_session *session, const attn_problem *problem,
-                                 attn_error *error)
+                                 const struct case_setup *setup, attn_error *error)
 {
     const struct case_backend *backend = &session->backend;
-    attn_status status = backend->type->create(backend->type, problem, 1, backend->options,
-                                               backend->services, &session->instance, error);
+    attn_problem problems[2] = {*problem, *problem};
+    if (setup->beside)
+        problems[setup->beside_last] = *setup->beside;
+    attn_status status =
+        backend->type->create(backend->type, problems, setup->beside ? 2 : 1, backend->options,
+                              backend->services, &session->instance, error);
     if (status != ATTN_OK)
         return host_fail_prefix(error, "create");
     const attn_backend_ops *ops = backend->type->ops;
@@ -206,7 +210,7 @@ static attn_status make_metadata(struct case_session *session, attn_error *error
 }
 
 static attn_status make_all(struct case_session *session, const struct forward_case *c,
-                            attn_error *error)
+                            const struct case_setup *setup, attn_error *error)
 {
     attn_status status = ask(session, &c->posed.problem, error);
     if (status == ATTN_OK)
@@ -215,7 +219,7 @@ static attn_status make_all(struct case_session *session, const struct forward_c
         status = session_enter(session, error);
     if (status != ATTN_OK)
         return status;
-    status = make_instance(session, &c->posed.problem, error);
+    status = make_instance(session, &c->posed.problem, setup, error);
     if (status == ATTN_OK)
         status = make_metadata(session, error);
     session_leave(session);
@@ -234,7 +238,7 @@ attn_status case_session_create(const struct case_backend *backend, const struct
     made->kind = setup->kind;
     made->exact_memory = setup->exact_memory;
     made->bounds = setup->bounds ? *setup->bounds : c->posed.bounds;
-    attn_status status = make_all(made, c, error);
+    attn_status status = make_all(made, c, setup, error);
     if (status != ATTN_OK)
         case_session_destroy(made);
     else

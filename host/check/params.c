@@ -32,6 +32,7 @@ static const struct row {
     {"exhaustive", SWITCH, 0, offsetof(struct check_params, exhaustive)},
     {"filter", LIST, PARAMS_CHECK, offsetof(struct check_params, filters)},
     {"format", FORMAT, PARAMS_CHECK, offsetof(struct check_params, format)},
+    {"fail-fast", SWITCH, PARAMS_CHECK, offsetof(struct check_params, fail_fast)},
     {"list", SWITCH, PARAMS_CHECK, offsetof(struct check_params, list)},
     {"jobs", JOBS, PARAMS_CHECK, offsetof(struct check_params, jobs)},
     {"timeout", SECONDS, PARAMS_CHECK, offsetof(struct check_params, timeout)},

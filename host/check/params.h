@@ -45,6 +45,7 @@ struct check_params {
     const char *profile; /* name or file; NULL = none */
     uint32_t jobs;       /* processes side by side */
     bool list, in_process, exhaustive;
+    bool fail_fast; /* nothing is run after the first failure */
 };
 
 enum { PARAMS_GO_ON = -1 };

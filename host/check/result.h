@@ -58,6 +58,7 @@ struct check_report {
     time_t started;
     int64_t ns;
     int interrupted; /* a signal; 0 = none */
+    bool cut;        /* --fail-fast: nothing was run after the last result */
     FILE *tap;       /* results are written here as they come; NULL = nowhere */
     bool failed;     /* memory ran out: the list is not whole */
 };

@@ -44,6 +44,18 @@ void suite_list(struct suite *suite, const struct check_result *result)
     suite->listed++;
 }
 
+/* Put it into the report; a failure may be the end. */
+static void report_result(struct suite *suite, const struct check_result *result)
+{
+    struct check_report *report = suite->report;
+    check_report_add(report, result);
+    if (!suite->params->fail_fast || report->num_results == 0 ||
+        !check_code_fails(report->results[report->num_results - 1].code))
+        return;
+    report->cut = true;
+    suite->stopped = true;
+}
+
 /* Add a result that no child was asked for. */
 static void add(struct suite *suite, const char *backend, const struct check *check,
                 enum check_code code, const char *text, const struct sandbox_reply *reply)
@@ -62,7 +74,7 @@ static void add(struct suite *suite, const char *backend, const struct check *ch
     if (suite->list)
         suite_list(suite, &result);
     else
-        check_report_add(suite->report, &result);
+        report_result(suite, &result);
 }
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
@@ -251,7 +263,7 @@ static void put(struct suite *suite, const struct suite_case *what, const char *
     if (suite->list)
         suite_list(suite, &result);
     else
-        check_report_add(suite->report, &result);
+        report_result(suite, &result);
 }
 
 /* Is it this shard's turn? */
@@ -301,7 +313,7 @@ static void run_one(struct suite *suite, const struct suite_case *what, int *hun
     suite_run_case(suite, what, &result);
     *hung += result.code == CHECK_TIMEOUT;
     if (!suite->stopped)
-        check_report_add(suite->report, &result);
+        report_result(suite, &result);
     suite_result_finish(&result);
 }
 
@@ -358,7 +370,9 @@ static void run_checks(struct suite *suite, const char *backend, const char *dev
                        const char *skip)
 {
     struct sandbox_reply reply;
-    for (const struct check *const *group = check_groups(); *group; group++)
+    const struct check *const *group =
+        suite->params->fail_fast ? check_groups_quick_first() : check_groups();
+    for (; *group; group++)
         for (const struct check *check = *group; check->rule && !suite->stopped; check++) {
             if (!(check->needs & CHECK_ONCE) == once)
                 continue;
@@ -479,7 +493,8 @@ int suite_run(const struct check_params *params, const struct replay *replay, FI
     struct suite suite = {.list = list};
     struct shards shards = {.count = 0};
     int64_t start = clock_now_ns();
-    if (params->jobs > 1 && !replay && !list && !params->in_process) {
+    bool side_by_side = params->jobs > 1 && !params->fail_fast; /* or which is the first? */
+    if (side_by_side && !replay && !list && !params->in_process) {
         shards_start(&shards, params); /* before there is a sandbox */
         suite.shards = &shards;
     }

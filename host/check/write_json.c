@@ -75,6 +75,7 @@ static bool add_run(cJSON *root, const struct check_report *report)
     return add_seed(run, "seed", params->seed) &&
            cJSON_AddBoolToObject(run, "exhaustive", params->exhaustive) &&
            cJSON_AddBoolToObject(run, "in_process", params->in_process) &&
+           cJSON_AddBoolToObject(run, "fail_fast", params->fail_fast) &&
            add_list(run, "filters", &params->filters) && add_list(run, "with", &params->with) &&
            add_list(run, "options", &params->options) &&
            add_text(run, "profile", params->profile) && add_text(run, "waivers", params->waivers) &&

@@ -31,6 +31,8 @@ static void write_head(const struct check_report *report, FILE *file)
         fprintf(file, "**Refused**: %s\n\n", report->refused);
     if (report->interrupted)
         fprintf(file, "**Interrupted** by signal %d.\n\n", report->interrupted);
+    if (report->cut)
+        fputs("**Cut short** at the first failure (`--fail-fast`).\n\n", file);
     for (size_t b = 0; b < report->num_backends; b++)
         fprintf(file, "- `%s` on %s\n", report->backends[b].name,
                 report->backends[b].device[0] ? report->backends[b].about : "no device");

@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""mutants.py: cpu_native with one fault each, to be caught by the default run of `attnhost check`.
+
+A mutant is a block of a file beside this one, FAMILY.txt; what is wrong with it is data, and the
+plugin's sources know nothing of it:
+
+    mutant NAME
+    what   one sentence: what is wrong
+    rule   the rule of docs/ABI.md that it breaks
+    also   rules whose checks may notice it sooner; optional
+    file   a file of plugins/cpu_native, and the .c files that are compiled of it where it is not
+           one itself; without this line it is as in the block before
+    - text that stands in the file, once; several lines are several of these
+    + what stands there instead
+
+A block may have several pairs. Text that is not there exactly once is an error: a mutant that has
+gone stale does not pass for one that was caught.
+
+For each, what was changed is compiled again, -O1 and with the kernels of the baseline alone, so
+that results are the same on every machine. Then
+
+    attnhost check --fail-fast MUTANT.so                   fails by the rule or by one of `also`
+    attnhost check --fail-fast --filter RULE.* MUTANT.so   fails too, where another came first
+
+and a mutant without a fault has to pass all of it. Each is run on one processor, so with one thread
+but where a check asks for more: again the same on every machine, and two at a time do not wait for
+each other.
+
+usage: mutants.py [--update] [--jobs N] [NAME]...   from the environment of `make check`
+  --update  write the table into docs/CONFORMANCE.md; without, it has to be there already
+"""
+import concurrent.futures
+import glob
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+TOP = os.path.abspath(os.environ.get("ATTNHOST_TEST_SRCDIR", "."))
+BUILD = os.path.abspath(os.environ.get("ATTNHOST_TEST_BUILDDIR", "."))
+ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
+CC = shlex.split(os.environ.get("CC", "cc"))
+PLUGIN = TOP + "/plugins/cpu_native"
+COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
+PAGE = TOP + "/docs/CONFORMANCE.md"
+FOLDER = BUILD + "/tests/mutants/built"
+CFLAGS = (
+    "-std=gnu11 -fPIC -pthread -O1 -w -ffp-contract=off -fvisibility=hidden "
+    f"-fno-semantic-interposition -I{TOP}/include -I{TOP}"
+).split()
+LDFLAGS = (
+    "-shared -pthread -Wl,-z,defs,-z,now,-z,relro,-z,nodelete "
+    f"-Wl,--version-script={TOP}/include/attn_plugin.map"
+).split()
+UNITS = sorted(
+    os.path.basename(path)
+    for path in glob.glob(PLUGIN + "/*.c")
+    if not re.search("_avx[0-9]*[.]c$", path)
+)
+SOUND = "nothing"  # the mutant without a fault
+
+
+class Mutant:
+    def __init__(self, name, place):
+        self.name, self.place = name, place
+        self.what, self.rule, self.also = "", "", []
+        self.file, self.units = "", []
+        self.changes = []  # [old, new] lines
+        self.killer, self.own, self.seconds, self.wrong = "", "", 0.0, ""
+
+    def text(self):
+        """The file with the fault."""
+        with open(f"{PLUGIN}/{self.file}", encoding="utf-8") as file:
+            text = file.read()
+        for old, new in self.changes:
+            old, new = "\n".join(old), "\n".join(new)
+            if text.count(old) != 1:
+                raise ValueError(f"{self.place}: {self.file} has {text.count(old)} times: {old}")
+            text = text.replace(old, new)
+        return text
+
+
+def read_line(mutant, line, place):
+    """A line of a mutant's block."""
+    key, _, value = line.partition(" ")
+    if line[:2] in ("- ", "+ ") or line in ("-", "+"):
+        if key == "-" and (not mutant.changes or mutant.changes[-1][1] is not None):
+            mutant.changes.append([[], None])
+        if key == "-":
+            mutant.changes[-1][0].append(line[2:])
+        else:
+            mutant.changes[-1][1] = (mutant.changes[-1][1] or []) + [line[2:]]
+    elif key == "also":
+        mutant.also = value.split()
+    elif key == "file":
+        mutant.file, *mutant.units = value.split()
+        mutant.units = mutant.units or [mutant.file]
+    elif key in ("what", "rule"):
+        setattr(mutant, key, value.strip())
+    else:
+        raise ValueError(f"{place}: '{line}': accepted mutant, what, rule, also, file, -, +")
+
+
+def read_family(path):
+    mutants = []
+    for number, line in enumerate(open(path, encoding="utf-8"), 1):
+        line, place = line.rstrip("\n"), f"{os.path.basename(path)}:{number}"
+        if line.startswith("mutant "):
+            before = mutants[-1:]
+            mutants.append(Mutant(line.split()[1], place))
+            for other in before:
+                mutants[-1].file, mutants[-1].units = other.file, other.units
+        elif line and not line.startswith("#"):
+            if not mutants:
+                raise ValueError(f"{place}: a block begins with mutant NAME")
+            read_line(mutants[-1], line, place)
+    return mutants
+
+
+def read_all():
+    mutants = []
+    for path in sorted(glob.glob(os.path.dirname(os.path.abspath(__file__)) + "/*.txt")):
+        mutants += read_family(path)
+    rules = open(TOP + "/docs/ABI.md", encoding="utf-8").read()
+    for m in mutants:
+        if not (m.what and m.rule and m.file and m.changes):
+            raise ValueError(f"{m.place}: mutant {m.name} is not whole")
+        if any(old and new is None for old, new in m.changes):
+            raise ValueError(f"{m.place}: text without what stands there instead")
+        if not set(m.units) <= set(UNITS):
+            raise ValueError(f"{m.place}: {m.units}: accepted {UNITS}")
+        m.text()
+        for rule in [m.rule] + m.also:
+            if f"| {rule} |" not in rules:
+                raise ValueError(f"{m.place}: no rule {rule} in docs/ABI.md")
+    names = [m.name for m in mutants]
+    for name in names:
+        if names.count(name) > 1 or name == SOUND:
+            raise ValueError(f"mutant {name} is there twice")
+    return mutants
+
+
+processors = itertools.cycle(sorted(os.sched_getaffinity(0)))
+
+
+def take_processor():
+    """What the calling thread starts runs on one processor, another one for each thread."""
+    os.sched_setaffinity(0, {next(processors)})
+
+
+def start(command):
+    """Exit code, all that is said, and seconds of the processor that it and its children took."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        said = process.stdout.read().decode(errors="replace")
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, said, usage.ru_utime + usage.ru_stime
+
+
+def run(command):
+    code, said, seconds = start(command)
+    if code != 0:
+        raise ValueError(f"{shlex.join(command)}: {said}")
+    return seconds
+
+
+def compile_unit(folder, unit):
+    """Compile a unit that lies in the folder, into it."""
+    flags = ["-ffp-contract=fast"] if unit.startswith("kernels_") else []
+    return run(CC + CFLAGS + flags + ["-c", "-o", f"{folder}/{unit[:-2]}.o", f"{folder}/{unit}"])
+
+
+def link(folder, name):
+    """The plugin from the folder's objects, and the sound ones for the rest."""
+    objects = []
+    for unit in UNITS:
+        own = f"{folder}/{unit[:-2]}.o"
+        objects.append(own if os.path.exists(own) else f"{FOLDER}/{SOUND}/{unit[:-2]}.o")
+    return run(CC + LDFLAGS + ["-o", f"{folder}/{name}.so"] + objects + [COMMON, "-ldl", "-lm"])
+
+
+def spread(name):
+    """A folder with copies of all the plugin's files, which include each other from there."""
+    folder = f"{FOLDER}/{name}"
+    os.makedirs(folder)
+    for path in glob.glob(PLUGIN + "/*.[chi]*"):
+        shutil.copyfile(path, f"{folder}/{os.path.basename(path)}")
+    return folder
+
+
+def build_sound(pool):
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    folder = spread(SOUND)
+    list(pool.map(lambda unit: compile_unit(folder, unit), UNITS))
+    link(folder, SOUND)
+
+
+def build(mutant):
+    folder = spread(mutant.name)
+    with open(f"{folder}/{mutant.file}", "w", encoding="utf-8") as file:
+        file.write(mutant.text())
+    for unit in mutant.units:
+        mutant.seconds += compile_unit(folder, unit)
+    mutant.seconds += link(folder, mutant.name)
+
+
+def check(mutant, *filters):
+    """The id of the case that failed first, "" = none, and everything that was said."""
+    file = f"{FOLDER}/{mutant.name}/{mutant.name}.so"
+    # A machine that is busy with other things is no fault.
+    command = [ATTNHOST, "check", "--fail-fast", "--timeout", "3600", "--inactivity", "120", file]
+    for pattern in filters:
+        command += ["--filter", pattern]
+    code, said, seconds = start(command)
+    mutant.seconds += seconds
+    failed = re.findall("^not ok [0-9]+ - [a-z_]+/([^ \n]+)$", said, re.M)
+    if code not in (0, 1) or (code == 1) != bool(failed):
+        raise ValueError(f"{shlex.join(command)} ends with {code}: {said[-2000:]}")
+    return (failed[0] if failed else ""), said
+
+
+def rule_of(case):
+    return case.partition(".")[0]
+
+
+def judge(mutant):
+    try:
+        build(mutant)
+        mutant.killer, _ = check(mutant)
+        mutant.own = mutant.killer
+        if not mutant.killer:
+            mutant.wrong = "survives"
+        elif rule_of(mutant.killer) not in [mutant.rule] + mutant.also:
+            mutant.wrong = f"is caught by {mutant.killer}, expected {mutant.rule} or `also`"
+        elif rule_of(mutant.killer) != mutant.rule:
+            mutant.own, _ = check(mutant, f"{mutant.rule}.*")
+            mutant.wrong = "" if mutant.own else f"passes the checks of {mutant.rule}"
+        shutil.rmtree(f"{FOLDER}/{mutant.name}")
+    except ValueError as error:
+        mutant.wrong = str(error)
+    return mutant
+
+
+def judge_sound():
+    sound = Mutant(SOUND, "")
+    sound.what = "nothing is wrong with it, and it passes"
+    try:
+        killer, said = check(sound)
+        sound.wrong = f"fails: {said[-2000:]}" if killer else ""
+    except ValueError as error:
+        sound.wrong = str(error)
+    return sound
+
+
+# ---- The table -----------------------------------------------------------------------------------
+
+
+def row(m):
+    own = "" if m.own == m.killer else f"; {m.own}"
+    return f"| `{m.name}` | {m.what} | {m.rule} | {m.killer}{own} | {m.seconds:.1f} |"
+
+
+def table(mutants):
+    """As it stands in the document."""
+    lines = ["| mutant | what is wrong | rule | killed by | seconds |", "|---|---|---|---|---|"]
+    return "\n".join(lines + [row(m) for m in mutants]) + "\n"
+
+
+def essence(text):
+    """What of the rows has to be right: not the seconds, nor which of a check's cases it was."""
+    rows = re.findall("^[|] (`[a-z0-9_]+` [|].*)[|] [0-9.]+ [|]$", text, re.M)
+    return [re.sub("/[0-9]+", "", line) for line in rows]
+
+
+def in_document(mutants, update):
+    """"" or how the document differs; with `update` it is written."""
+    with open(PAGE, encoding="utf-8") as file:
+        page = file.read()
+    parts = re.split("(<!-- /?mutants -->\n)", page)
+    if len(parts) != 5:
+        return f"{PAGE} has no part between <!-- mutants --> and <!-- /mutants -->"
+    if update:
+        parts[2] = table(mutants)
+        with open(PAGE, "w", encoding="utf-8") as file:
+            file.write("".join(parts))
+        return ""
+    old, new = essence(parts[2]), essence(table(mutants))
+    differ = [line for line in old + new if (line in old) != (line in new)]
+    return "the table is out of date, see --update:\n" + "\n".join(differ) if old != new else ""
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+
+def tap(number, name, wrong):
+    print(f"{'not ok' if wrong else 'ok'} {number} - {name}")
+    for line in wrong.splitlines():
+        print(f"# {line}")
+    sys.stdout.flush()
+
+
+def main(arguments):
+    update = "--update" in arguments
+    jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 2
+    names = [a for i, a in enumerate(arguments) if a[0] != "-" and arguments[i - 1] != "--jobs"]
+    mutants = read_all()
+    chosen = [m for m in mutants if not names or m.name in names]
+    if len(chosen) < len(set(names)):
+        raise ValueError(f"{names}: accepted names of mutants")
+    begin, bad, number = time.monotonic(), 0, 0
+    with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_processor) as pool:
+        build_sound(pool)
+        works = [] if names else [pool.submit(judge_sound)]
+        works += [pool.submit(judge, m) for m in chosen]
+        for number, work in enumerate(works, 1):
+            m = work.result()
+            tap(number, f"{m.name}: {m.killer or 'no check fails'} ({m.seconds:.1f} s)", m.wrong)
+            bad += bool(m.wrong)
+    if not names and not bad:
+        number += 1
+        wrong = in_document(mutants, update)
+        tap(number, "docs/CONFORMANCE.md has this table", wrong)
+        bad += bool(wrong)
+    print(f"1..{number}\n# {len(chosen)} mutants in {time.monotonic() - begin:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ValueError as error:
+        print(f"Bail out! {error}")
+        sys.exit(1)
