@@ -8,6 +8,7 @@
 #include "host/embed.h"
 
 #include "host/answer.h"
+#include "host/routes.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -293,7 +294,7 @@ attn_status embed_define_backends(attnhost *host, const struct config *config, a
     attn_status status = ATTN_OK;
     for (size_t b = 0; b < config->backends.count && status == ATTN_OK; b++)
         status = define_section(host, &config->backends.items[b], error);
-    return status;
+    return status == ATTN_OK ? routes_define(&host->composer, config, error) : status;
 }
 
 static attn_status configure(attnhost *host, struct config *config, attn_error *error)

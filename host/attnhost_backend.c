@@ -247,9 +247,18 @@ attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress pr
     if (status == ATTN_OK) {
         status = ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
         embed_leave(backend, entered);
+        compose_reset_rows(backend->root);
     }
     return status == ATTN_OK ? status
                              : answer_fail(status, &said, error, "%s", backend->root->name);
+}
+
+const char *embed_explanation(const attnhost_backend *backend)
+{
+    const attn_backend_ops *ops = backend->child.type->ops;
+    if (!ATTN_HAS(ops, attn_backend_ops, get_extension) || !ops->get_extension)
+        return NULL;
+    return ops->get_extension(backend->child.instance, ATTN_EXTENSION_EXPLAIN);
 }
 
 uint32_t attnhost_backend_index_forms(const attnhost_backend *backend)

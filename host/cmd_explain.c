@@ -12,6 +12,7 @@
 #include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
+#include "host/routes.h"
 #include "host/select.h"
 
 static const char help[] =
@@ -44,14 +45,15 @@ static const struct arguments_spec spec = {
     .takes = ARGUMENTS_JSON,
 };
 
-static int show(const struct selection *selection, int json)
+static int show(const struct config *config, const struct selection *selection, int json)
 {
     if (!json) {
+        routes_print(config, stdout);
         select_print(selection, stdout);
         return EXIT_GOOD;
     }
     cJSON *tree = select_to_json(selection);
-    char *text = tree ? cJSON_Print(tree) : NULL;
+    char *text = tree && routes_add_json(config, tree) ? cJSON_Print(tree) : NULL;
     if (text)
         puts(text);
     else
@@ -72,7 +74,7 @@ static int explain(attnhost *host, const struct config *config, int json)
     attn_status status = model_create(config, &model, &error.base);
     if (!status)
         status = select_create_here(host, config, model, &device, &selection, &error.base);
-    int shown = selection ? show(selection, json) : EXIT_GOOD;
+    int shown = selection ? show(config, selection, json) : EXIT_GOOD;
     /* Elsewhere the rules' choice is an answer, installed here or not. */
     if (status && config->platform.simulate && selection && select_is_settled(selection))
         status = ATTN_OK;

@@ -8,6 +8,7 @@
 
 #include "host/arguments.h"
 #include "host/commands.h"
+#include "host/embed.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
@@ -24,7 +25,8 @@ static const char help[] =
     "defaults and what they accept, and what it can do, found out by asking it. No GPU is needed:\n"
     "a CUDA backend is asked about simulated ones. What contains a slash or ends in .so is a "
     "file;\n"
-    "else it is a backend's name or an alias (fa3).\n"
+    "else it is a backend's name, an alias (fa3), or, with --config, a backend of that ini: its\n"
+    "options as given are shown as well (`routes` is what attention.route.<n> make).\n"
     "\n"
     "  --config CONFIG.ini       look for the backend in the plugins of this ini\n"
     "  --set section.key=value   override any key of the ini; may be repeated\n"
@@ -136,8 +138,23 @@ static int fail_unknown(const attnhost *host, const char *name)
     return EXIT_USAGE;
 }
 
-static int inspect_name(const attnhost *host, const struct rules *rules, const char *name)
+/* A backend that the ini defines: what it is made of, and then its type. NULL = there is none. */
+static const char *print_definition(const attnhost *host, const char *name)
 {
+    const struct compose_definition *definition = composer_find(&host->composer, name);
+    if (!definition)
+        return NULL;
+    printf("backend %s (%s), of type %s\n", name, definition->place, definition->type);
+    for (size_t t = 0; t < definition->num_texts; t++)
+        printf("  %-12s %s (%s)\n", definition->texts[t].key, definition->texts[t].value,
+               definition->texts[t].place);
+    return definition->type;
+}
+
+static int inspect_name(const attnhost *host, const struct rules *rules, const char *given)
+{
+    const char *type = print_definition(host, given);
+    const char *name = type ? type : given;
     const struct rule *stands_for = rules_alias(rules, name);
     const char *alias = stands_for ? stands_for->name : NULL;
     for (uint32_t i = 0; i < attnhost_num_types(host); i++) {

@@ -448,6 +448,13 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
     return status == ATTN_OK ? status : child_failed(status, error);
 }
 
+void compose_reset_rows(struct compose_node *root)
+{
+    root->rows = 0;
+    for (uint32_t c = 0; c < root->num_children; c++)
+        compose_reset_rows(root->children[c]);
+}
+
 /* ---- Look ------------------------------------------------------------------------------------ */
 
 uint32_t compose_num_nodes(const struct compose_node *root)

@@ -183,6 +183,10 @@ static attn_status add_entry(const struct config_source *source, const struct co
                              int64_t number, const char *name, const char *text, attn_error *error)
 {
     struct config *config = source->config;
+    if (config->num_entries == CONFIG_MAX_VALUES)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: %s.%s is one value too many; accepted: up to %d values",
+                         source->place, key->section, name, CONFIG_MAX_VALUES);
     size_t size = (config->num_entries + 1) * sizeof *config->entries;
     struct config_entry *entries = realloc(config->entries, size);
     if (!entries)
@@ -266,9 +270,10 @@ static attn_status ini_section(void *user, const char *section, int line, attn_e
     if (!source.place)
         return config_no_memory(error);
     attn_status status = check_section(&source, section, error);
-    const char *backend = status == ATTN_OK ? config_backend_section(section) : NULL;
-    if (backend && !config_backend_require(&source, backend)) /* it may stay empty */
-        status = config_no_memory(error);
+    const char *name = status == ATTN_OK ? config_backend_section(section) : NULL;
+    struct config_backend *backend = NULL;
+    if (name) /* it may stay empty */
+        status = config_backend_require(&source, name, &backend, error);
     free(source.place);
     return status;
 }

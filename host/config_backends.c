@@ -55,24 +55,32 @@ const char *config_backend_section(const char *section)
     return good ? name : NULL;
 }
 
-struct config_backend *config_backend_require(const struct config_source *source, const char *name)
+attn_status config_backend_require(const struct config_source *source, const char *name,
+                                   struct config_backend **backend, attn_error *error)
 {
     struct config_backends *list = &source->config->backends;
-    for (size_t i = 0; i < list->count; i++)
+    for (size_t i = 0; i < list->count; i++) {
+        *backend = &list->items[i];
         if (strcmp(list->items[i].name, name) == 0)
-            return &list->items[i];
+            return ATTN_OK;
+    }
+    if (list->count == CONFIG_MAX_BACKENDS)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: [backend.%s] is one section too many; accepted: up to %d backends",
+                         source->place, name, CONFIG_MAX_BACKENDS);
     struct config_backend *items = realloc(list->items, (list->count + 1) * sizeof *items);
     if (!items)
-        return NULL;
+        return config_no_memory(error);
     list->items = items;
-    struct config_backend backend = {
+    struct config_backend added = {
         .name = strdup(name), .type = strdup(name), .place = strdup(source->place)};
-    if (!backend.name || !backend.type || !backend.place) {
-        backend_finish(&backend);
-        return NULL;
+    if (!added.name || !added.type || !added.place) {
+        backend_finish(&added);
+        return config_no_memory(error);
     }
-    items[list->count] = backend;
-    return &items[list->count++];
+    *backend = &items[list->count++];
+    **backend = added;
+    return ATTN_OK;
 }
 
 static attn_status take_type(const struct config_source *source, struct config_backend *backend,
@@ -116,9 +124,10 @@ attn_status config_backend_take(const struct config_source *source, const char *
                          "%s: '%.100s' in [backend.%s] is not a key; accepted: letters, digits, "
                          "'_', '-' and '.'",
                          source->place, key, name);
-    struct config_backend *backend = config_backend_require(source, name);
-    if (!backend)
-        return config_no_memory(error);
+    struct config_backend *backend = NULL;
+    attn_status status = config_backend_require(source, name, &backend, error);
+    if (status != ATTN_OK)
+        return status;
     if (strcmp(key, "type") == 0)
         return take_type(source, backend, text, error);
     if (source->line == 0)

@@ -91,11 +91,14 @@ extern const struct config_kind config_kind_int, config_kind_uint64, config_kind
 
 enum {
     CONFIG_MAX_KEYS = 128,
-    CONFIG_MEMBER_SIZE = 64,     /* no member of the table is larger */
-    CONFIG_MAX_NUMBER = 9999,    /* of <n> */
-    CONFIG_MAX_LINE = 198,       /* bytes of a line that inih reads whole, line end not counted */
-    CONFIG_MAX_SECTION = 49,     /* bytes of a section's name that inih keeps */
-    CONFIG_MAX_BACKEND_NAME = 41 /* so that [backend.NAME] fits a section */
+    CONFIG_MEMBER_SIZE = 64,      /* no member of the table is larger */
+    CONFIG_MAX_NUMBER = 9999,     /* of <n> */
+    CONFIG_MAX_LINE = 198,        /* bytes of a line that inih reads whole, line end not counted */
+    CONFIG_MAX_SECTION = 49,      /* bytes of a section's name that inih keeps */
+    CONFIG_MAX_BACKEND_NAME = 41, /* so that [backend.NAME] fits a section */
+    /* Both are searched from the start; the bounds keep a mistaken file from taking minutes. */
+    CONFIG_MAX_BACKENDS = 256, /* sections */
+    CONFIG_MAX_VALUES = 16384  /* outside of them */
 };
 
 /* The row of [section] name, with its <n> in *number for a numbered key; NULL if there is none. */
@@ -125,8 +128,9 @@ void config_append_accepted(strbuf *text, const char *word, const char *const *n
 /* NAME of the section "backend.NAME"; NULL when it is no such section or NAME is not allowed. */
 const char *config_backend_section(const char *section);
 
-/* The backend of that name, added if it is new; NULL when memory ran out. */
-struct config_backend *config_backend_require(const struct config_source *source, const char *name);
+/* The backend of that name, added if it is new: CONFIG_ERROR when there are too many. */
+attn_status config_backend_require(const struct config_source *source, const char *name,
+                                   struct config_backend **backend, attn_error *error);
 
 /* Keep `key = text` of [backend.name]. */
 attn_status config_backend_take(const struct config_source *source, const char *name,

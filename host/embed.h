@@ -50,7 +50,7 @@ attn_status embed_load_plugins(attnhost *host, const struct config *config, attn
 attn_status embed_check_critical(const attnhost *host, const struct config *config,
                                  attn_error *error);
 
-/* Define the [backend.NAME] sections. */
+/* Define the [backend.NAME] sections, and the backend of the routes. */
 attn_status embed_define_backends(attnhost *host, const struct config *config, attn_error *error);
 
 /* Can the problems be looked at at all: pointers there, one device, layer ids unique?
@@ -64,6 +64,9 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
  */
 attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
 void embed_leave(const attnhost_backend *backend, int entered);
+
+/* What the backend tells of the choices that it made in prepare(), or NULL. */
+const char *embed_explanation(const attnhost_backend *backend);
 
 /* Copy a sized struct of `size` bytes into one whose owner set struct_size: no more than there is
  * room for, and struct_size stays. */

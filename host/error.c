@@ -25,6 +25,14 @@ static int has_room(const attn_error *error)
     return error->message && error->capacity > 0;
 }
 
+/* A message is one line, whatever the file or the plugin holds that it tells of. */
+static void hide_controls(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            *text = '?';
+}
+
 attn_status host_fail(attn_error *error, attn_status code, const char *format, ...)
 {
     if (!error)
@@ -37,6 +45,7 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
         va_end(args);
         if (length >= 0 && (uint32_t)length >= error->capacity)
             text_cut_incomplete(error->message);
+        hide_controls(error->message);
     }
     return code;
 }
@@ -71,6 +80,7 @@ attn_status host_fail_prefix(attn_error *error, const char *format, ...)
             vsnprintf(error->message, error->capacity, format, again);
             text_cut_incomplete(error->message);
         }
+        hide_controls(error->message);
         va_end(again);
         va_end(args);
     }

@@ -23,7 +23,7 @@ void host_error_init(host_error *error);
 const char *host_error_text(const host_error *error);
 
 /* Write `code` and the formatted message into *error (which may be NULL) and return `code`. What is
- * too long is cut before a character that has no room. */
+ * too long is cut before a character that has no room; control characters become '?'. */
 attn_status host_fail(attn_error *error, attn_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/embed.h"
 #include "host/error.h"
 #include "host/problem.h"
 
@@ -76,6 +77,17 @@ static attn_status make_constants(struct executor *executor, attn_error *error)
 
 /* ---- Units ----------------------------------------------------------------------------------- */
 
+/* What a backend chose in prepare(), line by line. */
+static void note_explanation(const struct executor *executor, const struct unit *unit)
+{
+    const char *text = executor->params.notes ? embed_explanation(unit->backend) : NULL;
+    while (text && *text) {
+        int length = (int)strcspn(text, "\n");
+        fprintf(executor->params.notes, "  %.*s\n", length, text);
+        text += length + (text[length] != '\0');
+    }
+}
+
 /* Pose the problems of a unit's groups once more, for create. */
 static attn_status compose_unit(struct executor *executor, uint32_t u, attn_error *error)
 {
@@ -104,6 +116,7 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
         attn_bounds bounds = p->bounds;
         bounds.modes = chosen->modes;
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
+        note_explanation(executor, unit);
         status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,
                                           &executor->eager[u], error);
     }

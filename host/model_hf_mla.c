@@ -78,6 +78,18 @@ static bool is_listed(const cJSON *list, int32_t index)
     return false;
 }
 
+/* A list of layers, or NULL. Each layer looks for itself in it, so what is longer than it can be
+ * would take for ever. */
+static const cJSON *layer_list(const struct json_reader *linear, const char *key,
+                               int32_t num_layers)
+{
+    const cJSON *list = json_array(linear, key, -1);
+    if (list && cJSON_GetArraySize(list) > num_layers)
+        json_fail(linear, key, "got %d layers: accepted at most num_hidden_layers = %d",
+                  cJSON_GetArraySize(list), num_layers);
+    return list;
+}
+
 void hf_build_mla(struct hf_source *source)
 {
     struct model_spec latent, delta;
@@ -87,8 +99,8 @@ void hf_build_mla(struct hf_source *source)
     read_latent(source, &latent);
     if (json_object(&source->text, "linear_attn_config", "linear_attn_config.", &linear)) {
         read_delta(&linear, source, &delta);
-        kda_layers = json_array(&linear, "kda_layers", -1);
-        full_layers = json_array(&linear, "full_attn_layers", -1);
+        kda_layers = layer_list(&linear, "kda_layers", num_layers);
+        full_layers = layer_list(&linear, "full_attn_layers", num_layers);
     }
     for (int32_t i = 0; hf_ok(source) && i < num_layers; i++) {
         bool is_delta = is_listed(kda_layers, i);

@@ -81,8 +81,11 @@ cJSON *json_parse(const char *text, size_t length, const char *file, attn_error 
     copy[length] = '\0';
     replace_infinity(copy, length);
 
-    const char *end = copy;
-    cJSON *root = cJSON_ParseWithLengthOpts(copy, length + 1, &end, true);
+    /* cJSON would end a string, or the whole text, at a NUL. */
+    const char *end = memchr(copy, '\0', length);
+    cJSON *root = NULL;
+    if (!end)
+        root = cJSON_ParseWithLengthOpts(copy, length + 1, &end, true);
     if (!root)
         fail_at(copy, length, (size_t)(end - copy), file, error);
     else if (!cJSON_IsObject(root)) {

@@ -12,6 +12,7 @@
 
 #include "host/embed.h"
 #include "host/problem.h"
+#include "host/routes.h"
 #include "host/text.h"
 
 enum { MAX_NAME = 63 };
@@ -189,7 +190,8 @@ static attn_status take(struct selector *selector, uint32_t group, const char *n
 
 /* ---- Failure --------------------------------------------------------------------------------- */
 
-static void append_candidate(strbuf *text, const struct select_candidate *candidate)
+static void append_candidate(const struct selector *selector, strbuf *text,
+                             const struct select_candidate *candidate)
 {
     char reason[320];
     strbuf_appendf(text, "%s: ", candidate->name);
@@ -209,6 +211,8 @@ static void append_candidate(strbuf *text, const struct select_candidate *candid
     for (uint32_t i = 0; i < candidate->verdict.num_reasons; i++) {
         select_reason_text(&candidate->reasons[i], reason, sizeof reason);
         strbuf_appendf(text, "%s%s", i ? "; " : "", reason);
+        if (strcmp(candidate->name, ROUTES_NAME) == 0)
+            routes_to_child(selector->config, &candidate->reasons[i], text);
     }
 }
 
@@ -261,7 +265,7 @@ static attn_status note_failure(struct selector *selector, uint32_t group)
                        strbuf_text(&text)[0] ? "; " : "", layers, select_phase_name(p), phase->why);
         for (uint32_t i = 0; i < phase->num_candidates; i++) {
             strbuf_append(&text, i ? "; " : ": ");
-            append_candidate(&text, &phase->candidates[i]);
+            append_candidate(selector, &text, &phase->candidates[i]);
         }
     }
     if (!named) {

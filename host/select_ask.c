@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/embed.h"
 #include "host/platform.h"
 #include "host/problem.h"
+#include "host/routes.h"
 #include "host/text.h"
 
 attn_status select_no_memory(struct selector *selector)
@@ -115,6 +117,10 @@ static attn_status resolve(struct selector *selector, const char *key, const cha
     const char *type = section ? section->type : alias ? alias->name : wanted;
     const struct rule *known = rules_backend(rules, type);
     *name = NULL;
+    if (composer_find(&selector->host->composer, wanted) && !section) { /* the host's own: routes */
+        *name = wanted;
+        return ATTN_OK;
+    }
     if (select_find_type(selector->host, type)) {
         *name = alias ? type : wanted;
         return ATTN_OK;
@@ -171,6 +177,8 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && has_decoder(selector->model))
         return;
     phase->wanted = keys->attention_backend;
+    if (keys->routes.count > 0) /* the default among them, and no key for one phase beside them */
+        set_wanted(phase, ROUTES_NAME, "attention.route.<n>");
     if (index == SELECT_PREFILL && keys->prefill_attention_backend)
         set_wanted(phase, keys->prefill_attention_backend, "attention.prefill_attention_backend");
     if (index == SELECT_DECODE && keys->decode_attention_backend)
@@ -395,8 +403,11 @@ static attn_status add_named(struct selector *selector, struct select_phase *pha
     attn_status status = resolve(selector, phase->key, phase->wanted, &name, &absent);
     if (!status) {
         strbuf_init(&why);
-        strbuf_appendf(&why, "%s = %s (%s)", phase->key, phase->wanted,
-                       config_place(selector->config, phase->key));
+        if (strcmp(phase->wanted, ROUTES_NAME) == 0 && selector->config->attention.routes.count > 0)
+            routes_where(selector->config, &why);
+        else
+            strbuf_appendf(&why, "%s = %s (%s)", phase->key, phase->wanted,
+                           config_place(selector->config, phase->key));
         phase->why = strbuf_steal(&why);
         status = phase->why ? add_candidate(selector, phase, name ? name : phase->wanted,
                                             name ? SELECT_PRESENT : SELECT_NOT_INSTALLED,

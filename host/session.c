@@ -45,12 +45,6 @@ static attn_status check_keys(const struct session *s, attn_error *error)
     if (attention->layers.count > 0)
         return config_fail(s->config, "attention.layers", error,
                            "is not served by this version; accepted: not given");
-    if (attention->routes.count > 0)
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "%s: attention.route.%lld: routes are not served by this version; "
-                         "accepted: not given",
-                         attention->routes.items[0].place,
-                         (long long)attention->routes.items[0].number);
     if (attention->speculative_eagle_topk > 0)
         return config_fail(s->config, "attention.speculative_eagle_topk", error,
                            "a run makes no drafts; `attnhost explain` takes it; accepted: 0");

@@ -214,6 +214,13 @@ $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
+routes='s/^attention_backend = .*/&\nroute.3 = batch=1-8 -> cpu_native'
+edited "a route that never matches" "$routes\nroute.7 = phase=decode batch=2 -> cpu_native/" 12 \
+    "attention.route.7: row 2 'phase=decode batch=2 -> cpu_native' can never match" \
+    "row 1 'batch=1-8 -> cpu_native'"
+edited "a gap between routes" \
+    's/^attention_backend = .*/attention_backend = auto\nroute.3 = batch=1-8 -> cpu_native/' 11 \
+    "attention.route.3 = 'batch=1-8 -> cpu_native' is the last route" "accepted: a last route '-> NAME'"
 edited "a cycle of backends" "${hybrid}prefill = cpu_native\ndecode = mine" 20 "mine"
 
 # ---- Model ---------------------------------------------------------------------------------------
@@ -439,5 +446,8 @@ refused 2 "rules with a mistake" "$folder/rules.ini:2: unknown key 'platfrom' in
 refused 2 "rules that are not there" "nowhere.ini" "accepted: a readable ini file" \
     -- explain "$folder/good.ini" --set attention.rules=nowhere.ini
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
-set_refused 2 "a route" "attention.route.1=layers=0 -> cpu_native" "--set" "route" "accepted"
+set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cpu_native" \
+    "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "no condition" "accepted: layers, kind"
+set_refused 2 "a route to an unknown backend" "attention.route.1=layers=0 -> cpu_nativ" \
+    "--set: attention.route.1: backend.routes.then = 'cpu_nativ'" "did you mean cpu_native?"
 tap_end

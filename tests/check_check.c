@@ -345,6 +345,28 @@ START_TEST(malformed_waivers)
 }
 END_TEST
 
+/* Of all that is read line by line: nothing behind a NUL is lost, and no endless file is kept. */
+START_TEST(files_that_are_no_text)
+{
+    char path[64], place[96];
+    struct waivers waivers;
+    write_file(path, "# a\n# b\n");
+    FILE *file = fopen(path, "a");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite("\0 not a waiver\n", 1, 15, file), 15);
+    fclose(file);
+    ck_assert_int_eq(waivers_load(path, "2026-01-01", &waivers, &error.base), ATTN_CONFIG_ERROR);
+    snprintf(place, sizeof place, "%s:3: got a NUL byte", path);
+    ck_assert_msg(strstr(host_error_text(&error), place) == host_error_text(&error), "%s",
+                  host_error_text(&error));
+    unlink(path);
+    ck_assert_int_eq(waivers_load("/dev/zero", "2026-01-01", &waivers, &error.base),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "/dev/zero: File too large"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "waivers of up to 1048576 bytes"));
+}
+END_TEST
+
 START_TEST(replay_file)
 {
     char path[64];
@@ -682,6 +704,7 @@ int main(void)
     tcase_add_test(plain, elf_files);
     tcase_add_test(plain, waivers_file);
     tcase_add_test(plain, malformed_waivers);
+    tcase_add_test(plain, files_that_are_no_text);
     tcase_add_test(plain, replay_file);
     tcase_add_test(plain, malformed_replay);
     tcase_add_test(plain, shipped_profiles);

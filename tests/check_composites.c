@@ -87,6 +87,30 @@ static const struct composite_row composites[] = {
       {"forward_extend", {2, 1}, OWN(EXTEND_MODES)},
       {"forward_decode", {2, 1}, OWN(BIT(DECODE))},
       {"get_extension", {1, 1}, {0}}}},
+    {"route", /* rows of MIXED have metadata of their own */
+     start_route,
+     {{"destroy", {1, 1}, {0}},
+      {"prepare", {1, 1}, {0}},
+      {"index_forms", {1, 1}, {0}},
+      {"metadata_size", {SOME, SOME}, {0}},
+      {"metadata_create", {1, 2}, {0}},
+      {"init_forward_metadata", {1, 1}, {0}},
+      {"metadata_destroy", {1, 2}, {0}},
+      {"forward_extend", {3, 0}, {EXTEND_MODES, 0}},
+      {"forward_decode", {0, 3}, {0, BIT(DECODE)}},
+      {"get_extension", {1, 1}, {0}}}},
+    {"autotune", /* the first one serves, and both must be able to */
+     start_autotune,
+     {{"destroy", {1, 1}, {0}},
+      {"prepare", {1, 1}, {0}},
+      {"index_forms", {1, 1}, {0}},
+      {"metadata_size", {SOME, SOME}, {0}},
+      {"metadata_create", {2, 0}, {0}},
+      {"init_forward_metadata", {2, 0}, {0}},
+      {"metadata_destroy", {2, 0}, {0}},
+      {"forward_extend", {3, 0}, OWN(EXTEND_MODES)},
+      {"forward_decode", {3, 0}, OWN(BIT(DECODE))},
+      {"get_extension", {1, 1}, {0}}}},
 };
 
 static const struct slot_row *find_row(const struct composite_row *row, const char *name)

@@ -481,6 +481,32 @@ START_TEST(long_sections_are_refused_not_cut)
 }
 END_TEST
 
+/* What is searched from the start is bounded: a mebibyte of sections would take minutes. */
+START_TEST(too_many_sections_and_values_are_refused)
+{
+    strbuf text;
+    struct config *config;
+    strbuf_init(&text);
+    for (int i = 0; i < CONFIG_MAX_BACKENDS; i++)
+        strbuf_appendf(&text, "[backend.b%d]\nx = %d\n", i, i);
+    config = load_good(strbuf_text(&text));
+    ck_assert_uint_eq(config->backends.count, CONFIG_MAX_BACKENDS);
+    config_destroy(config);
+    strbuf_append(&text, "[backend.b0]\n[backend.more]\n"); /* the first is no new one */
+    ASSERT_REFUSED(strbuf_text(&text), "t.ini:514: ", "backend.more", "up to 256 backends");
+    strbuf_finish(&text);
+    strbuf_append(&text, "[plugins]\n");
+    for (int i = 0; i < CONFIG_MAX_VALUES; i++)
+        strbuf_append(&text, "path = a\n");
+    config = load_good(strbuf_text(&text));
+    ck_assert_uint_eq(config->plugins.path.count, CONFIG_MAX_VALUES);
+    config_destroy(config);
+    strbuf_append(&text, "critical = a\n");
+    ASSERT_REFUSED(strbuf_text(&text), "t.ini:16386: plugins.critical", "up to 16384 values");
+    strbuf_finish(&text);
+}
+END_TEST
+
 START_TEST(malformed_lines_are_refused)
 {
     ASSERT_REFUSED("[model]\nnum_layers\n", "t.ini:2: 'num_layers' is not understood");
@@ -907,6 +933,7 @@ static Suite *suite(void)
     TCase *lines = tcase_create("lines");
     tcase_add_test(lines, long_lines_are_refused_not_cut);
     tcase_add_test(lines, long_sections_are_refused_not_cut);
+    tcase_add_test(lines, too_many_sections_and_values_are_refused);
     tcase_add_test(lines, malformed_lines_are_refused);
     tcase_add_test(lines, indentation_means_nothing);
     tcase_add_test(lines, byte_order_mark_and_line_ends);

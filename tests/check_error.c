@@ -55,6 +55,21 @@ START_TEST(writes_code_and_text)
 }
 END_TEST
 
+/* What a message tells of may come from a file: no line end in it, no escape for a terminal. */
+START_TEST(is_one_line_without_controls)
+{
+    host_error error;
+    host_error_init(&error);
+    host_fail(&error.base, ATTN_CONFIG_ERROR, "got '%s'", "a\nb\t\x1b[2J\x7f\xc3\xa9");
+    ck_assert_str_eq(host_error_text(&error), "got 'a?b??[2J?\xc3\xa9'");
+    host_fail_prefix(&error.base, "x\r%d", 5);
+    ck_assert_str_eq(host_error_text(&error), "x?5: got 'a?b??[2J?\xc3\xa9'");
+    snprintf(error.text, sizeof error.text, "a callee's\n"); /* not by host_fail() */
+    host_fail_prefix(&error.base, "outer");
+    ck_assert_str_eq(host_error_text(&error), "outer: a callee's?");
+}
+END_TEST
+
 START_TEST(null_is_accepted)
 {
     ck_assert_int_eq(host_fail(NULL, ATTN_BAD_STATE, "%d", 1), ATTN_BAD_STATE);
@@ -212,6 +227,7 @@ static Suite *suite(void)
     Suite *suite = suite_create("error");
     TCase *fail = tcase_create("fail"), *prefix = tcase_create("prefix");
     tcase_add_test(fail, writes_code_and_text);
+    tcase_add_test(fail, is_one_line_without_controls);
     tcase_add_test(fail, null_is_accepted);
     tcase_add_test(fail, no_text_is_wanted);
     tcase_add_test(fail, cuts_at_characters);

@@ -336,6 +336,31 @@ END_TEST
 
 #define LLAMA "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
 
+START_TEST(lists_of_layers_are_as_long_as_there_are_layers)
+{
+    hf_refused("{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 2, "
+               "\"num_hidden_layers\": 2, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 8, "
+               "\"qk_rope_head_dim\": 8, \"v_head_dim\": 8, \"linear_attn_config\": {"
+               "\"full_attn_layers\": [2], \"kda_layers\": [1, 1, 1], \"head_dim\": 8, "
+               "\"num_heads\": 2}}",
+               "linear_attn_config.kda_layers: got 3", "at most num_hidden_layers = 2", NULL);
+}
+END_TEST
+
+START_TEST(nul_bytes_are_refused)
+{
+    static const char text[] = "{\n\"architectures\": [\"LlamaForCausalLM\0\"]}";
+    struct model *model = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        model_create_hf_text(text, sizeof text - 1, "x/config.json", NULL, &model, &error.base);
+    ck_assert_int_eq(status, ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(host_error_text(&error), "x/config.json:2:36: not valid JSON: unexpected text "
+                                              "here; accepted: one whole object");
+}
+END_TEST
+
 START_TEST(bad_json)
 {
     hf_refused("{\"architectures\": [\"Llama", "x/config.json:1:26", "ends before", NULL);
@@ -602,6 +627,8 @@ static Suite *suite(void)
     tcase_add_test(hf, encoders);
     tcase_add_test(hf, what_the_user_may_override);
     tcase_add_test(bad, bad_json);
+    tcase_add_test(bad, nul_bytes_are_refused);
+    tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
     tcase_add_test(bad, bad_fields);
     tcase_add_test(bad, missing_file);
     tcase_add_test(bad, truncated_anywhere);

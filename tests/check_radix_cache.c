@@ -182,6 +182,31 @@ START_TEST(a_split_leaves_handles_valid)
 }
 END_TEST
 
+/* More nodes than the table has buckets at first, some of them evicted on the way. */
+START_TEST(the_table_of_nodes_grows)
+{
+    enum { COUNT = 500, KEPT = 200 };
+    make_cache(1, COUNT + 1);
+    int32_t pages[COUNT], found;
+    struct radix_node *node;
+    for (int i = 0; i < COUNT; i++) {
+        token_key key = {1, (uint64_t)i};
+        node = radix_cache_root(cache);
+        take_pages(1, &pages[i]);
+        ck_assert_int_eq(radix_cache_insert(cache, &key, 1, &pages[i], &node), 1);
+        radix_cache_unlock(cache, node);
+    }
+    ck_assert_int_eq(radix_cache_evict(cache, COUNT - KEPT), COUNT - KEPT);
+    for (int i = 0; i < COUNT; i++) {
+        token_key key = {1, (uint64_t)i};
+        bool stays = i >= COUNT - KEPT;
+        ck_assert_int_eq(radix_cache_match(cache, &key, 1, &found, &node), stays);
+        ck_assert(!stays || found == pages[i]);
+    }
+    radix_cache_destroy(NULL);
+}
+END_TEST
+
 /* ---- Random use ------------------------------------------------------------------------------ */
 
 /* One cached page: the symbols from the root to it. */
@@ -332,6 +357,8 @@ START_TEST(random_use)
 {
     make_cache(page_sizes[_i], NUM_PAGES);
     draws = (uint64_t)_i << 32;
+    num_entries = 0; /* without a process for each test, the last turn's are still there */
+    memset(holders, 0, sizeof holders);
     int most = 0;
     for (int turn = 0; turn < 2500; turn++) {
         struct holder *holder = &holders[draw(HOLDERS)];
@@ -393,6 +420,30 @@ START_TEST(long_prompts_take_linear_time)
 }
 END_TEST
 
+#define CHILDREN 40000
+
+/* As many children of the root, and a child of each whose page is like all others': a search along
+ * children, or chains of equal hashes, would take minutes. */
+START_TEST(many_children_take_linear_time)
+{
+    make_cache(1, 2 * CHILDREN + 1);
+    int32_t pages[2], found[2];
+    struct radix_node *node;
+    for (int i = 0; i < CHILDREN; i++) {
+        token_key keys[2] = {{2, (uint64_t)i}, {3, 3}};
+        node = radix_cache_root(cache);
+        take_pages(2, pages);
+        ck_assert_int_eq(radix_cache_insert(cache, keys, 1, pages, &node), 1);
+        ck_assert_int_eq(radix_cache_insert(cache, keys + 1, 1, pages + 1, &node), 1);
+        radix_cache_unlock(cache, node);
+        ck_assert_int_eq(radix_cache_match(cache, keys, 2, found, &node), 2);
+        ck_assert(found[0] == pages[0] && found[1] == pages[1]);
+    }
+    radix_cache_flush(cache);
+    ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("radix_cache");
@@ -403,9 +454,17 @@ static Suite *suite(void)
     tcase_add_test(core, a_lock_keeps_its_path_and_no_more);
     tcase_add_test(core, eviction_is_least_recently_used_from_the_end);
     tcase_add_test(core, a_split_leaves_handles_valid);
-    tcase_add_loop_test(core, random_use, 0, 3);
-    tcase_add_test(core, long_prompts_take_linear_time);
+    tcase_add_test(core, the_table_of_nodes_grows);
     suite_add_tcase(s, core);
+    TCase *random = tcase_create("random");
+    tcase_add_checked_fixture(random, NULL, tear_down);
+    tcase_add_loop_test(random, random_use, 0, 3);
+    suite_add_tcase(s, random);
+    TCase *limits = tcase_create("limits");
+    tcase_add_checked_fixture(limits, NULL, tear_down);
+    tcase_add_test(limits, long_prompts_take_linear_time);
+    tcase_add_test(limits, many_children_take_linear_time);
+    suite_add_tcase(s, limits);
     return s;
 }
 

@@ -232,6 +232,54 @@ START_TEST(requests_may_come_later)
 }
 END_TEST
 
+/* The first is in pieces; rows of its last one are no longer reserved when the second, which takes
+ * all that is left, is looked at. */
+START_TEST(a_last_piece_leaves_room_for_the_next_request)
+{
+    params.chunked_prefill_size = 8;
+    params.num_pages = 17;
+    add_to_source(10, 1, "");
+    add_to_source(6, 1, "");
+    create();
+    expect_seq(next_run(), 0, 0, 0, 8);
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, 2);
+    expect_seq(step, 0, 0, 8, 2);
+    expect_seq(step, 1, 1, 0, 6);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
+START_TEST(what_runs_is_held)
+{
+    add_to_source(10, 3, "");
+    create();
+    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    next_run();
+    scheduler_complete(scheduler);
+    ck_assert_int_eq(scheduler_leaked(scheduler), 10);
+    run_all();
+    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+}
+END_TEST
+
+static const struct {
+    int32_t chunk;
+    int64_t tokens;
+} most_tokens[] = {{-1, 1024},   {0, 1024},    {1, 5},       {1019, 1023},
+                   {1020, 1024}, {1022, 1024}, {1024, 1024}, {5000, 1024}};
+
+/* A chunk and a decode row of each request, or all slots of the pool. */
+START_TEST(the_longest_step_is_known)
+{
+    params.chunked_prefill_size = most_tokens[_i].chunk;
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), most_tokens[_i].tokens);
+}
+END_TEST
+
 /* ---- Hits ------------------------------------------------------------------------------------ */
 
 /* floor(min(k * b', L' - 1) / page_size) * page_size, k being the longest run of whole blocks from
@@ -288,6 +336,108 @@ START_TEST(a_prompt_is_never_hit_whole)
     struct scheduler_counts counts;
     expect_counts(&counts);
     ck_assert_int_eq(counts.prefix_hit, 7 / _i * _i);
+}
+END_TEST
+
+/* Pages of 5 tokens. What a request publishes without a copy elsewhere changes nothing in its row.
+ */
+START_TEST(the_table_changes_where_it_grows)
+{
+    source.block_size = params.page_size = params.chunked_prefill_size = 5;
+    add_to_source(17, 1, "abc");
+    create();
+    for (int32_t length = 0; length < 15; length += 5) {
+        const struct scheduler_step *step = next_run();
+        expect_seq(step, 0, 0, length, 5);
+        ck_assert_int_eq(step->seqs[0].table_changed, length);
+        scheduler_complete(scheduler);
+    }
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 0, 15, 2);
+    ck_assert_int_eq(step->seqs[0].table_changed, 15);
+}
+END_TEST
+
+/* Of 6 cached pages the second request needs the room of 2: the third finds the other 4. */
+START_TEST(no_more_is_evicted_than_is_needed)
+{
+    params.max_running_requests = 1;
+    params.num_pages = 11;
+    add_to_source(6, 1, "abcdef");
+    add_to_source(6, 1, "");
+    add_to_source(7, 1, "abcdef");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 4);
+}
+END_TEST
+
+/* The second needs 20 pages behind the 8 that it hits, the first keeps 20 for its decodes: with the
+ * first's 10 that is all there is. */
+START_TEST(a_hit_takes_no_room)
+{
+    params.num_pages = 51;
+    add_to_source(10, 41, "abcdefgh");
+    add_to_source(28, 1, "abcdefgh");
+    create();
+    ck_assert_int_eq(next_run()->num_seqs, 1);
+    scheduler_complete(scheduler);
+    expect_seq(next_run(), 0, 1, 8, 20);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 0);
+}
+END_TEST
+
+START_TEST(more_may_be_shared_than_before)
+{
+    add_to_source(3, 1, "a");
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    params.max_running_requests = 1;
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 1 + 8);
+}
+END_TEST
+
+/* One token of a block of 4 is nobody else's to read. */
+START_TEST(a_part_of_a_unit_is_not_shared)
+{
+    source.block_size = 4;
+    params.max_running_requests = 1;
+    params.share_unit = source.block_size;
+    add_to_source(6, 1, "a");
+    add_to_source(6, 1, "a");
+    ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
+    struct scheduler_request request = {
+        .input_length = 6, .output_length = 1, .shareable_length = 1};
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(scheduler_add(scheduler, &request, &failure.base), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 0);
+}
+END_TEST
+
+START_TEST(without_a_prefix_cache_there_is_no_unit)
+{
+    params.prefix_cache = false;
+    params.keys = NULL;
+    params.share_unit = 0;
+    add_to_source(8, 2, "");
+    ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
+    ck_assert_int_eq(add(0), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
 }
 END_TEST
 
@@ -482,6 +632,21 @@ START_TEST(impossible_requests_are_refused)
 }
 END_TEST
 
+static const struct {
+    int64_t input, output;
+} longest[] = {{256, 0}, {256, 1}, {255, 2}, {200, 57}, {1, 256}};
+
+START_TEST(the_longest_requests_are_accepted)
+{
+    add_to_source(longest[_i].input, longest[_i].output, "");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(rows_of(0), MOST_CONTEXT);
+}
+END_TEST
+
 START_TEST(impossible_params_are_refused)
 {
     struct scheduler_params good = params, bad[5];
@@ -517,11 +682,19 @@ static Suite *suite(void)
     tcase_add_loop_test(core, a_request_starts_with_a_reserve, 0, 2);
     tcase_add_test(core, wall_clock_waits_for_arrivals);
     tcase_add_test(core, requests_may_come_later);
+    tcase_add_test(core, a_last_piece_leaves_room_for_the_next_request);
+    tcase_add_test(core, what_runs_is_held);
+    tcase_add_test(core, more_may_be_shared_than_before);
+    tcase_add_test(core, the_table_changes_where_it_grows);
     suite_add_tcase(s, core);
     TCase *hits = tcase_create("hits");
     tcase_add_checked_fixture(hits, set_up, tear_down);
     tcase_add_loop_test(hits, hits_follow_the_rule, 0, 12);
     tcase_add_loop_test(hits, a_prompt_is_never_hit_whole, 1, 9);
+    tcase_add_test(hits, no_more_is_evicted_than_is_needed);
+    tcase_add_test(hits, a_hit_takes_no_room);
+    tcase_add_test(hits, a_part_of_a_unit_is_not_shared);
+    tcase_add_test(hits, without_a_prefix_cache_there_is_no_unit);
     tcase_add_test(hits, without_a_prefix_cache_nothing_is_hit);
     tcase_add_test(hits, eviction_turns_hits_into_prefill);
     suite_add_tcase(s, hits);
@@ -537,6 +710,10 @@ static Suite *suite(void)
     tcase_add_test(limits, a_destroyed_scheduler_may_have_a_step_out);
     tcase_add_loop_test(limits, impossible_requests_are_refused, 0,
                         sizeof bad_requests / sizeof *bad_requests);
+    tcase_add_loop_test(limits, the_longest_requests_are_accepted, 0,
+                        sizeof longest / sizeof *longest);
+    tcase_add_loop_test(limits, the_longest_step_is_known, 0,
+                        sizeof most_tokens / sizeof *most_tokens);
     tcase_add_test(limits, impossible_params_are_refused);
     suite_add_tcase(s, limits);
     return s;

@@ -343,6 +343,83 @@ START_TEST(two_backends_share_the_cache)
 }
 END_TEST
 
+static int64_t rows_of(const struct run *run, const char *name)
+{
+    for (uint32_t p = 0; p < run->report.num_paths; p++)
+        if (strcmp(run->report.paths[p].name, name) == 0)
+            return run->report.paths[p].rows;
+    return -1;
+}
+
+/* A table by batch size, layer and length. A graph is its bounds': each captured size has the
+ * backends of its size, and the row for short sequences, which is below what a graph may meet, is
+ * met by eager steps alone. */
+START_TEST(routes_are_captured_by_their_bounds)
+{
+    struct run plain, routed;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&routed, "cuda:0", "fixture");
+    set(&routed, "cuda_graph.enable=%s", _i ? "no" : "yes");
+    set(&routed, "attention.route.1=phase=decode batch=1 -> one");
+    set(&routed, "attention.route.2=phase=decode batch=2 layers=1 -> two");
+    set(&routed, "attention.route.3=phase=decode kv=0-30 -> short");
+    set(&routed, "backend.one.type=cuda_fixture");
+    set(&routed, "backend.two.type=cuda_fixture");
+    set(&routed, "backend.two.index_form=csr");
+    set(&routed, "backend.short.type=cuda_fixture");
+    go(&routed);
+    check_good(&routed);
+    check_equal_counts(&routed.report, &plain.report);
+    ck_assert_str_eq(routed.report.digest, plain.report.digest);
+    ck_assert_int_eq(routed.report.graphs.count, _i ? 0 : 3);
+    ck_assert_int_gt(rows_of(&routed, "one"), 0);
+    ck_assert_int_gt(rows_of(&routed, "two"), 0);
+    ck_assert_int_eq(rows_of(&routed, "short") > 0, _i);
+    finish(&plain);
+    finish(&routed);
+    check_device();
+    tear_down();
+}
+END_TEST
+
+/* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
+ * left; whoever is chosen, the digest is the same. */
+START_TEST(autotune_measures_on_the_device)
+{
+    struct run plain, tuned;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&tuned, "cuda:0", "best");
+    set(&tuned, "cuda_graph.enable=%s", _i ? "no" : "yes");
+    set(&tuned, "backend.best.type=autotune");
+    set(&tuned, "backend.best.candidate=fixture");
+    set(&tuned, "backend.best.candidate=other");
+    set(&tuned, "backend.best.rounds=3");
+    set(&tuned, "backend.other.type=cuda_fixture");
+    set(&tuned, "backend.other.index_form=csr");
+    go(&tuned);
+    check_good(&tuned);
+    check_equal_counts(&tuned.report, &plain.report);
+    ck_assert_str_eq(tuned.report.digest, plain.report.digest);
+    ck_assert_int_eq(tuned.report.graphs.count, _i ? 0 : 3);
+    ck_assert_msg(strstr(tuned.notes, "decode, 2-4 sequences, 1-512 keys: ") != NULL, "%s",
+                  tuned.notes);
+    ck_assert_ptr_nonnull(strstr(tuned.notes, "(measured, "));
+    ck_assert_ptr_null(strstr(tuned.notes, "(not measured"));
+    finish(&plain);
+    finish(&tuned);
+    check_device();
+    tear_down();
+}
+END_TEST
+
 /* What is asked for, the exit code, and a part of the message. */
 static const struct {
     const char *setting;
@@ -868,6 +945,8 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
     tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
+    tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
+    tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
     tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));
     tcase_add_test(runs, decode_is_replayed);
     tcase_add_loop_test(runs, other_decodes_are_eager, 0, 3);

@@ -29,14 +29,17 @@ static void tear_down(void)
     request_table_finish(&table);
 }
 
+/* init takes memory as it finds it. */
 static void make_slots(int32_t page_size, int64_t num_pages)
 {
+    memset(&slots, 0xa5, sizeof slots);
     attn_status status = slots_init(&slots, page_size, num_pages, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
 }
 
 static void make_table(int32_t max_requests, int32_t max_context_len)
 {
+    memset(&table, 0xa5, sizeof table);
     attn_status status = request_table_init(&table, max_requests, max_context_len, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
 }
@@ -166,6 +169,38 @@ START_TEST(impossible_pools_are_refused)
 }
 END_TEST
 
+/* The smallest pool, and the largest one of large pages: the last slot's number fits an int32. */
+START_TEST(the_least_and_the_most_are_accepted)
+{
+    make_slots(4, 2);
+    ck_assert_int_eq(slots_capacity(&slots), 4);
+    slots_finish(&slots);
+    make_slots(700000000, 3);
+    ck_assert_int_eq(slots_capacity(&slots), 1400000000);
+    slots_finish(&slots);
+    ck_assert_int_eq(slots_init(&slots, 700000000, 4, &failure.base), ATTN_INVALID_ARGUMENT);
+    make_table(1, 1);
+    ck_assert_int_eq(table.num_rows, 2);
+    ck_assert_int_eq(request_table_acquire(&table), 1);
+    ck_assert_int_eq(request_table_acquire(&table), 0);
+}
+END_TEST
+
+START_TEST(what_is_finished_is_empty_and_may_be_finished_again)
+{
+    static const struct slots no_slots;
+    static const struct request_table no_table;
+    make_slots(4, 9);
+    make_table(3, 5);
+    for (int turn = 0; turn < 2; turn++) {
+        slots_finish(&slots);
+        request_table_finish(&table);
+        ck_assert_int_eq(memcmp(&slots, &no_slots, sizeof slots), 0);
+        ck_assert_int_eq(memcmp(&table, &no_table, sizeof table), 0);
+    }
+}
+END_TEST
+
 /* ---- Random use ------------------------------------------------------------------------------ */
 
 #define MOST_PAGES  41
@@ -200,7 +235,8 @@ static int32_t count_free_pages(const struct sequence *sequences, int32_t num_pa
     return num_pages - 1 - used;
 }
 
-/* Every slot is in the pool but not in page 0, at the offset of its position, and nobody else's.
+/* Every slot is in the pool but not in page 0, at the offset of its position, and nobody else's;
+ * the pages that are marked as allocated are those of the sequences.
  * (Check's assertions are too slow for what is looked at a million times.) */
 static bool slots_are_sound(const struct sequence *sequences, int32_t num_pages, int32_t page_size)
 {
@@ -214,6 +250,9 @@ static bool slots_are_sound(const struct sequence *sequences, int32_t num_pages,
             seen[slot] = true;
         }
     }
+    for (int32_t page = 0; page < num_pages; page++)
+        if (slots.allocated[page] != seen[page * page_size]) /* its first slot is filled first */
+            return false;
     return true;
 }
 
@@ -281,8 +320,26 @@ START_TEST(rows_are_handed_out_and_cleared)
 }
 END_TEST
 
+/* Under the address sanitizer what is too large is refused as without. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+START_TEST(tables_that_no_memory_holds_are_refused)
+{
+    ck_assert_int_eq(request_table_init(&table, INT32_MAX - 1, INT32_MAX, &failure.base),
+                     ATTN_OUT_OF_HOST_MEMORY);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "2147483647 rows of 8589934588 bytes"));
+    ck_assert_ptr_null(table.slots);
+    ck_assert_ptr_null(table.free_rows);
+}
+END_TEST
+
 START_TEST(impossible_tables_are_refused)
 {
+    ck_assert_int_eq(request_table_init(&table, INT32_MAX, 5, NULL), ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(request_table_init(&table, 0, 5, &failure.base), ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "0 requests of 5"));
     ck_assert_int_eq(request_table_init(&table, 5, 0, NULL), ATTN_INVALID_ARGUMENT);
@@ -307,6 +364,9 @@ static Suite *suite(void)
     tcase_add_loop_test(limits, impossible_pools_are_refused, 0,
                         sizeof bad_slots / sizeof *bad_slots);
     tcase_add_test(limits, impossible_tables_are_refused);
+    tcase_add_test(limits, tables_that_no_memory_holds_are_refused);
+    tcase_add_test(limits, the_least_and_the_most_are_accepted);
+    tcase_add_test(limits, what_is_finished_is_empty_and_may_be_finished_again);
     suite_add_tcase(s, limits);
     return s;
 }

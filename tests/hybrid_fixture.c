@@ -80,6 +80,24 @@ void start_linear(void)
     problems[1].state_layout = ATTN_LAYOUT_STATE_SSM_KV;
 }
 
+void start_route(void)
+{
+    start();
+    composite = &route_type;
+    values[0] = text_value(ATTN_OPTION_STRING, "when", "phase=prefill,verify,draft");
+    values[1] = text_value(ATTN_OPTION_BACKEND_REF, "then", "pre");
+    values[2] = text_value(ATTN_OPTION_BACKEND_REF, "otherwise", "dec");
+}
+
+void start_autotune(void)
+{
+    start();
+    composite = &autotune_type;
+    values[0] = text_value(ATTN_OPTION_BACKEND_REF, "candidate", "pre");
+    values[1] = text_value(ATTN_OPTION_BACKEND_REF, "candidate", "dec");
+    values[2] = text_value(ATTN_OPTION_PATH, "store", "");
+}
+
 attn_status create(void)
 {
     return composite->create(composite, problems, 2, &options, &mock_services, &instance, &error);

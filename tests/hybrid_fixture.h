@@ -40,6 +40,8 @@ extern attn_memory memory;
 
 void start(void);
 void start_linear(void);
+void start_route(void);    /* route: decodes to "dec", all else to "pre" */
+void start_autotune(void); /* autotune of both, which nothing can be measured of */
 void ready(void);
 void finish(void);
 
@@ -47,6 +49,7 @@ void finish(void);
 attn_status query(attn_verdict *verdict);
 attn_status create(void);
 attn_status create_metadata(void);
+void give_memory(void); /* as `size` tells, exactly */
 attn_status plan(const attn_batch *batch);
 
 void check_guards(void);       /* nothing was written behind a region */

@@ -9,8 +9,10 @@
 #include "host/error.h"
 #include "host/text.h"
 
-/* The whole file, or NULL and errno. */
-static char *read_all(const char *path)
+enum { MAX_FILE = 1 << 20 }; /* bytes; people write these files, a mistaken one may be endless */
+
+/* The whole file and its length, or NULL and errno. */
+static char *read_all(const char *path, size_t *length)
 {
     char chunk[4096];
     strbuf text;
@@ -18,10 +20,14 @@ static char *read_all(const char *path)
     FILE *file = fopen(path, "re");
     if (!file)
         return NULL;
-    for (size_t count; (count = fread(chunk, 1, sizeof chunk, file)) > 0;)
+    size_t count = 1;
+    while (count > 0 && !text.failed && text.length <= MAX_FILE) {
+        count = fread(chunk, 1, sizeof chunk, file);
         strbuf_append_bytes(&text, chunk, count);
-    int why = ferror(file) ? errno : text.failed ? ENOMEM : 0;
+    }
+    int why = ferror(file) ? errno : text.failed ? ENOMEM : text.length > MAX_FILE ? EFBIG : 0;
     fclose(file);
+    *length = text.length;
     char *all = strbuf_steal(&text);
     if (why) {
         free(all);
@@ -29,6 +35,18 @@ static char *read_all(const char *path)
         return NULL;
     }
     return all;
+}
+
+/* A text ends at a NUL, and what stands behind it would not be read. */
+static attn_status check_text(const char *file, const char *text, size_t length, attn_error *error)
+{
+    size_t end = strlen(text);
+    int line = 1;
+    if (end == length)
+        return ATTN_OK;
+    for (size_t i = 0; i < end; i++)
+        line += text[i] == '\n';
+    return host_fail(error, ATTN_CONFIG_ERROR, "%s:%d: got a NUL byte; accepted: text", file, line);
 }
 
 /* Without the space around it. */
@@ -46,11 +64,12 @@ attn_status lines_read(const char *file, const char *what, lines_take take, void
                        attn_error *error)
 {
     char place[512];
-    attn_status status = ATTN_OK;
-    char *rest = *text = read_all(file);
+    size_t length = 0;
+    char *rest = *text = read_all(file, &length);
     if (!rest)
-        return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: %s", file, strerror(errno),
-                         what);
+        return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: %s of up to %d bytes", file,
+                         strerror(errno), what, MAX_FILE);
+    attn_status status = check_text(file, rest, length, error);
     for (int number = 1; rest && status == ATTN_OK; number++) {
         char *end = strchr(rest, '\n');
         if (end)

@@ -120,7 +120,8 @@ static inline const fanout_layer *fanout_find_layer(const fanout_layers *layers,
 typedef struct fanout_child {
     const attn_backend_ops *ops; /* NULL = nothing is routed to it, and it was not made */
     attn_instance *instance;
-    char name[64]; /* for messages: longer names are not backends' */
+    const char *doc; /* of its type, in static storage of its plugin */
+    char name[64];   /* for messages: longer names are not backends' */
 } fanout_child;
 
 /* The children of an instance. */

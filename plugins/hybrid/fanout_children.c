@@ -121,6 +121,7 @@ attn_status fanout_create(fanout *children, uint32_t c, const char *name,
     if (status == ATTN_OK && mine.count > 0) {
         child->ops = made.type->ops;
         child->instance = made.instance;
+        child->doc = made.type->doc;
     }
     free_problems(services, num_problems, &mine);
     return status;

@@ -2,15 +2,12 @@
  *
  * phase_query: what hybrid_phase is told, where it sends each mode, and what it can do.
  *
- * A MIXED batch is split by rows unless that would change a result or cannot be done:
- *   - new tokens of a rounded cache: whether they are read as rounded is a property of a mode, not
- *     of a row, so both children must read them alike;
- *   - latent attention: a batch is called in one form, so EXTEND and DECODE must have MIXED's;
- *   - sparse layers: how far apart two rows of the indices are depends on the layer.
- * Otherwise MIXED goes to the prefill child whole.
+ * A MIXED batch is split by rows where it may be (split.h), else it goes to the prefill child
+ * whole.
  */
 #include "phase.h"
 
+#include "split.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
 
@@ -111,52 +108,21 @@ int phase_narrow_problem(int c, const attn_problem *problem, const phase_routing
     return asked;
 }
 
-/* Would the child read new tokens of this mode from the arguments, not as rounded in the cache?
- * -1 = it does not serve this mode. */
-static attn_status reads_unquantised(const attn_services *services, const char *name,
-                                     const attn_problem *problem, uint32_t mode_bit, int *answer,
-                                     attn_error *error)
-{
-    child_problem narrowed;
-    attn_verdict verdict = {.struct_size = sizeof verdict};
-    fanout_narrow_problem(problem, mode_bit, &narrowed);
-    attn_status status =
-        services->child_query(services->ctx, name, &narrowed.problem, &verdict, error);
-    if (status == ATTN_OK)
-        *answer = verdict.supported ? (verdict.reads_new_kv_unquantised & mode_bit) != 0 : -1;
-    return status;
-}
-
-static int is_rounded(const attn_problem *problem)
-{
-    return problem->kv_dtype != problem->q_dtype ||
-           problem->group->kv_scale_granularity != ATTN_SCALE_NONE;
-}
-
-/* Are all modes that MIXED would be split into called in MIXED's form? */
-static int one_mla_form(const attn_problem *problem)
-{
-    uint32_t involved = problem->bounds->modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
-    uint32_t expanded = problem->mla_expanded & involved;
-    int is_latent = ATTN_HAS(problem->group, attn_layer_group, mla) && problem->group->mla;
-    return !is_latent || expanded == 0 || expanded == involved;
-}
-
 attn_status phase_decide_split(const attn_services *services, const phase_options *options,
                                const attn_problem *problem, int *split, attn_error *error)
 {
     *split = 1;
     if (!(problem->bounds->modes & BIT(MIXED)))
         return ATTN_OK;
-    *split = problem->group->kind != ATTN_KIND_SPARSE && one_mla_form(problem);
-    if (!*split || !is_rounded(problem))
+    *split = split_is_possible(problem);
+    if (!*split || !split_is_rounded(problem))
         return ATTN_OK;
     int prefill = -1, decode = -1;
-    attn_status status = reads_unquantised(services, options->child[PHASE_PREFILL], problem,
-                                           BIT(EXTEND), &prefill, error);
+    attn_status status = split_reads_unquantised(services, options->child[PHASE_PREFILL], problem,
+                                                 BIT(EXTEND), &prefill, error);
     if (status == ATTN_OK)
-        status = reads_unquantised(services, options->child[PHASE_DECODE], problem, BIT(DECODE),
-                                   &decode, error);
+        status = split_reads_unquantised(services, options->child[PHASE_DECODE], problem,
+                                         BIT(DECODE), &decode, error);
     /* A child that cannot serve its rows is to say so in query, with its reasons. */
     *split = prefill == decode || prefill < 0 || decode < 0;
     return status;
@@ -164,38 +130,19 @@ attn_status phase_decide_split(const attn_services *services, const phase_option
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
-/* A MIXED batch is split at a row that depends on the batch, so it cannot be captured. */
-static void limit_graph_level(const attn_problem *problem, attn_verdict *verdict)
-{
-    if (verdict->graph_level > ATTN_GRAPH_UNIFORM)
-        verdict->graph_level = ATTN_GRAPH_UNIFORM;
-    if (problem->graph_level > ATTN_GRAPH_UNIFORM)
-        verdict_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, "0..2", "%u",
-                       problem->graph_level);
-}
-
-/* Whole MIXED batches take decode rows to the prefill child: which child computes a row, and so its
- * bits, depends on whether there are extend rows beside it. */
-static void limit_invariance(const attn_problem *problem, attn_verdict *verdict)
-{
-    verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
-    if (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT)
-        verdict_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "0, 1", "%u",
-                       problem->need_notes);
-}
-
 /* What the composite adds to its children's answers. */
 static void add_own_answer(const attn_problem *problem, const phase_options *options, int split,
                            attn_verdict *verdict)
 {
     uint32_t modes = problem->bounds->modes;
     if (modes & BIT(MIXED) && split) {
-        limit_graph_level(problem, verdict);
+        split_limit_graph_level(problem, verdict);
         if (verdict->reads_new_kv_unquantised & BIT(EXTEND))
             verdict->reads_new_kv_unquantised |= BIT(MIXED);
     } else if (modes & BIT(MIXED) && modes & BIT(DECODE) &&
                strcmp(options->child[PHASE_PREFILL], options->child[PHASE_DECODE]) != 0) {
-        limit_invariance(problem, verdict);
+        /* Whole MIXED batches take decode rows to the prefill child. */
+        split_limit_invariance(problem, verdict);
     }
     verdict->reads_new_kv_unquantised &= modes;
     if (problem->bounds->max_seqs > 0) {

@@ -10,6 +10,8 @@
 static const attn_backend_type *const types[] = {
     &hybrid_phase_type,
     &hybrid_linear_type,
+    &route_type,
+    &autotune_type,
 };
 
 #define NUM_TYPES ((uint32_t)(sizeof types / sizeof types[0]))
@@ -37,7 +39,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
         .name = "hybrid",
         .version = "0.1.0",
         .vendor = "attnhost",
-        .doc = "composites: a backend for each phase, or for each kind of layer",
+        .doc = "composites: several backends as one",
         .build = __VERSION__,
         .describe = describe,
     };

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pick_forward: metadata and batches of a composite that picks a child for each batch.
+ *
+ * Metadata is one of each child that can be picked within the bounds, a second one for decode rows
+ * of split MIXED batches, the choice of the batch that was planned last, and the slices of a MIXED
+ * one. In its region lie, in this order, attn_metadata, the KV groups of both slices, the choice of
+ * each part, and what the children need of that region.
+ *
+ * Memory is asked for every child that can be picked within the bounds, so that its size is a
+ * function of them and grows with them. Made is what is picked: with GRAPH at the bounds, and of
+ * children that are chosen after create what was chosen.
+ */
+#include "pick.h"
+
+#include "slice.h"
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+struct attn_metadata {
+    attn_instance *instance;
+    attn_metadata *child[PICK_HALVES][PICK_MAX_CHILDREN]; /* NULL: nothing can come to it */
+    attn_bounds bounds;
+    uint32_t kind;
+    uint32_t mode;                  /* planned last; ATTN_MODE_COUNT = none */
+    int32_t first_decode_row;       /* MIXED, split: of the tensors */
+    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie behind this struct */
+    uint8_t (*choice)[PICK_HALVES]; /* [num_parts] child of the batch, or of its extend rows, and */
+                                    /* of its decode rows; behind the KV groups */
+};
+
+enum { OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
+
+uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups)
+{
+    return sizeof(attn_metadata) + (uint64_t)PICK_HALVES * num_kv_groups * sizeof(attn_kv_batch) +
+           (uint64_t)PICK_HALVES * num_parts;
+}
+
+static uint64_t own_bytes(const attn_instance *instance)
+{
+    return pick_metadata_bytes(instance->num_parts, instance->layers.num_kv_groups);
+}
+
+/* What child `c` is to be given of `bounds`; returns whether it needs metadata at all. */
+static int narrow(const attn_instance *instance, uint32_t half, uint32_t c,
+                  const attn_bounds *bounds, attn_bounds *narrowed)
+{
+    pick_share share = {0};
+    for (uint32_t p = 0; p < instance->num_parts; p++)
+        pick_add_share(&instance->pick, instance->parts[p], bounds, half, c, &share);
+    pick_narrow_bounds(bounds, &share, narrowed);
+    /* For no mode at all, whoever is there. */
+    return share.asked &&
+           (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[c].ops);
+}
+
+/* Does anything come to the child by what was decided? */
+static int comes(const attn_instance *instance, uint32_t half, uint32_t c,
+                 const attn_bounds *bounds)
+{
+    pick_rules rules = *instance->pick.rules;
+    picker pick = instance->pick;
+    pick_share share = {0};
+    if (!rules.decided)
+        return 1;
+    rules.reach = rules.decided;
+    pick.rules = &rules;
+    for (uint32_t p = 0; p < instance->num_parts && !share.asked; p++)
+        pick_add_share(&pick, instance->parts[p], bounds, half, c, &share);
+    return share.asked;
+}
+
+/* The composite's own memory, and its children's behind it. */
+static attn_status total_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                              attn_memory_size *total, attn_error *error)
+{
+    if (kind == ATTN_METADATA_GRAPH && instance->pick.split_mixed &&
+        bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
+        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
+                                 "MIXED cannot be captured");
+    attn_status status = ATTN_OK;
+    memset(total, 0, sizeof *total);
+    total->struct_size = sizeof *total;
+    total->size[OWN_REGION] = own_bytes(instance);
+    total->alignment[OWN_REGION] = _Alignof(attn_metadata);
+    for (uint32_t i = 0; i < PICK_HALVES * instance->children.num_children && status == ATTN_OK;
+         i++) {
+        attn_memory_size child;
+        attn_bounds narrowed;
+        uint32_t c = i / PICK_HALVES;
+        if (!narrow(instance, i % PICK_HALVES, c, bounds, &narrowed))
+            continue;
+        status = fanout_metadata_size(&instance->children, c, kind, &narrowed, &child, error);
+        if (status == ATTN_OK)
+            fanout_memory_add(&child, total);
+    }
+    return status;
+}
+
+attn_status pick_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                               attn_memory_size *size, attn_error *error)
+{
+    attn_memory_size total;
+    attn_status status = total_size(instance, kind, bounds, &total, error);
+    if (status == ATTN_OK)
+        fanout_memory_answer(&total, size);
+    return status;
+}
+
+void pick_metadata_destroy(attn_metadata *metadata)
+{
+    if (!metadata)
+        return;
+    for (uint32_t half = PICK_HALVES; half > 0; half--)
+        fanout_metadata_destroy(&metadata->instance->children, metadata->child[half - 1]);
+}
+
+static attn_metadata *lay_out(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                              const attn_memory *memory)
+{
+    attn_metadata *made = memory->base[OWN_REGION];
+    uint32_t num_kv_groups = instance->layers.num_kv_groups;
+    attn_kv_batch *kv_groups = (attn_kv_batch *)(made + 1);
+    memset(made, 0, own_bytes(instance));
+    made->instance = instance;
+    made->kind = kind;
+    made->mode = ATTN_MODE_COUNT;
+    COPY_SIZED(&made->bounds, bounds);
+    for (uint32_t half = 0; half < PICK_HALVES; half++) {
+        made->slice[half].kv_groups = kv_groups + (size_t)half * num_kv_groups;
+        made->slice[half].kv_capacity = num_kv_groups;
+    }
+    made->choice = (uint8_t(*)[PICK_HALVES])(kv_groups + (size_t)PICK_HALVES * num_kv_groups);
+    return made;
+}
+
+static uint32_t choose(const attn_metadata *metadata, uint32_t part, uint32_t phase,
+                       const attn_batch *batch)
+{
+    const attn_instance *instance = metadata->instance;
+    int by_bounds = metadata->kind == ATTN_METADATA_GRAPH;
+    return instance->pick.rules->choose(instance->pick.ctx, instance->parts[part], phase,
+                                        by_bounds ? metadata->bounds.max_seqs : batch->num_seqs,
+                                        by_bounds ? metadata->bounds.max_kv_len
+                                                  : batch->max_kv_len);
+}
+
+static uint32_t phase_of(uint32_t mode)
+{
+    switch (mode) {
+    case ATTN_MODE_DECODE:
+        return PICK_DECODE;
+    case ATTN_MODE_TARGET_VERIFY:
+        return PICK_VERIFY;
+    case ATTN_MODE_DRAFT_EXTEND:
+        return PICK_DRAFT;
+    default:
+        return PICK_PREFILL;
+    }
+}
+
+/* Is the child picked at the bounds, which is what counts in a graph? */
+static int is_captured(const attn_metadata *metadata, uint32_t c)
+{
+    uint32_t modes = metadata->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    int found = modes == 0;
+    for (uint32_t p = 0; p < metadata->instance->num_parts; p++)
+        for (uint32_t mode = 0; mode < ATTN_MODE_COUNT && !found; mode++)
+            found = modes >> mode & 1u && choose(metadata, p, phase_of(mode), NULL) == c;
+    return found;
+}
+
+static attn_status create_children(attn_metadata *made, uint32_t kind, const attn_memory *memory,
+                                   attn_error *error)
+{
+    attn_instance *instance = made->instance;
+    attn_memory_size used = {.struct_size = sizeof used};
+    attn_status status = ATTN_OK;
+    used.size[OWN_REGION] = own_bytes(instance);
+    for (uint32_t i = 0; i < PICK_HALVES * instance->children.num_children && status == ATTN_OK;
+         i++) {
+        attn_bounds narrowed;
+        uint32_t c = i / PICK_HALVES, half = i % PICK_HALVES;
+        if (narrow(instance, half, c, &made->bounds, &narrowed) &&
+            comes(instance, half, c, &made->bounds) &&
+            (kind != ATTN_METADATA_GRAPH || is_captured(made, c)))
+            status = fanout_metadata_create(&instance->children, c, kind, &narrowed, memory, &used,
+                                            &made->child[half][c], error);
+    }
+    return status;
+}
+
+attn_status pick_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                 const attn_memory *given, attn_metadata **metadata,
+                                 attn_error *error)
+{
+    attn_memory memory;
+    attn_memory_size size;
+    COPY_SIZED(&memory, given);
+    attn_status status = total_size(instance, kind, bounds, &size, error);
+    if (status == ATTN_OK)
+        status = fanout_memory_check(&size, &memory, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_metadata *made = lay_out(instance, kind, bounds, &memory);
+    status = create_children(made, kind, &memory, error);
+    if (status != ATTN_OK)
+        pick_metadata_destroy(made);
+    else
+        *metadata = made;
+    return status;
+}
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+static int is_split(const attn_metadata *metadata, uint32_t mode)
+{
+    return mode == ATTN_MODE_MIXED && metadata->instance->pick.split_mixed;
+}
+
+/* Plan for one child; it is shown what its layers need. */
+static attn_status plan_child(attn_metadata *metadata, uint32_t half, uint32_t c,
+                              const attn_batch *batch, attn_stream stream, attn_error *error)
+{
+    attn_instance *instance = metadata->instance;
+    attn_batch shown;
+    if (instance->needs[c] != instance->all_needs) {
+        slice_layers(batch, instance->needs[c], instance->layers.num_kv_groups, &shown);
+        batch = &shown;
+    }
+    return fanout_plan(&instance->children, c, metadata->child[half][c], batch, stream, error);
+}
+
+/* Pick for each part, and plan once for each child that is picked. */
+static attn_status plan_half(attn_metadata *metadata, uint32_t half, uint32_t phase,
+                             const attn_batch *batch, attn_stream stream, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    uint32_t planned = 0;
+    for (uint32_t p = 0; p < metadata->instance->num_parts && status == ATTN_OK; p++) {
+        uint32_t c = choose(metadata, p, phase, batch);
+        metadata->choice[p][half] = (uint8_t)c;
+        if (!(planned >> c & 1u))
+            status = plan_child(metadata, half, c, batch, stream, error);
+        planned |= 1u << c;
+    }
+    return status;
+}
+
+static attn_status plan_split(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
+                              attn_error *error)
+{
+    const fanout *children = &metadata->instance->children;
+    batch_slice *slice = metadata->slice;
+    const int32_t *q_indptr = fanout_readable(children, &batch->q_indptr);
+    attn_status status = fanout_check_kv_tokens(children, &metadata->bounds, batch, error);
+    if (status == ATTN_OK)
+        status = slice_extend_rows(batch, q_indptr, &slice[PICK_WHOLE], error);
+    if (status == ATTN_OK)
+        status = slice_decode_rows(batch, q_indptr, &slice[PICK_ROWS], &metadata->first_decode_row,
+                                   error);
+    if (status == ATTN_OK && slice[PICK_WHOLE].batch.num_seqs > 0)
+        status =
+            plan_half(metadata, PICK_WHOLE, PICK_PREFILL, &slice[PICK_WHOLE].batch, stream, error);
+    if (status == ATTN_OK && slice[PICK_ROWS].batch.num_seqs > 0)
+        status =
+            plan_half(metadata, PICK_ROWS, PICK_DECODE, &slice[PICK_ROWS].batch, stream, error);
+    return status;
+}
+
+attn_status pick_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                       attn_stream stream, attn_error *error)
+{
+    metadata->mode = ATTN_MODE_COUNT;
+    attn_status status = ATTN_OK;
+    if (batch->mode != ATTN_MODE_IDLE) {
+        status = fanout_check_bounds(&metadata->bounds, batch, error);
+        if (status == ATTN_OK)
+            status =
+                is_split(metadata, batch->mode)
+                    ? plan_split(metadata, batch, stream, error)
+                    : plan_half(metadata, PICK_WHOLE, phase_of(batch->mode), batch, stream, error);
+    }
+    if (status == ATTN_OK)
+        metadata->mode = batch->mode;
+    return status;
+}
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+static attn_status find_layer(const attn_metadata *metadata, int32_t layer_id,
+                              const fanout_layer **layer, attn_error *error)
+{
+    *layer = fanout_find_layer(&metadata->instance->layers, layer_id);
+    return *layer ? ATTN_OK
+                  : plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                      "layer %d: accepted those of create", layer_id);
+}
+
+static attn_status forward_child(attn_metadata *metadata, uint32_t half, int decode,
+                                 const fanout_layer *layer, const attn_forward_args *args,
+                                 attn_stream stream, attn_error *error)
+{
+    uint32_t c = metadata->choice[layer->child][half];
+    return fanout_forward(&metadata->instance->children, c, metadata->child[half][c], decode,
+                          layer->layer_id, args, stream, error);
+}
+
+/* Do the new rows of this layer lie where their queries lie? Layers without a cache have no others.
+ */
+static int new_rows_follow(const attn_metadata *metadata, const fanout_layer *layer)
+{
+    const attn_batch *batch = &metadata->slice[PICK_ROWS].batch;
+    return layer->kv_group < 0 || (uint32_t)layer->kv_group >= batch->num_kv_groups ||
+           slice_new_rows_follow_queries(&batch->kv_groups[layer->kv_group]);
+}
+
+static attn_status forward_split(attn_metadata *metadata, const fanout_layer *layer,
+                                 const attn_forward_args *args, attn_stream stream,
+                                 attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (metadata->slice[PICK_WHOLE].batch.num_seqs > 0)
+        status = forward_child(metadata, PICK_WHOLE, 0, layer, args, stream, error);
+    if (status != ATTN_OK || metadata->slice[PICK_ROWS].batch.num_seqs == 0)
+        return status;
+    args_slice sliced;
+    slice_args(args, metadata->first_decode_row, new_rows_follow(metadata, layer), &sliced);
+    return forward_child(metadata, PICK_ROWS, 1, layer, &sliced.args, stream, error);
+}
+
+attn_status pick_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                const attn_forward_args *args, attn_stream stream,
+                                attn_error *error)
+{
+    const fanout_layer *layer;
+    if (metadata->mode == ATTN_MODE_COUNT || metadata->mode == ATTN_MODE_DECODE)
+        return plugin_fail(error, ATTN_BAD_STATE,
+                           "forward_extend: no batch of such a mode is planned");
+    if (metadata->mode == ATTN_MODE_IDLE)
+        return ATTN_OK;
+    attn_status status = find_layer(metadata, layer_id, &layer, error);
+    if (status != ATTN_OK)
+        return status;
+    return is_split(metadata, metadata->mode)
+               ? forward_split(metadata, layer, args, stream, error)
+               : forward_child(metadata, PICK_WHOLE, 0, layer, args, stream, error);
+}
+
+attn_status pick_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                const attn_forward_args *args, attn_stream stream,
+                                attn_error *error)
+{
+    const fanout_layer *layer;
+    if (metadata->mode != ATTN_MODE_DECODE)
+        return plugin_fail(error, ATTN_BAD_STATE, "forward_decode: no DECODE batch is planned");
+    attn_status status = find_layer(metadata, layer_id, &layer, error);
+    return status == ATTN_OK ? forward_child(metadata, PICK_WHOLE, 1, layer, args, stream, error)
+                             : status;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "split.h"
+
+#include "fanout.h"
+#include "plugins/common/verdict.h"
+
+#define BIT(mode) ATTN_MODE_BIT(ATTN_MODE_##mode)
+
+/* Are all modes that MIXED would be split into called in MIXED's form? */
+static int one_mla_form(const attn_problem *problem)
+{
+    uint32_t involved = problem->bounds->modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
+    uint32_t expanded = problem->mla_expanded & involved;
+    int is_latent = ATTN_HAS(problem->group, attn_layer_group, mla) && problem->group->mla;
+    return !is_latent || expanded == 0 || expanded == involved;
+}
+
+int split_is_possible(const attn_problem *problem)
+{
+    return problem->group->kind != ATTN_KIND_SPARSE && one_mla_form(problem);
+}
+
+int split_is_rounded(const attn_problem *problem)
+{
+    return problem->kv_dtype != problem->q_dtype ||
+           problem->group->kv_scale_granularity != ATTN_SCALE_NONE;
+}
+
+attn_status split_reads_unquantised(const attn_services *services, const char *name,
+                                    const attn_problem *problem, uint32_t mode_bit, int *answer,
+                                    attn_error *error)
+{
+    child_problem narrowed;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    fanout_narrow_problem(problem, mode_bit, &narrowed);
+    attn_status status =
+        services->child_query(services->ctx, name, &narrowed.problem, &verdict, error);
+    if (status == ATTN_OK)
+        *answer = verdict.supported ? (verdict.reads_new_kv_unquantised & mode_bit) != 0 : -1;
+    return status;
+}
+
+void split_limit_graph_level(const attn_problem *problem, attn_verdict *verdict)
+{
+    if (verdict->graph_level > ATTN_GRAPH_UNIFORM)
+        verdict->graph_level = ATTN_GRAPH_UNIFORM;
+    if (problem->graph_level > ATTN_GRAPH_UNIFORM)
+        verdict_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, "0..2", "%u",
+                       problem->graph_level);
+}
+
+void split_limit_invariance(const attn_problem *problem, attn_verdict *verdict)
+{
+    verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
+    if (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT)
+        verdict_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "0, 1", "%u",
+                       problem->need_notes);
+}
