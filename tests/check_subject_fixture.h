@@ -14,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static attnhost *host;
 static struct check_subject subject;
@@ -82,43 +80,6 @@ static inline struct check_run run_case(const struct check *check, int32_t index
                             .seed = mix_word(subject.seed + (uint64_t)index)};
     check->run(&run);
     return run;
-}
-
-/* The worst code of all cases, each in a process of its own, so that a crash is one. */
-static inline enum check_code run_apart(const struct check *check)
-{
-    enum check_code worst = CHECK_PASS;
-    for (int32_t index = 0; index < count_cases(check); index++) {
-        fflush(NULL);
-        pid_t child = fork();
-        ck_assert_int_ge(child, 0);
-        if (child == 0) {
-            struct check_run run = run_case(check, index);
-            if (run.code != CHECK_PASS)
-                fprintf(stderr, "# %s.%s/%d: %s\n", check->rule, check->name, index, run.text);
-            _exit((int)run.code);
-        }
-        int status = 0;
-        ck_assert_int_eq(waitpid(child, &status, 0), child);
-        enum check_code code =
-            WIFEXITED(status) ? (enum check_code)WEXITSTATUS(status) : CHECK_CRASH;
-        if (code == CHECK_FAIL || code == CHECK_CRASH)
-            return code;
-        worst = code != CHECK_PASS ? code : worst;
-    }
-    return worst;
-}
-
-/* The worst code of all cases in this process, for those that start threads, which a process that
- * was forked beside other threads does badly under a sanitizer. */
-static inline enum check_code run_here(const struct check *check)
-{
-    enum check_code worst = CHECK_PASS;
-    for (int32_t index = 0; index < count_cases(check) && worst == CHECK_PASS; index++) {
-        struct check_run run = run_case(check, index);
-        worst = run.code;
-    }
-    return worst;
 }
 
 #endif /* CHECK_SUBJECT_FIXTURE_H */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_err.c: the group ERR: what is said when a call fails. What a plugin must leave alone in its
- * process (ERR-03) is watched around every case of every group, by the suite itself.
+ * process (ERR-03) is watched around every case of every group, by the suite itself; errno alone,
+ * which the host's own calls change as well, is looked at around single calls.
  */
 #include "host/check/check.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -390,6 +392,63 @@ static void run_head_roles(struct check_run *run)
         check_skip(run, "query accepts neither sinks nor ALiBi");
 }
 
+/* ---- ERR-03: errno --------------------------------------------------------------------------- */
+
+/* errno is what the last call of the C library that failed has left: a number of the system's, and
+ * never 0, which no such call sets. */
+static bool errno_is_good(struct check_run *run, const char *slot)
+{
+    int number = errno;
+    bool good = number > 0 && number < 4096;
+    if (!good)
+        check_fail(run, "after %s errno is %d, before: %d; accepted a number of the system's", slot,
+                   number, EDOM);
+    return good;
+}
+
+static bool query_keeps_errno(struct check_run *run, const struct rig *rig)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    errno = EDOM;
+    rig->type->query(rig->type, rig->options, rig->services, rig->problems, &verdict, NULL);
+    return errno_is_good(run, "query");
+}
+
+static bool batches_keep_errno(struct check_run *run, struct rig *rig, attn_metadata *metadata)
+{
+    bool good = true;
+    for (int batch = 0; batch < rig->num_batches && good; batch++) {
+        errno = EDOM;
+        attn_status status = rig_plan(rig, metadata, batch);
+        good = errno_is_good(run, "init_forward_metadata") &&
+               rig_good(rig, run, status, "init_forward_metadata");
+        for (int layer = 0; layer < RIG_LAYERS && good; layer++) {
+            errno = EDOM;
+            status = rig_forward(rig, metadata, batch, layer);
+            good = errno_is_good(run, "forward") && rig_good(rig, run, status, "forward");
+        }
+    }
+    return good;
+}
+
+static void run_errno(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    errno = EDOM;
+    if (query_keeps_errno(run, &rig) && rig_session_open(&session, &rig, run)) {
+        if (errno_is_good(run, "create, metadata_size and metadata_create"))
+            batches_keep_errno(run, &rig, session.metadata);
+        errno = EDOM;
+        rig_session_close(&session, &rig);
+        if (run->code == CHECK_PASS)
+            errno_is_good(run, "metadata_destroy and destroy");
+    }
+    rig_close(&rig);
+}
+
 /* ---- ERR-06 ---------------------------------------------------------------------------------- */
 
 static void judge_prefix(struct check_run *run, struct stage *stage, const struct failing *failing)
@@ -427,6 +486,10 @@ const struct check check_err[] = {
      .name = "success",
      .sentence = "a call that succeeds leaves the error alone",
      .run = run_success},
+    {.rule = "ERR-03",
+     .name = "errno",
+     .sentence = "errno keeps its meaning: a number of the system's, never set to 0",
+     .run = run_errno},
     {.rule = "ERR-05",
      .name = "roles",
      .sentence = "an operand that is needed and missing is INVALID_ARGUMENT with its name",

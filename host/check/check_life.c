@@ -52,6 +52,8 @@ static void run_describe(struct check_run *run)
     CHECK_THAT(run, !gained, "after describe the process has %s", gained);
     CHECK_THAT(run, milliseconds < 100, "describe takes %.1f ms: accepted less than 100",
                milliseconds);
+    for (int again = 0; again < 4 && run->code == CHECK_PASS; again++)
+        describe_all(run);
 }
 
 static void run_describe_beyond(struct check_run *run)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_pure_cuda.c: the group PURE on CUDA devices, and what LIFE-09 asks of a plugin: which calls
- * of the driver a backend makes, on which streams, and what it waits for.
+ * check_pure_cuda.c: the group PURE on CUDA devices, and what LIFE-09 and ERR-04 ask of a plugin:
+ * which calls of the driver a backend makes, on which streams, what it waits for, and what it says
+ * when they fail.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "host/check/gpu_case.h"
 #include "host/device_cuda.h"
+#include "host/error.h"
 
 /* ---- What is watched ------------------------------------------------------------------------- */
 
@@ -537,6 +539,51 @@ static void run_staging(struct check_run *run)
     watch_close(&w);
 }
 
+/* ---- ERR-04: a lost device ------------------------------------------------------------------- */
+
+/* What every later call gives, too, until the context is gone; and what is no loss. */
+static const struct {
+    int32_t result;
+    bool lost;
+    const char *name;
+} failures[] = {
+    {700, true, "CUDA_ERROR_ILLEGAL_ADDRESS"},          {719, true, "CUDA_ERROR_LAUNCH_FAILED"},
+    {214, true, "CUDA_ERROR_ECC_UNCORRECTABLE"},        {1, false, "CUDA_ERROR_INVALID_VALUE"},
+    {701, false, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+};
+
+static int32_t count_failures(const struct check_subject *subject)
+{
+    (void)subject;
+    return (int32_t)(sizeof failures / sizeof failures[0]);
+}
+
+/* A forward whose first work the driver refuses. The device is there all the same, so what the
+ * backend keeps of its loss ends with the session. */
+static void run_lost(struct check_run *run)
+{
+    struct watch w;
+    const char *name = failures[run->index].name;
+    if (!watch_open_kind(&w, run, 0, ATTN_METADATA_EAGER))
+        return;
+    attn_status status = gpu_upload(&w.g, w.session, GPU_REAL);
+    if (status == ATTN_OK)
+        status = gpu_plan(&w.g, w.session, GPU_REAL);
+    if (gpu_good(&w.g, status, "init_forward_metadata")) {
+        w.spy.begin();
+        w.spy.fail(1u << SPY_ENQUEUE, failures[run->index].result);
+        status = gpu_forward(&w.g, w.session, GPU_REAL, 0);
+        w.spy.end();
+        if (status == ATTN_OK)
+            check_fail(run, "a forward whose work the driver refuses with %s succeeds; %s", name,
+                       w.g.what);
+        else if ((status == ATTN_DEVICE_LOST) != failures[run->index].lost)
+            check_fail(run, "a forward whose work the driver refuses with %s gives %s %s; %s", name,
+                       host_status_name(status), host_error_text(&w.g.error), w.g.what);
+    }
+    watch_close(&w);
+}
+
 /* ---- The table ------------------------------------------------------------------------------- */
 
 const struct check check_pure_cuda[] = {
@@ -555,6 +602,9 @@ const struct check check_pure_cuda[] = {
     {"PURE-07", "staging",
      "batches prepared one after the other while the stream stands still have their own results",
      CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE, count_staging, run_staging},
+    {"ERR-04", "lost",
+     "a forward whose work fails for a lost device is DEVICE_LOST, and for another reason is not",
+     CHECK_NEEDS_CUDA, count_failures, run_lost},
     {"LIFE-09", "slots", "every slot of a backend leaves the primary context current",
      CHECK_NEEDS_CUDA, NULL, run_slots},
     {0},

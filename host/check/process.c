@@ -51,7 +51,10 @@ static void take_threads(struct process_state *state)
     DIR *folder = opendir("/proc/self/task");
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
         int thread = atoi(entry->d_name);
-        if (thread > 0 && state->num_threads < PROCESS_MAX_THREADS && !is_of_driver(thread))
+        if (thread <= 0 || is_of_driver(thread))
+            continue;
+        state->all_threads++;
+        if (state->num_threads < PROCESS_MAX_THREADS)
             state->threads[state->num_threads++] = thread;
     }
     if (folder)
@@ -82,6 +85,8 @@ void process_take(struct process_state *state)
 
 bool process_gained_threads(const struct process_state *before, const struct process_state *after)
 {
+    if (after->all_threads > before->all_threads)
+        return true;
     for (int t = 0; t < after->num_threads; t++) {
         bool known = false;
         for (int b = 0; b < before->num_threads && !known; b++)

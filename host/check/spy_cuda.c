@@ -52,6 +52,8 @@ static any_function real_function(const char *symbol)
 static struct {
     pthread_mutex_t lock;
     atomic_bool watching;
+    uint32_t failing; /* a mask of SPY_*, and what these calls give */
+    int32_t failure;
     uint32_t count;
     struct spy_record records[SPY_MAX_RECORDS];
 } notes = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -81,6 +83,19 @@ static void note(struct spy_record record, int per_thread)
     pthread_mutex_unlock(&notes.lock);
 }
 
+/* Does this call fail without being made? */
+static bool fails(struct spy_record *record)
+{
+    if (!notes.watching)
+        return false;
+    pthread_mutex_lock(&notes.lock);
+    bool failing = notes.failing & 1u << record->kind;
+    if (failing)
+        record->result = notes.failure;
+    pthread_mutex_unlock(&notes.lock);
+    return failing;
+}
+
 /* A copy to host memory that is not pinned returns when it is done. */
 static uint32_t kind_of_copy(cuda_pointer to)
 {
@@ -98,7 +113,8 @@ static uint32_t kind_of_copy(cuda_pointer to)
     static cuda_result spied_##symbol parameters                                                   \
     {                                                                                              \
         struct spy_record record = {.call = #symbol, __VA_ARGS__};                                 \
-        record.result = (int32_t)real.symbol arguments;                                            \
+        if (!fails(&record))                                                                       \
+            record.result = (int32_t)real.symbol arguments;                                        \
         note(record, per_thread);                                                                  \
         return (cuda_result)record.result;                                                         \
     }
@@ -241,6 +257,15 @@ void spy_cuda_end(void)
 {
     pthread_mutex_lock(&notes.lock);
     notes.watching = false;
+    notes.failing = 0;
+    pthread_mutex_unlock(&notes.lock);
+}
+
+void spy_cuda_fail(uint32_t kinds, int32_t result)
+{
+    pthread_mutex_lock(&notes.lock);
+    notes.failing = kinds;
+    notes.failure = result;
     pthread_mutex_unlock(&notes.lock);
 }
 

@@ -4,8 +4,8 @@
  *
  * The spy is an object of its own with the driver's name: a process that has opened it first gives
  * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes
- * each call on to the real driver, and notes those that matter here while it is told to watch. What
- * the real driver lacks, the spy lacks, too.
+ * each call on to the real driver, and notes those that matter here while it is told to watch; it
+ * can be told to let some fail. What the real driver lacks, the spy lacks, too.
  *
  *   spy.h           puts the spy before the driver, and finds it
  *   spy_cuda.c      the object
@@ -61,6 +61,9 @@ enum { SPY_MAX_RECORDS = 8192 };
     /* Forget all records and note the calls of all threads from now on, until spy_cuda_end(). */  \
     X(void, begin, (void))                                                                         \
     X(void, end, (void))                                                                           \
+    /* From now on calls of the kinds in this mask fail with `result` and are not passed on; 0 =   \
+     * none. spy_cuda_end() ends it. */                                                            \
+    X(void, fail, (uint32_t kinds, int32_t result))                                                \
     /* The records since begin(), valid until the next one; the value is how many calls there      \
      * were, of which no more than the first SPY_MAX_RECORDS are there. */                         \
     X(uint32_t, records, (const struct spy_record **records))

@@ -5,4 +5,5 @@
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_cuda_kernels.so ATTNHOST_FAKE_KERNELS=cuda_fixture
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 exec "$ATTNHOST_TEST_COMMAND" check "$ATTNHOST_TEST_FIXTURE_DIR/cuda_fixture.so" \
-    --device cuda --filter 'PURE-*' --filter 'CAPT-*' --filter 'LIFE-09*' --filter 'WORK-07*'
+    --device cuda --filter 'PURE-*' --filter 'CAPT-*' --filter 'LIFE-09*' --filter 'WORK-07*' \
+    --filter 'ERR-04*'

@@ -12,4 +12,4 @@ ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_cuda_kernels.so XDG_CACHE_HOME=
 export ATTNHOST_LIBCUDA XDG_CACHE_HOME
 "$ATTNHOST_TEST_COMMAND" check "$ATTNHOST_TEST_PLUGIN_DIR/triton_like.so" \
     --device cuda --option "kernel_dir=$folder" \
-    --filter 'PURE-*' --filter 'CAPT-*' --filter 'LIFE-09*' --filter 'WORK-07*'
+    --filter 'PURE-*' --filter 'CAPT-*' --filter 'LIFE-09*' --filter 'WORK-07*' --filter 'ERR-04*'
