@@ -7,6 +7,7 @@
  */
 #include "host/model_hf.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +83,13 @@ void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear
     dims->num_k_heads = dims->num_groups;
     dims->state_dtype = hf_state_dtype(source);
     dims->conv_dtype = source->model->dtype;
+    /* [lowest, highest]; an infinite bound is none. Nemotron-H's has a key of its own. */
+    const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
+    const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
+    if (cJSON_IsNumber(low) && dims->dt_min == 0)
+        dims->dt_min = (float)low->valuedouble;
+    if (cJSON_IsNumber(high) && high->valuedouble < (double)FLT_MAX)
+        dims->dt_max = (float)high->valuedouble;
 }
 
 attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dtype otherwise)

@@ -63,7 +63,8 @@ static void nemotron_dims(const struct hf_source *source, attn_linear_dims *dims
         .num_groups = hf_int(source, "n_groups|mamba_n_groups", 8, MODEL_MAX_HEADS),
         .head_k_dim = hf_int(source, "ssm_state_size|mamba_d_state", 128, MODEL_MAX_DIM),
         .conv_width = hf_int(source, "conv_kernel|mamba_d_conv", 4, 64),
-        .chunk = hf_int(source, "chunk_size|mamba_chunk_size", 128, 1 << 20)};
+        .chunk = hf_int(source, "chunk_size|mamba_chunk_size", 128, 1 << 20),
+        .dt_min = (float)json_double(&source->text, "time_step_min|mamba_dt_min", 0.001, 0, 1e3)};
     hf_mamba2_dims(source, "mamba_num_heads", dims);
 }
 

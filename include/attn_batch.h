@@ -114,14 +114,17 @@ typedef struct attn_shared_prefix {
     attn_i32_array prefix_len; /* [num_groups] keys shared, a multiple of the page size */
 } attn_shared_prefix;
 
-/* Recurrent state of linear layers. State is read from slot and written to dst_slot; equal = in
- * place. Slot 0 is padding. An update is not idempotent. */
+/* Recurrent state of linear layers, and that of their convolution, which has the same slots. State
+ * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place. A
+ * sequence without rows is copied, or becomes zero. An update is not idempotent. No slot is written
+ * twice, or written for one sequence and read for another. Slot 0 is padding, as page 0 is: zero at
+ * first, it may be read and written for anybody, and nobody looks for anything there. */
 typedef struct attn_state_batch {
     uint32_t struct_size;
     uint32_t reserved;          /* 0 */
     attn_i32_array slot;        /* [S] */
-    attn_i32_array dst_slot;    /* [S] */
-    attn_i32_array has_initial; /* [S] 0 = start from zero, slot is not read */
+    attn_i32_array dst_slot;    /* [S] absent = slot */
+    attn_i32_array has_initial; /* [S] 0 = start from zero, slot is not read; absent = all 1 */
     attn_i32_array snapshots; /* [T] slot that gets the state after this row; -1 = none; absent = */
                               /* no snapshots */
 } attn_state_batch;
@@ -184,7 +187,7 @@ typedef struct attn_batch {
     X(Q, 0, "q")                        /* [T, q_heads, head_dim] */                               \
     X(K, 1, "k")                        /* [R, kv_heads, head_dim] */                              \
     X(V, 2, "v")                        /* [R, kv_heads, v_head_dim] */                            \
-    X(OUT, 3, "out")                    /* [T, q_heads, v_head_dim] written */                     \
+    X(OUT, 3, "out")                    /* [T, q_heads, v_head_dim] written; linear: v_heads */    \
     X(LSE, 4, "lse")                    /* [T, q_heads] fp32, natural logarithm, written */        \
     X(K_CACHE, 5, "k_cache")            /* in the problem's kv_layout, head_dim wide */            \
     X(V_CACHE, 6, "v_cache")            /* in the problem's kv_layout, v_head_dim wide */          \
@@ -196,15 +199,17 @@ typedef struct attn_batch {
     X(K_PE, 12, "k_pe")                 /* MLA: new shared keys [R, rope_dim] */                   \
     X(LATENT_CACHE, 13, "latent_cache") /* MLA: in the problem's kv_layout */                      \
     X(MIXED_QKV, 14, "mixed_qkv")       /* linear: [T, channels] before the convolution */         \
-    X(GATE_A, 15, "a")                  /* linear: [T, v_heads] raw, or the log decay; KDA: [T, */ \
-                                        /* v_heads, head_k_dim] */                                 \
-    X(GATE_B, 16, "b")                  /* linear: [T, v_heads] raw, or beta */                    \
-    X(GATE_Z, 17, "z")                  /* linear: [T, v_heads, head_v_dim] output gate */         \
+    X(GATE_A, 15, "a")                  /* linear: [T, v_heads] raw, or the log decay (fp32); */   \
+                                        /* KDA: [T, v_heads, head_k_dim] */                        \
+    X(GATE_B, 16, "b")                  /* linear: [T, v_heads] raw, or beta (fp32); not for */    \
+                                        /* lightning, nor for Mamba2 raw */                        \
+    X(GATE_Z, 17, "z")                  /* linear, optional: [T, v_heads, head_v_dim] */           \
     X(A_LOG, 18, "A_log")               /* linear: [v_heads] fp32; lightning: log decay */         \
-    X(DT_BIAS, 19, "dt_bias")           /* linear: [v_heads] or as GATE_A's row, fp32 */           \
-    X(D_SKIP, 20, "D")                  /* Mamba2: [v_heads] or [v_heads, head_v_dim] fp32 */      \
+    X(DT_BIAS, 19, "dt_bias")           /* linear, raw: [v_heads] or as GATE_A's row, fp32 */      \
+    X(D_SKIP, 20, "D")                  /* Mamba2, optional: [v_heads] or [v_heads, */             \
+                                        /* head_v_dim] fp32 */                                     \
     X(CONV_WEIGHT, 21, "conv_weight")   /* linear: [channels, conv_width] */                       \
-    X(CONV_BIAS, 22, "conv_bias")       /* linear: [channels] */                                   \
+    X(CONV_BIAS, 22, "conv_bias")       /* linear, optional: [channels] */                         \
     X(STATE, 23, "state")               /* linear: in the problem's state_layout */                \
     X(CONV_STATE, 24, "conv_state")     /* linear: state.conv/1 */                                 \
     X(LABEL_CACHE, 25, "label_cache")   /* sparse: [slots, label_dim] */

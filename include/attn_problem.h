@@ -115,10 +115,31 @@ enum {
 enum {
     ATTN_LINEAR_QK_L2NORM = 1 << 0, /* q and k are L2-normalised (eps 1e-6) by the backend */
     ATTN_LINEAR_RAW_GATES =
-        1 << 1 /* gates from a, b, A_log, dt_bias; else they are given computed */
+        1 << 1, /* gates from a, b, A_log, dt_bias; else they are given computed */
+    ATTN_LINEAR_CONV_IDENTITY = 1 << 2 /* the convolution's sums as they are; else through SiLU */
 };
 
-/* Dimensions of a linear layer; sizes in elements. */
+/* Dimensions of a linear layer; sizes in elements.
+ *
+ * One recurrence holds for all families. Each v head h has a state S [K, V], read from a slot or
+ * zero; q and k are those of k head h / (num_v_heads / num_k_heads). For each token
+ *
+ *   S <- diag(e^g) S;  u = beta (v - S'k) (gdn, kda), beta v (others);  S <- S + k u'
+ *   o = sm_scale S'q + D v;  out = o, or o * silu(z) where z is given
+ *
+ *              g, the log decay                       beta        q, k, v of mixed_qkv's channels
+ *   gdn        -e^A_log softplus(a + dt_bias)         sigmoid(b)  q, k, v
+ *   kda        the same for each channel of k, or     sigmoid(b)  q, k, v
+ *              lower_bound sigmoid(e^A_log (a + dt_bias))
+ *   mamba2     -e^A_log dt                            dt          C, B, x, in the order x, B, C
+ *              dt = softplus(a + dt_bias), clamped to dt_min..dt_max
+ *   lightning  A_log itself                           1           q, k, v
+ *
+ * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32; all but lightning). QK_L2NORM: q and
+ * k become x / sqrt(sum x^2 + 1e-6). Before all that channel c of token t, with conv_width W, is
+ * silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 + w]); inputs before the sequence's first are
+ * those of its convolution state, or 0. Family short_conv is that alone: out is its channels,
+ * num_v_heads x head_v_dim of them, num_k_heads and head_k_dim are 0. */
 typedef struct attn_linear_dims {
     uint32_t struct_size;
     uint32_t family;        /* ATTN_LINEAR_* */
@@ -127,11 +148,14 @@ typedef struct attn_linear_dims {
     int32_t num_v_heads;    /* heads of v, the state and the output; a multiple of num_k_heads */
     int32_t head_k_dim;     /* K of the state */
     int32_t head_v_dim;     /* V of the state */
-    int32_t num_groups;     /* Mamba2: groups that share B and C; else 0 */
+    int32_t num_groups;     /* Mamba2: groups that share B and C, = num_k_heads; else 0 */
     int32_t conv_width;     /* taps of the short convolution; 0 = none */
     int32_t chunk;          /* chunk of the chunked form the model was trained with; 0 = any */
     attn_dtype state_dtype; /* of the state pool: ATTN_F32 or ATTN_BF16 */
     attn_dtype conv_dtype;  /* of the convolution's pool; ATTN_DTYPE_NONE = none */
+    float dt_min;           /* Mamba2: bounds of dt; */
+    float dt_max;           /* 0 = no upper bound */
+    float lower_bound;      /* KDA: of the log decay; 0 = the softplus form */
 } attn_linear_dims;
 
 /* attn_sparse_dims.index_kind: what one entry of the sparse indices selects. */
@@ -402,14 +426,15 @@ enum {
     X(SCALE, 58, "scale")                                                                          \
     X(BATCH, 59, "batch")                                                                          \
     X(STRIDE, 60, "stride")                                                                        \
-    X(LAYER_ID, 61, "layer_id")
+    X(LAYER_ID, 61, "layer_id")                                                                    \
+    X(CONV_DTYPE, 62, "linear.conv_dtype")
 
 enum {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
 #undef ATTN_FIELD_ENUM
-        ATTN_FIELD_COUNT = 62
+        ATTN_FIELD_COUNT = 63
 };
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".

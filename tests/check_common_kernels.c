@@ -8,7 +8,7 @@
 
 #include "host/dtype.h"
 #include "host/reference/reference.h"
-#include "plugins/cpu_native/convert.h"
+#include "plugins/common/convert.h"
 #include "tests/cpu_native_case.h"
 #include "tests/test_main.h"
 

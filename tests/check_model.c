@@ -296,6 +296,10 @@ START_TEST(mamba2_layers)
     ck_assert_uint_eq(mamba->num_buffers, 3);
     ck_assert_int_eq(mamba->max_context_len, MODEL_DEFAULT_CONTEXT);
     assert_close(mamba->groups[0].sm_scale, 1);
+    assert_close(mamba->groups[0].linear->dt_min, 0.25);
+    assert_close(mamba->groups[0].linear->dt_max, 100);
+    assert_close(nemotron->groups[0].linear->dt_min, 0.001); /* time_step_min, left out */
+    assert_close(falcon->groups[0].linear->dt_max, 0);       /* infinite */
     model_destroy(falcon);
     model_destroy(nemotron);
     model_destroy(mamba);

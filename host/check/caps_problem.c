@@ -160,6 +160,14 @@ static void drop_features(struct caps_problem *p)
     p->group.flags &= (uint32_t)(ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI);
 }
 
+/* Layer kinds come with their dimensions. */
+static void complete_kind(struct caps_problem *p)
+{
+    p->group.mla = p->group.kind == ATTN_KIND_MLA ? &p->mla : NULL;
+    p->group.linear = p->group.kind == ATTN_KIND_LINEAR ? &p->linear : NULL;
+    p->group.sparse = p->group.kind == ATTN_KIND_SPARSE ? &p->sparse : NULL;
+}
+
 bool caps_can_set(uint32_t field)
 {
     return find_field(number_fields, NUM_FIELDS(number_fields), field) ||
@@ -183,6 +191,12 @@ bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
     const struct number_field *at = find_field(number_fields, NUM_FIELDS(number_fields), field);
     if (at)
         write_number(p, at, value);
+    if (field == ATTN_FIELD_KIND)
+        complete_kind(p);
+    else if (field == ATTN_FIELD_LAYERS)
+        p->layers[1].flags = p->layers[0].flags; /* the field stands for those of all layers */
+    else if (at)
+        return true;
     else if (field == ATTN_FIELD_SINKS)
         set_flag(&p->group.flags, ATTN_GROUP_HAS_SINKS, value != 0);
     else if (field == ATTN_FIELD_ALIBI)
@@ -387,14 +401,6 @@ static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
     return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
 }
 
-/* Layer kinds come with their dimensions. */
-static void complete_kind(struct caps_problem *p)
-{
-    p->group.mla = p->group.kind == ATTN_KIND_MLA ? &p->mla : NULL;
-    p->group.linear = p->group.kind == ATTN_KIND_LINEAR ? &p->linear : NULL;
-    p->group.sparse = p->group.kind == ATTN_KIND_SPARSE ? &p->sparse : NULL;
-}
-
 static void set_anything(struct caps_problem *p, uint64_t seed)
 {
     enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 3, OTHERS = 4 };
@@ -403,7 +409,6 @@ static void set_anything(struct caps_problem *p, uint64_t seed)
         const struct anything *any = &anything[which];
         caps_set_number(p, any->field, any->values[draw(seed, 1, any->count)]);
         p->elsewhere |= any->field <= ATTN_FIELD_DEVICE_CPU_ISA;
-        complete_kind(p);
     } else if (which < (int32_t)NUMBERS + DTYPES) {
         attn_dtype dtype = any_dtype[draw(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
         memcpy((char *)p + dtype_fields[which - (int32_t)NUMBERS].offset, &dtype, sizeof dtype);

@@ -51,7 +51,9 @@ static attn_status create_with(struct rig *rig, const char *feature, const char 
         problem.num_features = 1;
         problem.features = &feature;
     }
-    if (layout)
+    if (layout && problem.state_layout)
+        problem.state_layout = layout;
+    else if (layout)
         problem.kv_layout = layout;
     attn_status status =
         rig->type->create(rig->type, &problem, 1, rig->options, rig->services, &instance, error);
@@ -309,16 +311,10 @@ static void run_success(struct check_run *run)
 
 /* ---- ERR-05 ---------------------------------------------------------------------------------- */
 
-static const struct role {
-    uint32_t role;
-    const char *name;
-} roles[] = {
-    {ATTN_ROLE_Q, "q"},
-    {ATTN_ROLE_OUT, "out"},
-    {ATTN_ROLE_K_CACHE, "k_cache"},
-    {ATTN_ROLE_V_CACHE, "v_cache"},
-    {ATTN_ROLE_K, "k"}, /* v is there */
-    {ATTN_ROLE_V, "v"},
+static const char *const role_names[] = {
+#define NAME(name, value, text) [value] = text,
+    ATTN_ROLE_MAP(NAME)
+#undef NAME
 };
 
 /* Does a text have the word, with no letter, digit or underscore beside it? */
@@ -333,20 +329,20 @@ static bool has_word(const char *text, const char *word)
 }
 
 static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch,
-                      const struct role *role)
+                      uint32_t role)
 {
     char what[64];
-    const attn_tensor **operand = &rig->layers[0].operands[role->role], *kept = *operand;
+    const attn_tensor **operand = &rig->layers[0].operands[role], *kept = *operand;
     if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
         return;
     snprintf(what, sizeof what, "a %s forward without the operand %s", rig_batch_name(rig, batch),
-             role->name);
+             role_names[role]);
     check_note(run, "%s", what);
     *operand = NULL;
     attn_status status = rig_forward(rig, metadata, batch, 0);
     *operand = kept;
     if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
-        !has_word(host_error_text(&rig->error), role->name))
+        !has_word(host_error_text(&rig->error), role_names[role]))
         check_fail(run, "%s: '%s' does not name it", what, host_error_text(&rig->error));
 }
 
@@ -356,10 +352,12 @@ static void run_roles(struct check_run *run)
     struct rig_session session;
     if (!rig_open(&rig, run, run->seed))
         return;
+    uint32_t roles[RIG_PARTS];
+    int count = rig_needed_roles(&rig.question, roles);
     if (rig_session_open(&session, &rig, run)) {
         for (int b = 0; b < rig.num_batches; b++)
-            for (size_t r = 0; r < sizeof roles / sizeof roles[0] && run->code == CHECK_PASS; r++)
-                leave_out(run, &rig, session.metadata, b, &roles[r]);
+            for (int r = 0; r < count && run->code == CHECK_PASS; r++)
+                leave_out(run, &rig, session.metadata, b, roles[r]);
         if (run->code == CHECK_PASS)
             free(rig_run(&rig, run, session.metadata, 0));
         rig_session_close(&session, &rig);
@@ -370,8 +368,7 @@ static void run_roles(struct check_run *run)
 /* Sinks and slopes, which only some layers have. */
 static void run_head_roles(struct check_run *run)
 {
-    static const struct role head_roles[] = {{ATTN_ROLE_SINKS, "sinks"},
-                                             {ATTN_ROLE_ALIBI_SLOPES, "alibi_slopes"}};
+    static const uint32_t head_roles[] = {ATTN_ROLE_SINKS, ATTN_ROLE_ALIBI_SLOPES};
     static const uint32_t flags[] = {ATTN_GROUP_HAS_SINKS, ATTN_GROUP_HAS_ALIBI};
     struct rig rig;
     struct rig_session session;
@@ -383,7 +380,7 @@ static void run_head_roles(struct check_run *run)
         if (rig_accepts(run->subject, &rig.question.problems[0]) &&
             rig_session_open(&session, &rig, run)) {
             tried++;
-            leave_out(run, &rig, session.metadata, 0, &head_roles[r]);
+            leave_out(run, &rig, session.metadata, 0, head_roles[r]);
             rig_session_close(&session, &rig);
         }
         rig_close(&rig);

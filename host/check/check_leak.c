@@ -100,7 +100,7 @@ void check_leak_unsupported(struct check_run *run)
     problem->features = features;
     refuse_one(run, &rig, &tally, "an unknown feature");
     *problem = kept;
-    problem->kv_layout = "kv.no_such_layout/1";
+    rig_spoil_layout(problem);
     refuse_one(run, &rig, &tally, "an unknown layout");
     *problem = kept;
     group->kind = 1000;

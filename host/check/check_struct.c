@@ -29,6 +29,8 @@ static bool swap_problems(struct rig *rig, struct sized *sized, size_t to)
 static bool swap_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
+    if (rig_is_linear(&rig->question) && to < offsetof(attn_layer_group, sparse))
+        to = offsetof(attn_layer_group, sparse); /* the dimensions are needed */
     for (int g = 0; g < RIG_GROUPS && good; g++) {
         rig->question.problems[g].group =
             sized_copy(sized, &rig->question.groups[g], sizeof(attn_layer_group), 1, to);
@@ -88,6 +90,8 @@ static bool swap_services(struct rig *rig, struct sized *sized, size_t to)
 static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
+    if (rig_is_linear(&rig->question) && to < offsetof(attn_batch, sparse))
+        to = offsetof(attn_batch, sparse); /* the state is needed */
     for (int b = 0; b < rig->num_batches && good; b++) {
         rig->given_batches[b] =
             sized_copy(sized, &rig->batches[b].batch, sizeof(attn_batch), 1, to);
@@ -171,7 +175,7 @@ static attn_status ask_wrong(struct rig *rig, attn_reason *reasons, uint32_t cap
     bounds.modes |= 1u << 31;
     bounds.mask_kinds |= 1u << 31;
     problem.bounds = &bounds;
-    problem.kv_layout = "kv.no_such_layout/1";
+    rig_spoil_layout(&problem);
     problem.need_notes = 1u << 31;
     problem.num_features = 1;
     problem.features = features;

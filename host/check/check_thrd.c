@@ -42,7 +42,7 @@ static void spoil(struct question *question, int which)
     }
     if (which & 2) {
         question->asked.groups[0].head_dim = 100003;
-        problem->kv_layout = "kv.no_such_layout/1";
+        rig_spoil_layout(problem);
     }
 }
 

@@ -209,17 +209,17 @@ static attn_status make_metadata(struct case_session *session, attn_error *error
     return status == ATTN_OK ? ATTN_OK : host_fail_prefix(error, "metadata_create");
 }
 
-static attn_status make_all(struct case_session *session, const struct forward_case *c,
+static attn_status make_all(struct case_session *session, const attn_problem *problem,
                             const struct case_setup *setup, attn_error *error)
 {
-    attn_status status = ask(session, &c->posed.problem, error);
+    attn_status status = ask(session, problem, error);
     if (status == ATTN_OK)
         status = device_stream_create(session->device, &session->stream, error);
     if (status == ATTN_OK)
         status = session_enter(session, error);
     if (status != ATTN_OK)
         return status;
-    status = make_instance(session, &c->posed.problem, setup, error);
+    status = make_instance(session, problem, setup, error);
     if (status == ATTN_OK)
         status = make_metadata(session, error);
     session_leave(session);
@@ -230,15 +230,22 @@ attn_status case_session_create(const struct case_backend *backend, const struct
                                 const struct case_setup *setup, struct case_session **session,
                                 attn_error *error)
 {
+    return session_create(backend, &c->posed.problem, c->device, setup, session, error);
+}
+
+attn_status session_create(const struct case_backend *backend, const attn_problem *problem,
+                           const struct device *device, const struct case_setup *setup,
+                           struct case_session **session, attn_error *error)
+{
     struct case_session *made = calloc(1, sizeof *made);
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
     made->backend = *backend;
-    made->device = c->device;
+    made->device = device;
     made->kind = setup->kind;
     made->exact_memory = setup->exact_memory;
-    made->bounds = setup->bounds ? *setup->bounds : c->posed.bounds;
-    attn_status status = make_all(made, c, setup, error);
+    made->bounds = setup->bounds ? *setup->bounds : *problem->bounds;
+    attn_status status = make_all(made, problem, setup, error);
     if (status != ATTN_OK)
         case_session_destroy(made);
     else

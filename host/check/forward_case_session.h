@@ -34,6 +34,12 @@ struct case_session {
     int32_t num_runs;
 };
 
+/* case_session_create() for any problem, whose bounds are those of the metadata unless the setup
+ * has others. */
+attn_status session_create(const struct case_backend *backend, const attn_problem *problem,
+                           const struct device *device, const struct case_setup *setup,
+                           struct case_session **session, attn_error *error);
+
 /* The device's context is current in between, as the host makes it for every call. */
 attn_status session_enter(const struct case_session *session, attn_error *error);
 void session_leave(const struct case_session *session);

@@ -32,8 +32,14 @@ enum {
     NUM_LAYOUTS = sizeof layouts / sizeof layouts[0],
     NUM_DIMS = sizeof dims / sizeof dims[0],
     NUM_PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0],
-    NUM_QUESTIONS = NUM_MODE_SETS * NUM_DTYPES * NUM_LAYOUTS * NUM_DIMS * NUM_PAGE_SIZES
+    NUM_QUESTIONS = NUM_MODE_SETS * NUM_DTYPES * NUM_LAYOUTS * NUM_DIMS * NUM_PAGE_SIZES,
+    NUM_FAMILIES = 2,
+    NUM_LINEAR_QUESTIONS = NUM_MODE_SETS * NUM_DTYPES * NUM_LAYOUTS * NUM_FAMILIES * NUM_DIMS,
+    STATE_SLOTS = 1 + 2 * RIG_SEQS
 };
+static const char *const state_layouts[NUM_LAYOUTS] = {ATTN_LAYOUT_STATE_SSM_KV,
+                                                       ATTN_LAYOUT_STATE_SSM_VK};
+static const uint32_t state_families[NUM_FAMILIES] = {ATTN_LINEAR_GDN, ATTN_LINEAR_MAMBA2};
 
 /* A digit of *number, which loses it. */
 static int digit(int *number, int base)
@@ -99,6 +105,69 @@ static void set_question(struct rig_question *q, const attn_device *device, int 
     }
 }
 
+/* Question `number` of those about linear layers: the same, but for what makes them linear. */
+static void set_linear_question(struct rig_question *q, const attn_device *device, int number)
+{
+    int32_t dim = dims[digit(&number, NUM_DIMS)];
+    uint32_t family = state_families[digit(&number, NUM_FAMILIES)];
+    const char *layout = state_layouts[digit(&number, NUM_LAYOUTS)];
+    attn_dtype dtype = dtypes[digit(&number, NUM_DTYPES)];
+    set_question(q, device, 0);
+    set_bounds(&q->bounds, mode_sets[number], 1);
+    q->linear = (attn_linear_dims){.struct_size = sizeof q->linear,
+                                   .family = family,
+                                   .flags = family == ATTN_LINEAR_GDN ? ATTN_LINEAR_QK_L2NORM : 0,
+                                   .num_k_heads = 2,
+                                   .num_v_heads = 4,
+                                   .head_k_dim = dim,
+                                   .head_v_dim = dim,
+                                   .num_groups = family == ATTN_LINEAR_MAMBA2 ? 2 : 0,
+                                   .state_dtype = ATTN_F32};
+    for (int g = 0; g < RIG_GROUPS; g++) {
+        attn_problem *problem = &q->problems[g];
+        q->groups[g].kind = ATTN_KIND_LINEAR;
+        q->groups[g].linear = &q->linear;
+        q->groups[g].head_dim = q->groups[g].v_head_dim = dim;
+        q->groups[g].sm_scale = 1.0f / sqrtf((float)dim);
+        problem->kv_layout = NULL;
+        problem->state_layout = layout;
+        problem->page_size = 0;
+        problem->q_dtype = problem->kv_dtype = problem->out_dtype = dtype;
+    }
+}
+
+bool rig_is_linear(const struct rig_question *question)
+{
+    return question->groups[0].kind == ATTN_KIND_LINEAR;
+}
+
+void rig_spoil_layout(attn_problem *problem)
+{
+    if (problem->state_layout)
+        problem->state_layout = "state.no_such_layout/1";
+    else
+        problem->kv_layout = "kv.no_such_layout/1";
+}
+
+static const uint32_t *roles_of(const struct rig_question *question)
+{
+    static const uint32_t softmax[RIG_PARTS] = {
+        ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V, ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
+    static const uint32_t linear[RIG_PARTS] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A,
+                                               ATTN_ROLE_GATE_B,    ATTN_ROLE_OUT,
+                                               ATTN_ROLE_STATE,     ATTN_ROLE_COUNT};
+    return rig_is_linear(question) ? linear : softmax;
+}
+
+int rig_needed_roles(const struct rig_question *question, uint32_t *roles)
+{
+    int count = 0;
+    for (int p = 0; p < RIG_PARTS; p++)
+        if (roles_of(question)[p] < ATTN_ROLE_COUNT)
+            roles[count++] = roles_of(question)[p];
+    return count;
+}
+
 /* 1, 0, or -1 with the error's message; reasons or message in `why`. */
 static int ask(const struct check_subject *subject, const attn_problem *problem,
                attn_verdict *verdict, char *why, size_t size)
@@ -142,6 +211,11 @@ static bool find(struct rig_question *question, const struct check_subject *subj
         set_question(question, &subject->device->info, number);
         if (ask(subject, &question->problems[0], verdict, number ? unused : why,
                 number ? sizeof unused : size) == 1)
+            return true;
+    }
+    for (int number = 0; number < NUM_LINEAR_QUESTIONS; number++) {
+        set_linear_question(question, &subject->device->info, number);
+        if (ask(subject, &question->problems[0], verdict, unused, sizeof unused) == 1)
             return true;
     }
     return false;
@@ -231,6 +305,25 @@ static void fill_kv(struct draw *draw, const attn_batch *batch, struct rig_array
         .host = b->host->member, .device = b->device->member                                       \
     }
 
+/* Where states are: of every other sequence updated in place. */
+static void fill_state(const attn_batch *batch, struct rig_arrays *arrays)
+{
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        arrays->slot[s] = 1 + s;
+        arrays->dst_slot[s] = s % 2 ? 1 + s : 1 + RIG_SEQS + s;
+        arrays->has_initial[s] = 1;
+    }
+}
+
+static void set_state(struct rig_batch *b)
+{
+    b->state = (attn_state_batch){.struct_size = sizeof b->state,
+                                  .slot = PAIR(slot),
+                                  .dst_slot = PAIR(dst_slot),
+                                  .has_initial = PAIR(has_initial)};
+    b->batch.state = &b->state;
+}
+
 static void set_views(struct rig_batch *b, int32_t page_size)
 {
     b->batch.seq_lens = (attn_i32_array)PAIR(seq_lens);
@@ -268,6 +361,7 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
 {
     struct draw draw = {.seed = mix_absorb(seed, mode)};
     int32_t page_size = rig->question.problems[0].page_size;
+    page_size = page_size > 0 ? page_size : 1;
     b->host = calloc(1, sizeof *b->host);
     b->device = device_allocate(rig->device, ATTN_SPACE_DEVICE, sizeof *b->device, 64);
     if (!b->host || !b->device)
@@ -281,6 +375,9 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
     for (int g = 0; g < RIG_GROUPS; g++)
         fill_kv(&draw, &b->batch, b->host, g, page_size);
     set_views(b, page_size);
+    fill_state(&b->batch, b->host);
+    if (rig_is_linear(&rig->question))
+        set_state(b);
     return device_copy(rig->device, b->device, b->host, sizeof *b->host, rig->stream,
                        &rig->error.base);
 }
@@ -308,7 +405,30 @@ const char *rig_batch_name(const struct rig *rig, int batch)
 
 /* ---- Arena ----------------------------------------------------------------------------------- */
 
-static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
+/* Of the parts of a linear layer: mixed_qkv, a, b, out, state; the last one is not used. */
+static void set_linear_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
+{
+    const attn_problem *problem = &rig->question.problems[0];
+    const attn_linear_dims *linear = &rig->question.linear;
+    int64_t heads = linear->num_v_heads, dim = linear->head_k_dim;
+    const struct {
+        uint32_t ndim;
+        attn_dtype dtype;
+        int64_t shape[4];
+    } forms[RIG_PARTS] = {
+        [RIG_Q] = {2, problem->q_dtype, {RIG_TOKENS, (2 * linear->num_k_heads + heads) * dim}},
+        [RIG_K] = {2, ATTN_F32, {RIG_TOKENS, heads}},
+        [RIG_V] = {2, ATTN_F32, {RIG_TOKENS, heads}},
+        [RIG_OUT] = {3, problem->out_dtype, {RIG_TOKENS, heads, dim}},
+        [RIG_K_CACHE] = {4, ATTN_F32, {STATE_SLOTS, heads, dim, dim}},
+        [RIG_V_CACHE] = {1, ATTN_F32, {1}},
+    };
+    tensor->ndim = forms[part].ndim;
+    tensor->dtype = forms[part].dtype;
+    memcpy(tensor->shape, forms[part].shape, sizeof forms[part].shape);
+}
+
+static void set_softmax_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
 {
     const attn_problem *problem = &rig->question.problems[0];
     const attn_layer_group *group = problem->group;
@@ -317,19 +437,29 @@ static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *te
     int64_t dim = part == RIG_V || part == RIG_OUT || part == RIG_V_CACHE ? group->v_head_dim
                                                                           : group->head_dim;
     int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
-                            .device_type = rig->device->type,
-                            .device_id = rig->device->id,
-                            .dtype = problem->q_dtype,
-                            .ndim = 3,
-                            .alignment = 256,
-                            .shape = {RIG_TOKENS, heads, dim}};
+    tensor->dtype = problem->q_dtype;
+    tensor->ndim = 3;
+    tensor->shape[0] = RIG_TOKENS;
+    tensor->shape[1] = heads;
+    tensor->shape[2] = dim;
     if (part == RIG_K_CACHE || part == RIG_V_CACHE) {
         int64_t page = problem->page_size;
         int64_t shape[] = {pages, hnd ? heads : page, hnd ? page : heads, dim};
         tensor->ndim = 4;
         memcpy(tensor->shape, shape, sizeof shape);
     }
+}
+
+static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
+{
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
+                            .device_type = rig->device->type,
+                            .device_id = rig->device->id,
+                            .alignment = 256};
+    if (rig_is_linear(&rig->question))
+        set_linear_shape(rig, part, tensor);
+    else
+        set_softmax_shape(rig, part, tensor);
     int64_t stride = 1;
     for (uint32_t d = tensor->ndim; d-- > 0;) {
         tensor->strides[d] = stride;
@@ -339,8 +469,7 @@ static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *te
 
 static void lay_out(struct rig *rig)
 {
-    static const uint32_t roles[RIG_PARTS] = {ATTN_ROLE_Q,   ATTN_ROLE_K,       ATTN_ROLE_V,
-                                              ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
+    const uint32_t *roles = roles_of(&rig->question);
     for (int l = 0; l < RIG_LAYERS; l++) {
         struct rig_layer *layer = &rig->layers[l];
         for (int p = 0; p < RIG_PARTS; p++) {
@@ -351,7 +480,8 @@ static void lay_out(struct rig *rig)
             layer->offsets[p] = rig->arena_bytes + 256;
             rig->arena_bytes =
                 (layer->offsets[p] + layer->bytes[p] + RIG_RED_ZONE + 255) & ~(uint64_t)255;
-            layer->operands[roles[p]] = tensor;
+            if (roles[p] < ATTN_ROLE_COUNT)
+                layer->operands[roles[p]] = tensor;
         }
         layer->args = (attn_forward_args){.struct_size = sizeof layer->args,
                                           .flags = ATTN_FORWARD_SAVE_KV,
@@ -361,7 +491,16 @@ static void lay_out(struct rig *rig)
     }
 }
 
-/* Numbers in [-2, 2) everywhere; outputs NaN. */
+/* A number in [-2, 2); of the gates of a linear layer below 0, and in [0, 1). */
+static double number_of(const struct rig *rig, int part, uint64_t seed, uint64_t count)
+{
+    double x = (double)(int32_t)(mix_stream(seed, count) >> 32) * 0x1p-30;
+    if (!rig_is_linear(&rig->question))
+        return x;
+    return part == RIG_K ? -fabs(x) : part == RIG_V ? fabs(x) / 2 : x;
+}
+
+/* Numbers everywhere; outputs NaN. */
 static void fill_image(struct rig *rig, uint64_t seed)
 {
     uint64_t count = 0;
@@ -375,8 +514,7 @@ static void fill_image(struct rig *rig, uint64_t seed)
             if (p == RIG_OUT)
                 memset(part, 0xFF, layer->bytes[p]);
             for (int64_t i = 0; p != RIG_OUT && i < elements; i++)
-                dtype_store(dtype, part, i,
-                            (double)(int32_t)(mix_stream(seed, count++) >> 32) * 0x1p-30);
+                dtype_store(dtype, part, i, number_of(rig, p, seed, count++));
         }
 }
 
@@ -418,7 +556,7 @@ bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed)
     rig->ops = subject->type->ops;
     set_given(rig);
     if (!find(&rig->question, subject, &rig->verdict, why, sizeof why)) {
-        check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
+        check_skip(run, "query accepts no plain softmax or linear problem on this device: %s", why);
         return false;
     }
     attn_status status = device_stream_create(rig->device, &rig->stream, &rig->error.base);

@@ -30,8 +30,10 @@ enum {
     RIG_RED_ZONE = 64 /* bytes */
 };
 
-/* Two layer groups, equal but for their layers and KV groups. */
+/* Two layer groups, equal but for their layers and KV groups: of softmax layers or, where a backend
+ * serves none, of linear ones, whose gates are given computed and which have no convolution. */
 struct rig_question {
+    attn_linear_dims linear; /* of a linear question */
     attn_layer layers[RIG_LAYERS];
     attn_layer_group groups[RIG_GROUPS];
     attn_bounds bounds;
@@ -52,16 +54,20 @@ struct rig_arrays {
     int32_t prefix_lens[RIG_SEQS];
     int32_t q_indptr[RIG_SEQS + 1];
     int32_t requests[RIG_SEQS];
+    int32_t slot[RIG_SEQS]; /* of states */
+    int32_t dst_slot[RIG_SEQS];
+    int32_t has_initial[RIG_SEQS];
 };
 
 struct rig_batch {
     attn_batch batch;
     attn_kv_batch kv[RIG_GROUPS];
+    attn_state_batch state;
     struct rig_arrays *host;   /* what host pointers point to */
     struct rig_arrays *device; /* what device pointers point to */
 };
 
-/* Operands of a layer. */
+/* Operands of a layer; of a linear one mixed_qkv, a, b, out, the state, and none. */
 enum rig_part { RIG_Q, RIG_K, RIG_V, RIG_OUT, RIG_K_CACHE, RIG_V_CACHE, RIG_PARTS };
 
 struct rig_layer {
@@ -110,6 +116,15 @@ void rig_close(struct rig *rig);
 /* The question of a subject whose memory is of no interest. false and all reasons in `why`. */
 bool rig_find(struct rig_question *question, const struct check_subject *subject, char *why,
               size_t size);
+
+/* Is it about linear layers? */
+bool rig_is_linear(const struct rig_question *question);
+
+/* Give a problem a layout of the KV cache, or of the state, that there is not. */
+void rig_spoil_layout(attn_problem *problem);
+
+/* The operands that a forward needs: roles[RIG_PARTS]; how many. */
+int rig_needed_roles(const struct rig_question *question, uint32_t *roles);
 
 /* Does query accept it? */
 bool rig_accepts(const struct check_subject *subject, const attn_problem *problem);

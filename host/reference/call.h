@@ -54,6 +54,10 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
                                 const attn_forward_args *args, const reference_options *options,
                                 attn_error *error);
 
+/* Is the tensor of a role there, of this dtype and shape (-1 = any), innermost stride 1? */
+attn_status reference_check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
+                                   uint32_t ndim, const int64_t *shape, attn_error *error);
+
 /* The element pointer of [i0, i1, ...], strides in elements. */
 char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim);
 

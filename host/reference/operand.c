@@ -46,9 +46,8 @@ const int64_t *reference_i64(const attn_i64_array *array)
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Is the tensor there, of this dtype and of this shape (-1 = any)? */
-static attn_status check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
-                                uint32_t ndim, const int64_t *shape, attn_error *error)
+attn_status reference_check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
+                                   uint32_t ndim, const int64_t *shape, attn_error *error)
 {
     const char *name = role_names[role];
     if (!tensor)
@@ -80,19 +79,19 @@ static attn_status find_queries_and_new_keys(reference_call *call, const attn_fo
     call->k = attn_operand(args, ATTN_ROLE_K);
     call->v = attn_operand(args, ATTN_ROLE_V);
     int64_t q_shape[] = {-1, group->num_q_heads, group->head_dim};
-    attn_status status = check_tensor(call->q, ATTN_ROLE_Q, dtype, 3, q_shape, error);
+    attn_status status = reference_check_tensor(call->q, ATTN_ROLE_Q, dtype, 3, q_shape, error);
     if (status != ATTN_OK)
         return status;
     call->num_rows = call->q->shape[0];
     if (!call->k && !call->v && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
         return ATTN_OK;
     int64_t k_shape[] = {-1, group->num_kv_heads, group->head_dim};
-    status = check_tensor(call->k, ATTN_ROLE_K, dtype, 3, k_shape, error);
+    status = reference_check_tensor(call->k, ATTN_ROLE_K, dtype, 3, k_shape, error);
     if (status != ATTN_OK)
         return status;
     call->num_new = call->k->shape[0];
     int64_t v_shape[] = {call->num_new, group->num_kv_heads, group->v_head_dim};
-    return check_tensor(call->v, ATTN_ROLE_V, dtype, 3, v_shape, error);
+    return reference_check_tensor(call->v, ATTN_ROLE_V, dtype, 3, v_shape, error);
 }
 
 static attn_status find_caches(reference_call *call, const attn_forward_args *args,
@@ -112,13 +111,14 @@ static attn_status find_caches(reference_call *call, const attn_forward_args *ar
     int64_t shape[] = {-1, call->hnd ? heads : page_size, call->hnd ? page_size : heads,
                        group->head_dim};
     attn_dtype dtype = call->problem->kv_dtype;
-    attn_status status = check_tensor(call->k_cache, ATTN_ROLE_K_CACHE, dtype, 4, shape, error);
+    attn_status status =
+        reference_check_tensor(call->k_cache, ATTN_ROLE_K_CACHE, dtype, 4, shape, error);
     if (status != ATTN_OK)
         return status;
     shape[0] = call->k_cache->shape[0];
     shape[3] = group->v_head_dim;
     call->num_slots = shape[0] * page_size;
-    return check_tensor(call->v_cache, ATTN_ROLE_V_CACHE, dtype, 4, shape, error);
+    return reference_check_tensor(call->v_cache, ATTN_ROLE_V_CACHE, dtype, 4, shape, error);
 }
 
 /* An fp32 vector with an entry for each query head; innermost stride 1 was checked. */
@@ -127,7 +127,7 @@ static attn_status find_per_head(const float **values, const reference_call *cal
 {
     const attn_tensor *tensor = attn_operand(args, role);
     int64_t shape[] = {call->group->num_q_heads}, zero[] = {0};
-    attn_status status = check_tensor(tensor, role, ATTN_F32, 1, shape, error);
+    attn_status status = reference_check_tensor(tensor, role, ATTN_F32, 1, shape, error);
     if (status == ATTN_OK)
         *values = (const float *)(const void *)reference_element(tensor, zero, 1);
     return status;

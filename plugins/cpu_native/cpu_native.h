@@ -17,12 +17,11 @@
 #define CPU_NATIVE_H
 
 #include "attn_plugin.h"
+#include "plugins/common/cpu_isa.h"
 #include "kernels.h"
 #include "visibility.h"
 
 /* ---- Options --------------------------------------------------------------------------------- */
-
-enum { CPU_ISA_AUTO = 0, CPU_ISA_GENERIC = 1, CPU_ISA_AVX2 = 2, CPU_ISA_AVX512 = 3 };
 
 typedef struct cpu_options {
     int32_t isa;          /* CPU_ISA_* */
@@ -94,8 +93,9 @@ struct attn_instance {
 attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
                        uint32_t num_problems, const attn_options *options,
                        const attn_services *services, attn_instance **instance, attn_error *error);
-/* Could the compiler build kernels for this CPU_ISA_*? */
-int cpu_isa_is_built(int32_t isa);
+/* Kernels that the compiler could build. */
+extern const cpu_isa_build cpu_builds[];
+extern const size_t cpu_num_builds;
 void cpu_destroy(attn_instance *instance);
 uint32_t cpu_index_forms(attn_instance *instance);
 

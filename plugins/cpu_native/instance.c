@@ -10,26 +10,7 @@
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-/* What this processor and its operating system allow. */
-static int has_isa(int32_t isa)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (isa == CPU_ISA_AVX2)
-        return avx2;
-    if (isa == CPU_ISA_AVX512)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#endif
-    return isa == CPU_ISA_GENERIC;
-}
-
-/* From the widest down; what the compiler could not build is not there. */
-static const struct {
-    int32_t isa;
-    const cpu_kernels *kernels;
-} builds[] = {
+const cpu_isa_build cpu_builds[] = {
 #ifdef CPU_NATIVE_AVX512
     {CPU_ISA_AVX512, &cpu_kernels_avx512},
 #endif
@@ -38,28 +19,7 @@ static const struct {
 #endif
     {CPU_ISA_GENERIC, &cpu_kernels_generic},
 };
-
-int cpu_isa_is_built(int32_t isa)
-{
-    for (size_t i = 0; i < sizeof builds / sizeof builds[0]; i++)
-        if (isa == CPU_ISA_AUTO || isa == builds[i].isa)
-            return 1;
-    return 0;
-}
-
-static attn_status choose_kernels(int32_t isa, const cpu_kernels **kernels, attn_error *error)
-{
-    for (size_t i = 0; i < sizeof builds / sizeof builds[0]; i++) {
-        if ((isa != CPU_ISA_AUTO && isa != builds[i].isa) || !has_isa(builds[i].isa))
-            continue;
-        *kernels = builds[i].kernels;
-        return ATTN_OK;
-    }
-    return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_CPU_ISA,
-                             "option isa: this processor or this build has no %s: "
-                             "accepted auto, generic",
-                             isa == CPU_ISA_AVX512 ? "avx512" : "avx2");
-}
+const size_t cpu_num_builds = sizeof cpu_builds / sizeof cpu_builds[0];
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
@@ -133,7 +93,7 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
 {
     (void)type;
     cpu_options read;
-    const cpu_kernels *kernels = NULL;
+    const void *kernels = NULL;
     if (!problems || num_problems == 0 || !services || !instance)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
                            "problems, services or instance is missing");
@@ -144,7 +104,7 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
         status = cpu_require(options, services, attn_at(problems, i), error);
     if (status == ATTN_OK)
-        status = choose_kernels(read.isa, &kernels, error);
+        status = cpu_isa_choose(cpu_builds, cpu_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
 

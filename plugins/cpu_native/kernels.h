@@ -20,7 +20,7 @@
 #define CPU_NATIVE_KERNELS_H
 
 #include "attn_types.h"
-#include "convert.h"
+#include "plugins/common/convert.h"
 
 enum {
     TILE_KEYS = 64,

@@ -13,8 +13,8 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/region.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 enum {
@@ -177,22 +177,6 @@ attn_status cpu_metadata_size(attn_instance *instance, uint32_t kind, const attn
     return ATTN_OK;
 }
 
-static attn_status check_region(const attn_memory *memory, uint32_t region, const char *name,
-                                uint64_t needed, attn_error *error)
-{
-    if (memory->size[region] < needed || !memory->base[region]) {
-        if (error && ATTN_HAS(error, attn_error, needed))
-            error->needed = needed;
-        return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
-                                 "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,
-                                 memory->size[region], needed);
-    }
-    if ((uintptr_t)memory->base[region] % ALIGNMENT != 0)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
-                                 "%s is not aligned to %d bytes", name, ALIGNMENT);
-    return ATTN_OK;
-}
-
 attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
                                 const attn_memory *memory, attn_metadata **metadata,
                                 attn_error *error)
@@ -203,9 +187,9 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
     attn_status status =
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = check_region(memory, SCRATCH, "device scratch", scratch, error);
+        status = region_check(memory, SCRATCH, "device scratch", scratch, ALIGNMENT, error);
     if (status == ATTN_OK)
-        status = check_region(memory, METADATA, "host metadata", host, error);
+        status = region_check(memory, METADATA, "host metadata", host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     lay_out(capacities, instance->num_groups, &bounds, memory->base[METADATA]);

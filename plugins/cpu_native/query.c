@@ -143,18 +143,7 @@ static attn_status question_init(question *ask, const attn_options *options,
 
 static void check_device(const question *ask, attn_verdict *verdict)
 {
-    static const uint32_t needed[] = {
-        [CPU_ISA_AVX2] = ATTN_CPU_AVX2, [CPU_ISA_AVX512] = ATTN_CPU_AVX2 | ATTN_CPU_AVX512};
-    uint32_t isa = needed[ask->options.isa];
-    if (!cpu_isa_is_built(ask->options.isa))
-        REFUSE(DEPENDENCY, OPTION, "isa = auto, isa = generic", "isa = %s",
-               isa & ATTN_CPU_AVX512 ? "avx512" : "avx2");
-    if (ask->device.type != ATTN_DEVICE_CPU)
-        REFUSE(ARCH, DEVICE_TYPE, "cpu", "%s",
-               ask->device.type == ATTN_DEVICE_CUDA ? "cuda" : "unknown");
-    else if ((ask->device.cpu_isa & isa) != isa)
-        REFUSE(ARCH, DEVICE_CPU_ISA, isa & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",
-               ask->device.cpu_isa);
+    cpu_isa_check(cpu_builds, cpu_num_builds, ask->options.isa, &ask->device, verdict);
 }
 
 static void check_kind(const question *ask, attn_verdict *verdict)

@@ -26,6 +26,10 @@ check()
     case $plugin in
     zoo) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" "$@" ;;
     wrap) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=good "$@" ;;
+    linear)
+        set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=linear \
+            --with "$ATTNHOST_TEST_PLUGIN_DIR/linear.so" "$@"
+        ;;
     cuda) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo_cuda.so" --backend "$fault" --device cuda "$@" ;;
     writable)
         cp "$ATTNHOST_TEST_FIXTURE_DIR/bad_nothing.so" "$folder/writable.so"

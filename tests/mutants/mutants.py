@@ -9,8 +9,8 @@ plugin's sources know nothing of it:
     what   one sentence: what is wrong
     rule   the rule of docs/ABI.md that it breaks
     also   rules whose checks may notice it sooner; optional
-    file   a file of plugins/cpu_native, and the .c files that are compiled of it where it is not
-           one itself; without this line it is as in the block before
+    file   a file of plugins/cpu_native, or plugins/common/FILE, and the .c files that are compiled of
+           it where it is not one itself; without this line it is as in the block before
     - text that stands in the file, once; several lines are several of these
     + what stands there instead
 
@@ -75,7 +75,8 @@ class Mutant:
 
     def text(self):
         """The file with the fault."""
-        with open(f"{PLUGIN}/{self.file}", encoding="utf-8") as file:
+        folder = TOP if "/" in self.file else PLUGIN
+        with open(f"{folder}/{self.file}", encoding="utf-8") as file:
             text = file.read()
         for old, new in self.changes:
             old, new = "\n".join(old), "\n".join(new)
@@ -172,7 +173,7 @@ def run(command):
 def compile_unit(folder, unit):
     """Compile a unit that lies in the folder, into it."""
     flags = ["-ffp-contract=fast"] if unit.startswith("kernels_") else []
-    return run(CC + CFLAGS + flags + ["-c", "-o", f"{folder}/{unit[:-2]}.o", f"{folder}/{unit}"])
+    return run(CC + [f"-I{folder}"] + CFLAGS + flags + ["-c", "-o", f"{folder}/{unit[:-2]}.o", f"{folder}/{unit}"])
 
 
 def link(folder, name):
@@ -187,9 +188,11 @@ def link(folder, name):
 def spread(name):
     """A folder with copies of all the plugin's files, which include each other from there."""
     folder = f"{FOLDER}/{name}"
-    os.makedirs(folder)
+    os.makedirs(folder + "/plugins/common")
     for path in glob.glob(PLUGIN + "/*.[chi]*"):
         shutil.copyfile(path, f"{folder}/{os.path.basename(path)}")
+    for path in glob.glob(TOP + "/plugins/common/*.h"):
+        shutil.copyfile(path, f"{folder}/plugins/common/{os.path.basename(path)}")
     return folder
 
 

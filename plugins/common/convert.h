@@ -6,8 +6,8 @@
  * saturates to the largest finite value, infinities too; NaN stays NaN everywhere. Integer
  * arithmetic, so that a caller's flush-to-zero mode changes nothing.
  */
-#ifndef CPU_NATIVE_CONVERT_H
-#define CPU_NATIVE_CONVERT_H
+#ifndef PLUGINS_CONVERT_H
+#define PLUGINS_CONVERT_H
 
 #include <stdint.h>
 #include <string.h>
@@ -119,4 +119,4 @@ static inline float fp8_to_f32(uint8_t code, const fp8_format *format)
     return sign ? -magnitude : magnitude;
 }
 
-#endif /* CPU_NATIVE_CONVERT_H */
+#endif /* PLUGINS_CONVERT_H */

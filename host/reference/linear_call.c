@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_call.c: the tensors of a linear layer's call, its rows and its slots. What is missing or
+ * malformed is named; nothing is guessed.
+ */
+#include "host/reference/linear_call.h"
+
+#include "host/dtype.h"
+#include "host/error.h"
+
+#include <math.h>
+#include <string.h>
+
+double linear_load(const attn_tensor *tensor, int64_t i0, int64_t i1, int64_t i2)
+{
+    int64_t index[] = {i0, i1, i2};
+    return dtype_load(tensor->dtype,
+                      reference_element(tensor, index, tensor->ndim < 3 ? tensor->ndim : 3), 0);
+}
+
+int32_t linear_taps(const linear_call *call)
+{
+    return call->dims->conv_width > 1 ? call->dims->conv_width - 1 : 0;
+}
+
+/* ---- Dimensions ------------------------------------------------------------------------------ */
+
+static attn_status check_dims(const linear_call *call, attn_error *error)
+{
+    const attn_linear_dims *dims = call->dims;
+    int has_keys = dims->family != ATTN_LINEAR_SHORT_CONV;
+    if (dims->family >= ATTN_LINEAR_COUNT)
+        return host_fail(error, ATTN_UNSUPPORTED, "linear.family %u has no oracle: accepted 0..%d",
+                         dims->family, ATTN_LINEAR_COUNT - 1);
+    if (dims->num_v_heads < 1 || dims->head_v_dim < 1 || dims->conv_width < 0 ||
+        (has_keys && (dims->num_k_heads < 1 || dims->head_k_dim < 1 ||
+                      dims->num_v_heads % dims->num_k_heads != 0)) ||
+        (!has_keys && (dims->num_k_heads != 0 || dims->head_k_dim != 0 || dims->conv_width < 1)))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "linear dims: %d k heads of %d, %d v heads of %d, conv_width %d: accepted "
+                         "v heads a multiple of k heads; short_conv: no k heads, a convolution",
+                         dims->num_k_heads, dims->head_k_dim, dims->num_v_heads, dims->head_v_dim,
+                         dims->conv_width);
+    if (dims->family == ATTN_LINEAR_MAMBA2 && dims->num_groups != dims->num_k_heads)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "linear.num_groups %d: accepted num_k_heads, %d", dims->num_groups,
+                         dims->num_k_heads);
+    return ATTN_OK;
+}
+
+static void lay_out_channels(linear_call *call)
+{
+    int32_t keys = call->k_heads * call->k_dim, values = call->v_heads * call->v_dim;
+    call->channels = 2 * keys + values;
+    call->first[0] = call->dims->family == ATTN_LINEAR_MAMBA2 ? values + keys : 0;
+    call->first[1] = call->dims->family == ATTN_LINEAR_MAMBA2 ? values : keys;
+    call->first[2] = call->dims->family == ATTN_LINEAR_MAMBA2 ? 0 : 2 * keys;
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* An operand of a role, checked; one that is optional may be absent. */
+static attn_status find(const attn_forward_args *args, uint32_t role, attn_dtype dtype,
+                        uint32_t ndim, const int64_t *shape, int optional,
+                        const attn_tensor **tensor, attn_error *error)
+{
+    *tensor = attn_operand(args, role);
+    if (!*tensor && optional)
+        return ATTN_OK;
+    return reference_check_tensor(*tensor, role, dtype, ndim, shape, error);
+}
+
+#define FIND(role, dtype, ndim, optional, to, ...)                                                 \
+    do {                                                                                           \
+        const int64_t shape_[] = {__VA_ARGS__};                                                    \
+        attn_status status_ =                                                                      \
+            find(args, ATTN_ROLE_##role, dtype, ndim, shape_, optional, &call->to, error);         \
+        if (status_ != ATTN_OK)                                                                    \
+            return status_;                                                                        \
+    } while (0)
+
+static attn_status find_gates(linear_call *call, const attn_forward_args *args, attn_error *error)
+{
+    uint32_t family = call->dims->family;
+    int kda = family == ATTN_LINEAR_KDA;
+    int64_t rows = call->num_rows, heads = call->v_heads;
+    attn_dtype given = call->raw ? call->problem->q_dtype : ATTN_F32;
+    if (family == ATTN_LINEAR_SHORT_CONV)
+        return ATTN_OK;
+    if (call->raw || family == ATTN_LINEAR_LIGHTNING)
+        FIND(A_LOG, ATTN_F32, 1, 0, a_log, heads);
+    if (family == ATTN_LINEAR_LIGHTNING)
+        return ATTN_OK;
+    FIND(GATE_A, given, kda ? 3 : 2, 0, a, rows, heads, call->k_dim);
+    if (!call->raw || family != ATTN_LINEAR_MAMBA2)
+        FIND(GATE_B, given, 2, 0, b, rows, heads);
+    const attn_tensor *bias = attn_operand(args, ATTN_ROLE_DT_BIAS);
+    if (call->raw && kda && bias && bias->ndim == 1)
+        FIND(DT_BIAS, ATTN_F32, 1, 0, dt_bias, heads * call->k_dim);
+    else if (call->raw)
+        FIND(DT_BIAS, ATTN_F32, kda ? 2 : 1, 0, dt_bias, heads, call->k_dim);
+    const attn_tensor *skip = attn_operand(args, ATTN_ROLE_D_SKIP);
+    if (family == ATTN_LINEAR_MAMBA2 && skip)
+        FIND(D_SKIP, ATTN_F32, skip->ndim == 2 ? 2 : 1, 0, skip, heads, call->v_dim);
+    return ATTN_OK;
+}
+
+static attn_status find_operands(linear_call *call, const attn_forward_args *args,
+                                 attn_error *error)
+{
+    const attn_linear_dims *dims = call->dims;
+    attn_dtype dtype = call->problem->q_dtype;
+    FIND(MIXED_QKV, dtype, 2, 0, mixed, -1, call->channels);
+    call->num_rows = call->mixed->shape[0];
+    FIND(GATE_Z, dtype, 3, 1, z, call->num_rows, call->v_heads, call->v_dim);
+    if (dims->conv_width > 0) {
+        FIND(CONV_WEIGHT, dtype, 2, 0, weight, call->channels, dims->conv_width);
+        FIND(CONV_BIAS, dtype, 1, 1, bias, call->channels);
+    }
+    if (linear_taps(call) > 0)
+        FIND(CONV_STATE, dims->conv_dtype, 3, 0, conv_state, -1, call->channels, linear_taps(call));
+    if (dims->family != ATTN_LINEAR_SHORT_CONV)
+        FIND(STATE, dims->state_dtype, 4, 0, state, -1, call->v_heads,
+             call->vk ? call->v_dim : call->k_dim, call->vk ? call->k_dim : call->v_dim);
+    return find_gates(call, args, error);
+}
+
+static attn_status check_layout(linear_call *call, attn_error *error)
+{
+    const char *layout = call->problem->state_layout;
+    call->vk = layout && strcmp(layout, ATTN_LAYOUT_STATE_SSM_VK) == 0;
+    if (!call->vk && (!layout || strcmp(layout, ATTN_LAYOUT_STATE_SSM_KV) != 0) &&
+        call->dims->family != ATTN_LINEAR_SHORT_CONV)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "state_layout %s: accepted " ATTN_LAYOUT_STATE_SSM_KV
+                         ", " ATTN_LAYOUT_STATE_SSM_VK,
+                         layout ? layout : "is missing");
+    return ATTN_OK;
+}
+
+static int has_layer(const attn_layer_group *group, int32_t layer_id)
+{
+    for (uint32_t n = 0; n < group->num_layers; n++)
+        if (((const attn_layer *)attn_at(group->layers, n))->layer_id == layer_id)
+            return 1;
+    return 0;
+}
+
+attn_status linear_call_init(linear_call *call, const attn_problem *problem,
+                             const attn_batch *batch, int32_t layer_id,
+                             const attn_forward_args *args, attn_error *error)
+{
+    const attn_linear_dims *dims = problem->group->linear;
+    *call = (linear_call){.problem = problem,
+                          .group = problem->group,
+                          .dims = dims,
+                          .batch = batch,
+                          .slots = batch->state,
+                          .num_seqs = batch->mode == ATTN_MODE_IDLE ? 0 : batch->num_seqs};
+    if (problem->group->kind != ATTN_KIND_LINEAR || !dims)
+        return host_fail(error, ATTN_UNSUPPORTED, "layer kind %u: accepted %d, with dimensions",
+                         problem->group->kind, ATTN_KIND_LINEAR);
+    if (!batch->state || !reference_i32(&batch->state->slot))
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "the batch has no state.slot");
+    if (!has_layer(problem->group, layer_id))
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: not of this layer group",
+                         layer_id);
+    call->k_heads = dims->num_k_heads;
+    call->v_heads = dims->num_v_heads;
+    call->k_dim = dims->head_k_dim;
+    call->v_dim = dims->head_v_dim;
+    call->raw = (dims->flags & ATTN_LINEAR_RAW_GATES) != 0;
+    attn_status status = check_dims(call, error);
+    if (status == ATTN_OK)
+        status = check_layout(call, error);
+    lay_out_channels(call);
+    return status == ATTN_OK ? find_operands(call, args, error) : status;
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------- */
+
+static int within_pools(const linear_call *call, int64_t slot)
+{
+    return slot >= 0 && (!call->state || slot < call->state->shape[0]) &&
+           (!call->conv_state || slot < call->conv_state->shape[0]);
+}
+
+int32_t linear_snapshot(const linear_call *call, int64_t row)
+{
+    const int32_t *snapshots = reference_i32(&call->slots->snapshots);
+    return snapshots && snapshots[row] > 0 ? snapshots[row] : 0;
+}
+
+static attn_status find_rows(linear_sequence *sequence, const linear_call *call, attn_error *error)
+{
+    const attn_batch *batch = call->batch;
+    const int32_t *indptr = reference_i32(&batch->q_indptr);
+    int decode = batch->mode == ATTN_MODE_DECODE;
+    int32_t s = sequence->index;
+    if (!decode && !indptr)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "the batch has no q_indptr");
+    sequence->first_row = decode ? s : indptr[s];
+    sequence->num_rows = decode ? 1 : (int64_t)indptr[s + 1] - indptr[s];
+    if (sequence->first_row < 0 || sequence->num_rows < 0 ||
+        sequence->first_row + sequence->num_rows > call->num_rows)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "sequence %d has rows %lld and %lld following: mixed_qkv has %lld", s,
+                         (long long)sequence->first_row, (long long)sequence->num_rows - 1,
+                         (long long)call->num_rows);
+    return ATTN_OK;
+}
+
+attn_status linear_sequence_init(linear_sequence *sequence, const linear_call *call, int32_t s,
+                                 attn_error *error)
+{
+    const int32_t *slot = reference_i32(&call->slots->slot);
+    const int32_t *dst = reference_i32(&call->slots->dst_slot);
+    const int32_t *initial = reference_i32(&call->slots->has_initial);
+    *sequence = (linear_sequence){.index = s, .real = s < reference_num_real_seqs(call->batch)};
+    attn_status status = find_rows(sequence, call, error);
+    if (status != ATTN_OK || !sequence->real)
+        return status;
+    sequence->slot = !initial || initial[s] ? slot[s] : 0;
+    sequence->dst = dst ? dst[s] : slot[s];
+    int good = within_pools(call, sequence->slot) && within_pools(call, sequence->dst);
+    for (int64_t t = 0; t < sequence->num_rows; t++)
+        good &= within_pools(call, linear_snapshot(call, sequence->first_row + t));
+    if (!good)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "sequence %d: slot %d, dst_slot %d, or a snapshot, is not in the pool", s,
+                         sequence->slot, sequence->dst);
+    return ATTN_OK;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_isa.h: instruction sets that a CPU plugin has kernels for. The values are the choices of an
+ * option `isa`.
+ */
+#ifndef PLUGINS_CPU_ISA_H
+#define PLUGINS_CPU_ISA_H
+
+#include "attn_problem.h"
+
+#include <stddef.h>
+
+enum { CPU_ISA_AUTO = 0, CPU_ISA_GENERIC = 1, CPU_ISA_AVX2 = 2, CPU_ISA_AVX512 = 3 };
+
+/* Kernels of one instruction set. A plugin has an array of them, from the widest down; what the
+ * compiler could not build is not there. */
+typedef struct cpu_isa_build {
+    int32_t isa;
+    const void *kernels;
+} cpu_isa_build;
+
+/* The widest kernels that there are and that run here, or those of `isa`. DEPENDENCY_MISSING. */
+attn_status cpu_isa_choose(const cpu_isa_build *builds, size_t count, int32_t isa,
+                           const void **kernels, attn_error *error);
+
+/* Add the reasons why a device cannot have kernels of `isa`, which are among the builds or not. */
+void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
+                   const attn_device *device, attn_verdict *verdict);
+
+/* Do this processor and its operating system allow it? */
+int cpu_isa_is_here(int32_t isa);
+
+#endif /* PLUGINS_CPU_ISA_H */

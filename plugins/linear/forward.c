@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: one layer: check the call, take all heads of all sequences through their rows, write
+ * the convolution's states. When it returns all is done.
+ */
+#include "linear.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+static attn_status heads_task(void *arg, int64_t task, uint32_t worker)
+{
+    const linear_call *call = arg;
+    const linear_group *g = call->group;
+    const attn_metadata *metadata = call->metadata;
+    int32_t blocks = (g->ratio + HEAD_BLOCK - 1) / HEAD_BLOCK;
+    int32_t block = (int32_t)(task % g->num_blocks), k_head = block / blocks;
+    int32_t head = k_head * g->ratio + block % blocks * HEAD_BLOCK;
+    int32_t last = (k_head + 1) * g->ratio;
+    call->instance->kernels->heads(
+        call, &metadata->sequences[task / g->num_blocks], head,
+        head + HEAD_BLOCK < last ? head + HEAD_BLOCK : last,
+        (float *)(void *)(metadata->scratch + worker * metadata->worker_bytes));
+    return ATTN_OK;
+}
+
+static int64_t conv_blocks(const linear_group *group)
+{
+    return group->width > 1 ? (group->channels + CONV_BLOCK - 1) / CONV_BLOCK : 0;
+}
+
+static attn_status inputs_task(void *arg, int64_t task, uint32_t worker)
+{
+    const linear_call *call = arg;
+    int64_t blocks = conv_blocks(call->group);
+    int32_t from = (int32_t)(task % blocks) * CONV_BLOCK, end = from + CONV_BLOCK;
+    (void)worker;
+    call->instance->kernels->inputs(call, &call->metadata->sequences[task / blocks], from,
+                                    end < call->group->channels ? end : call->group->channels);
+    return ATTN_OK;
+}
+
+/* Run `count` tasks; a single one, here. */
+static attn_status run(linear_call *call, int64_t count, attn_task task, attn_error *error)
+{
+    const attn_services *services = call->instance->services;
+    attn_status status = ATTN_OK;
+    if (count == 1)
+        status = task(call, 0, 0);
+    else if (count > 1)
+        status = services->parallel_for(services->ctx, count, task, call);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    return plugin_fail(error, status, "parallel_for failed with status %d", status);
+}
+
+/* Rows of padding: their output has to be finite. */
+static void clear_padding(const linear_call *call)
+{
+    const linear_group *g = call->group;
+    for (int64_t row = call->metadata->pad_first; row < call->metadata->row_end; row++)
+        for (int32_t head = 0; head < g->v_heads; head++)
+            memset(linear_at(call->out, row, head, 0), 0,
+                   (size_t)g->v_dim * attn_dtype_size(g->out_dtype));
+}
+
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *args, attn_error *error)
+{
+    linear_call call;
+    if (!metadata || !args)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+    if (!metadata->planned)
+        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
+    if (metadata->mode == ATTN_MODE_IDLE)
+        return ATTN_OK;
+    if (decode != (metadata->mode == ATTN_MODE_DECODE))
+        return plugin_fail(error, ATTN_BAD_STATE, "%s for a batch of mode %u",
+                           decode ? "forward_decode" : "forward_extend", metadata->mode);
+    attn_status status = linear_call_init(&call, metadata, layer_id, args, error);
+    if (status == ATTN_OK)
+        status =
+            run(&call, (int64_t)metadata->num_seqs * call.group->num_blocks, heads_task, error);
+    if (status == ATTN_OK)
+        status = run(&call, metadata->num_seqs * conv_blocks(call.group), inputs_task, error);
+    if (status == ATTN_OK)
+        clear_padding(&call);
+    return status;
+}
+
+attn_status linear_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    (void)stream;
+    return forward(metadata, 0, layer_id, args, error);
+}
+
+attn_status linear_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    (void)stream;
+    return forward(metadata, 1, layer_id, args, error);
+}

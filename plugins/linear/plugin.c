@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.c: linear, recurrent layers on the host's processor: what it is called, what can be set,
+ * and the one exported function.
+ */
+#include "linear.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <string.h>
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+static const char *const isa_choices[] = {"auto", "generic", "avx2", "avx512"};
+
+enum { DEFAULT_RECURRENT = 8 };
+
+static const attn_option options_declared[] = {
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_ENUM,
+     .key = "isa",
+     .default_text = "auto",
+     .min = 1,
+     .num_choices = 4,
+     .choices = isa_choices,
+     .doc = "instruction set of the kernels; auto = the widest that this processor has"},
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_INT,
+     .key = "recurrent_tokens",
+     .default_text = "8",
+     .min = 1,
+     .max = 1 << 20,
+     .unit = "tokens",
+     .doc = "sequences of at most so many new tokens go token by token, longer ones in chunks; the "
+            "last bits of results depend on it"},
+};
+
+static attn_status read_value(const attn_option_value *value, int64_t low, int64_t high,
+                              int32_t *to, attn_error *error)
+{
+    if (value->integer < low || value->integer > high)
+        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                 "%s: %s = %lld: accepted %lld..%lld", value->place, value->key,
+                                 (long long)value->integer, (long long)low, (long long)high);
+    *to = (int32_t)value->integer;
+    return ATTN_OK;
+}
+
+attn_status linear_options_read(const attn_options *given, linear_options *options,
+                                attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    *options = (linear_options){.isa = CPU_ISA_AUTO, .recurrent_tokens = DEFAULT_RECURRENT};
+    for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
+        const attn_option_value *value = attn_at(given->values, i);
+        if (strcmp(value->key, "isa") == 0)
+            status = read_value(value, CPU_ISA_AUTO, CPU_ISA_AVX512, &options->isa, error);
+        else if (strcmp(value->key, "recurrent_tokens") == 0)
+            status = read_value(value, 1, 1 << 20, &options->recurrent_tokens, error);
+    }
+    return status;
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+static const char *const layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
+                                      ATTN_LAYOUT_STATE_CONV};
+
+/* No index form: linear layers have no keys to look for. */
+static uint32_t index_forms(attn_instance *instance)
+{
+    (void)instance;
+    return 0;
+}
+
+static const void *get_extension(attn_instance *instance, const char *id)
+{
+    (void)instance;
+    (void)id;
+    return NULL;
+}
+
+static const attn_backend_ops ops = {
+    .struct_size = sizeof(attn_backend_ops),
+    .destroy = linear_destroy,
+    .index_forms = index_forms,
+    .metadata_size = linear_metadata_size,
+    .metadata_create = linear_metadata_create,
+    .init_forward_metadata = linear_init_forward_metadata,
+    .metadata_destroy = linear_metadata_destroy,
+    .forward_extend = linear_forward_extend,
+    .forward_decode = linear_forward_decode,
+    .get_extension = get_extension,
+};
+
+const attn_backend_type linear_type = {
+    .struct_size = sizeof(attn_backend_type),
+    .name = "linear",
+    .doc = "recurrent layers on the processor: gated delta net, Mamba2, KDA, lightning, short conv",
+    .num_options = sizeof options_declared / sizeof options_declared[0],
+    .num_layouts = sizeof layouts / sizeof layouts[0],
+    .options = options_declared,
+    .layouts = layouts,
+    .ops = &ops,
+    .query = linear_query,
+    .create = linear_create,
+};
+
+static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
+{
+    if (index != 0)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
+    *type = &linear_type;
+    return ATTN_OK;
+}
+
+ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
+                                          attn_error *error)
+{
+    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
+        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
+                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
+    attn_plugin mine = {
+        .struct_size = plugin->struct_size,
+        .abi_major = ATTN_ABI_MAJOR,
+        .abi_minor = ATTN_ABI_MINOR,
+        .num_backends = 1,
+        .name = "linear",
+        .version = "0.1.0",
+        .vendor = "attnhost",
+        .doc = "recurrent layers on the host's processor",
+        .build = __VERSION__,
+        .describe = describe,
+    };
+    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
+    return ATTN_OK;
+}
