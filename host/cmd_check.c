@@ -130,8 +130,7 @@ static int check(struct inputs *inputs)
         report.tap = inputs->output;
     int code = suite_run(params, params->replay ? &inputs->replay : NULL,
                          params->list ? stdout : NULL, &report, &error.base);
-    if (code == EXIT_GOOD && params->profile && !params->list && !report.interrupted &&
-        !report.cut)
+    if (code == EXIT_GOOD && params->profile && !params->list && !report.interrupted && !report.cut)
         profile_judge(&inputs->profile, &report);
     if (report.refused)
         params_complain(params, "%s", report.refused);

@@ -142,7 +142,7 @@ void device_release(const struct device *device, uint32_t space, void *memory);
 /* Why an allocation in this space gave NULL: DEVICE_LOST, or the code for exhausted memory. */
 attn_status device_exhausted(const struct device *device, uint32_t space);
 
-/* Fail after such a NULL: the format says what there is no memory for, unless the device is lost. */
+/* Fail after such a NULL: the format says what memory was for; a device that is lost says so. */
 attn_status device_no_memory(const struct device *device, uint32_t space, attn_error *error,
                              const char *format, ...) __attribute__((format(printf, 4, 5)));
 

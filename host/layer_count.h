@@ -12,8 +12,8 @@
 
 /* Put the layer before *child: from now on each successful forward adds the real query rows of its
  * batch to *rows, which outlives the child. A forward that is captured counts when it is replayed:
- * each later init_forward_metadata of its metadata adds the batch's rows for it. On failure *child is what it was: the caller's still.
- * OUT_OF_HOST_MEMORY. */
+ * each later init_forward_metadata of its metadata adds the batch's rows for it. On failure *child
+ * is what it was: the caller's still. OUT_OF_HOST_MEMORY. */
 attn_status layer_count_wrap(attn_child *child, int64_t *rows, attn_error *error);
 
 #endif /* HOST_LAYER_COUNT_H */

@@ -32,6 +32,12 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
                              "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
                              "tells about all)",
                              s->model->name, g, model_attn_type_name(group->attn_type));
+        if (group->kind == ATTN_KIND_MLA)
+            return host_fail(
+                error, ATTN_CONFIG_ERROR,
+                "%s: layer group %u is latent attention: `run` serves layers with keys "
+                "and values of their own (`explain` tells about all)",
+                s->model->name, g);
     }
     return ATTN_OK;
 }

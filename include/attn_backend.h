@@ -76,8 +76,8 @@ enum {
 /* Progress of prepare(): `done` of `total` steps, and what is at work. (may be NULL) */
 typedef void (*attn_progress)(void *ctx, uint32_t done, uint32_t total, const char *what);
 
-/* An extension of an instance: `const char *`, the choices that prepare() made as text for people, a
- * line for each; it lives as long as the instance. */
+/* An extension of an instance: `const char *`, the choices that prepare() made as text for people,
+ * a line for each; it lives as long as the instance. */
 #define ATTN_EXTENSION_EXPLAIN "attn.explain/1"
 
 /* What can be done with an instance. Static storage. Slots are never NULL unless marked. */

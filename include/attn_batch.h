@@ -193,7 +193,7 @@ typedef struct attn_batch {
     X(V_CACHE, 6, "v_cache")            /* in the problem's kv_layout, v_head_dim wide */          \
     X(SINKS, 7, "sinks")                /* [q_heads] fp32 */                                       \
     X(ALIBI_SLOPES, 8, "alibi_slopes")  /* [q_heads] fp32 */                                       \
-    X(Q_NOPE, 9, "q_nope")              /* MLA absorbed: [T, q_heads, kv_lora_rank] */             \
+    X(Q_NOPE, 9, "q_nope")              /* MLA absorbed: [T, q_heads, kv_lora_rank], as is out */  \
     X(Q_PE, 10, "q_pe")                 /* MLA absorbed: [T, q_heads, rope_dim] */                 \
     X(C_KV, 11, "c_kv")                 /* MLA: new latents [R, kv_lora_rank] */                   \
     X(K_PE, 12, "k_pe")                 /* MLA: new shared keys [R, rope_dim] */                   \
@@ -246,7 +246,8 @@ enum {
  *
  * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
  * it has no use for is ignored. k = v = absent: the cache alone is read. k, v without SAVE_KV: new
- * tokens from the arguments, the prefix from the cache; nothing is written. */
+ * tokens from the arguments, the prefix from the cache; nothing is written. In the absorbed form of
+ * MLA c_kv and k_pe are what k and v are here. */
 typedef struct attn_forward_args {
     uint32_t struct_size;
     uint32_t flags;                     /* ATTN_FORWARD_* */

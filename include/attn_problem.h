@@ -93,7 +93,18 @@ typedef struct attn_layer {
     int32_t kv_buffer; /* which buffer of the pool holds its KV or state; layers may share one */
 } attn_layer;
 
-/* Dimensions of latent attention; sizes in elements. */
+/* Dimensions of latent attention; sizes in elements. A batch is called in one of two forms:
+ *
+ *   absorbed  q_nope and q_pe. All query heads read one key, c_kv | k_pe, a row of the latent
+ *             cache, whose value is its c_kv: s = sm_scale * (q_nope . c_kv + q_pe . k_pe). Outputs
+ *             are kv_lora_rank wide.
+ *   expanded  q, k and v, head_dim = nope_dim + rope_dim. The new rows are all keys there are, read
+ *             as given. What lies before them is for other calls, to be merged by LSE: a chunk of
+ *             the prefix is such a call, its k and v expanded by the caller, kv_lens and
+ *             kv_new_indptr telling where it lies. The latent cache is not read; with SAVE_KV c_kv
+ *             and k_pe, as many rows as k, are written to it.
+ *
+ * num_kv_heads is that of k and v. */
 typedef struct attn_mla_dims {
     uint32_t struct_size;
     int32_t kv_lora_rank; /* width of the latent, which is also the absorbed form's value; 512 */
@@ -199,7 +210,8 @@ typedef struct attn_layer_group {
     int32_t attention_chunk;       /* keys; 0 = off */
     float sm_scale;                /* factor of q.k, finite */
     float logit_cap;               /* 0 = off, else > 0 */
-    uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale */
+    uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
+                                   /* layout has its own; a latent has no heads: PER_TENSOR */
     uint32_t num_layers;           /* >= 1 */
     const attn_layer *layers;      /* array; walk with attn_at() */
     const attn_mla_dims *mla;      /* NULL unless kind is MLA (or SPARSE over a latent cache) */
@@ -241,9 +253,7 @@ typedef struct attn_device {
 #define ATTN_LAYOUT_KV_HND     "kv.hnd/1"     /* K, V apart: [pages, kv_heads, page_size, dim] */
 #define ATTN_LAYOUT_MLA_LATENT "mla.latent/1" /* [pages, page_size, kv_lora_rank + rope_dim] */
 #define ATTN_LAYOUT_MLA_LATENT_FP8                                                                 \
-    "mla.latent_fp8/1"                            /* [pages, page_size, 656] bytes: 512 e4m3,      \
-                                                   */
-                                                  /* 4 fp32 scales of 128 each, 64 bf16 rope */
+    "mla.latent_fp8/1" /* [pages, page_size, 656] uint8: docs/ABI.md, KV-11 */
 #define ATTN_LAYOUT_STATE_SSM_KV "state.ssm.kv/1" /* [slots, heads, K, V] */
 #define ATTN_LAYOUT_STATE_SSM_VK "state.ssm.vk/1" /* [slots, heads, V, K] */
 #define ATTN_LAYOUT_STATE_CONV   "state.conv/1"   /* [slots, channels, width - 1], oldest first */

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIXTURE_SEQS = 8, FIXTURE_KEYS = 64, FIXTURE_ROWS = 128, FIXTURE_PAGES = 600 };
+enum { FIXTURE_SEQS = 8, FIXTURE_KEYS = 200, FIXTURE_ROWS = 600, FIXTURE_PAGES = 600 };
 
 typedef struct fixture_sequence {
     int32_t num_queries;
@@ -40,7 +40,7 @@ typedef struct fixture {
     attn_kv_batch kv;
     attn_forward_args args;
     attn_scale scales[ATTN_ROLE_COUNT];
-    float sinks[16], slopes[16];
+    float sinks[32], slopes[32];
     fixture_sequence sequences[FIXTURE_SEQS];
     int32_t row_offset; /* q_indptr[0] */
     int32_t with_new_indptr;

@@ -16,7 +16,7 @@ struct process_state {
     int num_fds;
     int threads[PROCESS_MAX_THREADS]; /* their ids; a CUDA driver's own are left out */
     int num_threads;
-    int all_threads; /* those without a place in the list, too */
+    int all_threads;      /* those without a place in the list, too */
     uint64_t environment; /* hashed */
 };
 

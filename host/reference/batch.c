@@ -55,7 +55,11 @@ static void read_key(void *ctx, int64_t j, double *key, double *value)
     const struct reader *reader = ctx;
     const reference_call *call = reader->call;
     const reference_sequence *sequence = reader->sequence;
-    int32_t dim = call->group->head_dim, v_dim = call->group->v_head_dim;
+    int32_t dim = call->dim, v_dim = call->v_dim;
+    if (call->absorbed) {
+        reference_mla_read(call, sequence, j, key ? dim : v_dim, key ? key : value);
+        return;
+    }
     int64_t first_new = sequence->kv_len - sequence->num_new;
     if (j >= first_new) {
         int64_t row = sequence->first_new_row + j - first_new;
@@ -79,6 +83,7 @@ static void set_mask(reference_sight *sight, const reference_call *call,
 {
     sight->mask_kind = call->mask_kind;
     sight->prefix_len = sequence->first_position;
+    sight->first_key = call->expanded ? sequence->kv_len - sequence->num_new : 0;
     if (call->mask_kind != ATTN_MASK_FULL && call->mask_kind != ATTN_MASK_QLEN)
         return;
     const attn_mask *mask = call->batch->mask;
@@ -136,7 +141,7 @@ struct forward {
     const reference_call *call;
     reference_result *result;
     reference_scratch scratch;
-    double *query; /* [head_dim] */
+    double *query; /* [call->dim] */
     int32_t with_naive;
 };
 
@@ -146,8 +151,8 @@ static reference_row make_row(const struct forward *forward, const reference_seq
     const reference_call *call = forward->call;
     const attn_layer_group *group = call->group;
     return (reference_row){
-        .head_dim = group->head_dim,
-        .v_head_dim = group->v_head_dim,
+        .head_dim = call->dim,
+        .v_head_dim = call->v_dim,
         .kv_len = sequence->kv_len,
         .sm_scale = (double)group->sm_scale,
         .logit_cap = (double)group->logit_cap,
@@ -169,11 +174,14 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
     set_mask(&sight, call, sequence, t);
     set_positions(&sight, call, sequence, t);
     attn_status status = set_items(&sight, call, sequence, error);
-    int32_t heads = call->group->num_q_heads, group = heads / call->group->num_kv_heads;
+    int32_t heads = call->group->num_q_heads, group = heads / call->kv_heads;
     for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
         int64_t index[] = {sequence->first_row + t, h}, entry = index[0] * heads + h;
-        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->group->head_dim,
-                        forward->query);
+        if (call->absorbed)
+            reference_mla_query(call, index[0], h, forward->query);
+        else
+            dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->dim,
+                            forward->query);
         struct reader reader = {call, sequence, h / group};
         reference_kv kv = {read_key, &reader};
         reference_row row = make_row(forward, sequence, h);
@@ -190,7 +198,7 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
     const reference_call *call = forward->call;
     reference_sequence sequence;
     attn_status status = reference_sequence_init(&sequence, call, s, error);
-    if (status == ATTN_OK && sequence.real && call->kv)
+    if (status == ATTN_OK && sequence.real && call->index_form)
         status = reference_check_slots(call, &sequence, error);
     for (int64_t t = 0; t < sequence.num_rows && status == ATTN_OK; t++) {
         int real = reference_row_is_real(call, &sequence, t);
@@ -212,13 +220,13 @@ static attn_status allocate_result(reference_result *result, const reference_cal
     *result = (reference_result){
         .num_rows = call->num_rows,
         .num_heads = group->num_q_heads,
-        .v_head_dim = group->v_head_dim,
+        .v_head_dim = call->v_dim,
         .out_dtype = call->problem->out_dtype,
     };
     /* One more, so that an empty tensor is no failure. */
     result->kind = calloc(rows + 1, sizeof *result->kind);
     result->rows = calloc(entries + 1, sizeof *result->rows);
-    result->out = calloc(entries * (size_t)group->v_head_dim + 1, sizeof *result->out);
+    result->out = calloc(entries * (size_t)call->v_dim + 1, sizeof *result->out);
     if (result->kind && result->rows && result->out)
         return ATTN_OK;
     reference_result_finish(result);
@@ -243,7 +251,7 @@ static attn_status compute_all(const reference_call *call, const reference_optio
     forward.with_naive = !(options && options->without_naive);
     result->has_naive = forward.with_naive;
     reference_scratch_init(&forward.scratch);
-    forward.query = malloc((size_t)call->group->head_dim * sizeof *forward.query);
+    forward.query = malloc((size_t)call->dim * sizeof *forward.query);
     attn_status status = ATTN_OK;
     if (!forward.query)
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a query");
@@ -260,8 +268,11 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                               attn_error *error)
 {
     if (batch->mode == ATTN_MODE_IDLE) {
-        *result = (reference_result){.num_heads = problem->group->num_q_heads,
-                                     .v_head_dim = problem->group->v_head_dim,
+        const attn_layer_group *group = problem->group;
+        int absorbed = reference_is_absorbed(problem, batch->mode) && group->mla;
+        *result = (reference_result){.num_heads = group->num_q_heads,
+                                     .v_head_dim =
+                                         absorbed ? group->mla->kv_lora_rank : group->v_head_dim,
                                      .out_dtype = problem->out_dtype,
                                      .has_naive = !(options && options->without_naive)};
         return ATTN_OK;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * call.h: internal to host/reference: a forward of the softmax family with all its parts looked up
- * and checked, in host memory.
+ * and checked, in host memory. Latent attention is one of the family (mla.c): what differs is where
+ * queries and keys come from.
  *
  *   reference_call       one layer's call: tensors, scales, the KV group (operand.c)
  *   reference_sequence   one sequence of its batch: rows, keys, where they lie (slots.c)
@@ -17,23 +18,35 @@ typedef struct reference_call {
     const attn_layer_group *group;
     const attn_batch *batch;
     const attn_kv_batch *kv; /* NULL for encoder-only layers */
-    uint32_t index_form;     /* one ATTN_INDEX_*; 0 = none is there */
+    uint32_t index_form;     /* one ATTN_INDEX_*; 0 = no cache is read */
     uint32_t mask_kind;
+    int32_t dim;   /* elements of a query and a key */
+    int32_t v_dim; /* of a value and the output */
+    int32_t kv_heads;
+    int32_t has_new;   /* new keys are given */
     int32_t save_kv;   /* new keys are written */
     int32_t as_stored; /* new keys are read rounded as the cache holds them */
     int32_t hnd;       /* the cache is [pages, kv_heads, page_size, dim] */
+    int32_t absorbed;  /* latent attention: q is q_nope, keys are latent rows */
+    int32_t expanded;  /* latent attention: k and v are all keys there are */
+    int32_t packed;    /* the cache is mla.latent_fp8/1 */
     int64_t num_slots; /* of the cache; 0 = there is no cache */
     int64_t num_rows;  /* of q */
-    int64_t num_new;   /* rows of k and v; 0 = the cache alone is read */
+    int64_t num_new;   /* rows of new keys; 0 = the cache alone is read */
     const attn_tensor *q;
     const attn_tensor *k; /* k and v: both or neither */
     const attn_tensor *v;
-    const attn_tensor *k_cache; /* NULL for encoder-only layers */
+    const attn_tensor *k_cache; /* NULL for encoder-only layers and latent caches */
     const attn_tensor *v_cache;
-    const float *sinks;        /* [q_heads]; NULL = none, or omitted */
-    const float *slopes;       /* [q_heads]; NULL = none */
-    const attn_scale *k_scale; /* NULL unless the cache is fp8 */
+    const attn_tensor *q_pe; /* absorbed */
+    const attn_tensor *c_kv; /* absorbed: new keys; expanded: what is saved; c_kv and k_pe: both */
+    const attn_tensor *k_pe; /* or neither */
+    const attn_tensor *latent_cache; /* NULL where it is neither read nor written */
+    const float *sinks;              /* [q_heads]; NULL = none, or omitted */
+    const float *slopes;             /* [q_heads]; NULL = none */
+    const attn_scale *k_scale;       /* NULL unless the cache is fp8 */
     const attn_scale *v_scale;
+    const attn_scale *latent_scale;
 } reference_call;
 
 /* One sequence. Query t is row first_row + t at position first_position + t. */
@@ -57,6 +70,10 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
 /* Is the tensor of a role there, of this dtype and shape (-1 = any), innermost stride 1? */
 attn_status reference_check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
                                    uint32_t ndim, const int64_t *shape, attn_error *error);
+
+/* The scale of a role, which must be there and be sound. */
+attn_status reference_find_scale(const attn_scale **scale, const reference_call *call,
+                                 const attn_forward_args *args, uint32_t role, attn_error *error);
 
 /* The element pointer of [i0, i1, ...], strides in elements. */
 char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim);
@@ -93,5 +110,32 @@ int64_t reference_new_slot(const reference_call *call, int64_t new_row);
  * form will look for them? */
 attn_status reference_check_slots(const reference_call *call, const reference_sequence *sequence,
                                   attn_error *error);
+
+/* ---- Latent attention (mla.c) ---------------------------------------------------------------- */
+
+/* Is a batch of this mode called in the absorbed form? 0 for other kinds of layers. */
+int reference_is_absorbed(const attn_problem *problem, uint32_t mode);
+
+/* Is the group one of latent attention that makes sense? */
+attn_status reference_mla_check(const reference_call *call, attn_error *error);
+
+/* q_nope, q_pe, c_kv and k_pe of the absorbed form. */
+attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward_args *args,
+                                        attn_error *error);
+
+/* The latent cache with its scale, and what the expanded form saves to it. */
+attn_status reference_mla_find_cache(reference_call *call, const attn_forward_args *args,
+                                     attn_error *error);
+
+/* q_nope | q_pe of a row and head. */
+void reference_mla_query(const reference_call *call, int64_t row, int32_t head, double *query);
+
+/* The first `count` elements, kv_lora_rank or all, of the latent row of key `j`. */
+void reference_mla_read(const reference_call *call, const reference_sequence *sequence, int64_t j,
+                        int32_t count, double *x);
+
+/* Write new latent row `new_row` to a slot of an image of the cache. */
+void reference_mla_store(const reference_call *call, int64_t new_row, const attn_tensor *image,
+                         int64_t slot);
 
 #endif /* HOST_REFERENCE_CALL_H */

@@ -33,7 +33,9 @@ static attn_status store_sequence(const reference_call *call, const reference_se
             return host_fail(error, ATTN_INVALID_ARGUMENT,
                              "out_cache_loc of new key %lld is %lld: accepted -1..%lld",
                              (long long)row, (long long)slot, (long long)call->num_slots - 1);
-        for (int32_t h = 0; h < call->group->num_kv_heads; h++) {
+        if (call->latent_cache)
+            reference_mla_store(call, row, k_image, slot);
+        for (int32_t h = 0; h < call->kv_heads && !call->latent_cache; h++) {
             store_vector(call, call->k, call->k_scale, row, h, k_image, slot);
             store_vector(call, call->v, call->v_scale, row, h, v_image, slot);
         }
@@ -44,8 +46,8 @@ static attn_status store_sequence(const reference_call *call, const reference_se
 static attn_status check_image(const attn_tensor *cache, const attn_tensor *image, const char *name,
                                attn_error *error)
 {
-    if (image->ndim == 4 && image->dtype == cache->dtype &&
-        memcmp(image->shape, cache->shape, 4 * sizeof cache->shape[0]) == 0)
+    if (image && image->ndim == cache->ndim && image->dtype == cache->dtype &&
+        memcmp(image->shape, cache->shape, cache->ndim * sizeof cache->shape[0]) == 0)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "the image of %s differs from it in shape or dtype", name);
@@ -60,9 +62,11 @@ attn_status reference_expected_kv(const attn_problem *problem, const attn_batch 
         return ATTN_OK;
     reference_call call;
     attn_status status = reference_call_init(&call, problem, batch, layer_id, args, NULL, error);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK && call.latent_cache)
+        status = check_image(call.latent_cache, k_image, "latent_cache", error);
+    if (status == ATTN_OK && call.k_cache)
         status = check_image(call.k_cache, k_image, "k_cache", error);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK && call.v_cache)
         status = check_image(call.v_cache, v_image, "v_cache", error);
     if (status != ATTN_OK || !call.save_kv)
         return status;
@@ -95,14 +99,15 @@ int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cac
                              const attn_tensor *image, int64_t place[4])
 {
     int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    int64_t differing = 0, first = 0;
+    int has_heads = cache->ndim == 4; /* a latent has none */
+    int64_t differing = 0, first = 0, dim = cache->shape[cache->ndim - 1];
     for (int64_t page = 1; page < cache->shape[0]; page++)
         for (int64_t i = 0; i < cache->shape[1]; i++)
-            for (int64_t j = 0; j < cache->shape[2]; j++) {
+            for (int64_t j = 0; j < (has_heads ? cache->shape[2] : 1); j++) {
                 int64_t index[] = {page, i, j};
-                int64_t bytes = differing_bytes(reference_element(cache, index, 3),
-                                                reference_element(image, index, 3), cache->shape[3],
-                                                attn_dtype_size(cache->dtype), &first);
+                int64_t bytes = differing_bytes(reference_element(cache, index, cache->ndim - 1),
+                                                reference_element(image, index, cache->ndim - 1),
+                                                dim, attn_dtype_size(cache->dtype), &first);
                 if (bytes > 0 && differing == 0 && place)
                     memcpy(place, (int64_t[4]){page, hnd ? j : i, hnd ? i : j, first},
                            4 * sizeof place[0]);

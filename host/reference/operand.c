@@ -75,6 +75,9 @@ static attn_status find_queries_and_new_keys(reference_call *call, const attn_fo
 {
     const attn_layer_group *group = call->group;
     attn_dtype dtype = call->problem->q_dtype;
+    call->dim = group->head_dim;
+    call->v_dim = group->v_head_dim;
+    call->kv_heads = group->num_kv_heads;
     call->q = attn_operand(args, ATTN_ROLE_Q);
     call->k = attn_operand(args, ATTN_ROLE_K);
     call->v = attn_operand(args, ATTN_ROLE_V);
@@ -83,12 +86,13 @@ static attn_status find_queries_and_new_keys(reference_call *call, const attn_fo
     if (status != ATTN_OK)
         return status;
     call->num_rows = call->q->shape[0];
-    if (!call->k && !call->v && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
+    if (!call->k && !call->v && group->attn_type != ATTN_TYPE_ENCODER_ONLY && !call->expanded)
         return ATTN_OK;
     int64_t k_shape[] = {-1, group->num_kv_heads, group->head_dim};
     status = reference_check_tensor(call->k, ATTN_ROLE_K, dtype, 3, k_shape, error);
     if (status != ATTN_OK)
         return status;
+    call->has_new = 1;
     call->num_new = call->k->shape[0];
     int64_t v_shape[] = {call->num_new, group->num_kv_heads, group->v_head_dim};
     return reference_check_tensor(call->v, ATTN_ROLE_V, dtype, 3, v_shape, error);
@@ -135,8 +139,8 @@ static attn_status find_per_head(const float **values, const reference_call *cal
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
-static attn_status find_scale(const attn_scale **scale, const reference_call *call,
-                              const attn_forward_args *args, uint32_t role, attn_error *error)
+attn_status reference_find_scale(const attn_scale **scale, const reference_call *call,
+                                 const attn_forward_args *args, uint32_t role, attn_error *error)
 {
     *scale = attn_operand_scale(args, role);
     if (!*scale || (!(*scale)->host && !(*scale)->device))
@@ -176,6 +180,8 @@ static attn_status find_kv_group(reference_call *call, const reference_options *
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "page_size of the batch's KV group %d is %d: accepted %d", index,
                          call->kv->page_size, call->problem->page_size);
+    if (call->expanded) /* no key is looked up in the cache */
+        return ATTN_OK;
     uint32_t forms = call->kv->index_forms;
     if (options && options->index_form)
         forms &= options->index_form;
@@ -229,9 +235,13 @@ static attn_status check_layer(const reference_call *call, int32_t layer_id, att
         const attn_layer *layer = attn_at(call->group->layers, n);
         if (layer->layer_id != layer_id)
             continue;
-        if (layer->flags & ATTN_LAYER_KV_READ_ONLY && call->k)
+        if (layer->flags & ATTN_LAYER_KV_READ_ONLY &&
+            (call->expanded ? call->save_kv : call->has_new))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "layer %d only reads its KV buffer: accepted no k and v", layer_id);
+                             "layer %d only reads its KV buffer: accepted no %s", layer_id,
+                             call->expanded   ? "SAVE_KV"
+                             : call->absorbed ? "c_kv and k_pe"
+                                              : "k and v");
         return ATTN_OK;
     }
     return host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: not of this layer group",
@@ -241,9 +251,10 @@ static attn_status check_layer(const reference_call *call, int32_t layer_id, att
 static attn_status check_group(const reference_call *call, attn_error *error)
 {
     const attn_layer_group *group = call->group;
-    if (group->kind != ATTN_KIND_SOFTMAX)
-        return host_fail(error, ATTN_UNSUPPORTED, "layer kind %u has no oracle: accepted %d",
-                         group->kind, ATTN_KIND_SOFTMAX);
+    if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA)
+        return host_fail(error, ATTN_UNSUPPORTED,
+                         "layer kind %u has no oracle here: accepted %d, %d", group->kind,
+                         ATTN_KIND_SOFTMAX, ATTN_KIND_MLA);
     if (group->num_kv_heads < 1 || group->num_q_heads < 1 ||
         group->num_q_heads % group->num_kv_heads != 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -257,26 +268,33 @@ static attn_status check_group(const reference_call *call, attn_error *error)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "sm_scale %g, logit_cap %g: accepted finite, finite and at least 0",
                          (double)group->sm_scale, (double)group->logit_cap);
-    return ATTN_OK;
+    return group->kind == ATTN_KIND_MLA ? reference_mla_check(call, error) : ATTN_OK;
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
+
+static attn_status find_kv_caches(reference_call *call, const attn_forward_args *args,
+                                  attn_error *error)
+{
+    attn_status status = find_caches(call, args, error);
+    if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
+        status = reference_find_scale(&call->k_scale, call, args, ATTN_ROLE_K_CACHE, error);
+    if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
+        status = reference_find_scale(&call->v_scale, call, args, ATTN_ROLE_V_CACHE, error);
+    return status;
+}
 
 static attn_status find_cache_side(reference_call *call, const attn_forward_args *args,
                                    const reference_options *options, attn_error *error)
 {
     attn_status status = find_kv_group(call, options, error);
     if (status == ATTN_OK)
-        status = find_caches(call, args, error);
-    if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
-        status = find_scale(&call->k_scale, call, args, ATTN_ROLE_K_CACHE, error);
-    if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
-        status = find_scale(&call->v_scale, call, args, ATTN_ROLE_V_CACHE, error);
+        status = call->group->kind == ATTN_KIND_MLA ? reference_mla_find_cache(call, args, error)
+                                                    : find_kv_caches(call, args, error);
     if (status != ATTN_OK)
         return status;
     uint32_t unquantised = options ? options->reads_new_unquantised : 0;
-    call->save_kv = call->k && args->flags & ATTN_FORWARD_SAVE_KV;
-    call->as_stored = !(unquantised & ATTN_MODE_BIT(call->batch->mode));
+    call->as_stored = !call->expanded && !(unquantised & ATTN_MODE_BIT(call->batch->mode));
     if (call->save_kv && !reference_i64(&call->kv->out_cache_loc))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "SAVE_KV without out_cache_loc of KV group %d", call->group->kv_group);
@@ -290,9 +308,13 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
 {
     *call = (reference_call){.problem = problem, .group = problem->group, .batch = batch};
     call->mask_kind = batch->mask ? batch->mask->kind : ATTN_MASK_LAYER;
+    call->absorbed = reference_is_absorbed(problem, batch->mode);
+    call->expanded = problem->group->kind == ATTN_KIND_MLA && !call->absorbed;
     attn_status status = check_group(call, error);
     if (status == ATTN_OK)
-        status = find_queries_and_new_keys(call, args, error);
+        status = call->absorbed ? reference_mla_find_absorbed(call, args, error)
+                                : find_queries_and_new_keys(call, args, error);
+    call->save_kv = call->has_new && args->flags & ATTN_FORWARD_SAVE_KV;
     if (status == ATTN_OK)
         status = check_layer(call, layer_id, error);
     if (status == ATTN_OK)

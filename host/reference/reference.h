@@ -2,9 +2,9 @@
  *
  * reference.h: what attention means, in slow and plain fp64, and the rule that judges a backend.
  *
- * The oracle of the softmax family. It is written from docs/ABI.md (group MEAN), includes no file
- * of any plugin and shares no code with one; tests/golden holds it to vectors made by PyTorch in
- * float64. Two levels:
+ * The oracle of the softmax family and of latent attention. It is written from docs/ABI.md (group
+ * MEAN), includes no file of any plugin and shares no code with one; tests/golden holds it to
+ * vectors made by PyTorch in float64. Two levels:
  *
  *   row    one (query, head): reference_row_compute() and reference_check_row(). Keys and values
  *          come through a callback, so that they can be generated instead of stored.
@@ -29,9 +29,9 @@
  *
  * Files: score.c (which keys are seen; fp64 scores), naive.c (the naive form), row.c (a row),
  * verdict.c (the pass rule), operand.c (tensors and scales of the ABI), slots.c (where keys lie),
- * batch.c (a whole forward), kv.c (what the cache must hold), compare.c (whole tensors), merge.c.
- * Build with -ffp-contract=off: the naive form and the quantiser are exact statements about
- * rounding.
+ * mla.c (latent attention), batch.c (a whole forward), kv.c (what the cache must hold), compare.c
+ * (whole tensors), merge.c. Build with -ffp-contract=off: the naive form and the quantiser are
+ * exact statements about rounding.
  */
 #ifndef HOST_REFERENCE_REFERENCE_H
 #define HOST_REFERENCE_REFERENCE_H
@@ -48,6 +48,7 @@ typedef struct reference_sight {
     uint32_t mask_kind;       /* ATTN_MASK_* */
     int32_t has_position;     /* 0 = cross attention: no i, so window, chunk and ALiBi are off */
     int64_t position;         /* i, of the query */
+    int64_t first_key;        /* keys before it are not seen (partials: not among this call's) */
     int64_t prefix_len;       /* keys before the first new token (QLEN, key_positions) */
     int64_t window_left;      /* i - window_left <= j; -1 = no limit */
     int64_t window_right;     /* j <= i + window_right; -1 = no limit, 0 = causal */
@@ -211,10 +212,10 @@ void reference_result_finish(reference_result *result);
 
 /* ---- What the KV cache must hold ------------------------------------------------------------- */
 
-/* Write into the images what forward writes into the caches: with SAVE_KV, each new key and value
- * at its slot of out_cache_loc, to the bit; nothing else, so that images that were copies of the
- * caches before the forward are what the caches must be after it. Page 0 is left alone. The images
- * have the shape of the caches and strides of their own.
+/* Write into the images what forward writes into the caches (a latent cache has one, k_image): with
+ * SAVE_KV, each new key and value at its slot of out_cache_loc, to the bit; nothing else, so that
+ * images that were copies of the caches before the forward are what the caches must be after it.
+ * Page 0 is left alone. The images have the shape of the caches and strides of their own.
  * INVALID_ARGUMENT as in reference_forward(). */
 attn_status reference_expected_kv(const attn_problem *problem, const attn_batch *batch,
                                   int32_t layer_id, const attn_forward_args *args,

@@ -78,6 +78,8 @@ static int sees_by_item(const reference_sight *sight, int64_t j)
 
 int reference_sees(const reference_sight *sight, int64_t j)
 {
+    if (j < sight->first_key)
+        return 0;
     if (has_bits(sight) && !sees_by_bits(sight, j))
         return 0;
     if (sight->has_position && !sees_by_position(sight, reference_key_position(sight, j)))

@@ -89,7 +89,7 @@ static attn_status find_cached_keys(reference_sequence *sequence, const referenc
     if (!kv_lens)
         return missing("seq_lens", error);
     sequence->kv_len = kv_lens[s];
-    if (!call->k)
+    if (!call->has_new)
         return ATTN_OK;
     sequence->first_new_row = new_indptr ? new_indptr[s] : sequence->first_row;
     sequence->num_new =
@@ -111,9 +111,9 @@ static attn_status check_counts(const reference_sequence *sequence, const refere
                          "sequence %d has rows %lld and %lld following: q has %lld", s,
                          (long long)sequence->first_row, (long long)sequence->num_rows - 1,
                          (long long)call->num_rows);
-    if (call->k && !within(sequence->first_new_row, sequence->num_new, call->num_new))
+    if (call->has_new && !within(sequence->first_new_row, sequence->num_new, call->num_new))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has new keys %lld and %lld following: k has %lld", s,
+                         "sequence %d has new keys %lld and %lld following: %lld are given", s,
                          (long long)sequence->first_new_row, (long long)sequence->num_new - 1,
                          (long long)call->num_new);
     /* Padding may have a query and no key: its fill value may be 0. */

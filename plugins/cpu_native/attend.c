@@ -30,6 +30,7 @@ typedef struct worker_scratch {
     tile_source *values;
     tile_source *next_values;
     tile_source value_sources[2];
+    char *latents[2]; /* absorbed: [TILE_KEYS][dim] new rows, joined, of the value sources */
     uint64_t *next_visible;
 } worker_scratch;
 
@@ -69,6 +70,8 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
     w->out_sum = take_floats(&next, TILE_ROWS);
     block->visible = take(&next, TILE_ROWS * sizeof(uint64_t));
     w->next_visible = take(&next, TILE_ROWS * sizeof(uint64_t));
+    for (int i = 0; i < 2 && call->group->absorbed; i++)
+        w->latents[i] = take(&next, sizeof(float) * TILE_KEYS * (size_t)dim);
     w->values = &w->value_sources[0];
     w->next_values = &w->value_sources[1];
 }
@@ -94,9 +97,13 @@ static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_
     row_format format = {.dtype = call->group->q_dtype};
     for (int32_t r = 0; r < unit->rows; r++) {
         row_place place = place_of(call->group, kv_head, unit->row + r);
-        call->instance->kernels->convert(
-            new_row(call->q, (int64_t)sequence->first_row + place.query, place.head), &format,
-            block->dim, block->query + (int64_t)r * block->dim);
+        int64_t row = (int64_t)sequence->first_row + place.query;
+        float *query = block->query + (int64_t)r * block->dim;
+        int32_t dim = call->q_pe ? call->group->lora : block->dim;
+        call->instance->kernels->convert(new_row(call->q, row, place.head), &format, dim, query);
+        if (call->q_pe)
+            call->instance->kernels->convert(new_row(call->q_pe, row, place.head), &format,
+                                             block->dim - dim, query + dim);
         block->position[r] = (float)query_position(v, place.query);
         block->slope[r] = call->slopes ? call->slopes[place.head] : 0;
     }
@@ -238,6 +245,19 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
     return ATTN_OK;
 }
 
+/* A new latent in one piece, as the cache would have it. */
+static const char *join_latent(const layer_call *call, int64_t row, int key, worker_scratch *w)
+{
+    const cpu_group *group = call->group;
+    const size_t element = attn_dtype_size(group->q_dtype);
+    char *to =
+        w->latents[w->next_values - w->value_sources] + (size_t)key * (size_t)group->dim * element;
+    memcpy(to, new_row(call->c_kv, row, 0), (size_t)group->lora * element);
+    memcpy(to + (size_t)group->lora * element, new_row(call->k_pe, row, 0),
+           (size_t)group->rope * element);
+    return to;
+}
+
 /* Find the rows of the keys and values [first, first + 64) that somebody sees: w->keys and
  * w->next_values. */
 static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
@@ -254,6 +274,10 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
     for (uint64_t left = fresh; left; left &= left - 1) {
         int key = __builtin_ctzll(left);
         int64_t row = sequence->first_new + key - cached;
+        if (call->group->absorbed) {
+            w->keys.rows[key] = w->next_values->rows[key] = join_latent(call, row, key, w);
+            continue;
+        }
         w->keys.rows[key] = new_row(call->k, row, kv_head);
         w->next_values->rows[key] = new_row(call->v, row, kv_head);
     }
@@ -266,12 +290,14 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
 {
     const cpu_group *group = call->group;
     float scale = 1;
-    if (group->fp8)
+    if (cache->scales)
         scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
     source->formats[1] = (row_format){
         .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
+    if (group->expanded) /* what the cache holds is not what is read */
+        source->formats[1].stored_as = NULL;
 }
 
 /* What each row sees of the keys [first, first + 64); returns what any row sees. */

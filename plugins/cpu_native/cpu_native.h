@@ -55,14 +55,22 @@ typedef struct cpu_layer {
     int32_t kv_read_only;
 } cpu_layer;
 
-/* A layer group, as far as it matters here. */
+/* A layer group, as far as it matters here. A group of latent attention is two of them if it is
+ * called in both forms: each sees the batches of its modes. In the absorbed form there is one KV
+ * head, whose keys are rows of the latent cache and whose values are their first v_dim elements. In
+ * the expanded form new keys are all there are. */
 typedef struct cpu_group {
+    uint32_t modes;     /* ATTN_MODE_BIT set */
+    int32_t lora;       /* latent attention: elements of c_kv; else 0 */
+    int32_t rope;       /* latent attention: elements of k_pe; else 0 */
+    int32_t absorbed;   /* latent attention in the absorbed form */
+    int32_t expanded;   /* latent attention in the expanded form */
     uint32_t attn_type; /* ATTN_TYPE_* */
     int32_t kv_group;
     int32_t kv_heads;
     int32_t ratio; /* query heads of a KV head */
-    int32_t dim;
-    int32_t v_dim;
+    int32_t dim;   /* of queries and keys */
+    int32_t v_dim; /* of values and outputs */
     int32_t window_left;
     int32_t window_right;
     int32_t chunk;
@@ -80,7 +88,11 @@ typedef struct cpu_group {
     cpu_layer *layers;
 } cpu_group;
 
-enum { MAX_GROUPS = 64 }; /* of an instance; more than any model has */
+enum {
+    MAX_PROBLEMS = 64, /* of an instance; more than any model has */
+    MAX_FORMS = 2,     /* groups of a problem */
+    MAX_GROUPS = MAX_PROBLEMS * MAX_FORMS
+};
 
 struct attn_instance {
     const attn_services *services;
@@ -99,8 +111,9 @@ extern const size_t cpu_num_builds;
 void cpu_destroy(attn_instance *instance);
 uint32_t cpu_index_forms(attn_instance *instance);
 
-/* A group from a problem; layers are left to the caller. */
-void cpu_group_init(cpu_group *group, const attn_problem *problem);
+/* The groups of a problem, MAX_FORMS at most; layers are left to the caller. Returns their number.
+ */
+uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
@@ -204,12 +217,15 @@ typedef struct layer_call {
     const cpu_group *group;
     const group_plan *plan;
     const group_capacity *capacity;
-    const attn_tensor *q;
-    const attn_tensor *k;
-    const attn_tensor *v;
+    const attn_tensor *q; /* absorbed: q_nope */
+    const attn_tensor *q_pe;
+    const attn_tensor *k;    /* new keys; absorbed: c_kv */
+    const attn_tensor *v;    /* absorbed: k_pe */
+    const attn_tensor *c_kv; /* new latents; expanded: to be saved alone */
+    const attn_tensor *k_pe;
     const attn_tensor *out;
     const attn_tensor *lse;
-    cache_view k_cache;
+    cache_view k_cache; /* latent attention: both are the latent cache */
     cache_view v_cache;
     const float *sinks;  /* NULL = none, or to be omitted */
     const float *slopes; /* NULL = no ALiBi */

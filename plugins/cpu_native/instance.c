@@ -4,6 +4,8 @@
  */
 #include "cpu_native.h"
 
+#include "plugins/common/copy_sized.h"
+
 #include "plugins/common/plugin_error.h"
 
 #include <string.h>
@@ -23,7 +25,7 @@ const size_t cpu_num_builds = sizeof cpu_builds / sizeof cpu_builds[0];
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-void cpu_group_init(cpu_group *group, const attn_problem *problem)
+static void group_init(cpu_group *group, const attn_problem *problem)
 {
     const attn_layer_group *from = problem->group;
     *group = (cpu_group){
@@ -56,6 +58,43 @@ void cpu_group_init(cpu_group *group, const attn_problem *problem)
         group->decode[code] = fp8_to_f32((uint8_t)code, group->fp8);
 }
 
+/* One form of latent attention. */
+static void set_form(cpu_group *group, const attn_problem *problem, uint32_t modes, int absorbed)
+{
+    attn_mla_dims mla;
+    COPY_SIZED(&mla, problem->group->mla);
+    group->modes = modes;
+    group->lora = mla.kv_lora_rank;
+    group->rope = mla.rope_dim;
+    group->absorbed = absorbed;
+    group->expanded = !absorbed;
+    if (!absorbed)
+        return;
+    group->ratio *= group->kv_heads;
+    group->kv_heads = 1;
+    group->dim = mla.kv_lora_rank + mla.rope_dim;
+    group->v_dim = mla.kv_lora_rank;
+}
+
+uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)
+{
+    const uint32_t all = (1u << ATTN_MODE_COUNT) - 1;
+    uint32_t count = 0, expanded = 0;
+    group_init(&groups[0], problem);
+    groups[0].modes = all;
+    if (problem->group->kind != ATTN_KIND_MLA)
+        return 1;
+    if (ATTN_HAS(problem, attn_problem, mla_expanded))
+        expanded = problem->mla_expanded & all;
+    if (expanded != all)
+        set_form(&groups[count++], problem, all & ~expanded, 1);
+    if (expanded != 0) {
+        group_init(&groups[count], problem);
+        set_form(&groups[count++], problem, expanded, 0);
+    }
+    return count;
+}
+
 static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems)
 {
     uint32_t count = 0;
@@ -65,13 +104,16 @@ static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems
 }
 
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
-                               attn_error *error)
+                               uint32_t num_problems, attn_error *error)
 {
-    cpu_layer *layers = (cpu_layer *)(instance->groups + instance->num_groups), *next = layers;
-    for (uint32_t i = 0; i < instance->num_groups; i++) {
+    cpu_layer *layers = (cpu_layer *)(instance->groups + MAX_FORMS * (uint64_t)num_problems),
+              *next = layers;
+    for (uint32_t i = 0; i < num_problems; i++) {
         const attn_problem *problem = attn_at(problems, i);
-        cpu_group_init(&instance->groups[i], problem);
-        instance->groups[i].layers = next;
+        cpu_group *groups = instance->groups + instance->num_groups;
+        uint32_t forms = cpu_groups_init(groups, problem);
+        instance->num_groups += forms;
+        groups[0].layers = groups[forms - 1].layers = next;
         for (uint32_t n = 0; n < problem->group->num_layers; n++, next++) {
             const attn_layer *layer = attn_at(problem->group->layers, n);
             next->layer_id = layer->layer_id;
@@ -97,9 +139,9 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     if (!problems || num_problems == 0 || !services || !instance)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT,
                            "problems, services or instance is missing");
-    if (num_problems > MAX_GROUPS)
+    if (num_problems > MAX_PROBLEMS)
         return plugin_fail(error, ATTN_UNSUPPORTED, "%u layer groups: accepted 1..%d", num_problems,
-                           MAX_GROUPS);
+                           MAX_PROBLEMS);
     attn_status status = cpu_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
         status = cpu_require(options, services, attn_at(problems, i), error);
@@ -108,7 +150,7 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     if (status != ATTN_OK)
         return status;
 
-    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(cpu_group) +
+    uint64_t size = sizeof(attn_instance) + MAX_FORMS * (uint64_t)num_problems * sizeof(cpu_group) +
                     (uint64_t)count_layers(problems, num_problems) * sizeof(cpu_layer);
     attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
     if (!made)
@@ -117,9 +159,8 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     *made = (attn_instance){.services = services,
                             .kernels = kernels,
                             .options = read,
-                            .num_groups = num_problems,
                             .groups = (cpu_group *)(made + 1)};
-    status = fill_groups(made, problems, error);
+    status = fill_groups(made, problems, num_problems, error);
     if (status != ATTN_OK) {
         cpu_destroy(made);
         return status;

@@ -27,7 +27,9 @@ enum {
     TILE_ROWS = 96, /* packing costs 5 % of an fp32 prefill at this; a multiple of 6 */
     PANEL = 16,     /* floats: a cache line */
     FEW_ROWS = 3,   /* keys and values of so few are not packed */
-    MAX_DIM = 512
+    MAX_HEAD_DIM = 512,
+    MAX_ROPE = 128,
+    MAX_DIM = MAX_HEAD_DIM + MAX_ROPE /* of queries and keys: of a latent row */
 };
 
 /* `n` rounded up to whole panels. */

@@ -43,7 +43,8 @@ static int64_t worker_bytes(const cpu_group *group, int64_t rows)
     int64_t floats = TILE_KEYS * (dim + v_dim) /* panels */
                      + PANEL * MAX_DIM         /* rows under conversion */
                      + TILE_KEYS               /* positions */
-                     + rows * (dim + TILE_KEYS + 2 * v_dim) + 6 * TILE_ROWS;
+                     + rows * (dim + TILE_KEYS + 2 * v_dim) + 6 * TILE_ROWS +
+                     (group->absorbed ? 2 * TILE_KEYS * dim : 0); /* new latents */
     return (int64_t)aligned((uint64_t)floats * sizeof(float) + 2 * TILE_ROWS * sizeof(uint64_t)) +
            16 * ALIGNMENT;
 }

@@ -18,7 +18,8 @@ static attn_status find_layer(attn_metadata *metadata, int32_t layer_id, layer_c
     const attn_instance *instance = metadata->instance;
     for (uint32_t i = 0; i < instance->num_groups; i++)
         for (uint32_t n = 0; n < instance->groups[i].num_layers; n++) {
-            if (instance->groups[i].layers[n].layer_id != layer_id)
+            if (instance->groups[i].layers[n].layer_id != layer_id ||
+                !(instance->groups[i].modes & ATTN_MODE_BIT(metadata->batch.mode)))
                 continue;
             *layer = &instance->groups[i].layers[n];
             call->group = &instance->groups[i];
@@ -50,7 +51,17 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
     operand_form out = {
         .dtype = group->out_dtype, .ndim = 3, .shape = {0, heads, group->v_dim}, .written = 1};
     operand_form lse = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
-    attn_status status = get_rows(args, ATTN_ROLE_Q, q, rows, &call->q, error);
+    attn_status status;
+    if (group->absorbed) {
+        operand_form pe = q;
+        q.shape[2] = group->lora;
+        pe.shape[2] = group->rope;
+        status = get_rows(args, ATTN_ROLE_Q_NOPE, q, rows, &call->q, error);
+        if (status == ATTN_OK)
+            status = get_rows(args, ATTN_ROLE_Q_PE, pe, rows, &call->q_pe, error);
+    } else {
+        status = get_rows(args, ATTN_ROLE_Q, q, rows, &call->q, error);
+    }
     if (status == ATTN_OK)
         status = get_rows(args, ATTN_ROLE_OUT, out, rows, &call->out, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
@@ -58,34 +69,74 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
     return status;
 }
 
+/* c_kv and k_pe: the new keys of the absorbed form, and what either form saves. */
+static attn_status get_latents(layer_call *call, const attn_forward_args *args, attn_error *error)
+{
+    const cpu_group *group = call->group;
+    operand_form c_kv = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->lora}};
+    operand_form k_pe = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->rope}};
+    attn_status status =
+        get_rows(args, ATTN_ROLE_C_KV, c_kv, call->plan->new_end, &call->c_kv, error);
+    if (status == ATTN_OK)
+        status = get_rows(args, ATTN_ROLE_K_PE, k_pe, call->plan->new_end, &call->k_pe, error);
+    return status;
+}
+
+/* What new keys have to agree with. */
+static attn_status check_new_keys(const layer_call *call, attn_error *error)
+{
+    const group_plan *plan = call->plan;
+    if (plan->short_seq >= 0)
+        return FAIL(error, ATTN_FIELD_BATCH, "sequence %d has %d keys, %d of them new",
+                    plan->short_seq, plan->sequences[plan->short_seq].kv_len,
+                    plan->sequences[plan->short_seq].num_new);
+    if (call->save && plan->new_end > plan->new_first && !plan->kv.out_cache_loc.device)
+        return FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc");
+    return ATTN_OK;
+}
+
+static attn_status get_absorbed_keys(layer_call *call, const cpu_layer *layer,
+                                     const attn_forward_args *args, attn_error *error)
+{
+    if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
+        return ATTN_OK;
+    if (layer->kv_read_only)
+        return FAIL(error, ATTN_FIELD_OPERAND,
+                    "layer %d reads the latents of another layer: accepted no operands c_kv and "
+                    "k_pe",
+                    layer->layer_id);
+    call->save = (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
+    attn_status status = get_latents(call, args, error);
+    call->k = call->c_kv;
+    call->v = call->k_pe;
+    return status == ATTN_OK ? check_new_keys(call, error) : status;
+}
+
 static attn_status get_new_keys(layer_call *call, const cpu_layer *layer,
                                 const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    const group_plan *plan = call->plan;
     operand_form k = {
         .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
     operand_form v = k;
     v.shape[2] = group->v_dim;
     int own = group->attn_type == ATTN_TYPE_ENCODER_ONLY;
-    if (!own && !attn_operand(args, ATTN_ROLE_K) && !attn_operand(args, ATTN_ROLE_V))
+    if (group->absorbed)
+        return get_absorbed_keys(call, layer, args, error);
+    if (!own && !group->expanded && !attn_operand(args, ATTN_ROLE_K) &&
+        !attn_operand(args, ATTN_ROLE_V))
         return ATTN_OK;
-    if (layer->kv_read_only)
-        return FAIL(error, ATTN_FIELD_OPERAND,
-                    "layer %d reads the KV of another layer: accepted no operands k and v",
-                    layer->layer_id);
-    attn_status status = get_rows(args, ATTN_ROLE_K, k, plan->new_end, &call->k, error);
-    if (status == ATTN_OK)
-        status = get_rows(args, ATTN_ROLE_V, v, plan->new_end, &call->v, error);
-    if (status == ATTN_OK && plan->short_seq >= 0)
-        status = FAIL(error, ATTN_FIELD_BATCH, "sequence %d has %d keys, %d of them new",
-                      plan->short_seq, plan->sequences[plan->short_seq].kv_len,
-                      plan->sequences[plan->short_seq].num_new);
     call->save = !own && (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
-    if (status == ATTN_OK && call->save && plan->new_end > plan->new_first &&
-        !plan->kv.out_cache_loc.device)
-        status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc");
-    return status;
+    if (layer->kv_read_only && (call->save || !group->expanded))
+        return FAIL(error, ATTN_FIELD_OPERAND,
+                    "layer %d reads the KV of another layer: accepted no %s", layer->layer_id,
+                    group->expanded ? "SAVE_KV" : "operands k and v");
+    attn_status status = get_rows(args, ATTN_ROLE_K, k, call->plan->new_end, &call->k, error);
+    if (status == ATTN_OK)
+        status = get_rows(args, ATTN_ROLE_V, v, call->plan->new_end, &call->v, error);
+    if (status == ATTN_OK && group->expanded && call->save)
+        status = get_latents(call, args, error);
+    return status == ATTN_OK ? check_new_keys(call, error) : status;
 }
 
 static attn_status get_cache(layer_call *call, const attn_forward_args *args, uint32_t role,
@@ -110,12 +161,44 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, ui
     return ATTN_OK;
 }
 
+/* It is read in the absorbed form alone. Keys and values lie in the same rows. */
+static attn_status get_latent_cache(layer_call *call, const attn_forward_args *args,
+                                    attn_error *error)
+{
+    const cpu_group *group = call->group;
+    operand_form form = {.dtype = group->kv_dtype,
+                         .ndim = 3,
+                         .shape = {0, group->page_size, group->lora + group->rope},
+                         .written = call->save};
+    int64_t element = attn_dtype_size(group->kv_dtype);
+    cache_view *view = &call->k_cache;
+    const attn_tensor *cache = NULL;
+    attn_status status = ATTN_OK;
+    int needed = !call->k || call->save || call->plan->reads_prefix;
+    if (needed)
+        status = get_rows(args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
+    if (status != ATTN_OK)
+        return status;
+    if (cache)
+        *view = (cache_view){.data = operand_data(cache),
+                             .page = cache->strides[0] * element,
+                             .token = cache->strides[1] * element,
+                             .num_pages = cache->shape[0]};
+    if (group->fp8 && (group->absorbed || needed))
+        status = operand_get_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
+                                   &view->scales, error);
+    call->v_cache = *view;
+    return status;
+}
+
 static attn_status get_caches(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
     attn_status status = ATTN_OK;
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY)
         return ATTN_OK;
+    if (group->lora > 0)
+        return get_latent_cache(call, args, error);
     if (!call->k || call->save || call->plan->reads_prefix) {
         status = get_cache(call, args, ATTN_ROLE_K_CACHE, group->dim, &call->k_cache, error);
         if (status == ATTN_OK)

@@ -252,7 +252,7 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         }
         plan->new_end = sequence->first_new + sequence->num_new;
         plan->pad_first = sequence->first_row + sequence->q_len;
-        if (sequence->kv_len > sequence->num_new)
+        if (sequence->kv_len > sequence->num_new && !group->expanded)
             plan->reads_prefix = 1;
         if (sequence->kv_len < sequence->num_new && s < batch->num_real_seqs)
             plan->short_seq = s;
@@ -298,7 +298,7 @@ static attn_status find_kv_group(const attn_metadata *metadata, const cpu_group 
     for (uint32_t form = 1; form <= ATTN_INDEX_CSR && !plan->index_form; form <<= 1)
         if (forms & form && form_is_given(batch, &plan->kv, form))
             plan->index_form = form;
-    if (!plan->index_form)
+    if (!plan->index_form && !group->expanded)
         return FAIL(error,
                     "index_forms of KV group %d are %#x, arrays included: accepted one of "
                     "%#x",
@@ -335,6 +335,8 @@ void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const
         .q_len = sequence->q_len,
         .kv_len = sequence->kv_len,
     };
+    if (group->expanded && sequence->kv_len > sequence->num_new)
+        v->first_key = sequence->kv_len - sequence->num_new;
     if (custom) {
         v->bits = mask->bits + mask->indptr.device[seq];
         v->bits_skip = mask->kind == ATTN_MASK_QLEN ? sequence->prefix_len : 0;
@@ -485,7 +487,8 @@ attn_status cpu_init_forward_metadata(attn_metadata *metadata, const attn_batch 
         return status;
     if (metadata->batch.mode != ATTN_MODE_IDLE)
         for (uint32_t i = 0; i < metadata->instance->num_groups && status == ATTN_OK; i++)
-            status = plan_group(metadata, i, error);
+            if (metadata->instance->groups[i].modes & ATTN_MODE_BIT(metadata->batch.mode))
+                status = plan_group(metadata, i, error);
     metadata->planned = status == ATTN_OK;
     return status;
 }

@@ -97,7 +97,8 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
-static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
+static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND,
+                                      ATTN_LAYOUT_MLA_LATENT};
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
@@ -122,7 +123,7 @@ static const attn_backend_ops ops = {
 const attn_backend_type cpu_native_type = {
     .struct_size = sizeof(attn_backend_type),
     .name = "cpu_native",
-    .doc = "softmax attention on the processor, fp32 sums, any mask, any page size",
+    .doc = "softmax and latent attention on the processor, fp32 sums, any mask, any page size",
     .num_options = sizeof options_declared / sizeof options_declared[0],
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .options = options_declared,

@@ -20,6 +20,7 @@ typedef struct question {
     attn_layer_group group;
     attn_bounds bounds;
     attn_device device;
+    attn_mla_dims mla; /* zero unless the kind is MLA */
     cpu_options options;
 } question;
 
@@ -40,6 +41,11 @@ static int is_fp8(attn_dtype dtype)
 static int is_operand_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+static int is_served(const attn_layer_group *group)
+{
+    return group->kind == ATTN_KIND_SOFTMAX || group->kind == ATTN_KIND_MLA;
 }
 
 static int has_cache(const attn_layer_group *group)
@@ -109,7 +115,7 @@ static attn_status check_sense(const question *ask, attn_error *error)
     if (group->num_layers < 1 || !group->layers)
         return FAIL(error, ATTN_FIELD_NUM_LAYERS, "num_layers %u: accepted 1 and more",
                     group->num_layers);
-    if (group->kind != ATTN_KIND_SOFTMAX) /* what else stands there is for others to judge */
+    if (!is_served(group)) /* what else stands there is for others to judge */
         return ATTN_OK;
     attn_status status = check_heads(group, error);
     if (status == ATTN_OK)
@@ -132,6 +138,11 @@ static attn_status question_init(question *ask, const attn_options *options,
     COPY_SIZED(&ask->group, problem->group);
     COPY_SIZED(&ask->bounds, problem->bounds);
     COPY_SIZED(&ask->device, problem->device);
+    memset(&ask->mla, 0, sizeof ask->mla);
+    if (ask->group.kind == ATTN_KIND_MLA && !ask->group.mla)
+        return FAIL(error, ATTN_FIELD_KIND, "kind mla without dimensions of latent attention");
+    if (ask->group.kind == ATTN_KIND_MLA)
+        COPY_SIZED(&ask->mla, ask->group.mla);
     attn_status status = cpu_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
@@ -146,26 +157,53 @@ static void check_device(const question *ask, attn_verdict *verdict)
     cpu_isa_check(cpu_builds, cpu_num_builds, ask->options.isa, &ask->device, verdict);
 }
 
+static int is_latent(const question *ask)
+{
+    return ask->group.kind == ATTN_KIND_MLA;
+}
+
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     static const char *const names[] = {"softmax", "mla", "linear", "sparse"};
-    if (ask->group.kind != ATTN_KIND_SOFTMAX)
+    if (!is_served(&ask->group))
         REFUSE(LAYER_KIND, KIND, "softmax", "%s",
                ask->group.kind < ATTN_KIND_COUNT ? names[ask->group.kind] : "unknown");
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
-    if (ask->group.attn_type >= ATTN_TYPE_COUNT)
+    if (is_latent(ask) && ask->group.attn_type != ATTN_TYPE_DECODER)
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%u", ask->group.attn_type);
+    else if (ask->group.attn_type >= ATTN_TYPE_COUNT)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only, cross", "%u", ask->group.attn_type);
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
 {
-    if (ask->group.head_dim < 1 || ask->group.head_dim > MAX_DIM)
+    if (!is_latent(ask) && (ask->group.head_dim < 1 || ask->group.head_dim > MAX_HEAD_DIM))
         REFUSE(HEAD_DIM, HEAD_DIM, "1..512", "%d", ask->group.head_dim);
-    if (ask->group.v_head_dim < 1 || ask->group.v_head_dim > MAX_DIM)
+    if (ask->group.v_head_dim < 1 || ask->group.v_head_dim > MAX_HEAD_DIM)
         REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", ask->group.v_head_dim);
+}
+
+/* Heads of the expanded form have the latent's two parts. */
+static void check_latent(const question *ask, attn_verdict *verdict)
+{
+    const attn_mla_dims *mla = &ask->mla;
+    char accepted[16];
+    if (!is_latent(ask))
+        return;
+    if (mla->kv_lora_rank < 1 || mla->kv_lora_rank > MAX_HEAD_DIM)
+        REFUSE(HEAD_DIM, KV_LORA_RANK, "1..512", "%d", mla->kv_lora_rank);
+    if (mla->rope_dim < 1 || mla->rope_dim > MAX_ROPE)
+        REFUSE(HEAD_DIM, ROPE_DIM, "1..128", "%d", mla->rope_dim);
+    if (mla->nope_dim < 1 || mla->nope_dim > MAX_HEAD_DIM - MAX_ROPE)
+        REFUSE(HEAD_DIM, NOPE_DIM, "1..384", "%d", mla->nope_dim);
+    snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
+    if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
+        REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
+    if (ask->problem.mla_expanded & ~(uint32_t)ALL_MODES)
+        REFUSE(MLA_FORM, MLA_EXPANDED, "0..63", "%#x", ask->problem.mla_expanded);
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)
@@ -231,11 +269,13 @@ static void check_scales(const question *ask, attn_verdict *verdict)
     int open = has_cache(&ask->group) && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
     int scaled = has_cache(&ask->group) && is_fp8(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
-    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given))
+    int per_head = granularity == ATTN_SCALE_PER_HEAD;
+    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
+        !(is_latent(ask) && per_head))
         return;
     REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
-           open     ? "none, per_tensor, per_head"
-           : scaled ? "per_tensor, per_head"
+           open     ? is_latent(ask) ? "none, per_tensor" : "none, per_tensor, per_head"
+           : scaled ? is_latent(ask) ? "per_tensor" : "per_tensor, per_head"
                     : "none",
            "%s", granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
 }
@@ -245,6 +285,11 @@ static void check_layout(const question *ask, attn_verdict *verdict)
     const char *layout = ask->problem.kv_layout;
     if (!has_cache(&ask->group))
         return;
+    if (is_latent(ask)) {
+        if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+            REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
+        return;
+    }
     if (!layout ||
         (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
@@ -304,9 +349,9 @@ static void check_features(const question *ask, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,     check_group_flags, check_layers,
-    check_dtypes, check_scales, check_layout,    check_modes,    check_masks,       check_uses,
-    check_bounds, check_graph,  check_notes,     check_features,
+    check_device, check_kind,   check_attn_type, check_dims,   check_latent,   check_group_flags,
+    check_layers, check_dtypes, check_scales,    check_layout, check_modes,    check_masks,
+    check_uses,   check_bounds, check_graph,     check_notes,  check_features,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -315,13 +360,15 @@ static void tell_memory(const question *ask, const attn_services *services, attn
 {
     const attn_bounds *bounds = &ask->bounds;
     uint32_t workers = services && services->num_workers > 0 ? services->num_workers : 1;
-    cpu_group group;
+    cpu_group groups[MAX_FORMS];
+    group_capacity capacities[MAX_FORMS];
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_kv_len == 0)
         return;
-    cpu_group_init(&group, &ask->problem);
-    group_capacity capacity = cpu_group_capacity(&group, &ask->options, workers, bounds);
-    verdict->device_bytes = cpu_scratch_bytes(&capacity, 1, workers);
-    verdict->host_bytes = cpu_metadata_bytes(&capacity, 1, bounds);
+    uint32_t count = cpu_groups_init(groups, &ask->problem);
+    for (uint32_t i = 0; i < count; i++)
+        capacities[i] = cpu_group_capacity(&groups[i], &ask->options, workers, bounds);
+    verdict->device_bytes = cpu_scratch_bytes(capacities, count, workers);
+    verdict->host_bytes = cpu_metadata_bytes(capacities, count, bounds);
 }
 
 attn_status cpu_query(const attn_backend_type *type, const attn_options *options,

@@ -41,6 +41,18 @@ static void save_row(const layer_call *call, const attn_tensor *rows, int64_t ro
         save_head(call, new_row(rows, row, head), cache, head, dim, to + head * cache->head);
 }
 
+/* c_kv and k_pe side by side. */
+static void save_latent(const layer_call *call, int64_t row, int64_t slot)
+{
+    const cpu_group *group = call->group;
+    const cache_view *cache = &call->k_cache;
+    int64_t page = slot / group->page_size, offset = slot % group->page_size;
+    char *to = cache->data + page * cache->page + offset * cache->token;
+    save_head(call, new_row(call->c_kv, row, 0), cache, 0, group->lora, to);
+    save_head(call, new_row(call->k_pe, row, 0), cache, 0, group->rope,
+              to + (int64_t)group->lora * attn_dtype_size(group->kv_dtype));
+}
+
 attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
 {
     layer_call *call = arg;
@@ -54,6 +66,10 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
             continue;
         if (slot < 0 || slot / call->group->page_size >= call->k_cache.num_pages)
             return cpu_call_fault(call, -1, row, slot);
+        if (call->c_kv) {
+            save_latent(call, row, slot);
+            continue;
+        }
         save_row(call, call->k, row, slot, &call->k_cache, call->group->dim);
         save_row(call, call->v, row, slot, &call->v_cache, call->group->v_dim);
     }

@@ -19,6 +19,7 @@ typedef struct visibility {
     int32_t prefix_len;       /* tokens before query 0, which has this position */
     int32_t q_len;            /* queries */
     int32_t kv_len;           /* keys */
+    int32_t first_key;        /* the ones before it are for other calls */
     int32_t bits_skip;        /* keys that are seen without a bit: the prefix, of QLEN */
     int32_t bits_columns;     /* columns of a row of bits */
     const uint8_t *bits;      /* the custom mask of this sequence */
@@ -57,7 +58,7 @@ static inline void position_range(const visibility *v, int64_t i, int64_t *lo, i
     }
 }
 
-/* The outline of what query t sees: keys [*lo, *hi), within [0, kv_len). */
+/* The outline of what query t sees: keys [*lo, *hi), within [first_key, kv_len). */
 static inline void visible_range(const visibility *v, int32_t t, int64_t *lo, int64_t *hi)
 {
     position_range(v, query_position(v, t), lo, hi);
@@ -67,7 +68,7 @@ static inline void visible_range(const visibility *v, int32_t t, int64_t *lo, in
     }
     if (v->item_pos && *hi > (int64_t)v->prefix_len + t + 1)
         *hi = (int64_t)v->prefix_len + t + 1;
-    *lo = *lo > 0 ? *lo : 0;
+    *lo = *lo > v->first_key ? *lo : v->first_key;
     *hi = *hi < v->kv_len ? *hi : v->kv_len;
     if (*lo >= *hi)
         *lo = *hi = 0;

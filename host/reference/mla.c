@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla.c: latent attention. In the absorbed form a query is q_nope | q_pe, the one key of all heads
+ * is a latent row c_kv | k_pe, and its value is c_kv. In the expanded form k and v are given, and
+ * the latent cache is written at most.
+ */
+#include "host/reference/call.h"
+
+#include "host/dtype.h"
+#include "host/error.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+int reference_is_absorbed(const attn_problem *problem, uint32_t mode)
+{
+    return problem->group->kind == ATTN_KIND_MLA && !(problem->mla_expanded & ATTN_MODE_BIT(mode));
+}
+
+attn_status reference_mla_check(const reference_call *call, attn_error *error)
+{
+    const attn_layer_group *group = call->group;
+    const attn_mla_dims *mla = group->mla;
+    if (!mla)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "a group of kind mla has no mla dimensions");
+    if (mla->kv_lora_rank < 1 || mla->rope_dim < 1 || mla->nope_dim < 1)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "kv_lora_rank %d, rope_dim %d, nope_dim %d: accepted 1 and more",
+                         mla->kv_lora_rank, mla->rope_dim, mla->nope_dim);
+    if (group->head_dim != mla->nope_dim + mla->rope_dim)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "head_dim %d: accepted nope_dim + rope_dim, %d", group->head_dim,
+                         mla->nope_dim + mla->rope_dim);
+    if (group->attn_type != ATTN_TYPE_DECODER)
+        return host_fail(error, ATTN_UNSUPPORTED,
+                         "latent attention of attn_type %u has no oracle: accepted %d",
+                         group->attn_type, ATTN_TYPE_DECODER);
+    return ATTN_OK;
+}
+
+/* New latent rows, `rows` of them, or any number for -1. */
+static attn_status find_new_latents(reference_call *call, const attn_forward_args *args,
+                                    int64_t rows, attn_error *error)
+{
+    attn_dtype dtype = call->problem->q_dtype;
+    int64_t c_shape[] = {rows, call->group->mla->kv_lora_rank};
+    call->c_kv = attn_operand(args, ATTN_ROLE_C_KV);
+    call->k_pe = attn_operand(args, ATTN_ROLE_K_PE);
+    attn_status status =
+        reference_check_tensor(call->c_kv, ATTN_ROLE_C_KV, dtype, 2, c_shape, error);
+    if (status != ATTN_OK)
+        return status;
+    int64_t pe_shape[] = {call->c_kv->shape[0], call->group->mla->rope_dim};
+    return reference_check_tensor(call->k_pe, ATTN_ROLE_K_PE, dtype, 2, pe_shape, error);
+}
+
+attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward_args *args,
+                                        attn_error *error)
+{
+    const attn_mla_dims *mla = call->group->mla;
+    attn_dtype dtype = call->problem->q_dtype;
+    call->q = attn_operand(args, ATTN_ROLE_Q_NOPE);
+    call->q_pe = attn_operand(args, ATTN_ROLE_Q_PE);
+    call->dim = mla->kv_lora_rank + mla->rope_dim;
+    call->v_dim = mla->kv_lora_rank;
+    call->kv_heads = 1;
+    int64_t nope_shape[] = {-1, call->group->num_q_heads, mla->kv_lora_rank};
+    attn_status status =
+        reference_check_tensor(call->q, ATTN_ROLE_Q_NOPE, dtype, 3, nope_shape, error);
+    if (status != ATTN_OK)
+        return status;
+    call->num_rows = call->q->shape[0];
+    int64_t pe_shape[] = {call->num_rows, call->group->num_q_heads, mla->rope_dim};
+    status = reference_check_tensor(call->q_pe, ATTN_ROLE_Q_PE, dtype, 3, pe_shape, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
+        return ATTN_OK;
+    status = find_new_latents(call, args, -1, error);
+    if (status == ATTN_OK) {
+        call->has_new = 1;
+        call->num_new = call->c_kv->shape[0];
+    }
+    return status;
+}
+
+/* ---- Cache ----------------------------------------------------------------------------------- */
+
+/* Elements of the latent that share a scale in mla.latent_fp8/1. */
+enum { SCALED = 128 };
+
+static attn_status check_packed(const reference_call *call, attn_error *error)
+{
+    int32_t lora = call->group->mla->kv_lora_rank;
+    if (lora % SCALED != 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "kv_lora_rank %d in " ATTN_LAYOUT_MLA_LATENT_FP8
+                         ": accepted multiples of %d",
+                         lora, SCALED);
+    if (call->problem->kv_dtype != ATTN_FP8_E4M3)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "kv_dtype %s in " ATTN_LAYOUT_MLA_LATENT_FP8 ": accepted %s",
+                         dtype_name(call->problem->kv_dtype), dtype_name(ATTN_FP8_E4M3));
+    return ATTN_OK;
+}
+
+static attn_status find_latent_scale(reference_call *call, const attn_forward_args *args,
+                                     attn_error *error)
+{
+    uint32_t granularity = call->group->kv_scale_granularity;
+    uint32_t accepted = !call->packed && dtype_is_fp8(call->problem->kv_dtype)
+                            ? ATTN_SCALE_PER_TENSOR
+                            : ATTN_SCALE_NONE;
+    if (granularity != accepted)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "kv_scale_granularity %u of a latent cache: accepted %u", granularity,
+                         accepted);
+    if (accepted == ATTN_SCALE_NONE)
+        return ATTN_OK;
+    return reference_find_scale(&call->latent_scale, call, args, ATTN_ROLE_LATENT_CACHE, error);
+}
+
+attn_status reference_mla_find_cache(reference_call *call, const attn_forward_args *args,
+                                     attn_error *error)
+{
+    const attn_mla_dims *mla = call->group->mla;
+    const char *layout = call->problem->kv_layout;
+    attn_status status = ATTN_OK;
+    if (call->expanded && !call->save_kv)
+        return ATTN_OK;
+    if (call->expanded)
+        status = find_new_latents(call, args, call->num_new, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 &&
+                    strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) != 0))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "kv_layout %s: accepted " ATTN_LAYOUT_MLA_LATENT
+                         ", " ATTN_LAYOUT_MLA_LATENT_FP8,
+                         layout ? layout : "is missing");
+    call->packed = strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+    int32_t packed_bytes =
+        mla->kv_lora_rank + mla->kv_lora_rank / SCALED * (int32_t)sizeof(float) + 2 * mla->rope_dim;
+    int64_t shape[] = {-1, call->problem->page_size,
+                       call->packed ? packed_bytes : mla->kv_lora_rank + mla->rope_dim};
+    if (call->packed)
+        status = check_packed(call, error);
+    call->latent_cache = attn_operand(args, ATTN_ROLE_LATENT_CACHE);
+    if (status == ATTN_OK)
+        status = reference_check_tensor(call->latent_cache, ATTN_ROLE_LATENT_CACHE,
+                                        call->packed ? ATTN_U8 : call->problem->kv_dtype, 3, shape,
+                                        error);
+    if (status != ATTN_OK)
+        return status;
+    call->num_slots = call->latent_cache->shape[0] * call->problem->page_size;
+    return find_latent_scale(call, args, error);
+}
+
+static char *latent_row(const reference_call *call, const attn_tensor *cache, int64_t slot)
+{
+    int64_t index[] = {slot / call->problem->page_size, slot % call->problem->page_size};
+    return reference_element(cache, index, 2);
+}
+
+/* ---- Storing --------------------------------------------------------------------------------- */
+
+/* The scale of SCALED elements: what makes the largest finite one the largest number of e4m3. */
+static float scale_of(const double *x)
+{
+    float largest = 0;
+    for (int32_t d = 0; d < SCALED; d++) {
+        float magnitude = fabsf((float)x[d]);
+        if (magnitude > largest && !isinf(magnitude))
+            largest = magnitude;
+    }
+    return fmaxf(largest / (float)dtype_largest(ATTN_FP8_E4M3), FLT_MIN);
+}
+
+static void store_packed(const reference_call *call, int64_t row, char *to)
+{
+    int32_t lora = call->group->mla->kv_lora_rank, rope = call->group->mla->rope_dim;
+    char *scales = to + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
+    for (int64_t first = 0; first < lora; first += SCALED) {
+        double x[SCALED];
+        int64_t index[] = {row, first};
+        dtype_to_double(call->c_kv->dtype, reference_element(call->c_kv, index, 2), SCALED, x);
+        float scale = scale_of(x);
+        memcpy(scales + first / SCALED * (int64_t)sizeof scale, &scale, sizeof scale);
+        for (int32_t d = 0; d < SCALED; d++)
+            dtype_quantise(ATTN_FP8_E4M3, to, first + d, (float)x[d], scale);
+    }
+    int64_t index[] = {row, 0};
+    for (int32_t d = 0; d < rope; d++)
+        dtype_store(ATTN_BF16, pe, d,
+                    dtype_load(call->k_pe->dtype, reference_element(call->k_pe, index, 2), d));
+}
+
+void reference_mla_store(const reference_call *call, int64_t new_row, const attn_tensor *image,
+                         int64_t slot)
+{
+    int32_t lora = call->group->mla->kv_lora_rank;
+    char *to = latent_row(call, image, slot);
+    if (call->packed) {
+        store_packed(call, new_row, to);
+        return;
+    }
+    int64_t index[] = {new_row, 0};
+    const char *c_kv = reference_element(call->c_kv, index, 2);
+    const char *k_pe = reference_element(call->k_pe, index, 2);
+    float scale = reference_scale(call->latent_scale, 0);
+    for (int32_t d = 0; d < lora + call->group->mla->rope_dim; d++) {
+        double x = d < lora ? dtype_load(call->c_kv->dtype, c_kv, d)
+                            : dtype_load(call->k_pe->dtype, k_pe, d - lora);
+        dtype_quantise(image->dtype, to, d, (float)x, scale);
+    }
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static double as_stored(attn_dtype dtype, double x, float scale)
+{
+    double element;
+    dtype_quantise(dtype, &element, 0, (float)x, scale);
+    return dtype_dequantise(dtype, &element, 0, scale);
+}
+
+/* The first `count` elements of a new latent as a reader of the cache will find them. */
+static void round_latent(const reference_call *call, int32_t count, double *x)
+{
+    int32_t lora = call->group->mla->kv_lora_rank;
+    attn_dtype dtype = call->packed ? ATTN_FP8_E4M3 : call->problem->kv_dtype;
+    float scale = reference_scale(call->latent_scale, 0);
+    for (int32_t d = 0; d < count; d++) {
+        if (call->packed && d < lora && d % SCALED == 0)
+            scale = scale_of(x + d);
+        x[d] = call->packed && d >= lora ? as_stored(ATTN_BF16, x[d], 1)
+                                         : as_stored(dtype, x[d], scale);
+    }
+}
+
+static void read_new(const reference_call *call, int64_t row, int32_t count, double *x)
+{
+    int32_t lora = call->group->mla->kv_lora_rank;
+    int64_t index[] = {row, 0};
+    dtype_to_double(call->c_kv->dtype, reference_element(call->c_kv, index, 2), lora, x);
+    dtype_to_double(call->k_pe->dtype, reference_element(call->k_pe, index, 2), count - lora,
+                    x + lora);
+    if (call->as_stored)
+        round_latent(call, count, x);
+}
+
+static void read_packed(const char *from, int32_t lora, int32_t count, double *x)
+{
+    const char *scales = from + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
+    for (int32_t d = 0; d < lora; d++) {
+        float scale;
+        memcpy(&scale, scales + d / SCALED * (int32_t)sizeof scale, sizeof scale);
+        x[d] = dtype_dequantise(ATTN_FP8_E4M3, from, d, scale);
+    }
+    dtype_to_double(ATTN_BF16, pe, count - lora, x + lora);
+}
+
+void reference_mla_read(const reference_call *call, const reference_sequence *sequence, int64_t j,
+                        int32_t count, double *x)
+{
+    int64_t first_new = sequence->kv_len - sequence->num_new;
+    if (j >= first_new) {
+        read_new(call, sequence->first_new_row + j - first_new, count, x);
+        return;
+    }
+    const char *from = latent_row(call, call->latent_cache, reference_slot(call, sequence, j));
+    float scale = reference_scale(call->latent_scale, 0);
+    if (call->packed) {
+        read_packed(from, call->v_dim, count, x);
+        return;
+    }
+    for (int32_t d = 0; d < count; d++)
+        x[d] = dtype_dequantise(call->latent_cache->dtype, from, d, scale);
+}
+
+void reference_mla_query(const reference_call *call, int64_t row, int32_t head, double *query)
+{
+    int64_t index[] = {row, head};
+    dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->v_dim, query);
+    dtype_to_double(call->q_pe->dtype, reference_element(call->q_pe, index, 2),
+                    call->dim - call->v_dim, query + call->v_dim);
+}

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_cpu_native_mla.c: latent attention of the plugin's .so against the oracle: random cases of
+ * both forms, and what it refuses.
+ *
+ * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
+ */
+#include "tests/mla_fixture.h"
+#include "tests/test_main.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+
+enum { MOST_HEADS = 20, MOST_LORA = 512, MOST_ROPE = 70, MOST_NOPE = 24, MOST_V = 40, CASES = 96 };
+
+static const attn_backend_type *type;
+static host_error error;
+
+/* ---- The plugin ------------------------------------------------------------------------------ */
+
+static void open_plugin(void)
+{
+    char path[4096];
+    const char *given = getenv("ATTNHOST_CPU_NATIVE"), *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s%s",
+             given ? given
+             : dir ? dir
+                   : "plugins/.libs",
+             given ? "" : "/cpu_native.so");
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    ck_assert_msg(object, "%s", dlerror());
+    attn_plugin_entry_fn entry;
+    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
+    ck_assert_msg(entry != NULL, "%s has no entry", path);
+    attn_host_info host = {.struct_size = sizeof host,
+                           .abi_major_min = ATTN_ABI_MAJOR,
+                           .abi_major_max = ATTN_ABI_MAJOR,
+                           .name = "test",
+                           .version = "0"};
+    attn_plugin plugin = {.struct_size = sizeof plugin};
+    host_error_init(&error);
+    ck_assert_int_eq(entry(&host, &plugin, &error.base), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(0, &type, &error.base), ATTN_OK);
+}
+
+static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
+{
+    (void)ctx;
+    (void)space;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void test_release(void *ctx, uint32_t space, void *memory)
+{
+    (void)ctx;
+    (void)space;
+    free(memory);
+}
+
+/* Workers take turns, the last task first. */
+static attn_status test_parallel_for(void *ctx, int64_t count, attn_task task, void *arg)
+{
+    uint32_t workers = *(const uint32_t *)ctx;
+    attn_status first = ATTN_OK;
+    for (int64_t i = count - 1; i >= 0; i--) {
+        attn_status status = task(arg, i, (uint32_t)(i * 5 % workers));
+        first = first == ATTN_OK ? status : first;
+    }
+    return first;
+}
+
+/* ---- A random case --------------------------------------------------------------------------- */
+
+struct mla_case {
+    fixture f;
+    attn_mla_dims dims;
+    attn_device device;
+    attn_bounds bounds;
+    attn_mask mask;
+    float scale;
+    int64_t split;
+    uint32_t form; /* of indices */
+    double *arrays[FIXTURE_SEQS * 7];
+    mla_sequence sequences[FIXTURE_SEQS];
+    uint64_t random;
+    char what[256];
+};
+
+static int32_t pick(struct mla_case *c, int32_t count)
+{
+    c->random = c->random * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((c->random >> 33) % (uint64_t)count);
+}
+
+#define CHOOSE(c, values) values[pick(c, (int32_t)(sizeof values / sizeof values[0]))]
+
+static const double *numbers(struct mla_case *c, int n, int64_t count)
+{
+    double *made = malloc((size_t)(count + 1) * sizeof *made);
+    for (int64_t i = 0; i < count; i++)
+        made[i] = fixture_random(&c->random, 128) / 64;
+    return c->arrays[n] = made;
+}
+
+static void choose_group(struct mla_case *c, int absorbed)
+{
+    static const int32_t heads[] = {1, 2, 3, 5, 16, MOST_HEADS}, loras[] = {1, 8, 33, 64, 130},
+                         ropes[] = {1, 2, 7, 16, 64}, pages[] = {1, 16, 32, 64, 128};
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16},
+                            fp8[] = {ATTN_FP8_E4M3, ATTN_FP8_E5M2};
+    fixture *f = &c->f;
+    int32_t lora = CHOOSE(c, loras), q_heads = CHOOSE(c, heads);
+    int v3 = pick(c, 8) == 0; /* DeepSeek V3's latent */
+    c->dims = (attn_mla_dims){sizeof c->dims, v3 ? 512 : lora, v3 ? 64 : CHOOSE(c, ropes),
+                              1 + pick(c, MOST_NOPE)};
+    mla_init(f, q_heads, &c->dims, 1 + pick(c, MOST_V));
+    f->problem.page_size = CHOOSE(c, pages);
+    f->problem.q_dtype = f->problem.kv_dtype = CHOOSE(c, dtypes);
+    f->problem.out_dtype = CHOOSE(c, dtypes);
+    f->problem.mla_expanded = absorbed ? 0 : ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    f->group.window_left = pick(c, 4) == 0 ? pick(c, 90) : -1;
+    f->group.logit_cap = pick(c, 6) == 0 ? 5.0f : 0;
+    f->group.flags = pick(c, 4) == 0 ? ATTN_GROUP_HAS_SINKS : 0;
+    for (int32_t h = 0; h < MOST_HEADS; h++)
+        f->sinks[h] = 0.25f * (float)h - 1;
+    if (pick(c, 3) == 0) {
+        c->scale = 0.0125f;
+        f->problem.kv_dtype = CHOOSE(c, fp8);
+        f->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+        f->scales[ATTN_ROLE_LATENT_CACHE] =
+            (attn_scale){sizeof(attn_scale), ATTN_SCALE_PER_TENSOR, 1, 0, &c->scale, NULL};
+    }
+}
+
+static void choose_sequences(struct mla_case *c, int absorbed)
+{
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY};
+    fixture *f = &c->f;
+    int64_t heads = f->group.num_q_heads;
+    f->batch.mode = absorbed ? CHOOSE(c, modes) : ATTN_MODE_EXTEND;
+    f->with_new_indptr = !absorbed || pick(c, 2);
+    for (int32_t s = 0, count = 1 + pick(c, 3); s < count; s++) {
+        int32_t queries = f->batch.mode == ATTN_MODE_DECODE ? 1 : 1 + pick(c, 9);
+        int32_t prefix = pick(c, 4) ? pick(c, 180) : 0, kv_len = prefix + queries;
+        if (!absorbed && prefix > 0 && pick(c, 2)) /* a chunk of the prefix */
+            kv_len = 1 + pick(c, prefix);
+        fixture_sequence *sequence = mla_add(f, queries, kv_len);
+        sequence->prefix_len = prefix;
+        if (f->with_new_indptr)
+            sequence->num_new = absorbed && pick(c, 2) ? pick(c, 2) * queries : 1 + pick(c, kv_len);
+        sequence->num_new = sequence->num_new > kv_len ? kv_len : sequence->num_new;
+        c->sequences[s] =
+            (mla_sequence){numbers(c, s * 7, queries * heads * c->dims.kv_lora_rank),
+                           numbers(c, s * 7 + 1, queries * heads * c->dims.rope_dim),
+                           numbers(c, s * 7 + 2, (int64_t)kv_len * c->dims.kv_lora_rank),
+                           numbers(c, s * 7 + 3, (int64_t)kv_len * c->dims.rope_dim),
+                           numbers(c, s * 7 + 4, queries * heads * f->group.head_dim),
+                           numbers(c, s * 7 + 5, kv_len * heads * f->group.head_dim),
+                           numbers(c, s * 7 + 6, kv_len * heads * f->group.v_head_dim)};
+    }
+}
+
+static void set_problem(struct mla_case *c)
+{
+    fixture *f = &c->f;
+    c->device = (attn_device){.struct_size = sizeof c->device, .type = ATTN_DEVICE_CPU};
+    c->bounds = (attn_bounds){.struct_size = sizeof c->bounds,
+                              .modes = (1u << ATTN_MODE_COUNT) - 1,
+                              .mask_kinds = (1u << ATTN_MASK_COUNT) - 1,
+                              .uses = ATTN_USES_LSE | ATTN_USES_UNSAVED_KV,
+                              .max_seqs = f->batch.num_seqs,
+                              .max_tokens = f->batch.num_tokens,
+                              .max_q_len = 16,
+                              .max_kv_len = FIXTURE_KEYS};
+    f->problem.device = &c->device;
+    f->problem.bounds = &c->bounds;
+    f->batch.num_kv_groups = 1;
+}
+
+static struct mla_case *case_of(uint64_t seed)
+{
+    static const int64_t splits[] = {64, 128, 512};
+    struct mla_case *c = calloc(1, sizeof *c);
+    c->random = seed * 977 + 13;
+    int absorbed = pick(c, 3) != 0;
+    choose_group(c, absorbed);
+    choose_sequences(c, absorbed);
+    if (absorbed || pick(c, 2))
+        c->f.batch.mask = NULL;
+    else {
+        c->mask = (attn_mask){.struct_size = sizeof c->mask, .kind = ATTN_MASK_NONE};
+        c->f.batch.mask = &c->mask;
+    }
+    mla_build(&c->f, c->sequences);
+    if (pick(c, 3) == 0)
+        c->f.args.flags = 0;
+    for (int32_t row = 0; pick(c, 4) == 0 && row < c->f.new_indptr[c->f.batch.num_seqs]; row += 3)
+        c->f.out_cache_loc[row] = -1;
+    set_problem(c);
+    c->split = CHOOSE(c, splits);
+    c->form = (uint32_t)pick(c, 3);
+    snprintf(c->what, sizeof c->what,
+             "seed %llu: %s, mode %u, %d heads, %d + %d, %d, page %d, dtypes %u %u, flags %#x",
+             (unsigned long long)seed, absorbed ? "absorbed" : "expanded", c->f.batch.mode,
+             c->f.group.num_q_heads, c->dims.kv_lora_rank, c->dims.rope_dim, c->f.group.v_head_dim,
+             c->f.problem.page_size, c->f.problem.q_dtype, c->f.problem.kv_dtype, c->f.args.flags);
+    return c;
+}
+
+static void case_free(struct mla_case *c)
+{
+    fixture_finish(&c->f);
+    for (size_t n = 0; n < sizeof c->arrays / sizeof c->arrays[0]; n++)
+        free(c->arrays[n]);
+    free(c);
+}
+
+static size_t tensor_bytes(const attn_tensor *tensor)
+{
+    return (size_t)(tensor->shape[0] * tensor->strides[0]) * attn_dtype_size(tensor->dtype);
+}
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+static void run(struct mla_case *c, uint32_t workers, int64_t isa)
+{
+    fixture *f = &c->f;
+    attn_services services = {.struct_size = sizeof services,
+                              .num_workers = workers,
+                              .ctx = &workers,
+                              .allocate = test_allocate,
+                              .release = test_release,
+                              .parallel_for = test_parallel_for};
+    attn_option_value values[] = {
+        {sizeof values[0], .key = "kv_split_tokens", .integer = c->split, .text = ""},
+        {sizeof values[0], .key = "kv_index", .integer = c->form, .text = ""},
+        {sizeof values[0], .key = "isa", .integer = isa, .text = ""}};
+    attn_options options = {.struct_size = sizeof options, .num_values = 3, .values = values};
+    attn_instance *instance;
+    attn_metadata *metadata;
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_memory memory = {.struct_size = sizeof memory};
+#define MUST(call) ck_assert_msg((call) == ATTN_OK, "%s: %s", c->what, host_error_text(&error))
+    MUST(type->create(type, &f->problem, 1, &options, &services, &instance, &error.base));
+    MUST(type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &c->bounds, &size, &error.base));
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        memory.size[region] = size.size[region];
+        memory.base[region] = test_allocate(NULL, 0, size.size[region] + 64, 64);
+        memset(memory.base[region], 0xff, size.size[region] + 64);
+    }
+    MUST(type->ops->metadata_create(instance, ATTN_METADATA_EAGER, &c->bounds, &memory, &metadata,
+                                    &error.base));
+    MUST(type->ops->init_forward_metadata(metadata, &f->batch, NULL, &error.base));
+    if (f->batch.mode == ATTN_MODE_DECODE)
+        MUST(type->ops->forward_decode(metadata, 3, &f->args, NULL, &error.base));
+    else
+        MUST(type->ops->forward_extend(metadata, 3, &f->args, NULL, &error.base));
+#undef MUST
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        const uint8_t *end = (const uint8_t *)memory.base[region] + size.size[region];
+        for (int i = 0; i < 64; i++)
+            ck_assert_msg(end[i] == 0xff, "%s: region %u was overrun", c->what, region);
+        free(memory.base[region]);
+    }
+    type->ops->destroy(instance);
+}
+
+/* The plugin's output, LSE and cache, on several workers, against the oracle's. */
+static void check_case(uint64_t seed)
+{
+    struct mla_case *c = case_of(seed);
+    fixture *f = &c->f;
+    attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *lse = &f->tensors[ATTN_ROLE_LSE];
+    attn_tensor *cache = &f->tensors[ATTN_ROLE_LATENT_CACHE], image = *cache;
+    size_t bytes = tensor_bytes(out);
+    char *first = malloc(bytes);
+    reference_report report = {0};
+    reference_result result = fixture_forward(f, NULL);
+    image.data = malloc(tensor_bytes(cache));
+    memcpy(image.data, cache->data, tensor_bytes(cache));
+    ck_assert_msg(reference_expected_kv(&f->problem, &f->batch, 3, &f->args, &image, NULL,
+                                        &error.base) == ATTN_OK,
+                  "%s: %s", c->what, host_error_text(&error));
+    for (uint32_t workers = 1; workers <= 3; workers += 2) {
+        memset(out->data, 0xff, bytes);
+        memset(lse->data, 0xff, tensor_bytes(lse));
+        run(c, workers, seed % 4 == 3);
+        if (workers == 1)
+            memcpy(first, out->data, bytes);
+        ck_assert_msg(memcmp(first, out->data, bytes) == 0, "%s: workers count", c->what);
+    }
+    ck_assert_int_eq(reference_compare(&result, out, lse, &report, &error.base), ATTN_OK);
+    ck_assert_msg(reference_report_passed(&report), "%s: %s", c->what, report.message);
+    ck_assert_msg(reference_compare_kv(&f->problem, cache, &image, NULL) == 0, "%s: cache",
+                  c->what);
+    free(first);
+    free(image.data);
+    reference_result_finish(&result);
+    case_free(c);
+}
+
+START_TEST(random_cases)
+{
+    for (uint64_t seed = (uint64_t)_i; seed < CASES; seed += 8)
+        check_case(seed);
+}
+END_TEST
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
+
+static attn_reason reasons[16];
+
+static attn_verdict ask(struct mla_case *c)
+{
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
+    for (int i = 0; i < 16; i++)
+        reasons[i].struct_size = sizeof reasons[i];
+    ck_assert_int_eq(type->query(type, NULL, NULL, &c->f.problem, &verdict, &error.base), ATTN_OK);
+    return verdict;
+}
+
+/* One reason, and it is this one. */
+static void refuses(struct mla_case *c, uint32_t code, uint32_t field, const char *accepted)
+{
+    attn_verdict verdict = ask(c);
+    ck_assert_uint_eq(verdict.supported, 0);
+    ck_assert_uint_eq(verdict.num_reasons, 1);
+    ck_assert_uint_eq(reasons[0].code, code);
+    ck_assert_uint_eq(reasons[0].field, field);
+    ck_assert_str_eq(reasons[0].accepted, accepted);
+}
+
+static struct mla_case *plain(void)
+{
+    struct mla_case *c = case_of(1);
+    fixture *f = &c->f;
+    f->problem.kv_dtype = f->problem.q_dtype;
+    f->group.kv_scale_granularity = ATTN_SCALE_NONE;
+    c->dims = (attn_mla_dims){sizeof c->dims, 512, 64, 128};
+    f->group.head_dim = 192;
+    f->group.v_head_dim = 128;
+    ck_assert_uint_eq(ask(c).supported, 1);
+    return c;
+}
+
+START_TEST(reasons_of_a_refusal)
+{
+    struct mla_case *c = plain();
+    fixture *f = &c->f;
+    c->dims.kv_lora_rank = 513;
+    refuses(c, ATTN_REASON_HEAD_DIM, ATTN_FIELD_KV_LORA_RANK, "1..512");
+    c->dims.kv_lora_rank = 512;
+    c->dims.nope_dim = 127;
+    refuses(c, ATTN_REASON_HEAD_DIM, ATTN_FIELD_HEAD_DIM, "191");
+    c->dims.nope_dim = 128;
+    f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    refuses(c, ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT);
+    f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT;
+    f->group.attn_type = ATTN_TYPE_ENCODER_ONLY;
+    refuses(c, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE, "decoder");
+    f->group.attn_type = ATTN_TYPE_DECODER;
+    f->problem.kv_dtype = ATTN_FP8_E4M3;
+    f->group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    refuses(c, ATTN_REASON_SCALE_GRANULARITY, ATTN_FIELD_SCALE_GRANULARITY, "per_tensor");
+    f->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    ck_assert_uint_eq(ask(c).supported, 1);
+    f->problem.mla_expanded = 1u << ATTN_MODE_COUNT;
+    refuses(c, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, "0..63");
+    f->group.mla = NULL;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    ck_assert_int_eq(type->query(type, NULL, NULL, &f->problem, &verdict, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    case_free(c);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("cpu_native_mla");
+    TCase *oracle = tcase_create("oracle"), *refused = tcase_create("refused");
+    tcase_add_unchecked_fixture(oracle, open_plugin, NULL);
+    tcase_add_unchecked_fixture(refused, open_plugin, NULL);
+    tcase_set_timeout(oracle, 120);
+    tcase_add_loop_test(oracle, random_cases, 0, 8);
+    tcase_add_test(refused, reasons_of_a_refusal);
+    suite_add_tcase(made, oracle);
+    suite_add_tcase(made, refused);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
