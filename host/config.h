@@ -183,6 +183,7 @@ struct config_kv_cache {
     int64_t max_total_tokens; /* 0 = from mem_fraction */
     double mem_fraction;      /* of the device memory that is free at start */
     bool prefix_cache;
+    int64_t cached_states; /* recurrent states that the prefix cache keeps */
 };
 
 struct config_cuda_graph {

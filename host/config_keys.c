@@ -152,6 +152,8 @@ const struct config_key config_keys[] = {
         .help = "Share of the device memory free at start that the cache takes."),
     KEY(kv_cache, "prefix_cache", prefix_cache, bool, "yes",
         .help = "Keep the cache of finished requests for later ones with the same prefix."),
+    KEY(kv_cache, "cached_states", cached_states, int, "32", RANGE(0, 1048576),
+        .help = "Recurrent states kept for it; 0: models that have them share no prefixes."),
 
     KEY(cuda_graph, "enable", enable, bool, "yes",
         .help = "Capture decode steps into CUDA graphs where the backend can."),

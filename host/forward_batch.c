@@ -43,6 +43,11 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
     a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
     a->q_indptr = carve(base, &used, seqs + 1, sizeof *a->q_indptr);
     a->kv_indptr = carve(base, &used, seqs + 1, sizeof *a->kv_indptr);
+    if (p->has_state) {
+        a->state_slot = carve(base, &used, seqs, sizeof *a->state_slot);
+        a->state_dst = carve(base, &used, seqs, sizeof *a->state_dst);
+        a->state_initial = carve(base, &used, seqs, sizeof *a->state_initial);
+    }
     return used;
 }
 
@@ -56,6 +61,8 @@ static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, c
     a->out_cache_loc = carve(base, &used, tokens, sizeof *a->out_cache_loc);
     a->row_request = carve(base, &used, tokens, sizeof *a->row_request);
     a->row_position = carve(base, &used, tokens, sizeof *a->row_position);
+    if (p->has_state)
+        a->snapshots = carve(base, &used, tokens, sizeof *a->snapshots);
     if (with_pages && p->index_forms & ATTN_INDEX_BLOCK_TABLE)
         a->block_table = carve(base, &used, seqs * (uint64_t)pages_of(p->max_kv_len, p->page_size),
                                sizeof *a->block_table);
@@ -262,6 +269,25 @@ static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, 
     a->row_position[row] = 0;
 }
 
+/* States by sequence, and rows whose state is wanted besides. Padding reads nothing and writes slot
+ * 0, which is nobody's. */
+static void fill_states(const struct batch_step *step, int32_t num_seqs, int32_t num_rows,
+                        struct batch_arrays *a)
+{
+    for (int32_t s = 0; s < num_seqs; s++) {
+        struct batch_sequence padding = {0};
+        const struct batch_sequence *sequence =
+            s < step->num_sequences ? &step->sequences[s] : &padding;
+        a->state_slot[s] = sequence->state_slot;
+        a->state_dst[s] = sequence->state_dst;
+        a->state_initial[s] = sequence->state_slot > 0;
+    }
+    for (int32_t row = 0; row < num_rows; row++)
+        a->snapshots[row] = -1;
+    for (int32_t n = 0; n < step->num_snapshots; n++)
+        a->snapshots[step->snapshots[n].row] = step->snapshots[n].slot;
+}
+
 /* Returns the number of rows, padding included. */
 static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
                            const struct batch_step *step)
@@ -287,6 +313,8 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
         if (batch->max_kv_len < step->seq_len_fill)
             batch->max_kv_len = step->seq_len_fill;
     }
+    if (b->params.has_state)
+        fill_states(step, s, row, a);
     a->q_indptr[s] = row;
     a->kv_indptr[s] = pages;
     *a->watch = UINT64_MAX;
@@ -331,6 +359,19 @@ static void describe_kv_group(struct forward_batch *b, const struct batch_arrays
     }
 }
 
+static void describe_state(struct forward_batch *b, const struct batch_arrays *staged,
+                           const struct batch_step *step)
+{
+    b->state = (attn_state_batch){
+        .struct_size = sizeof b->state,
+        .slot = BOTH(state_slot),
+        .dst_slot = BOTH(state_dst),
+        .has_initial = BOTH(state_initial),
+    };
+    if (step->num_snapshots > 0)
+        b->state.snapshots = (attn_i32_array)BOTH(snapshots);
+}
+
 static void describe(struct forward_batch *b, const struct batch_arrays *staged,
                      const struct batch_step *step)
 {
@@ -349,7 +390,10 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
         .q_indptr = BOTH(q_indptr),
         .req_pool_indices = BOTH(req_pool_indices),
         .kv_groups = &b->kv,
+        .state = b->params.has_state ? &b->state : NULL,
     };
+    if (b->params.has_state)
+        describe_state(b, staged, step);
     describe_kv_group(b, staged, step);
 }
 
@@ -384,9 +428,11 @@ static attn_status copy_rows(const struct forward_batch *b, const struct batch_a
         {a->out_cache_loc, staged->out_cache_loc, sizeof *a->out_cache_loc},
         {a->row_request, staged->row_request, sizeof *a->row_request},
         {a->row_position, staged->row_position, sizeof *a->row_position},
+        {a->snapshots, staged->snapshots, sizeof *a->snapshots},
     };
+    size_t count = sizeof copies / sizeof *copies - (b->params.has_state ? 0 : 1);
     attn_status status = ATTN_OK;
-    for (size_t i = 0; i < sizeof copies / sizeof *copies && status == ATTN_OK && rows > 0; i++)
+    for (size_t i = 0; i < count && status == ATTN_OK && rows > 0; i++)
         status = device_copy(b->params.device, copies[i].to, copies[i].from, rows * copies[i].size,
                              stream, error);
     return status;

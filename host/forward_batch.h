@@ -14,6 +14,8 @@
 #ifndef HOST_FORWARD_BATCH_H
 #define HOST_FORWARD_BATCH_H
 
+#include <stdbool.h>
+
 #include "attn_plugin.h"
 #include "host/device.h"
 #include "host/step_kernels.h"
@@ -25,6 +27,14 @@ struct batch_sequence {
     int32_t num_new;       /* rows of the step; 1 for a decode */
     int32_t table_changed; /* first position whose slot is not as the step before left it */
     int64_t request;       /* index in the workload: whose vectors these are */
+    int32_t state_slot;    /* recurrent state to start from; 0 = zero */
+    int32_t state_dst;     /* where it goes */
+};
+
+/* A further slot that gets the state after a row. */
+struct batch_snapshot {
+    int32_t row; /* of the step */
+    int32_t slot;
 };
 
 /* A step: extend sequences first, then num_decode sequences of one row each. */
@@ -37,8 +47,10 @@ struct batch_step {
     const int32_t
         *req_to_token; /* [rows, stride] slots by position; the step's are in it already */
     int32_t req_to_token_stride; /* elements */
-    int32_t padded;              /* DECODE: sequences to pad the batch to; 0 = none */
-    int32_t seq_len_fill;        /* seq_len of those */
+    int32_t num_snapshots;
+    const struct batch_snapshot *snapshots;
+    int32_t padded;       /* DECODE: sequences to pad the batch to; 0 = none */
+    int32_t seq_len_fill; /* seq_len of those */
 };
 
 /* What the arrays must hold. */
@@ -50,6 +62,7 @@ struct forward_batch_params {
     int32_t max_kv_len;
     int32_t page_size;
     uint32_t index_forms;              /* ATTN_INDEX_* to fill */
+    bool has_state;                    /* recurrent layers: fill attn_batch.state */
     int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
 };
 
@@ -59,8 +72,10 @@ struct batch_arrays {
     int32_t *num_real_seqs, *num_real_tokens;
     int32_t *seq_lens, *prefix_lens, *q_indptr, *req_pool_indices;
     int32_t *kv_indptr, *last_page_len;
+    int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
     int64_t *out_cache_loc;
     int32_t *row_request, *row_position;
+    int32_t *snapshots;
     int32_t *block_table, *kv_indices; /* device only */
 };
 
@@ -78,6 +93,7 @@ struct forward_batch {
     struct forward_batch_params params;
     attn_batch batch;           /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv;           /* its one KV group */
+    attn_state_batch state;     /* its states, if there are any */
     struct step_rows rows;      /* whose its rows are; device arrays */
     struct batch_arrays arrays; /* on the device */
     void *memory;               /* of these; on the CPU staging[0]'s */

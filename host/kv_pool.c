@@ -102,20 +102,37 @@ static void shape_buffer(const attn_layer_group *group, const struct kv_pool_gro
         shape_state(group, pool, params, buffer);
 }
 
-uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups)
+static uint64_t bytes_if_present(const attn_tensor *tensor)
 {
-    struct kv_pool_params one = {.groups = groups, .page_size = 1, .num_pages = 1};
+    return tensor->struct_size ? tensor_bytes(tensor) : 0;
+}
+
+/* Of all buffers in a pool of one page of one token and one state slot: the first two tensors of
+ * each, or the last two. */
+static uint64_t bytes_of_one(const struct model *model, const struct kv_pool_group *groups,
+                             bool states)
+{
+    struct kv_pool_params one = {
+        .groups = groups, .page_size = 1, .num_pages = 1, .num_state_slots = 1};
     uint64_t bytes = 0;
     for (uint32_t b = 0; b < model->num_buffers; b++) {
         struct kv_pool_buffer buffer;
         uint32_t g = model->buffers[b].group;
         shape_buffer(&model->groups[g], &groups[g], &one, &buffer);
-        if (buffer.key.struct_size)
-            bytes += tensor_bytes(&buffer.key);
-        if (buffer.value.struct_size)
-            bytes += tensor_bytes(&buffer.value);
+        bytes += bytes_if_present(states ? &buffer.state : &buffer.key);
+        bytes += bytes_if_present(states ? &buffer.conv : &buffer.value);
     }
     return bytes;
+}
+
+uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups)
+{
+    return bytes_of_one(model, groups, false);
+}
+
+uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups)
+{
+    return bytes_of_one(model, groups, true);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */

@@ -51,6 +51,9 @@ struct kv_pool {
 /* Bytes that one more token takes in all buffers together; states take none. */
 uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups);
 
+/* Bytes that one more state slot takes in all buffers together. */
+uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups);
+
 /* Allocate all buffers and fill them; that is done when it returns, whichever stream they are used
  * in. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; nothing is left behind then. The
  * pool is the caller's. */

@@ -12,6 +12,7 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #include "host/error.h"
 #include "host/mix.h"
@@ -29,13 +30,18 @@ struct radix_node {
     int64_t num_pages;
     token_key *keys; /* [num_pages * page_size] */
     int32_t *pages;  /* [num_pages] */
+    int32_t state;   /* slot of the state at the node's end; 0 = none */
+    int32_t num_pins;
+    TAILQ_ENTRY(radix_node) by_state_use; /* while it has a state that is not pinned */
 };
 
 struct radix_cache {
     struct slots *slots;
-    int64_t page_size; /* tokens */
+    struct slots *states; /* NULL = there are none */
+    int64_t page_size;    /* tokens */
     struct radix_node root;
     struct radix_node *oldest, *newest;
+    TAILQ_HEAD(, radix_node) states_by_use; /* least recent first; pinned ones are not in it */
     struct radix_node **buckets;
     uint64_t num_buckets; /* a power of two */
     uint64_t num_nodes;   /* in the buckets */
@@ -44,7 +50,8 @@ struct radix_cache {
     int64_t num_evictable;
 };
 
-attn_status radix_cache_create(struct slots *slots, struct radix_cache **cache, attn_error *error)
+attn_status radix_cache_create(struct slots *slots, struct slots *states,
+                               struct radix_cache **cache, attn_error *error)
 {
     struct radix_cache *made = calloc(1, sizeof *made);
     if (made)
@@ -53,7 +60,9 @@ attn_status radix_cache_create(struct slots *slots, struct radix_cache **cache, 
         free(made);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "prefix cache: no memory");
     }
+    TAILQ_INIT(&made->states_by_use);
     made->slots = slots;
+    made->states = states;
     made->page_size = slots->page_size;
     made->num_buckets = FIRST_BUCKETS;
     *cache = made;
@@ -331,6 +340,77 @@ int64_t radix_cache_insert(struct radix_cache *cache, const token_key *keys, int
     return taken;
 }
 
+/* ---- States ---------------------------------------------------------------------------------- */
+
+struct radix_node *radix_cache_find_state(struct radix_cache *cache, struct radix_node *node,
+                                          int64_t *num_pages)
+{
+    (void)cache;
+    for (; node->parent && !node->state; node = node->parent)
+        *num_pages -= node->num_pages;
+    return node;
+}
+
+int32_t radix_cache_state(const struct radix_node *node)
+{
+    return node->state;
+}
+
+void radix_cache_pin_state(struct radix_cache *cache, struct radix_node *node)
+{
+    assert(node->state > 0 && node->num_locks > 0);
+    if (node->num_pins++ == 0)
+        TAILQ_REMOVE(&cache->states_by_use, node, by_state_use);
+}
+
+void radix_cache_unpin_state(struct radix_cache *cache, struct radix_node *node)
+{
+    assert(node->num_pins > 0);
+    if (--node->num_pins == 0)
+        TAILQ_INSERT_TAIL(&cache->states_by_use, node, by_state_use);
+}
+
+static void drop_state(struct radix_cache *cache, struct radix_node *node)
+{
+    if (!node->state)
+        return;
+    assert(node->num_pins == 0);
+    TAILQ_REMOVE(&cache->states_by_use, node, by_state_use);
+    slots_free_page(cache->states, node->state);
+    node->state = 0;
+}
+
+int32_t radix_cache_take_state(struct radix_cache *cache)
+{
+    int32_t slot = 0;
+    if (cache->states->num_free == 0 && !TAILQ_EMPTY(&cache->states_by_use))
+        drop_state(cache, TAILQ_FIRST(&cache->states_by_use));
+    return slots_alloc_extend(cache->states, 0, 1, 0, &slot) ? slot : 0;
+}
+
+void radix_cache_put_state(struct radix_cache *cache, struct radix_node *node, int64_t pages_back,
+                           int32_t slot)
+{
+    while (node->parent && pages_back >= node->num_pages) {
+        pages_back -= node->num_pages;
+        node = node->parent;
+    }
+    if (pages_back > 0 && node->parent)
+        node = split_node(cache, node, node->num_pages - pages_back);
+    if (!node || !node->parent || node->state) {
+        slots_free_page(cache->states, slot);
+        return;
+    }
+    node->state = slot;
+    TAILQ_INSERT_TAIL(&cache->states_by_use, node, by_state_use);
+}
+
+void radix_cache_drop_states(struct radix_cache *cache)
+{
+    while (!TAILQ_EMPTY(&cache->states_by_use))
+        drop_state(cache, TAILQ_FIRST(&cache->states_by_use));
+}
+
 /* ---- Eviction -------------------------------------------------------------------------------- */
 
 static void remove_leaf(struct radix_cache *cache, struct radix_node *node)
@@ -349,6 +429,7 @@ int64_t radix_cache_evict(struct radix_cache *cache, int64_t num_pages)
         assert(leaf->num_children == 0 && leaf->num_locks == 0);
         int64_t wanted = num_pages - freed;
         int64_t cut = wanted < leaf->num_pages ? wanted : leaf->num_pages;
+        drop_state(cache, leaf);
         leaf->num_pages -= cut;
         for (int64_t i = 0; i < cut; i++)
             slots_free_page(cache->slots, leaf->pages[leaf->num_pages + i]);

@@ -19,6 +19,12 @@
  * Pages in the tree belong to the tree; it returns evicted ones to the slots. Nodes that a caller
  * has not locked stay valid until the next radix_cache_insert(), _evict() or _flush().
  *
+ * States. A model with recurrent layers can start behind a prefix only where the state at its end
+ * was kept, too. So a node may carry the number of a state slot: the state after the last of its
+ * tokens. State slots belong to the tree from radix_cache_put_state() on; a node that is shortened
+ * or goes loses its own, and where no slot is free the one that was used least recently is taken.
+ * A pinned state stays where it is, for it is about to be read.
+ *
  * Children are found by a hash of their first page, and keys are compared themselves, so a match
  * takes time in proportion to the pages matched, and no two prefixes are ever mistaken for one
  * another. Where host memory runs out, less is cached or matched; nothing fails.
@@ -34,8 +40,10 @@
 struct radix_cache;
 struct radix_node;
 
-/* An empty cache over the pages of `slots`, which must outlive it. OUT_OF_HOST_MEMORY. */
-attn_status radix_cache_create(struct slots *slots, struct radix_cache **cache, attn_error *error);
+/* An empty cache over the pages of `slots` and, one for each page, the state slots of `states`
+ * (NULL = the model has no states). Both must outlive it. OUT_OF_HOST_MEMORY. */
+attn_status radix_cache_create(struct slots *slots, struct slots *states,
+                               struct radix_cache **cache, attn_error *error);
 
 /* Pages still cached are not given back to the slots. NULL is accepted. */
 void radix_cache_destroy(struct radix_cache *cache);
@@ -68,6 +76,35 @@ int64_t radix_cache_evict(struct radix_cache *cache, int64_t num_pages);
 
 /* Free all pages that are not locked. */
 void radix_cache_flush(struct radix_cache *cache);
+
+/* ---- States ---------------------------------------------------------------------------------- */
+
+/* The deepest node with a state on the path from the root to `node`, of *num_pages pages, which
+ * becomes its depth; the root, of no pages, if there is none. */
+struct radix_node *radix_cache_find_state(struct radix_cache *cache, struct radix_node *node,
+                                          int64_t *num_pages);
+
+/* The slot of the state at the node's end; 0 = none. */
+int32_t radix_cache_state(const struct radix_node *node);
+
+/* Nobody takes the node's state until it is unpinned as often as it was pinned. The caller has
+ * locked the node. Counts as a use of the state. */
+void radix_cache_pin_state(struct radix_cache *cache, struct radix_node *node);
+void radix_cache_unpin_state(struct radix_cache *cache, struct radix_node *node);
+
+/* A slot to write a state to, which the caller owns: a free one, or the one that was used least
+ * recently; 0 = all are pinned or other callers'. */
+int32_t radix_cache_take_state(struct radix_cache *cache);
+
+/* `slot`, which the caller owned, holds the state `pages_back` pages before the end of the path to
+ * `node`. It is freed if there is a state already, or nothing to keep it with. */
+void radix_cache_put_state(struct radix_cache *cache, struct radix_node *node, int64_t pages_back,
+                           int32_t slot);
+
+/* Free all states that are not pinned. */
+void radix_cache_drop_states(struct radix_cache *cache);
+
+/* ---- Figures --------------------------------------------------------------------------------- */
 
 /* Pages in the tree, and those of them that can be evicted. */
 int64_t radix_cache_pages(const struct radix_cache *cache);

@@ -213,6 +213,16 @@ static bool add_kv(cJSON *root, const struct report *report)
            add_count(kv, "peak", report->kv.peak) && add_count(kv, "leaked", report->kv.leaked);
 }
 
+static bool add_states(cJSON *root, const struct report *report)
+{
+    if (!report->states.present)
+        return true;
+    cJSON *states = cJSON_AddObjectToObject(root, "states");
+    return add_count(states, "capacity", report->states.capacity) &&
+           add_count(states, "peak", report->states.peak) &&
+           add_count(states, "leaked", report->states.leaked);
+}
+
 static bool add_times(cJSON *latency, const char *phase, const struct report_times *times)
 {
     cJSON *object = cJSON_AddObjectToObject(latency, phase);
@@ -252,7 +262,7 @@ static bool add_all(cJSON *root, const struct report *report)
            add_count(root, "steps", report->steps) && add_tokens(root, report) &&
            add_number(root, "wall_s", report->wall_s) && add_composition(root, report) &&
            add_paths(root, report) && add_verify(root, report) && add_kv(root, report) &&
-           add_latency(root, report) && add_device(root, report) &&
+           add_states(root, report) && add_latency(root, report) && add_device(root, report) &&
            add_text(root, "digest", report->digest) && add_seed(root, "seed", report->seed);
 }
 
@@ -311,6 +321,10 @@ void report_print(const struct report *report, FILE *file)
     fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",
             (long long)report->kv.capacity, (long long)report->kv.peak,
             (long long)report->kv.leaked);
+    if (report->states.present)
+        fprintf(file, "states kept  capacity %lld  peak %lld  leaked %lld\n",
+                (long long)report->states.capacity, (long long)report->states.peak,
+                (long long)report->states.leaked);
     fprintf(file, "step         prefill p50 %.1f us p99 %.1f us  decode p50 %.1f us p99 %.1f us\n",
             report_quantile_us(&report->prefill, 0.5), report_quantile_us(&report->prefill, 0.99),
             report_quantile_us(&report->decode, 0.5), report_quantile_us(&report->decode, 0.99));

@@ -52,6 +52,10 @@ struct report {
     struct {
         int64_t capacity, peak, leaked; /* tokens */
     } kv;
+    struct {
+        bool present;                   /* the model has recurrent layers */
+        int64_t capacity, peak, leaked; /* states that the prefix cache can keep, kept, lost */
+    } states;
     struct report_times prefill, decode; /* of a step, all layers: executor.c tells what is in it */
     struct { /* a device that works by itself: the host's own time for the same steps, and of that
               */

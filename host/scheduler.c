@@ -18,6 +18,10 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
                          "prefix cache: share_unit %" PRId64
                          ": accepted 1 and more, with a function that tells the keys",
                          params->share_unit);
+    if (params->num_cached_states < 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "prefix cache: num_cached_states %" PRId64 ": accepted 0 and more",
+                         params->num_cached_states);
     if (params->max_in_flight < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "steps in flight: max_in_flight %" PRId32 ": accepted 0 and more",
@@ -39,17 +43,27 @@ static bool init_flights(struct scheduler *scheduler)
     return true;
 }
 
+static bool caches_states(const struct scheduler *scheduler)
+{
+    const struct scheduler_params *params = &scheduler->params;
+    return params->has_state && params->prefix_cache && params->num_cached_states > 0;
+}
+
 static attn_status init_pools(struct scheduler *scheduler, attn_error *error)
 {
     const struct scheduler_params *params = &scheduler->params;
     attn_status status = check_params(params, error);
+    if (status == ATTN_OK && caches_states(scheduler))
+        status = slots_init(&scheduler->states, 1, params->num_cached_states + 1, error);
     if (status == ATTN_OK)
         status = slots_init(&scheduler->slots, params->page_size, params->num_pages, error);
     if (status == ATTN_OK)
         status = request_table_init(&scheduler->table, params->max_running_requests,
                                     params->max_context_len, error);
     if (status == ATTN_OK)
-        status = radix_cache_create(&scheduler->slots, &scheduler->cache, error);
+        status = radix_cache_create(&scheduler->slots,
+                                    caches_states(scheduler) ? &scheduler->states : NULL,
+                                    &scheduler->cache, error);
     return status;
 }
 
@@ -70,7 +84,9 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
     made->running = malloc(seqs * sizeof *made->running);
     made->seqs = malloc(seqs * sizeof *made->seqs);
     made->out_cache_loc = malloc(tokens * sizeof *made->out_cache_loc);
-    if (!made->running || !made->seqs || !made->out_cache_loc || !init_flights(made)) {
+    made->snapshots = malloc(SCHEDULER_SNAPSHOTS_PER_SEQ * seqs * sizeof *made->snapshots);
+    if (!made->running || !made->seqs || !made->out_cache_loc || !made->snapshots ||
+        !init_flights(made)) {
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
                            "scheduler: no memory for steps of %zu sequences and %zu rows, %" PRId32
                            " in flight",
@@ -92,10 +108,12 @@ void scheduler_destroy(struct scheduler *scheduler)
     radix_cache_destroy(scheduler->cache);
     request_table_finish(&scheduler->table);
     slots_finish(&scheduler->slots);
+    slots_finish(&scheduler->states);
     free(scheduler->requests);
     free(scheduler->running);
     free(scheduler->seqs);
     free(scheduler->out_cache_loc);
+    free(scheduler->snapshots);
     free(scheduler->keys);
     free(scheduler->pages);
     free(scheduler->flights);
@@ -187,7 +205,8 @@ attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_re
     attn_status status = check_request(scheduler, request, error);
     if (status != ATTN_OK)
         return status;
-    bool shares = scheduler->params.prefix_cache;
+    bool shares = scheduler->params.prefix_cache &&
+                  (!scheduler->params.has_state || caches_states(scheduler));
     int32_t shareable = shares ? (int32_t)request->shareable_length : 0;
     if (!make_room(scheduler, shareable / scheduler->slots.page_size))
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
@@ -228,6 +247,17 @@ void scheduler_write_pages(struct scheduler *scheduler, const struct request *re
             *slots++ = pages[i] * page_size + offset;
 }
 
+/* The state in the slot of its row needs nothing: whoever gets the row next starts from another. */
+static void release_states(struct scheduler *scheduler, struct request *request)
+{
+    if (request->state_node)
+        radix_cache_unpin_state(scheduler->cache, request->state_node);
+    request->state_node = NULL;
+    for (int32_t i = 0; i < request->num_snapshots; i++)
+        slots_free_page(&scheduler->states, request->snapshots[i].slot);
+    request->num_snapshots = 0;
+}
+
 void scheduler_release(struct scheduler *scheduler, struct request *request)
 {
     int32_t length = request->computed + request->num_new;
@@ -236,6 +266,7 @@ void scheduler_release(struct scheduler *scheduler, struct request *request)
     int32_t num_pages = slots_pages(&scheduler->slots, length);
     for (int32_t i = request->cached_pages; i < num_pages; i++)
         slots_free_page(&scheduler->slots, slots[(size_t)i * (size_t)page_size] / page_size);
+    release_states(scheduler, request);
     radix_cache_unlock(scheduler->cache, request->node);
     request_table_release(&scheduler->table, request->row, length);
     request->row = request->computed = request->num_new = request->cached_pages = 0;
@@ -283,10 +314,22 @@ void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts 
     *counts = scheduler->counts;
     counts->kv_capacity = slots_capacity(&scheduler->slots);
     counts->kv_peak = slots_peak(&scheduler->slots);
+    if (caches_states(scheduler)) {
+        counts->state_capacity = slots_capacity(&scheduler->states);
+        counts->state_peak = slots_peak(&scheduler->states);
+    }
 }
 
 int64_t scheduler_leaked(struct scheduler *scheduler)
 {
     radix_cache_flush(scheduler->cache);
     return slots_capacity(&scheduler->slots) - slots_free_tokens(&scheduler->slots);
+}
+
+int64_t scheduler_leaked_states(struct scheduler *scheduler)
+{
+    radix_cache_flush(scheduler->cache);
+    return caches_states(scheduler)
+               ? slots_capacity(&scheduler->states) - slots_free_tokens(&scheduler->states)
+               : 0;
 }

@@ -50,8 +50,16 @@
  * of it: counts, and what a request has computed for good, follow confirmed steps alone.
  *
  * All layers share one slot space: every KV group of a batch gets the same req_to_token and
- * out_cache_loc. Row r of the table, 1 .. max_running_requests, also names the recurrent state of
- * the request that holds it; such models need prefix_cache off, as cached pages hold no state.
+ * out_cache_loc.
+ *
+ * States. With has_state every request has one recurrent state (of all layers alike), in the state
+ * slot that its row of the table names, 1 .. max_running_requests. A cached page is of use to such
+ * a request only if the state behind it was kept, too. So the last row of each prefill step behind
+ * which pages become visible leaves a copy of the state, a snapshot, in one of num_cached_states
+ * further slots, and a request starts at the deepest snapshot of its cached prefix: its first step
+ * reads that one and writes its own, which leaves the shared one whole. Where the cached pages
+ * reach further than the states do, two requests have parted in the midst of what one step
+ * computed; then another snapshot is taken at that very page, and whoever comes next starts there.
  */
 #ifndef HOST_SCHEDULER_H
 #define HOST_SCHEDULER_H
@@ -74,7 +82,10 @@ struct scheduler_params {
     bool mixed;                   /* prompt and decode rows in one step */
     int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
     bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
-    int64_t share_unit;           /* tokens, >= 1: a trace's block */
+    bool has_state;               /* recurrent layers */
+    int64_t num_cached_states; /* with has_state: slots behind those of the rows; 0 = nothing is */
+                               /* shared */
+    int64_t share_unit;        /* tokens, >= 1: a trace's block */
 
     /* The identities of `count` tokens of `request` from `position` on; called for positions below
      * shareable_length only. */
@@ -102,6 +113,16 @@ struct scheduler_seq {
     int32_t num_new;       /* >= 1 */
     int32_t table_changed; /* first position whose entry in the row is not as the request's step */
                            /* before had it; <= prefix_len, 0 in its first step */
+    int32_t state_slot;    /* state to start from; 0 = zero, or there is none */
+    int32_t state_dst;     /* where the state goes; 0 = there is none */
+};
+
+/* Rows whose state is wanted besides: a state slot gets the state after a row of the step. */
+enum { SCHEDULER_SNAPSHOTS_PER_SEQ = 2 }; /* at most */
+
+struct scheduler_snapshot {
+    int32_t row; /* of the step */
+    int32_t slot;
 };
 
 /* What to run. Extend sequences first, decode sequences last, each in order of start. */
@@ -115,6 +136,8 @@ struct scheduler_step {
     int32_t max_kv_len;               /* largest prefix_len + num_new */
     const struct scheduler_seq *seqs; /* [num_seqs] */
     const int64_t *out_cache_loc;     /* [num_tokens] slots of the rows, sequence by sequence */
+    int32_t num_snapshots;
+    const struct scheduler_snapshot *snapshots; /* [num_snapshots] ascending by row */
 };
 
 enum scheduler_state {
@@ -133,14 +156,16 @@ struct scheduler_counts {
     int64_t requests; /* added */
     int64_t finished;
     int64_t dropped;
-    int64_t retractions; /* counted at once: a plan or a loss made them */
-    int64_t steps;       /* confirmed */
-    int64_t prefill;     /* rows computed in prefill, the recomputed ones included */
-    int64_t decode;      /* rows */
-    int64_t prefix_hit;  /* rows */
-    int64_t recomputed;  /* rows */
-    int64_t kv_capacity; /* tokens */
-    int64_t kv_peak;     /* tokens; most that pages were allocated for, cached ones included */
+    int64_t retractions;    /* counted at once: a plan or a loss made them */
+    int64_t steps;          /* confirmed */
+    int64_t prefill;        /* rows computed in prefill, the recomputed ones included */
+    int64_t decode;         /* rows */
+    int64_t prefix_hit;     /* rows */
+    int64_t recomputed;     /* rows */
+    int64_t kv_capacity;    /* tokens */
+    int64_t kv_peak;        /* tokens; most that pages were allocated for, cached ones included */
+    int64_t state_capacity; /* states that can be cached */
+    int64_t state_peak;     /* most that were */
 };
 
 /* The params are copied; what they point to must live on. INVALID_ARGUMENT: something is out of
@@ -207,5 +232,8 @@ void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts 
 /* Empty the prefix cache; returns capacity - free, in tokens: 0 once every request has ended, or
  * pages have leaked. */
 int64_t scheduler_leaked(struct scheduler *scheduler);
+
+/* The same of slots for cached states. */
+int64_t scheduler_leaked_states(struct scheduler *scheduler);
 
 #endif /* HOST_SCHEDULER_H */

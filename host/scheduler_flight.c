@@ -40,10 +40,8 @@ static void count_prompt_rows(struct flight *flight, struct request *request)
 static void publish(struct scheduler *scheduler, struct request *request)
 {
     int32_t page_size = scheduler->slots.page_size;
-    int64_t visible = min_i32(request->computed, request->shareable);
-    visible -= request->shareable > 0 ? visible % scheduler->params.share_unit : 0;
     int32_t first = request->cached_pages;
-    int32_t count = (int32_t)(visible / page_size) - first;
+    int32_t count = visible_pages(scheduler, request, request->computed) - first;
     if (count <= 0)
         return;
     const int32_t *row = request_table_row(&scheduler->table, request->row);
@@ -63,6 +61,24 @@ static void publish(struct scheduler *scheduler, struct request *request)
     }
 }
 
+/* The states behind pages that are published now; the others wait. */
+static void publish_states(struct scheduler *scheduler, struct request *request)
+{
+    int32_t kept = 0;
+    for (int32_t i = 0; i < request->num_snapshots; i++) {
+        struct snapshot *snapshot = &request->snapshots[i];
+        int32_t pages_back = request->cached_pages - snapshot->rows / scheduler->slots.page_size;
+        if (pages_back >= 0)
+            radix_cache_put_state(scheduler->cache, request->node, pages_back, snapshot->slot);
+        else
+            request->snapshots[kept++] = *snapshot;
+    }
+    request->num_snapshots = kept;
+    if (request->state_node) /* the step that read it was launched */
+        radix_cache_unpin_state(scheduler->cache, request->state_node);
+    request->state_node = NULL;
+}
+
 static void advance(struct scheduler *scheduler, struct flight *flight, struct request *request)
 {
     bool is_prompt = request->computed < request->target;
@@ -73,8 +89,10 @@ static void advance(struct scheduler *scheduler, struct flight *flight, struct r
     request->computed += request->num_new;
     request->num_new = 0;
     request->mark = max_i32(request->mark, request->computed);
-    if (is_prompt)
+    if (is_prompt) {
         publish(scheduler, request);
+        publish_states(scheduler, request);
+    }
     flight->seqs[flight->num_seqs++] =
         (struct flight_seq){number_of(scheduler, request), request->mark};
 }
@@ -163,7 +181,8 @@ void scheduler_drop(struct scheduler *scheduler)
 
 /* A request that reads what an unconfirmed step published took it over in that step or a later one,
  * so it is in an unconfirmed step itself and dropped here. Then nobody locks such a page, and
- * flushing what is not locked removes them all. */
+ * flushing what is not locked removes them all. A state may have been put behind a page that
+ * somebody else locks, so all states go; whoever pinned one is in the step that is out. */
 void scheduler_drop_flight(struct scheduler *scheduler)
 {
     for (int32_t i = 0; scheduler->step_is_out && i < scheduler->step.num_seqs; i++)
@@ -174,6 +193,7 @@ void scheduler_drop_flight(struct scheduler *scheduler)
             drop(scheduler, flight->seqs[i].request);
     }
     end_step(scheduler);
+    radix_cache_drop_states(scheduler->cache);
     radix_cache_flush(scheduler->cache);
 }
 

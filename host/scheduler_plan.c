@@ -52,6 +52,20 @@ static int32_t reserve_for(const struct scheduler *scheduler, const struct reque
                                  min_i32(RESERVED_ROWS, request->num_rows - length));
 }
 
+/* Step back to where the cached prefix has a state, which nobody may take until it was read. */
+static void pin_state(struct scheduler *scheduler, struct request *request)
+{
+    int64_t pages = request->cached_pages;
+    request->parted_at = request->cached_pages * scheduler->slots.page_size;
+    request->node = radix_cache_find_state(scheduler->cache, request->node, &pages);
+    request->cached_pages = (int32_t)pages;
+    radix_cache_lock(scheduler->cache, request->node);
+    if (pages > 0) {
+        request->state_node = request->node;
+        radix_cache_pin_state(scheduler->cache, request->node);
+    }
+}
+
 /* Find and lock the cached pages that the request can start behind, into scheduler->pages. At
  * least one row is left to compute, as somebody has to make the first output token. */
 static void lock_prefix(struct scheduler *scheduler, struct request *request)
@@ -59,14 +73,25 @@ static void lock_prefix(struct scheduler *scheduler, struct request *request)
     int32_t page_size = scheduler->slots.page_size;
     int32_t most = min_i32(request->shareable, request->target - 1) / page_size;
     request->node = radix_cache_root(scheduler->cache);
-    request->cached_pages = 0;
+    request->cached_pages = request->parted_at = 0;
     if (most == 0)
         return;
     scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request), 0,
                            (int64_t)most * page_size, scheduler->keys);
     request->cached_pages = (int32_t)radix_cache_match(scheduler->cache, scheduler->keys, most,
                                                        scheduler->pages, &request->node);
-    radix_cache_lock(scheduler->cache, request->node);
+    if (scheduler->params.has_state)
+        pin_state(scheduler, request);
+    else
+        radix_cache_lock(scheduler->cache, request->node);
+}
+
+static void unlock_prefix(struct scheduler *scheduler, struct request *request)
+{
+    if (request->state_node)
+        radix_cache_unpin_state(scheduler->cache, request->state_node);
+    request->state_node = NULL;
+    radix_cache_unlock(scheduler->cache, request->node);
 }
 
 /* Let the oldest waiting request run if its pages fit behind *reserved ones, to which its own
@@ -79,7 +104,7 @@ static bool start(struct scheduler *scheduler, struct request *request, int64_t 
     int64_t reserve = *reserved + reserve_for(scheduler, request, request->target);
     int64_t pages = slots_pages(&scheduler->slots, request->target) - request->cached_pages;
     if (scheduler->num_running > 0 && pages + reserve > available_pages(scheduler)) {
-        radix_cache_unlock(scheduler->cache, request->node);
+        unlock_prefix(scheduler, request);
         return false;
     }
     request->row = request_table_acquire(&scheduler->table);
@@ -153,11 +178,51 @@ static void plan_decodes(struct scheduler *scheduler)
     }
 }
 
+/* Have the state after the first `rows` rows kept, if its row is in the step and a slot is free. */
+static void add_snapshot(struct scheduler *scheduler, struct request *request, int32_t rows)
+{
+    struct scheduler_step *step = &scheduler->step;
+    if (rows <= request->computed || rows > request->computed + request->num_new ||
+        request->num_snapshots == SCHEDULER_SNAPSHOTS_PER_SEQ)
+        return;
+    int32_t slot = radix_cache_take_state(scheduler->cache);
+    if (slot == 0)
+        return;
+    request->snapshots[request->num_snapshots++] = (struct snapshot){rows, slot};
+    scheduler->snapshots[step->num_snapshots++] = (struct scheduler_snapshot){
+        .row = step->num_tokens + rows - request->computed - 1,
+        .slot = scheduler->params.max_running_requests + slot,
+    };
+}
+
+/* At the last page that this step makes visible, and where the request parted from another. */
+static void add_snapshots(struct scheduler *scheduler, struct request *request)
+{
+    if (scheduler->states.num_pages == 0 || request->computed >= request->target)
+        return;
+    int32_t visible = visible_pages(scheduler, request, request->computed + request->num_new);
+    int32_t border = visible * scheduler->slots.page_size;
+    if (request->parted_at < border)
+        add_snapshot(scheduler, request, request->parted_at);
+    add_snapshot(scheduler, request, border);
+    if (request->parted_at > border)
+        add_snapshot(scheduler, request, request->parted_at);
+}
+
+static int32_t state_to_read(const struct scheduler *scheduler, const struct request *request)
+{
+    if (request->state_node)
+        return scheduler->params.max_running_requests + radix_cache_state(request->state_node);
+    return request->computed > 0 ? request->row : 0;
+}
+
 static void emit_seq(struct scheduler *scheduler, struct request *request)
 {
     struct scheduler_step *step = &scheduler->step;
     int32_t length = request->computed + request->num_new;
     const int32_t *row = request_table_row(&scheduler->table, request->row);
+    bool has_state = scheduler->params.has_state;
+    add_snapshots(scheduler, request);
     for (int32_t position = request->computed; position < length; position++)
         scheduler->out_cache_loc[step->num_tokens++] = row[position];
     scheduler->seqs[step->num_seqs++] = (struct scheduler_seq){
@@ -166,6 +231,8 @@ static void emit_seq(struct scheduler *scheduler, struct request *request)
         .prefix_len = request->computed,
         .num_new = request->num_new,
         .table_changed = request->table_changed,
+        .state_slot = has_state ? state_to_read(scheduler, request) : 0,
+        .state_dst = has_state ? request->row : 0,
     };
     request->table_changed = length;
     step->max_q_len = max_i32(step->max_q_len, request->num_new);
@@ -181,6 +248,7 @@ static void emit_step(struct scheduler *scheduler)
         .number = number,
         .seqs = scheduler->seqs,
         .out_cache_loc = scheduler->out_cache_loc,
+        .snapshots = scheduler->snapshots,
     };
     for (int decodes = 0; decodes < 2; decodes++) {
         int32_t before = step->num_seqs;

@@ -9,7 +9,8 @@
  * retraction takes the last.
  *
  * A running request's pages, by position: the first cached_pages are the prefix cache's and locked
- * through `node`, the rest are its own.
+ * through `node`, the rest are its own. State slots of the cache are numbered behind those of the
+ * rows.
  */
 #ifndef HOST_SCHEDULER_PRIVATE_H
 #define HOST_SCHEDULER_PRIVATE_H
@@ -24,6 +25,13 @@ enum request_state {
     REQUEST_THROUGH, /* all rows launched, nothing held; the last step is not confirmed */
     REQUEST_FINISHED,
     REQUEST_DROPPED
+};
+
+/* A snapshot that waits for its page to be published: that of the step, or the one where the cached
+ * pages went further than the states. */
+struct snapshot {
+    int32_t rows; /* behind which it was taken */
+    int32_t slot; /* of scheduler.states */
 };
 
 struct request {
@@ -42,6 +50,10 @@ struct request {
     int32_t table_changed; /* as in scheduler_seq */
     int32_t cached_pages;
     struct radix_node *node;
+    struct radix_node *state_node; /* whose state, pinned, its first step reads; NULL = none */
+    int32_t parted_at;             /* rows whose pages were cached when it started */
+    int32_t num_snapshots;
+    struct snapshot snapshots[SCHEDULER_SNAPSHOTS_PER_SEQ];
 };
 
 /* A step in flight: what confirming it will add. A retraction does not touch it, since rows in
@@ -58,6 +70,7 @@ struct flight {
 struct scheduler {
     struct scheduler_params params;
     struct slots slots;
+    struct slots states; /* for the prefix cache; zeroed: there are none */
     struct request_table table;
     struct radix_cache *cache;
 
@@ -69,10 +82,11 @@ struct scheduler {
 
     bool step_is_out;
     struct scheduler_step step;
-    struct scheduler_seq *seqs; /* [max_running_requests] */
-    int64_t *out_cache_loc;     /* [scheduler_max_tokens()] */
-    token_key *keys;            /* scratch for the shareable pages of any request */
-    int32_t *pages;             /* likewise */
+    struct scheduler_seq *seqs;           /* [max_running_requests] */
+    int64_t *out_cache_loc;               /* [scheduler_max_tokens()] */
+    struct scheduler_snapshot *snapshots; /* [SCHEDULER_SNAPSHOTS_PER_SEQ * max_running_requests] */
+    token_key *keys;                      /* scratch for the shareable pages of any request */
+    int32_t *pages;                       /* likewise */
     int64_t scratch_pages;
 
     struct flight *flights; /* ring [params.max_in_flight] */
@@ -101,6 +115,16 @@ static inline int64_t number_of(const struct scheduler *scheduler, const struct 
 static inline struct request *running_at(const struct scheduler *scheduler, int32_t index)
 {
     return &scheduler->requests[scheduler->running[index]];
+}
+
+/* Of the first `rows` rows of a request, the pages that hold nothing but complete units of
+ * shareable tokens: those that others may see. */
+static inline int32_t visible_pages(const struct scheduler *scheduler,
+                                    const struct request *request, int32_t rows)
+{
+    int64_t visible = min_i32(rows, request->shareable);
+    visible -= request->shareable > 0 ? visible % scheduler->params.share_unit : 0;
+    return (int32_t)(visible / scheduler->slots.page_size);
 }
 
 /* The oldest request that waits; NULL if there is none. */

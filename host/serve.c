@@ -20,6 +20,7 @@
 struct serve {
     struct session *s;
     struct batch_sequence *sequences; /* [max_running_requests] of a step */
+    struct batch_snapshot *snapshots; /* [SCHEDULER_SNAPSHOTS_PER_SEQ * max_running_requests] */
     struct progress progress;
 };
 
@@ -60,8 +61,13 @@ static void translate(const struct serve *serve, const struct scheduler_step *pl
             .num_new = seq->num_new,
             .table_changed = seq->table_changed,
             .request = seq->request,
+            .state_slot = seq->state_slot,
+            .state_dst = seq->state_dst,
         };
     }
+    for (int32_t n = 0; n < planned->num_snapshots; n++)
+        serve->snapshots[n] =
+            (struct batch_snapshot){planned->snapshots[n].row, planned->snapshots[n].slot};
     *step = (struct batch_step){
         .mode = planned->mode,
         .num_sequences = planned->num_seqs,
@@ -70,6 +76,8 @@ static void translate(const struct serve *serve, const struct scheduler_step *pl
         .slots = planned->out_cache_loc,
         .req_to_token = table->slots,
         .req_to_token_stride = table->max_context_len,
+        .num_snapshots = planned->num_snapshots,
+        .snapshots = serve->snapshots,
     };
 }
 
@@ -166,8 +174,14 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
 int session_serve(struct session *s, attn_error *error)
 {
     size_t seqs = (size_t)s->config->workload.max_running_requests;
-    struct serve serve = {.s = s, .sequences = calloc(seqs, sizeof *serve.sequences)};
-    if (!serve.sequences) {
+    struct serve serve = {
+        .s = s,
+        .sequences = calloc(seqs, sizeof *serve.sequences),
+        .snapshots = calloc(SCHEDULER_SNAPSHOTS_PER_SEQ * seqs, sizeof *serve.snapshots),
+    };
+    if (!serve.sequences || !serve.snapshots) {
+        free(serve.sequences);
+        free(serve.snapshots);
         host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
         return EXIT_RUN_TIME;
     }
@@ -177,5 +191,6 @@ int session_serve(struct session *s, attn_error *error)
     s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
     progress_end(&serve.progress);
     free(serve.sequences);
+    free(serve.snapshots);
     return status == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
 }

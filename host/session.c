@@ -67,6 +67,10 @@ static int read_model(struct session *s, attn_error *error)
         status = model_create(s->config, &s->model, error);
     if (status == ATTN_OK)
         status = check_drivable(s, error);
+    for (uint32_t g = 0; status == ATTN_OK && g < s->model->num_groups; g++)
+        s->has_state |= model_group_has_state(&s->model->groups[g]);
+    if (s->has_state && s->config->kv_cache.prefix_cache)
+        s->num_cached_states = s->config->kv_cache.cached_states;
     return exit_code_of(status);
 }
 
@@ -146,14 +150,21 @@ static void pool_groups(const struct session *s, struct kv_pool_group *groups)
         };
 }
 
-/* Pages that the pool holds, with so many bytes of memory free now. */
+/* Slot 0, one for each request that runs, those of the prefix cache. */
+static int64_t num_state_slots(const struct session *s)
+{
+    return s->has_state ? 1 + s->config->workload.max_running_requests + s->num_cached_states : 0;
+}
+
+/* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
+ * first. */
 static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token,
-                               uint64_t free_bytes)
+                               uint64_t state_bytes, uint64_t free_bytes)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
     if (cache->max_total_tokens > 0)
         return cache->max_total_tokens / cache->page_size;
-    double bytes = cache->mem_fraction * (double)free_bytes;
+    double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
     int64_t affordable = bytes_per_token > 0
                              ? (int64_t)(bytes / (double)bytes_per_token) / cache->page_size
                              : INT64_MAX;
@@ -175,10 +186,11 @@ static attn_status check_capacity(const struct session *s, int64_t pages, uint64
                            (long long)cache->max_total_tokens, (long long)cache->page_size,
                            (long long)(most * cache->page_size), (long long)cache->page_size);
     return config_fail(s->config, "kv_cache.mem_fraction", error,
-                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token: "
-                       "accepted what holds 1..%lld pages",
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token, "
+                       "beside %lld recurrent states: accepted what holds 1..%lld pages",
                        cache->mem_fraction, (long long)pages, (long long)cache->page_size,
-                       (unsigned long long)bytes_per_token, (long long)most);
+                       (unsigned long long)bytes_per_token, (long long)num_state_slots(s),
+                       (long long)most);
 }
 
 /* How many pages the pool shall have. */
@@ -189,12 +201,13 @@ static attn_status size_pool(struct session *s, attn_error *error)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
     pool_groups(s, groups);
     uint64_t bytes_per_token = kv_pool_bytes_per_token(s->model, groups);
+    uint64_t state_bytes = kv_pool_bytes_per_state(s->model, groups) * (uint64_t)num_state_slots(s);
     uint64_t free_bytes = 0, total_bytes;
     free(groups);
     attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
     if (status != ATTN_OK)
         return status;
-    int64_t pages = choose_capacity(s, bytes_per_token, free_bytes);
+    int64_t pages = choose_capacity(s, bytes_per_token, state_bytes, free_bytes);
     s->num_pages = pages + 1;
     return check_capacity(s, pages, bytes_per_token, error);
 }
@@ -256,6 +269,8 @@ static int make_scheduler(struct session *s, attn_error *error)
         .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
         .mixed = workload->mixed,
         .prefix_cache = s->config->kv_cache.prefix_cache,
+        .has_state = s->has_state,
+        .num_cached_states = s->num_cached_states,
         .share_unit = s->workload.block_size,
         .keys = token_keys,
         .keys_context = &s->workload,
@@ -392,7 +407,7 @@ static attn_status allocate_pool(struct session *s, attn_error *error)
         .groups = groups,
         .page_size = (int32_t)s->config->kv_cache.page_size,
         .num_pages = s->num_pages,
-        .num_state_slots = s->config->workload.max_running_requests + 1,
+        .num_state_slots = num_state_slots(s),
         .poison = s->config->verify.rate > 0,
     };
     attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
@@ -482,6 +497,10 @@ static int conclude(struct session *s, attn_error *error)
     report->kv.capacity = counts.kv_capacity;
     report->kv.peak = counts.kv_peak;
     report->kv.leaked = scheduler_leaked(s->scheduler);
+    report->states.present = s->has_state;
+    report->states.capacity = counts.state_capacity;
+    report->states.peak = counts.state_peak;
+    report->states.leaked = scheduler_leaked_states(s->scheduler);
     report->seed = s->config->workload.seed;
     if (s->failed_steps > 0) {
         host_fail(error, s->failure.base.code,
@@ -492,7 +511,7 @@ static int conclude(struct session *s, attn_error *error)
         return EXIT_RUN_TIME;
     }
     bool good = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
-                report->kv.leaked == 0;
+                report->kv.leaked == 0 && report->states.leaked == 0;
     return good ? EXIT_GOOD : EXIT_CHECK_FAILED;
 }
 

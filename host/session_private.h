@@ -23,6 +23,8 @@ struct session {
     struct selection *selection;
     struct device *device;
     int64_t num_pages; /* page 0 included */
+    bool has_state;    /* recurrent layers */
+    int64_t num_cached_states;
     struct kv_pool *pool;
     generator_layer *layers; /* [model.num_layers] */
     struct generator generator;

@@ -93,13 +93,21 @@ START_TEST(two_level_pools)
     int32_t table[3][STRIDE];
     fill_two_rows(table);
     make(2, 14, 9, 1, ALL_FORMS);
-    struct batch_sequence prefill[] = {{1, 0, 7, 0, 0}, {2, 0, 7, 0, 0}},
-                          decode[] = {{1, 7, 1, 0, 0}, {2, 7, 1, 0, 0}};
+    struct batch_sequence prefill[] = {{.table_row = 1, .prefix_len = 0, .num_new = 7},
+                                       {.table_row = 2, .prefix_len = 0, .num_new = 7}},
+                          decode[] = {{.table_row = 1, .prefix_len = 7, .num_new = 1},
+                                      {.table_row = 2, .prefix_len = 7, .num_new = 1}};
     int64_t prefill_slots[14];
     for (int i = 0; i < 14; i++)
         prefill_slots[i] = i + 1;
-    struct batch_step step = {ATTN_MODE_EXTEND, 2,      0, prefill, prefill_slots,
-                              table[0],         STRIDE, 0, 0};
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 2,
+        .sequences = prefill,
+        .slots = prefill_slots,
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_array(made.batch.seq_lens, 7, 7);
     ck_assert_array(made.batch.q_indptr, 0, 7, 14);
@@ -108,8 +116,14 @@ START_TEST(two_level_pools)
 
     table[1][7] = 15;
     table[2][7] = 16;
-    step = (struct batch_step){ATTN_MODE_DECODE, 2,      0, decode, (const int64_t[]){15, 16},
-                               table[0],         STRIDE, 0, 0};
+    step = (struct batch_step){
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 2,
+        .sequences = decode,
+        .slots = (const int64_t[]){15, 16},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_array(made.batch.seq_lens, 8, 8);
     ck_assert_array(made.batch.req_pool_indices, 1, 2);
@@ -120,8 +134,14 @@ START_TEST(two_level_pools)
 
     table[2][8] = 17;
     decode[1].prefix_len = 8;
-    step = (struct batch_step){ATTN_MODE_DECODE, 1,      0, &decode[1], (const int64_t[]){17},
-                               table[0],         STRIDE, 0, 0};
+    step = (struct batch_step){
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 1,
+        .sequences = &decode[1],
+        .slots = (const int64_t[]){17},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_int_eq(made.batch.num_seqs, 1);
     ck_assert_array(made.batch.seq_lens, 9);
@@ -143,9 +163,17 @@ START_TEST(cu_seqlens_one_query_each)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{1, 4, 1, 0, 0}, {2, 7, 1, 0, 0}, {3, 2, 1, 0, 0}};
-    struct batch_step step = {ATTN_MODE_DECODE, 3,      0, sequences, (const int64_t[3]){0},
-                              table[0],         STRIDE, 0, 0};
+    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 4, .num_new = 1},
+                                               {.table_row = 2, .prefix_len = 7, .num_new = 1},
+                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[3]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 1, 2, 3);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
@@ -160,9 +188,17 @@ START_TEST(cu_seqlens_no_cached_prefix)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{1, 0, 5, 0, 0}, {2, 0, 8, 0, 0}, {3, 0, 3, 0, 0}};
-    struct batch_step step = {ATTN_MODE_EXTEND, 3,      0, sequences, (const int64_t[16]){0},
-                              table[0],         STRIDE, 0, 0};
+    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 0, .num_new = 5},
+                                               {.table_row = 2, .prefix_len = 0, .num_new = 8},
+                                               {.table_row = 3, .prefix_len = 0, .num_new = 3}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[16]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 5, 13, 16);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
@@ -177,10 +213,19 @@ START_TEST(cu_seqlens_both)
 {
     int32_t table[5][STRIDE] = {{0}};
     make(4, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {
-        {4, 3, 2, 0, 0}, {2, 0, 4, 0, 0}, {1, 7, 1, 0, 0}, {3, 2, 1, 0, 0}};
-    struct batch_step step = {ATTN_MODE_MIXED, 4,      2, sequences, (const int64_t[8]){0},
-                              table[0],        STRIDE, 0, 0};
+    const struct batch_sequence sequences[] = {{.table_row = 4, .prefix_len = 3, .num_new = 2},
+                                               {.table_row = 2, .prefix_len = 0, .num_new = 4},
+                                               {.table_row = 1, .prefix_len = 7, .num_new = 1},
+                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_MIXED,
+        .num_sequences = 4,
+        .num_decode = 2,
+        .sequences = sequences,
+        .slots = (const int64_t[8]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 2, 6, 7, 8);
     ck_assert_array(made.kv.kv_indptr, 0, 5, 9, 17, 20);
@@ -204,9 +249,16 @@ START_TEST(pages_by_hand)
     } rows[] = {{0, 0, 0, 0}, {0, 1, 1, 1}, {0, 4, 1, 4}, {4, 1, 2, 1}, {7, 1, 2, 4}, {8, 1, 3, 1}};
     make(1, 9, 9, 4, ALL_FORMS);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct batch_sequence sequence = {1, rows[i].prefix_len, rows[i].num_new, 0, 0};
-        struct batch_step step = {ATTN_MODE_EXTEND, 1,      0, &sequence, (const int64_t[9]){0},
-                                  table[0],         STRIDE, 0, 0};
+        struct batch_sequence sequence = {
+            .table_row = 1, .prefix_len = rows[i].prefix_len, .num_new = rows[i].num_new};
+        struct batch_step step = {
+            .mode = ATTN_MODE_EXTEND,
+            .num_sequences = 1,
+            .sequences = &sequence,
+            .slots = (const int64_t[9]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+        };
         build(&step);
         ck_assert_array(made.kv.kv_indptr, 0, rows[i].num_pages);
         ck_assert_array(made.kv.last_page_len, rows[i].last_page_len);
@@ -219,15 +271,100 @@ START_TEST(pages_by_hand)
 }
 END_TEST
 
+/* ---- States ---------------------------------------------------------------------------------- */
+
+static void make_with_states(int32_t max_seqs, int32_t max_tokens)
+{
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = max_seqs,
+        .max_tokens = max_tokens,
+        .max_kv_tokens = STRIDE * max_seqs,
+        .max_kv_len = STRIDE,
+        .page_size = 1,
+        .has_state = true,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+}
+
+/* One starts from zero, one from a state that others share, one goes on. */
+START_TEST(states_by_hand)
+{
+    int32_t table[4][STRIDE] = {{0}};
+    struct batch_sequence sequences[] = {
+        {.table_row = 2, .num_new = 3, .state_dst = 2},
+        {.table_row = 1, .prefix_len = 4, .num_new = 2, .state_slot = 9, .state_dst = 1},
+        {.table_row = 3, .prefix_len = 5, .num_new = 1, .state_slot = 3, .state_dst = 3},
+    };
+    const struct batch_snapshot snapshots[] = {{1, 7}, {4, 8}};
+    make_with_states(3, 6);
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[6]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+        .num_snapshots = 2,
+        .snapshots = snapshots,
+    };
+    build(&step);
+    ck_assert_ptr_eq(made.batch.state, &made.state);
+    ck_assert_uint_eq(made.state.struct_size, sizeof made.state);
+    ck_assert_array(made.state.slot, 0, 9, 3);
+    ck_assert_array(made.state.dst_slot, 2, 1, 3);
+    ck_assert_array(made.state.has_initial, 0, 1, 1);
+    ck_assert_array(made.state.snapshots, -1, 7, -1, -1, 8, -1);
+    step.num_snapshots = 0;
+    build(&step);
+    ck_assert_ptr_null(made.state.snapshots.host);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* Padding starts from zero and leaves its state in slot 0. */
+START_TEST(padding_has_no_state)
+{
+    int32_t table[2][STRIDE] = {{0}};
+    struct batch_sequence sequence = {
+        .table_row = 1, .prefix_len = 4, .num_new = 1, .state_slot = 1, .state_dst = 1};
+    make_with_states(3, 3);
+    for (int32_t n = 3; n > 0; n--) { /* the larger batch leaves the smaller one nothing */
+        struct batch_step step = {
+            .mode = ATTN_MODE_DECODE,
+            .num_sequences = 1,
+            .sequences = &sequence,
+            .slots = (const int64_t[1]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+            .padded = n,
+        };
+        build(&step);
+        ck_assert_int_eq(made.batch.num_seqs, n);
+        ck_assert_array(made.state.slot, 1, 0, 0);
+        ck_assert_array(made.state.dst_slot, 1, 0, 0);
+        ck_assert_array(made.state.has_initial, 1, 0, 0);
+    }
+    forward_batch_finish(&made);
+}
+END_TEST
+
 /* ---- Nothing to do --------------------------------------------------------------------------- */
 
 START_TEST(idle)
 {
     make(3, 5, 7, 2, ALL_FORMS);
     int32_t table[STRIDE] = {0};
-    struct batch_sequence sequence = {0, 2, 3, 0, 0};
+    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 3};
     struct batch_step before = {
-        ATTN_MODE_EXTEND, 1, 0, &sequence, (const int64_t[3]){5, 6, 7}, table, STRIDE, 0, 0};
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[3]){5, 6, 7},
+        .req_to_token = table,
+        .req_to_token_stride = STRIDE,
+    };
     build(&before);
     struct batch_step step = {.mode = ATTN_MODE_IDLE};
     build(&step);
@@ -262,9 +399,15 @@ END_TEST
 START_TEST(only_asked_forms)
 {
     int32_t table[STRIDE] = {3, 4, 5};
-    struct batch_sequence sequence = {0, 2, 1, 0, 0};
-    struct batch_step step = {ATTN_MODE_DECODE, 1, 0, &sequence, (const int64_t[1]){5}, table,
-                              STRIDE,           0, 0};
+    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 1};
+    struct batch_step step = {
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[1]){5},
+        .req_to_token = table,
+        .req_to_token_stride = STRIDE,
+    };
     for (uint32_t forms = 0; forms <= ALL_FORMS; forms++) {
         make(2, 2, 3, 1, forms);
         build(&step);
@@ -301,17 +444,27 @@ START_TEST(bounds)
         int32_t num_sequences;
         const char *message; /* NULL = is within them */
     } rows[] = {
-        {{{1, 4, 2, 0, 0}, {2, 5, 1, 0, 0}}, 2, NULL},
-        {{{1, 0, 3, 0, 0}}, 1, NULL},
-        {{{1, 0, 1, 0, 0}, {1, 0, 1, 0, 0}, {1, 0, 1, 0, 0}},
+        {{{.table_row = 1, .prefix_len = 4, .num_new = 2},
+          {.table_row = 2, .prefix_len = 5, .num_new = 1}},
+         2,
+         NULL},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 3}}, 1, NULL},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 1},
+          {.table_row = 1, .prefix_len = 0, .num_new = 1},
+          {.table_row = 1, .prefix_len = 0, .num_new = 1}},
          3,
          "step of 3 sequences, 3 tokens, 3 pages, 1 keys: the bounds are 2, 3, 3, 6"},
-        {{{1, 0, 4, 0, 0}},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 4}},
          1,
          "step of 1 sequences, 4 tokens, 1 pages, 4 keys: the bounds are 2, 3, 3, 6"},
-        {{{1, 6, 1, 0, 0}}, 1, "1 tokens, 2 pages, 7 keys"},
-        {{{1, 4, 1, 0, 0}, {2, 4, 1, 0, 0}}, 2, "2 tokens, 4 pages, 5 keys"},
-        {{{1, INT32_MAX, 1, 0, 0}}, 1, "1 tokens, 536870912 pages, 2147483648 keys"},
+        {{{.table_row = 1, .prefix_len = 6, .num_new = 1}}, 1, "1 tokens, 2 pages, 7 keys"},
+        {{{.table_row = 1, .prefix_len = 4, .num_new = 1},
+          {.table_row = 2, .prefix_len = 4, .num_new = 1}},
+         2,
+         "2 tokens, 4 pages, 5 keys"},
+        {{{.table_row = 1, .prefix_len = INT32_MAX, .num_new = 1}},
+         1,
+         "1 tokens, 536870912 pages, 2147483648 keys"},
     };
     struct forward_batch_params params = {.device = cpu,
                                           .num_staging = 1,
@@ -326,15 +479,14 @@ START_TEST(bounds)
         ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
         struct batch_step good = {.mode = ATTN_MODE_IDLE};
         build(&good);
-        struct batch_step step = {ATTN_MODE_EXTEND,
-                                  rows[i].num_sequences,
-                                  0,
-                                  rows[i].sequences,
-                                  (const int64_t[4]){0},
-                                  table[0],
-                                  STRIDE,
-                                  0,
-                                  0};
+        struct batch_step step = {
+            .mode = ATTN_MODE_EXTEND,
+            .num_sequences = rows[i].num_sequences,
+            .sequences = rows[i].sequences,
+            .slots = (const int64_t[4]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+        };
         host_error error;
         host_error_init(&error);
         attn_status status = fill(&step, &error.base);
@@ -397,12 +549,20 @@ static void make_random_step(struct random_step *r, uint32_t mode)
         int one = mode == ATTN_MODE_DECODE || s >= count - num_decode;
         int32_t length = 1 + below(LONGEST), num_new = one ? 1 : 1 + below(length);
         int32_t row = 1 + (first_row + s) % ROWS;
-        r->sequences[s] = (struct batch_sequence){row, length - num_new, num_new, 0, 0};
+        r->sequences[s] = (struct batch_sequence){
+            .table_row = row, .prefix_len = length - num_new, .num_new = num_new};
         for (int32_t t = 0; t < num_new; t++)
             r->slots[tokens++] = r->table[row][length - num_new + t];
     }
     r->step = (struct batch_step){
-        mode, count, num_decode, r->sequences, r->slots, r->table[0], LONGEST + 3, 0, 0};
+        .mode = mode,
+        .num_sequences = count,
+        .num_decode = num_decode,
+        .sequences = r->sequences,
+        .slots = r->slots,
+        .req_to_token = r->table[0],
+        .req_to_token_stride = LONGEST + 3,
+    };
 }
 
 /* Slots by position, from each form; they are what the table says. */
@@ -503,6 +663,8 @@ static Suite *suite(void)
     tcase_add_test(literal, cu_seqlens_no_cached_prefix);
     tcase_add_test(literal, cu_seqlens_both);
     tcase_add_test(literal, pages_by_hand);
+    tcase_add_test(literal, states_by_hand);
+    tcase_add_test(literal, padding_has_no_state);
     tcase_add_test(limits, idle);
     tcase_add_test(limits, no_bounds_at_all);
     tcase_add_test(limits, only_asked_forms);

@@ -18,7 +18,7 @@
 #define MOST_SIZE  5 /* tokens of a page */
 #define NUM_PAGES  60
 
-static struct slots slots;
+static struct slots slots, states; /* states: zeroed where there are none */
 static struct radix_cache *cache;
 
 static void make_cache(int32_t page_size, int64_t num_pages)
@@ -27,8 +27,17 @@ static void make_cache(int32_t page_size, int64_t num_pages)
     host_error_init(&error);
     attn_status status = slots_init(&slots, page_size, num_pages, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
-    status = radix_cache_create(&slots, &cache, &error.base);
+    status = radix_cache_create(&slots, states.num_pages ? &states : NULL, &cache, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+}
+
+static void make_cache_with_states(int32_t page_size, int64_t num_states)
+{
+    host_error error;
+    host_error_init(&error);
+    attn_status status = slots_init(&states, 1, num_states + 1, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    make_cache(page_size, NUM_PAGES);
 }
 
 static void tear_down(void)
@@ -36,6 +45,7 @@ static void tear_down(void)
     radix_cache_destroy(cache);
     cache = NULL;
     slots_finish(&slots);
+    slots_finish(&states);
 }
 
 static void set_keys(const char *symbols, int64_t count, token_key *keys)
@@ -179,6 +189,112 @@ START_TEST(a_split_leaves_handles_valid)
     expect_match("abcdef", 6);
     radix_cache_unlock(cache, middle);
     ck_assert_int_eq(radix_cache_evictable(cache), 6);
+}
+END_TEST
+
+/* Pages of the prefix of `symbols` that has a state, whose slot is *slot. */
+static int64_t pages_with_state(const char *symbols, int32_t *slot)
+{
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *node;
+    int64_t depth = match(symbols, pages, &node);
+    node = radix_cache_find_state(cache, node, &depth);
+    *slot = radix_cache_state(node);
+    return depth;
+}
+
+static void expect_state(const char *symbols, int64_t depth, int32_t slot)
+{
+    int32_t found;
+    ck_assert_int_eq(pages_with_state(symbols, &found), depth);
+    ck_assert_int_eq(found, slot);
+}
+
+/* A state stands at one page and no other, wherever nodes end. */
+START_TEST(a_state_stays_at_its_page)
+{
+    make_cache_with_states(3, 4);
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *deep = radix_cache_root(cache), *other;
+    insert("abcdef", pages, &deep);
+    int32_t end = radix_cache_take_state(cache), middle = radix_cache_take_state(cache);
+    radix_cache_put_state(cache, deep, 0, end);
+    radix_cache_put_state(cache, deep, 4, middle);
+    expect_state("a", 0, 0);
+    expect_state("ab", 2, middle);
+    expect_state("abc", 2, middle);
+    expect_state("abcde", 2, middle);
+    expect_state("abcdef", 6, end);
+    expect_state("abxy", 2, middle);
+    ck_assert_int_eq(match("abcd", pages, &other), 4); /* splits cdef */
+    expect_state("abcdef", 6, end);
+    radix_cache_put_state(cache, deep, 3, radix_cache_take_state(cache)); /* c | def: within cd */
+    ck_assert_int_eq(pages_with_state("abcd", pages), 3);
+    radix_cache_unlock(cache, deep);
+}
+END_TEST
+
+START_TEST(a_second_state_is_not_kept)
+{
+    make_cache_with_states(1, 4);
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *node = radix_cache_root(cache);
+    insert("abc", pages, &node);
+    int32_t first = radix_cache_take_state(cache);
+    radix_cache_put_state(cache, node, 0, first);
+    radix_cache_put_state(cache, node, 0, radix_cache_take_state(cache));
+    radix_cache_put_state(cache, node, 3, radix_cache_take_state(cache)); /* of no token */
+    expect_state("abc", 3, first);
+    ck_assert_int_eq(states.num_free, 3);
+    radix_cache_unlock(cache, node);
+}
+END_TEST
+
+/* What was used least recently is taken, what is pinned is not. */
+START_TEST(states_are_taken_by_last_use)
+{
+    make_cache_with_states(1, 2);
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *x = radix_cache_root(cache), *y = x;
+    insert("xxx", pages, &x);
+    insert("yyy", pages, &y);
+    int32_t first = radix_cache_take_state(cache), second = radix_cache_take_state(cache);
+    ck_assert_int_eq(radix_cache_take_state(cache), 0); /* both are the caller's */
+    radix_cache_put_state(cache, x, 0, first);
+    radix_cache_put_state(cache, y, 0, second);
+    radix_cache_pin_state(cache, x);
+    radix_cache_unpin_state(cache, x);
+    ck_assert_int_eq(radix_cache_take_state(cache), second); /* x was used since */
+    expect_state("yyy", 0, 0);
+    radix_cache_pin_state(cache, x);
+    ck_assert_int_eq(radix_cache_take_state(cache), 0);
+    radix_cache_drop_states(cache);
+    expect_state("xxx", 3, first);
+    radix_cache_unpin_state(cache, x);
+    radix_cache_drop_states(cache);
+    expect_state("xxx", 0, 0);
+    ck_assert_int_eq(states.num_free, 1); /* and one is the caller's */
+    radix_cache_unlock(cache, x);
+    radix_cache_unlock(cache, y);
+}
+END_TEST
+
+/* The page at which a state stands goes, and the state with it. */
+START_TEST(an_evicted_page_takes_its_state)
+{
+    make_cache_with_states(1, 4);
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *node = radix_cache_root(cache);
+    insert("abcdef", pages, &node);
+    int32_t end = radix_cache_take_state(cache), middle = radix_cache_take_state(cache);
+    radix_cache_put_state(cache, node, 0, end);
+    radix_cache_put_state(cache, node, 3, middle);
+    radix_cache_unlock(cache, node);
+    ck_assert_int_eq(radix_cache_evict(cache, 1), 1);
+    expect_state("abcdef", 3, middle);
+    ck_assert_int_eq(states.num_free, 3);
+    radix_cache_flush(cache);
+    ck_assert_int_eq(states.num_free, 4);
 }
 END_TEST
 
@@ -455,6 +571,10 @@ static Suite *suite(void)
     tcase_add_test(core, eviction_is_least_recently_used_from_the_end);
     tcase_add_test(core, a_split_leaves_handles_valid);
     tcase_add_test(core, the_table_of_nodes_grows);
+    tcase_add_test(core, a_state_stays_at_its_page);
+    tcase_add_test(core, a_second_state_is_not_kept);
+    tcase_add_test(core, states_are_taken_by_last_use);
+    tcase_add_test(core, an_evicted_page_takes_its_state);
     suite_add_tcase(s, core);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, NULL, tear_down);

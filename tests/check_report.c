@@ -365,6 +365,9 @@ START_TEST(lines_for_people)
     make_report(&report);
     report.tokens.prefill = 99;
     report.verify.rows_failed = 2;
+    report.states.present = true;
+    report.states.capacity = 32;
+    report.states.peak = 5;
     strcpy(report.verify.first_failure, "request 1");
     FILE *file = open_memstream(&got, &size);
     ck_assert_ptr_nonnull(file);
@@ -378,6 +381,7 @@ START_TEST(lines_for_people)
         "verify       25 rows checked, 2 failed, max abs error 0.333, relative 2e-300\n",
         "first failure: request 1\n",
         "kv tokens    capacity 4096  peak 4095  leaked 0\n",
+        "states kept  capacity 32  peak 5  leaked 0\n",
         "prefill p50 2.5 us p99 7.5 us  decode p50 1.2 us p99 1.2 us\n",
         "digest       dddd",
     };

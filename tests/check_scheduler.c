@@ -480,6 +480,98 @@ START_TEST(eviction_turns_hits_into_prefill)
 }
 END_TEST
 
+/* ---- States ---------------------------------------------------------------------------------- */
+
+/* Runs requests of the source one at a time; hits[i] is where request i started. */
+static void run_with_states(int64_t num_cached_states, int32_t *hits)
+{
+    const struct scheduler_step *step;
+    int64_t wake_us;
+    params.max_running_requests = 1;
+    params.has_state = true;
+    params.num_cached_states = num_cached_states;
+    memset(hits, 0xff, sizeof *hits * (size_t)source.num_requests);
+    create();
+    while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
+        run_step(step);
+        if (hits[step->seqs[0].request] < 0)
+            hits[step->seqs[0].request] = step->seqs[0].prefix_len;
+        scheduler_complete(scheduler);
+    }
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+
+/* All but the first part from it after "abc", where at first there is a page, but no state. */
+START_TEST(a_state_is_made_where_requests_part)
+{
+    int32_t hits[5];
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcxyz");
+    add_to_source(9, 1, "abcuvw");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 8, 0, 3, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* Chunks of 3: states behind 3 and 6 tokens and at the end of what is shareable, 8. */
+START_TEST(a_state_is_made_at_the_end_of_each_chunk)
+{
+    int32_t hits[4];
+    params.chunked_prefill_size = 3;
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefxx");
+    add_to_source(9, 1, "abcx");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 6, 3, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* One slot: the state that was used last stays. */
+START_TEST(the_state_used_least_recently_goes)
+{
+    int32_t hits[5];
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "mnop");
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "abcd");
+    run_with_states(1, hits);
+    const int32_t expected[] = {0, 4, 0, 0, 4};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
+START_TEST(a_state_stands_at_a_page_that_is_visible)
+{
+    int32_t hits[3];
+    source.block_size = 5;
+    params.page_size = 4;
+    add_to_source(12, 1, "ab");
+    add_to_source(12, 1, "ax");
+    add_to_source(12, 1, "ab");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 0, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+START_TEST(without_room_for_states_nothing_is_hit)
+{
+    int32_t hits[2];
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(0, hits);
+    ck_assert_int_eq(hits[1], 0);
+}
+END_TEST
+
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 
 START_TEST(random_workloads_end)
@@ -498,7 +590,8 @@ START_TEST(random_workloads_end)
     ck_assert(hashes[0] == hashes[1]);
     ck_assert_int_gt(counts.retractions, 0);
     ck_assert_int_gt(counts.recomputed, 0);
-    ck_assert_int_gt(counts.prefix_hit, 0);
+    ck_assert(counts.prefix_hit > 0 || has_few_states());
+    ck_assert_int_eq(counts.state_peak > 0, params.has_state);
     ck_assert_int_eq(counts.dropped, 0);
     ck_assert(model.mixed_steps > 0 || !params.mixed);
 }
@@ -518,6 +611,7 @@ static void drop_step(const struct scheduler_step *step)
     for (int32_t i = 0; i < step->num_seqs; i++)
         model.dropped[step->seqs[i].request] = true;
     poison_slots(step->out_cache_loc, step->num_tokens);
+    poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
     scheduler_drop(scheduler);
 }
 
@@ -649,15 +743,16 @@ END_TEST
 
 START_TEST(impossible_params_are_refused)
 {
-    struct scheduler_params good = params, bad[5];
-    for (int i = 0; i < 5; i++)
+    struct scheduler_params good = params, bad[6];
+    for (int i = 0; i < 6; i++)
         bad[i] = good;
     bad[0].page_size = 0;
     bad[1].max_running_requests = 0;
     bad[2].share_unit = 0;
     bad[3].num_pages = 1;
     bad[4].max_in_flight = -1;
-    for (int i = 0; i < 5; i++) {
+    bad[5].num_cached_states = -1;
+    for (int i = 0; i < 6; i++) {
         bad[i].share_unit = i == 2 ? 0 : 1;
         ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
                          ATTN_INVALID_ARGUMENT);
@@ -698,6 +793,14 @@ static Suite *suite(void)
     tcase_add_test(hits, without_a_prefix_cache_nothing_is_hit);
     tcase_add_test(hits, eviction_turns_hits_into_prefill);
     suite_add_tcase(s, hits);
+    TCase *states = tcase_create("states");
+    tcase_add_checked_fixture(states, set_up, tear_down);
+    tcase_add_test(states, a_state_is_made_where_requests_part);
+    tcase_add_test(states, a_state_is_made_at_the_end_of_each_chunk);
+    tcase_add_test(states, the_state_used_least_recently_goes);
+    tcase_add_test(states, a_state_stands_at_a_page_that_is_visible);
+    tcase_add_test(states, without_room_for_states_nothing_is_hit);
+    suite_add_tcase(s, states);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up, tear_down);
     tcase_set_timeout(random, 60);

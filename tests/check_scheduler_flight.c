@@ -16,8 +16,9 @@
 #define MOST_IN_FLIGHT 4
 
 struct launched {
-    int32_t num_seqs, num_decode_seqs, num_tokens;
+    int32_t num_seqs, num_decode_seqs, num_tokens, num_snapshots;
     struct scheduler_seq seqs[MOST_ROWS];
+    struct scheduler_snapshot snapshots[2 * MOST_ROWS];
     int64_t out_cache_loc[MOST_SLOTS];
 };
 
@@ -83,6 +84,8 @@ static void launch(const struct scheduler_step *step)
     memcpy(copy->seqs, step->seqs, (size_t)step->num_seqs * sizeof *step->seqs);
     memcpy(copy->out_cache_loc, step->out_cache_loc,
            (size_t)step->num_tokens * sizeof *step->out_cache_loc);
+    copy->num_snapshots = step->num_snapshots;
+    memcpy(copy->snapshots, step->snapshots, (size_t)step->num_snapshots * sizeof *step->snapshots);
     scheduler_advance(scheduler);
     require_figures();
 }
@@ -128,9 +131,15 @@ static void fail_rows(const struct scheduler_seq *seqs, int32_t num_seqs,
     poison_slots(out_cache_loc, num_tokens);
 }
 
-static void drop_out(const struct scheduler_step *step)
+static void fail_step(const struct scheduler_step *step)
 {
     fail_rows(step->seqs, step->num_seqs, step->out_cache_loc, step->num_tokens);
+    poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
+}
+
+static void drop_out(const struct scheduler_step *step)
+{
+    fail_step(step);
     scheduler_drop(scheduler);
     require_figures();
 }
@@ -140,10 +149,11 @@ static void drop_out(const struct scheduler_step *step)
 static void drop_flight(const struct scheduler_step *out)
 {
     if (out)
-        fail_rows(out->seqs, out->num_seqs, out->out_cache_loc, out->num_tokens);
+        fail_step(out);
     for (; num_flights > 0; num_flights--) {
         const struct launched *flight = &flights[num_flights - 1];
         fail_rows(flight->seqs, flight->num_seqs, flight->out_cache_loc, flight->num_tokens);
+        poison_states(flight->seqs, flight->num_seqs, flight->snapshots, flight->num_snapshots);
     }
     model.rows = confirmed;
     scheduler_drop_flight(scheduler);
@@ -536,7 +546,7 @@ START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
     run_all();
     expect_counts(&one_by_one);
     ck_assert_int_gt(one_by_one.retractions, 0);
-    ck_assert_int_gt(one_by_one.prefix_hit, 0);
+    ck_assert(one_by_one.prefix_hit > 0 || has_few_states());
     uint64_t hash = model.hash;
     for (params.max_in_flight = 1; params.max_in_flight <= MOST_IN_FLIGHT; params.max_in_flight++) {
         start_over();
@@ -612,14 +622,23 @@ static void run_with_failures(struct failed *failed, unsigned kinds)
     }
 }
 
+/* A third of all variants for each depth, in which every page size and every chunk meets all of
+ * them. */
+static int variant_of(int index)
+{
+    int depth = index / (VARIANTS / 3), variant = index % (VARIANTS / 3);
+    int states = (variant % 3 + variant / 3 % 4 + depth) % 3;
+    return variant + states * (VARIANTS / 3);
+}
+
 /* Each kind of failure by itself, then all of them. Whatever is not dropped ends, with all rows
  * that it must have; without drops the sums are those of the lengths. */
 START_TEST(failures_are_survived)
 {
     static const unsigned kinds[] = {LOSSES, DROPS, FLIGHT_DROPS, LOSSES | DROPS | FLIGHT_DROPS};
     int64_t deep = 0, ends = 0;
-    set_variant(_i % VARIANTS);
-    params.max_in_flight = 1 + _i / VARIANTS;
+    set_variant(variant_of(_i));
+    params.max_in_flight = 1 + _i / (VARIANTS / 3);
     create();
     for (int i = 0; i < 4; i++) {
         struct failed failed = {0};
@@ -673,7 +692,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(random, set_up_flight, tear_down);
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0, VARIANTS);
-    tcase_add_loop_test(random, failures_are_survived, 0, MOST_IN_FLIGHT * VARIANTS);
+    tcase_add_loop_test(random, failures_are_survived, 0, MOST_IN_FLIGHT * VARIANTS / 3);
     suite_add_tcase(s, random);
     return s;
 }

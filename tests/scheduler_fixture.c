@@ -118,6 +118,8 @@ void set_variant(int variant)
     params.mixed = variant / 12 % 2;
     params.max_running_requests = variant / 24 % 2 ? 3 : MOST_ROWS - 1;
     params.num_pages = 200 / params.page_size + 1;
+    params.has_state = variant / 48 > 0;
+    params.num_cached_states = variant / 48 == 1 ? 40 : 3;
     source.block_size = variant % 2 ? 11 : 5;
     draws = (uint64_t)variant << 32 | 5;
     draw_source(MOST_REQUESTS / 2, 100);
@@ -199,6 +201,70 @@ static void read_rows(const struct scheduler_seq *seq)
         require(row[position] == 0, "slot beyond the end", seq->request);
 }
 
+/* What the state is after the first `rows` rows of a request. */
+static uint64_t state_after(int64_t request, int32_t rows)
+{
+    uint64_t state = 0;
+    for (int32_t i = 0; i < rows; i++) {
+        token_key key = key_of(request, i);
+        state = mix_absorb(mix_absorb(state, key.a), key.b);
+    }
+    return state;
+}
+
+static void write_state(int32_t slot, uint64_t state, uint64_t *written, int64_t request)
+{
+    require(slot >= 1 && slot <= params.max_running_requests + params.num_cached_states &&
+                slot < MOST_STATES,
+            "no such state slot", request);
+    require(!(*written >> slot & 1), "state slot written twice", request);
+    *written |= UINT64_C(1) << slot;
+    model.state[slot] = state;
+}
+
+/* All states that a step reads lie in slots that it does not write, but for each sequence's own. */
+static void check_reads(const struct scheduler_step *step)
+{
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        int32_t slot = seq->state_slot;
+        absorb(slot);
+        require(seq->state_dst == (params.has_state ? seq->row : 0), "state_dst", seq->request);
+        require(params.has_state || slot == 0, "a state where there are none", seq->request);
+        require(slot == 0 || slot == seq->row || slot > params.max_running_requests,
+                "another's state", seq->request);
+        for (int32_t n = 0; n < step->num_snapshots; n++)
+            require(step->snapshots[n].slot != slot, "a snapshot over a state that is read",
+                    seq->request);
+        if (params.has_state)
+            require(slot == 0 ? seq->prefix_len == 0
+                              : model.state[slot] == state_after(seq->request, seq->prefix_len),
+                    "not the state of its prefix", seq->request);
+    }
+}
+
+static void run_states(const struct scheduler_step *step)
+{
+    uint64_t written = 0;
+    int32_t row = 0, n = 0;
+    check_reads(step);
+    for (int32_t i = 0; i < step->num_seqs && params.has_state; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        for (; n < step->num_snapshots && step->snapshots[n].row < row + seq->num_new; n++) {
+            int32_t rows = seq->prefix_len + step->snapshots[n].row - row + 1;
+            require(step->snapshots[n].row >= row, "snapshots out of order", seq->request);
+            require(rows % params.page_size == 0, "a snapshot within a page", seq->request);
+            absorb(step->snapshots[n].slot);
+            write_state(step->snapshots[n].slot, state_after(seq->request, rows), &written,
+                        seq->request);
+        }
+        row += seq->num_new;
+        write_state(seq->state_dst, state_after(seq->request, seq->prefix_len + seq->num_new),
+                    &written, seq->request);
+    }
+    require(n == step->num_snapshots, "a snapshot of no row", -1);
+}
+
 static void check_shape(const struct scheduler_step *step)
 {
     int32_t tokens = 0, q_len = 0, kv_len = 0;
@@ -244,6 +310,7 @@ void run_step(const struct scheduler_step *step)
     }
     for (int32_t i = 0; i < step->num_seqs; i++)
         read_rows(&step->seqs[i]);
+    run_states(step);
     for (int32_t j = 0; j < MOST_CONTEXT; j++)
         require(request_table_row(scheduler_request_table(scheduler), 0)[j] == 0, "row 0", -1);
 }
@@ -283,8 +350,18 @@ void poison_slots(const int64_t *slots, int64_t count)
         memset(&model.kv[slots[i]], 0xff, sizeof model.kv[slots[i]]);
 }
 
+void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
+                   const struct scheduler_snapshot *snapshots, int32_t num_snapshots)
+{
+    for (int32_t i = 0; i < num_seqs; i++)
+        model.state[seqs[i].state_dst] = UINT64_MAX;
+    for (int32_t n = 0; n < num_snapshots; n++)
+        model.state[snapshots[n].slot] = UINT64_MAX;
+}
+
 void lose_model(const struct tally *kept)
 {
+    memset(model.state, 0xff, sizeof model.state);
     memset(model.kv, 0xff, sizeof model.kv);
     memset(model.table, 0xff, sizeof model.table);
     model.rows = *kept;
@@ -342,4 +419,5 @@ void expect_counts(struct scheduler_counts *counts)
     ck_assert_int_eq(counts->kv_capacity, (params.num_pages - 1) * params.page_size);
     ck_assert_int_le(counts->kv_peak, counts->kv_capacity);
     ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
 }

@@ -5,7 +5,9 @@
  *
  * Each step is run on a cache that holds token keys for KV: rows write their token's key to
  * out_cache_loc, then every sequence must find, through req_to_token, the keys of all its tokens.
- * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. What
+ * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. With
+ * has_state every state slot holds a hash of the tokens that went into it, in order, and a sequence
+ * must find that of all tokens before its rows. What
  * was computed, hit and computed again is counted here once more from the steps alone.
  */
 #ifndef TESTS_SCHEDULER_FIXTURE_H
@@ -21,6 +23,7 @@
 #define MOST_SLOTS    4096
 #define MOST_ROWS     17
 #define MOST_STEPS    100000
+#define MOST_STATES   64
 
 /* What a trace would tell. */
 struct source {
@@ -45,6 +48,7 @@ struct model {
     struct tally rows;
     bool dropped[MOST_REQUESTS];
     token_key kv[MOST_SLOTS];
+    uint64_t state[MOST_STATES];
     int32_t table[MOST_ROWS][MOST_CONTEXT]; /* copied where a step says it changed */
     int64_t mixed_steps;
     uint64_t hash; /* of all that was ever scheduled */
@@ -87,9 +91,16 @@ extern const int32_t chunk_sizes[4];
 
 void draw_source(int64_t num_requests, int64_t most_output);
 
-/* Workloads in pools that are too small for them: page size, chunk, mixed, requests at a time. */
-#define VARIANTS (3 * 4 * 2 * 2)
+/* Workloads in pools that are too small for them: page size, chunk, mixed, requests at a time, and
+ * cached states: no states at all, some, too few. */
+#define VARIANTS (3 * 4 * 2 * 2 * 3)
 void set_variant(int variant);
+
+/* There are so few cached states that all may be gone before they are of use. */
+static inline bool has_few_states(void)
+{
+    return params.has_state && params.num_cached_states == 3;
+}
 
 /* ---- Running steps --------------------------------------------------------------------------- */
 
@@ -106,8 +117,10 @@ const struct scheduler_step *next_run(void);
 /* Complete one step after the other, as long as there is one. */
 void run_all(void);
 
-/* These slots hold nothing of use. */
+/* These slots hold nothing of use, nor do the states that these sequences wrote. */
 void poison_slots(const int64_t *slots, int64_t count);
+void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
+                   const struct scheduler_snapshot *snapshots, int32_t num_snapshots);
 
 /* The device is lost: KV, tables and all rows beyond `kept` are gone. */
 void lose_model(const struct tally *kept);
