@@ -227,6 +227,13 @@ static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
     }
 }
 
+static bool has_snapshot(const struct linear_spec *spec, int32_t row)
+{
+    if (!spec->snapshots)
+        return false;
+    return spec->sparse > 0 ? row % spec->sparse == spec->sparse - 1 : row % 3 != 1;
+}
+
 static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const int32_t **next)
 {
     const struct linear_spec *spec = &c->spec;
@@ -248,9 +255,9 @@ static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const i
     array_of(c, c->image, LINEAR_SEQ_LENS)[s] = real ? rows + (initial ? 7 : 0) : 0;
     array_of(c, c->image, LINEAR_REQUESTS)[s] = real ? s + 1 : 0;
     for (int32_t t = row; t < row + rows; t++)
-        array_of(c, c->image, LINEAR_SNAPSHOTS)[t] = !real                           ? 0
-                                                     : spec->snapshots && t % 3 != 1 ? *(*next)++
-                                                                                     : -1;
+        array_of(c, c->image, LINEAR_SNAPSHOTS)[t] = !real                   ? 0
+                                                     : has_snapshot(spec, t) ? *(*next)++
+                                                                             : -1;
 }
 
 static attn_status fill_arrays(struct linear_case *c, attn_error *error)

@@ -39,7 +39,8 @@ struct linear_spec {
     int32_t skip; /* D: 0 = none, 1 = one for a head, 2 = one for an element */
     float dt_min, dt_max, lower_bound;
     bool steep;         /* decays of many orders of magnitude */
-    bool snapshots;     /* of some rows */
+    bool snapshots;     /* of two rows in three, or */
+    int32_t sparse;     /* not 0: of every `sparse`-th */
     bool absent_arrays; /* dst_slot and has_initial, where they say nothing */
     int32_t gap;        /* elements between outermost rows */
     int32_t first_row;

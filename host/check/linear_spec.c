@@ -106,6 +106,8 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     spec->gap = below(&draw, 3) == 0 ? 16 : 0;
     spec->first_row = spec->mode != ATTN_MODE_DECODE && below(&draw, 3) == 0 ? 3 : 0;
     spec->padded = below(&draw, 3) == 0 ? 2 : 0;
+    bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
+    spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -124,8 +126,10 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim, spec->width,
         spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip, (double)spec->dt_min,
         (double)spec->dt_max, (double)spec->lower_bound, spec->steep ? ", steep" : "",
-        spec->snapshots ? ", snapshots" : "", spec->absent_arrays ? ", absent arrays" : "",
-        spec->gap, spec->first_row, spec->padded);
+        spec->sparse      ? ", sparse snapshots"
+        : spec->snapshots ? ", snapshots"
+                          : "",
+        spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded);
     for (int32_t s = 0; s < spec->num_sequences && length < size; s++)
         length += (size_t)snprintf(
             text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,

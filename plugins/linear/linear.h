@@ -9,9 +9,10 @@
  *   tasks           heads of a sequence; its conv state    forward.c, by kernels.h
  *
  * Work of a layer: sequences, times blocks of v heads that share a k head. A task takes its block
- * through all rows of its sequence, in chunks of CHUNK rows as matrix products, or row by row where
- * there are few (options.recurrent_tokens) or where each row's state is asked for. States of the
- * convolution are read by several tasks, so they are written when all are done.
+ * through all rows of its sequence, in chunks of CHUNK rows as matrix products, which end where a
+ * snapshot is wanted, or row by row where there are few rows (options.recurrent_tokens), or few from
+ * one snapshot to the next. States of the convolution are read by several tasks, so they are written
+ * when all are done.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -121,7 +122,7 @@ typedef struct linear_sequence {
     int32_t num_rows;
     int32_t slot;      /* to be read; 0 = start from zero */
     int32_t dst;       /* to be written; 0 = dropped */
-    int32_t snapshots; /* some row has one */
+    int32_t snapshots; /* rows that have one */
 } linear_sequence;
 
 struct attn_metadata {

@@ -128,7 +128,7 @@ static attn_status find_slots(attn_metadata *metadata, const plan_source *from, 
         int32_t row = sequence->first_row + t;
         int32_t slot = from->snapshots ? from->snapshots[row] : -1;
         metadata->snapshots[row - metadata->first_row] = slot > 0 ? slot : 0;
-        sequence->snapshots |= slot > 0;
+        sequence->snapshots += slot > 0;
         most = slot > most ? slot : most;
     }
     if (least < 0)
