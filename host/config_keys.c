@@ -140,9 +140,9 @@ const struct config_key config_keys[] = {
     KEY(kv_cache, "dtype", dtype, dtype, "auto", WORDS(cache_dtypes),
         .help = "Type of the cached keys and values; auto: the model's."),
     KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
-        .help = "Scale of cached keys: stored = key / scale. Must be known when dtype is fp8."),
+        .help = "Scale of cached keys or latents: stored = key / scale. Must be known for fp8."),
     KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),
-        .help = "Scale of cached values, as k_scale."),
+        .help = "Scale of cached values, as k_scale; latents have none."),
     KEY(kv_cache, "layout", layout, choice, "auto", WORDS(layouts),
         .help = "nhd: [pages, page_size, heads, dim]; hnd: [pages, heads, page_size, dim]."),
     KEY(kv_cache, "max_total_tokens", max_total_tokens, int, "", RANGE(1, 1099511627776),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor.c: a step: operands, vectors, forwards, times.
+ * executor.c: a step: vectors, forwards, times.
  */
 #include "host/executor_private.h"
 
@@ -9,104 +9,6 @@
 
 #include "host/clock.h"
 #include "host/error.h"
-
-/* ---- Operands -------------------------------------------------------------------------------- */
-
-/* Dense [rows, heads, dim] in the memory of a step. */
-static void view_rows(const struct executor *executor, void *memory, int64_t rows, int32_t heads,
-                      int32_t dim, attn_tensor *tensor)
-{
-    const struct device *device = executor->params.device;
-    *tensor = (attn_tensor){
-        .struct_size = sizeof *tensor,
-        .data = memory,
-        .device_type = device->type,
-        .device_id = device->id,
-        .dtype = executor->params.model->dtype,
-        .ndim = 3,
-        .alignment = EXECUTOR_ALIGNMENT,
-        .shape = {rows, heads, dim},
-        .strides = {(int64_t)heads * dim, dim, 1},
-    };
-}
-
-/* A vector of per-head constants. */
-static void view_heads(const struct executor *executor, float *values, int32_t heads,
-                       attn_tensor *tensor)
-{
-    *tensor = (attn_tensor){
-        .struct_size = sizeof *tensor,
-        .flags = ATTN_TENSOR_READ_ONLY,
-        .data = values,
-        .device_type = executor->params.device->type,
-        .device_id = executor->params.device->id,
-        .dtype = ATTN_F32,
-        .ndim = 1,
-        .alignment = sizeof(float),
-        .shape = {heads},
-        .strides = {1},
-    };
-}
-
-/* One layer's operands; entries of `operands` point into the struct. */
-struct layer_operands {
-    attn_tensor q, k, v, out, sinks, slopes;
-    const attn_tensor *operands[ATTN_ROLE_COUNT];
-    const attn_scale *scales[ATTN_ROLE_COUNT];
-    attn_forward_args args;
-    bool writes_kv;
-};
-
-static void set_constants(const struct executor *executor, int32_t l, const attn_layer_group *group,
-                          struct layer_operands *o)
-{
-    float *sinks = executor->constants + (int64_t)l * executor->constants_stride;
-    float *slopes =
-        sinks + (int64_t)executor->params.model->num_layers * executor->constants_stride;
-    if (group->flags & ATTN_GROUP_HAS_SINKS) {
-        view_heads(executor, sinks, group->num_q_heads, &o->sinks);
-        o->operands[ATTN_ROLE_SINKS] = &o->sinks;
-    }
-    if (group->flags & ATTN_GROUP_HAS_ALIBI) {
-        view_heads(executor, slopes, group->num_q_heads, &o->slopes);
-        o->operands[ATTN_ROLE_ALIBI_SLOPES] = &o->slopes;
-    }
-}
-
-static void set_operands(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
-                         struct layer_operands *o)
-{
-    const struct executor_params *p = &executor->params;
-    const struct model_layer *layer = &p->model->layers[l];
-    const attn_layer_group *group = &p->model->groups[layer->group];
-    const attn_layer *ids = attn_at(group->layers, layer->index);
-    const struct kv_pool_buffer *buffer = &p->pool->buffers[layer->kv_buffer];
-    memset(o, 0, sizeof *o);
-    o->writes_kv = !(ids->flags & ATTN_LAYER_KV_READ_ONLY);
-    view_rows(executor, executor->q, rows, group->num_q_heads, group->head_dim, &o->q);
-    view_rows(executor, executor->out, rows, group->num_q_heads, group->v_head_dim, &o->out);
-    view_rows(executor, executor->k, rows, group->num_kv_heads, group->head_dim, &o->k);
-    view_rows(executor, executor->v, rows, group->num_kv_heads, group->v_head_dim, &o->v);
-    o->operands[ATTN_ROLE_Q] = &o->q;
-    o->operands[ATTN_ROLE_OUT] = &o->out;
-    o->operands[ATTN_ROLE_K] = o->writes_kv ? &o->k : NULL;
-    o->operands[ATTN_ROLE_V] = o->writes_kv ? &o->v : NULL;
-    o->operands[ATTN_ROLE_K_CACHE] = &buffer->key;
-    o->operands[ATTN_ROLE_V_CACHE] = &buffer->value;
-    set_constants(executor, l, group, o);
-    if (executor->k_scale.count > 0) {
-        o->scales[ATTN_ROLE_K_CACHE] = &executor->k_scale;
-        o->scales[ATTN_ROLE_V_CACHE] = &executor->v_scale;
-    }
-    o->args = (attn_forward_args){
-        .struct_size = sizeof o->args,
-        .flags = flags | (o->writes_kv ? ATTN_FORWARD_SAVE_KV : 0),
-        .num_operands = ATTN_ROLE_COUNT,
-        .num_scales = ATTN_ROLE_COUNT,
-        .operands = o->operands,
-        .scales = o->scales,
-    };
-}
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
@@ -122,20 +24,12 @@ static attn_status make_inputs(struct executor *executor, int32_t layer,
                                const struct layer_operands *o, const struct step_output *output,
                                attn_error *error)
 {
-    struct step_vectors vectors = {
-        .q = executor->q,
-        .k = o->writes_kv ? executor->k : NULL,
-        .v = o->writes_kv ? executor->v : NULL,
-        .dtype = executor->params.model->dtype,
-    };
     attn_status status = step_kernels_generate(executor->kernels, layer, &executor->batch.rows,
-                                               &vectors, executor->stream, error);
+                                               o->vectors, o->num_vectors, executor->stream, error);
     if (status != ATTN_OK || executor->params.config->verify.rate <= 0)
         return status;
-    uint64_t bytes = (uint64_t)executor->batch.rows.count * (uint64_t)output->row_elements *
-                     attn_dtype_size(output->dtype);
-    return device_fill(executor->params.device, executor->out, 0xFF, bytes, executor->stream,
-                       error);
+    uint64_t bytes = (uint64_t)executor->batch.rows.count * operands_row_bytes(&o->written);
+    return device_fill(executor->params.device, output->data, 0xFF, bytes, executor->stream, error);
 }
 
 static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
@@ -143,7 +37,7 @@ static attn_status forward(struct executor *executor, const struct layers_run *r
 {
     const struct executor_params *p = &executor->params;
     if (p->probe && run->step)
-        p->probe(p->probe_ctx, run->step, layer, &o->q, &o->k, &o->v);
+        p->probe(p->probe_ctx, run->step, layer, o->operands);
     int64_t start = clock_now_ns();
     attn_status status = attnhost_forward(run->metadata[unit_of(executor, layer)], layer, &o->args,
                                           executor->stream, error);
@@ -156,8 +50,9 @@ static attn_status run_layer(struct executor *executor, const struct layers_run 
                              attn_error *error)
 {
     struct layer_operands operands;
-    set_operands(executor, layer, executor->batch.rows.count, run->flags, &operands);
-    const struct step_output output = {executor->out, operands.out.dtype, operands.out.strides[0]};
+    executor_operands_set(executor, layer, executor->batch.rows.count, run->flags, &operands);
+    const struct step_output output = {operands.out.data, operands.written.dtype,
+                                       operands_row_elements(&operands.written)};
     attn_status status = ATTN_OK;
     if (run->flight)
         status = executor_rows_make_room(executor, run->flight, layer, error);

@@ -3,7 +3,7 @@
  * executor.h: steps of a run, through all layers, on a device.
  *
  *   executor_submit   the batch is written and uploaded -> init_forward_metadata (each unit once)
- *                     -> for each layer: make q, k, v; forward; watch; gather the sampled rows
+ *                     -> for each layer: make its rows; forward; watch; gather the sampled rows
  *                        (a decode step may be a graph that was captured before the first step)
  *   executor_finish   wait for the step's end -> oracle, digest, times
  *
@@ -33,9 +33,10 @@
 #include "host/workload.h"
 
 /* Called before each layer's forward is enqueued by itself (not when a graph is replayed) with its
- * operands, in the device's memory; what tests use to falsify an input. */
+ * operands by role, [ATTN_ROLE_COUNT], in the device's memory; what tests use to falsify an input.
+ */
 typedef void (*executor_probe)(void *ctx, const struct batch_step *step, int32_t layer,
-                               const attn_tensor *q, const attn_tensor *k, const attn_tensor *v);
+                               const attn_tensor *const *operands);
 
 /* All that is borrowed outlives the executor. */
 struct executor_params {
@@ -44,7 +45,7 @@ struct executor_params {
     const struct selection *selection;
     const struct workload *workload;
     const struct generator *generator;
-    const struct verify_scales *scales; /* [model.num_groups], all alike */
+    const struct verify_scales *scales; /* [model.num_groups] */
     const struct kv_pool *pool;
     const struct device *device;
     struct row_check *check;

@@ -17,22 +17,7 @@ static attn_status out_of_memory(attn_error *error, const char *what)
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %s", what);
 }
 
-/* ---- Scales and per-head constants ----------------------------------------------------------- */
-
-static void make_scales(struct executor *executor)
-{
-    const struct verify_scales *scales = &executor->params.scales[0];
-    if (!scales->k)
-        return;
-    executor->k_scale = (attn_scale){
-        .struct_size = sizeof(attn_scale),
-        .granularity = scales->count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR,
-        .count = scales->count,
-        .host = scales->k,
-    };
-    executor->v_scale = executor->k_scale;
-    executor->v_scale.host = scales->v;
-}
+/* ---- Per-head constants ---------------------------------------------------------------------- */
 
 static void fill_constants(const struct executor *executor, float *values)
 {
@@ -143,19 +128,6 @@ static attn_status make_units(struct executor *executor, attn_error *error)
 
 /* ---- Memory of a step ------------------------------------------------------------------------ */
 
-/* Bytes of the widest row of a kind of operand, over all groups. */
-static uint64_t widest(const struct model *model, int values, int queries)
-{
-    uint64_t most = 1;
-    for (uint32_t g = 0; g < model->num_groups; g++) {
-        const attn_layer_group *group = &model->groups[g];
-        uint64_t heads = (uint64_t)(queries ? group->num_q_heads : group->num_kv_heads);
-        uint64_t elements = heads * (uint64_t)(values ? group->v_head_dim : group->head_dim);
-        most = elements > most ? elements : most;
-    }
-    return most * attn_dtype_size(model->dtype);
-}
-
 static attn_status make_batch(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
@@ -175,29 +147,6 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .table_columns = p->model->max_context_len,
     };
     return forward_batch_init(&executor->batch, &params, error);
-}
-
-static attn_status allocate_vectors(struct executor *executor, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    const struct {
-        void **memory;
-        int values, queries;
-    } vectors[] = {
-        {&executor->q, 0, 1}, {&executor->k, 0, 0}, {&executor->v, 1, 0}, {&executor->out, 1, 1}};
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
-        uint64_t bytes = (uint64_t)p->bounds.max_tokens *
-                         widest(p->model, vectors[i].values, vectors[i].queries);
-        *vectors[i].memory =
-            device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, EXECUTOR_ALIGNMENT);
-        if (!*vectors[i].memory)
-            return device_no_memory(
-                p->device, ATTN_SPACE_DEVICE, error,
-                "no memory for steps of %d tokens: %llu bytes; accepted: a smaller "
-                "workload.chunked_prefill_size or kv_cache.mem_fraction",
-                p->bounds.max_tokens, (unsigned long long)bytes);
-    }
-    return ATTN_OK;
 }
 
 static attn_status make_flights(struct executor *executor, attn_error *error)
@@ -222,7 +171,6 @@ static attn_status make_flights(struct executor *executor, attn_error *error)
 static attn_status build(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
-    make_scales(executor);
     attn_status status = device_stream_create(p->device, &executor->stream, error);
     if (status == ATTN_OK)
         status = step_kernels_create(p->device, p->generator, p->workload, p->threads,
@@ -232,7 +180,7 @@ static attn_status build(struct executor *executor, attn_error *error)
     if (status == ATTN_OK)
         status = make_units(executor, error);
     if (status == ATTN_OK)
-        status = allocate_vectors(executor, error);
+        status = executor_operands_create(executor, error);
     if (status == ATTN_OK)
         status = make_flights(executor, error);
     if (status == ATTN_OK)
@@ -268,9 +216,8 @@ static void destroy_units(struct executor *executor)
 static void release_step(struct executor *executor)
 {
     const struct device *device = executor->params.device;
-    void *memory[] = {executor->q, executor->k, executor->v, executor->out, executor->constants};
-    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
-        device_release(device, ATTN_SPACE_DEVICE, memory[i]);
+    device_release(device, ATTN_SPACE_DEVICE, executor->constants);
+    executor_operands_destroy(executor);
     executor_rows_destroy(executor);
     for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++) {
         device_event_destroy(device, executor->flights[f].start);

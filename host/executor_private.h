@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_private.h: what executor.c (a step), executor_create.c (its making), executor_rows.c
- * (its sampled rows) and graph_runner.c (captured steps) share.
+ * executor_private.h: what executor.c (a step), executor_operands.c (what its forwards are given),
+ * executor_create.c (its making), executor_rows.c (its sampled rows) and graph_runner.c (captured
+ * steps) share.
  *
- * Memory of a step: q, k, v and out of one layer, for the widest layer and the largest step; they
- * are made again for each layer, so memory never holds more than one layer's vectors. Steps in
+ * Memory of a step: the rows of one layer's operands, for the widest layer and the largest step;
+ * they are made again for each layer, so memory never holds more than one layer's vectors. Steps in
  * flight share them, as they share the stream.
  */
 #ifndef HOST_EXECUTOR_PRIVATE_H
 #define HOST_EXECUTOR_PRIVATE_H
 
 #include "host/executor.h"
+#include "host/operands.h"
 #include "host/step_kernels.h"
 
 #define EXECUTOR_ALIGNMENT 256u
@@ -65,11 +67,10 @@ struct executor {
     attnhost_metadata **eager; /* [num_units] EAGER metadata */
     float *constants; /* on the device: sinks, then slopes, [num_layers][constants_stride] each */
     int32_t constants_stride;
-    attn_scale k_scale, v_scale; /* count 0 = the KV cache has none */
     struct graph_runner graphs;
 
     struct forward_batch batch;
-    void *q, *k, *v, *out; /* [max_tokens, widest] */
+    void *operands[ATTN_ROLE_COUNT]; /* by role: [max_tokens, widest]; NULL = no layer has it */
     struct sample_arrays sample;
     char *gathered; /* sampled rows; on the CPU flights[0].outputs */
     int64_t gathered_capacity;
@@ -83,6 +84,20 @@ static inline bool executor_on_cpu(const struct executor *executor)
 {
     return executor->params.device->type == ATTN_DEVICE_CPU;
 }
+
+/* One layer's operands; entries of `operands` and `scales` point into the struct, into the pool, or
+ * are NULL. */
+struct layer_operands {
+    uint32_t num_vectors;
+    struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the layer */
+    attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
+    struct row_operand written;
+    attn_tensor out, sinks, slopes;
+    attn_scale key_scale, value_scale;
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    const attn_scale *scales[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
 
 /* How the layers of a step are enqueued. */
 struct layers_run {
@@ -103,6 +118,17 @@ attn_status executor_run_layers(struct executor *executor, const struct layers_r
 /* init_forward_metadata of each unit. */
 attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
                           attn_error *error);
+
+/* ---- Operands (executor_operands.c) ---------------------------------------------------------- */
+
+/* Memory for the rows of all operands. */
+attn_status executor_operands_create(struct executor *executor, attn_error *error);
+void executor_operands_destroy(struct executor *executor);
+
+/* What the forward of layer `l` over `rows` rows is given; `flags` are ATTN_FORWARD_* besides
+ * SAVE_KV. */
+void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
+                           struct layer_operands *operands);
 
 /* ---- Sampled rows (executor_rows.c) ---------------------------------------------------------- */
 

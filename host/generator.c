@@ -25,6 +25,7 @@ static attn_status check_layer(const generator_layer *layer, int32_t index, int3
         {"window_left", layer->window_left, -1, INT32_MAX},
         {"window_right", layer->window_right, -1, INT32_MAX},
         {"attention_chunk", layer->attention_chunk, 0, INT32_MAX},
+        {"latent", layer->latent, 0, 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].got < rows[i].least || rows[i].got > rows[i].most)
@@ -71,33 +72,34 @@ static uint64_t group_in_memory(uint64_t stream, int32_t group)
     return htole64(vectors_word(stream, (uint64_t)group));
 }
 
-/* Elements [0, dim) of a stream. */
-static void fill_raw(uint64_t stream, int32_t dim, int8_t *out)
+/* Elements [first, first + dim) of a stream. */
+static void fill_raw(uint64_t stream, int32_t first, int32_t dim, int8_t *out)
 {
-    int32_t num_groups = dim / VECTORS_GROUP;
-    for (int32_t group = 0; group < num_groups; group++) {
-        uint64_t word = group_in_memory(stream, group);
-        memcpy(out + group * VECTORS_GROUP, &word, VECTORS_GROUP);
-    }
-    if (dim % VECTORS_GROUP > 0) {
-        uint64_t word = group_in_memory(stream, num_groups);
-        memcpy(out + num_groups * VECTORS_GROUP, &word, (size_t)(dim % VECTORS_GROUP));
+    for (int32_t d = 0, count; d < dim; d += count) {
+        int32_t offset = (first + d) % VECTORS_GROUP;
+        uint64_t word = group_in_memory(stream, (first + d) / VECTORS_GROUP);
+        count = VECTORS_GROUP - offset < dim - d ? VECTORS_GROUP - offset : dim - d;
+        if (count == VECTORS_GROUP)
+            memcpy(out + d, &word, VECTORS_GROUP);
+        else
+            memcpy(out + d, (const char *)&word + offset, (size_t)count);
     }
 }
 
-/* The same, each times `factor`. */
-static void fill_stream(uint64_t stream, int32_t dim, int factor, int16_t *out)
+/* The same, scaled. */
+static void fill_scaled(const struct vectors_scaled *scaled, int32_t first, int32_t dim,
+                        int16_t *out)
 {
     int8_t raw[GENERATOR_MAX_DIM];
-    fill_raw(stream, dim, raw);
+    fill_raw(scaled->stream, first, dim, raw);
     for (int32_t d = 0; d < dim; d++)
-        out[d] = (int16_t)(raw[d] * factor);
+        out[d] = (int16_t)vectors_scale(scaled, raw[d]);
 }
 
 void generator_raw(const struct generator *generator, token_key key, int32_t layer, int32_t head,
                    int32_t role, int32_t dim, int8_t *out)
 {
-    fill_raw(vectors_stream(vectors_token(generator, key), layer, head, role), dim, out);
+    fill_raw(vectors_stream(vectors_token(generator, key), layer, head, role), 0, dim, out);
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
@@ -111,36 +113,31 @@ int64_t generator_needle(const struct generator *generator, const struct workloa
     return vectors_needle(generator, &generator->layers[layer], &tokens, position, hash);
 }
 
-/* generator_query() with the token's state known. */
-static void fill_query(const struct generator *generator, const struct request_tokens *tokens,
-                       int64_t position, uint64_t token, int32_t layer, int32_t head, int16_t *out)
-{
-    const generator_layer *geometry = &generator->layers[layer];
-    struct vectors_scaled query =
-        vectors_query(generator, geometry, tokens, position, token, layer, head);
-    fill_stream(query.stream, geometry->head_dim, query.factor, out);
-}
-
 void generator_query(const struct generator *generator, const struct workload *workload,
                      int64_t request, int64_t position, int32_t layer, int32_t head, int16_t *out)
 {
+    const generator_layer *geometry = &generator->layers[layer];
     struct request_tokens tokens = workload_tokens(workload, request);
     uint64_t token = vectors_token(generator, token_key_at(&tokens, position));
-    fill_query(generator, &tokens, position, token, layer, head, out);
+    struct vectors_scaled query =
+        vectors_query(generator, geometry, &tokens, position, token, layer, head);
+    fill_scaled(&query, 0, geometry->head_dim, out);
 }
 
 /* ---- Keys, values, sinks --------------------------------------------------------------------- */
 
-static int32_t dim_of_role(const generator_layer *layer, int32_t role)
+/* The role whose stream a layer's keys or values are made of. */
+static int32_t stream_of(const generator_layer *layer, int32_t role)
 {
-    return role == GENERATOR_VALUE ? layer->v_head_dim : layer->head_dim;
+    return layer->latent ? GENERATOR_KEY : role;
 }
 
 void generator_kv(const struct generator *generator, token_key key, int32_t layer, int32_t head,
                   int32_t role, int8_t *out)
 {
     const generator_layer *geometry = &generator->layers[layer];
-    generator_raw(generator, key, geometry->kv_layer, head, role, dim_of_role(geometry, role), out);
+    int32_t dim = role == GENERATOR_VALUE ? geometry->v_head_dim : geometry->head_dim;
+    generator_raw(generator, key, geometry->kv_layer, head, stream_of(geometry, role), dim, out);
 }
 
 float generator_sink(const struct generator *generator, int32_t layer, int32_t head)
@@ -212,33 +209,35 @@ static void *row_of(const generator_tensor *tensor, int64_t token, int32_t head)
     return (char *)tensor->data + element * attn_dtype_size(tensor->dtype);
 }
 
-void generator_fill_kv(const struct generator *generator, const token_key *keys, int64_t count,
-                       int32_t layer, int32_t role, const generator_tensor *out)
+/* What a head's vector of any role is made of; `token` is the state of the token at `position`. */
+static struct vectors_scaled vector_of(const struct generator *generator,
+                                       const struct request_tokens *tokens, int64_t position,
+                                       uint64_t token, int32_t layer, int32_t head, int32_t role)
 {
     const generator_layer *geometry = &generator->layers[layer];
-    int32_t dim = dim_of_role(geometry, role);
-    int16_t raw[GENERATOR_MAX_DIM];
-    for (int64_t token = 0; token < count; token++) {
-        uint64_t state = vectors_token(generator, keys[token]);
-        for (int32_t head = 0; head < geometry->num_kv_heads; head++) {
-            fill_stream(vectors_stream(state, geometry->kv_layer, head, role), dim, 1, raw);
-            generator_convert(raw, dim, out->dtype, row_of(out, token, head));
-        }
-    }
+    if (role == GENERATOR_QUERY)
+        return vectors_query(generator, geometry, tokens, position, token, layer, head);
+    return (struct vectors_scaled){
+        .stream = vectors_stream(token, geometry->kv_layer, head, stream_of(geometry, role)),
+        .factor = 1,
+    };
 }
 
-void generator_fill_query(const struct generator *generator, const struct workload *workload,
-                          int64_t request, int64_t position, int64_t count, int32_t layer,
-                          const generator_tensor *out)
+void generator_fill(const struct generator *generator, const struct workload *workload,
+                    int64_t request, int64_t position, int64_t count, int32_t layer, int32_t role,
+                    const generator_tensor *out)
 {
     const generator_layer *geometry = &generator->layers[layer];
+    int32_t heads = role == GENERATOR_QUERY ? geometry->num_q_heads : geometry->num_kv_heads;
     struct request_tokens tokens = workload_tokens(workload, request);
     int16_t raw[GENERATOR_MAX_DIM];
-    for (int64_t token = 0; token < count; token++) {
-        uint64_t state = vectors_token(generator, token_key_at(&tokens, position + token));
-        for (int32_t head = 0; head < geometry->num_q_heads; head++) {
-            fill_query(generator, &tokens, position + token, state, layer, head, raw);
-            generator_convert(raw, geometry->head_dim, out->dtype, row_of(out, token, head));
+    for (int64_t t = 0; t < count; t++) {
+        uint64_t token = vectors_token(generator, token_key_at(&tokens, position + t));
+        for (int32_t head = 0; head < heads; head++) {
+            struct vectors_scaled vector =
+                vector_of(generator, &tokens, position + t, token, layer, head, role);
+            fill_scaled(&vector, out->first, out->dim, raw);
+            generator_convert(raw, out->dim, out->dtype, row_of(out, t, head));
         }
     }
 }

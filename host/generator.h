@@ -25,6 +25,11 @@
  *   bit 63 set:   n = 2 * (element d of the key of the KV head that serves this query head, at the
  *                 position generator_needle() gives), -254 .. 254, so still exact
  *
+ * Latent attention, absorbed (operands.h), has one KV head of keys as wide as a latent and its rope
+ * part. Its values are those keys' first v_head_dim elements, and its queries are half as large:
+ * noise is n / 2, rounded towards zero, a needle the key itself. Its scores, scaled for a narrower
+ * dot product than they are made of, would else spread so far that most rows saw a single key.
+ *
  * A needle makes one score about twenty times the spread of the others, and most targets stand at
  * or just beyond a border (window, attention chunk, page, prefill chunk, causal mask), so that a
  * backend that is wrong by one key at a border is wrong by whole output rows. Plain random data
@@ -64,6 +69,7 @@ typedef struct generator_layer {
     int32_t window_left;     /* -1 = no limit */
     int32_t window_right;    /* 0 = causal, -1 = no limit */
     int32_t attention_chunk; /* 0 = off */
+    int32_t latent;          /* 1 = values are the first v_head_dim elements of the keys */
 } generator_layer;
 
 struct generator {
@@ -120,13 +126,15 @@ float generator_alibi_slope(int32_t head, int32_t num_q_heads);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Where rows go: element (token, head, d) at data + size of dtype * (token * token_stride +
- * head * head_stride + d). dtype is ATTN_F64, F32, F16 or BF16. */
+/* Where rows go, and which part of each head's vector: element (token, head, first + d) at data +
+ * size of dtype * (token * token_stride + head * head_stride + d), for 0 <= d < dim. dtype is
+ * ATTN_F64, F32, F16 or BF16. */
 typedef struct generator_tensor {
     void *data;
     attn_dtype dtype;
     int64_t token_stride; /* elements */
     int64_t head_stride;
+    int32_t first, dim;
 } generator_tensor;
 
 /* 1 if the conversion to `dtype` exists and is exact. */
@@ -135,13 +143,10 @@ int generator_has_dtype(attn_dtype dtype);
 /* `count` raw integers as elements of `dtype` at `out`. */
 void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void *out);
 
-/* Keys or values (role) of the tokens keys[0 .. count), all KV heads of `layer`. */
-void generator_fill_kv(const struct generator *generator, const token_key *keys, int64_t count,
-                       int32_t layer, int32_t role, const generator_tensor *out);
-
-/* Queries of `count` positions of `request` from `position` on, all query heads of `layer`. */
-void generator_fill_query(const struct generator *generator, const struct workload *workload,
-                          int64_t request, int64_t position, int64_t count, int32_t layer,
-                          const generator_tensor *out);
+/* Queries, keys or values (role) of `count` positions of `request` from `position` on, all heads of
+ * `layer` that there are of the kind. */
+void generator_fill(const struct generator *generator, const struct workload *workload,
+                    int64_t request, int64_t position, int64_t count, int32_t layer, int32_t role,
+                    const generator_tensor *out);
 
 #endif /* HOST_GENERATOR_H */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "host/error.h"
+#include "host/operands.h"
 
 #define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
 
@@ -64,15 +65,6 @@ static void shape_latent(const attn_layer_group *group, const struct kv_pool_gro
     }
 }
 
-/* Channels that go through the short convolution: q, k and v (Mamba2: x, B and C). */
-static int64_t conv_channels(const attn_linear_dims *linear)
-{
-    int64_t values = (int64_t)linear->num_v_heads * linear->head_v_dim;
-    int64_t keys = linear->num_groups > 0 ? (int64_t)linear->num_groups * linear->head_k_dim
-                                          : (int64_t)linear->num_k_heads * linear->head_k_dim;
-    return values + 2 * keys;
-}
-
 static void shape_state(const attn_layer_group *group, const struct kv_pool_group *pool,
                         const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
 {
@@ -82,7 +74,8 @@ static void shape_state(const attn_layer_group *group, const struct kv_pool_grou
     int64_t state[] = {params->num_state_slots, linear->num_v_heads, is_vk ? v : k, is_vk ? k : v};
     if (linear->family != ATTN_LINEAR_SHORT_CONV)
         set_shape(&buffer->state, linear->state_dtype, 4, state);
-    int64_t conv[] = {params->num_state_slots, conv_channels(linear), linear->conv_width - 1};
+    int64_t conv[] = {params->num_state_slots, operands_linear_channels(linear),
+                      linear->conv_width - 1};
     if (linear->conv_width > 1 && linear->conv_dtype != ATTN_DTYPE_NONE)
         set_shape(&buffer->conv, linear->conv_dtype, 3, conv);
 }

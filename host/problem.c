@@ -48,12 +48,24 @@ static attn_status check_count(const struct config *config, const struct model *
             dtype_name(config->kv_cache.dtype));
     for (uint32_t i = 0; i < model->num_groups; i++) {
         const attn_layer_group *group = &model->groups[i];
+        if (count > 1 && group->mla)
+            return config_fail(config, key, error,
+                               "%zu numbers: accepted 1, as latents have no heads", count);
         if (count > 1 && model_group_has_kv(group) && count != (size_t)group->num_kv_heads)
             return config_fail(config, key, error,
                                "%zu numbers: accepted 1, or %d, one for each KV head", count,
                                group->num_kv_heads);
     }
     return ATTN_OK;
+}
+
+/* Has a layer values of its own in the cache? A latent is key and value in one. */
+static bool caches_values(const struct model *model)
+{
+    for (uint32_t i = 0; i < model->num_groups; i++)
+        if (model_group_has_kv(&model->groups[i]) && !model->groups[i].mla)
+            return true;
+    return false;
 }
 
 attn_status problem_check_scales(const struct config *config, const struct model *model,
@@ -64,8 +76,9 @@ attn_status problem_check_scales(const struct config *config, const struct model
         return ATTN_OK;
     attn_status status =
         check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
-    if (!status)
-        status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
+    if (status || !caches_values(model))
+        return status;
+    status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
     if (!status && cache->k_scale.count != cache->v_scale.count)
         status = config_fail(config, "kv_cache.v_scale", error,
                              "%zu numbers: accepted %zu, as many as kv_cache.k_scale",
@@ -73,9 +86,12 @@ attn_status problem_check_scales(const struct config *config, const struct model
     return status;
 }
 
-static uint32_t scale_granularity(const struct config *config, attn_dtype kv_dtype)
+/* mla.latent_fp8/1 has scales of its own, beside the codes. */
+static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
 {
-    if (!dtype_is_fp8(kv_dtype))
+    const char *layout = problem->kv_layout;
+    if (!dtype_is_fp8(problem->kv_dtype) ||
+        (layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0))
         return ATTN_SCALE_NONE;
     return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
@@ -147,5 +163,5 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
     problem->tp_size = 1;
     if (has_kv)
-        out->group.kv_scale_granularity = scale_granularity(config, problem->kv_dtype);
+        out->group.kv_scale_granularity = scale_granularity(config, problem);
 }

@@ -7,6 +7,7 @@
 
 #include "host/digest.h"
 #include "host/error.h"
+#include "host/operands.h"
 #include "host/sample.h"
 
 struct row_check {
@@ -82,10 +83,8 @@ void row_check_destroy(struct row_check *check)
 
 uint64_t row_check_row_bytes(const struct row_check *check, int32_t layer)
 {
-    const struct model *model = check->params.model;
-    const attn_layer_group *group = &model->groups[model->layers[layer].group];
-    return (uint64_t)group->num_q_heads * (uint64_t)group->v_head_dim *
-           attn_dtype_size(model->dtype);
+    struct row_operand out = operands_output(check->params.model, layer);
+    return operands_row_bytes(&out);
 }
 
 static void list_sequences(const struct row_check *check, const struct batch_step *step,
@@ -180,8 +179,7 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
 attn_status row_check_layer(struct row_check *check, const struct row_list *list, int32_t layer,
                             void *rows, attn_error *error)
 {
-    const struct model *model = check->params.model;
-    const attn_layer_group *group = &model->groups[model->layers[layer].group];
+    struct row_operand written = operands_output(check->params.model, layer);
     int64_t count = list->indptr[layer + 1] - list->indptr[layer];
     if (count == 0)
         return ATTN_OK;
@@ -189,11 +187,11 @@ attn_status row_check_layer(struct row_check *check, const struct row_list *list
         .struct_size = sizeof out,
         .data = rows,
         .device_type = ATTN_DEVICE_CPU,
-        .dtype = model->dtype,
+        .dtype = written.dtype,
         .ndim = 3,
         .alignment = 1,
-        .shape = {count, group->num_q_heads, group->v_head_dim},
-        .strides = {(int64_t)group->num_q_heads * group->v_head_dim, group->v_head_dim, 1},
+        .shape = {count, written.heads, written.dim},
+        .strides = {operands_row_elements(&written), written.dim, 1},
     };
     struct verify_step step = {
         .mode = list->mode,

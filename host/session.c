@@ -8,6 +8,7 @@
 #include "host/embed.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
+#include "host/operands.h"
 #include "host/problem.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
@@ -32,12 +33,32 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
                              "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
                              "tells about all)",
                              s->model->name, g, model_attn_type_name(group->attn_type));
-        if (group->kind == ATTN_KIND_MLA)
-            return host_fail(
-                error, ATTN_CONFIG_ERROR,
-                "%s: layer group %u is latent attention: `run` serves layers with keys "
-                "and values of their own (`explain` tells about all)",
-                s->model->name, g);
+        if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: `run` serves softmax and latent attention "
+                             "(`explain` tells about all)",
+                             s->model->name, g, model_kind_name(group->kind));
+    }
+    return ATTN_OK;
+}
+
+/* Latents are made, and told apart by the oracle, on the processor and in one layout. */
+static attn_status check_latents(const struct session *s, attn_error *error)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        const char *layout = s->selection->groups[g].kv_layout;
+        if (s->model->groups[g].kind != ATTN_KIND_MLA)
+            continue;
+        if (s->described.type != ATTN_DEVICE_CPU)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is latent attention, which `run` serves on the "
+                             "processor alone: accepted platform.device = cpu",
+                             s->model->name, g);
+        if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u: %s wants its cache in %s: `run` serves %s",
+                             s->model->name, g, select_backend(s->selection, g, SELECT_PREFILL),
+                             layout ? layout : "no layout", ATTN_LAYOUT_MLA_LATENT);
     }
     return ATTN_OK;
 }
@@ -99,6 +120,8 @@ static int select_backends(struct session *s, attn_error *error)
         select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
         select_print_choices(s->selection, s->params->choices);
+    if (status == ATTN_OK)
+        status = check_latents(s, error);
     return exit_code_of(status);
 }
 
@@ -292,22 +315,8 @@ static attn_status make_generator(struct session *s, attn_error *error)
     if (!s->layers)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %u layers",
                          s->model->num_layers);
-    for (uint32_t l = 0; l < s->model->num_layers; l++) {
-        const struct model_layer *layer = &s->model->layers[l];
-        const attn_layer_group *group = &s->model->groups[layer->group];
-        int32_t owner =
-            layer->kv_buffer >= 0 ? s->model->buffers[layer->kv_buffer].layer_id : layer->layer_id;
-        s->layers[l] = (generator_layer){
-            .kv_layer = owner,
-            .num_q_heads = group->num_q_heads,
-            .num_kv_heads = group->num_kv_heads,
-            .head_dim = group->head_dim,
-            .v_head_dim = group->v_head_dim,
-            .window_left = group->window_left,
-            .window_right = group->window_right,
-            .attention_chunk = group->attention_chunk,
-        };
-    }
+    for (uint32_t l = 0; l < s->model->num_layers; l++)
+        s->layers[l] = operands_geometry(s->model, (int32_t)l);
     int64_t chunk = s->config->workload.chunked_prefill_size;
     return generator_init(&s->generator, s->config->workload.seed, s->layers,
                           (int32_t)s->model->num_layers, (int32_t)s->config->kv_cache.page_size,
@@ -355,25 +364,27 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-/* Quantisation of each layer group's cache; the same numbers serve all. */
+/* Quantisation of each layer group's cache; the same numbers serve all. The values of latents are
+ * their keys, quantised once. */
 static attn_status make_scales(struct session *s, attn_error *error)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
     size_t count = cache->k_scale.count;
     s->scales = calloc(s->model->num_groups, sizeof *s->scales);
     s->reads_new_unquantised = calloc(s->model->num_groups, sizeof *s->reads_new_unquantised);
-    s->scale_values = calloc(2 * count + 1, sizeof *s->scale_values);
+    s->scale_values = calloc(count + cache->v_scale.count + 1, sizeof *s->scale_values);
     if (!s->scales || !s->reads_new_unquantised || !s->scale_values)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for scales");
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         s->scale_values[i] = (float)cache->k_scale.items[i];
+    for (size_t i = 0; i < cache->v_scale.count; i++)
         s->scale_values[count + i] = (float)cache->v_scale.items[i];
-    }
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        const float *k = count > 0 ? s->scale_values : NULL;
         s->scales[g] = (struct verify_scales){
             .kv_dtype = problem_kv_dtype(s->config, s->model),
-            .k = count > 0 ? s->scale_values : NULL,
-            .v = count > 0 ? s->scale_values + count : NULL,
+            .k = k,
+            .v = k && !s->model->groups[g].mla ? k + count : k,
             .count = (uint32_t)count,
         };
         s->reads_new_unquantised[g] = s->selection->groups[g].verdict.reads_new_kv_unquantised;

@@ -59,56 +59,46 @@ struct fill {
     int32_t layer;
     const struct step_rows *rows;
     const struct step_vectors *vectors;
+    uint32_t num_vectors;
 };
 
-static generator_tensor dense_row(void *data, attn_dtype dtype, int64_t row, int32_t heads,
-                                  int32_t dim)
+static attn_status check_vectors(const struct step_vectors *vectors, uint32_t num_vectors,
+                                 attn_error *error)
 {
-    int64_t row_elements = (int64_t)heads * dim;
-    return (generator_tensor){
-        .data = (char *)data + row * row_elements * attn_dtype_size(dtype),
-        .dtype = dtype,
-        .token_stride = row_elements,
-        .head_stride = dim,
-    };
-}
-
-static void zero_row(const generator_tensor *row)
-{
-    memset(row->data, 0, (size_t)row->token_stride * attn_dtype_size(row->dtype));
-}
-
-static void fill_query(const struct fill *fill, int64_t row)
-{
-    const struct step_kernels *kernels = fill->kernels;
-    const generator_layer *layer = &kernels->generator->layers[fill->layer];
-    int32_t request = fill->rows->request[row];
-    generator_tensor q =
-        dense_row(fill->vectors->q, fill->vectors->dtype, row, layer->num_q_heads, layer->head_dim);
-    if (request < 0)
-        zero_row(&q);
-    else
-        generator_fill_query(kernels->generator, kernels->workload, request,
-                             fill->rows->position[row], 1, fill->layer, &q);
-}
-
-static void fill_kv(const struct fill *fill, int64_t row)
-{
-    const struct step_kernels *kernels = fill->kernels;
-    const generator_layer *layer = &kernels->generator->layers[fill->layer];
-    int32_t request = fill->rows->request[row];
-    generator_tensor k = dense_row(fill->vectors->k, fill->vectors->dtype, row, layer->num_kv_heads,
-                                   layer->head_dim);
-    generator_tensor v = dense_row(fill->vectors->v, fill->vectors->dtype, row, layer->num_kv_heads,
-                                   layer->v_head_dim);
-    if (request < 0) {
-        zero_row(&k);
-        zero_row(&v);
-        return;
+    attn_status status = ATTN_OK;
+    for (uint32_t v = 0; v < num_vectors && status == ATTN_OK; v++) {
+        const struct row_operand *operand = &vectors[v].operand;
+        const char *name = operands_role_name(operand->role);
+        status = check_dtype(operand->dtype, name, error);
+        if (status == ATTN_OK &&
+            (operand->stream < GENERATOR_KEY || operand->stream > GENERATOR_QUERY))
+            status = host_fail(error, ATTN_INVALID_ARGUMENT,
+                               "%s: got stream %d, accepted: keys, values and queries", name,
+                               operand->stream);
     }
-    token_key key = workload_token_key(kernels->workload, request, fill->rows->position[row]);
-    generator_fill_kv(kernels->generator, &key, 1, fill->layer, GENERATOR_KEY, &k);
-    generator_fill_kv(kernels->generator, &key, 1, fill->layer, GENERATOR_VALUE, &v);
+    return status;
+}
+
+/* One row of one operand. */
+static void fill_row(const struct fill *fill, const struct step_vectors *vectors, int64_t row)
+{
+    const struct step_kernels *kernels = fill->kernels;
+    const struct row_operand *operand = &vectors->operand;
+    int32_t request = fill->rows->request[row];
+    uint64_t bytes = operands_row_bytes(operand);
+    generator_tensor to = {
+        .data = (char *)vectors->memory + (uint64_t)row * bytes,
+        .dtype = operand->dtype,
+        .token_stride = operands_row_elements(operand),
+        .head_stride = operand->dim,
+        .first = operand->first,
+        .dim = operand->dim,
+    };
+    if (request < 0)
+        memset(to.data, 0, bytes);
+    else
+        generator_fill(kernels->generator, kernels->workload, request, fill->rows->position[row], 1,
+                       fill->layer, operand->stream, &to);
 }
 
 static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
@@ -118,24 +108,22 @@ static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
     int64_t first = task * ROWS_PER_TASK, last = first + ROWS_PER_TASK;
     if (last > fill->rows->count)
         last = fill->rows->count;
-    for (int64_t row = first; row < last; row++) {
-        fill_query(fill, row);
-        if (fill->vectors->k)
-            fill_kv(fill, row);
-    }
+    for (int64_t row = first; row < last; row++)
+        for (uint32_t v = 0; v < fill->num_vectors; v++)
+            fill_row(fill, &fill->vectors[v], row);
     return ATTN_OK;
 }
 
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
                                   const struct step_rows *rows, const struct step_vectors *vectors,
-                                  attn_stream stream, attn_error *error)
+                                  uint32_t num_vectors, attn_stream stream, attn_error *error)
 {
-    attn_status status = check_dtype(vectors->dtype, "vectors", error);
+    attn_status status = check_vectors(vectors, num_vectors, error);
     if (status != ATTN_OK)
         return status;
     if (kernels->cuda)
-        return step_cuda_generate(kernels, layer, rows, vectors, stream, error);
-    struct fill fill = {kernels, layer, rows, vectors};
+        return step_cuda_generate(kernels, layer, rows, vectors, num_vectors, stream, error);
+    struct fill fill = {kernels, layer, rows, vectors, num_vectors};
     int64_t num_tasks = ((int64_t)rows->count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");

@@ -13,7 +13,7 @@
 #define HOST_STEP_KERNELS_H
 
 #include "host/device.h"
-#include "host/generator.h"
+#include "host/operands.h"
 #include "host/threads.h"
 
 struct step_kernels;
@@ -35,17 +35,18 @@ struct step_rows {
     int32_t count;
 };
 
-/* Dense [count, heads, dim] operands of a layer in `dtype` (ATTN_F32, F16 or BF16; others are
- * INVALID_ARGUMENT). */
+/* An operand of a layer and its memory: dense [rows, heads, dim] in ATTN_F32, F16 or BF16. */
 struct step_vectors {
-    void *q, *k, *v; /* k = v = NULL: not made */
-    attn_dtype dtype;
+    struct row_operand operand;
+    void *memory;
 };
 
-/* Make the vectors of a layer as generator.h defines them; those of padding are zero. */
+/* Make rows of these operands of a layer as generator.h defines them; those of padding are zero.
+ * INVALID_ARGUMENT names an operand that is of another type, that the generator has no stream for,
+ * or, on CUDA, that is not a whole q, k or v. */
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
                                   const struct step_rows *rows, const struct step_vectors *vectors,
-                                  attn_stream stream, attn_error *error);
+                                  uint32_t num_vectors, attn_stream stream, attn_error *error);
 
 /* req_to_token[row][first + i] = slots[source + i] for i < count. */
 struct step_update {

@@ -168,9 +168,34 @@ static uint64_t groups_of(int32_t dim)
     return (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
 }
 
+/* The kernel makes whole vectors of softmax layers: query, key and value, of one type. */
+static attn_status place_vectors(const generator_layer *geometry,
+                                 const struct step_vectors *vectors, uint32_t num_vectors,
+                                 struct generate_vectors *placed, attn_error *error)
+{
+    for (uint32_t i = 0; i < num_vectors; i++) {
+        const struct row_operand *operand = &vectors[i].operand;
+        bool is_value = operand->role == ATTN_ROLE_V;
+        if (geometry->latent || operand->role > ATTN_ROLE_V || operand->first != 0 ||
+            operand->dtype != vectors[0].operand.dtype ||
+            operand->dim != (is_value ? geometry->v_head_dim : geometry->head_dim))
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "%s: a GPU makes q, k and v of softmax layers alone, whole and of "
+                             "one type",
+                             operands_role_name(operand->role));
+        void **to[] = {&placed->q, &placed->k, &placed->v};
+        *to[operand->role] = vectors[i].memory;
+        placed->dtype = operand->dtype;
+    }
+    if (!placed->q || !placed->k != !placed->v)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "vectors: a GPU makes q alone, or q, k and v together");
+    return ATTN_OK;
+}
+
 attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
                                const struct step_rows *rows, const struct step_vectors *vectors,
-                               attn_stream stream, attn_error *error)
+                               uint32_t num_vectors, attn_stream stream, attn_error *error)
 {
     const generator_layer *geometry = &kernels->generator->layers[layer];
     struct generate_launch work = {
@@ -178,12 +203,14 @@ attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer
         .geometry = *geometry,
         .requests = kernels->cuda->requests,
         .rows = *rows,
-        .vectors = *vectors,
         .num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads,
         .layer = layer,
     };
+    attn_status status = place_vectors(geometry, vectors, num_vectors, &work.vectors, error);
+    if (status != ATTN_OK)
+        return status;
     work.generator.layers = NULL;
-    if (vectors->k)
+    if (work.vectors.k)
         work.num_words += (groups_of(geometry->head_dim) + groups_of(geometry->v_head_dim)) *
                           (uint64_t)geometry->num_kv_heads;
     return launch(kernels, kernels->cuda->generate, rows->count, work.num_words, &work, stream,

@@ -23,7 +23,7 @@ void step_cuda_destroy(const struct device *device, struct step_cuda *cuda);
 
 attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
                                const struct step_rows *rows, const struct step_vectors *vectors,
-                               attn_stream stream, attn_error *error);
+                               uint32_t num_vectors, attn_stream stream, attn_error *error);
 attn_status step_cuda_update_table(const struct step_kernels *kernels,
                                    const struct step_update *updates, int32_t num_updates,
                                    int32_t longest, const int32_t *slots, int32_t *req_to_token,

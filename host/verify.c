@@ -13,6 +13,7 @@
 
 #include "host/dtype.h"
 #include "host/error.h"
+#include "host/operands.h"
 #include "host/reference/reference.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
@@ -38,6 +39,7 @@ struct check {
     struct verifier *verifier;
     const struct verify_step *step;
     const attn_layer_group *group;
+    const generator_layer *geometry; /* heads and dimensions as they are attended to */
     const struct verify_scales *scales;
     const attn_tensor *out;
     int32_t layer;
@@ -121,16 +123,19 @@ static void read_kv(void *ctx, int64_t j, double *key, double *value)
     const struct key_source *source = ctx;
     const struct check *check = source->check;
     if (key)
-        read_vector(source, j, GENERATOR_KEY, check->group->head_dim, check->scales->k, key);
+        read_vector(source, j, GENERATOR_KEY, check->geometry->head_dim, check->scales->k, key);
     if (value)
-        read_vector(source, j, GENERATOR_VALUE, check->group->v_head_dim, check->scales->v, value);
+        read_vector(source, j, GENERATOR_VALUE, check->geometry->v_head_dim, check->scales->v,
+                    value);
 }
 
-/* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. */
+/* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. The
+ * values of latent attention are the first part of its keys. */
 static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_memory *memory,
                     reference_kv_arrays *arrays, reference_kv *kv)
 {
-    int32_t dim = source->check->group->head_dim, v_dim = source->check->group->v_head_dim;
+    const generator_layer *geometry = source->check->geometry;
+    int32_t dim = geometry->head_dim, v_dim = geometry->latent ? 0 : geometry->v_head_dim;
     uint64_t bytes = (uint64_t)kv_len * (uint64_t)(dim + v_dim) * sizeof(double);
     *kv = (reference_kv){read_kv, source};
     if (bytes > source->check->verifier->params.max_kept_bytes)
@@ -142,15 +147,15 @@ static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_mem
         if (!memory->kv)
             return;
     }
-    double *keys = memory->kv, *values = keys + kv_len * dim;
+    double *keys = memory->kv, *values = geometry->latent ? keys : keys + kv_len * dim;
     for (int64_t j = 0; j < kv_len; j++)
-        read_kv(source, j, keys + j * dim, values + j * v_dim);
+        read_kv(source, j, keys + j * dim, geometry->latent ? NULL : values + j * v_dim);
     *arrays = (reference_kv_arrays){.keys = keys,
                                     .values = values,
                                     .key_stride = dim,
-                                    .value_stride = v_dim,
+                                    .value_stride = geometry->latent ? dim : v_dim,
                                     .head_dim = dim,
-                                    .v_head_dim = v_dim};
+                                    .v_head_dim = geometry->v_head_dim};
     *kv = reference_kv_array(arrays);
 }
 
@@ -161,8 +166,8 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
 {
     const attn_layer_group *group = check->group;
     memset(row, 0, sizeof *row);
-    row->head_dim = group->head_dim;
-    row->v_head_dim = group->v_head_dim;
+    row->head_dim = check->geometry->head_dim;
+    row->v_head_dim = check->geometry->v_head_dim;
     row->kv_len = kv_len;
     row->sm_scale = group->sm_scale;
     row->logit_cap = group->logit_cap;
@@ -187,7 +192,7 @@ static void load_output(const struct check *check, int64_t row, int32_t head, do
     const char *at =
         (const char *)out->data + out->byte_offset +
         (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
-    dtype_to_double(out->dtype, at, check->group->v_head_dim, actual);
+    dtype_to_double(out->dtype, at, check->geometry->v_head_dim, actual);
 }
 
 /* Is this failure before the one that is noted? */
@@ -258,10 +263,10 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
 static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 {
     struct check *check = arg;
-    const attn_layer_group *group = check->group;
-    const struct verify_sequence *sequence = &check->step->sequences[task / group->num_kv_heads];
-    int32_t kv_head = (int32_t)(task % group->num_kv_heads);
-    int32_t heads_per_kv = group->num_q_heads / group->num_kv_heads;
+    const generator_layer *geometry = check->geometry;
+    const struct verify_sequence *sequence = &check->step->sequences[task / geometry->num_kv_heads];
+    int32_t kv_head = (int32_t)(task % geometry->num_kv_heads);
+    int32_t heads_per_kv = geometry->num_q_heads / geometry->num_kv_heads;
     struct worker_memory *memory = &check->verifier->workers[worker];
     if (sequence->num_sampled == 0)
         return ATTN_OK;
@@ -282,13 +287,11 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
  * no keys. */
 static int reads_unquantised(const struct verify_params *params, int32_t layer, uint32_t mode)
 {
-    const struct model_layer *entry = &params->model->layers[layer];
-    const attn_layer_group *group = &params->model->groups[entry->group];
-    const attn_layer *ids = attn_at(group->layers, entry->index);
-    if (!model_group_has_kv(group))
+    uint32_t g = params->model->layers[layer].group;
+    if (!model_group_has_kv(&params->model->groups[g]))
         return 1;
-    return !(ids->flags & ATTN_LAYER_KV_READ_ONLY) &&
-           (params->reads_new_unquantised[entry->group] & ATTN_MODE_BIT(mode)) != 0;
+    return operands_write_kv(params->model, layer) &&
+           (params->reads_new_unquantised[g] & ATTN_MODE_BIT(mode)) != 0;
 }
 
 static int64_t count_sampled(const struct verify_step *step)
@@ -311,6 +314,7 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
         .verifier = verifier,
         .step = step,
         .group = &params->model->groups[g],
+        .geometry = &params->generator->layers[layer],
         .scales = &params->scales[g],
         .out = out,
         .layer = layer,
@@ -322,7 +326,7 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld rows",
                          (long long)num_sampled);
     attn_status status = threads_for(
-        params->threads, step->num_sequences * check.group->num_kv_heads, check_task, &check);
+        params->threads, step->num_sequences * check.geometry->num_kv_heads, check_task, &check);
     for (int64_t s = 0; s < num_sampled; s++)
         verifier->result.rows_failed += check.failed[s];
     if (!verifier->result.first_failure[0])

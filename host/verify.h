@@ -15,7 +15,7 @@
 #include "host/threads.h"
 #include "host/workload.h"
 
-/* Quantisation of one layer's KV, as the pool stores it. */
+/* Quantisation of one layer's KV, as the pool stores it; of a latent k and v are the same. */
 struct verify_scales {
     attn_dtype kv_dtype;
     const float *k, *v; /* one value, or one for each KV head; NULL if kv_dtype needs none */
@@ -72,7 +72,8 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
 /* NULL is accepted. */
 void verifier_destroy(struct verifier *verifier);
 
-/* Judge the sampled rows of one layer: `out` is [tokens, q_heads, v_head_dim] in host memory. */
+/* Judge the sampled rows of one layer: `out` is [tokens, heads, dim] in host memory, with heads and
+ * dim as operands_output() tells. */
 attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
                            const attn_tensor *out, attn_error *error);
 

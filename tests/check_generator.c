@@ -11,7 +11,7 @@
 #include "host/error.h"
 #include "tests/test_main.h"
 
-enum { SLIDING, GLOBAL, SHARED, ENCODER, NUM_LAYERS };
+enum { SLIDING, GLOBAL, SHARED, ENCODER, LATENT, NUM_LAYERS };
 
 static const generator_layer layers[NUM_LAYERS] = {
     [SLIDING] = {.kv_layer = SLIDING,
@@ -41,6 +41,13 @@ static const generator_layer layers[NUM_LAYERS] = {
                  .v_head_dim = 1,
                  .window_left = 5,
                  .window_right = 3},
+    [LATENT] = {.kv_layer = LATENT,
+                .num_q_heads = 4,
+                .num_kv_heads = 1,
+                .head_dim = 53,
+                .v_head_dim = 43,
+                .window_left = -1,
+                .latent = 1},
 };
 
 static const int64_t hash_ids[3][3] = {{7, 8, 9}, {7, 8, 5}, {1, 2, 3}};
@@ -273,6 +280,68 @@ START_TEST(queries_are_needles_or_noise)
 }
 END_TEST
 
+/* Latents: a value is the beginning of its key, a needle is a key as it is, noise is half as large
+ * as it would be. */
+START_TEST(latent_queries_are_half_as_large)
+{
+    int needles = 0;
+    for (int64_t position = 0; position < 1899; position += 7)
+        for (int head = 0; head < 4; head++) {
+            int64_t target = generator_needle(&generator, &workload, 1, position, LATENT, head);
+            token_key key = workload_token_key(&workload, 1, target >= 0 ? target : position);
+            int8_t expected[53], value[43];
+            int16_t query[53];
+            if (target >= 0) {
+                generator_kv(&generator, key, LATENT, 0, GENERATOR_KEY, expected);
+                generator_kv(&generator, key, LATENT, 0, GENERATOR_VALUE, value);
+                ck_assert_mem_eq(value, expected, 43);
+            } else {
+                generator_raw(&generator, key, LATENT, head, GENERATOR_QUERY, 53, expected);
+            }
+            generator_query(&generator, &workload, 1, position, LATENT, head, query);
+            for (int d = 0; d < 53; d++)
+                ck_assert_int_eq(query[d], target >= 0 ? expected[d] : expected[d] / 2);
+            needles += target >= 0;
+        }
+    ck_assert_int_gt(needles, 450);
+    ck_assert_int_lt(needles, 640);
+}
+END_TEST
+
+/* Spread of the scores of noise, in DeepSeek V3's dimensions: of the size that softmax layers have,
+ * sm_scale being 1 / sqrt(192) or, with YaRN's correction, 1.87 times that. With the logarithm of
+ * some thousand keys below its square half, no key has all the weight. */
+START_TEST(latent_scores_spread_as_others_do)
+{
+    static const generator_layer deep = {.num_q_heads = 1,
+                                         .num_kv_heads = 1,
+                                         .head_dim = 576,
+                                         .v_head_dim = 512,
+                                         .window_left = -1,
+                                         .latent = 1};
+    double sum = 0;
+    int count = 0;
+    ck_assert_int_eq(generator_init(&generator, 3, &deep, 1, 16, 256, NULL), ATTN_OK);
+    for (int64_t position = 0; position < 1400; position++) {
+        int8_t key[576];
+        int16_t query[576];
+        double dot = 0;
+        if (generator_needle(&generator, &workload, 0, position, 0, 0) >= 0)
+            continue;
+        generator_query(&generator, &workload, 0, position, 0, 0, query);
+        generator_kv(&generator, workload_token_key(&workload, 0, position + 3), 0, 0,
+                     GENERATOR_KEY, key);
+        for (int d = 0; d < 576; d++)
+            dot += query[d] / 64.0 * key[d] / 64.0;
+        sum += dot * dot / 192;
+        count++;
+    }
+    double spread = sqrt(sum / count);
+    ck_assert_double_gt(spread, 1.0);
+    ck_assert_double_lt(spread, 1.3);
+}
+END_TEST
+
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* The value of fp16 or bf16 bits, from the formats' definitions. */
@@ -309,7 +378,7 @@ START_TEST(conversions_are_exact)
 }
 END_TEST
 
-START_TEST(fill_kv_with_strides)
+START_TEST(fill_with_strides)
 {
     enum { TOKENS = 7, HEADS = 2, DIM = 11, HEAD_STRIDE = 13, TOKEN_STRIDE = 29 };
     float out[TOKENS * TOKEN_STRIDE];
@@ -317,8 +386,8 @@ START_TEST(fill_kv_with_strides)
     for (int i = 0; i < TOKENS * TOKEN_STRIDE; i++)
         out[i] = 1000;
     workload_token_keys(&workload, 0, 1020, TOKENS, keys);
-    generator_tensor tensor = {out, ATTN_F32, TOKEN_STRIDE, HEAD_STRIDE};
-    generator_fill_kv(&generator, keys, TOKENS, SLIDING, GENERATOR_VALUE, &tensor);
+    generator_tensor tensor = {out, ATTN_F32, TOKEN_STRIDE, HEAD_STRIDE, 0, DIM};
+    generator_fill(&generator, &workload, 0, 1020, TOKENS, SLIDING, GENERATOR_VALUE, &tensor);
     for (int token = 0; token < TOKENS; token++)
         for (int head = 0; head < HEADS; head++) {
             float *row = out + token * TOKEN_STRIDE + head * HEAD_STRIDE;
@@ -334,17 +403,39 @@ START_TEST(fill_kv_with_strides)
 }
 END_TEST
 
+/* Any part of a head's vector is that part of it. */
+START_TEST(fill_in_parts)
+{
+    enum { HEADS = 4, DIM = 53 };
+    static const int32_t roles[] = {GENERATOR_QUERY, GENERATOR_KEY};
+    for (int r = 0; r < 2; r++)
+        for (int32_t first = 0; first < DIM; first++)
+            for (int32_t dim = 1; first + dim <= DIM; dim++) {
+                float whole[HEADS * DIM], part[HEADS * DIM];
+                int32_t heads = r == 0 ? HEADS : 1;
+                generator_tensor to = {whole, ATTN_F32, 0, DIM, 0, DIM};
+                generator_tensor piece = {part, ATTN_F32, 0, dim, first, dim};
+                generator_fill(&generator, &workload, 0, 77, 1, LATENT, roles[r], &to);
+                generator_fill(&generator, &workload, 0, 77, 1, LATENT, roles[r], &piece);
+                for (int32_t h = 0; h < heads; h++)
+                    ck_assert_mem_eq(part + h * dim, whole + h * DIM + first,
+                                     (size_t)dim * sizeof *part);
+            }
+}
+END_TEST
+
 /* A row does not depend on the call that makes it. */
-START_TEST(fill_query_in_any_batch)
+START_TEST(fill_in_any_batch)
 {
     enum { TOKENS = 60, HEADS = 4, DIM = 64, ROW = HEADS * DIM };
     static uint16_t whole[TOKENS * ROW], part[TOKENS * ROW];
-    generator_tensor tensor = {whole, ATTN_F16, ROW, DIM};
-    generator_fill_query(&generator, &workload, 0, 1470, TOKENS, GLOBAL, &tensor);
+    generator_tensor tensor = {whole, ATTN_F16, ROW, DIM, 0, DIM};
+    generator_fill(&generator, &workload, 0, 1470, TOKENS, GLOBAL, GENERATOR_QUERY, &tensor);
     for (int64_t done = 0, count; done < TOKENS; done += count) {
         count = done % 7 + 1 < TOKENS - done ? done % 7 + 1 : TOKENS - done;
         tensor.data = part + done * ROW;
-        generator_fill_query(&generator, &workload, 0, 1470 + done, count, GLOBAL, &tensor);
+        generator_fill(&generator, &workload, 0, 1470 + done, count, GLOBAL, GENERATOR_QUERY,
+                       &tensor);
     }
     ck_assert_mem_eq(whole, part, sizeof whole);
     int16_t raw[DIM];
@@ -374,6 +465,7 @@ START_TEST(bad_arguments)
         {{.window_left = -2}, 1, 0, "window_left: got -2"},
         {{.window_right = -2}, 1, 0, "window_right: got -2"},
         {{.attention_chunk = -1}, 1, 0, "attention_chunk: got -1"},
+        {{.latent = 2}, 1, 0, "latent: got 2, accepted: 0 to 1"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         host_error failure;
@@ -406,9 +498,12 @@ static Suite *suite(void)
     tcase_add_test(needles, needles_at_every_border);
     tcase_add_test(needles, needles_stay_in_range);
     tcase_add_test(needles, queries_are_needles_or_noise);
+    tcase_add_test(needles, latent_queries_are_half_as_large);
+    tcase_add_test(needles, latent_scores_spread_as_others_do);
     tcase_add_test(tensors, conversions_are_exact);
-    tcase_add_test(tensors, fill_kv_with_strides);
-    tcase_add_test(tensors, fill_query_in_any_batch);
+    tcase_add_test(tensors, fill_with_strides);
+    tcase_add_test(tensors, fill_in_parts);
+    tcase_add_test(tensors, fill_in_any_batch);
     tcase_add_test(limits, bad_arguments);
     suite_add_tcase(suite, raw);
     suite_add_tcase(suite, needles);

@@ -88,6 +88,8 @@ static void go(struct run *run)
     config_destroy(config);
 }
 
+static char latent_path[64]; /* a config.json, while its tests run */
+
 /* The identities of a run in which every request ended. */
 static void check_identities(const struct run *run, int64_t input_tokens, int64_t decode_tokens)
 {
@@ -258,9 +260,9 @@ struct tamper {
 };
 
 static void change_one_value(void *ctx, const struct batch_step *step, int32_t layer,
-                             const attn_tensor *q, const attn_tensor *k, const attn_tensor *v)
+                             const attn_tensor *const *operands)
 {
-    (void)q, (void)k;
+    const attn_tensor *v = operands[ATTN_ROLE_V];
     struct tamper *tamper = ctx;
     int64_t row = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
@@ -325,6 +327,212 @@ START_TEST(one_call_runs_it_all)
 }
 END_TEST
 
+/* ---- Latent attention ------------------------------------------------------------------------ */
+
+/* DeepSeek's shape, narrow and with few heads. */
+static const char latent_model[] =
+    "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": 64,\n"
+    " \"num_attention_heads\": 3, \"num_hidden_layers\": 2, \"num_key_value_heads\": 3,\n"
+    " \"kv_lora_rank\": 40, \"q_lora_rank\": 96, \"qk_nope_head_dim\": 24,\n"
+    " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20,\n"
+    " \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, \"mscale_all_dim\": 1.0,\n"
+    "                  \"original_max_position_embeddings\": 64},\n"
+    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n";
+
+/* The same trace with that model, from its config.json. */
+static void begin_latent(struct run *run)
+{
+    memset(run, 0, sizeof *run);
+    report_init(&run->report);
+    host_error_init(&run->error);
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
+    set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
+        environment("ATTNHOST_TEST_SRCDIR", "."));
+    set(run, "attention.attention_backend=cpu_native");
+    set(run, "model.config=%s", latent_path);
+    set(run, "workload.length_scale=0.02");
+    set(run, "workload.max_requests=12");
+    set(run, "workload.chunked_prefill_size=32");
+    set(run, "workload.max_running_requests=4");
+    set(run, "kv_cache.page_size=4");
+    set(run, "verify.rate=1");
+}
+
+static void write_latent_model(void)
+{
+    snprintf(latent_path, sizeof latent_path, "check_session_XXXXXX.json");
+    int file = mkstemps(latent_path, 5);
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq(write(file, latent_model, sizeof latent_model - 1), sizeof latent_model - 1);
+    close(file);
+}
+
+static void remove_latent_model(void)
+{
+    unlink(latent_path);
+}
+
+static const char *const latent_variants[][5] = {
+    {"model.dtype=bf16"},
+    {"model.dtype=f32", "kv_cache.page_size=1", "workload.mixed=yes"},
+    {"model.dtype=f16", "kv_cache.page_size=64", "workload.chunked_prefill_size=7"},
+    {"model.dtype=f32", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02",
+     "workload.chunked_prefill_size=0"},
+    {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7",
+     "kv_cache.page_size=64", "workload.mixed=yes"},
+    {"kv_cache.prefix_cache=no", "workload.seed=7"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8", "kv_cache.page_size=1"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "workload.mixed=yes"},
+    {"attention.route.1=phase=decode batch=1-2 -> other", "backend.other.type=cpu_native",
+     "attention.route.2=layers=1 phase=prefill -> other", "kv_cache.dtype=fp8_e4m3",
+     "kv_cache.k_scale=0.03"},
+};
+
+START_TEST(latents_keep_the_identities)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_latent(&run);
+    for (size_t s = 0; s < 5 && latent_variants[_i][s]; s++)
+        set(&run, "%s", latent_variants[_i][s]);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    finish(&run);
+}
+END_TEST
+
+START_TEST(digest_of_latents_does_not_depend_on_threads)
+{
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin_latent(&runs[i]);
+        set(&runs[i], "workload.num_threads=%d", i + 1);
+        set(&runs[i], "verify.rate=0.5");
+        go(&runs[i]);
+        ck_assert_int_eq(runs[i].code, EXIT_GOOD);
+        ck_assert_int_gt(runs[i].report.tokens.prefix_hit, 0);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+    }
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* One element of an operand's rows, in layer 1 of the step that has request 0's first ones. */
+struct falsified {
+    uint32_t role;
+    int32_t element; /* of the row */
+    int done;
+};
+
+static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
+                    const attn_tensor *const *operands)
+{
+    struct falsified *falsified = ctx;
+    const attn_tensor *operand = operands[falsified->role];
+    int64_t row = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        if (layer == 1 && sequence->request == 0 && sequence->prefix_len == 0) {
+            for (int32_t t = 0; t < sequence->num_new; t++) {
+                float *x = (float *)operand->data + (row + t) * operand->strides[0];
+                x[falsified->element] += 2;
+                falsified->done++;
+            }
+        }
+        row += sequence->num_new;
+    }
+}
+
+/* Any of what a layer is given, first and last element: rows of that layer fail. */
+START_TEST(a_falsified_latent_operand_fails)
+{
+    static const struct {
+        uint32_t role;
+        int32_t width; /* of a row */
+    } operands[] = {{ATTN_ROLE_Q_NOPE, 3 * 40},
+                    {ATTN_ROLE_Q_PE, 3 * 12},
+                    {ATTN_ROLE_C_KV, 40},
+                    {ATTN_ROLE_K_PE, 12}};
+    struct falsified falsified = {
+        .role = operands[_i / 2].role,
+        .element = _i % 2 == 0 ? 0 : operands[_i / 2].width - 1,
+    };
+    struct run run;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    run.probe = falsify;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 4);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
+/* A cache that holds something else than what was given: the latents of all later rows. */
+static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t layer,
+                            const attn_tensor *const *operands)
+{
+    const attn_tensor *cache = operands[ATTN_ROLE_LATENT_CACHE];
+    int *done = ctx;
+    if (layer != 0 || step->mode != ATTN_MODE_DECODE || *done)
+        return;
+    const struct batch_sequence *sequence = &step->sequences[0];
+    int32_t slot = step->req_to_token[(int64_t)sequence->table_row * step->req_to_token_stride +
+                                      sequence->prefix_len - 1];
+    float *latent =
+        (float *)cache->data + slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
+    for (int d = 0; d < 40 + 12; d++)
+        latent[d] = -latent[d];
+    *done = 1;
+}
+
+START_TEST(a_wrong_latent_in_the_cache_fails)
+{
+    struct run run;
+    int done = 0;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    run.probe = spoil_the_cache;
+    run.probe_ctx = &done;
+    go(&run);
+    ck_assert_int_eq(done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+}
+END_TEST
+
+static const struct {
+    const char *sets[2];
+    int code;
+    const char *message;
+} latent_refusals[] = {
+    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
+    {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.1 0.2 0.3"}, EXIT_USAGE, "no heads"},
+    {{"attention.attention_backend=example_rows"}, EXIT_USAGE, "example_rows"},
+    {{"attention.attention_backend=triton_like"}, EXIT_NO_BACKEND, "triton_like"},
+};
+
+START_TEST(latents_are_refused_with_a_reason)
+{
+    struct run run;
+    begin_latent(&run);
+    for (size_t s = 0; s < 2 && latent_refusals[_i].sets[s]; s++)
+        set(&run, "%s", latent_refusals[_i].sets[s]);
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_msg(run.code == latent_refusals[_i].code, "exit %d: %s", run.code, message);
+    ck_assert_msg(strstr(message, latent_refusals[_i].message) != NULL, "%s", message);
+    finish(&run);
+}
+END_TEST
+
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
 /* What is asked for, the exit code, and a part of the message. */
@@ -380,6 +588,15 @@ static Suite *suite(void)
     tcase_add_test(runs, nothing_is_checked_at_rate_0);
     tcase_add_test(runs, one_call_runs_it_all);
     suite_add_tcase(s, runs);
+    TCase *latent = tcase_create("latent");
+    tcase_set_timeout(latent, 60);
+    tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
+    tcase_add_loop_test(latent, latents_keep_the_identities, 0, COUNT(latent_variants));
+    tcase_add_test(latent, digest_of_latents_does_not_depend_on_threads);
+    tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
+    tcase_add_test(latent, a_wrong_latent_in_the_cache_fails);
+    tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
+    suite_add_tcase(s, latent);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
     suite_add_tcase(s, refused);

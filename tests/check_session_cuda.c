@@ -707,9 +707,9 @@ END_TEST
 static uint64_t calls_of_set_up, calls_of_run;
 
 static void count_calls(void *ctx, const struct batch_step *step, int32_t layer,
-                        const attn_tensor *q, const attn_tensor *k, const attn_tensor *v)
+                        const attn_tensor *const *operands)
 {
-    (void)ctx, (void)step, (void)layer, (void)q, (void)k, (void)v;
+    (void)ctx, (void)step, (void)layer, (void)operands;
     struct fake_cuda_counters counters;
     fake.get_counters(&counters);
     if (calls_of_set_up == 0)

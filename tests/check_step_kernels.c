@@ -113,18 +113,60 @@ START_TEST(vectors_are_those_of_the_generator)
     size_t q_bytes = head_bytes * (size_t)(layer->num_q_heads * layer->head_dim);
     size_t k_bytes = head_bytes * (size_t)(layer->num_kv_heads * layer->head_dim);
     size_t v_bytes = head_bytes * (size_t)(layer->num_kv_heads * layer->v_head_dim);
-    struct step_vectors made = {poisoned(q_bytes), poisoned(k_bytes), poisoned(v_bytes), dtype};
-    struct step_vectors query = {.q = poisoned(q_bytes), .dtype = dtype};
-    GOOD(step_kernels_generate(kernels, l, &rows, &made, NULL, &error.base));
-    GOOD(step_kernels_generate(kernels, l, &rows, &query, NULL, &error.base));
-    check_operand(made.q, l, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, dtype);
-    check_operand(made.k, l, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, dtype);
-    check_operand(made.v, l, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, dtype);
-    ck_assert_mem_eq(made.q, query.q, q_bytes + 1); /* with the poison behind */
-    free(made.q);
-    free(made.k);
-    free(made.v);
-    free(query.q);
+    char *q = poisoned(q_bytes), *k = poisoned(k_bytes), *v = poisoned(v_bytes);
+    char *query = poisoned(q_bytes);
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t count = step_case_vectors(layer, dtype, q, k, v, vectors);
+    GOOD(step_kernels_generate(kernels, l, &rows, vectors, count, NULL, &error.base));
+    count = step_case_vectors(layer, dtype, query, NULL, NULL, vectors);
+    GOOD(step_kernels_generate(kernels, l, &rows, vectors, count, NULL, &error.base));
+    check_operand(q, l, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, dtype);
+    check_operand(k, l, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, dtype);
+    check_operand(v, l, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, dtype);
+    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison behind */
+    free(q);
+    free(k);
+    free(v);
+    free(query);
+}
+END_TEST
+
+/* Elements [first, first + dim) of each head, in rows of their own. */
+START_TEST(operands_are_parts_of_vectors)
+{
+    enum { LORA = 27, ROPE = 10, WHOLE = LORA + ROPE, HEADS = 3 };
+    static const struct row_operand parts[] = {
+        {ATTN_ROLE_Q_NOPE, HEADS, LORA, ATTN_BF16, GENERATOR_QUERY, 0},
+        {ATTN_ROLE_Q_PE, HEADS, ROPE, ATTN_BF16, GENERATOR_QUERY, LORA},
+        {ATTN_ROLE_C_KV, 0, LORA, ATTN_BF16, GENERATOR_KEY, 0},
+        {ATTN_ROLE_K_PE, 0, ROPE, ATTN_BF16, GENERATOR_KEY, LORA},
+    };
+    struct step_rows rows = list_rows();
+    struct step_vectors vectors[OPERANDS_MAX];
+    some.layers[1] = (generator_layer){.kv_layer = 1,
+                                       .num_q_heads = HEADS,
+                                       .num_kv_heads = 1,
+                                       .head_dim = WHOLE,
+                                       .v_head_dim = LORA,
+                                       .window_left = -1,
+                                       .latent = 1};
+    for (int i = 0; i < 4; i++)
+        vectors[i] = (struct step_vectors){
+            parts[i], poisoned(NUM_ROWS * (size_t)operands_row_bytes(&parts[i]))};
+    GOOD(step_kernels_generate(kernels, 1, &rows, vectors, 4, NULL, &error.base));
+    for (int i = 0; i < 4; i++) {
+        int32_t heads = parts[i].heads > 0 ? parts[i].heads : 1;
+        const uint16_t *got = vectors[i].memory;
+        for (int32_t row = 0; row < NUM_ROWS; row++)
+            for (int32_t head = 0; head < heads; head++, got += parts[i].dim) {
+                uint16_t whole[WHOLE];
+                expect_head(1, parts[i].stream, row, head, WHOLE, ATTN_BF16, (char *)whole);
+                ck_assert_msg(memcmp(got, whole + parts[i].first, (size_t)parts[i].dim * 2) == 0,
+                              "%s, row %d, head %d", operands_role_name(parts[i].role), row, head);
+            }
+        ck_assert_int_eq(*(const unsigned char *)got, 0xa5);
+        free(vectors[i].memory);
+    }
 }
 END_TEST
 
@@ -231,12 +273,17 @@ START_TEST(other_types_are_refused)
 {
     const struct step_rows rows = {requests, positions, 1};
     char memory[4096];
-    struct step_vectors vectors = {memory, NULL, NULL, ATTN_F64};
+    struct step_vectors vectors = {{ATTN_ROLE_K_PE, 0, 1, ATTN_F64, GENERATOR_KEY, 0}, memory};
     struct step_output output = {memory, ATTN_FP8_E4M3, 1};
     uint64_t first = 0;
-    FAILS(step_kernels_generate(kernels, 0, &rows, &vectors, NULL, &error.base),
+    FAILS(step_kernels_generate(kernels, 0, &rows, &vectors, 1, NULL, &error.base),
           ATTN_INVALID_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "vectors: got data type"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "k_pe: got data type"));
+    vectors.operand.dtype = ATTN_F32;
+    vectors.operand.stream = GENERATOR_NEEDLE;
+    FAILS(step_kernels_generate(kernels, 0, &rows, &vectors, 1, NULL, &error.base),
+          ATTN_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "k_pe: got stream 4"));
     FAILS(step_kernels_watch(kernels, 0, &rows, &output, &first, NULL, &error.base),
           ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "accepted: f32, f16 and bf16"));
@@ -276,6 +323,40 @@ START_TEST(cuda_is_equal_to_the_processor)
         host_kernels_cut_grids(1);
     step_case_create(&c, device, (uint64_t)_i);
     step_case_everything(&c);
+    step_case_destroy(&c);
+    close_fake();
+}
+END_TEST
+
+/* What the kernel does not make is refused, not made otherwise. */
+START_TEST(cuda_makes_softmax_layers_alone)
+{
+    struct step_case c;
+    struct step_rows rows = {NULL, NULL, 1};
+    open_fake();
+    step_case_create(&c, device, 3);
+    c.layers[0].v_head_dim = c.layers[0].head_dim;
+    for (int wrong = 0; wrong < 5; wrong++) {
+        struct step_vectors vectors[OPERANDS_MAX];
+        uint32_t count = step_case_vectors(&c.layers[0], ATTN_F16, &c, &c, &c, vectors);
+        host_error said;
+        host_error_init(&said);
+        c.layers[0].latent = wrong == 0;
+        if (wrong == 1)
+            vectors[2].operand.role = ATTN_ROLE_C_KV;
+        if (wrong == 2)
+            vectors[1].operand.dim++;
+        if (wrong == 3)
+            vectors[1].operand.dtype = ATTN_F32;
+        if (wrong == 4)
+            count = 2;
+        FAILS(step_kernels_generate(c.kernels[CASE_DEVICE], 0, &rows, vectors, count,
+                                    c.streams[CASE_DEVICE], &said.base),
+              ATTN_INVALID_ARGUMENT);
+        ck_assert_msg(strstr(host_error_text(&said), "a GPU makes q") != NULL, "%s",
+                      host_error_text(&said));
+    }
+    ck_assert_uint_eq(fake.num_calls("cuLaunchKernel"), 0);
     step_case_destroy(&c);
     close_fake();
 }
@@ -367,14 +448,16 @@ static attn_status try_everything(attn_error *failure)
         status = host_fail(failure, device_exhausted(device, ATTN_SPACE_DEVICE), "no memory");
     int32_t *ints = (int32_t *)memory;
     struct step_rows rows = {ints, ints, 1};
-    struct step_vectors vectors = {memory + 4096, memory + 4096, memory + 4096, ATTN_F16};
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t num_vectors = step_case_vectors(&some.layers[0], ATTN_F16, memory + 4096,
+                                             memory + 4096, memory + 4096, vectors);
     struct step_output output = {memory, ATTN_F16, 8};
     struct step_index index = {ints, 1, ints, ints, 1, 1, 1, ints + 512, 1, ints, NULL};
     struct step_sample sample = {ints, ints, (uint64_t *)memory, memory};
     if (status == ATTN_OK)
         status = device_fill(device, memory, 0, 65536, stream, failure);
     if (status == ATTN_OK)
-        status = step_kernels_generate(made, 0, &rows, &vectors, stream, failure);
+        status = step_kernels_generate(made, 0, &rows, vectors, num_vectors, stream, failure);
     if (status == ATTN_OK)
         status =
             step_kernels_update_table(made, (void *)memory, 1, 1, ints, ints, 1, stream, failure);
@@ -498,6 +581,7 @@ static Suite *suite(void)
     TCase *failing = tcase_create("failures");
     tcase_add_checked_fixture(processor, set_up_cpu, tear_down_cpu);
     tcase_add_loop_test(processor, vectors_are_those_of_the_generator, 0, 3 * CASE_LAYERS);
+    tcase_add_test(processor, operands_are_parts_of_vectors);
     tcase_add_test(processor, table_is_updated);
     tcase_add_test(processor, pages_are_indexed);
     tcase_add_test(processor, outputs_are_watched);
@@ -506,6 +590,7 @@ static Suite *suite(void)
     tcase_add_test(processor, other_types_are_refused);
     tcase_add_loop_test(cuda, cuda_is_equal_to_the_processor, 0, 40);
     tcase_add_loop_test(cuda, cuda_graphs_see_new_contents, 0, 6);
+    tcase_add_test(cuda, cuda_makes_softmax_layers_alone);
     tcase_add_loop_test(cuda, bounds_are_kept, 0, NUM_WORKS);
     tcase_add_test(failing, failure_at_every_call);
     tcase_add_test(failing, loss_at_every_call);

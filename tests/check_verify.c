@@ -15,6 +15,7 @@
 #include "host/dtype.h"
 #include "host/error.h"
 #include "host/mix.h"
+#include "host/operands.h"
 #include "tests/test_main.h"
 
 /* ---- A model, a workload, a step ------------------------------------------------------------- */
@@ -47,6 +48,8 @@ static const char *const models[] = {
     MODEL "num_q_heads = 4\nhead_dim = 16\nattn_type = encoder_only\ndtype = f32\n",
     MODEL "num_q_heads = 4\nhead_dim = 16\nattn_type = encoder_only\nsliding_window = 3\n"
           "dtype = f32\n",
+    MODEL "num_q_heads = 5\nkv_lora_rank = 21\nqk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
+          "v_head_dim = 9\ndtype = f32\n",
 };
 
 enum {
@@ -55,7 +58,8 @@ enum {
     GROUPED = 1,
     WINDOW = 3,
     TWO_GROUPS = 9,
-    ENCODER = 10
+    ENCODER = 10,
+    LATENT = 12
 };
 
 /* The step of a test: extend rows behind prefixes, request 1 first. */
@@ -101,17 +105,8 @@ static void read_trace(void)
 
 static void describe_layers(void)
 {
-    for (uint32_t l = 0; l < 2; l++) {
-        const attn_layer_group *group = &model->groups[model->layers[l].group];
-        layers[l] = (generator_layer){.kv_layer = (int32_t)l,
-                                      .num_q_heads = group->num_q_heads,
-                                      .num_kv_heads = group->num_kv_heads,
-                                      .head_dim = group->head_dim,
-                                      .v_head_dim = group->v_head_dim,
-                                      .window_left = group->window_left,
-                                      .window_right = group->window_right,
-                                      .attention_chunk = group->attention_chunk};
-    }
+    for (int32_t l = 0; l < 2; l++)
+        layers[l] = operands_geometry(model, l);
     ck_assert_int_eq(generator_init(&generator, 5, layers, 2, 4, 8, NULL), ATTN_OK);
 }
 
@@ -196,16 +191,34 @@ static int makes(const struct mistake *mistake, int kind, int64_t request, int64
            (mistake->head < 0 || mistake->head == head);
 }
 
+/* Latents: one key for all heads, whose first part is the value. */
+static int32_t kv_heads(const attn_layer_group *group)
+{
+    return group->mla ? 1 : group->num_kv_heads;
+}
+
+static int32_t key_dim(const attn_layer_group *group)
+{
+    return group->mla ? group->mla->kv_lora_rank + group->mla->rope_dim : group->head_dim;
+}
+
+static int32_t out_dim(const attn_layer_group *group)
+{
+    return group->mla ? group->mla->kv_lora_rank : group->v_head_dim;
+}
+
 static double read_right(int32_t layer, int64_t request, int64_t j, int32_t kv_head, int role,
                          int32_t d, int is_new)
 {
     int8_t raw[GENERATOR_MAX_DIM];
     const struct verify_scales *scale = &scales[model->layers[layer].group];
-    generator_kv(&generator, workload_token_key(&workload, request, j), layer, kv_head, role, raw);
+    bool of_latent = model->groups[model->layers[layer].group].mla != NULL;
+    generator_kv(&generator, workload_token_key(&workload, request, j), layer, kv_head,
+                 of_latent ? GENERATOR_KEY : role, raw);
     float x = (float)raw[d] / 64;
     if (!dtype_is_fp8(scale->kv_dtype) || (is_new && new_as_given))
         return x;
-    const float *values = role == GENERATOR_KEY ? scale->k : scale->v;
+    const float *values = role == GENERATOR_KEY || of_latent ? scale->k : scale->v;
     float of_head = values[scale->count == 1 ? 0 : kv_head];
     uint8_t byte;
     dtype_quantise(scale->kv_dtype, &byte, 0, x, of_head);
@@ -238,11 +251,11 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
     const attn_layer_group *group = &model->groups[model->layers[layer].group];
     int64_t request = sequence->request, left = group->window_left;
     int64_t keys = sequence->prefix_len + sequence->num_rows;
-    int32_t kv_head = head / (group->num_q_heads / group->num_kv_heads);
+    int32_t kv_head = head / (group->num_q_heads / kv_heads(group));
     int16_t query[GENERATOR_MAX_DIM];
     double weight[MAX_KEYS], sum = 0;
     if (makes(mistake, WRONG_KV_HEAD, request, i, head))
-        kv_head = (kv_head + 1) % group->num_kv_heads;
+        kv_head = (kv_head + 1) % kv_heads(group);
     if (makes(mistake, WINDOW_TOO_WIDE, request, i, head))
         left++;
     if (makes(mistake, WINDOW_TOO_NARROW, request, i, head))
@@ -250,7 +263,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
     generator_query(&generator, &workload, request, i, layer, head, query);
     for (int64_t j = 0; j < keys; j++) {
         double score = 0;
-        for (int32_t d = 0; d < group->head_dim; d++)
+        for (int32_t d = 0; d < key_dim(group); d++)
             score += query[d] / 64.0 *
                      read_element(layer, request, j, kv_head, GENERATOR_KEY, d,
                                   j >= sequence->prefix_len);
@@ -266,7 +279,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
     }
     if (group->flags & ATTN_GROUP_HAS_SINKS)
         sum += exp(generator_sink(&generator, layer, head));
-    for (int32_t d = 0; d < group->v_head_dim; d++) {
+    for (int32_t d = 0; d < out_dim(group); d++) {
         out[d] = 0;
         for (int64_t j = 0; j < keys; j++)
             if (weight[j] > 0)
@@ -288,7 +301,7 @@ static attn_tensor out;
 static void store_all(int32_t layer, attn_dtype dtype)
 {
     const attn_layer_group *group = &model->groups[model->layers[layer].group];
-    int64_t head_stride = group->v_head_dim + 3;
+    int64_t head_stride = out_dim(group) + 3;
     memset(memory, 0xFF, sizeof memory);
     out = (attn_tensor){.struct_size = sizeof out,
                         .data = memory,
@@ -297,14 +310,14 @@ static void store_all(int32_t layer, attn_dtype dtype)
                         .dtype = dtype,
                         .ndim = 3,
                         .alignment = 16,
-                        .shape = {MAX_ROWS, group->num_q_heads, group->v_head_dim},
+                        .shape = {MAX_ROWS, group->num_q_heads, out_dim(group)},
                         .strides = {(group->num_q_heads + 1) * head_stride, head_stride, 1}};
     for (int s = 0; s < NUM_SEQUENCES; s++)
         for (int64_t t = 0; t < sequences[s].num_rows; t++)
             for (int32_t h = 0; h < group->num_q_heads; h++) {
                 int64_t row = sequences[s].first_row + t;
                 int64_t at = row * out.strides[0] + h * out.strides[1];
-                dtype_from_double(dtype, numbers[row][h], group->v_head_dim,
+                dtype_from_double(dtype, numbers[row][h], out_dim(group),
                                   memory + 16 + at * attn_dtype_size(dtype));
             }
 }
@@ -429,14 +442,14 @@ static int mistake_fails(int kind, int32_t layer, const struct verify_sequence *
 /* One V element of a key that the row sees, any row, any head, any dimension. */
 START_TEST(one_value_changed)
 {
-    static const int which[] = {PLAIN, GROUPED, WINDOW, 8};
+    static const int which[] = {PLAIN, GROUPED, WINDOW, 8, LATENT};
     set_up_model(models[which[_i]], 2);
     const attn_layer_group *group = &model->groups[0];
     for (int n = 0; n < 12; n++) {
         int64_t i;
         const struct verify_sequence *sequence = nth_row(n * 53 / 12, &i);
         int64_t key = i - (n % 3 < i ? n % 3 : 0);
-        int32_t head = n % group->num_q_heads, dimension = n * 5 % group->v_head_dim;
+        int32_t head = n % group->num_q_heads, dimension = n * 5 % out_dim(group);
         ck_assert_int_eq(mistake_fails(CHANGE_VALUE, 0, sequence, i, head, key, dimension),
                          dimension);
     }
@@ -503,7 +516,7 @@ static void moved_rows_fail(int32_t layer, int least_far, int least_still)
     for (int row = 0; row < 54; row++) {
         double most = 0;
         for (int32_t h = 0; h < group->num_q_heads; h++)
-            for (int32_t d = 0; d < group->v_head_dim; d++)
+            for (int32_t d = 0; d < out_dim(group); d++)
                 most = fmax(most, fabs(before[row][h][d] - numbers[row][h][d]));
         moved += most > 0;
         moved_far += most > 1e-2;
@@ -713,6 +726,29 @@ START_TEST(layer_that_only_reads)
 }
 END_TEST
 
+/* A latent has one scale, that of keys, for its value too; where new ones are read as given, so are
+ * their values. */
+START_TEST(latents)
+{
+    set_up_model(models[LATENT], 2);
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales, 1};
+    compute_all(1, &none);
+    passes(1);
+    scales[0].k = scales[0].v = k_scales + 1;
+    ck_assert_int_gt(judge(1).rows_failed, 40);
+    scales[0].k = scales[0].v = k_scales;
+    reads_new_unquantised[0] = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    ck_assert_int_gt(judge(1).rows_failed, 40);
+    new_as_given = true;
+    compute_all(1, &none);
+    passes(1);
+    new_as_given = false;
+    params.max_kept_bytes = 1; /* each is made when it is asked for */
+    passes(1);
+    tear_down_model();
+}
+END_TEST
+
 /* An encoder has no cache: nothing is quantised, whatever the decoder's cache is. */
 START_TEST(encoder_without_cache)
 {
@@ -792,7 +828,7 @@ static Suite *suite(void)
     TCase *same_result = tcase_create("same");
     tcase_add_loop_test(right, right_outputs_pass, 0, NUM_MODELS);
     tcase_add_test(right, output_dtypes);
-    tcase_add_loop_test(wrong, one_value_changed, 0, 4);
+    tcase_add_loop_test(wrong, one_value_changed, 0, 5);
     tcase_add_test(wrong, window_off_by_one);
     tcase_add_test(wrong, dropped_key);
     tcase_add_test(wrong, wrong_kv_head);
@@ -804,6 +840,7 @@ static Suite *suite(void)
     tcase_add_test(rows, several_checks);
     tcase_add_test(quantised_kv, quantised);
     tcase_add_test(quantised_kv, new_keys_as_given);
+    tcase_add_test(quantised_kv, latents);
     tcase_add_test(quantised_kv, layer_that_only_reads);
     tcase_add_test(quantised_kv, encoder_without_cache);
     tcase_add_test(same_result, any_number_of_threads);

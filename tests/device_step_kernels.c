@@ -114,12 +114,13 @@ static void large_generate(struct large *l)
 {
     struct device_event *start, *end;
     struct step_rows rows = large_rows(l);
-    struct step_vectors vectors = {l->q, l->k, l->v, ATTN_BF16};
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t count = step_case_vectors(&l->c.layers[2], ATTN_BF16, l->q, l->k, l->v, vectors);
     double us;
     GOOD(device_event_create(device, 1, &start, &error.base));
     GOOD(device_event_create(device, 1, &end, &error.base));
     GOOD(device_event_record(device, start, l->stream, &error.base));
-    GOOD(step_kernels_generate(l->c.kernels[CASE_DEVICE], 2, &rows, &vectors, l->stream,
+    GOOD(step_kernels_generate(l->c.kernels[CASE_DEVICE], 2, &rows, vectors, count, l->stream,
                                &error.base));
     GOOD(device_event_record(device, end, l->stream, &error.base));
     GOOD(device_event_synchronize(device, end, &error.base));
@@ -143,8 +144,10 @@ static void check_row(struct large *l, int32_t row)
 {
     static uint16_t q[LARGE_ROW], k[LARGE_KV_ROW], v[LARGE_KV_ROW], seen[LARGE_ROW];
     struct step_rows rows = {l->request + row, l->position + row, 1};
-    struct step_vectors vectors = {q, k, v, ATTN_BF16};
-    GOOD(step_kernels_generate(l->c.kernels[CASE_CPU], 2, &rows, &vectors, NULL, &error.base));
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t count = step_case_vectors(&l->c.layers[2], ATTN_BF16, q, k, v, vectors);
+    GOOD(
+        step_kernels_generate(l->c.kernels[CASE_CPU], 2, &rows, vectors, count, NULL, &error.base));
     fetch_row(l, l->q, row, LARGE_ROW, seen);
     ck_assert_msg(memcmp(q, seen, sizeof q) == 0, "query %d", row);
     fetch_row(l, l->k, row, LARGE_KV_ROW, seen);
@@ -232,22 +235,24 @@ START_TEST(wider_than_a_grid)
                                     .window_left = -1};
     int32_t *ints = allocate(2 * sizeof owners);
     struct step_rows rows = {owners, positions, ROWS}, there = {ints, ints + ROWS, ROWS};
-    struct step_vectors made = {.q = malloc(bytes), .dtype = ATTN_F16};
-    struct step_vectors on_device = {.q = allocate(bytes), .dtype = ATTN_F16};
+    struct step_vectors made[OPERANDS_MAX], on_device[OPERANDS_MAX];
+    step_case_vectors(&c.layers[1], ATTN_F16, malloc(bytes), NULL, NULL, made);
+    step_case_vectors(&c.layers[1], ATTN_F16, allocate(bytes), NULL, NULL, on_device);
     char *seen = malloc(bytes);
-    ck_assert(made.q && seen);
+    ck_assert(made[0].memory && seen);
     GOOD(device_copy(device, ints, owners, sizeof owners, NULL, &error.base));
     GOOD(device_copy(device, ints + ROWS, positions, sizeof positions, NULL, &error.base));
     GOOD(device_synchronize(device, NULL, &error.base));
-    GOOD(step_kernels_generate(c.kernels[CASE_CPU], 1, &rows, &made, NULL, &error.base));
-    GOOD(step_kernels_generate(c.kernels[CASE_DEVICE], 1, &there, &on_device,
+    GOOD(step_kernels_generate(c.kernels[CASE_CPU], 1, &rows, made, 1, NULL, &error.base));
+    GOOD(step_kernels_generate(c.kernels[CASE_DEVICE], 1, &there, on_device, 1,
                                c.streams[CASE_DEVICE], &error.base));
-    GOOD(device_copy(device, seen, on_device.q, bytes, c.streams[CASE_DEVICE], &error.base));
+    GOOD(
+        device_copy(device, seen, on_device[0].memory, bytes, c.streams[CASE_DEVICE], &error.base));
     GOOD(device_synchronize(device, c.streams[CASE_DEVICE], &error.base));
-    ck_assert(memcmp(seen, made.q, bytes) == 0);
-    device_release(device, ATTN_SPACE_DEVICE, on_device.q);
+    ck_assert(memcmp(seen, made[0].memory, bytes) == 0);
+    device_release(device, ATTN_SPACE_DEVICE, on_device[0].memory);
     device_release(device, ATTN_SPACE_DEVICE, ints);
-    free(made.q);
+    free(made[0].memory);
     free(seen);
     step_case_destroy(&c);
     device_close(device);

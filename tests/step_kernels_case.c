@@ -260,18 +260,26 @@ struct generate_case {
     struct twin *q, *k, *v;
 };
 
+uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void *q, void *k,
+                           void *v, struct step_vectors *list)
+{
+    int32_t heads = layer->num_q_heads, kv = layer->num_kv_heads, dim = layer->head_dim;
+    list[0] = (struct step_vectors){{ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, q};
+    list[1] = (struct step_vectors){{ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, k};
+    list[2] =
+        (struct step_vectors){{ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, v};
+    return k ? 3 : 1;
+}
+
 static attn_status call_generate(struct step_case *c, int which, const void *work)
 {
     const struct generate_case *g = work;
     struct step_rows rows = rows_at(&g->rows, which);
-    struct step_vectors vectors = {
-        .q = at(g->q, which),
-        .k = at(g->k, which),
-        .v = at(g->v, which),
-        .dtype = g->dtype,
-    };
-    return step_kernels_generate(c->kernels[which], g->layer, &rows, &vectors, c->streams[which],
-                                 &c->error.base);
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t count = step_case_vectors(&c->layers[g->layer], g->dtype, at(g->q, which),
+                                       at(g->k, which), at(g->v, which), vectors);
+    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors, count,
+                                 c->streams[which], &c->error.base);
 }
 
 void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)

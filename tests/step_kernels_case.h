@@ -54,6 +54,10 @@ void step_case_finish(struct step_case *c);
 /* In [0, count). */
 uint64_t step_case_random(struct step_case *c, uint64_t count);
 
+/* The operands of a softmax layer in this memory; k = v = NULL: q alone. Returns how many. */
+uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void *q, void *k,
+                           void *v, struct step_vectors *list);
+
 void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype);
 void step_case_update_table(struct step_case *c);
 void step_case_index_pages(struct step_case *c);

@@ -20,12 +20,18 @@ enum {
 /* X(name) */
 #define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather)
 
+/* Dense [rows, heads, dim]. */
+struct generate_vectors {
+    void *q, *k, *v; /* k = v = NULL: not made */
+    attn_dtype dtype;
+};
+
 struct generate_launch {
     struct generator generator; /* its layers are not the device's: NULL */
     generator_layer geometry;
     const struct request_tokens *requests; /* of the whole workload */
     struct step_rows rows;
-    struct step_vectors vectors;
+    struct generate_vectors vectors;
     uint64_t num_words; /* of a row */
     int32_t layer;
 };

@@ -58,7 +58,7 @@ PORTABLE struct word_place find_place(const struct generate_launch *work, uint64
                                       uint64_t index)
 {
     const generator_layer *layer = &work->geometry;
-    const struct step_vectors *to = &work->vectors;
+    const struct generate_vectors *to = &work->vectors;
     uint32_t bytes = to->dtype == ATTN_F32 ? 4 : 2;
     uint64_t groups = (uint64_t)(layer->head_dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
     uint64_t q_words = groups * (uint64_t)layer->num_q_heads;
@@ -83,7 +83,7 @@ PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, i
     if (place->role == GENERATOR_QUERY)
         return vectors_query(&work->generator, &work->geometry, &tokens, position, token,
                              work->layer, place->head);
-    struct vectors_scaled kv = {0, 1};
+    struct vectors_scaled kv = {0, 1, 0};
     kv.stream = vectors_stream(token, work->geometry.kv_layer, place->head, place->role);
     return kv;
 }
@@ -141,7 +141,7 @@ KERNEL step_generate(struct generate_launch work)
     int32_t position = request < 0 ? 0 : *DEVICE_AT(&work.rows.position[row]);
     for (uint64_t i = first_of_piece(); i < work.num_words; i += stride_of_piece()) {
         struct word_place place = find_place(&work, row, i);
-        struct vectors_scaled stream = {0, 1};
+        struct vectors_scaled stream = {0, 1, 0};
         uint64_t word = 0;
         if (request >= 0) {
             stream = find_stream(&work, request, position, &place);

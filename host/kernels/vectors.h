@@ -118,11 +118,18 @@ PORTABLE int64_t vectors_needle(const struct generator *generator, const generat
     return vectors_clamp(layer, target, position, last);
 }
 
-/* A stream, each element times `factor`. */
+/* A stream, each element times `factor`, and halved towards zero if that is said. */
 struct vectors_scaled {
     uint64_t stream;
     int32_t factor;
+    int32_t halved;
 };
+
+PORTABLE int32_t vectors_scale(const struct vectors_scaled *scaled, int32_t element)
+{
+    int32_t product = element * scaled->factor;
+    return scaled->halved ? product / 2 : product;
+}
 
 /* The query of a head; `token` is the state of the token at `position`, `index` the layer's. */
 PORTABLE struct vectors_scaled vectors_query(const struct generator *generator,
@@ -132,7 +139,7 @@ PORTABLE struct vectors_scaled vectors_query(const struct generator *generator,
 {
     uint64_t hash = mix_stream(vectors_stream(token, index, head, GENERATOR_NEEDLE), 0);
     int64_t target = vectors_needle(generator, layer, tokens, position, hash);
-    struct vectors_scaled query = {0, 1};
+    struct vectors_scaled query = {0, 1, layer->latent};
     if (target < 0) {
         query.stream = vectors_stream(token, index, head, GENERATOR_QUERY);
     } else {

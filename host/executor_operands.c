@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * executor_operands.c: what a layer's forward is given: rows that are made for it, its cache, its
+ * scales and per-head constants.
+ */
+#include "host/executor_private.h"
+
+#include <string.h>
+
+#include "host/error.h"
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static void widen(const struct row_operand *operand, uint64_t *widest)
+{
+    uint64_t bytes = operands_row_bytes(operand);
+    if (bytes > widest[operand->role])
+        widest[operand->role] = bytes;
+}
+
+/* Bytes of the widest row of each operand over all layers; 0 = no layer has it. */
+static void find_widest(const struct model *model, uint64_t widest[ATTN_ROLE_COUNT])
+{
+    memset(widest, 0, ATTN_ROLE_COUNT * sizeof *widest);
+    for (uint32_t l = 0; l < model->num_layers; l++) {
+        struct row_operand list[OPERANDS_MAX], out = operands_output(model, (int32_t)l);
+        uint32_t count = operands_list(model, (int32_t)l, list);
+        for (uint32_t i = 0; i < count; i++)
+            widen(&list[i], widest);
+        widen(&out, widest);
+    }
+}
+
+attn_status executor_operands_create(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    uint64_t widest[ATTN_ROLE_COUNT];
+    find_widest(p->model, widest);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        uint64_t bytes = (uint64_t)p->bounds.max_tokens * widest[role];
+        if (bytes == 0)
+            continue;
+        executor->operands[role] =
+            device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, EXECUTOR_ALIGNMENT);
+        if (!executor->operands[role])
+            return device_no_memory(
+                p->device, ATTN_SPACE_DEVICE, error,
+                "no memory for steps of %d tokens: %llu bytes; accepted: a smaller "
+                "workload.chunked_prefill_size or kv_cache.mem_fraction",
+                p->bounds.max_tokens, (unsigned long long)bytes);
+    }
+    return ATTN_OK;
+}
+
+void executor_operands_destroy(struct executor *executor)
+{
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        device_release(executor->params.device, ATTN_SPACE_DEVICE, executor->operands[role]);
+}
+
+/* ---- Views ----------------------------------------------------------------------------------- */
+
+/* Dense rows of an operand. */
+static void view_rows(const struct executor *executor, const struct row_operand *operand,
+                      int64_t rows, attn_tensor *tensor)
+{
+    const struct device *device = executor->params.device;
+    int64_t elements = operands_row_elements(operand);
+    *tensor = (attn_tensor){
+        .struct_size = sizeof *tensor,
+        .data = executor->operands[operand->role],
+        .device_type = device->type,
+        .device_id = device->id,
+        .dtype = operand->dtype,
+        .ndim = 2,
+        .alignment = EXECUTOR_ALIGNMENT,
+        .shape = {rows, operand->dim},
+        .strides = {elements, 1},
+    };
+    if (operand->heads == 0)
+        return;
+    tensor->ndim = 3;
+    tensor->shape[1] = operand->heads;
+    tensor->shape[2] = operand->dim;
+    tensor->strides[1] = operand->dim;
+    tensor->strides[2] = 1;
+}
+
+/* A vector of per-head constants. */
+static void view_heads(const struct executor *executor, float *values, int32_t heads,
+                       attn_tensor *tensor)
+{
+    *tensor = (attn_tensor){
+        .struct_size = sizeof *tensor,
+        .flags = ATTN_TENSOR_READ_ONLY,
+        .data = values,
+        .device_type = executor->params.device->type,
+        .device_id = executor->params.device->id,
+        .dtype = ATTN_F32,
+        .ndim = 1,
+        .alignment = sizeof(float),
+        .shape = {heads},
+        .strides = {1},
+    };
+}
+
+static void view_scale(const float *values, uint32_t count, attn_scale *scale)
+{
+    *scale = (attn_scale){
+        .struct_size = sizeof *scale,
+        .granularity = count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR,
+        .count = count,
+        .host = values,
+    };
+}
+
+/* ---- A layer --------------------------------------------------------------------------------- */
+
+static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
+                     struct layer_operands *o)
+{
+    const struct model *model = executor->params.model;
+    struct row_operand list[OPERANDS_MAX];
+    o->num_vectors = operands_list(model, l, list);
+    for (uint32_t i = 0; i < o->num_vectors; i++) {
+        uint32_t role = list[i].role;
+        view_rows(executor, &list[i], rows, &o->rows[i]);
+        o->vectors[i] = (struct step_vectors){list[i], executor->operands[role]};
+        o->operands[role] = &o->rows[i];
+    }
+    o->written = operands_output(model, l);
+    view_rows(executor, &o->written, rows, &o->out);
+    o->operands[ATTN_ROLE_OUT] = &o->out;
+}
+
+static void set_constants(const struct executor *executor, int32_t l, const attn_layer_group *group,
+                          struct layer_operands *o)
+{
+    float *sinks = executor->constants + (int64_t)l * executor->constants_stride;
+    float *slopes =
+        sinks + (int64_t)executor->params.model->num_layers * executor->constants_stride;
+    if (group->flags & ATTN_GROUP_HAS_SINKS) {
+        view_heads(executor, sinks, group->num_q_heads, &o->sinks);
+        o->operands[ATTN_ROLE_SINKS] = &o->sinks;
+    }
+    if (group->flags & ATTN_GROUP_HAS_ALIBI) {
+        view_heads(executor, slopes, group->num_q_heads, &o->slopes);
+        o->operands[ATTN_ROLE_ALIBI_SLOPES] = &o->slopes;
+    }
+}
+
+/* The layer's buffer of the pool, and how it is quantised. A latent cache is one tensor. */
+static void set_cache(const struct executor *executor, int32_t l, const attn_layer_group *group,
+                      struct layer_operands *o)
+{
+    const struct executor_params *p = &executor->params;
+    const struct model_layer *layer = &p->model->layers[l];
+    const struct kv_pool_buffer *buffer = &p->pool->buffers[layer->kv_buffer];
+    const struct verify_scales *scales = &p->scales[layer->group];
+    uint32_t key = group->mla ? ATTN_ROLE_LATENT_CACHE : ATTN_ROLE_K_CACHE;
+    o->operands[key] = &buffer->key;
+    if (!group->mla)
+        o->operands[ATTN_ROLE_V_CACHE] = &buffer->value;
+    if (!scales->k)
+        return;
+    view_scale(scales->k, scales->count, &o->key_scale);
+    view_scale(scales->v, scales->count, &o->value_scale);
+    o->scales[key] = &o->key_scale;
+    if (!group->mla)
+        o->scales[ATTN_ROLE_V_CACHE] = &o->value_scale;
+}
+
+void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
+                           struct layer_operands *o)
+{
+    const struct model *model = executor->params.model;
+    const attn_layer_group *group = &model->groups[model->layers[l].group];
+    memset(o, 0, sizeof *o);
+    set_rows(executor, l, rows, o);
+    set_constants(executor, l, group, o);
+    if (model_group_has_kv(group))
+        set_cache(executor, l, group, o);
+    o->args = (attn_forward_args){
+        .struct_size = sizeof o->args,
+        .flags = flags | (operands_write_kv(model, l) ? ATTN_FORWARD_SAVE_KV : 0),
+        .num_operands = ATTN_ROLE_COUNT,
+        .num_scales = ATTN_ROLE_COUNT,
+        .operands = o->operands,
+        .scales = o->scales,
+    };
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/operands.h"
+
+#include "host/model.h"
+
+static const attn_layer_group *group_of(const struct model *model, int32_t layer)
+{
+    return &model->groups[model->layers[layer].group];
+}
+
+const char *operands_role_name(uint32_t role)
+{
+    static const char *const names[ATTN_ROLE_COUNT] = {
+#define NAME(id, value, text) [value] = text,
+        ATTN_ROLE_MAP(NAME)
+#undef NAME
+    };
+    return role < ATTN_ROLE_COUNT ? names[role] : "?";
+}
+
+bool operands_write_kv(const struct model *model, int32_t layer)
+{
+    const attn_layer_group *group = group_of(model, layer);
+    const attn_layer *ids = attn_at(group->layers, model->layers[layer].index);
+    return model_group_has_kv(group) && !(ids->flags & ATTN_LAYER_KV_READ_ONLY);
+}
+
+/* ---- Softmax and latent attention ------------------------------------------------------------ */
+
+static uint32_t list_softmax(const attn_layer_group *group, attn_dtype dtype,
+                             struct row_operand *list)
+{
+    int32_t q = group->num_q_heads, kv = group->num_kv_heads;
+    int32_t dim = group->head_dim, v_dim = group->v_head_dim;
+    list[0] = (struct row_operand){ATTN_ROLE_Q, q, dim, dtype, GENERATOR_QUERY, 0};
+    list[1] = (struct row_operand){ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0};
+    list[2] = (struct row_operand){ATTN_ROLE_V, kv, v_dim, dtype, GENERATOR_VALUE, 0};
+    return 3;
+}
+
+static uint32_t list_absorbed(const attn_layer_group *group, attn_dtype dtype,
+                              struct row_operand *list)
+{
+    int32_t q = group->num_q_heads, lora = group->mla->kv_lora_rank, rope = group->mla->rope_dim;
+    list[0] = (struct row_operand){ATTN_ROLE_Q_NOPE, q, lora, dtype, GENERATOR_QUERY, 0};
+    list[1] = (struct row_operand){ATTN_ROLE_Q_PE, q, rope, dtype, GENERATOR_QUERY, lora};
+    list[2] = (struct row_operand){ATTN_ROLE_C_KV, 0, lora, dtype, GENERATOR_KEY, 0};
+    list[3] = (struct row_operand){ATTN_ROLE_K_PE, 0, rope, dtype, GENERATOR_KEY, lora};
+    return 4;
+}
+
+/* ---- Linear layers --------------------------------------------------------------------------- */
+
+int32_t operands_linear_channels(const attn_linear_dims *linear)
+{
+    int32_t keys = linear->num_groups > 0 ? linear->num_groups : linear->num_k_heads;
+    return linear->num_v_heads * linear->head_v_dim + 2 * keys * linear->head_k_dim;
+}
+
+static struct row_operand linear_operand(uint32_t role, int32_t heads, int32_t dim,
+                                         attn_dtype dtype)
+{
+    return (struct row_operand){role, heads, dim, dtype, GENERATOR_OPERAND + (int32_t)role, 0};
+}
+
+/* The gates of attn_linear_dims, raw or computed. */
+static uint32_t list_linear(const attn_linear_dims *linear, attn_dtype dtype,
+                            struct row_operand *list)
+{
+    bool raw = (linear->flags & ATTN_LINEAR_RAW_GATES) != 0;
+    bool delta = linear->family == ATTN_LINEAR_GDN || linear->family == ATTN_LINEAR_KDA;
+    bool has_a =
+        linear->family == ATTN_LINEAR_LIGHTNING ? !raw : linear->family != ATTN_LINEAR_SHORT_CONV;
+    bool has_b = delta || (linear->family == ATTN_LINEAR_MAMBA2 && !raw);
+    attn_dtype gates = raw ? dtype : ATTN_F32;
+    int32_t heads = linear->num_v_heads;
+    uint32_t count = 0;
+    list[count++] = linear_operand(ATTN_ROLE_MIXED_QKV, 0, operands_linear_channels(linear), dtype);
+    if (has_a && linear->family == ATTN_LINEAR_KDA)
+        list[count++] = linear_operand(ATTN_ROLE_GATE_A, heads, linear->head_k_dim, gates);
+    else if (has_a)
+        list[count++] = linear_operand(ATTN_ROLE_GATE_A, 0, heads, gates);
+    if (has_b)
+        list[count++] = linear_operand(ATTN_ROLE_GATE_B, 0, heads, gates);
+    return count;
+}
+
+/* ---- Every kind ------------------------------------------------------------------------------ */
+
+uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list)
+{
+    const attn_layer_group *group = group_of(model, layer);
+    bool latent = group->kind == ATTN_KIND_MLA;
+    if (group->kind == ATTN_KIND_LINEAR)
+        return list_linear(group->linear, model->dtype, list);
+    uint32_t count =
+        latent ? list_absorbed(group, model->dtype, list) : list_softmax(group, model->dtype, list);
+    if (model_group_has_kv(group) && !operands_write_kv(model, layer))
+        count -= 2; /* keys and values stand last */
+    return count;
+}
+
+struct row_operand operands_output(const struct model *model, int32_t layer)
+{
+    const attn_layer_group *group = group_of(model, layer);
+    struct row_operand out = {
+        ATTN_ROLE_OUT, group->num_q_heads, group->v_head_dim, model->dtype, 0, 0};
+    if (group->kind == ATTN_KIND_MLA)
+        out.dim = group->mla->kv_lora_rank;
+    if (group->kind == ATTN_KIND_LINEAR) {
+        out.heads = group->linear->num_v_heads;
+        out.dim = group->linear->head_v_dim;
+    }
+    return out;
+}
+
+int64_t operands_row_elements(const struct row_operand *operand)
+{
+    return (int64_t)operand->dim * (operand->heads > 0 ? operand->heads : 1);
+}
+
+uint64_t operands_row_bytes(const struct row_operand *operand)
+{
+    return (uint64_t)operands_row_elements(operand) * attn_dtype_size(operand->dtype);
+}
+
+generator_layer operands_geometry(const struct model *model, int32_t layer)
+{
+    const struct model_layer *entry = &model->layers[layer];
+    const attn_layer_group *group = group_of(model, layer);
+    generator_layer geometry = {
+        .kv_layer =
+            entry->kv_buffer >= 0 ? model->buffers[entry->kv_buffer].layer_id : entry->layer_id,
+        .num_q_heads = group->num_q_heads,
+        .num_kv_heads = group->num_kv_heads,
+        .head_dim = group->head_dim,
+        .v_head_dim = group->v_head_dim,
+        .window_left = group->window_left,
+        .window_right = group->window_right,
+        .attention_chunk = group->attention_chunk,
+    };
+    if (group->kind == ATTN_KIND_MLA) {
+        geometry.latent = 1;
+        geometry.num_kv_heads = 1;
+        geometry.head_dim = group->mla->kv_lora_rank + group->mla->rope_dim;
+        geometry.v_head_dim = group->mla->kv_lora_rank;
+    }
+    return geometry;
+}

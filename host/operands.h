@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.h: what a row of a step is in each of a layer's operands: one table for every kind of
+ * layer. Whoever makes, views, copies or judges rows asks here how wide they are.
+ *
+ *   softmax          q, k, v                    out: query heads x v_head_dim
+ *   MLA, absorbed    q_nope, q_pe, c_kv, k_pe   out: query heads x kv_lora_rank
+ *   linear           mixed_qkv, a, b            out: value heads x head_v_dim
+ *
+ * A layer that only reads another one's cache is given no k and v, or no c_kv and k_pe.
+ */
+#ifndef HOST_OPERANDS_H
+#define HOST_OPERANDS_H
+
+#include <stdbool.h>
+
+#include "attn_batch.h"
+#include "host/generator.h"
+
+struct model;
+
+/* An operand that has a row for each row of a step. */
+struct row_operand {
+    uint32_t role; /* ATTN_ROLE_* */
+    int32_t heads; /* 0 = its rows have none: [rows, dim]; else [rows, heads, dim] */
+    int32_t dim;
+    attn_dtype dtype;
+    int32_t stream; /* GENERATOR_*: what its rows are made of, ... */
+    int32_t first;  /* ... elements [first, first + dim) of each head's vector */
+};
+
+/* Operands of a layer at most. */
+enum { OPERANDS_MAX = 4 };
+
+/* List what a layer is given, and return how many these are. */
+uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list);
+
+/* What a layer writes; nothing is made of it. */
+struct row_operand operands_output(const struct model *model, int32_t layer);
+
+/* "q", "c_kv" ...: what a role is called in texts. */
+const char *operands_role_name(uint32_t role);
+
+/* Elements and bytes of a row. */
+int64_t operands_row_elements(const struct row_operand *operand);
+uint64_t operands_row_bytes(const struct row_operand *operand);
+
+/* Is the layer given keys and values, which it writes to its cache? */
+bool operands_write_kv(const struct model *model, int32_t layer);
+
+/* What the generator must know of a layer. Latent attention is, absorbed, one KV head whose keys
+ * are latents and whose values are their first part. */
+generator_layer operands_geometry(const struct model *model, int32_t layer);
+
+/* Channels of a linear layer's mixed_qkv, all of which its convolution has: q, k and v (Mamba2: x,
+ * B and C). */
+int32_t operands_linear_channels(const attn_linear_dims *linear);
+
+#endif /* HOST_OPERANDS_H */
