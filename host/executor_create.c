@@ -17,49 +17,6 @@ static attn_status out_of_memory(attn_error *error, const char *what)
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %s", what);
 }
 
-/* ---- Per-head constants ---------------------------------------------------------------------- */
-
-static void fill_constants(const struct executor *executor, float *values)
-{
-    const struct executor_params *p = &executor->params;
-    int64_t layers = p->model->num_layers, stride = executor->constants_stride;
-    for (int64_t l = 0; l < layers; l++) {
-        const attn_layer_group *group = &p->model->groups[p->model->layers[l].group];
-        float *sinks = values + l * stride, *slopes = values + (layers + l) * stride;
-        for (int32_t h = 0; h < group->num_q_heads; h++) {
-            sinks[h] = generator_sink(p->generator, (int32_t)l, h);
-            slopes[h] = generator_alibi_slope(h, group->num_q_heads);
-        }
-    }
-}
-
-static attn_status make_constants(struct executor *executor, attn_error *error)
-{
-    const struct executor_params *p = &executor->params;
-    for (uint32_t g = 0; g < p->model->num_groups; g++)
-        if (p->model->groups[g].num_q_heads > executor->constants_stride)
-            executor->constants_stride = p->model->groups[g].num_q_heads;
-    uint64_t count = 2 * (uint64_t)p->model->num_layers * (uint64_t)executor->constants_stride;
-    float *values = calloc(count, sizeof *values);
-    executor->constants =
-        device_allocate(p->device, ATTN_SPACE_DEVICE, count * sizeof *values, EXECUTOR_ALIGNMENT);
-    attn_status status = ATTN_OK;
-    if (!values)
-        status = out_of_memory(error, "sinks and slopes");
-    else if (!executor->constants)
-        status =
-            device_no_memory(p->device, ATTN_SPACE_DEVICE, error, "no memory for sinks and slopes");
-    if (status == ATTN_OK) {
-        fill_constants(executor, values);
-        status = device_copy(p->device, executor->constants, values, count * sizeof *values,
-                             executor->stream, error);
-    }
-    if (status == ATTN_OK)
-        status = device_synchronize(p->device, executor->stream, error);
-    free(values);
-    return status;
-}
-
 /* ---- Units ----------------------------------------------------------------------------------- */
 
 /* What a backend chose in prepare(), line by line. */
@@ -128,6 +85,14 @@ static attn_status make_units(struct executor *executor, attn_error *error)
 
 /* ---- Memory of a step ------------------------------------------------------------------------ */
 
+static bool has_state(const struct model *model)
+{
+    bool found = false;
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        found |= model_group_has_state(&model->groups[g]);
+    return found;
+}
+
 static attn_status make_batch(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
@@ -143,6 +108,7 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .max_kv_len = p->bounds.max_kv_len,
         .page_size = (int32_t)p->config->kv_cache.page_size,
         .index_forms = forms,
+        .has_state = has_state(p->model),
         .table_rows = p->table_rows,
         .table_columns = p->model->max_context_len,
     };
@@ -176,7 +142,7 @@ static attn_status build(struct executor *executor, attn_error *error)
         status = step_kernels_create(p->device, p->generator, p->workload, p->threads,
                                      &executor->kernels, error);
     if (status == ATTN_OK)
-        status = make_constants(executor, error);
+        status = executor_constants_create(executor, error);
     if (status == ATTN_OK)
         status = make_units(executor, error);
     if (status == ATTN_OK)
@@ -216,7 +182,7 @@ static void destroy_units(struct executor *executor)
 static void release_step(struct executor *executor)
 {
     const struct device *device = executor->params.device;
-    device_release(device, ATTN_SPACE_DEVICE, executor->constants);
+    executor_constants_destroy(executor);
     executor_operands_destroy(executor);
     executor_rows_destroy(executor);
     for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * executor_operands.c: what a layer's forward is given: rows that are made for it, its cache, its
- * scales and per-head constants.
+ * scales, its state, its constants.
  */
 #include "host/executor_private.h"
 
@@ -86,24 +86,6 @@ static void view_rows(const struct executor *executor, const struct row_operand 
     tensor->strides[2] = 1;
 }
 
-/* A vector of per-head constants. */
-static void view_heads(const struct executor *executor, float *values, int32_t heads,
-                       attn_tensor *tensor)
-{
-    *tensor = (attn_tensor){
-        .struct_size = sizeof *tensor,
-        .flags = ATTN_TENSOR_READ_ONLY,
-        .data = values,
-        .device_type = executor->params.device->type,
-        .device_id = executor->params.device->id,
-        .dtype = ATTN_F32,
-        .ndim = 1,
-        .alignment = sizeof(float),
-        .shape = {heads},
-        .strides = {1},
-    };
-}
-
 static void view_scale(const float *values, uint32_t count, attn_scale *scale)
 {
     *scale = (attn_scale){
@@ -120,12 +102,13 @@ static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
                      struct layer_operands *o)
 {
     const struct model *model = executor->params.model;
+    const attn_layer_group *group = &model->groups[model->layers[l].group];
     struct row_operand list[OPERANDS_MAX];
     o->num_vectors = operands_list(model, l, list);
     for (uint32_t i = 0; i < o->num_vectors; i++) {
         uint32_t role = list[i].role;
         view_rows(executor, &list[i], rows, &o->rows[i]);
-        o->vectors[i] = (struct step_vectors){list[i], executor->operands[role]};
+        o->vectors[i] = (struct step_vectors){list[i], group, executor->operands[role]};
         o->operands[role] = &o->rows[i];
     }
     o->written = operands_output(model, l);
@@ -133,20 +116,21 @@ static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
     o->operands[ATTN_ROLE_OUT] = &o->out;
 }
 
-static void set_constants(const struct executor *executor, int32_t l, const attn_layer_group *group,
-                          struct layer_operands *o)
+static void set_constants(const struct executor *executor, int32_t l, struct layer_operands *o)
 {
-    float *sinks = executor->constants + (int64_t)l * executor->constants_stride;
-    float *slopes =
-        sinks + (int64_t)executor->params.model->num_layers * executor->constants_stride;
-    if (group->flags & ATTN_GROUP_HAS_SINKS) {
-        view_heads(executor, sinks, group->num_q_heads, &o->sinks);
-        o->operands[ATTN_ROLE_SINKS] = &o->sinks;
-    }
-    if (group->flags & ATTN_GROUP_HAS_ALIBI) {
-        view_heads(executor, slopes, group->num_q_heads, &o->slopes);
-        o->operands[ATTN_ROLE_ALIBI_SLOPES] = &o->slopes;
-    }
+    const struct layer_constants *constants = &executor->constants[l];
+    for (uint32_t c = 0; c < constants->count; c++)
+        o->operands[constants->roles[c]] = &constants->tensors[c];
+}
+
+static void set_state(const struct executor *executor, int32_t l, struct layer_operands *o)
+{
+    const struct executor_params *p = &executor->params;
+    const struct kv_pool_buffer *buffer = &p->pool->buffers[p->model->layers[l].kv_buffer];
+    if (buffer->state.struct_size)
+        o->operands[ATTN_ROLE_STATE] = &buffer->state;
+    if (buffer->conv.struct_size)
+        o->operands[ATTN_ROLE_CONV_STATE] = &buffer->conv;
 }
 
 /* The layer's buffer of the pool, and how it is quantised. A latent cache is one tensor. */
@@ -177,9 +161,11 @@ void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, u
     const attn_layer_group *group = &model->groups[model->layers[l].group];
     memset(o, 0, sizeof *o);
     set_rows(executor, l, rows, o);
-    set_constants(executor, l, group, o);
+    set_constants(executor, l, o);
     if (model_group_has_kv(group))
         set_cache(executor, l, group, o);
+    if (model_group_has_state(group))
+        set_state(executor, l, o);
     o->args = (attn_forward_args){
         .struct_size = sizeof o->args,
         .flags = flags | (operands_write_kv(model, l) ? ATTN_FORWARD_SAVE_KV : 0),

@@ -58,15 +58,25 @@ struct graph_runner {
     int32_t seq_len_fill;
 };
 
+/* What is the same at every step. */
+enum { EXECUTOR_CONSTANTS_MAX = 5 };
+
+struct layer_constants {
+    uint32_t count;
+    uint32_t roles[EXECUTOR_CONSTANTS_MAX];
+    uint64_t offsets[EXECUTOR_CONSTANTS_MAX]; /* bytes into executor.constants_memory */
+    attn_tensor tensors[EXECUTOR_CONSTANTS_MAX];
+};
+
 struct executor {
     struct executor_params params;
     attn_stream stream;
     struct step_kernels *kernels;
     uint32_t num_units;
     struct unit *units;
-    attnhost_metadata **eager; /* [num_units] EAGER metadata */
-    float *constants; /* on the device: sinks, then slopes, [num_layers][constants_stride] each */
-    int32_t constants_stride;
+    attnhost_metadata **eager;         /* [num_units] EAGER metadata */
+    struct layer_constants *constants; /* [num_layers] */
+    void *constants_memory;            /* of theirs; on the device */
     struct graph_runner graphs;
 
     struct forward_batch batch;
@@ -92,7 +102,7 @@ struct layer_operands {
     struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the layer */
     attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
     struct row_operand written;
-    attn_tensor out, sinks, slopes;
+    attn_tensor out;
     attn_scale key_scale, value_scale;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     const attn_scale *scales[ATTN_ROLE_COUNT];
@@ -118,6 +128,11 @@ attn_status executor_run_layers(struct executor *executor, const struct layers_r
 /* init_forward_metadata of each unit. */
 attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
                           attn_error *error);
+
+/* ---- Constants (executor_constants.c) -------------------------------------------------------- */
+
+attn_status executor_constants_create(struct executor *executor, attn_error *error);
+void executor_constants_destroy(struct executor *executor);
 
 /* ---- Operands (executor_operands.c) ---------------------------------------------------------- */
 

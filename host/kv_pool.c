@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "host/error.h"
-#include "host/operands.h"
+#include "host/generator_linear.h"
 
 #define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
 
@@ -74,7 +74,8 @@ static void shape_state(const attn_layer_group *group, const struct kv_pool_grou
     int64_t state[] = {params->num_state_slots, linear->num_v_heads, is_vk ? v : k, is_vk ? k : v};
     if (linear->family != ATTN_LINEAR_SHORT_CONV)
         set_shape(&buffer->state, linear->state_dtype, 4, state);
-    int64_t conv[] = {params->num_state_slots, operands_linear_channels(linear),
+    int64_t conv[] = {params->num_state_slots,
+                      generator_linear_elements(group, ATTN_ROLE_MIXED_QKV),
                       linear->conv_width - 1};
     if (linear->conv_width > 1 && linear->conv_dtype != ATTN_DTYPE_NONE)
         set_shape(&buffer->conv, linear->conv_dtype, 3, conv);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/operands.h"
 
+#include "host/generator_linear.h"
 #include "host/model.h"
 
 static const attn_layer_group *group_of(const struct model *model, int32_t layer)
@@ -51,37 +52,25 @@ static uint32_t list_absorbed(const attn_layer_group *group, attn_dtype dtype,
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
-int32_t operands_linear_channels(const attn_linear_dims *linear)
-{
-    int32_t keys = linear->num_groups > 0 ? linear->num_groups : linear->num_k_heads;
-    return linear->num_v_heads * linear->head_v_dim + 2 * keys * linear->head_k_dim;
-}
-
-static struct row_operand linear_operand(uint32_t role, int32_t heads, int32_t dim,
-                                         attn_dtype dtype)
-{
-    return (struct row_operand){role, heads, dim, dtype, GENERATOR_OPERAND + (int32_t)role, 0};
-}
-
-/* The gates of attn_linear_dims, raw or computed. */
-static uint32_t list_linear(const attn_linear_dims *linear, attn_dtype dtype,
+/* Channels of all of q, k and v (Mamba2: x, B and C), and the gates that the family has. */
+static uint32_t list_linear(const attn_layer_group *group, attn_dtype dtype,
                             struct row_operand *list)
 {
-    bool raw = (linear->flags & ATTN_LINEAR_RAW_GATES) != 0;
-    bool delta = linear->family == ATTN_LINEAR_GDN || linear->family == ATTN_LINEAR_KDA;
-    bool has_a =
-        linear->family == ATTN_LINEAR_LIGHTNING ? !raw : linear->family != ATTN_LINEAR_SHORT_CONV;
-    bool has_b = delta || (linear->family == ATTN_LINEAR_MAMBA2 && !raw);
-    attn_dtype gates = raw ? dtype : ATTN_F32;
-    int32_t heads = linear->num_v_heads;
-    uint32_t count = 0;
-    list[count++] = linear_operand(ATTN_ROLE_MIXED_QKV, 0, operands_linear_channels(linear), dtype);
-    if (has_a && linear->family == ATTN_LINEAR_KDA)
-        list[count++] = linear_operand(ATTN_ROLE_GATE_A, heads, linear->head_k_dim, gates);
-    else if (has_a)
-        list[count++] = linear_operand(ATTN_ROLE_GATE_A, 0, heads, gates);
-    if (has_b)
-        list[count++] = linear_operand(ATTN_ROLE_GATE_B, 0, heads, gates);
+    static const uint32_t roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B};
+    uint32_t given = generator_linear_given(group), count = 0;
+    for (size_t r = 0; r < sizeof roles / sizeof *roles; r++) {
+        int64_t shape[2] = {0, 0};
+        if (!(given & 1u << roles[r]))
+            continue;
+        uint32_t ndim = generator_linear_shape(group, roles[r], shape);
+        list[count++] = (struct row_operand){
+            .role = roles[r],
+            .heads = ndim == 2 ? (int32_t)shape[0] : 0,
+            .dim = (int32_t)shape[ndim - 1],
+            .dtype = generator_linear_dtype(group, roles[r], dtype),
+            .stream = GENERATOR_OPERAND + (int32_t)roles[r],
+        };
+    }
     return count;
 }
 
@@ -92,7 +81,7 @@ uint32_t operands_list(const struct model *model, int32_t layer, struct row_oper
     const attn_layer_group *group = group_of(model, layer);
     bool latent = group->kind == ATTN_KIND_MLA;
     if (group->kind == ATTN_KIND_LINEAR)
-        return list_linear(group->linear, model->dtype, list);
+        return list_linear(group, model->dtype, list);
     uint32_t count =
         latent ? list_absorbed(group, model->dtype, list) : list_softmax(group, model->dtype, list);
     if (model_group_has_kv(group) && !operands_write_kv(model, layer))

@@ -52,8 +52,4 @@ bool operands_write_kv(const struct model *model, int32_t layer);
  * are latents and whose values are their first part. */
 generator_layer operands_geometry(const struct model *model, int32_t layer);
 
-/* Channels of a linear layer's mixed_qkv, all of which its convolution has: q, k and v (Mamba2: x,
- * B and C). */
-int32_t operands_linear_channels(const attn_linear_dims *linear);
-
 #endif /* HOST_OPERANDS_H */

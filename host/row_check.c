@@ -149,9 +149,12 @@ static attn_status add_row(struct row_check *check, const struct verify_sequence
     int64_t position = sequence->prefix_len + t;
     if (is_computed(check, sequence->request, position))
         return ATTN_OK;
+    const struct row_check_params *p = &check->params;
+    uint64_t size = row_check_row_bytes(check, layer);
     check->rows_checked++;
-    return digest_add(&check->digest, sequence->request, position, layer, bytes,
-                      row_check_row_bytes(check, layer), error);
+    if (p->listener)
+        p->listener(p->listener_ctx, sequence->request, position, layer, bytes, size);
+    return digest_add(&check->digest, sequence->request, position, layer, bytes, size, error);
 }
 
 /* A layer's sampled rows, sequence by sequence, as the verifier wants them. */

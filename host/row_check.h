@@ -17,6 +17,10 @@
 
 struct row_check;
 
+/* Called for each row that enters the digest, with its bytes; what tests use to compare runs. */
+typedef void (*row_check_listener)(void *ctx, int64_t request, int64_t position, int32_t layer,
+                                   const void *row, uint64_t bytes);
+
 /* All that is borrowed outlives it. */
 struct row_check_params {
     const struct config *config;
@@ -27,6 +31,8 @@ struct row_check_params {
     const uint32_t *reads_new_unquantised; /* [model.num_groups]: verify_params */
     struct threads *threads;
     int32_t max_tokens, max_seqs; /* of a step */
+    row_check_listener listener;  /* NULL = none */
+    void *listener_ctx;
 };
 
 attn_status row_check_create(const struct row_check_params *params, struct row_check **check,

@@ -33,28 +33,31 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
                              "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
                              "tells about all)",
                              s->model->name, g, model_attn_type_name(group->attn_type));
-        if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: `run` serves softmax and latent attention "
-                             "(`explain` tells about all)",
-                             s->model->name, g, model_kind_name(group->kind));
+        if (group->kind == ATTN_KIND_SPARSE)
+            return host_fail(
+                error, ATTN_CONFIG_ERROR,
+                "%s: layer group %u is sparse: `run` serves softmax, latent and linear "
+                "layers (`explain` tells about all)",
+                s->model->name, g);
     }
     return ATTN_OK;
 }
 
-/* Latents are made, and told apart by the oracle, on the processor and in one layout. */
-static attn_status check_latents(const struct session *s, attn_error *error)
+/* Operands of latent and linear layers are made, and their rows judged, on the processor alone, and
+ * latents in one layout. */
+static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const char *layout = s->selection->groups[g].kv_layout;
-        if (s->model->groups[g].kind != ATTN_KIND_MLA)
+        uint32_t kind = s->model->groups[g].kind;
+        if (kind == ATTN_KIND_SOFTMAX)
             continue;
         if (s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is latent attention, which `run` serves on the "
-                             "processor alone: accepted platform.device = cpu",
-                             s->model->name, g);
-        if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+                             "%s: layer group %u is %s, which `run` serves on the processor alone: "
+                             "accepted platform.device = cpu",
+                             s->model->name, g, model_kind_name(kind));
+        if (kind == ATTN_KIND_MLA && (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0))
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u: %s wants its cache in %s: `run` serves %s",
                              s->model->name, g, select_backend(s->selection, g, SELECT_PREFILL),
@@ -121,7 +124,7 @@ static int select_backends(struct session *s, attn_error *error)
     if (s->selection && s->params->choices)
         select_print_choices(s->selection, s->params->choices);
     if (status == ATTN_OK)
-        status = check_latents(s, error);
+        status = check_kinds(s, error);
     return exit_code_of(status);
 }
 
@@ -404,6 +407,8 @@ static attn_status make_check(struct session *s, attn_error *error)
         .threads = s->host->threads,
         .max_tokens = s->bounds.max_tokens,
         .max_seqs = s->bounds.max_seqs,
+        .listener = s->params->listener,
+        .listener_ctx = s->params->listener_ctx,
     };
     return row_check_create(&params, &s->check, error);
 }

@@ -21,6 +21,8 @@ struct session_params {
     FILE *choices;        /* where one line for each chosen backend goes; NULL = nowhere */
     executor_probe probe; /* NULL = none (executor.h) */
     void *probe_ctx;
+    row_check_listener listener; /* NULL = none (row_check.h) */
+    void *listener_ctx;
 };
 
 /* Run to the end. Returns an exit code (exit_codes.h): EXIT_GOOD and EXIT_CHECK_FAILED come with a

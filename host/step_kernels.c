@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/error.h"
+#include "host/generator_linear.h"
 
 #define ROWS_PER_TASK 64
 
@@ -62,6 +63,11 @@ struct fill {
     uint32_t num_vectors;
 };
 
+static bool is_linear(const struct row_operand *operand)
+{
+    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+}
+
 static attn_status check_vectors(const struct step_vectors *vectors, uint32_t num_vectors,
                                  attn_error *error)
 {
@@ -70,11 +76,12 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
         const struct row_operand *operand = &vectors[v].operand;
         const char *name = operands_role_name(operand->role);
         status = check_dtype(operand->dtype, name, error);
-        if (status == ATTN_OK &&
+        if (status == ATTN_OK && !is_linear(operand) &&
             (operand->stream < GENERATOR_KEY || operand->stream > GENERATOR_QUERY))
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
-                               "%s: got stream %d, accepted: keys, values and queries", name,
-                               operand->stream);
+                               "%s: got stream %d, accepted: keys, values, queries and operands of "
+                               "linear layers",
+                               name, operand->stream);
     }
     return status;
 }
@@ -96,6 +103,11 @@ static void fill_row(const struct fill *fill, const struct step_vectors *vectors
     };
     if (request < 0)
         memset(to.data, 0, bytes);
+    else if (is_linear(operand))
+        generator_linear_row(
+            kernels->generator, vectors->group, fill->layer,
+            workload_token_key(kernels->workload, request, fill->rows->position[row]),
+            operand->role, operand->dtype, to.data);
     else
         generator_fill(kernels->generator, kernels->workload, request, fill->rows->position[row], 1,
                        fill->layer, operand->stream, &to);

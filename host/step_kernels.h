@@ -38,10 +38,12 @@ struct step_rows {
 /* An operand of a layer and its memory: dense [rows, heads, dim] in ATTN_F32, F16 or BF16. */
 struct step_vectors {
     struct row_operand operand;
+    const attn_layer_group *group; /* the layer's; of linear layers alone it is read */
     void *memory;
 };
 
-/* Make rows of these operands of a layer as generator.h defines them; those of padding are zero.
+/* Make rows of these operands of a layer as generator.h, or generator_linear.h, defines them; those
+ * of padding are zero.
  * INVALID_ARGUMENT names an operand that is of another type, that the generator has no stream for,
  * or, on CUDA, that is not a whole q, k or v. */
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,

@@ -15,6 +15,7 @@
 #include "host/error.h"
 #include "host/operands.h"
 #include "host/reference/reference.h"
+#include "host/verify_linear.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
 
@@ -32,6 +33,7 @@ struct verifier {
     struct worker_memory *workers; /* [num_workers] */
     pthread_mutex_t mutex;         /* guards the result */
     struct verify_result result;
+    struct linear_verifier *linear; /* NULL = no layer is linear */
 };
 
 /* One call of verifier_check, as its tasks see it. */
@@ -50,6 +52,23 @@ struct check {
     int32_t first_head;    /* order in which threads came to it; */
     char first_failure[VERIFY_FAILURE_TEXT]; /* "" if none */
 };
+
+/* Rows of linear layers are replayed: verify_linear.h. */
+static attn_status make_linear(struct verifier *verifier, attn_error *error)
+{
+    const struct verify_params *p = &verifier->params;
+    const struct linear_verifier_params params = {
+        .model = p->model,
+        .workload = p->workload,
+        .generator = p->generator,
+        .threads = p->threads,
+        .prefill_chunk = p->generator->prefill_chunk,
+    };
+    for (uint32_t g = 0; g < p->model->num_groups; g++)
+        if (p->model->groups[g].kind == ATTN_KIND_LINEAR)
+            return linear_verifier_create(&params, &verifier->linear, error);
+    return ATTN_OK;
+}
 
 attn_status verifier_create(const struct verify_params *params, struct verifier **verifier,
                             attn_error *error)
@@ -70,8 +89,12 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
     for (uint32_t w = 0; w < num_workers; w++)
         reference_scratch_init(&made->workers[w].scratch);
     pthread_mutex_init(&made->mutex, NULL);
-    *verifier = made;
-    return ATTN_OK;
+    attn_status status = make_linear(made, error);
+    if (status != ATTN_OK)
+        verifier_destroy(made);
+    else
+        *verifier = made;
+    return status;
 }
 
 void verifier_destroy(struct verifier *verifier)
@@ -82,6 +105,7 @@ void verifier_destroy(struct verifier *verifier)
         reference_scratch_finish(&verifier->workers[w].scratch);
         free(verifier->workers[w].kv);
     }
+    linear_verifier_destroy(verifier->linear);
     pthread_mutex_destroy(&verifier->mutex);
     free(verifier->workers);
     free(verifier);
@@ -310,6 +334,8 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
     int64_t num_sampled = count_sampled(step);
     if (num_sampled == 0)
         return ATTN_OK;
+    if (params->model->groups[g].kind == ATTN_KIND_LINEAR)
+        return linear_verifier_check(verifier->linear, step, layer, out, &verifier->result, error);
     struct check check = {
         .verifier = verifier,
         .step = step,

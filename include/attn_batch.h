@@ -200,7 +200,7 @@ typedef struct attn_batch {
     X(LATENT_CACHE, 13, "latent_cache") /* MLA: in the problem's kv_layout */                      \
     X(MIXED_QKV, 14, "mixed_qkv")       /* linear: [T, channels] before the convolution */         \
     X(GATE_A, 15, "a")                  /* linear: [T, v_heads] raw, or the log decay (fp32); */   \
-                                        /* KDA: [T, v_heads, head_k_dim] */                        \
+                                        /* KDA: [T, v_heads, head_k_dim]; not for lightning */     \
     X(GATE_B, 16, "b")                  /* linear: [T, v_heads] raw, or beta (fp32); not for */    \
                                         /* lightning, nor for Mamba2 raw */                        \
     X(GATE_Z, 17, "z")                  /* linear, optional: [T, v_heads, head_v_dim] */           \

@@ -146,11 +146,12 @@ enum {
  *              dt = softplus(a + dt_bias), clamped to dt_min..dt_max
  *   lightning  A_log itself                           1           q, k, v
  *
- * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32; all but lightning). QK_L2NORM: q and
- * k become x / sqrt(sum x^2 + 1e-6). Before all that channel c of token t, with conv_width W, is
- * silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 + w]); inputs before the sequence's first are
- * those of its convolution state, or 0. Family short_conv is that alone: out is its channels,
- * num_v_heads x head_v_dim of them, num_k_heads and head_k_dim are 0. */
+ * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32). Lightning attention has neither,
+ * and always A_log. QK_L2NORM: q and k become x / sqrt(sum x^2 + 1e-6). Before all that channel c
+ * of token t, with conv_width W, is silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 + w]); inputs
+ * before the sequence's first are those of its convolution state, or 0. Family short_conv is that
+ * alone: out is its channels, num_v_heads x head_v_dim of them; num_k_heads and head_k_dim are 0.
+ */
 typedef struct attn_linear_dims {
     uint32_t struct_size;
     uint32_t family;        /* ATTN_LINEAR_* */

@@ -208,7 +208,7 @@ START_TEST(states_with_groups)
     groups[0].linear = &linear;
     linear.family = ATTN_LINEAR_MAMBA2;
     linear.num_groups = 3;
-    linear.num_k_heads = 6;
+    linear.num_k_heads = 3;
     struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
     const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
     is_tensor(&buffer->conv, ATTN_BF16, 4, 6 * 7 + 2 * 3 * 5, 3);

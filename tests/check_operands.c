@@ -166,8 +166,7 @@ START_TEST(linear)
           .num_v_heads = 4,
           .head_k_dim = 8,
           .head_v_dim = 8},
-         "mixed_qkv[0, 96] of 2 bytes, 78 from 0; a[0, 4] of 4 bytes, 79 from 0; "
-         "out[4, 8] of 2 bytes, 0 from 0; "},
+         "mixed_qkv[0, 96] of 2 bytes, 78 from 0; out[4, 8] of 2 bytes, 0 from 0; "},
         {{.family = ATTN_LINEAR_SHORT_CONV, .num_v_heads = 5, .head_v_dim = 7},
          "mixed_qkv[0, 35] of 2 bytes, 78 from 0; out[5, 7] of 2 bytes, 0 from 0; "},
     };

@@ -3,57 +3,12 @@
  * Whole runs: a trace through the plugins that were built, under the identities that a report has
  * to keep whatever the scheduling.
  */
-#include "host/session.h"
-
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "host/error.h"
-#include "host/exit_codes.h"
-#include "tests/test_main.h"
-
-#define MAX_SETS 40
-
-/* A run: settings in the form "section.key=value", a probe, and what came out. */
-struct run {
-    char *sets[MAX_SETS];
-    size_t num_sets;
-    executor_probe probe;
-    void *probe_ctx;
-    struct report report;
-    host_error error;
-    int code;
-};
-
-__attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ck_assert_uint_lt(run->num_sets, MAX_SETS);
-    run->sets[run->num_sets++] = strdup(text);
-}
-
-static const char *environment(const char *name, const char *otherwise)
-{
-    const char *value = getenv(name);
-    return value ? value : otherwise;
-}
+#include "tests/session_run.h"
 
 /* A small model and the first requests of the example trace. */
 static void begin(struct run *run)
 {
-    memset(run, 0, sizeof *run);
-    report_init(&run->report);
-    host_error_init(&run->error);
-    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
-    set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
-        environment("ATTNHOST_TEST_SRCDIR", "."));
+    begin_trace(run);
     set(run, "attention.attention_backend=cpu_native");
     set(run, "model.num_layers=2");
     set(run, "model.num_q_heads=4");
@@ -61,64 +16,9 @@ static void begin(struct run *run)
     set(run, "model.head_dim=16");
     set(run, "model.dtype=f32");
     set(run, "model.max_context_len=4096");
-    set(run, "workload.length_scale=0.02");
-    set(run, "workload.max_requests=12");
-    set(run, "workload.chunked_prefill_size=32");
-    set(run, "workload.max_running_requests=4");
-    set(run, "kv_cache.page_size=4");
-    set(run, "verify.rate=1");
-}
-
-static void finish(struct run *run)
-{
-    report_finish(&run->report);
-    for (size_t s = 0; s < run->num_sets; s++)
-        free(run->sets[s]);
-}
-
-static void go(struct run *run)
-{
-    struct config *config = NULL;
-    attn_status status =
-        config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
-    struct session_params params = {
-        .config = config, .probe = run->probe, .probe_ctx = run->probe_ctx};
-    run->code = session_run(&params, &run->report, &run->error.base);
-    config_destroy(config);
 }
 
 static char latent_path[64]; /* a config.json, while its tests run */
-
-/* The identities of a run in which every request ended. */
-static void check_identities(const struct run *run, int64_t input_tokens, int64_t decode_tokens)
-{
-    const struct report *r = &run->report;
-    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s", run->code, host_error_text(&run->error),
-                  r->verify.first_failure);
-    ck_assert_int_eq(r->tokens.prefill + r->tokens.prefix_hit - r->tokens.recomputed, input_tokens);
-    ck_assert_int_eq(r->tokens.decode, decode_tokens);
-    ck_assert_int_eq(r->verify.rows_failed, 0);
-    ck_assert_int_gt(r->verify.rows_checked, 0);
-    ck_assert_int_eq(r->kv.leaked, 0);
-    ck_assert_uint_eq(strlen(r->digest), 64);
-}
-
-/* The lengths of what begin() asks for, from the trace itself. */
-static void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens)
-{
-    struct trace trace;
-    struct workload workload;
-    char path[1024];
-    snprintf(path, sizeof path, "%s/examples/traces/mini_mooncake.jsonl",
-             environment("ATTNHOST_TEST_SRCDIR", "."));
-    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, NULL), ATTN_OK);
-    ck_assert_int_eq(workload_init(&workload, &trace, 0.02, 12, 4096, NULL), ATTN_OK);
-    *input_tokens = workload.input_tokens;
-    *decode_tokens = workload.decode_tokens;
-    workload_finish(&workload);
-    trace_finish(&trace);
-}
 
 /* ---- Identities ------------------------------------------------------------------------------ */
 
@@ -342,29 +242,14 @@ static const char latent_model[] =
 /* The same trace with that model, from its config.json. */
 static void begin_latent(struct run *run)
 {
-    memset(run, 0, sizeof *run);
-    report_init(&run->report);
-    host_error_init(&run->error);
-    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
-    set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
-        environment("ATTNHOST_TEST_SRCDIR", "."));
+    begin_trace(run);
     set(run, "attention.attention_backend=cpu_native");
     set(run, "model.config=%s", latent_path);
-    set(run, "workload.length_scale=0.02");
-    set(run, "workload.max_requests=12");
-    set(run, "workload.chunked_prefill_size=32");
-    set(run, "workload.max_running_requests=4");
-    set(run, "kv_cache.page_size=4");
-    set(run, "verify.rate=1");
 }
 
 static void write_latent_model(void)
 {
-    snprintf(latent_path, sizeof latent_path, "check_session_XXXXXX.json");
-    int file = mkstemps(latent_path, 5);
-    ck_assert_int_ge(file, 0);
-    ck_assert_int_eq(write(file, latent_model, sizeof latent_model - 1), sizeof latent_model - 1);
-    close(file);
+    write_model(latent_model, latent_path);
 }
 
 static void remove_latent_model(void)

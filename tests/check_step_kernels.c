@@ -152,7 +152,9 @@ START_TEST(operands_are_parts_of_vectors)
                                        .latent = 1};
     for (int i = 0; i < 4; i++)
         vectors[i] = (struct step_vectors){
-            parts[i], poisoned(NUM_ROWS * (size_t)operands_row_bytes(&parts[i]))};
+            .operand = parts[i],
+            .memory = poisoned(NUM_ROWS * (size_t)operands_row_bytes(&parts[i])),
+        };
     GOOD(step_kernels_generate(kernels, 1, &rows, vectors, 4, NULL, &error.base));
     for (int i = 0; i < 4; i++) {
         int32_t heads = parts[i].heads > 0 ? parts[i].heads : 1;
@@ -273,7 +275,10 @@ START_TEST(other_types_are_refused)
 {
     const struct step_rows rows = {requests, positions, 1};
     char memory[4096];
-    struct step_vectors vectors = {{ATTN_ROLE_K_PE, 0, 1, ATTN_F64, GENERATOR_KEY, 0}, memory};
+    struct step_vectors vectors = {
+        .operand = {ATTN_ROLE_K_PE, 0, 1, ATTN_F64, GENERATOR_KEY, 0},
+        .memory = memory,
+    };
     struct step_output output = {memory, ATTN_FP8_E4M3, 1};
     uint64_t first = 0;
     FAILS(step_kernels_generate(kernels, 0, &rows, &vectors, 1, NULL, &error.base),

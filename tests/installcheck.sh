@@ -50,7 +50,9 @@ tap_try "attnhost inspect cpu_native" "$attnhost" inspect cpu_native
 cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
 chmod -R u+w "$scratch/examples"
 cd "$scratch/examples" || exit 1
-tap_try "attnhost run quickstart.ini" "$attnhost" run quickstart.ini
+for example in quickstart qwen3_next falcon_h1 deepseek_v3; do
+    tap_try "attnhost run $example.ini" "$attnhost" run "$example.ini"
+done
 
 # The rules of selection: installed, and read where the program lies, wherever that is.
 tap_try "the rules are installed" test -r "$(dirname "$(variable mapfile)")/selection.ini"

@@ -264,10 +264,12 @@ uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void 
                            void *v, struct step_vectors *list)
 {
     int32_t heads = layer->num_q_heads, kv = layer->num_kv_heads, dim = layer->head_dim;
-    list[0] = (struct step_vectors){{ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, q};
-    list[1] = (struct step_vectors){{ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, k};
-    list[2] =
-        (struct step_vectors){{ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, v};
+    const struct step_vectors all[] = {
+        {.operand = {ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, .memory = q},
+        {.operand = {ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, .memory = k},
+        {.operand = {ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, .memory = v},
+    };
+    memcpy(list, all, sizeof all);
     return k ? 3 : 1;
 }
 

@@ -11,61 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRUTH, NAIVE, FORMS };
-
-/* What a sequence is computed in, for each form. */
-typedef struct workspace {
-    double *channels; /* [rows, channels] after the convolution */
-    double *state;    /* [K, V] */
-    double *out;      /* [V] */
-    double *terms;    /* [V] */
-    double *work;     /* [2 K + V] */
-} workspace;
-
 typedef struct linear_run {
     const linear_call *call;
     reference_result *result;
     reference_states *states; /* NULL = not wanted */
-    workspace forms[FORMS];
-    double *conv_terms; /* [rows, channels] */
-    double *memory;
+    reference_linear_replay replay;
+    reference_scratch scratch;
+    double *rows; /* operands of the sequence at hand */
 } linear_run;
-
-static const linear_form truth_form = {0, ATTN_F64};
-
-static linear_form form_of(const linear_call *call, int n)
-{
-    return n == TRUTH ? truth_form : (linear_form){1, call->problem->q_dtype};
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------- */
-
-static double *take(double **next, int64_t count)
-{
-    double *taken = *next;
-    *next += count;
-    return taken;
-}
-
-static attn_status allocate(linear_run *run, int64_t most_rows, attn_error *error)
-{
-    const linear_call *call = run->call;
-    int64_t channels = most_rows * call->channels, state = (int64_t)call->k_dim * call->v_dim;
-    int64_t work = 2 * call->k_dim + call->v_dim;
-    int64_t count = FORMS * (channels + state + work + 2 * call->v_dim) + channels;
-    double *next = run->memory = calloc((size_t)count + 1, sizeof *next);
-    if (!next)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for %lld rows",
-                         (long long)most_rows);
-    for (int n = 0; n < FORMS; n++) {
-        run->forms[n] = (workspace){.channels = take(&next, channels), .state = take(&next, state)};
-        run->forms[n].out = take(&next, call->v_dim);
-        run->forms[n].terms = take(&next, call->v_dim);
-        run->forms[n].work = take(&next, work);
-    }
-    run->conv_terms = take(&next, channels);
-    return ATTN_OK;
-}
 
 static attn_status result_init(reference_result *result, const linear_call *call, attn_error *error)
 {
@@ -84,51 +37,28 @@ static attn_status result_init(reference_result *result, const linear_call *call
                      (long long)call->num_rows);
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------ */
+/* ---- States ---------------------------------------------------------------------------------- */
 
-static void load_state(const linear_call *call, const linear_sequence *sequence, int32_t head,
-                       double *state)
-{
-    for (int32_t i = 0; i < call->k_dim; i++)
-        for (int32_t j = 0; j < call->v_dim; j++) {
-            int64_t index[] = {sequence->slot, head, call->vk ? j : i, call->vk ? i : j};
-            state[i * call->v_dim + j] =
-                sequence->slot
-                    ? dtype_load(call->state->dtype, reference_element(call->state, index, 4), 0)
-                    : 0;
-        }
-}
-
-/* Compare the two forms of a row and keep what the truth says. */
-static void keep_row(linear_run *run, int64_t row, int32_t head)
-{
-    const workspace *truth = &run->forms[TRUTH], *naive = &run->forms[NAIVE];
-    int64_t entry = row * run->call->v_heads + head;
-    reference_row_result *kept = &run->result->rows[entry];
-    for (int32_t j = 0; j < run->call->v_dim; j++) {
-        double rounded = dtype_round(run->result->out_dtype, naive->out[j]);
-        if (isfinite(rounded) && isfinite(truth->out[j]))
-            kept->naive_error = fmax(kept->naive_error, fabs(rounded - truth->out[j]));
-        if (isfinite(truth->terms[j]))
-            kept->max_v = fmax(kept->max_v, truth->terms[j]);
-    }
-    memcpy(run->result->out + entry * run->call->v_dim, truth->out,
-           (size_t)run->call->v_dim * sizeof *truth->out);
-    run->result->kind[row] = REFERENCE_ROW_REAL;
-}
-
-/* Keep a head's state for the slot. */
-static void keep_state(linear_run *run, reference_state *entry, int32_t head)
+/* What the sequence begins with. */
+static void load_state(linear_run *run, const linear_sequence *sequence)
 {
     const linear_call *call = run->call;
-    int64_t size = (int64_t)call->k_dim * call->v_dim;
-    const double *truth = run->forms[TRUTH].state, *naive = run->forms[NAIVE].state;
-    for (int64_t n = 0; n < size; n++) {
-        double rounded = dtype_round(call->dims->state_dtype, naive[n]);
-        entry->error[head] = fmax(entry->error[head], fabs(rounded - truth[n]));
-        entry->largest[head] = fmax(entry->largest[head], fabs(truth[n]));
-    }
-    memcpy(entry->state + head * size, truth, (size_t)size * sizeof *truth);
+    reference_linear_replay *replay = &run->replay;
+    reference_linear_replay_reset(replay);
+    for (int32_t h = 0; sequence->slot && h < call->v_heads; h++)
+        for (int32_t i = 0; i < call->k_dim; i++)
+            for (int32_t j = 0; j < call->v_dim; j++) {
+                int64_t index[] = {sequence->slot, h, call->vk ? j : i, call->vk ? i : j};
+                int64_t n = ((int64_t)h * call->k_dim + i) * replay->stride + j;
+                replay->truth[n] =
+                    dtype_load(call->state->dtype, reference_element(call->state, index, 4), 0);
+                replay->naive[n] = (float)replay->truth[n];
+            }
+    for (int32_t n = 0; sequence->slot && n < call->layer.taps; n++)
+        for (int32_t c = 0; c < replay->channels.total; c++)
+            replay->inputs[(int64_t)n * replay->channels.total + c] =
+                linear_load(call->conv_state, sequence->slot,
+                            reference_linear_channel(&replay->channels, c), n);
 }
 
 /* The entry of a slot; NULL = of no interest. Slots are written once, so the first is it. */
@@ -140,86 +70,61 @@ static reference_state *entry_of(const linear_run *run, int32_t slot)
     return NULL;
 }
 
-static void compute_token(linear_run *run, const linear_sequence *sequence, int32_t head, int64_t t)
+static void keep_head(const linear_run *run, reference_state *entry, int32_t h)
 {
     const linear_call *call = run->call;
-    for (int n = 0; n < FORMS; n++) {
-        workspace *w = &run->forms[n];
-        linear_form form = form_of(call, n);
-        int64_t at = t * call->channels;
-        linear_token token = {.row = sequence->first_row + t,
-                              .head = head,
-                              .channels = w->channels + at,
-                              .state = w->state,
-                              .work = w->work,
-                              .out = w->out,
-                              .terms = w->terms};
-        if (call->dims->family == ATTN_LINEAR_SHORT_CONV) {
-            size_t bytes = (size_t)call->v_dim * sizeof *w->out;
-            memcpy(w->out, token.channels + (int64_t)head * call->v_dim, bytes);
-            memcpy(w->terms, run->conv_terms + at + (int64_t)head * call->v_dim, bytes);
-        } else {
-            linear_step(call, &form, &token);
-        }
-        linear_output_gate(call, &form, &token);
-    }
-    keep_row(run, sequence->first_row + t, head);
-}
-
-static void compute_head(linear_run *run, const linear_sequence *sequence, int32_t head)
-{
-    const linear_call *call = run->call;
-    int has_state = call->dims->family != ATTN_LINEAR_SHORT_CONV;
-    reference_state *entry;
-    for (int n = 0; has_state && n < FORMS; n++)
-        load_state(call, sequence, head, run->forms[n].state);
-    for (int64_t t = 0; t < sequence->num_rows; t++) {
-        compute_token(run, sequence, head, t);
-        entry = entry_of(run, linear_snapshot(call, sequence->first_row + t));
-        if (has_state && entry)
-            keep_state(run, entry, head);
-    }
-    entry = entry_of(run, sequence->dst);
-    if (has_state && entry)
-        keep_state(run, entry, head);
-}
-
-/* ---- The convolution's state ----------------------------------------------------------------- */
-
-/* The last inputs before row `end` of the sequence. */
-static void keep_inputs(const linear_run *run, const linear_sequence *sequence, int64_t end,
-                        reference_state *entry)
-{
-    const linear_call *call = run->call;
-    int32_t taps = linear_taps(call);
-    for (int32_t c = 0; entry && c < call->channels; c++)
-        for (int32_t n = 0; n < taps; n++) {
-            int64_t t = end - taps + n;
-            double x = 0;
-            if (t >= 0)
-                x = linear_load(call->mixed, sequence->first_row + t, c, 0);
-            else if (sequence->slot)
-                x = linear_load(call->conv_state, sequence->slot, c, t + taps);
-            entry->conv[(int64_t)c * taps + n] = dtype_round(call->dims->conv_dtype, x);
+    const reference_linear_replay *replay = &run->replay;
+    for (int32_t i = 0; i < call->k_dim; i++)
+        for (int32_t j = 0; j < call->v_dim; j++) {
+            int64_t row = (int64_t)h * call->k_dim + i, n = row * replay->stride + j;
+            double truth = replay->truth[n];
+            double rounded = dtype_round(call->dims->state_dtype, (double)replay->naive[n]);
+            entry->error[h] = fmax(entry->error[h], fabs(rounded - truth));
+            entry->largest[h] = fmax(entry->largest[h], fabs(truth));
+            entry->state[row * call->v_dim + j] = truth;
         }
 }
 
-static void compute_sequence(linear_run *run, const linear_sequence *sequence)
+/* Keep what the sequence has come to for the slot. */
+static void keep_state(const linear_run *run, reference_state *entry)
 {
     const linear_call *call = run->call;
-    for (int n = 0; n < FORMS; n++) {
-        linear_form form = form_of(call, n);
-        linear_convolve(call, &form, sequence, run->forms[n].channels,
-                        n == TRUTH ? run->conv_terms : NULL);
+    const reference_linear_replay *replay = &run->replay;
+    int32_t taps = call->layer.taps, total = replay->channels.total;
+    for (int32_t h = 0; entry && call->state && h < call->v_heads; h++)
+        keep_head(run, entry, h);
+    for (int32_t c = 0; entry && taps > 0 && c < total; c++)
+        for (int32_t n = 0; n < taps; n++)
+            entry->conv[(int64_t)reference_linear_channel(&replay->channels, c) * taps + n] =
+                dtype_round(call->dims->conv_dtype, replay->inputs[(int64_t)n * total + c]);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* Rows up to one whose state is kept, and at the end the rest: there may be none. */
+static attn_status compute_sequence(linear_run *run, const linear_sequence *sequence,
+                                    attn_error *error)
+{
+    const linear_call *call = run->call;
+    reference_linear_rows rows = linear_rows_load(call, sequence, run->rows);
+    attn_status status = ATTN_OK;
+    int64_t done = 0;
+    load_state(run, sequence);
+    for (int64_t t = 0; t < rows.count && status == ATTN_OK; t++) {
+        reference_state *entry = entry_of(run, linear_snapshot(call, sequence->first_row + t));
+        run->result->kind[sequence->first_row + t] = REFERENCE_ROW_REAL;
+        if (!entry && t + 1 < rows.count)
+            continue;
+        reference_linear_rows part = linear_rows_part(call, &rows, done, t + 1 - done);
+        int64_t first = (sequence->first_row + done) * call->v_heads;
+        status = reference_linear_replay_advance(&run->replay, &part, NULL, &run->scratch,
+                                                 run->result->out + first * call->v_dim,
+                                                 run->result->rows + first, error);
+        keep_state(run, entry);
+        done = t + 1;
     }
-    for (int32_t head = 0; head < call->v_heads; head++)
-        compute_head(run, sequence, head);
-    if (linear_taps(call) == 0)
-        return;
-    for (int64_t t = 0; t < sequence->num_rows; t++)
-        keep_inputs(run, sequence, t + 1,
-                    entry_of(run, linear_snapshot(call, sequence->first_row + t)));
-    keep_inputs(run, sequence, sequence->num_rows, entry_of(run, sequence->dst));
+    keep_state(run, entry_of(run, sequence->dst));
+    return status;
 }
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
@@ -233,6 +138,13 @@ static int64_t count_slots(const linear_call *call, const linear_sequence *seque
             count += linear_snapshot(call, sequences[s].first_row + t) > 0;
     }
     return count;
+}
+
+static double *take(double **next, int64_t count)
+{
+    double *taken = *next;
+    *next += count;
+    return taken;
 }
 
 static attn_status add_slot(reference_states *states, const linear_call *call, int32_t slot,
@@ -262,11 +174,11 @@ static attn_status states_init(reference_states *states, const linear_call *call
     *states = (reference_states){.num_heads = call->v_heads,
                                  .k_dim = call->k_dim,
                                  .v_dim = call->v_dim,
-                                 .num_channels = call->channels,
-                                 .num_taps = linear_taps(call),
+                                 .num_channels = call->layer.channels,
+                                 .num_taps = call->layer.taps,
                                  .vk = call->vk};
     int64_t one = (int64_t)call->v_heads * (call->k_dim * call->v_dim + 2) +
-                  (int64_t)call->channels * states->num_taps;
+                  (int64_t)call->layer.channels * states->num_taps;
     states->entries = calloc((size_t)count + 1, sizeof *states->entries);
     double *next = states->memory = calloc((size_t)(count * one) + 1, sizeof *next);
     if (!states->entries || !next)
@@ -294,24 +206,44 @@ void reference_states_finish(reference_states *states)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-static attn_status compute(linear_run *run, const linear_sequence *sequences, attn_error *error)
+static attn_status compute_all(linear_run *run, const linear_sequence *sequences, attn_error *error)
 {
     const linear_call *call = run->call;
+    attn_status status = ATTN_OK;
     int64_t most_rows = 0;
     for (int32_t s = 0; s < call->num_seqs; s++)
         most_rows = sequences[s].num_rows > most_rows ? sequences[s].num_rows : most_rows;
+    run->rows = malloc((size_t)linear_rows_size(call, most_rows) * sizeof *run->rows + 1);
+    if (!run->rows)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for %lld rows",
+                         (long long)most_rows);
+    for (int32_t s = 0; s < call->num_seqs && status == ATTN_OK; s++) {
+        if (sequences[s].real)
+            status = compute_sequence(run, &sequences[s], error);
+        for (int64_t t = 0; !sequences[s].real && t < sequences[s].num_rows; t++)
+            run->result->kind[sequences[s].first_row + t] = REFERENCE_ROW_PADDING;
+    }
+    free(run->rows);
+    return status;
+}
+
+static attn_status compute(linear_run *run, linear_call *call, const linear_sequence *sequences,
+                           attn_error *error)
+{
+    double *constants = NULL;
+    reference_scratch_init(&run->scratch);
     attn_status status = result_init(run->result, call, error);
     if (status == ATTN_OK && run->states)
         status = states_init(run->states, call, sequences, error);
     if (status == ATTN_OK)
-        status = allocate(run, most_rows, error);
-    for (int32_t s = 0; s < call->num_seqs && status == ATTN_OK; s++) {
-        if (sequences[s].real)
-            compute_sequence(run, &sequences[s]);
-        for (int64_t t = 0; !sequences[s].real && t < sequences[s].num_rows; t++)
-            run->result->kind[sequences[s].first_row + t] = REFERENCE_ROW_PADDING;
-    }
-    free(run->memory);
+        status = linear_constants_init(call, &constants, error);
+    if (status == ATTN_OK)
+        status = reference_linear_replay_init(&run->replay, &call->layer, 0, call->v_heads, error);
+    if (status == ATTN_OK)
+        status = compute_all(run, sequences, error);
+    reference_linear_replay_finish(&run->replay);
+    reference_scratch_finish(&run->scratch);
+    free(constants);
     return status;
 }
 
@@ -334,7 +266,7 @@ attn_status reference_linear_forward(const attn_problem *problem, const attn_bat
     for (int32_t s = 0; s < call.num_seqs && status == ATTN_OK; s++)
         status = linear_sequence_init(&sequences[s], &call, s, error);
     if (status == ATTN_OK)
-        status = compute(&run, sequences, error);
+        status = compute(&run, &call, sequences, error);
     free(sequences);
     if (status != ATTN_OK) {
         reference_result_finish(&made);

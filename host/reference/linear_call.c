@@ -8,7 +8,7 @@
 #include "host/dtype.h"
 #include "host/error.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 double linear_load(const attn_tensor *tensor, int64_t i0, int64_t i1, int64_t i2)
@@ -16,45 +16,6 @@ double linear_load(const attn_tensor *tensor, int64_t i0, int64_t i1, int64_t i2
     int64_t index[] = {i0, i1, i2};
     return dtype_load(tensor->dtype,
                       reference_element(tensor, index, tensor->ndim < 3 ? tensor->ndim : 3), 0);
-}
-
-int32_t linear_taps(const linear_call *call)
-{
-    return call->dims->conv_width > 1 ? call->dims->conv_width - 1 : 0;
-}
-
-/* ---- Dimensions ------------------------------------------------------------------------------ */
-
-static attn_status check_dims(const linear_call *call, attn_error *error)
-{
-    const attn_linear_dims *dims = call->dims;
-    int has_keys = dims->family != ATTN_LINEAR_SHORT_CONV;
-    if (dims->family >= ATTN_LINEAR_COUNT)
-        return host_fail(error, ATTN_UNSUPPORTED, "linear.family %u has no oracle: accepted 0..%d",
-                         dims->family, ATTN_LINEAR_COUNT - 1);
-    if (dims->num_v_heads < 1 || dims->head_v_dim < 1 || dims->conv_width < 0 ||
-        (has_keys && (dims->num_k_heads < 1 || dims->head_k_dim < 1 ||
-                      dims->num_v_heads % dims->num_k_heads != 0)) ||
-        (!has_keys && (dims->num_k_heads != 0 || dims->head_k_dim != 0 || dims->conv_width < 1)))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "linear dims: %d k heads of %d, %d v heads of %d, conv_width %d: accepted "
-                         "v heads a multiple of k heads; short_conv: no k heads, a convolution",
-                         dims->num_k_heads, dims->head_k_dim, dims->num_v_heads, dims->head_v_dim,
-                         dims->conv_width);
-    if (dims->family == ATTN_LINEAR_MAMBA2 && dims->num_groups != dims->num_k_heads)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "linear.num_groups %d: accepted num_k_heads, %d", dims->num_groups,
-                         dims->num_k_heads);
-    return ATTN_OK;
-}
-
-static void lay_out_channels(linear_call *call)
-{
-    int32_t keys = call->k_heads * call->k_dim, values = call->v_heads * call->v_dim;
-    call->channels = 2 * keys + values;
-    call->first[0] = call->dims->family == ATTN_LINEAR_MAMBA2 ? values + keys : 0;
-    call->first[1] = call->dims->family == ATTN_LINEAR_MAMBA2 ? values : keys;
-    call->first[2] = call->dims->family == ATTN_LINEAR_MAMBA2 ? 0 : 2 * keys;
 }
 
 /* ---- Operands -------------------------------------------------------------------------------- */
@@ -110,15 +71,16 @@ static attn_status find_operands(linear_call *call, const attn_forward_args *arg
 {
     const attn_linear_dims *dims = call->dims;
     attn_dtype dtype = call->problem->q_dtype;
-    FIND(MIXED_QKV, dtype, 2, 0, mixed, -1, call->channels);
+    FIND(MIXED_QKV, dtype, 2, 0, mixed, -1, call->layer.channels);
     call->num_rows = call->mixed->shape[0];
     FIND(GATE_Z, dtype, 3, 1, z, call->num_rows, call->v_heads, call->v_dim);
     if (dims->conv_width > 0) {
-        FIND(CONV_WEIGHT, dtype, 2, 0, weight, call->channels, dims->conv_width);
-        FIND(CONV_BIAS, dtype, 1, 1, bias, call->channels);
+        FIND(CONV_WEIGHT, dtype, 2, 0, weight, call->layer.channels, dims->conv_width);
+        FIND(CONV_BIAS, dtype, 1, 1, bias, call->layer.channels);
     }
-    if (linear_taps(call) > 0)
-        FIND(CONV_STATE, dims->conv_dtype, 3, 0, conv_state, -1, call->channels, linear_taps(call));
+    if (call->layer.taps > 0)
+        FIND(CONV_STATE, dims->conv_dtype, 3, 0, conv_state, -1, call->layer.channels,
+             call->layer.taps);
     if (dims->family != ATTN_LINEAR_SHORT_CONV)
         FIND(STATE, dims->state_dtype, 4, 0, state, -1, call->v_heads,
              call->vk ? call->v_dim : call->k_dim, call->vk ? call->k_dim : call->v_dim);
@@ -157,9 +119,10 @@ attn_status linear_call_init(linear_call *call, const attn_problem *problem,
                           .batch = batch,
                           .slots = batch->state,
                           .num_seqs = batch->mode == ATTN_MODE_IDLE ? 0 : batch->num_seqs};
-    if (problem->group->kind != ATTN_KIND_LINEAR || !dims)
-        return host_fail(error, ATTN_UNSUPPORTED, "layer kind %u: accepted %d, with dimensions",
-                         problem->group->kind, ATTN_KIND_LINEAR);
+    attn_status status = reference_linear_layer_init(&call->layer, problem->group, problem->q_dtype,
+                                                     problem->out_dtype, error);
+    if (status != ATTN_OK)
+        return status;
     if (!batch->state || !reference_i32(&batch->state->slot))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "the batch has no state.slot");
     if (!has_layer(problem->group, layer_id))
@@ -170,10 +133,7 @@ attn_status linear_call_init(linear_call *call, const attn_problem *problem,
     call->k_dim = dims->head_k_dim;
     call->v_dim = dims->head_v_dim;
     call->raw = (dims->flags & ATTN_LINEAR_RAW_GATES) != 0;
-    attn_status status = check_dims(call, error);
-    if (status == ATTN_OK)
-        status = check_layout(call, error);
-    lay_out_channels(call);
+    status = check_layout(call, error);
     return status == ATTN_OK ? find_operands(call, args, error) : status;
 }
 
@@ -230,4 +190,97 @@ attn_status linear_sequence_init(linear_sequence *sequence, const linear_call *c
                          "sequence %d: slot %d, dst_slot %d, or a snapshot, is not in the pool", s,
                          sequence->slot, sequence->dst);
     return ATTN_OK;
+}
+
+/* ---- Operands in fp64 ------------------------------------------------------------------------ */
+
+/* Elements of a row of a row operand, or of all of a constant; 0 = there is no such operand. */
+static int64_t elements_of(const attn_tensor *tensor, uint32_t from)
+{
+    int64_t count = tensor != NULL;
+    for (uint32_t d = from; tensor && d < tensor->ndim; d++)
+        count *= tensor->shape[d];
+    return count;
+}
+
+/* All elements of rows [first, first + count) of a tensor; returns where the next ones go. */
+static double *load_rows(const attn_tensor *tensor, int64_t first, int64_t count, double *to)
+{
+    int64_t inner[] = {tensor->ndim > 1 ? tensor->shape[1] : 1,
+                       tensor->ndim > 2 ? tensor->shape[2] : 1};
+    for (int64_t t = first; t < first + count; t++)
+        for (int64_t i = 0; i < inner[0]; i++)
+            for (int64_t j = 0; j < inner[1]; j++)
+                *to++ = linear_load(tensor, t, i, j);
+    return to;
+}
+
+/* A constant behind the others; NULL if there is none. */
+static const double *load_constant(const attn_tensor *tensor, double **next)
+{
+    const double *loaded = *next;
+    if (!tensor)
+        return NULL;
+    *next = load_rows(tensor, 0, tensor->shape[0], *next);
+    return loaded;
+}
+
+/* One value for a head is one for each of its elements. */
+static const double *load_skip(const linear_call *call, double **next)
+{
+    const double *loaded = *next;
+    if (!call->skip)
+        return NULL;
+    for (int32_t h = 0; h < call->v_heads; h++)
+        for (int32_t j = 0; j < call->v_dim; j++)
+            *(*next)++ = linear_load(call->skip, h, j, 0);
+    return loaded;
+}
+
+attn_status linear_constants_init(linear_call *call, double **memory, attn_error *error)
+{
+    reference_linear_layer *layer = &call->layer;
+    int64_t count = elements_of(call->weight, 0) + elements_of(call->bias, 0) +
+                    elements_of(call->a_log, 0) + elements_of(call->dt_bias, 0) +
+                    (int64_t)call->v_heads * call->v_dim;
+    double *next = *memory = malloc((size_t)count * sizeof *next);
+    if (!next)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for constants");
+    layer->weight = load_constant(call->weight, &next);
+    layer->bias = load_constant(call->bias, &next);
+    layer->a_log = load_constant(call->a_log, &next);
+    layer->dt_bias = load_constant(call->dt_bias, &next);
+    layer->skip = load_skip(call, &next);
+    return ATTN_OK;
+}
+
+int64_t linear_rows_size(const linear_call *call, int64_t count)
+{
+    return count * (elements_of(call->mixed, 1) + elements_of(call->a, 1) +
+                    elements_of(call->b, 1) + elements_of(call->z, 1));
+}
+
+reference_linear_rows linear_rows_load(const linear_call *call, const linear_sequence *sequence,
+                                       double *memory)
+{
+    reference_linear_rows rows = {.count = sequence->num_rows};
+    const attn_tensor *const tensors[] = {call->mixed, call->a, call->b, call->z};
+    const double **const loaded[] = {&rows.mixed, &rows.a, &rows.b, &rows.z};
+    for (int n = 0; n < 4; n++) {
+        if (!tensors[n])
+            continue;
+        *loaded[n] = memory;
+        memory = load_rows(tensors[n], sequence->first_row, rows.count, memory);
+    }
+    return rows;
+}
+
+reference_linear_rows linear_rows_part(const linear_call *call, const reference_linear_rows *rows,
+                                       int64_t first, int64_t count)
+{
+    return (reference_linear_rows){.count = count,
+                                   .mixed = rows->mixed + first * elements_of(call->mixed, 1),
+                                   .a = rows->a ? rows->a + first * elements_of(call->a, 1) : NULL,
+                                   .b = rows->b ? rows->b + first * elements_of(call->b, 1) : NULL,
+                                   .z = rows->z ? rows->z + first * elements_of(call->z, 1) : NULL};
 }

@@ -5,19 +5,20 @@
  *
  *   linear_call      tensors and dimensions (linear_call.c)
  *   linear_sequence  rows and slots of one sequence (linear_call.c)
- *   linear_form      truth or naive: what is rounded (linear_step.c)
  */
 #ifndef HOST_REFERENCE_LINEAR_CALL_H
 #define HOST_REFERENCE_LINEAR_CALL_H
 
 #include "host/reference/call.h"
 #include "host/reference/linear.h"
+#include "host/reference/linear_replay.h"
 
 /* Borrows everything it points to. */
 typedef struct linear_call {
     const attn_problem *problem;
     const attn_layer_group *group;
     const attn_linear_dims *dims;
+    reference_linear_layer layer; /* with its constants once linear_constants_init() was called */
     const attn_batch *batch;
     const attn_state_batch *slots;
     int32_t num_seqs; /* 0 in IDLE */
@@ -25,8 +26,6 @@ typedef struct linear_call {
     int32_t v_heads;
     int32_t k_dim;
     int32_t v_dim;
-    int32_t channels;
-    int32_t first[3]; /* channels of q, k and v */
     int32_t vk;
     int32_t raw;
     int64_t num_rows;
@@ -61,40 +60,24 @@ attn_status linear_sequence_init(linear_sequence *sequence, const linear_call *c
 /* The slot that gets the state after row `row`; 0 = none. */
 int32_t linear_snapshot(const linear_call *call, int64_t row);
 
-/* Taps that the convolution's state holds; 0 = there is none. */
-int32_t linear_taps(const linear_call *call);
-
 /* An element of a tensor of any rank, given by its first indices. */
 double linear_load(const attn_tensor *tensor, int64_t i0, int64_t i1, int64_t i2);
 
-/* ---- Arithmetic ------------------------------------------------------------------------------ */
+/* ---- Operands in fp64 ------------------------------------------------------------------------ */
 
-/* The truth rounds nothing; the naive form rounds every operation to fp32, operands to theirs. */
-typedef struct linear_form {
-    int32_t naive;
-    attn_dtype operand;
-} linear_form;
+/* The layer's constants as call->layer has them. *memory is theirs, released by free(), and set to
+ * NULL on failure. OUT_OF_HOST_MEMORY. */
+attn_status linear_constants_init(linear_call *call, double **memory, attn_error *error);
 
-/* All channels of a sequence's rows after the convolution: to[rows][channels]; terms (may be NULL)
- * gets the sums of absolute terms. */
-void linear_convolve(const linear_call *call, const linear_form *form,
-                     const linear_sequence *sequence, double *to, double *terms);
+/* Doubles that `count` rows of all operands take. */
+int64_t linear_rows_size(const linear_call *call, int64_t count);
 
-/* One token of one v head. */
-typedef struct linear_token {
-    int64_t row;
-    int32_t head;
-    const double *channels; /* of this token */
-    double *state;          /* [K, V], updated */
-    double *work;           /* [2 K + V] */
-    double *out;            /* [V] */
-    double *terms;          /* [V] sums of absolute terms */
-} linear_token;
+/* A sequence's rows, in linear_rows_size() doubles of the caller's. */
+reference_linear_rows linear_rows_load(const linear_call *call, const linear_sequence *sequence,
+                                       double *memory);
 
-void linear_step(const linear_call *call, const linear_form *form, const linear_token *token);
-
-/* out and terms times silu(z), where z is given. */
-void linear_output_gate(const linear_call *call, const linear_form *form,
-                        const linear_token *token);
+/* Rows [first, first + count) of them. */
+reference_linear_rows linear_rows_part(const linear_call *call, const reference_linear_rows *rows,
+                                       int64_t first, int64_t count);
 
 #endif /* HOST_REFERENCE_LINEAR_CALL_H */

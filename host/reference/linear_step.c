@@ -2,11 +2,7 @@
  *
  * linear_step.c: the convolution, the gates, and one step of the recurrence.
  */
-#include "host/reference/linear_call.h"
-
-#include "host/dtype.h"
-
-#include <math.h>
+#include "host/reference/linear_step.h"
 
 static const double norm_epsilon = 1e-6;
 
@@ -21,7 +17,7 @@ static double op(const linear_form *form, double x)
 
 static double operand(const linear_form *form, double x)
 {
-    return form->naive ? dtype_round(form->operand, x) : x;
+    return form->naive ? linear_round(form->operand, x) : x;
 }
 
 static double sigmoid(const linear_form *form, double x)
@@ -41,70 +37,59 @@ static double softplus(const linear_form *form, double x)
 
 /* ---- Convolution ----------------------------------------------------------------------------- */
 
-/* Input `t` of a channel, which lies in the state if t < 0. */
-static double input(const linear_call *call, const linear_sequence *sequence, int32_t channel,
-                    int64_t t)
+/* One channel of one row; `x` is its oldest input, others follow in steps of `step`. */
+static double convolve(const reference_linear_layer *layer, const linear_form *form,
+                       int32_t channel, const double *x, int32_t step, double *terms)
 {
-    if (t >= 0)
-        return linear_load(call->mixed, sequence->first_row + t, channel, 0);
-    return sequence->slot
-               ? linear_load(call->conv_state, sequence->slot, channel, t + linear_taps(call))
-               : 0;
-}
-
-static double convolve(const linear_call *call, const linear_form *form,
-                       const linear_sequence *sequence, int32_t channel, int64_t t, double *terms)
-{
-    int32_t width = call->dims->conv_width;
-    double sum = call->bias ? linear_load(call->bias, channel, 0, 0) : 0;
+    int32_t width = layer->dims.conv_width;
+    const double *weight = layer->weight + (int64_t)channel * width;
+    double sum = layer->bias ? layer->bias[channel] : 0;
     *terms = fabs(sum);
     for (int32_t w = 0; w < width; w++) {
-        double x = input(call, sequence, channel, t - width + 1 + w);
-        double term = op(form, linear_load(call->weight, channel, w, 0) * x);
+        double term = op(form, weight[w] * x[(int64_t)w * step]);
         *terms += fabs(term);
         sum = op(form, sum + term);
     }
-    return call->dims->flags & ATTN_LINEAR_CONV_IDENTITY ? sum : silu(form, sum);
+    return layer->dims.flags & ATTN_LINEAR_CONV_IDENTITY ? sum : silu(form, sum);
 }
 
-void linear_convolve(const linear_call *call, const linear_form *form,
-                     const linear_sequence *sequence, double *to, double *terms)
+void linear_convolve(const reference_linear_layer *layer, const linear_form *form,
+                     const reference_linear_channels *channels, const double *inputs, int64_t count,
+                     double *to, double *terms)
 {
-    for (int64_t t = 0; t < sequence->num_rows; t++)
-        for (int32_t c = 0; c < call->channels; c++) {
-            int64_t at = t * call->channels + c;
-            double sum = input(call, sequence, c, t), absolute = fabs(sum);
-            if (call->dims->conv_width > 0)
-                sum = convolve(call, form, sequence, c, t, &absolute);
+    int32_t total = channels->total;
+    for (int64_t t = 0; t < count; t++)
+        for (int32_t c = 0; c < total; c++) {
+            int64_t at = t * total + c;
+            double sum = inputs[at], absolute = fabs(sum);
+            if (layer->dims.conv_width > 0)
+                sum = convolve(layer, form, reference_linear_channel(channels, c), inputs + at,
+                               total, &absolute);
             to[at] = operand(form, sum);
             if (terms)
                 terms[at] = absolute;
         }
 }
 
+void linear_normalise(const reference_linear_layer *layer, const linear_form *form, double *x)
+{
+    double sum = 0;
+    if (!(layer->dims.flags & ATTN_LINEAR_QK_L2NORM))
+        return;
+    for (int32_t i = 0; i < layer->dims.head_k_dim; i++)
+        sum = op(form, sum + op(form, x[i] * x[i]));
+    double factor = op(form, 1 / op(form, sqrt(op(form, sum + norm_epsilon))));
+    for (int32_t i = 0; i < layer->dims.head_k_dim; i++)
+        x[i] = operand(form, op(form, x[i] * factor));
+}
+
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* What the token's state is multiplied by, in channel `i` of k, and beta. */
-static double decay(const linear_call *call, const linear_form *form, const linear_token *token,
-                    int32_t i, double *beta)
+/* e^g of raw gates, `rate` being e^A_log; Mamba2's beta is dt. */
+static double raw_decay(const attn_linear_dims *dims, const linear_form *form, double rate,
+                        double a, double dt_bias, double *beta)
 {
-    const attn_linear_dims *dims = call->dims;
-    int32_t h = token->head;
-    *beta = 1;
-    if (dims->family == ATTN_LINEAR_LIGHTNING)
-        return op(form, exp(linear_load(call->a_log, h, 0, 0)));
-    double a = linear_load(call->a, token->row, h, i);
-    if (call->b)
-        *beta = linear_load(call->b, token->row, h, 0);
-    if (!call->raw)
-        return op(form, exp(a));
-    int64_t entry = dims->family == ATTN_LINEAR_KDA && call->dt_bias->ndim == 1
-                        ? (int64_t)h * call->k_dim + i
-                        : h;
-    double x = op(form, a + linear_load(call->dt_bias, entry, i, 0));
-    double rate = op(form, exp(linear_load(call->a_log, h, 0, 0)));
-    if (call->b)
-        *beta = sigmoid(form, *beta);
+    double x = op(form, a + dt_bias);
     if (dims->family == ATTN_LINEAR_KDA && dims->lower_bound != 0)
         return op(form,
                   exp(op(form, (double)dims->lower_bound * sigmoid(form, op(form, rate * x)))));
@@ -117,81 +102,58 @@ static double decay(const linear_call *call, const linear_form *form, const line
     return op(form, exp(op(form, -rate * dt)));
 }
 
+double linear_gates(const reference_linear_layer *layer, const linear_form *form,
+                    const reference_linear_rows *rows, int64_t t, int32_t head, double *decay)
+{
+    const attn_linear_dims *dims = &layer->dims;
+    int64_t at = t * dims->num_v_heads + head;
+    int32_t k_dim = dims->head_k_dim;
+    int32_t different = dims->family == ATTN_LINEAR_KDA ? k_dim : 1;
+    int raw = (dims->flags & ATTN_LINEAR_RAW_GATES) != 0;
+    double rate = layer->a_log ? op(form, exp(layer->a_log[head])) : 0;
+    double beta = rows->b ? rows->b[at] : 1;
+    if (rows->b && raw)
+        beta = sigmoid(form, beta);
+    for (int32_t i = 0; i < different; i++) {
+        if (dims->family == ATTN_LINEAR_LIGHTNING)
+            decay[i] = rate;
+        else if (!raw)
+            decay[i] = op(form, exp(rows->a[at * different + i]));
+        else
+            decay[i] = raw_decay(dims, form, rate, rows->a[at * different + i],
+                                 layer->dt_bias[(int64_t)head * different + i], &beta);
+    }
+    for (int32_t i = different; i < k_dim; i++)
+        decay[i] = decay[0];
+    return beta;
+}
+
 /* ---- One step -------------------------------------------------------------------------------- */
 
-static void normalise(const linear_call *call, const linear_form *form, const double *from,
-                      double *to)
+static int32_t stride_of(const reference_linear_layer *layer)
 {
-    double sum = 0;
-    for (int32_t i = 0; i < call->k_dim; i++)
-        sum = op(form, sum + op(form, from[i] * from[i]));
-    double factor = op(form, 1 / op(form, sqrt(op(form, sum + norm_epsilon))));
-    for (int32_t i = 0; i < call->k_dim; i++)
-        to[i] = call->dims->flags & ATTN_LINEAR_QK_L2NORM
-                    ? operand(form, op(form, from[i] * factor))
-                    : from[i];
+    return (layer->dims.head_v_dim + LINEAR_LANES - 1) / LINEAR_LANES * LINEAR_LANES;
 }
 
-/* u: what k brings to the state. */
-static void update(const linear_call *call, const linear_form *form, const linear_token *token,
-                   const double *k, const double *v, double beta, double *u)
+int64_t linear_step_work(const reference_linear_layer *layer)
 {
-    uint32_t family = call->dims->family;
-    for (int32_t j = 0; j < call->v_dim; j++) {
-        double held = 0;
-        for (int32_t i = 0; i < call->k_dim; i++)
-            held = op(form, held + op(form, token->state[i * call->v_dim + j] * k[i]));
-        if (family != ATTN_LINEAR_GDN && family != ATTN_LINEAR_KDA)
-            held = 0;
-        u[j] = op(form, beta * op(form, v[j] - held));
-    }
-    for (int32_t i = 0; i < call->k_dim; i++)
-        for (int32_t j = 0; j < call->v_dim; j++) {
-            double *state = &token->state[i * call->v_dim + j];
-            *state = op(form, *state + op(form, k[i] * u[j]));
-        }
+    return 2 * (int64_t)layer->dims.head_k_dim + 3 * (int64_t)stride_of(layer);
 }
 
-static void read_out(const linear_call *call, const linear_form *form, const linear_token *token,
-                     const double *q, const double *v)
-{
-    double scale = (double)call->group->sm_scale;
-    for (int32_t j = 0; j < call->v_dim; j++) {
-        double sum = 0, terms = 0;
-        for (int32_t i = 0; i < call->k_dim; i++) {
-            double term = op(form, token->state[i * call->v_dim + j] * q[i]);
-            sum = op(form, sum + term);
-            terms += fabs(term);
-        }
-        double skip = call->skip ? linear_load(call->skip, token->head, j, 0) : 0;
-        double passed = op(form, skip * v[j]);
-        token->out[j] = op(form, op(form, sum * scale) + passed);
-        token->terms[j] = terms * fabs(scale) + fabs(passed);
-    }
-}
+#define REAL       double
+#define NAME(name) name##_truth
+#include "host/reference/linear_step.inc"
 
-void linear_step(const linear_call *call, const linear_form *form, const linear_token *token)
-{
-    int32_t k_head = token->head / (call->v_heads / call->k_heads);
-    double *q = token->work, *k = q + call->k_dim, *u = k + call->k_dim, beta = 1;
-    const double *v = token->channels + call->first[2] + (int64_t)token->head * call->v_dim;
-    normalise(call, form, token->channels + call->first[0] + (int64_t)k_head * call->k_dim, q);
-    normalise(call, form, token->channels + call->first[1] + (int64_t)k_head * call->k_dim, k);
-    for (int32_t i = 0; i < call->k_dim; i++) {
-        double factor = decay(call, form, token, i, &beta);
-        for (int32_t j = 0; j < call->v_dim; j++)
-            token->state[i * call->v_dim + j] =
-                op(form, token->state[i * call->v_dim + j] * factor);
-    }
-    update(call, form, token, k, v, beta, u);
-    read_out(call, form, token, q, v);
-}
+#define REAL       float
+#define NAME(name) name##_naive
+#include "host/reference/linear_step.inc"
 
-void linear_output_gate(const linear_call *call, const linear_form *form, const linear_token *token)
+void linear_output_gate(const reference_linear_layer *layer, const linear_form *form,
+                        const double *z, double *out, double *terms)
 {
-    for (int32_t j = 0; call->z && j < call->v_dim; j++) {
-        double gate = silu(form, linear_load(call->z, token->row, token->head, j));
-        token->out[j] = op(form, token->out[j] * gate);
-        token->terms[j] *= fabs(gate);
+    for (int32_t j = 0; j < layer->dims.head_v_dim; j++) {
+        double gate = silu(form, z[j]);
+        out[j] = op(form, out[j] * gate);
+        terms[j] *= fabs(gate);
     }
 }
