@@ -100,6 +100,15 @@ START_TEST(identities_hold)
 }
 END_TEST
 
+/* The rows that a backend computed; NULL = none. */
+static const struct report_path *path_of(const struct report *report, const char *backend)
+{
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        if (strstr(report->paths[p].name, backend))
+            return report->paths[p].rows > 0 ? &report->paths[p] : NULL;
+    return NULL;
+}
+
 START_TEST(digest_does_not_depend_on_threads)
 {
     struct run runs[2];
@@ -112,6 +121,28 @@ START_TEST(digest_does_not_depend_on_threads)
     }
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
+}
+END_TEST
+
+/* States that one backend wrote in chunks and another one goes on from, token by token. */
+START_TEST(prefill_and_decode_are_two_backends)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_model(&run, _i);
+    set(&run, "attention.linear_attn_backend=pair");
+    set(&run, "backend.pair.type=hybrid_phase");
+    set(&run, "backend.pair.prefill=recurrent");
+    set(&run, "backend.pair.decode=stepwise");
+    set(&run, "backend.stepwise.type=linear");
+    set(&run, "backend.stepwise.recurrent_tokens=1000");
+    set(&run, "workload.mixed=%s", _i % 2 ? "yes" : "no");
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    ck_assert_int_gt(run.report.tokens.prefix_hit, 0);
+    ck_assert_ptr_nonnull(path_of(&run.report, "stepwise"));
+    finish(&run);
 }
 END_TEST
 
@@ -334,6 +365,7 @@ static Suite *suite(void)
     tcase_set_timeout(runs, 120);
     tcase_add_loop_test(runs, identities_hold, 0, NUM_MODELS * NUM_VARIANTS);
     tcase_add_loop_test(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS);
+    tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
     suite_add_tcase(s, runs);
     TCase *states = tcase_create("states");
     tcase_add_unchecked_fixture(states, write_models, remove_models);

@@ -322,6 +322,29 @@ START_TEST(rounded_states)
 }
 END_TEST
 
+/* States are stored behind the prompt's last token, whether a chunk ends there or not: what the row
+ * behind it may be off by is the same. */
+START_TEST(stored_behind_the_prompt)
+{
+    static const int64_t row[][3] = {{0, 37, 1}};
+    static const int32_t chunks[] = {0, 37, 38, 36};
+    struct verify_result results[4];
+    set_up(RUN_SMALL_STATE, 1);
+    compute_all(0);
+    numbers[0][37][3][0] += 5;
+    set_step(row, 1, 1, false);
+    for (int n = 0; n < 4; n++) {
+        params.prefill_chunk = chunks[n];
+        results[n] = judge(0, ATTN_F32);
+        names(&results[n], 0, 37, 0, 3, 0);
+    }
+    ck_assert_str_eq(results[0].first_failure, results[1].first_failure);
+    ck_assert_str_eq(results[0].first_failure, results[2].first_failure);
+    ck_assert_str_ne(results[0].first_failure, results[3].first_failure);
+    linear_run_finish();
+}
+END_TEST
+
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
 /* Rows that are not sampled are not looked at; nothing to look at is no work. */
@@ -427,19 +450,26 @@ START_TEST(bounded_memory)
 }
 END_TEST
 
-/* A request twice in a step is replayed for each. */
+/* A request twice in a step is replayed for each, the second from where the first came to. */
 START_TEST(one_request_twice)
 {
-    static const int64_t rows[][3] = {{0, 10, 4}, {0, 2, 5}};
-    set_up(RUN_DELTA, 2);
+    static const int64_t before[][3] = {{0, 0, 8}};
+    static const int64_t rows[][3] = {{0, 10, 4}, {0, 20, 5}, {0, 2, 5}};
+    set_up(RUN_DELTA, 1);
     compute_all(0);
-    set_step(rows, 2, 1, false);
-    struct verify_result result = judge(0, ATTN_BF16);
-    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
     numbers[0][3][2][1] += 2;
-    result = judge(0, ATTN_BF16);
+    struct linear_verifier *verifier = create();
+    struct verify_result result = {0};
+    set_step(before, 1, 8, false);
+    store_out(ATTN_BF16);
+    check(verifier, 0, &result);
+    set_step(rows, 3, 1, false);
+    store_out(ATTN_BF16);
+    check(verifier, 0, &result);
     ck_assert_int_eq(result.rows_failed, 1);
     names(&result, 0, 3, 0, 2, 1);
+    ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 25 + 7);
+    linear_verifier_destroy(verifier);
     linear_run_finish();
 }
 END_TEST
@@ -503,6 +533,7 @@ static Suite *suite(void)
     tcase_add_loop_test(wrong, one_element, 0, RUN_MODELS);
     tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
     tcase_add_test(wrong, rounded_states);
+    tcase_add_test(wrong, stored_behind_the_prompt);
     tcase_add_test(wrong, only_sampled_rows);
     tcase_add_test(wrong, refusals);
     tcase_add_loop_test(same_result, bounded_memory, 0, RUN_MODELS);
