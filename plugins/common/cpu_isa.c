@@ -3,6 +3,13 @@
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
 
+const char *const cpu_isa_choices[4] = {
+    [CPU_ISA_AUTO] = "auto",
+    [CPU_ISA_GENERIC] = "generic",
+    [CPU_ISA_AVX2] = "avx2",
+    [CPU_ISA_AVX512] = "avx512",
+};
+
 int cpu_isa_is_here(int32_t isa)
 {
 #if defined(__x86_64__) || defined(__i386__)

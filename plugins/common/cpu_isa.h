@@ -12,6 +12,15 @@
 
 enum { CPU_ISA_AUTO = 0, CPU_ISA_GENERIC = 1, CPU_ISA_AVX2 = 2, CPU_ISA_AVX512 = 3 };
 
+/* The option itself, an element of attn_option. */
+extern const char *const cpu_isa_choices[4];
+#define CPU_ISA_OPTION                                                                             \
+    {                                                                                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "isa",                \
+        .default_text = "auto", .min = 1, .num_choices = 4, .choices = cpu_isa_choices,            \
+        .doc = "instruction set of the kernels; auto = the widest that this processor has"         \
+    }
+
 /* Kernels of one instruction set. A plugin has an array of them, from the widest down; what the
  * compiler could not build is not there. */
 typedef struct cpu_isa_build {

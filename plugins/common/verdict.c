@@ -16,8 +16,12 @@ void verdict_begin(const attn_verdict *given, attn_verdict *verdict)
     verdict->reasons = given->reasons;
 }
 
-static void refuse(attn_verdict *verdict, const attn_reason *reason)
+/* Add `reason`, with its two texts. */
+static void refuse(attn_verdict *verdict, attn_reason *reason, const char *accepted,
+                   const char *got_format, va_list args)
 {
+    vsnprintf(reason->got, sizeof reason->got, got_format, args);
+    snprintf(reason->accepted, sizeof reason->accepted, "%s", accepted);
     verdict->supported = 0;
     uint32_t index = verdict->num_reasons++;
     if (index >= verdict->reasons_capacity)
@@ -36,10 +40,8 @@ void verdict_refuse(attn_verdict *verdict, uint32_t code, uint32_t field, const 
     attn_reason reason = {.struct_size = sizeof reason, .code = code, .field = field};
     va_list args;
     va_start(args, got_format);
-    vsnprintf(reason.got, sizeof reason.got, got_format, args);
+    refuse(verdict, &reason, accepted, got_format, args);
     va_end(args);
-    snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
-    refuse(verdict, &reason);
 }
 
 void verdict_refuse_with(attn_verdict *verdict, uint32_t field, uint32_t with_field,
@@ -51,10 +53,8 @@ void verdict_refuse_with(attn_verdict *verdict, uint32_t field, uint32_t with_fi
                           .with_field = with_field};
     va_list args;
     va_start(args, got_format);
-    vsnprintf(reason.got, sizeof reason.got, got_format, args);
+    refuse(verdict, &reason, accepted, got_format, args);
     va_end(args);
-    snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
-    refuse(verdict, &reason);
 }
 
 void verdict_end(const attn_verdict *verdict, attn_verdict *given)
@@ -91,4 +91,27 @@ const char *verdict_dtype_name(attn_dtype dtype)
         if (names[i].dtype == dtype)
             return names[i].name;
     return "unknown";
+}
+
+static const char *name_of(const char *const *names, uint32_t count, uint32_t value)
+{
+    return value < count ? names[value] : "unknown";
+}
+
+const char *verdict_kind_name(uint32_t kind)
+{
+    static const char *const names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
+    return name_of(names, ATTN_KIND_COUNT, kind);
+}
+
+const char *verdict_attn_type_name(uint32_t attn_type)
+{
+    static const char *const names[ATTN_TYPE_COUNT] = {"decoder", "encoder_only", "cross"};
+    return name_of(names, ATTN_TYPE_COUNT, attn_type);
+}
+
+const char *verdict_granularity_name(uint32_t granularity)
+{
+    static const char *const names[ATTN_SCALE_COUNT] = {"none", "per_tensor", "per_head"};
+    return name_of(names, ATTN_SCALE_COUNT, granularity);
 }

@@ -35,4 +35,9 @@ const char *verdict_field_name(uint32_t field);
 /* The name of a data type ("bf16"); "absent" for none, "unknown" for others. */
 const char *verdict_dtype_name(attn_dtype dtype);
 
+/* Names of ATTN_KIND_*, ATTN_TYPE_* and ATTN_SCALE_*; "unknown" for others. */
+const char *verdict_kind_name(uint32_t kind);
+const char *verdict_attn_type_name(uint32_t attn_type);
+const char *verdict_granularity_name(uint32_t granularity);
+
 #endif /* PLUGINS_VERDICT_H */

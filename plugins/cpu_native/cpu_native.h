@@ -18,6 +18,7 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cpu_isa.h"
+#include "plugins/common/instance.h"
 #include "kernels.h"
 #include "visibility.h"
 
@@ -40,20 +41,13 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *verdict, attn_error *error);
 
-/* UNSUPPORTED, with the first reason, if query says no. */
-attn_status cpu_require(const attn_options *options, const attn_services *services,
-                        const attn_problem *problem, attn_error *error);
-
 /* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
  * that are not known. */
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-typedef struct cpu_layer {
-    int32_t layer_id;
-    int32_t kv_read_only;
-} cpu_layer;
+typedef instance_layer cpu_layer;
 
 /* A layer group, as far as it matters here. A group of latent attention is two of them if it is
  * called in both forms: each sees the batches of its modes. In the absorbed form there is one KV

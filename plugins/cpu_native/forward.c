@@ -4,6 +4,7 @@
  */
 #include "cpu_native.h"
 
+#include "plugins/common/batch.h"
 #include "plugins/common/operand.h"
 #include "plugins/common/plugin_error.h"
 
@@ -37,20 +38,10 @@ static attn_status fault_message(const layer_call *call, attn_error *error)
                              (long long)call->fault_slot, last);
 }
 
-/* Run `count` tasks; a single one, here. */
 static attn_status run(layer_call *call, int64_t count, attn_task task, attn_error *error)
 {
-    const attn_services *services = call->instance->services;
-    attn_status status = ATTN_OK;
-    if (count == 1)
-        status = task(call, 0, 0);
-    else if (count > 1)
-        status = services->parallel_for(services->ctx, count, task, call);
-    if (status == ATTN_OK)
-        return ATTN_OK;
-    if (call->fault_claimed)
-        return fault_message(call, error);
-    return plugin_fail(error, status, "parallel_for failed with status %d", status);
+    attn_status status = batch_run_tasks(call->instance->services, count, task, call, error);
+    return status != ATTN_OK && call->fault_claimed ? fault_message(call, error) : status;
 }
 
 /* Partial results of so many floats are merged sooner than workers are woken. */
@@ -89,14 +80,11 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     layer_call call;
     if (!metadata || !args)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
-    if (!metadata->planned)
-        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
-    if (metadata->batch.mode == ATTN_MODE_IDLE)
-        return ATTN_OK;
-    if (decode != (metadata->batch.mode == ATTN_MODE_DECODE))
-        return plugin_fail(error, ATTN_BAD_STATE, "%s for a batch of mode %u",
-                           decode ? "forward_decode" : "forward_extend", metadata->batch.mode);
-    attn_status status = cpu_call_init(&call, metadata, layer_id, args, error);
+    attn_status status =
+        batch_check_forward(metadata->planned, metadata->batch.mode, decode, error);
+    if (status != ATTN_OK || metadata->batch.mode == ATTN_MODE_IDLE)
+        return status;
+    status = cpu_call_init(&call, metadata, layer_id, args, error);
     if (status != ATTN_OK)
         return status;
     const int64_t heads = call.group->kv_heads;

@@ -5,8 +5,7 @@
 #include "cpu_native.h"
 
 #include "plugins/common/copy_sized.h"
-
-#include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 
 #include <string.h>
 
@@ -95,14 +94,6 @@ uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)
     return count;
 }
 
-static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < num_problems; i++)
-        count += ((const attn_problem *)attn_at(problems, i))->group->num_layers;
-    return count;
-}
-
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                uint32_t num_problems, attn_error *error)
 {
@@ -114,15 +105,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         uint32_t forms = cpu_groups_init(groups, problem);
         instance->num_groups += forms;
         groups[0].layers = groups[forms - 1].layers = next;
-        for (uint32_t n = 0; n < problem->group->num_layers; n++, next++) {
-            const attn_layer *layer = attn_at(problem->group->layers, n);
-            next->layer_id = layer->layer_id;
-            next->kv_read_only = (layer->flags & ATTN_LAYER_KV_READ_ONLY) != 0;
-            for (const cpu_layer *other = layers; other < next; other++)
-                if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
-                    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                             "layer_id %d twice, or below 0", layer->layer_id);
-        }
+        attn_status status = instance_list_layers(problem->group, layers, &next, error);
+        if (status != ATTN_OK)
+            return status;
     }
     return ATTN_OK;
 }
@@ -136,26 +121,24 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     (void)type;
     cpu_options read;
     const void *kernels = NULL;
-    if (!problems || num_problems == 0 || !services || !instance)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problems, services or instance is missing");
-    if (num_problems > MAX_PROBLEMS)
-        return plugin_fail(error, ATTN_UNSUPPORTED, "%u layer groups: accepted 1..%d", num_problems,
-                           MAX_PROBLEMS);
-    attn_status status = cpu_options_read(options, &read, error);
+    attn_status status =
+        instance_require_arguments(problems, num_problems, services, instance, error);
+    if (status == ATTN_OK)
+        status = instance_require_groups(num_problems, MAX_PROBLEMS, error);
+    if (status == ATTN_OK)
+        status = cpu_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = cpu_require(options, services, attn_at(problems, i), error);
+        status = problem_require(&cpu_native_type, options, services, attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cpu_isa_choose(cpu_builds, cpu_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
 
     uint64_t size = sizeof(attn_instance) + MAX_FORMS * (uint64_t)num_problems * sizeof(cpu_group) +
-                    (uint64_t)count_layers(problems, num_problems) * sizeof(cpu_layer);
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(cpu_layer);
+    attn_instance *made = instance_allocate(services, size, error);
     if (!made)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "no memory for an instance of %llu bytes", (unsigned long long)size);
+        return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,
                             .kernels = kernels,
                             .options = read,

@@ -11,8 +11,6 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
 #include "plugins/common/region.h"
 
 #include <string.h>
@@ -140,15 +138,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            uint64_t *host, attn_error *error)
 {
     uint32_t workers = instance->services->num_workers;
-    if (kind == ATTN_METADATA_GRAPH)
-        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
-                                 "graph metadata: nothing can be captured on a processor");
-    if (kind != ATTN_METADATA_EAGER)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1", kind);
-    if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
-    COPY_SIZED(bounds, given);
-    attn_status status = cpu_require_bounds(bounds, error);
+    attn_status status = region_read_eager_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = cpu_require_bounds(bounds, error);
     if (status != ATTN_OK)
         return status;
     for (uint32_t i = 0; i < instance->num_groups; i++)
@@ -169,12 +161,7 @@ attn_status cpu_metadata_size(attn_instance *instance, uint32_t kind, const attn
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status != ATTN_OK)
         return status;
-    memset((char *)size + sizeof size->struct_size, 0,
-           size->struct_size - sizeof size->struct_size);
-    size->size[SCRATCH] = scratch;
-    size->alignment[SCRATCH] = ALIGNMENT;
-    size->size[METADATA] = host;
-    size->alignment[METADATA] = ALIGNMENT;
+    region_tell_size(size, scratch, host, ALIGNMENT);
     return ATTN_OK;
 }
 

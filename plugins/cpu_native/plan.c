@@ -7,6 +7,7 @@
  */
 #include "cpu_native.h"
 
+#include "plugins/common/batch.h"
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
@@ -17,40 +18,12 @@
 #define FAIL(error, ...)                                                                           \
     plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
-/* On the CPU both are the same memory; either will do while the call lasts. */
-static const int32_t *read_i32(const attn_i32_array *array)
-{
-    return array->device ? array->device : array->host;
-}
-
 /* ---- The batch as a whole -------------------------------------------------------------------- */
-
-/* `field` is the bound: ATTN_FIELD_MAX_*. */
-static attn_status check_bound(const char *what, int64_t got, int64_t bound, uint32_t field,
-                               attn_error *error)
-{
-    if (got < 0 || got > bound)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field,
-                                 "%s %lld: accepted 0..%lld, %s of this metadata", what,
-                                 (long long)got, (long long)bound, verdict_field_name(field));
-    return ATTN_OK;
-}
 
 static attn_status check_count(const char *what, int64_t got, int64_t most, attn_error *error)
 {
     if (got < 0 || got > most)
         return FAIL(error, "%s %lld: accepted 0..%lld", what, (long long)got, (long long)most);
-    return ATTN_OK;
-}
-
-static attn_status check_mode(const attn_metadata *metadata, attn_error *error)
-{
-    const attn_batch *batch = &metadata->batch;
-    if (batch->mode >= ATTN_MODE_COUNT)
-        return FAIL(error, "mode %u: accepted 0..%d", batch->mode, ATTN_MODE_COUNT - 1);
-    if (batch->mode != ATTN_MODE_IDLE && !(metadata->bounds.modes & ATTN_MODE_BIT(batch->mode)))
-        return FAIL(error, "mode %u: accepted the set %#x, the bounds of this metadata",
-                    batch->mode, metadata->bounds.modes);
     return ATTN_OK;
 }
 
@@ -81,9 +54,9 @@ static attn_status check_parts(const attn_metadata *metadata, attn_error *error)
 
 static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 {
-    if (batch->num_seqs > 0 && !read_i32(&batch->seq_lens))
+    if (batch->num_seqs > 0 && !batch_read_i32(&batch->seq_lens))
         return FAIL(error, "seq_lens is missing");
-    if (batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0 && !read_i32(&batch->q_indptr))
+    if (batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0 && !batch_read_i32(&batch->q_indptr))
         return FAIL(error, "q_indptr is missing");
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens < batch->num_seqs)
         return FAIL(error, "num_tokens %d: accepted num_seqs, %d, in DECODE", batch->num_tokens,
@@ -94,14 +67,10 @@ static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 static attn_status check_batch(attn_metadata *metadata, attn_error *error)
 {
     const attn_batch *batch = &metadata->batch;
-    attn_status status = check_mode(metadata, error);
+    attn_status status = batch_check_mode(&metadata->bounds, batch->mode, error);
     if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
         return status;
-    status = check_bound("num_seqs", batch->num_seqs, metadata->bounds.max_seqs,
-                         ATTN_FIELD_MAX_SEQS, error);
-    if (status == ATTN_OK)
-        status = check_bound("num_tokens", batch->num_tokens, metadata->bounds.max_tokens,
-                             ATTN_FIELD_MAX_TOKENS, error);
+    status = batch_check_counts(&metadata->bounds, batch, error);
     if (status == ATTN_OK)
         status = check_count("num_real_seqs", batch->num_real_seqs, batch->num_seqs, error);
     if (status == ATTN_OK)
@@ -119,13 +88,14 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
                              cpu_sequence *sequence, attn_error *error)
 {
     if (batch->mode == ATTN_MODE_DECODE) {
-        int32_t seq_len = read_i32(&batch->seq_lens)[s];
+        int32_t seq_len = batch_read_i32(&batch->seq_lens)[s];
         sequence->first_row = s;
         sequence->q_len = 1;
         sequence->prefix_len = seq_len > 0 ? seq_len - 1 : 0; /* padding may have length 0 */
         return ATTN_OK;
     }
-    const int32_t *indptr = read_i32(&batch->q_indptr), *prefix = read_i32(&batch->prefix_lens);
+    const int32_t *indptr = batch_read_i32(&batch->q_indptr),
+                  *prefix = batch_read_i32(&batch->prefix_lens);
     if (!prefix && group->attn_type == ATTN_TYPE_DECODER)
         return FAIL(error, "prefix_lens is missing");
     sequence->first_row = indptr[s];
@@ -146,9 +116,9 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
 static attn_status find_keys(const attn_batch *batch, const group_plan *plan, int32_t s,
                              cpu_sequence *sequence, attn_error *error)
 {
-    const int32_t *kv_lens = read_i32(&plan->kv.kv_lens);
-    const int32_t *new_indptr = read_i32(&plan->kv.kv_new_indptr);
-    sequence->kv_len = kv_lens ? kv_lens[s] : read_i32(&batch->seq_lens)[s];
+    const int32_t *kv_lens = batch_read_i32(&plan->kv.kv_lens);
+    const int32_t *new_indptr = batch_read_i32(&plan->kv.kv_new_indptr);
+    sequence->kv_len = kv_lens ? kv_lens[s] : batch_read_i32(&batch->seq_lens)[s];
     sequence->first_new = sequence->first_row;
     sequence->num_new = sequence->q_len;
     if (!new_indptr)
@@ -179,12 +149,12 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
     char name[48];
     int counted = batch->positions.device || metadata->mask.kind == ATTN_MASK_QLEN;
     snprintf(name, sizeof name, "sequence %d: queries", s);
-    attn_status status =
-        check_bound(name, sequence->q_len, metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
+    attn_status status = batch_check_bound(name, sequence->q_len, metadata->bounds.max_q_len,
+                                           ATTN_FIELD_MAX_Q_LEN, error);
     snprintf(name, sizeof name, "sequence %d: keys", s);
     if (status == ATTN_OK)
-        status = check_bound(name, sequence->kv_len, metadata->bounds.max_kv_len,
-                             ATTN_FIELD_MAX_KV_LEN, error);
+        status = batch_check_bound(name, sequence->kv_len, metadata->bounds.max_kv_len,
+                                   ATTN_FIELD_MAX_KV_LEN, error);
     if (status != ATTN_OK || s >= batch->num_real_seqs)
         return status;
     if (batch->multi_item && (int64_t)sequence->prefix_len + sequence->q_len -
@@ -262,8 +232,8 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         return FAIL(error, "the sequences have %d rows more than num_tokens, %d",
                     plan->pad_first - plan->pad_end, batch->num_tokens);
     if (metadata->bounds.max_kv_tokens > 0 && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
-        return check_bound("keys of all sequences, in whole pages", kv_tokens,
-                           metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
+        return batch_check_bound("keys of all sequences, in whole pages", kv_tokens,
+                                 metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
     return ATTN_OK;
 }
 

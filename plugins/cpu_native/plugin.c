@@ -15,26 +15,19 @@
  */
 #include "cpu_native.h"
 
+#include "plugins/common/plugin_entry.h"
 #include "plugins/common/plugin_error.h"
 
 #include <string.h>
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-static const char *const isa_choices[] = {"auto", "generic", "avx2", "avx512"};
 static const char *const index_choices[] = {"req_to_token", "block_table", "csr", "all"};
 
 enum { DEFAULT_SPLIT = 512 };
 
 static const attn_option options_declared[] = {
-    {.struct_size = sizeof(attn_option),
-     .type = ATTN_OPTION_ENUM,
-     .key = "isa",
-     .default_text = "auto",
-     .min = 1,
-     .num_choices = 4,
-     .choices = isa_choices,
-     .doc = "instruction set of the kernels; auto = the widest that this processor has"},
+    CPU_ISA_OPTION,
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
      .key = "kv_split_tokens",
@@ -100,13 +93,6 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND,
                                       ATTN_LAYOUT_MLA_LATENT};
 
-static const void *get_extension(attn_instance *instance, const char *id)
-{
-    (void)instance;
-    (void)id;
-    return NULL;
-}
-
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),
     .destroy = cpu_destroy,
@@ -117,7 +103,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = cpu_metadata_destroy,
     .forward_extend = cpu_forward_extend,
     .forward_decode = cpu_forward_decode,
-    .get_extension = get_extension,
+    .get_extension = plugin_no_extension,
 };
 
 const attn_backend_type cpu_native_type = {
@@ -135,30 +121,18 @@ const attn_backend_type cpu_native_type = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    if (index != 0)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
-    *type = &cpu_native_type;
-    return ATTN_OK;
+    static const attn_backend_type *const types[] = {&cpu_native_type};
+    return plugin_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error)
 {
-    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
-        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
-                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
-    attn_plugin mine = {
-        .struct_size = plugin->struct_size,
-        .abi_major = ATTN_ABI_MAJOR,
-        .abi_minor = ATTN_ABI_MINOR,
+    static const attn_plugin mine = {
         .num_backends = 1,
         .name = "cpu_native",
-        .version = "0.1.0",
-        .vendor = "attnhost",
         .doc = "attention on the host's processor",
-        .build = __VERSION__,
         .describe = describe,
     };
-    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
-    return ATTN_OK;
+    return plugin_answer(host, &mine, plugin, error);
 }

@@ -7,9 +7,9 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,38 +57,6 @@ static int has_cache(const attn_layer_group *group)
 
 #define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-static attn_status check_heads(const attn_layer_group *group, attn_error *error)
-{
-    if (group->num_kv_heads < 1)
-        return FAIL(error, ATTN_FIELD_NUM_KV_HEADS, "num_kv_heads %d: accepted 1 and more",
-                    group->num_kv_heads);
-    if (group->num_q_heads < 1 || group->num_q_heads % group->num_kv_heads != 0)
-        return FAIL(error, ATTN_FIELD_NUM_Q_HEADS,
-                    "num_q_heads %d: accepted multiples of num_kv_heads, %d", group->num_q_heads,
-                    group->num_kv_heads);
-    return ATTN_OK;
-}
-
-static attn_status check_numbers(const attn_layer_group *group, attn_error *error)
-{
-    if (!isfinite(group->sm_scale))
-        return FAIL(error, ATTN_FIELD_SM_SCALE, "sm_scale %g: accepted finite",
-                    (double)group->sm_scale);
-    if (!isfinite(group->logit_cap) || group->logit_cap < 0)
-        return FAIL(error, ATTN_FIELD_LOGIT_CAP, "logit_cap %g: accepted 0, or finite above 0",
-                    (double)group->logit_cap);
-    if (group->window_left < -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_LEFT, "window_left %d: accepted -1 and more",
-                    group->window_left);
-    if (group->window_right < -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_RIGHT, "window_right %d: accepted -1 and more",
-                    group->window_right);
-    if (group->attention_chunk < 0)
-        return FAIL(error, ATTN_FIELD_ATTENTION_CHUNK, "attention_chunk %d: accepted 0 and more",
-                    group->attention_chunk);
-    return ATTN_OK;
-}
-
 /* Cross attention has no query position. */
 static attn_status check_cross(const attn_layer_group *group, attn_error *error)
 {
@@ -112,14 +80,11 @@ static attn_status check_cross(const attn_layer_group *group, attn_error *error)
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
-    if (group->num_layers < 1 || !group->layers)
-        return FAIL(error, ATTN_FIELD_NUM_LAYERS, "num_layers %u: accepted 1 and more",
-                    group->num_layers);
-    if (!is_served(group)) /* what else stands there is for others to judge */
-        return ATTN_OK;
-    attn_status status = check_heads(group, error);
-    if (status == ATTN_OK)
-        status = check_numbers(group, error);
+    attn_status status = problem_require_layers(group, error);
+    /* What else stands there is for others to judge. */
+    if (status != ATTN_OK || !is_served(group))
+        return status;
+    status = problem_require_softmax(group, error);
     if (status == ATTN_OK)
         status = check_cross(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
@@ -131,19 +96,16 @@ static attn_status check_sense(const question *ask, attn_error *error)
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    if (!problem || !problem->group || !problem->bounds || !problem->device)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problem, group, bounds or device is NULL");
-    COPY_SIZED(&ask->problem, problem);
-    COPY_SIZED(&ask->group, problem->group);
-    COPY_SIZED(&ask->bounds, problem->bounds);
-    COPY_SIZED(&ask->device, problem->device);
+    attn_status status =
+        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    if (status != ATTN_OK)
+        return status;
     memset(&ask->mla, 0, sizeof ask->mla);
     if (ask->group.kind == ATTN_KIND_MLA && !ask->group.mla)
         return FAIL(error, ATTN_FIELD_KIND, "kind mla without dimensions of latent attention");
     if (ask->group.kind == ATTN_KIND_MLA)
         COPY_SIZED(&ask->mla, ask->group.mla);
-    attn_status status = cpu_options_read(options, &ask->options, error);
+    status = cpu_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
 
@@ -151,6 +113,15 @@ static attn_status question_init(question *ask, const attn_options *options,
 
 #define REFUSE(reason, field, ...)                                                                 \
     verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+
+static const problem_limits limits = {
+    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .mask_kinds = {ALL_MASKS, "0..15"},
+    .uses = {ALL_USES, "0..63"},
+    /* Nothing is enqueued on a processor, so nothing can be captured. */
+    .graph_level = {ATTN_GRAPH_NEVER, "0"},
+    .notes = {ALL_NOTES, "0..3"},
+};
 
 static void check_device(const question *ask, attn_verdict *verdict)
 {
@@ -164,10 +135,8 @@ static int is_latent(const question *ask)
 
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"softmax", "mla", "linear", "sparse"};
     if (!is_served(&ask->group))
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s",
-               ask->group.kind < ATTN_KIND_COUNT ? names[ask->group.kind] : "unknown");
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
@@ -214,13 +183,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    for (uint32_t n = 0; n < ask->group.num_layers; n++) {
-        const attn_layer *layer = attn_at(ask->group.layers, n);
-        if (layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY) {
-            REFUSE(UNKNOWN_FEATURE, LAYERS, "0..1", "%#x", layer->flags);
-            return;
-        }
-    }
+    problem_check_layers(&limits, &ask->group, verdict);
 }
 
 /* Can the cache have this dtype beside some dtype of q, or beside this one? */
@@ -263,7 +226,6 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"none", "per_tensor", "per_head"};
     uint32_t granularity = ask->group.kv_scale_granularity;
     attn_dtype kv_dtype = ask->problem.kv_dtype;
     int open = has_cache(&ask->group) && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
@@ -277,7 +239,7 @@ static void check_scales(const question *ask, attn_verdict *verdict)
            open     ? is_latent(ask) ? "none, per_tensor" : "none, per_tensor, per_head"
            : scaled ? is_latent(ask) ? "per_tensor" : "per_tensor, per_head"
                     : "none",
-           "%s", granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
+           "%s", verdict_granularity_name(granularity));
 }
 
 static void check_layout(const question *ask, attn_verdict *verdict)
@@ -285,73 +247,25 @@ static void check_layout(const question *ask, attn_verdict *verdict)
     const char *layout = ask->problem.kv_layout;
     if (!has_cache(&ask->group))
         return;
-    if (is_latent(ask)) {
-        if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
-            REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
-        return;
-    }
-    if (!layout ||
-        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
-        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
-               layout ? layout : "absent");
-}
-
-static void check_modes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.modes & ~(uint32_t)ALL_MODES)
-        REFUSE(MODE, MODES, "0..63", "%#x", ask->bounds.modes);
-}
-
-static void check_masks(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.mask_kinds & ~(uint32_t)ALL_MASKS)
-        REFUSE(MASK_KIND, MASK_KINDS, "0..15", "%#x", ask->bounds.mask_kinds);
-}
-
-static void check_uses(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.uses & ~(uint32_t)ALL_USES)
-        REFUSE(USES, USES, "0..63", "%#x", ask->bounds.uses);
-}
-
-static void check_bound(int64_t value, uint32_t field, attn_verdict *verdict)
-{
-    if (value < 0)
-        verdict_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
+    if (!is_latent(ask))
+        problem_check_kv_layout(&ask->problem, verdict);
+    else if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    check_bound(ask->bounds.max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
-    check_bound(ask->bounds.max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
-    check_bound(ask->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
-    check_bound(ask->bounds.max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
-    check_bound(ask->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+    problem_check_bounds(&limits, &ask->bounds, verdict);
 }
 
-/* Nothing is enqueued on a processor, so nothing can be captured. */
-static void check_graph(const question *ask, attn_verdict *verdict)
+static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    if (ask->problem.graph_level != ATTN_GRAPH_NEVER)
-        REFUSE(GRAPH_LEVEL, GRAPH_LEVEL, "0", "%u", ask->problem.graph_level);
-}
-
-static void check_notes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->problem.need_notes & ~(uint32_t)ALL_NOTES)
-        REFUSE(DETERMINISM, NEED_NOTES, "0..3", "%#x", ask->problem.need_notes);
-}
-
-static void check_features(const question *ask, attn_verdict *verdict)
-{
-    for (uint32_t i = 0; i < ask->problem.num_features; i++)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "%s", ask->problem.features[i]);
+    problem_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,   check_latent,   check_group_flags,
-    check_layers, check_dtypes, check_scales,    check_layout, check_modes,    check_masks,
-    check_uses,   check_bounds, check_graph,     check_notes,  check_features,
+    check_device, check_kind,   check_attn_type, check_dims,   check_latent, check_group_flags,
+    check_layers, check_dtypes, check_scales,    check_layout, check_bounds, check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -398,39 +312,7 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
     return ATTN_OK;
 }
 
-attn_status cpu_require(const attn_options *options, const attn_services *services,
-                        const attn_problem *problem, attn_error *error)
-{
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status = cpu_query(&cpu_native_type, options, services, problem, &verdict, error);
-    if (status != ATTN_OK || verdict.supported)
-        return status;
-    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                             "%s %s: accepted %s (of %u reasons)", verdict_field_name(reason.field),
-                             reason.got, reason.accepted, verdict.num_reasons);
-}
-
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict given = {.struct_size = sizeof given, .reasons_capacity = 1, .reasons = &reason};
-    attn_verdict verdict;
-    question ask = {.bounds = *bounds};
-    verdict_begin(&given, &verdict);
-    check_modes(&ask, &verdict);
-    check_masks(&ask, &verdict);
-    check_uses(&ask, &verdict);
-    check_bounds(&ask, &verdict);
-    if (!verdict.supported)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
-                                 verdict_field_name(reason.field), reason.got, reason.accepted);
-    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
-        bounds->max_kv_len == 0)
-        return FAIL(error, ATTN_FIELD_BATCH,
-                    "bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
-                    "accepted 1 and more",
-                    bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
-    return ATTN_OK;
+    return problem_require_known_bounds(&limits, bounds, error);
 }

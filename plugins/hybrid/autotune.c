@@ -407,7 +407,7 @@ static attn_status prepare(attn_instance *instance, attn_progress progress, void
                            attn_error *error)
 {
     tuning *own = instance->own;
-    attn_status status = fanout_prepare(&instance->children, progress, progress_ctx, error);
+    attn_status status = fanout_op_prepare(instance, progress, progress_ctx, error);
     if (status == ATTN_OK && own->options.store[0])
         status = tune_store_read(instance, error);
     if (status == ATTN_OK)
@@ -425,16 +425,16 @@ static const void *get_extension(attn_instance *instance, const char *id)
 {
     if (strcmp(id, ATTN_EXTENSION_EXPLAIN) == 0)
         return ((const tuning *)instance->own)->told;
-    return pick_get_extension(instance, id);
+    return fanout_op_get_extension(instance, id);
 }
 
 /* ---- Type ------------------------------------------------------------------------------------ */
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof ops,
-    .destroy = pick_destroy,
+    .destroy = fanout_op_destroy,
     .prepare = prepare,
-    .index_forms = pick_index_forms,
+    .index_forms = fanout_op_index_forms,
     .metadata_size = pick_metadata_size,
     .metadata_create = pick_metadata_create,
     .init_forward_metadata = pick_init_forward_metadata,

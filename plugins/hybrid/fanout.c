@@ -3,6 +3,7 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
 #include <stdio.h>
@@ -177,10 +178,9 @@ static attn_status check_problem(const attn_backend_type *type, const attn_optio
                                  const attn_services *services, const attn_problem *problem,
                                  attn_error *error)
 {
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status = type->query(type, options, services, problem, &verdict, error);
+    attn_reason reason;
+    attn_verdict verdict;
+    attn_status status = problem_ask(type, options, services, problem, &verdict, &reason, error);
     if (status != ATTN_OK || verdict.supported)
         return status;
     return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s%s%s %s: accepted %s",
@@ -240,13 +240,6 @@ void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *chil
         if (!is_shared(r)) /* of a shared one nothing is ever used up */
             used->size[r] = offset + child->size[r];
     }
-}
-
-void fanout_memory_answer(const attn_memory_size *total, attn_memory_size *size)
-{
-    uint32_t theirs = size->struct_size;
-    memcpy(size, total, theirs < sizeof *total ? theirs : sizeof *total);
-    size->struct_size = theirs;
 }
 
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,

@@ -86,10 +86,8 @@ typedef struct fanout_layer {
 typedef struct fanout_layers {
     uint32_t count;
     uint32_t num_kv_groups; /* the highest that a layer belongs to, and one */
-    fanout_layer *items;    /* caller's memory, fanout_count_layers() of them */
+    fanout_layer *items;    /* caller's memory, problem_count_layers() of them */
 } fanout_layers;
-
-uint32_t fanout_count_layers(const attn_problem *problems, uint32_t num_problems);
 
 /* Fill in `items`, `child` as `serves` tells: the first of `num_children` that does. NULL = 0. */
 void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
@@ -142,23 +140,28 @@ attn_status fanout_create(fanout *children, uint32_t c, const char *name,
                           const attn_problem *problems, uint32_t num_problems, fanout_route route,
                           const void *ctx, attn_error *error);
 
-/* Destroy all that were made, the last first. */
-void fanout_destroy(fanout *children);
+/* A zeroed instance of `size` bytes that begins with its fanout: `num_children` of them, none made
+ * yet, whose array lies `children_at` bytes behind its start. NULL, with OUT_OF_HOST_MEMORY in
+ * *error. */
+attn_instance *fanout_allocate(const attn_services *services, size_t size, size_t children_at,
+                               uint32_t num_children, const attn_problem *problems,
+                               attn_error *error);
 
-/* Slots of attn_backend_ops, answered for all children. */
-attn_status fanout_prepare(fanout *children, attn_progress progress, void *progress_ctx,
-                           attn_error *error);
-uint32_t fanout_index_forms(const fanout *children);
+/* Make all children of such an instance, and write it to *instance; destroy it if one fails. */
+attn_status fanout_create_all(attn_instance *made, const char *const *names,
+                              const attn_problem *problems, uint32_t num_problems,
+                              fanout_route route, const void *ctx, attn_instance **instance,
+                              attn_error *error);
 
-/* What the children that have this extension point to, if they point to the same; else NULL: an
- * answer for one of several would be taken for all. */
-const void *fanout_get_extension(const fanout *children, const char *id);
-
-/* The slots themselves, for a composite whose attn_instance begins with its fanout. */
+/* Slots of attn_backend_ops, answered for all children, for a composite whose attn_instance begins
+ * with its fanout. The children are destroyed from the last to the first. */
 void fanout_op_destroy(attn_instance *instance);
 attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
                               attn_error *error);
 uint32_t fanout_op_index_forms(attn_instance *instance);
+
+/* What the children that have this extension point to, if they point to the same; else NULL: an
+ * answer for one of several would be taken for all. */
 const void *fanout_op_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Metadata of the children ---------------------------------------------------------------- */
@@ -173,6 +176,40 @@ attn_status fanout_metadata_create(const fanout *children, uint32_t c, uint32_t 
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_memory_size *used, attn_metadata **metadata,
                                    attn_error *error);
+
+/* Which child is `part` of a composite's metadata for, and what is it given of `bounds`: these, or
+ * `narrowed`, which was written then? NULL = there is no such metadata. A composite has one part
+ * for each child, or several. */
+typedef const attn_bounds *(*fanout_narrow)(const attn_instance *instance, uint32_t part,
+                                            const attn_bounds *bounds, uint32_t *c,
+                                            attn_bounds *narrowed);
+
+/* What metadata of a composite takes: `own` bytes of host metadata, aligned to `alignment`, and all
+ * parts behind them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
+typedef struct fanout_metadata_form {
+    uint64_t own;
+    uint64_t alignment;
+    int split;
+    uint32_t num_parts;
+    fanout_narrow narrow;
+} fanout_metadata_form;
+
+/* Where a composite's own part of metadata lies. */
+enum { FANOUT_OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
+
+attn_status fanout_total_size(attn_instance *instance, const fanout_metadata_form *form,
+                              uint32_t kind, const attn_bounds *bounds, attn_memory_size *total,
+                              attn_error *error);
+
+/* metadata_size: the same, as far as the caller's struct goes. */
+attn_status fanout_answer_size(attn_instance *instance, const fanout_metadata_form *form,
+                               uint32_t kind, const attn_bounds *bounds, attn_memory_size *size,
+                               attn_error *error);
+
+/* The beginning of metadata_create: `given` in a struct of ours, large enough and aligned. */
+attn_status fanout_read_memory(attn_instance *instance, const fanout_metadata_form *form,
+                               uint32_t kind, const attn_bounds *bounds, const attn_memory *given,
+                               attn_memory *memory, attn_error *error);
 
 /* metadata[] has one of each child, or NULL. */
 void fanout_metadata_destroy(const fanout *children, attn_metadata *const *metadata);
@@ -211,9 +248,6 @@ void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total);
  * child, in the order of fanout_memory_add. */
 void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *child,
                          attn_memory_size *used, attn_memory *part);
-
-/* Write `total` into the caller's struct, as far as that goes. */
-void fanout_memory_answer(const attn_memory_size *total, attn_memory_size *size);
 
 /* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` tells. */
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,

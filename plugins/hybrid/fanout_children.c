@@ -5,6 +5,7 @@
  */
 #include "fanout.h"
 
+#include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 
 #include <stdio.h>
@@ -16,14 +17,6 @@
 static const attn_layer_group *group_at(const attn_problem *problems, uint32_t p)
 {
     return ((const attn_problem *)attn_at(problems, p))->group;
-}
-
-uint32_t fanout_count_layers(const attn_problem *problems, uint32_t num_problems)
-{
-    uint32_t count = 0;
-    for (uint32_t p = 0; p < num_problems; p++)
-        count += group_at(problems, p)->num_layers;
-    return count;
 }
 
 static int by_id(const void *a, const void *b)
@@ -127,13 +120,37 @@ attn_status fanout_create(fanout *children, uint32_t c, const char *name,
     return status;
 }
 
-void fanout_destroy(fanout *children)
+attn_instance *fanout_allocate(const attn_services *services, size_t size, size_t children_at,
+                               uint32_t num_children, const attn_problem *problems,
+                               attn_error *error)
 {
-    for (uint32_t c = children->num_children; c > 0; c--) {
-        fanout_child *child = &children->children[c - 1];
-        if (child->ops)
-            child->ops->destroy(child->instance);
+    char *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
+    if (!made) {
+        plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
+        return NULL;
     }
+    memset(made, 0, size);
+    *(fanout *)(void *)made = (fanout){.services = services,
+                                       .children = (fanout_child *)(void *)(made + children_at),
+                                       .num_children = num_children,
+                                       .on_cpu = problems->device->type == ATTN_DEVICE_CPU};
+    return (attn_instance *)(void *)made;
+}
+
+attn_status fanout_create_all(attn_instance *made, const char *const *names,
+                              const attn_problem *problems, uint32_t num_problems,
+                              fanout_route route, const void *ctx, attn_instance **instance,
+                              attn_error *error)
+{
+    fanout *children = (fanout *)made;
+    attn_status status = ATTN_OK;
+    for (uint32_t c = 0; c < children->num_children && status == ATTN_OK; c++)
+        status = fanout_create(children, c, names[c], problems, num_problems, route, ctx, error);
+    if (status != ATTN_OK)
+        fanout_op_destroy(made);
+    else
+        *instance = made;
+    return status;
 }
 
 static attn_status name_failure(const fanout_child *child, attn_status status, attn_error *error)
@@ -141,9 +158,26 @@ static attn_status name_failure(const fanout_child *child, attn_status status, a
     return status == ATTN_OK ? ATTN_OK : plugin_fail_prefix(error, status, "child %s", child->name);
 }
 
-attn_status fanout_prepare(fanout *children, attn_progress progress, void *progress_ctx,
-                           attn_error *error)
+/* ---- Slots ----------------------------------------------------------------------------------- */
+
+void fanout_op_destroy(attn_instance *instance)
 {
+    fanout *children = (fanout *)instance;
+    if (!children)
+        return;
+    const attn_services *services = children->services;
+    for (uint32_t c = children->num_children; c > 0; c--) {
+        fanout_child *child = &children->children[c - 1];
+        if (child->ops)
+            child->ops->destroy(child->instance);
+    }
+    services->release(services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                              attn_error *error)
+{
+    const fanout *children = (const fanout *)instance;
     for (uint32_t c = 0; c < children->num_children; c++) {
         const fanout_child *child = &children->children[c];
         if (!child->ops || !child->ops->prepare)
@@ -155,8 +189,9 @@ attn_status fanout_prepare(fanout *children, attn_progress progress, void *progr
     return ATTN_OK;
 }
 
-uint32_t fanout_index_forms(const fanout *children)
+uint32_t fanout_op_index_forms(attn_instance *instance)
 {
+    const fanout *children = (const fanout *)instance;
     uint32_t forms = 0;
     for (uint32_t c = 0; c < children->num_children; c++)
         if (children->children[c].ops)
@@ -164,8 +199,9 @@ uint32_t fanout_index_forms(const fanout *children)
     return forms;
 }
 
-const void *fanout_get_extension(const fanout *children, const char *id)
+const void *fanout_op_get_extension(attn_instance *instance, const char *id)
 {
+    const fanout *children = (const fanout *)instance;
     const void *extension = NULL;
     for (uint32_t c = 0; c < children->num_children; c++) {
         const attn_backend_ops *ops = children->children[c].ops;
@@ -177,34 +213,6 @@ const void *fanout_get_extension(const fanout *children, const char *id)
         extension = answer ? answer : extension;
     }
     return extension;
-}
-
-/* ---- Slots ----------------------------------------------------------------------------------- */
-
-void fanout_op_destroy(attn_instance *instance)
-{
-    fanout *children = (fanout *)instance;
-    if (!children)
-        return;
-    const attn_services *services = children->services;
-    fanout_destroy(children);
-    services->release(services->ctx, ATTN_SPACE_HOST, instance);
-}
-
-attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
-                              attn_error *error)
-{
-    return fanout_prepare((fanout *)instance, progress, progress_ctx, error);
-}
-
-uint32_t fanout_op_index_forms(attn_instance *instance)
-{
-    return fanout_index_forms((const fanout *)instance);
-}
-
-const void *fanout_op_get_extension(attn_instance *instance, const char *id)
-{
-    return fanout_get_extension((const fanout *)instance, id);
 }
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
@@ -240,6 +248,60 @@ attn_status fanout_metadata_create(const fanout *children, uint32_t c, uint32_t 
     return name_failure(
         child, child->ops->metadata_create(child->instance, kind, bounds, &part, metadata, error),
         error);
+}
+
+attn_status fanout_total_size(attn_instance *instance, const fanout_metadata_form *form,
+                              uint32_t kind, const attn_bounds *bounds, attn_memory_size *total,
+                              attn_error *error)
+{
+    const fanout *children = (const fanout *)instance;
+    if (!bounds)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
+    if (kind == ATTN_METADATA_GRAPH && form->split &&
+        bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
+        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
+                                 "MIXED cannot be captured");
+    attn_status status = ATTN_OK;
+    memset(total, 0, sizeof *total);
+    total->struct_size = sizeof *total;
+    total->size[FANOUT_OWN_REGION] = form->own;
+    total->alignment[FANOUT_OWN_REGION] = form->alignment;
+    for (uint32_t part = 0; part < form->num_parts && status == ATTN_OK; part++) {
+        attn_memory_size child;
+        attn_bounds narrowed;
+        uint32_t c;
+        const attn_bounds *given = form->narrow(instance, part, bounds, &c, &narrowed);
+        if (!given)
+            continue;
+        status = fanout_metadata_size(children, c, kind, given, &child, error);
+        if (status == ATTN_OK)
+            fanout_memory_add(&child, total);
+    }
+    return status;
+}
+
+attn_status fanout_answer_size(attn_instance *instance, const fanout_metadata_form *form,
+                               uint32_t kind, const attn_bounds *bounds, attn_memory_size *size,
+                               attn_error *error)
+{
+    attn_memory_size total;
+    uint32_t theirs = size->struct_size;
+    attn_status status = fanout_total_size(instance, form, kind, bounds, &total, error);
+    if (status != ATTN_OK)
+        return status;
+    memcpy(size, &total, theirs < sizeof total ? theirs : sizeof total);
+    size->struct_size = theirs;
+    return ATTN_OK;
+}
+
+attn_status fanout_read_memory(attn_instance *instance, const fanout_metadata_form *form,
+                               uint32_t kind, const attn_bounds *bounds, const attn_memory *given,
+                               attn_memory *memory, attn_error *error)
+{
+    attn_memory_size size;
+    COPY_SIZED(memory, given);
+    attn_status status = fanout_total_size(instance, form, kind, bounds, &size, error);
+    return status == ATTN_OK ? fanout_memory_check(&size, memory, error) : status;
 }
 
 void fanout_metadata_destroy(const fanout *children, attn_metadata *const *metadata)

@@ -13,10 +13,12 @@
 
 #include "linear.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 #include "slice.h"
 
 #include <limits.h>
+#include <stddef.h>
 #include <string.h>
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -213,17 +215,11 @@ static attn_instance *make(const attn_problem *problems, uint32_t num_problems,
                            attn_error *error)
 {
     size_t size =
-        sizeof(attn_instance) + fanout_count_layers(problems, num_problems) * sizeof(fanout_layer);
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
-    if (!made) {
-        plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
+        sizeof(attn_instance) + problem_count_layers(problems, num_problems) * sizeof(fanout_layer);
+    attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),
+                                          NUM_LINEAR, problems, error);
+    if (!made)
         return NULL;
-    }
-    memset(made, 0, size);
-    made->children = (fanout){.services = services,
-                              .children = made->child,
-                              .num_children = NUM_LINEAR,
-                              .on_cpu = problems->device->type == ATTN_DEVICE_CPU};
     made->layers.items = made->items;
     fanout_list_layers(problems, num_problems, serves, options, NUM_LINEAR, &made->layers);
     note_needs(made, problems);
@@ -245,14 +241,8 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     struct route_context context = {&options, services};
-    for (uint32_t c = 0; c < NUM_LINEAR && status == ATTN_OK; c++)
-        status = fanout_create(&made->children, c, options.child[c], problems, num_problems, route,
-                               &context, error);
-    if (status != ATTN_OK)
-        fanout_op_destroy(made);
-    else
-        *instance = made;
-    return status;
+    return fanout_create_all(made, options.child, problems, num_problems, route, &context, instance,
+                             error);
 }
 
 /* ---- Type ------------------------------------------------------------------------------------ */

@@ -22,41 +22,33 @@ struct attn_metadata {
     uint32_t mode; /* planned last; ATTN_MODE_COUNT = none */
 };
 
-enum { OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
-
 uint64_t linear_metadata_bytes(void)
 {
     return sizeof(attn_metadata);
 }
 
-/* The composite's own memory, and its children's behind it. */
-static attn_status total_size(const attn_instance *instance, uint32_t kind,
-                              const attn_bounds *bounds, attn_memory_size *total, attn_error *error)
+/* A child has metadata if it was made, for the whole of the bounds. */
+static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
+                                 const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
-    attn_status status = ATTN_OK;
-    memset(total, 0, sizeof *total);
-    total->struct_size = sizeof *total;
-    total->size[OWN_REGION] = linear_metadata_bytes();
-    total->alignment[OWN_REGION] = _Alignof(attn_metadata);
-    for (uint32_t c = 0; c < NUM_LINEAR && status == ATTN_OK; c++) {
-        attn_memory_size child;
-        if (!instance->child[c].ops)
-            continue;
-        status = fanout_metadata_size(&instance->children, c, kind, bounds, &child, error);
-        if (status == ATTN_OK)
-            fanout_memory_add(&child, total);
-    }
-    return status;
+    (void)narrowed;
+    *c = part;
+    return instance->child[part].ops ? bounds : NULL;
+}
+
+static fanout_metadata_form form_of(void)
+{
+    return (fanout_metadata_form){.own = linear_metadata_bytes(),
+                                  .alignment = _Alignof(attn_metadata),
+                                  .num_parts = NUM_LINEAR,
+                                  .narrow = narrow};
 }
 
 attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error)
 {
-    attn_memory_size total;
-    attn_status status = total_size(instance, kind, bounds, &total, error);
-    if (status == ATTN_OK)
-        fanout_memory_answer(&total, size);
-    return status;
+    const fanout_metadata_form form = form_of();
+    return fanout_answer_size(instance, &form, kind, bounds, size, error);
 }
 
 void linear_metadata_destroy(attn_metadata *metadata)
@@ -68,7 +60,7 @@ void linear_metadata_destroy(attn_metadata *metadata)
 static attn_metadata *lay_out(attn_instance *instance, const attn_bounds *bounds,
                               const attn_memory *memory)
 {
-    attn_metadata *made = memory->base[OWN_REGION];
+    attn_metadata *made = memory->base[FANOUT_OWN_REGION];
     memset(made, 0, sizeof *made);
     made->instance = instance;
     made->mode = ATTN_MODE_COUNT;
@@ -81,15 +73,13 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind,
                                    attn_metadata **metadata, attn_error *error)
 {
     attn_memory memory;
-    attn_memory_size size, used = {.struct_size = sizeof used};
-    COPY_SIZED(&memory, given);
-    attn_status status = total_size(instance, kind, bounds, &size, error);
-    if (status == ATTN_OK)
-        status = fanout_memory_check(&size, &memory, error);
+    attn_memory_size used = {.struct_size = sizeof used};
+    const fanout_metadata_form form = form_of();
+    attn_status status = fanout_read_memory(instance, &form, kind, bounds, given, &memory, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = lay_out(instance, bounds, &memory);
-    used.size[OWN_REGION] = linear_metadata_bytes();
+    used.size[FANOUT_OWN_REGION] = linear_metadata_bytes();
     for (uint32_t c = 0; c < NUM_LINEAR && status == ATTN_OK; c++)
         if (instance->child[c].ops)
             status = fanout_metadata_create(&instance->children, c, kind, bounds, &memory, &used,

@@ -16,9 +16,9 @@
 #include "hybrid.h"
 
 #include "phase.h"
-#include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 
-#include <string.h>
+#include <stddef.h>
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
@@ -52,17 +52,11 @@ static attn_instance *make(const attn_problem *problems, uint32_t num_problems,
                            const attn_services *services, attn_error *error)
 {
     size_t size =
-        sizeof(attn_instance) + fanout_count_layers(problems, num_problems) * sizeof(fanout_layer);
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
-    if (!made) {
-        plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
+        sizeof(attn_instance) + problem_count_layers(problems, num_problems) * sizeof(fanout_layer);
+    attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),
+                                          NUM_PHASES, problems, error);
+    if (!made)
         return NULL;
-    }
-    memset(made, 0, size);
-    made->children = (fanout){.services = services,
-                              .children = made->child,
-                              .num_children = NUM_PHASES,
-                              .on_cpu = problems->device->type == ATTN_DEVICE_CPU};
     made->layers.items = made->items;
     fanout_list_layers(problems, num_problems, NULL, NULL, 1, &made->layers);
     return made;
@@ -87,14 +81,8 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     made->routing = (phase_routing){.spec_child = options.spec_child, .split_mixed = split};
-    for (uint32_t c = 0; c < NUM_PHASES && status == ATTN_OK; c++)
-        status = fanout_create(&made->children, c, options.child[c], problems, num_problems, route,
-                               &made->routing, error);
-    if (status != ATTN_OK)
-        fanout_op_destroy(made);
-    else
-        *instance = made;
-    return status;
+    return fanout_create_all(made, options.child, problems, num_problems, route, &made->routing,
+                             instance, error);
 }
 
 /* ---- Type ------------------------------------------------------------------------------------ */

@@ -25,58 +25,38 @@ struct attn_metadata {
     batch_slice slice[NUM_PHASES]; /* MIXED, split; kv_groups lie behind this struct */
 };
 
-enum { OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
-
 uint64_t phase_metadata_bytes(uint32_t num_kv_groups)
 {
     return sizeof(attn_metadata) + (uint64_t)NUM_PHASES * num_kv_groups * sizeof(attn_kv_batch);
 }
 
-/* What child `c` is to be given of `bounds`; returns whether it needs metadata at all. */
-static int narrow(const attn_instance *instance, int c, const attn_bounds *bounds,
-                  attn_bounds *narrowed)
+/* What a child is to be given of `bounds`; NULL if it needs no metadata at all. */
+static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
+                                 const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
     uint32_t modes;
-    int asked = phase_asks(c, bounds->modes, &instance->routing, &modes);
+    int asked = phase_asks((int)part, bounds->modes, &instance->routing, &modes);
+    *c = part;
     fanout_narrow_bounds(bounds, modes, narrowed);
     /* For no mode at all, whoever is there. */
-    return asked && (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[c].ops);
+    asked = asked && (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[part].ops);
+    return asked ? narrowed : NULL;
 }
 
-/* The composite's own memory, and its children's behind it. */
-static attn_status total_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
-                              attn_memory_size *total, attn_error *error)
+static fanout_metadata_form form_of(const attn_instance *instance)
 {
-    if (kind == ATTN_METADATA_GRAPH && instance->routing.split_mixed &&
-        bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
-        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "MIXED cannot be captured");
-    attn_status status = ATTN_OK;
-    memset(total, 0, sizeof *total);
-    total->struct_size = sizeof *total;
-    total->size[OWN_REGION] = phase_metadata_bytes(instance->layers.num_kv_groups);
-    total->alignment[OWN_REGION] = _Alignof(attn_metadata);
-    for (int c = 0; c < NUM_PHASES && status == ATTN_OK; c++) {
-        attn_memory_size child;
-        attn_bounds narrowed;
-        if (!narrow(instance, c, bounds, &narrowed))
-            continue;
-        status =
-            fanout_metadata_size(&instance->children, (uint32_t)c, kind, &narrowed, &child, error);
-        if (status == ATTN_OK)
-            fanout_memory_add(&child, total);
-    }
-    return status;
+    return (fanout_metadata_form){.own = phase_metadata_bytes(instance->layers.num_kv_groups),
+                                  .alignment = _Alignof(attn_metadata),
+                                  .split = instance->routing.split_mixed,
+                                  .num_parts = NUM_PHASES,
+                                  .narrow = narrow};
 }
 
 attn_status phase_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                 attn_memory_size *size, attn_error *error)
 {
-    attn_memory_size total;
-    attn_status status = total_size(instance, kind, bounds, &total, error);
-    if (status == ATTN_OK)
-        fanout_memory_answer(&total, size);
-    return status;
+    const fanout_metadata_form form = form_of(instance);
+    return fanout_answer_size(instance, &form, kind, bounds, size, error);
 }
 
 void phase_metadata_destroy(attn_metadata *metadata)
@@ -88,7 +68,7 @@ void phase_metadata_destroy(attn_metadata *metadata)
 static attn_metadata *lay_out(attn_instance *instance, const attn_bounds *bounds,
                               const attn_memory *memory)
 {
-    attn_metadata *made = memory->base[OWN_REGION];
+    attn_metadata *made = memory->base[FANOUT_OWN_REGION];
     memset(made, 0, phase_metadata_bytes(instance->layers.num_kv_groups));
     made->instance = instance;
     made->mode = ATTN_MODE_COUNT;
@@ -106,21 +86,20 @@ attn_status phase_metadata_create(attn_instance *instance, uint32_t kind, const 
                                   attn_error *error)
 {
     attn_memory memory;
-    attn_memory_size size, used = {.struct_size = sizeof used};
-    COPY_SIZED(&memory, given);
-    attn_status status = total_size(instance, kind, bounds, &size, error);
-    if (status == ATTN_OK)
-        status = fanout_memory_check(&size, &memory, error);
+    attn_memory_size used = {.struct_size = sizeof used};
+    const fanout_metadata_form form = form_of(instance);
+    attn_status status = fanout_read_memory(instance, &form, kind, bounds, given, &memory, error);
     if (status != ATTN_OK)
         return status;
 
     attn_metadata *made = lay_out(instance, bounds, &memory);
-    used.size[OWN_REGION] = phase_metadata_bytes(instance->layers.num_kv_groups);
-    for (int c = 0; c < NUM_PHASES && status == ATTN_OK; c++) {
+    used.size[FANOUT_OWN_REGION] = phase_metadata_bytes(instance->layers.num_kv_groups);
+    for (uint32_t part = 0; part < NUM_PHASES && status == ATTN_OK; part++) {
         attn_bounds narrowed;
-        if (narrow(instance, c, &made->bounds, &narrowed))
-            status = fanout_metadata_create(&instance->children, (uint32_t)c, kind, &narrowed,
-                                            &memory, &used, &made->child[c], error);
+        uint32_t c;
+        if (narrow(instance, part, &made->bounds, &c, &narrowed))
+            status = fanout_metadata_create(&instance->children, c, kind, &narrowed, &memory, &used,
+                                            &made->child[c], error);
     }
     if (status != ATTN_OK)
         phase_metadata_destroy(made);

@@ -65,7 +65,7 @@ typedef struct picker {
 } picker;
 
 struct attn_instance {
-    fanout children;
+    fanout children;                       /* first: fanout_op_destroy() and its kin */
     fanout_child child[PICK_MAX_CHILDREN]; /* what `children` has */
     picker pick;
     uint32_t needs[PICK_MAX_CHILDREN]; /* SLICE_*, of the layers that can come to a child */
@@ -96,11 +96,8 @@ attn_status pick_query(const attn_services *services, const picker *pick, const 
 attn_status pick_create(const attn_services *services, const picker *pick, const char *const *names,
                         const attn_problem *problems, uint32_t num_problems, size_t own_size,
                         attn_instance **instance, attn_error *error);
-void pick_destroy(attn_instance *instance);
 
 /* Slots of attn_backend_ops. */
-uint32_t pick_index_forms(attn_instance *instance);
-const void *pick_get_extension(attn_instance *instance, const char *id);
 attn_status pick_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                attn_memory_size *size, attn_error *error);
 attn_status pick_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,

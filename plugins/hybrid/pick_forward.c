@@ -33,8 +33,6 @@ struct attn_metadata {
                                     /* of its decode rows; behind the KV groups */
 };
 
-enum { OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
-
 uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups)
 {
     return sizeof(attn_metadata) + (uint64_t)PICK_HALVES * num_kv_groups * sizeof(attn_kv_batch) +
@@ -46,17 +44,20 @@ static uint64_t own_bytes(const attn_instance *instance)
     return pick_metadata_bytes(instance->num_parts, instance->layers.num_kv_groups);
 }
 
-/* What child `c` is to be given of `bounds`; returns whether it needs metadata at all. */
-static int narrow(const attn_instance *instance, uint32_t half, uint32_t c,
-                  const attn_bounds *bounds, attn_bounds *narrowed)
+/* A part is a half of a child: what is that given of `bounds`? NULL if it needs no metadata at all.
+ */
+static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
+                                 const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
     pick_share share = {0};
+    *c = part / PICK_HALVES;
     for (uint32_t p = 0; p < instance->num_parts; p++)
-        pick_add_share(&instance->pick, instance->parts[p], bounds, half, c, &share);
+        pick_add_share(&instance->pick, instance->parts[p], bounds, part % PICK_HALVES, *c, &share);
     pick_narrow_bounds(bounds, &share, narrowed);
     /* For no mode at all, whoever is there. */
-    return share.asked &&
-           (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[c].ops);
+    int asked =
+        share.asked && (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[*c].ops);
+    return asked ? narrowed : NULL;
 }
 
 /* Does anything come to the child by what was decided? */
@@ -75,41 +76,20 @@ static int comes(const attn_instance *instance, uint32_t half, uint32_t c,
     return share.asked;
 }
 
-/* The composite's own memory, and its children's behind it. */
-static attn_status total_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
-                              attn_memory_size *total, attn_error *error)
+static fanout_metadata_form form_of(const attn_instance *instance)
 {
-    if (kind == ATTN_METADATA_GRAPH && instance->pick.split_mixed &&
-        bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
-        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "MIXED cannot be captured");
-    attn_status status = ATTN_OK;
-    memset(total, 0, sizeof *total);
-    total->struct_size = sizeof *total;
-    total->size[OWN_REGION] = own_bytes(instance);
-    total->alignment[OWN_REGION] = _Alignof(attn_metadata);
-    for (uint32_t i = 0; i < PICK_HALVES * instance->children.num_children && status == ATTN_OK;
-         i++) {
-        attn_memory_size child;
-        attn_bounds narrowed;
-        uint32_t c = i / PICK_HALVES;
-        if (!narrow(instance, i % PICK_HALVES, c, bounds, &narrowed))
-            continue;
-        status = fanout_metadata_size(&instance->children, c, kind, &narrowed, &child, error);
-        if (status == ATTN_OK)
-            fanout_memory_add(&child, total);
-    }
-    return status;
+    return (fanout_metadata_form){.own = own_bytes(instance),
+                                  .alignment = _Alignof(attn_metadata),
+                                  .split = instance->pick.split_mixed,
+                                  .num_parts = PICK_HALVES * instance->children.num_children,
+                                  .narrow = narrow};
 }
 
 attn_status pick_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                attn_memory_size *size, attn_error *error)
 {
-    attn_memory_size total;
-    attn_status status = total_size(instance, kind, bounds, &total, error);
-    if (status == ATTN_OK)
-        fanout_memory_answer(&total, size);
-    return status;
+    const fanout_metadata_form form = form_of(instance);
+    return fanout_answer_size(instance, &form, kind, bounds, size, error);
 }
 
 void pick_metadata_destroy(attn_metadata *metadata)
@@ -123,7 +103,7 @@ void pick_metadata_destroy(attn_metadata *metadata)
 static attn_metadata *lay_out(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                               const attn_memory *memory)
 {
-    attn_metadata *made = memory->base[OWN_REGION];
+    attn_metadata *made = memory->base[FANOUT_OWN_REGION];
     uint32_t num_kv_groups = instance->layers.num_kv_groups;
     attn_kv_batch *kv_groups = (attn_kv_batch *)(made + 1);
     memset(made, 0, own_bytes(instance));
@@ -181,12 +161,12 @@ static attn_status create_children(attn_metadata *made, uint32_t kind, const att
     attn_instance *instance = made->instance;
     attn_memory_size used = {.struct_size = sizeof used};
     attn_status status = ATTN_OK;
-    used.size[OWN_REGION] = own_bytes(instance);
+    used.size[FANOUT_OWN_REGION] = own_bytes(instance);
     for (uint32_t i = 0; i < PICK_HALVES * instance->children.num_children && status == ATTN_OK;
          i++) {
         attn_bounds narrowed;
-        uint32_t c = i / PICK_HALVES, half = i % PICK_HALVES;
-        if (narrow(instance, half, c, &made->bounds, &narrowed) &&
+        uint32_t c, half = i % PICK_HALVES;
+        if (narrow(instance, i, &made->bounds, &c, &narrowed) &&
             comes(instance, half, c, &made->bounds) &&
             (kind != ATTN_METADATA_GRAPH || is_captured(made, c)))
             status = fanout_metadata_create(&instance->children, c, kind, &narrowed, memory, &used,
@@ -200,11 +180,8 @@ attn_status pick_metadata_create(attn_instance *instance, uint32_t kind, const a
                                  attn_error *error)
 {
     attn_memory memory;
-    attn_memory_size size;
-    COPY_SIZED(&memory, given);
-    attn_status status = total_size(instance, kind, bounds, &size, error);
-    if (status == ATTN_OK)
-        status = fanout_memory_check(&size, &memory, error);
+    const fanout_metadata_form form = form_of(instance);
+    attn_status status = fanout_read_memory(instance, &form, kind, bounds, given, &memory, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = lay_out(instance, kind, bounds, &memory);
@@ -339,12 +316,10 @@ attn_status pick_forward_extend(attn_metadata *metadata, int32_t layer_id,
                                 attn_error *error)
 {
     const fanout_layer *layer;
-    if (metadata->mode == ATTN_MODE_COUNT || metadata->mode == ATTN_MODE_DECODE)
-        return plugin_fail(error, ATTN_BAD_STATE,
-                           "forward_extend: no batch of such a mode is planned");
-    if (metadata->mode == ATTN_MODE_IDLE)
-        return ATTN_OK;
-    attn_status status = find_layer(metadata, layer_id, &layer, error);
+    attn_status status = fanout_check_planned(metadata->mode, 0, error);
+    if (status != ATTN_OK || metadata->mode == ATTN_MODE_IDLE)
+        return status;
+    status = find_layer(metadata, layer_id, &layer, error);
     if (status != ATTN_OK)
         return status;
     return is_split(metadata, metadata->mode)
@@ -357,9 +332,9 @@ attn_status pick_forward_decode(attn_metadata *metadata, int32_t layer_id,
                                 attn_error *error)
 {
     const fanout_layer *layer;
-    if (metadata->mode != ATTN_MODE_DECODE)
-        return plugin_fail(error, ATTN_BAD_STATE, "forward_decode: no DECODE batch is planned");
-    attn_status status = find_layer(metadata, layer_id, &layer, error);
+    attn_status status = fanout_check_planned(metadata->mode, 1, error);
+    if (status == ATTN_OK)
+        status = find_layer(metadata, layer_id, &layer, error);
     return status == ATTN_OK ? forward_child(metadata, PICK_WHOLE, 1, layer, args, stream, error)
                              : status;
 }

@@ -10,6 +10,7 @@
 #include "split.h"
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
 #define BIT(mode)   ATTN_MODE_BIT(ATTN_MODE_##mode)
@@ -355,19 +356,13 @@ static attn_instance *make(const attn_services *services, const picker *pick,
                            const attn_problem *problems, uint32_t num_problems, size_t own_size,
                            attn_error *error)
 {
-    uint32_t count = fanout_count_layers(problems, num_problems);
+    uint32_t count = problem_count_layers(problems, num_problems);
     size_t parts = sizeof(attn_instance) + count * sizeof(fanout_layer);
     size_t own = (parts + count * sizeof(uint32_t) + 15) / 16 * 16, size = own + own_size;
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
-    if (!made) {
-        plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
+    attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),
+                                          pick->rules->num_children, problems, error);
+    if (!made)
         return NULL;
-    }
-    memset(made, 0, size);
-    made->children = (fanout){.services = services,
-                              .children = made->child,
-                              .num_children = pick->rules->num_children,
-                              .on_cpu = problems->device->type == ATTN_DEVICE_CPU};
     made->pick = *pick;
     made->parts = (uint32_t *)((char *)made + parts);
     made->own = (char *)made + own;
@@ -389,31 +384,6 @@ attn_status pick_create(const attn_services *services, const picker *given,
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     struct narrowing of = {.services = services, .pick = &pick};
-    for (uint32_t c = 0; c < pick.rules->num_children && status == ATTN_OK; c++)
-        status = fanout_create(&made->children, c, names[c], problems, num_problems, narrow_problem,
-                               &of, error);
-    if (status != ATTN_OK)
-        pick_destroy(made);
-    else
-        *instance = made;
-    return status;
-}
-
-void pick_destroy(attn_instance *instance)
-{
-    if (!instance)
-        return;
-    const attn_services *services = instance->children.services;
-    fanout_destroy(&instance->children);
-    services->release(services->ctx, ATTN_SPACE_HOST, instance);
-}
-
-uint32_t pick_index_forms(attn_instance *instance)
-{
-    return fanout_index_forms(&instance->children);
-}
-
-const void *pick_get_extension(attn_instance *instance, const char *id)
-{
-    return fanout_get_extension(&instance->children, id);
+    return fanout_create_all(made, names, problems, num_problems, narrow_problem, &of, instance,
+                             error);
 }

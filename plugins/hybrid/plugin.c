@@ -5,7 +5,7 @@
  */
 #include "hybrid.h"
 
-#include "plugins/common/plugin_error.h"
+#include "plugins/common/plugin_entry.h"
 
 static const attn_backend_type *const types[] = {
     &hybrid_phase_type,
@@ -18,32 +18,17 @@ static const attn_backend_type *const types[] = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    if (index >= NUM_TYPES)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0..%u", index,
-                           NUM_TYPES - 1);
-    *type = types[index];
-    return ATTN_OK;
+    return plugin_describe(types, NUM_TYPES, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error)
 {
-    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
-        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
-                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
-    attn_plugin mine = {
-        .struct_size = plugin->struct_size,
-        .abi_major = ATTN_ABI_MAJOR,
-        .abi_minor = ATTN_ABI_MINOR,
+    static const attn_plugin mine = {
         .num_backends = NUM_TYPES,
         .name = "hybrid",
-        .version = "0.1.0",
-        .vendor = "attnhost",
         .doc = "composites: several backends as one",
-        .build = __VERSION__,
         .describe = describe,
     };
-    __builtin_memcpy(plugin, &mine,
-                     plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
-    return ATTN_OK;
+    return plugin_answer(host, &mine, plugin, error);
 }

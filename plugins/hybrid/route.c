@@ -89,26 +89,20 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     return ATTN_OK;
 }
 
-static attn_status prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
-                           attn_error *error)
-{
-    return fanout_prepare(&instance->children, progress, progress_ctx, error);
-}
-
 /* ---- Type ------------------------------------------------------------------------------------ */
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof ops,
-    .destroy = pick_destroy,
-    .prepare = prepare,
-    .index_forms = pick_index_forms,
+    .destroy = fanout_op_destroy,
+    .prepare = fanout_op_prepare,
+    .index_forms = fanout_op_index_forms,
     .metadata_size = pick_metadata_size,
     .metadata_create = pick_metadata_create,
     .init_forward_metadata = pick_init_forward_metadata,
     .metadata_destroy = pick_metadata_destroy,
     .forward_extend = pick_forward_extend,
     .forward_decode = pick_forward_decode,
-    .get_extension = pick_get_extension,
+    .get_extension = fanout_op_get_extension,
 };
 
 const attn_backend_type route_type = {

@@ -5,6 +5,7 @@
  */
 #include "linear.h"
 
+#include "plugins/common/batch.h"
 #include "plugins/common/plugin_error.h"
 
 #include <string.h>
@@ -41,20 +42,6 @@ static attn_status inputs_task(void *arg, int64_t task, uint32_t worker)
     return ATTN_OK;
 }
 
-/* Run `count` tasks; a single one, here. */
-static attn_status run(linear_call *call, int64_t count, attn_task task, attn_error *error)
-{
-    const attn_services *services = call->instance->services;
-    attn_status status = ATTN_OK;
-    if (count == 1)
-        status = task(call, 0, 0);
-    else if (count > 1)
-        status = services->parallel_for(services->ctx, count, task, call);
-    if (status == ATTN_OK)
-        return ATTN_OK;
-    return plugin_fail(error, status, "parallel_for failed with status %d", status);
-}
-
 /* Rows of padding: their output has to be finite. */
 static void clear_padding(const linear_call *call)
 {
@@ -71,19 +58,18 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     linear_call call;
     if (!metadata || !args)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
-    if (!metadata->planned)
-        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
-    if (metadata->mode == ATTN_MODE_IDLE)
-        return ATTN_OK;
-    if (decode != (metadata->mode == ATTN_MODE_DECODE))
-        return plugin_fail(error, ATTN_BAD_STATE, "%s for a batch of mode %u",
-                           decode ? "forward_decode" : "forward_extend", metadata->mode);
-    attn_status status = linear_call_init(&call, metadata, layer_id, args, error);
+    attn_status status = batch_check_forward(metadata->planned, metadata->mode, decode, error);
+    if (status != ATTN_OK || metadata->mode == ATTN_MODE_IDLE)
+        return status;
+    status = linear_call_init(&call, metadata, layer_id, args, error);
+    if (status == ATTN_OK)
+        status = batch_run_tasks(call.instance->services,
+                                 (int64_t)metadata->num_seqs * call.group->num_blocks, heads_task,
+                                 &call, error);
     if (status == ATTN_OK)
         status =
-            run(&call, (int64_t)metadata->num_seqs * call.group->num_blocks, heads_task, error);
-    if (status == ATTN_OK)
-        status = run(&call, metadata->num_seqs * conv_blocks(call.group), inputs_task, error);
+            batch_run_tasks(call.instance->services, metadata->num_seqs * conv_blocks(call.group),
+                            inputs_task, &call, error);
     if (status == ATTN_OK)
         clear_padding(&call);
     return status;

@@ -5,7 +5,9 @@
 #include "linear.h"
 
 #include "plugins/common/copy_sized.h"
+#include "plugins/common/instance.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 
 #include <math.h>
 #include <string.h>
@@ -95,14 +97,6 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static uint64_t instance_bytes(const attn_problem *problems, uint32_t num_problems)
-{
-    uint64_t layers = 0;
-    for (uint32_t i = 0; i < num_problems; i++)
-        layers += ((const attn_problem *)attn_at(problems, i))->group->num_layers;
-    return sizeof(attn_instance) + num_problems * sizeof(linear_group) + layers * sizeof(int32_t);
-}
-
 attn_status linear_create(const attn_backend_type *type, const attn_problem *problems,
                           uint32_t num_problems, const attn_options *options,
                           const attn_services *services, attn_instance **instance,
@@ -111,25 +105,24 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
     (void)type;
     linear_options read;
     const void *kernels = NULL;
-    if (!problems || num_problems == 0 || !services || !instance)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problems, services or instance is missing");
-    if (num_problems > MAX_GROUPS)
-        return plugin_fail(error, ATTN_UNSUPPORTED, "%u layer groups: accepted 1..%d", num_problems,
-                           MAX_GROUPS);
-    attn_status status = linear_options_read(options, &read, error);
+    attn_status status =
+        instance_require_arguments(problems, num_problems, services, instance, error);
+    if (status == ATTN_OK)
+        status = instance_require_groups(num_problems, MAX_GROUPS, error);
+    if (status == ATTN_OK)
+        status = linear_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = linear_require(options, services, attn_at(problems, i), error);
+        status = problem_require(&linear_type, options, services, attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cpu_isa_choose(linear_builds, linear_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
 
-    uint64_t size = instance_bytes(problems, num_problems);
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(linear_group) +
+                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(int32_t);
+    attn_instance *made = instance_allocate(services, size, error);
     if (!made)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "no memory for an instance of %llu bytes", (unsigned long long)size);
+        return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,
                             .kernels = kernels,
                             .options = read,

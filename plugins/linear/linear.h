@@ -48,10 +48,6 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error);
 
-/* UNSUPPORTED, with the first reason, if query says no. */
-attn_status linear_require(const attn_options *options, const attn_services *services,
-                           const attn_problem *problem, attn_error *error);
-
 /* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
  * that are not known. */
 attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);

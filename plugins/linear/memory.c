@@ -7,11 +7,7 @@
  */
 #include "linear.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
 #include "plugins/common/region.h"
-
-#include <string.h>
 
 enum { ALIGNMENT = 64 };
 
@@ -49,19 +45,15 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t *scratch, uint64_t *host,
                            attn_error *error)
 {
-    if (kind == ATTN_METADATA_GRAPH)
-        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
-                                 "graph metadata: nothing can be captured on a processor");
-    if (kind != ATTN_METADATA_EAGER)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1", kind);
-    if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
-    COPY_SIZED(bounds, given);
-    attn_status status = linear_require_bounds(bounds, error);
+    attn_status status = region_read_eager_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = linear_require_bounds(bounds, error);
+    if (status != ATTN_OK)
+        return status;
     *scratch = linear_worker_bytes(instance->groups, instance->num_groups) *
                instance->services->num_workers;
-    *host = status == ATTN_OK ? linear_metadata_bytes(bounds) : 0;
-    return status;
+    *host = linear_metadata_bytes(bounds);
+    return ATTN_OK;
 }
 
 attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -72,12 +64,7 @@ attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
     if (status != ATTN_OK)
         return status;
-    memset((char *)size + sizeof size->struct_size, 0,
-           size->struct_size - sizeof size->struct_size);
-    size->size[SCRATCH] = scratch;
-    size->alignment[SCRATCH] = ALIGNMENT;
-    size->size[METADATA] = host;
-    size->alignment[METADATA] = ALIGNMENT;
+    region_tell_size(size, scratch, host, ALIGNMENT);
     return ATTN_OK;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "linear.h"
 
+#include "plugins/common/batch.h"
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
@@ -26,39 +27,15 @@ typedef struct plan_source {
     const int32_t *seq_lens;    /* NULL = not given: nothing depends on them */
 } plan_source;
 
-/* On the CPU both are the same memory; either will do while the call lasts. */
-static const int32_t *read_i32(const attn_i32_array *array)
-{
-    return array->device ? array->device : array->host;
-}
-
 /* ---- The batch as a whole -------------------------------------------------------------------- */
-
-static attn_status check_bound(const char *what, int64_t got, int64_t bound, uint32_t field,
-                               attn_error *error)
-{
-    if (got < 0 || got > bound)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field,
-                                 "%s %lld: accepted 0..%lld, %s of this metadata", what,
-                                 (long long)got, (long long)bound, verdict_field_name(field));
-    return ATTN_OK;
-}
 
 static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
                                attn_error *error)
 {
-    if (batch->mode >= ATTN_MODE_COUNT)
-        return FAIL(error, "mode %u: accepted 0..%d", batch->mode, ATTN_MODE_COUNT - 1);
-    if (batch->mode == ATTN_MODE_IDLE)
-        return ATTN_OK;
-    if (!(metadata->bounds.modes & ATTN_MODE_BIT(batch->mode)))
-        return FAIL(error, "mode %u: accepted the set %#x, the bounds of this metadata",
-                    batch->mode, metadata->bounds.modes);
-    attn_status status = check_bound("num_seqs", batch->num_seqs, metadata->bounds.max_seqs,
-                                     ATTN_FIELD_MAX_SEQS, error);
-    if (status == ATTN_OK)
-        status = check_bound("num_tokens", batch->num_tokens, metadata->bounds.max_tokens,
-                             ATTN_FIELD_MAX_TOKENS, error);
+    attn_status status = batch_check_mode(&metadata->bounds, batch->mode, error);
+    if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
+        return status;
+    status = batch_check_counts(&metadata->bounds, batch, error);
     if (status == ATTN_OK && (batch->num_real_seqs < 0 || batch->num_real_seqs > batch->num_seqs))
         status =
             FAIL(error, "num_real_seqs %d: accepted 0..%d", batch->num_real_seqs, batch->num_seqs);
@@ -69,7 +46,7 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
 {
     if (batch->mask && batch->mask->kind != ATTN_MASK_LAYER)
         return FAIL(error, "mask kind %u: accepted 0", batch->mask->kind);
-    if (read_i32(&batch->positions) || batch->multi_item)
+    if (batch_read_i32(&batch->positions) || batch->multi_item)
         return FAIL(error, "positions or multi_item are given: accepted neither");
     if (batch->spec && batch->spec->top_k > 1)
         return FAIL(error, "spec.top_k %d: accepted 1: a recurrence has no branches",
@@ -83,12 +60,12 @@ static attn_status find_arrays(plan_source *from, attn_error *error)
     if (!batch->state)
         return batch->num_seqs > 0 ? FAIL(error, "state is missing") : ATTN_OK;
     COPY_SIZED(&from->state, batch->state);
-    from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : read_i32(&batch->q_indptr);
-    from->seq_lens = read_i32(&batch->seq_lens);
-    from->slot = read_i32(&from->state.slot);
-    from->dst_slot = read_i32(&from->state.dst_slot);
-    from->has_initial = read_i32(&from->state.has_initial);
-    from->snapshots = read_i32(&from->state.snapshots);
+    from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : batch_read_i32(&batch->q_indptr);
+    from->seq_lens = batch_read_i32(&batch->seq_lens);
+    from->slot = batch_read_i32(&from->state.slot);
+    from->dst_slot = batch_read_i32(&from->state.dst_slot);
+    from->has_initial = batch_read_i32(&from->state.has_initial);
+    from->snapshots = batch_read_i32(&from->state.snapshots);
     if (batch->num_seqs > 0 && !from->slot)
         return FAIL(error, "state.slot is missing");
     if (batch->num_seqs > 0 && batch->mode != ATTN_MODE_DECODE && !from->indptr)
@@ -112,8 +89,8 @@ static attn_status find_rows(attn_metadata *metadata, const plan_source *from, i
         return FAIL(error, "sequence %d has rows %d..%lld: accepted within %d..%d", s,
                     sequence->first_row, (long long)behind - 1, metadata->first_row,
                     metadata->row_end - 1);
-    return check_bound("queries of a sequence", sequence->num_rows, metadata->bounds.max_q_len,
-                       ATTN_FIELD_MAX_Q_LEN, error);
+    return batch_check_bound("queries of a sequence", sequence->num_rows,
+                             metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
 }
 
 static attn_status find_slots(attn_metadata *metadata, const plan_source *from, int32_t s,
@@ -149,11 +126,11 @@ static attn_status check_lengths(const attn_metadata *metadata, const plan_sourc
     }
     attn_status status = ATTN_OK;
     if (bounds->max_kv_len > 0)
-        status = check_bound("tokens of a sequence", longest, bounds->max_kv_len,
-                             ATTN_FIELD_MAX_KV_LEN, error);
+        status = batch_check_bound("tokens of a sequence", longest, bounds->max_kv_len,
+                                   ATTN_FIELD_MAX_KV_LEN, error);
     if (status == ATTN_OK && bounds->max_kv_tokens > 0)
-        status = check_bound("tokens of all sequences", all, bounds->max_kv_tokens,
-                             ATTN_FIELD_MAX_KV_TOKENS, error);
+        status = batch_check_bound("tokens of all sequences", all, bounds->max_kv_tokens,
+                                   ATTN_FIELD_MAX_KV_TOKENS, error);
     return status;
 }
 

@@ -5,25 +5,17 @@
  */
 #include "linear.h"
 
-#include "plugins/common/plugin_error.h"
+#include "plugins/common/option.h"
+#include "plugins/common/plugin_entry.h"
 
 #include <string.h>
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-static const char *const isa_choices[] = {"auto", "generic", "avx2", "avx512"};
-
 enum { DEFAULT_RECURRENT = 8 };
 
 static const attn_option options_declared[] = {
-    {.struct_size = sizeof(attn_option),
-     .type = ATTN_OPTION_ENUM,
-     .key = "isa",
-     .default_text = "auto",
-     .min = 1,
-     .num_choices = 4,
-     .choices = isa_choices,
-     .doc = "instruction set of the kernels; auto = the widest that this processor has"},
+    CPU_ISA_OPTION,
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
      .key = "recurrent_tokens",
@@ -35,17 +27,6 @@ static const attn_option options_declared[] = {
             "last bits of results depend on it"},
 };
 
-static attn_status read_value(const attn_option_value *value, int64_t low, int64_t high,
-                              int32_t *to, attn_error *error)
-{
-    if (value->integer < low || value->integer > high)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: %s = %lld: accepted %lld..%lld", value->place, value->key,
-                                 (long long)value->integer, (long long)low, (long long)high);
-    *to = (int32_t)value->integer;
-    return ATTN_OK;
-}
-
 attn_status linear_options_read(const attn_options *given, linear_options *options,
                                 attn_error *error)
 {
@@ -54,9 +35,9 @@ attn_status linear_options_read(const attn_options *given, linear_options *optio
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, "isa") == 0)
-            status = read_value(value, CPU_ISA_AUTO, CPU_ISA_AVX512, &options->isa, error);
+            status = option_read_number(value, CPU_ISA_AUTO, CPU_ISA_AVX512, &options->isa, error);
         else if (strcmp(value->key, "recurrent_tokens") == 0)
-            status = read_value(value, 1, 1 << 20, &options->recurrent_tokens, error);
+            status = option_read_number(value, 1, 1 << 20, &options->recurrent_tokens, error);
     }
     return status;
 }
@@ -73,13 +54,6 @@ static uint32_t index_forms(attn_instance *instance)
     return 0;
 }
 
-static const void *get_extension(attn_instance *instance, const char *id)
-{
-    (void)instance;
-    (void)id;
-    return NULL;
-}
-
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),
     .destroy = linear_destroy,
@@ -90,7 +64,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = linear_metadata_destroy,
     .forward_extend = linear_forward_extend,
     .forward_decode = linear_forward_decode,
-    .get_extension = get_extension,
+    .get_extension = plugin_no_extension,
 };
 
 const attn_backend_type linear_type = {
@@ -108,30 +82,18 @@ const attn_backend_type linear_type = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    if (index != 0)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
-    *type = &linear_type;
-    return ATTN_OK;
+    static const attn_backend_type *const types[] = {&linear_type};
+    return plugin_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error)
 {
-    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
-        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
-                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
-    attn_plugin mine = {
-        .struct_size = plugin->struct_size,
-        .abi_major = ATTN_ABI_MAJOR,
-        .abi_minor = ATTN_ABI_MINOR,
+    static const attn_plugin mine = {
         .num_backends = 1,
         .name = "linear",
-        .version = "0.1.0",
-        .vendor = "attnhost",
         .doc = "recurrent layers on the host's processor",
-        .build = __VERSION__,
         .describe = describe,
     };
-    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
-    return ATTN_OK;
+    return plugin_answer(host, &mine, plugin, error);
 }

@@ -7,9 +7,9 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +24,6 @@ typedef struct question {
 } question;
 
 enum {
-    ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
     ALL_FLAGS = ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES | ATTN_LINEAR_CONV_IDENTITY,
     ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV
 };
@@ -88,33 +87,29 @@ static attn_status check_heads(const question *ask, attn_error *error)
 
 static attn_status check_sense(const question *ask, attn_error *error)
 {
-    if (ask->group.num_layers < 1 || !ask->group.layers)
-        return FAIL(error, ATTN_FIELD_NUM_LAYERS, "num_layers %u: accepted 1 and more",
-                    ask->group.num_layers);
-    if (!is_linear(ask)) /* what else stands there is for others to judge */
-        return ATTN_OK;
+    attn_status status = problem_require_layers(&ask->group, error);
+    /* What else stands there is for others to judge. */
+    if (status != ATTN_OK || !is_linear(ask))
+        return status;
     if (!ask->group.linear)
         return FAIL(error, ATTN_FIELD_LINEAR_DIMS, "a linear group without its dimensions");
     if (ask->dims.family >= ATTN_LINEAR_COUNT) /* heads of what? */
         return ATTN_OK;
-    attn_status status = check_numbers(ask, error);
+    status = check_numbers(ask, error);
     return status == ATTN_OK ? check_heads(ask, error) : status;
 }
 
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    if (!problem || !problem->group || !problem->bounds || !problem->device)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problem, group, bounds or device is NULL");
-    COPY_SIZED(&ask->problem, problem);
-    COPY_SIZED(&ask->group, problem->group);
-    COPY_SIZED(&ask->bounds, problem->bounds);
-    COPY_SIZED(&ask->device, problem->device);
+    attn_status status =
+        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    if (status != ATTN_OK)
+        return status;
     memset(&ask->dims, 0, sizeof ask->dims);
     if (ask->group.linear)
         COPY_SIZED(&ask->dims, ask->group.linear);
-    attn_status status = linear_options_read(options, &ask->options, error);
+    status = linear_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
 
@@ -123,6 +118,17 @@ static attn_status question_init(question *ask, const attn_options *options,
 #define REFUSE(reason, field, ...)                                                                 \
     verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
+static const problem_limits limits = {
+    .layer_flags = {0, "0"},
+    /* A recurrence knows no other order than that of the tokens. */
+    .mask_kinds = {ATTN_MASK_BIT(ATTN_MASK_LAYER), "0..1"},
+    .uses = {ALL_USES, "0, 4, 8, 12"},
+    /* Nothing is enqueued on a processor, so nothing can be captured. */
+    .graph_level = {ATTN_GRAPH_NEVER, "0"},
+    /* How a sequence is cut into batches shows in the last bits: chunks begin with the batch. */
+    .notes = {ATTN_NOTE_DETERMINISTIC, "0..1"},
+};
+
 static void check_device(const question *ask, attn_verdict *verdict)
 {
     cpu_isa_check(linear_builds, linear_num_builds, ask->options.isa, &ask->device, verdict);
@@ -130,18 +136,14 @@ static void check_device(const question *ask, attn_verdict *verdict)
 
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"softmax", "mla", "linear", "sparse"};
     if (!is_linear(ask))
-        REFUSE(LAYER_KIND, KIND, "linear", "%s",
-               ask->group.kind < ATTN_KIND_COUNT ? names[ask->group.kind] : "unknown");
+        REFUSE(LAYER_KIND, KIND, "linear", "%s", verdict_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"decoder", "encoder_only", "cross"};
     if (ask->group.attn_type != ATTN_TYPE_DECODER)
-        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s",
-               ask->group.attn_type < ATTN_TYPE_COUNT ? names[ask->group.attn_type] : "unknown");
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s", verdict_attn_type_name(ask->group.attn_type));
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)
@@ -156,13 +158,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    for (uint32_t n = 0; n < ask->group.num_layers; n++) {
-        const attn_layer *layer = attn_at(ask->group.layers, n);
-        if (layer->flags != 0) {
-            REFUSE(UNKNOWN_FEATURE, LAYERS, "0", "%#x", layer->flags);
-            return;
-        }
-    }
+    problem_check_layers(&limits, &ask->group, verdict);
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
@@ -209,64 +205,19 @@ static void check_layout(const question *ask, attn_verdict *verdict)
                layout ? layout : "absent");
 }
 
-static void check_modes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.modes & ~(uint32_t)ALL_MODES)
-        REFUSE(MODE, MODES, "0..63", "%#x", ask->bounds.modes);
-}
-
-/* A recurrence knows no other order than that of the tokens. */
-static void check_masks(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.mask_kinds & ~(uint32_t)ATTN_MASK_BIT(ATTN_MASK_LAYER))
-        REFUSE(MASK_KIND, MASK_KINDS, "0..1", "%#x", ask->bounds.mask_kinds);
-}
-
-static void check_uses(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.uses & ~(uint32_t)ALL_USES)
-        REFUSE(USES, USES, "0, 4, 8, 12", "%#x", ask->bounds.uses);
-}
-
-static void check_bound(int64_t value, uint32_t field, attn_verdict *verdict)
-{
-    if (value < 0)
-        verdict_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
-}
-
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    check_bound(ask->bounds.max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
-    check_bound(ask->bounds.max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
-    check_bound(ask->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
-    check_bound(ask->bounds.max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
-    check_bound(ask->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+    problem_check_bounds(&limits, &ask->bounds, verdict);
 }
 
-/* Nothing is enqueued on a processor, so nothing can be captured. */
-static void check_graph(const question *ask, attn_verdict *verdict)
+static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    if (ask->problem.graph_level != ATTN_GRAPH_NEVER)
-        REFUSE(GRAPH_LEVEL, GRAPH_LEVEL, "0", "%u", ask->problem.graph_level);
-}
-
-/* How a sequence is cut into batches shows in the last bits: chunks begin with the batch. */
-static void check_notes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->problem.need_notes & ~(uint32_t)ATTN_NOTE_DETERMINISTIC)
-        REFUSE(DETERMINISM, NEED_NOTES, "0..1", "%#x", ask->problem.need_notes);
-}
-
-static void check_features(const question *ask, attn_verdict *verdict)
-{
-    for (uint32_t i = 0; i < ask->problem.num_features; i++)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "%s", ask->problem.features[i]);
+    problem_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
     check_device, check_kind,   check_attn_type, check_group_flags, check_layers,
-    check_dims,   check_dtypes, check_layout,    check_modes,       check_masks,
-    check_uses,   check_bounds, check_graph,     check_notes,       check_features,
+    check_dims,   check_dtypes, check_layout,    check_bounds,      check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -307,34 +258,11 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
     return ATTN_OK;
 }
 
-attn_status linear_require(const attn_options *options, const attn_services *services,
-                           const attn_problem *problem, attn_error *error)
-{
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status = linear_query(&linear_type, options, services, problem, &verdict, error);
-    if (status != ATTN_OK || verdict.supported)
-        return status;
-    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                             "%s %s: accepted %s (of %u reasons)", verdict_field_name(reason.field),
-                             reason.got, reason.accepted, verdict.num_reasons);
-}
-
 attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict given = {.struct_size = sizeof given, .reasons_capacity = 1, .reasons = &reason};
-    attn_verdict verdict;
-    question ask = {.bounds = *bounds};
-    verdict_begin(&given, &verdict);
-    check_modes(&ask, &verdict);
-    check_masks(&ask, &verdict);
-    check_uses(&ask, &verdict);
-    check_bounds(&ask, &verdict);
-    if (!verdict.supported)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
-                                 verdict_field_name(reason.field), reason.got, reason.accepted);
+    attn_status status = problem_require_bounds(&limits, bounds, error);
+    if (status != ATTN_OK)
+        return status;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0)
         return FAIL(error, ATTN_FIELD_BATCH,
                     "bounds max_seqs %d, max_tokens %d, max_q_len %d: accepted 1 and more",

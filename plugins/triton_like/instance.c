@@ -6,17 +6,10 @@
 #include "triton_like.h"
 
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 
 #include <stdio.h>
 #include <string.h>
-
-static uint32_t count_layers(const attn_problem *problems, uint32_t num_problems)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < num_problems; i++)
-        count += ((const attn_problem *)attn_at(problems, i))->group->num_layers;
-    return count;
-}
 
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
@@ -27,15 +20,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         const attn_problem *problem = attn_at(problems, i);
         triton_group_init(&instance->groups[i], problem);
         instance->groups[i].layers = next;
-        for (uint32_t n = 0; n < problem->group->num_layers; n++, next++) {
-            const attn_layer *layer = attn_at(problem->group->layers, n);
-            next->layer_id = layer->layer_id;
-            next->kv_read_only = (layer->flags & ATTN_LAYER_KV_READ_ONLY) != 0;
-            for (const triton_layer *other = layers; other < next; other++)
-                if (layer->layer_id < 0 || other->layer_id == layer->layer_id)
-                    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                             "layer_id %d twice, or below 0", layer->layer_id);
-        }
+        attn_status status = instance_list_layers(problem->group, layers, &next, error);
+        if (status != ATTN_OK)
+            return status;
     }
     return ATTN_OK;
 }
@@ -84,23 +71,22 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
     triton_options read;
     const cuda_api *cuda = NULL;
     const nvrtc_api *nvrtc = NULL;
-    if (!problems || num_problems == 0 || !services || !instance)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problems, services or instance is missing");
-    attn_status status = triton_options_read(options, &read, error);
+    attn_status status =
+        instance_require_arguments(problems, num_problems, services, instance, error);
+    if (status == ATTN_OK)
+        status = triton_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = triton_require(options, services, attn_at(problems, i), error);
+        status = problem_require(&triton_like_type, options, services, attn_at(problems, i), error);
     if (status == ATTN_OK && (status = cuda_api_get(&cuda, error)) == ATTN_OK)
         status = nvrtc_api_get(&nvrtc, error);
     if (status != ATTN_OK)
         return status;
 
     uint64_t size = sizeof(attn_instance) + num_problems * sizeof(triton_group) +
-                    (uint64_t)count_layers(problems, num_problems) * sizeof(triton_layer);
-    attn_instance *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(triton_layer);
+    attn_instance *made = instance_allocate(services, size, error);
     if (!made)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "no memory for an instance of %llu bytes", (unsigned long long)size);
+        return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,
                             .cuda = cuda,
                             .nvrtc = nvrtc,

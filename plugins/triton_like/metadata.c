@@ -11,6 +11,7 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/region.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -92,12 +93,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
-    if (kind > ATTN_METADATA_GRAPH)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1", kind);
-    if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
-    COPY_SIZED(bounds, given);
-    attn_status status = triton_require_bounds(bounds, error);
+    attn_status status = region_read_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = triton_require_bounds(bounds, error);
     if (status != ATTN_OK)
         return status;
     uint32_t variants = triton_variants(bounds->mask_kinds);
@@ -130,8 +128,7 @@ attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status != ATTN_OK)
         return status;
-    memset((char *)size + sizeof size->struct_size, 0,
-           size->struct_size - sizeof size->struct_size);
+    region_clear_size(size);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         size->size[region] = sizes[region];
         size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
@@ -147,17 +144,7 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, uint
                                           : "host metadata";
     if (needed == 0)
         return ATTN_OK;
-    if (memory->size[region] < needed || !memory->base[region]) {
-        if (error && ATTN_HAS(error, attn_error, needed))
-            error->needed = needed;
-        return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
-                                 "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,
-                                 memory->size[region], needed);
-    }
-    if ((uintptr_t)memory->base[region] % ALIGNMENT != 0)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
-                                 "%s is not aligned to %d bytes", name, ALIGNMENT);
-    return ATTN_OK;
+    return region_check(memory, region, name, needed, ALIGNMENT, error);
 }
 
 attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,

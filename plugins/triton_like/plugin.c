@@ -6,6 +6,8 @@
 #define _GNU_SOURCE /* dladdr */
 #include "triton_like.h"
 
+#include "plugins/common/option.h"
+#include "plugins/common/plugin_entry.h"
 #include "plugins/common/plugin_error.h"
 
 #include <dlfcn.h>
@@ -67,14 +69,6 @@ static const attn_option options_declared[] = {
      .doc = "folder of compiled kernels; empty = attnhost/triton_like in the user's cache folder"},
 };
 
-static attn_status out_of_range(const attn_option_value *value, int64_t max, int64_t min,
-                                attn_error *error)
-{
-    return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                             "%s: %s = %lld: accepted %lld..%lld", value->place, value->key,
-                             (long long)value->integer, (long long)min, (long long)max);
-}
-
 static attn_status read_path(const attn_option_value *value, char *path, attn_error *error)
 {
     if (snprintf(path, MAX_PATH, "%s", value->text) >= MAX_PATH)
@@ -88,13 +82,12 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
                                attn_error *error)
 {
     if (strcmp(value->key, "num_kv_splits") == 0) {
-        options->num_kv_splits = (int32_t)value->integer;
-        if (value->integer < 0 || value->integer > MAX_SPLITS)
-            return out_of_range(value, MAX_SPLITS, 0, error);
+        return option_read_number(value, 0, MAX_SPLITS, &options->num_kv_splits, error);
     } else if (strcmp(value->key, "split_tile_size") == 0) {
-        options->split_tile = value->integer ? (int32_t)value->integer : DEFAULT_SPLIT_TILE;
-        if (value->integer < 0 || value->integer > 1 << 20)
-            return out_of_range(value, 1 << 20, 0, error);
+        attn_status status = option_read_number(value, 0, 1 << 20, &options->split_tile, error);
+        if (status == ATTN_OK && options->split_tile == 0)
+            options->split_tile = DEFAULT_SPLIT_TILE;
+        return status;
     } else if (strcmp(value->key, "reduce_in_fp32") == 0) {
         options->reduce_in_fp32 = value->integer != 0;
     } else if (strcmp(value->key, "split_probabilities") == 0) {
@@ -180,30 +173,18 @@ const attn_backend_type triton_like_type = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    if (index != 0)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
-    *type = &triton_like_type;
-    return ATTN_OK;
+    static const attn_backend_type *const types[] = {&triton_like_type};
+    return plugin_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error)
 {
-    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
-        return plugin_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
-                           host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
-    attn_plugin mine = {
-        .struct_size = plugin->struct_size,
-        .abi_major = ATTN_ABI_MAJOR,
-        .abi_minor = ATTN_ABI_MINOR,
+    static const attn_plugin mine = {
         .num_backends = 1,
         .name = "triton_like",
-        .version = "0.1.0",
-        .vendor = "attnhost",
         .doc = "attention on CUDA by kernels that NVRTC compiles at load",
-        .build = __VERSION__,
         .describe = describe,
     };
-    memcpy(plugin, &mine, plugin->struct_size < sizeof mine ? plugin->struct_size : sizeof mine);
-    return ATTN_OK;
+    return plugin_answer(host, &mine, plugin, error);
 }

@@ -5,11 +5,10 @@
  */
 #include "triton_like.h"
 
-#include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,49 +46,14 @@ static int has_cache(const attn_layer_group *group)
 
 #define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-static attn_status check_heads(const attn_layer_group *group, attn_error *error)
-{
-    if (group->num_kv_heads < 1)
-        return FAIL(error, ATTN_FIELD_NUM_KV_HEADS, "num_kv_heads %d: accepted 1 and more",
-                    group->num_kv_heads);
-    if (group->num_q_heads < 1 || group->num_q_heads % group->num_kv_heads != 0)
-        return FAIL(error, ATTN_FIELD_NUM_Q_HEADS,
-                    "num_q_heads %d: accepted multiples of num_kv_heads, %d", group->num_q_heads,
-                    group->num_kv_heads);
-    return ATTN_OK;
-}
-
-static attn_status check_numbers(const attn_layer_group *group, attn_error *error)
-{
-    if (!isfinite(group->sm_scale))
-        return FAIL(error, ATTN_FIELD_SM_SCALE, "sm_scale %g: accepted finite",
-                    (double)group->sm_scale);
-    if (!isfinite(group->logit_cap) || group->logit_cap < 0)
-        return FAIL(error, ATTN_FIELD_LOGIT_CAP, "logit_cap %g: accepted 0, or finite above 0",
-                    (double)group->logit_cap);
-    if (group->window_left < -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_LEFT, "window_left %d: accepted -1 and more",
-                    group->window_left);
-    if (group->window_right < -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_RIGHT, "window_right %d: accepted -1 and more",
-                    group->window_right);
-    if (group->attention_chunk < 0)
-        return FAIL(error, ATTN_FIELD_ATTENTION_CHUNK, "attention_chunk %d: accepted 0 and more",
-                    group->attention_chunk);
-    return ATTN_OK;
-}
-
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
-    if (group->num_layers < 1 || !group->layers)
-        return FAIL(error, ATTN_FIELD_NUM_LAYERS, "num_layers %u: accepted 1 and more",
-                    group->num_layers);
-    if (group->kind != ATTN_KIND_SOFTMAX) /* what else stands there is for others to judge */
-        return ATTN_OK;
-    attn_status status = check_heads(group, error);
-    if (status == ATTN_OK)
-        status = check_numbers(group, error);
+    attn_status status = problem_require_layers(group, error);
+    /* What else stands there is for others to judge. */
+    if (status != ATTN_OK || group->kind != ATTN_KIND_SOFTMAX)
+        return status;
+    status = problem_require_softmax(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
         status = FAIL(error, ATTN_FIELD_PAGE_SIZE, "page_size %d: accepted 1 and more",
                       ask->problem.page_size);
@@ -99,14 +63,10 @@ static attn_status check_sense(const question *ask, attn_error *error)
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    if (!problem || !problem->group || !problem->bounds || !problem->device)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "problem, group, bounds or device is NULL");
-    COPY_SIZED(&ask->problem, problem);
-    COPY_SIZED(&ask->group, problem->group);
-    COPY_SIZED(&ask->bounds, problem->bounds);
-    COPY_SIZED(&ask->device, problem->device);
-    attn_status status = triton_options_read(options, &ask->options, error);
+    attn_status status =
+        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    if (status == ATTN_OK)
+        status = triton_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
 
@@ -114,6 +74,15 @@ static attn_status question_init(question *ask, const attn_options *options,
 
 #define REFUSE(reason, field, ...)                                                                 \
     verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+
+static const problem_limits limits = {
+    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .mask_kinds = {ALL_MASKS, "0..15"},
+    .uses = {ALL_USES, "0..1, 4..5, 8..9, 12..13, 16..17, 20..21, 24..25, 28..29, 32..33, 36..37, "
+                       "40..41, 44..45, 48..49, 52..53, 56..57, 60..61"},
+    .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
+    .notes = {ALL_NOTES, "0..3"},
+};
 
 static void check_device(const question *ask, attn_verdict *verdict)
 {
@@ -126,18 +95,15 @@ static void check_device(const question *ask, attn_verdict *verdict)
 
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"softmax", "mla", "linear", "sparse"};
     if (ask->group.kind != ATTN_KIND_SOFTMAX)
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s",
-               ask->group.kind < ATTN_KIND_COUNT ? names[ask->group.kind] : "unknown");
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"decoder", "encoder_only", "cross"};
     if (ask->group.attn_type != ATTN_TYPE_DECODER && ask->group.attn_type != ATTN_TYPE_ENCODER_ONLY)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
-               ask->group.attn_type < ATTN_TYPE_COUNT ? names[ask->group.attn_type] : "unknown");
+               verdict_attn_type_name(ask->group.attn_type));
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
@@ -156,13 +122,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    for (uint32_t n = 0; n < ask->group.num_layers; n++) {
-        const attn_layer *layer = attn_at(ask->group.layers, n);
-        if (layer->flags & ~(uint32_t)ATTN_LAYER_KV_READ_ONLY) {
-            REFUSE(UNKNOWN_FEATURE, LAYERS, "0..1", "%#x", layer->flags);
-            return;
-        }
-    }
+    problem_check_layers(&limits, &ask->group, verdict);
 }
 
 /* Can the cache have this dtype beside some dtype of q, or beside this one? */
@@ -205,7 +165,6 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
-    static const char *const names[] = {"none", "per_tensor", "per_head"};
     uint32_t granularity = ask->group.kv_scale_granularity;
     attn_dtype kv_dtype = ask->problem.kv_dtype;
     int scaled = has_cache(&ask->group) && triton_is_fp8(kv_dtype);
@@ -220,78 +179,28 @@ static void check_scales(const question *ask, attn_verdict *verdict)
     snprintf(accepted, sizeof accepted, "%s%s%s", scaled ? "" : "none", open ? ", " : "",
              scaled || open ? some : "");
     REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
-           granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown");
+           verdict_granularity_name(granularity));
 }
 
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
-    const char *layout = ask->problem.kv_layout;
-    if (!has_cache(&ask->group))
-        return;
-    if (!layout ||
-        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
-        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
-               layout ? layout : "absent");
-}
-
-static void check_modes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.modes & ~(uint32_t)ALL_MODES)
-        REFUSE(MODE, MODES, "0..63", "%#x", ask->bounds.modes);
-}
-
-static void check_masks(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.mask_kinds & ~(uint32_t)ALL_MASKS)
-        REFUSE(MASK_KIND, MASK_KINDS, "0..15", "%#x", ask->bounds.mask_kinds);
-}
-
-static void check_uses(const question *ask, attn_verdict *verdict)
-{
-    if (ask->bounds.uses & ~(uint32_t)ALL_USES)
-        REFUSE(USES, USES,
-               "0..1, 4..5, 8..9, 12..13, 16..17, 20..21, 24..25, 28..29, 32..33, 36..37, 40..41, "
-               "44..45, 48..49, 52..53, 56..57, 60..61",
-               "%#x", ask->bounds.uses);
-}
-
-static void check_bound(int64_t value, uint32_t field, attn_verdict *verdict)
-{
-    if (value < 0)
-        verdict_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
+    if (has_cache(&ask->group))
+        problem_check_kv_layout(&ask->problem, verdict);
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    check_bound(ask->bounds.max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
-    check_bound(ask->bounds.max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
-    check_bound(ask->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
-    check_bound(ask->bounds.max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
-    check_bound(ask->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+    problem_check_bounds(&limits, &ask->bounds, verdict);
 }
 
-static void check_graph(const question *ask, attn_verdict *verdict)
+static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    if (ask->problem.graph_level >= ATTN_GRAPH_COUNT)
-        REFUSE(GRAPH_LEVEL, GRAPH_LEVEL, "0..3", "%u", ask->problem.graph_level);
-}
-
-static void check_notes(const question *ask, attn_verdict *verdict)
-{
-    if (ask->problem.need_notes & ~(uint32_t)ALL_NOTES)
-        REFUSE(DETERMINISM, NEED_NOTES, "0..3", "%#x", ask->problem.need_notes);
-}
-
-static void check_features(const question *ask, attn_verdict *verdict)
-{
-    for (uint32_t i = 0; i < ask->problem.num_features; i++)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "%s", ask->problem.features[i]);
+    problem_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,     check_group_flags, check_layers,
-    check_dtypes, check_scales, check_layout,    check_modes,    check_masks,       check_uses,
-    check_bounds, check_graph,  check_notes,     check_features,
+    check_device, check_kind,   check_attn_type, check_dims,   check_group_flags, check_layers,
+    check_dtypes, check_scales, check_layout,    check_bounds, check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -338,40 +247,7 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
     return ATTN_OK;
 }
 
-attn_status triton_require(const attn_options *options, const attn_services *services,
-                           const attn_problem *problem, attn_error *error)
-{
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status =
-        triton_query(&triton_like_type, options, services, problem, &verdict, error);
-    if (status != ATTN_OK || verdict.supported)
-        return status;
-    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field,
-                             "%s %s: accepted %s (of %u reasons)", verdict_field_name(reason.field),
-                             reason.got, reason.accepted, verdict.num_reasons);
-}
-
 attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict given = {.struct_size = sizeof given, .reasons_capacity = 1, .reasons = &reason};
-    attn_verdict verdict;
-    question ask = {.bounds = *bounds};
-    verdict_begin(&given, &verdict);
-    check_modes(&ask, &verdict);
-    check_masks(&ask, &verdict);
-    check_uses(&ask, &verdict);
-    check_bounds(&ask, &verdict);
-    if (!verdict.supported)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
-                                 verdict_field_name(reason.field), reason.got, reason.accepted);
-    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
-        bounds->max_kv_len == 0)
-        return FAIL(error, ATTN_FIELD_BATCH,
-                    "bounds max_seqs %d, max_tokens %d, max_q_len %d, max_kv_len %d: "
-                    "accepted 1 and more",
-                    bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
-    return ATTN_OK;
+    return problem_require_known_bounds(&limits, bounds, error);
 }

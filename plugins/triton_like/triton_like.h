@@ -17,6 +17,7 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cuda_api.h"
+#include "plugins/common/instance.h"
 #include "plugins/triton_like/kernels/params.h"
 #include "plugins/triton_like/kernels/splits.h"
 
@@ -81,10 +82,7 @@ typedef struct kernel_build {
     cuda_function save;
 } kernel_build;
 
-typedef struct triton_layer {
-    int32_t layer_id;
-    int32_t kv_read_only;
-} triton_layer;
+typedef instance_layer triton_layer;
 
 typedef struct triton_group {
     uint32_t attn_type;
@@ -145,10 +143,8 @@ void triton_constants(const triton_group *group, int variant, const kernel_shape
 attn_status triton_query(const attn_backend_type *type, const attn_options *options,
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error);
-/* UNSUPPORTED, with the first reason, if query says no. */
-attn_status triton_require(const attn_options *options, const attn_services *services,
-                           const attn_problem *problem, attn_error *error);
-/* The same for bounds of metadata, which must be known. */
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
 attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 extern const attn_backend_type triton_like_type;
