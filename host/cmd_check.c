@@ -37,6 +37,8 @@ static const char help[] =
     "  --format tap|junit|json|markdown\n"
     "  --output FILE        write the report there (default: stdout)\n"
     "  --profile NAME|FILE  what must pass: core, paged-kv, mla, linear, quant-fp8, capture\n"
+    "                       (default: core, unless cases are left out by --filter, --fail-fast,\n"
+    "                       --in-process or --replay)\n"
     "  --waivers FILE       failures that are known: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY\n"
     "  --replay FILE        run the one case that `attnhost fuzz` wrote down\n"
     "  --jobs N             processes side by side (default: half of the processors, at most 8)\n"
@@ -83,6 +85,13 @@ static int open_output(struct inputs *inputs)
     return EXIT_USAGE;
 }
 
+/* Which profile the run is judged by; NULL = none: cases are left out on purpose. */
+static const char *profile_of(const struct check_params *params)
+{
+    bool whole = params->filters.count == 0 && !params->replay && !params->in_process;
+    return params->profile ? params->profile : whole ? check_groups_minimum() : NULL;
+}
+
 static int load(struct inputs *inputs)
 {
     struct check_params *params = &inputs->params;
@@ -97,8 +106,10 @@ static int load(struct inputs *inputs)
         return fail(inputs, &error, EXIT_USAGE);
     if (params->waivers && waivers_load(params->waivers, today, &inputs->waivers, &error.base))
         return fail(inputs, &error, EXIT_USAGE);
-    if (params->profile && profile_load(params->profile, &inputs->profile, &error.base))
+    const char *profile = profile_of(params);
+    if (profile && profile_load(profile, &inputs->profile, &error.base))
         return fail(inputs, &error, EXIT_USAGE);
+    inputs->profile.is_minimum = !params->profile;
     return open_output(inputs);
 }
 
@@ -130,7 +141,8 @@ static int check(struct inputs *inputs)
         report.tap = inputs->output;
     int code = suite_run(params, params->replay ? &inputs->replay : NULL,
                          params->list ? stdout : NULL, &report, &error.base);
-    if (code == EXIT_GOOD && params->profile && !params->list && !report.interrupted && !report.cut)
+    bool whole = !params->list && !report.interrupted && !report.cut && !report.refused;
+    if (code == EXIT_GOOD && inputs->profile.count && whole)
         profile_judge(&inputs->profile, &report);
     if (report.refused)
         params_complain(params, "%s", report.refused);

@@ -9,6 +9,7 @@
 #include "host/arguments.h"
 #include "host/commands.h"
 #include "host/config.h"
+#include "host/embed.h"
 #include "host/error.h"
 #include "host/exit_codes.h"
 #include "host/open_host.h"
@@ -45,15 +46,27 @@ static const struct arguments_spec spec = {
     .takes = ARGUMENTS_JSON,
 };
 
-static int show(const struct config *config, const struct selection *selection, int json)
+/* Lines, as an array "notes" that is absent if there are none. */
+static bool add_notes(const char *notes, cJSON *tree)
 {
-    if (!json) {
-        routes_print(config, stdout);
-        select_print(selection, stdout);
-        return EXIT_GOOD;
+    cJSON *array = *notes ? cJSON_AddArrayToObject(tree, "notes") : NULL;
+    bool good = array || !*notes;
+    while (*notes && good) {
+        size_t length = strcspn(notes, "\n");
+        char *line = strndup(notes, length);
+        good = line && cJSON_AddItemToArray(array, cJSON_CreateString(line));
+        free(line);
+        notes += length + (notes[length] == '\n');
     }
+    return good;
+}
+
+static int show_json(const struct config *config, const struct selection *selection,
+                     const char *notes)
+{
     cJSON *tree = select_to_json(selection);
-    char *text = tree && routes_add_json(config, tree) ? cJSON_Print(tree) : NULL;
+    bool good = tree && routes_add_json(config, tree) && add_notes(notes, tree);
+    char *text = good ? cJSON_Print(tree) : NULL;
     if (text)
         puts(text);
     else
@@ -61,6 +74,25 @@ static int show(const struct config *config, const struct selection *selection, 
     cJSON_free(text);
     cJSON_Delete(tree);
     return text ? EXIT_GOOD : EXIT_RUN_TIME;
+}
+
+static int show(const attnhost *host, const struct config *config,
+                const struct selection *selection, int json)
+{
+    strbuf notes;
+    strbuf_init(&notes);
+    routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
+                         "the model's context; in a run, its longest request's", &notes);
+    int code = EXIT_GOOD;
+    if (json) {
+        code = show_json(config, selection, strbuf_text(&notes));
+    } else {
+        routes_print(config, stdout);
+        fputs(strbuf_text(&notes), stdout);
+        select_print(selection, stdout);
+    }
+    strbuf_finish(&notes);
+    return code;
 }
 
 /* Model, platform and selection of a configuration whose host is open. */
@@ -74,7 +106,7 @@ static int explain(attnhost *host, const struct config *config, int json)
     attn_status status = model_create(config, &model, &error.base);
     if (!status)
         status = select_create_here(host, config, model, &device, &selection, &error.base);
-    int shown = selection ? show(config, selection, json) : EXIT_GOOD;
+    int shown = selection ? show(host, config, selection, json) : EXIT_GOOD;
     /* Elsewhere the rules' choice is an answer, installed here or not. */
     if (status && config->platform.simulate && selection && select_is_settled(selection))
         status = ATTN_OK;

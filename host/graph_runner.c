@@ -17,21 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/embed.h"
 #include "host/error.h"
+#include "host/routes.h"
 
 /* ---- Which sizes ----------------------------------------------------------------------------- */
-
-/* The first backend that cannot be captured in decode batches; NULL = none. */
-static const char *find_uncapturable(const struct executor *executor)
-{
-    const struct selection *selection = executor->params.selection;
-    for (uint32_t g = 0; g < selection->num_groups; g++) {
-        if (selection->groups[g].phases[SELECT_DECODE].exists &&
-            select_decode_graph_level(selection, g) < ATTN_GRAPH_SINGLE_TOKEN)
-            return select_backend(selection, g, SELECT_DECODE);
-    }
-    return NULL;
-}
 
 /* The seq_len of padding: what the backends ask for; 1 where they differ, which all accept. */
 static int32_t find_fill(const struct executor *executor)
@@ -210,12 +200,26 @@ static attn_status capture_all(struct executor *executor, attn_error *error)
     return ATTN_OK;
 }
 
+/* A graph is its bounds' (plugins/hybrid/pick.h), so what is asked for shorter sequences waits in
+ * vain. */
+static void note_routes(const struct executor *executor)
+{
+    const struct executor_params *p = &executor->params;
+    strbuf text;
+    strbuf_init(&text);
+    routes_beyond_graphs(&p->host->composer, p->config, p->selection, p->bounds.max_kv_len,
+                         "the longest request's", &text);
+    if (p->notes)
+        fputs(strbuf_text(&text), p->notes);
+    strbuf_finish(&text);
+}
+
 attn_status graph_runner_create(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
     if (executor_on_cpu(executor) || !p->config->cuda_graph.enable)
         return ATTN_OK;
-    const char *backend = find_uncapturable(executor);
+    const char *backend = select_uncapturable(p->selection);
     if (backend) {
         if (p->notes)
             fprintf(p->notes, "graphs: none, as %s cannot be captured in decode batches\n",
@@ -227,6 +231,7 @@ attn_status graph_runner_create(struct executor *executor, attn_error *error)
     if (status != ATTN_OK || executor->graphs.count == 0)
         return status;
     status = check_memory(executor, error);
+    note_routes(executor);
     return status == ATTN_OK ? capture_all(executor, error) : status;
 }
 

@@ -179,6 +179,91 @@ attn_status routes_define(struct composer *composer, const struct config *config
     return status;
 }
 
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+/* The value of `key` in conditions, cut to `size`; false = it is not there. */
+static bool find_condition(const char *conditions, const char *key, char *value, size_t size)
+{
+    size_t length = strlen(key);
+    for (const char *at = conditions; *at;) {
+        while (text_is_space(*at))
+            at++;
+        size_t word = strcspn(at, " \t");
+        if (word > length && strncmp(at, key, length) == 0 && at[length] == '=') {
+            snprintf(value, size, "%.*s", (int)(word - length - 1), at + length + 1);
+            return true;
+        }
+        at += word;
+    }
+    return false;
+}
+
+/* Is `number` in a range: "3", "0-3" or "4-"? */
+static bool is_in(int32_t number, const char *range)
+{
+    char *end = NULL;
+    long long first = strtoll(range, &end, 10);
+    long long last = *end != '-' ? first : end[1] ? strtoll(end + 1, NULL, 10) : INT64_MAX;
+    return first <= number && number <= last;
+}
+
+/* Can decode steps of `longest` keys not be the row's, where others can? */
+static bool asks_in_vain(const char *conditions, int32_t longest)
+{
+    char phases[64], keys[64];
+    if (find_condition(conditions, "phase", phases, sizeof phases) && !strstr(phases, "decode"))
+        return false;
+    return find_condition(conditions, "kv", keys, sizeof keys) && !is_in(longest, keys);
+}
+
+/* What is looked for, and which definitions were. */
+struct search {
+    const struct composer *composer;
+    int32_t longest;
+    const char *whose;
+    bool *visited; /* [num_definitions] */
+    strbuf *text;
+};
+
+/* In the tables of a backend and of its children; no deeper than there are definitions. */
+static void search_tables(struct search *search, const char *name)
+{
+    const struct compose_definition *found = composer_find(search->composer, name);
+    size_t index = found ? (size_t)(found - search->composer->definitions) : 0;
+    if (!found || search->visited[index])
+        return;
+    search->visited[index] = true;
+    for (size_t t = 0; t < found->num_texts; t++) {
+        const struct options_text *option = &found->texts[t];
+        bool row = strcmp(found->type, "route") == 0 && strcmp(option->key, "when") == 0;
+        if (row && asks_in_vain(option->value, search->longest))
+            strbuf_appendf(search->text,
+                           "graphs: none takes the row '%s' (%s): they are captured for %d keys, "
+                           "%s\n",
+                           option->value, option->place, search->longest, search->whose);
+        else if (!row)
+            search_tables(search, option->value);
+    }
+}
+
+void routes_beyond_graphs(const struct composer *composer, const struct config *config,
+                          const struct selection *selection, int32_t longest, const char *whose,
+                          strbuf *text)
+{
+    bool captures = selection->device.type != ATTN_DEVICE_CPU && config->cuda_graph.enable &&
+                    config->cuda_graph.bs.count > 0 && !select_uncapturable(selection);
+    struct search search = {composer, longest, whose, NULL, text};
+    if (!captures || composer->num_definitions == 0)
+        return;
+    search.visited = calloc(composer->num_definitions, sizeof *search.visited);
+    for (uint32_t g = 0; g < selection->num_groups && search.visited; g++) {
+        const char *backend = select_backend(selection, g, SELECT_DECODE);
+        if (backend)
+            search_tables(&search, backend);
+    }
+    free(search.visited);
+}
+
 /* ---- Look ------------------------------------------------------------------------------------ */
 
 void routes_where(const struct config *config, strbuf *text)

@@ -15,6 +15,7 @@
 
 #include "host/compose.h"
 #include "host/config.h"
+#include "host/select.h"
 #include "host/text.h"
 
 #define ROUTES_NAME "routes"
@@ -31,6 +32,14 @@ void routes_where(const struct config *config, strbuf *text);
 /* " (attention.route.2, t.ini:28)": the routes that lead to the child of ROUTES_NAME whose reason
  * it is; nothing if none does. */
 void routes_to_child(const struct config *config, const attn_reason *reason, strbuf *text);
+
+/* A line for each row, of these keys or of a [backend.NAME] of type `route`, that no graph of
+ * decode steps takes: a graph is picked for by its bound, `longest` keys (called `whose`), so a row
+ * asks in vain for shorter sequences. Nothing where nothing is captured. Conditions have been found
+ * good. */
+void routes_beyond_graphs(const struct composer *composer, const struct config *config,
+                          const struct selection *selection, int32_t longest, const char *whose,
+                          strbuf *text);
 
 /* One line for each route and for the default; nothing if there are none. For `explain`. */
 void routes_print(const struct config *config, FILE *file);

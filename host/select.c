@@ -403,3 +403,12 @@ uint32_t select_decode_graph_level(const struct selection *selection, uint32_t g
                ? decode->candidates[decode->chosen].verdict.graph_level
                : ATTN_GRAPH_NEVER;
 }
+
+const char *select_uncapturable(const struct selection *selection)
+{
+    for (uint32_t g = 0; g < selection->num_groups; g++)
+        if (selection->groups[g].phases[SELECT_DECODE].exists &&
+            select_decode_graph_level(selection, g) < ATTN_GRAPH_SINGLE_TOKEN)
+            return select_backend(selection, g, SELECT_DECODE);
+    return NULL;
+}

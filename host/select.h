@@ -121,6 +121,9 @@ bool select_is_settled(const struct selection *selection);
  * serves its decode phase; ATTN_GRAPH_NEVER if none does. */
 uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group);
 
+/* The first backend whose decode batches cannot be captured; NULL = all can be. */
+const char *select_uncapturable(const struct selection *selection);
+
 /* "prefill", "decode". */
 const char *select_phase_name(uint32_t phase);
 

@@ -683,6 +683,79 @@ START_TEST(shipped_profiles)
 }
 END_TEST
 
+/* The minimum is read from its file, or from the bytes of it. */
+START_TEST(minimum)
+{
+    char path[4096];
+    struct profile profile, file;
+    snprintf(path, sizeof path, "%s/host/check/profiles/core.txt", getenv("ATTNHOST_TEST_SRCDIR"));
+    ck_assert_int_eq(profile_load(path, &file, &error.base), ATTN_OK);
+    ck_assert_str_eq(check_groups_minimum(), "core");
+    ck_assert_int_eq(profile_load("core", &profile, &error.base), ATTN_OK);
+    if (strstr(profile.file, "(built in)")) {
+        ck_assert_uint_eq(profile.count, file.count);
+        for (size_t l = 0; l < file.count; l++) {
+            ck_assert_str_eq(profile.lines[l].pattern, file.lines[l].pattern);
+            ck_assert_int_eq(profile.lines[l].line, file.lines[l].line);
+        }
+    }
+    profile_finish(&profile);
+    profile_finish(&file);
+    ck_assert_int_eq(profile_load("cores", &profile, &error.base), ATTN_CONFIG_ERROR);
+}
+END_TEST
+
+/* What has no device here is not judged by the minimum, but by a profile that is asked for. */
+START_TEST(missing_devices)
+{
+    char path[64];
+    struct profile profile;
+    ck_assert_ptr_nonnull(check_report_add_backend(&report, "b"));
+    check_report_set(&report, &report.backends[0].missing, "no driver");
+    add("b", 0, CHECK_SKIP, "no device");
+    write_file(path, "FAKE-01.* some\n");
+    ck_assert_int_eq(profile_load(path, &profile, &error.base), ATTN_OK);
+    profile_judge(&profile, &report);
+    ck_assert_int_eq(report.results[1].code, CHECK_FAIL);
+    ck_assert_str_eq(report.profile, path);
+    profile.is_minimum = true;
+    profile_judge(&profile, &report);
+    ck_assert_int_eq(report.results[2].code, CHECK_SKIP);
+    ck_assert_str_eq(report.results[2].text, "what it needs is not here: no driver");
+    check_report_set(&report, &report.backends[0].missing, "");
+    profile_judge(&profile, &report);
+    ck_assert_int_eq(report.results[3].code, CHECK_FAIL);
+    profile_finish(&profile);
+    unlink(path);
+}
+END_TEST
+
+/* A rule that is no more than a SHOULD is in no line of the minimum: a warning is no failure. */
+START_TEST(minimum_is_of_musts)
+{
+    char path[4096], line[4096], id[64];
+    struct profile core;
+    int rules = 0;
+    snprintf(path, sizeof path, "%s/docs/ABI.md", getenv("ATTNHOST_TEST_SRCDIR"));
+    ck_assert_int_eq(profile_load("core", &core, &error.base), ATTN_OK);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file)) {
+        char rule[16], word[16];
+        if (sscanf(line, "| %15s | %15s |", rule, word) != 2 || strcmp(word, "SHOULD") != 0)
+            continue;
+        snprintf(id, sizeof id, "b/%s.thing", rule);
+        for (size_t l = 0; l < core.count; l++)
+            ck_assert_msg(!case_id_matches(core.lines[l].pattern, id), "%s is in line %d", rule,
+                          core.lines[l].line);
+        rules++;
+    }
+    ck_assert_int_gt(rules, 2);
+    fclose(file);
+    profile_finish(&core);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("check");
@@ -708,6 +781,8 @@ int main(void)
     tcase_add_test(plain, replay_file);
     tcase_add_test(plain, malformed_replay);
     tcase_add_test(plain, shipped_profiles);
+    tcase_add_test(plain, minimum);
+    tcase_add_test(plain, minimum_is_of_musts);
     tcase_add_test(reports, results);
     tcase_add_test(reports, file_hash);
     tcase_add_test(reports, tap);
@@ -715,6 +790,7 @@ int main(void)
     tcase_add_test(reports, junit);
     tcase_add_test(reports, markdown);
     tcase_add_test(reports, profiles);
+    tcase_add_test(reports, missing_devices);
     suite_add_tcase(suite, plain);
     suite_add_tcase(suite, reports);
     return test_main(suite);

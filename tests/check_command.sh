@@ -379,6 +379,39 @@ says 1 "what was not run neither" "# FAIL: $folder/profile:1: no case of 'CAPS-9
 says 2 "a profile that is not there" "attnhost check: " \
     -- "$tool" check --profile nonesuch "$fixtures/bad_nothing.so"
 
+# Without one a run of all cases is judged by the minimum.
+minimum="env -u SUITE_TOOL_ODD SUITE_TOOL_MINIMUM=$folder/profile"
+says 1 "the minimum is asked of every plugin" \
+    "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" \
+    "# judged by profile $folder/profile" -- $minimum "$tool" check "$fixtures/bad_nothing.so"
+echo "CAPS-02.*" >"$folder/profile"
+says 0 "and met" "# judged by profile $folder/profile" \
+    -- $minimum "$tool" check "$fixtures/bad_nothing.so"
+said ok 'PROFILE\.met' "which is a result"
+reports "PASS 26 SKIP 2" "judged by the minimum" $minimum "$tool" check "$fixtures/bad_nothing.so"
+echo "CAPS-99.*" >"$folder/profile"
+for left_out in '--filter CAPS-02.*' --in-process; do
+    says 0 "with $left_out nothing is judged" "ok " \
+        -- $minimum "$tool" check $left_out "$fixtures/bad_nothing.so"
+    tap_try "and nothing said of it" sh -c '! grep -e PROFILE -e judged "$0/out"' "$folder"
+done
+says 0 "no device, no judgement" \
+    "ok 26 - bad/PROFILE.met # SKIP what it needs is not here: cuda:7: " \
+    -- on_fake $minimum "$tool" check --device cuda:7 "$fixtures/bad_nothing.so"
+says 1 "but who names a profile wants to know" \
+    "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" -- on_fake $minimum \
+    "$tool" check --profile "$folder/profile" --device cuda:7 "$fixtures/bad_nothing.so"
+
+# What nothing can be run of: no case fails, and it is not good.
+cp "$built/bad_layout.so" "$fixtures" # if it was built later than the others
+says 1 "a plugin that the suite can make no case for" \
+    "# judged by profile " -- "$attnhost" check "$fixtures/bad_layout.so"
+tap_try "for that alone" test "$(grep '^not ok' "$folder/out" | sed 's/.* //')" = \
+    example_rows/PROFILE.met
+tap_try "and it is told which line" grep -q "every case of 'LIFE-04.\*' was skipped" "$folder/out"
+says 0 "nobody asks where cases are chosen" "1.." \
+    -- "$attnhost" check --filter 'LIFE-*' "$fixtures/bad_layout.so"
+
 # ---- Fuzz and replay -----------------------------------------------------------------------------
 
 says 1 "fuzz finds seeds that fail" "bad/ODD-04.chunk seed " \

@@ -134,6 +134,14 @@ START_TEST(specs_that_contradict_themselves)
     spec = plain_spec();
     spec.padded = 2;
     ck_assert_str_eq(case_spec_defect(&spec), "padded");
+    spec = plain_spec();
+    spec.special_values = true;
+    ck_assert_ptr_null(case_spec_defect(&spec));
+    spec.window_left = 15;
+    ck_assert_str_eq(case_spec_defect(&spec), "special_values");
+    spec.window_left = -1;
+    spec.attention_chunk = 16;
+    ck_assert_str_eq(case_spec_defect(&spec), "special_values");
 }
 END_TEST
 
@@ -458,6 +466,44 @@ START_TEST(what_is_wrong_is_bad)
 }
 END_TEST
 
+/* With values at the limits: which rows may be anything. */
+START_TEST(rows_that_are_excused)
+{
+    struct case_spec spec = plain_spec();
+    struct case_backend backend = f.backend;
+    struct case_run how = {.exact_memory = true};
+    struct case_verdict verdict;
+    spec.special_values = true;
+    spec.num_sequences = 4;
+    spec.sequences[2].num_new = 4;
+    spec.sequences[3] = (struct case_sequence){.num_new = 5};
+    struct forward_case *c = make(&spec, 3);
+    backend.type = make_wrong(f.backend.type, ONE_ROW_MISSING);
+    for (int32_t s = 0; s < 4; s++)
+        for (int64_t row = c->lengths.first_row[s]; row < c->lengths.first_row[s + 1]; row++) {
+            wrong_backend.row = row;
+            forward_case_judge(c, &backend, &how, &verdict);
+            ck_assert_msg(verdict.good ==
+                              (s == 2 || (s % 2 && row == c->lengths.first_row[s + 1] - 1)),
+                          "sequence %d, row %d: %s", s, (int)row, verdict.text);
+        }
+    forward_case_destroy(c);
+}
+END_TEST
+
+/* A value that is NaN and seen by all: in new ones, and in the cache. */
+START_TEST(nan_has_to_arrive)
+{
+    struct case_spec spec = plain_spec();
+    spec.special_values = true;
+    for (int cached = 0; cached < 2; cached++) {
+        spec.sequences[0].prefix_len = cached ? 20 : 0;
+        struct case_verdict verdict = judge(&spec, NAN_HIDDEN, 1);
+        ck_assert_msg(!verdict.good && strstr(verdict.text, "finite"), "%s", verdict.text);
+    }
+}
+END_TEST
+
 /* Where the value of a key lies in the device's memory: in v, or in the cache. */
 static char *value_at(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
 {
@@ -522,6 +568,8 @@ static Suite *suite(void)
     tcase_add_test(needles, needles_are_at_every_border);
     tcase_add_test(judged, what_is_right_is_good);
     tcase_add_loop_test(judged, what_is_wrong_is_bad, 0, sizeof finds / sizeof finds[0]);
+    tcase_add_test(judged, rows_that_are_excused);
+    tcase_add_test(judged, nan_has_to_arrive);
     tcase_add_test(judged, one_value_for_its_neighbour);
     suite_add_tcase(s, cases);
     suite_add_tcase(s, needles);

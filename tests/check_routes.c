@@ -7,7 +7,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host/embed.h"
 #include "host/error.h"
@@ -244,6 +246,66 @@ START_TEST(inspect_shows_the_backend)
 }
 END_TEST
 
+#define VAIN  "graphs: none takes the row '"
+#define BOUND "they are captured for 8192 keys, the model's context"
+
+/* What explain says of graphs with these options, line by line; the exit code. */
+static int explain_graphs(const char *ini, const char *options, char *text, size_t size)
+{
+    char command[2048], line[2048];
+    size_t length = 0;
+    snprintf(command, sizeof command, "%s explain %s --set plugins.path=%s %s",
+             environment("ATTNHOST_TEST_COMMAND", "./attnhost"), ini,
+             environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"), options);
+    FILE *output = popen(command, "r");
+    ck_assert_ptr_nonnull(output);
+    text[0] = '\0';
+    while (fgets(line, sizeof line, output))
+        if (strstr(line, "graphs: none takes") && length < size)
+            length += (size_t)snprintf(text + length, size - length, "%s", line);
+    return pclose(output);
+}
+
+/* Rows whose length no graph has are named: those of the keys, and of a table below them; not those
+ * of prefill, and not those that the bound is in. */
+START_TEST(rows_that_no_graph_takes)
+{
+    static const char keys[] =
+        MODEL "attention_backend = mine\nroute.1 = kv=0-1024 phase=verify,decode -> short\n"
+              "route.2 = phase=prefill kv=0-64 -> triton_like\n"
+              "route.3 = batch=2 kv=4096- -> short\nroute.4 = batch=3 kv=8192 -> short\n"
+              "[backend.short]\ntype = triton_like\n[backend.mine]\ntype = route\n"
+              "when = layers=0 kv=9000-\nthen = short\nwhen = batch=1-8\nthen = short\n"
+              "otherwise = triton_like\n";
+    char path[] = "/tmp/check_routes.XXXXXX", text[4096];
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq(write(file, keys, strlen(keys)), (ssize_t)strlen(keys));
+    close(file);
+    const char *sm90 = "--set platform.simulate=sm90 --set model.max_context_len=8192";
+    ck_assert_int_eq(explain_graphs(path, sm90, text, sizeof text), 0);
+    const char *first = strstr(text, VAIN "kv=0-1024 phase=verify,decode' (");
+    const char *second = strstr(text, VAIN "layers=0 kv=9000-' (");
+    ck_assert_msg(first && second, "%s", text);
+    ck_assert_msg(strstr(first, ":8: attention.route.1): " BOUND) != NULL, "%s", text);
+    ck_assert_msg(strstr(second, ":16): " BOUND) != NULL, "%s", text);
+    first = strstr(first + 1, VAIN);
+    ck_assert_ptr_eq(first, second);
+    ck_assert_ptr_null(strstr(second + 1, VAIN));
+    snprintf(text, sizeof text, "%s --json", sm90);
+    char json[4096];
+    ck_assert_int_eq(explain_graphs(path, text, json, sizeof json), 0);
+    ck_assert_msg(strstr(json, "\"" VAIN) != NULL, "%s", json);
+    snprintf(text, sizeof text, "%s --set cuda_graph.enable=no", sm90);
+    ck_assert_int_eq(explain_graphs(path, text, json, sizeof json), 0);
+    ck_assert_str_eq(json, "");
+    snprintf(text, sizeof text, "%s --set backend.short.type=cpu_native 2>&1", sm90);
+    explain_graphs(path, text, json, sizeof json); /* where no backend serves, none is captured */
+    ck_assert_str_eq(json, "");
+    unlink(path);
+}
+END_TEST
+
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
 enum { MAX_SETS = 48 };
@@ -405,6 +467,7 @@ static Suite *suite(void)
     tcase_add_test(load, names_are_found_as_elsewhere);
     tcase_add_test(load, explain_prints_the_table);
     tcase_add_test(load, inspect_shows_the_backend);
+    tcase_add_test(load, rows_that_no_graph_takes);
     suite_add_tcase(s, load);
     TCase *runs = tcase_create("runs");
     tcase_set_timeout(runs, 60);

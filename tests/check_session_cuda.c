@@ -379,6 +379,9 @@ START_TEST(routes_are_captured_by_their_bounds)
     ck_assert_int_gt(rows_of(&routed, "one"), 0);
     ck_assert_int_gt(rows_of(&routed, "two"), 0);
     ck_assert_int_eq(rows_of(&routed, "short") > 0, _i);
+    const char *vain = strstr(routed.notes, "graphs: none takes the row 'phase=decode kv=0-30' (");
+    ck_assert_msg((vain == NULL) == (_i == 1), "%s", routed.notes);
+    ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: none takes") : NULL);
     finish(&plain);
     finish(&routed);
     check_device();

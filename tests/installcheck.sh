@@ -78,7 +78,7 @@ if command -v cmake >/dev/null; then
 else
     tap_skip "examples/plugin by CMake" "cmake is not installed"
 fi
-tap_try "profiles are installed" "$attnhost" check --profile core --list plugin/example.so
+tap_try "profiles are installed" "$attnhost" check --profile paged-kv --list plugin/example.so
 sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
 tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini
 tap_try "attnhost run with attention_backend = example_rows" \

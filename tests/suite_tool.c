@@ -199,6 +199,12 @@ const struct check *const *check_groups_quick_first(void)
     return plain_first;
 }
 
+/* None, unless a test names one. */
+const char *check_groups_minimum(void)
+{
+    return getenv("SUITE_TOOL_MINIMUM");
+}
+
 /* ---- Commands -------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv)

@@ -48,6 +48,8 @@ enum wrong {
     LSE_BASE_2,
     EMPTY_ROW_NAN,
     LAST_ROW_MISSING,
+    ONE_ROW_MISSING, /* that one */
+    NAN_HIDDEN,      /* in bf16 */
     WRITES_BEYOND,
     WRITES_QUERY,
     WRITES_PAGE,
@@ -88,7 +90,8 @@ static struct {
     attn_layer_group group; /* of the instance */
     attn_memory memory;
     uint32_t forwards;
-    char *to; /* ANOTHER_VALUE */
+    int64_t row; /* ONE_ROW_MISSING */
+    char *to;    /* ANOTHER_VALUE */
     const char *from;
     size_t size;
 } wrong_backend;
@@ -369,6 +372,18 @@ static void truncate_cache(const attn_forward_args *args)
              0);
 }
 
+static void hide_nan(const attn_tensor *out, int64_t row)
+{
+    for (int64_t head = 0; head < out->shape[1]; head++)
+        for (int64_t d = 0; d < out->shape[2]; d++) {
+            char *element = wrong_element(out, row, head) + 2 * d;
+            uint16_t bits;
+            memcpy(&bits, element, sizeof bits);
+            if ((bits & 0x7fff) > 0x7f80)
+                memset(element, 0, sizeof bits);
+        }
+}
+
 static void change_results(const attn_forward_args *args)
 {
     const attn_tensor *out = args->operands[ATTN_ROLE_OUT], *cache;
@@ -379,6 +394,10 @@ static void change_results(const attn_forward_args *args)
     change_lse(args->operands[ATTN_ROLE_LSE], out, first, rows);
     if (wrong_backend.wrong == LAST_ROW_MISSING && rows > 0)
         memset(wrong_element(out, first + rows - 1, 0), 0xFF, size);
+    if (wrong_backend.wrong == ONE_ROW_MISSING)
+        memset(wrong_element(out, wrong_backend.row, 0), 0xFF, size);
+    for (int64_t row = first; wrong_backend.wrong == NAN_HIDDEN && row < first + rows; row++)
+        hide_nan(out, row);
     if (wrong_backend.wrong == WRITES_BEYOND)
         flip(wrong_element(out, first + rows, 0), 3);
     if (wrong_backend.wrong == WRITES_QUERY)

@@ -89,6 +89,7 @@ static void answer_subject(struct check_child *child, const cJSON *question, cJS
     conclude(answer, EXIT_GOOD, "");
     add_text(answer, "device", device);
     add_text(answer, "about", about);
+    add_text(answer, "missing", host_error_text(&subject->missing));
 }
 
 /* ---- count ----------------------------------------------------------------------------------- */

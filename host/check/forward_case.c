@@ -65,6 +65,13 @@ static const char *defect_of_cross(const struct case_spec *spec)
                : NULL;
 }
 
+/* Does a row see anything but all keys up to its own? */
+static bool is_not_plain_causal(const struct case_spec *spec)
+{
+    return spec->mask_kind != ATTN_MASK_LAYER || spec->window_left != -1 ||
+           spec->window_right != 0 || spec->attention_chunk != 0;
+}
+
 const char *case_spec_defect(const struct case_spec *spec)
 {
     const char *defect = defect_of_numbers(spec);
@@ -87,9 +94,8 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "unwritten_slots";
     if (spec->read_only_layer && (!saves || spec->unwritten_slots))
         return "read_only_layer";
-    if (spec->special_values && (!saves || spec->window_right != 0 || spec->read_only_layer ||
-                                 spec->attn_type != ATTN_TYPE_DECODER ||
-                                 spec->mask_kind != ATTN_MASK_LAYER || spec->multi_item))
+    if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
+                                 spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
     if ((spec->scale_granularity != ATTN_SCALE_NONE) != dtype_is_fp8(spec->kv_dtype))
         return "scale_granularity";

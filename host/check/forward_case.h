@@ -78,8 +78,10 @@ struct case_spec {
     bool partial;         /* from_cache, MASK_NONE: the keys are those of the prefix alone */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
-    /* The last new token of every sequence but the first is infinite, NaN, beyond the largest, or
-     * halfway between two stored values; the rows of these sequences are not judged. */
+    /* The last new token of every sequence but the first is beyond the largest stored value,
+     * halfway between two or subnormal, and rows that see it are not judged; in every second of
+     * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
+     * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;

@@ -260,8 +260,10 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error);
 /* Write sinks, slopes and scales. */
 void case_fill_constants(struct forward_case *c);
 
-/* Does this sequence end with values at the limits? (special_values) */
+/* Does this sequence end with values at the limits, and are some of them not finite?
+ * (special_values) */
 bool case_is_special(const struct forward_case *c, int32_t s);
+bool case_is_infinite(const struct forward_case *c, int32_t s);
 
 /* The token of query t and key j: index of a row of tokens. */
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);

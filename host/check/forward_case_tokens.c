@@ -449,11 +449,23 @@ bool case_is_special(const struct forward_case *c, int32_t s)
     return c->spec.special_values && s > 0 && c->lengths.num_new[s] > 0;
 }
 
-static void make_special(struct forward_case *c, int32_t s)
+bool case_is_infinite(const struct forward_case *c, int32_t s)
+{
+    return case_is_special(c, s) && s % 2 == 0;
+}
+
+/* One of the values, times the scale; a finite one that any query type holds where that matters. */
+static float draw_special(const struct forward_case *c, int32_t s, uint64_t stream, int32_t n,
+                          float scale)
 {
     enum { COUNT = sizeof special_values / sizeof special_values[0] };
-    int32_t j = c->lengths.kv_len[s] - 1;
-    int64_t row = new_row_of(c, s, j);
+    float x = scale * special_values[case_below(stream, (uint64_t)n, COUNT)];
+    return case_is_infinite(c, s) || fabsf(x) < 3e4f ? x : scale * 448;
+}
+
+static void make_special(struct forward_case *c, int32_t s)
+{
+    int64_t row = new_row_of(c, s, c->lengths.kv_len[s] - 1);
     for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
         uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)h, 0);
         for (int32_t v = 0; v < 2; v++) {
@@ -461,11 +473,21 @@ static void make_special(struct forward_case *c, int32_t s)
             char *to = case_vector(c, c->image, v ? PART_V : PART_K, row, h, 0);
             int32_t dim = v ? c->spec.v_head_dim : c->spec.head_dim;
             for (int32_t d = 0; d < dim; d++)
-                dtype_store(
-                    c->spec.q_dtype, to, d,
-                    (double)(scale *
-                             special_values[case_below(stream, (uint64_t)(2 * d + v), COUNT)]));
+                dtype_store(c->spec.q_dtype, to, d,
+                            (double)draw_special(c, s, stream, 2 * d + v, scale));
         }
+    }
+}
+
+/* NaN in one element of a value that all rows of the first sequence see: it is NaN in theirs. */
+static void make_seen_nan(struct forward_case *c)
+{
+    for (int32_t h = 0; h < c->spec.num_kv_heads && c->lengths.kv_len[0] > 0; h++) {
+        float *value = value_of(c, 0, 0, h), *element = &value[(3 + h) % c->spec.v_head_dim];
+        float before = *element;
+        *element = NAN;
+        put_key(c, 0, 0, h, key_of(c, 0, 0, h), value);
+        *element = before;
     }
 }
 
@@ -530,6 +552,8 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
         if (case_is_special(c, s))
             make_special(c, s);
     }
+    if (c->spec.special_values)
+        make_seen_nan(c);
     return status;
 }
 

@@ -29,3 +29,8 @@ const struct check *const *check_groups_quick_first(void)
 {
     return quick_first;
 }
+
+const char *check_groups_minimum(void)
+{
+    return "core";
+}

@@ -15,6 +15,9 @@ const struct check *const *check_groups(void);
 /* The same tables, those first that find most in the least time: for --fail-fast. */
 const struct check *const *check_groups_quick_first(void);
 
+/* The profile that every run of all cases is judged by; NULL = none. */
+const char *check_groups_minimum(void);
+
 /* Checks without a run(): what the suite found out on the way. */
 enum {
     CORE_OPENS,  /* LOAD-02 */

@@ -63,19 +63,25 @@ static char *trim(char *line)
 attn_status lines_read(const char *file, const char *what, lines_take take, void *ctx, char **text,
                        attn_error *error)
 {
-    char place[512];
     size_t length = 0;
-    char *rest = *text = read_all(file, &length);
-    if (!rest)
+    *text = read_all(file, &length);
+    if (!*text)
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: %s of up to %d bytes", file,
                          strerror(errno), what, MAX_FILE);
-    attn_status status = check_text(file, rest, length, error);
+    return lines_read_text(file, *text, length, take, ctx, error);
+}
+
+attn_status lines_read_text(const char *name, char *text, size_t length, lines_take take, void *ctx,
+                            attn_error *error)
+{
+    char place[512], *rest = text;
+    attn_status status = check_text(name, text, length, error);
     for (int number = 1; rest && status == ATTN_OK; number++) {
         char *end = strchr(rest, '\n');
         if (end)
             *end = '\0';
         char *line = trim(rest);
-        snprintf(place, sizeof place, "%s:%d", file, number);
+        snprintf(place, sizeof place, "%s:%d", name, number);
         if (*line && *line != '#')
             status = take(ctx, place, number, line, error);
         rest = end ? end + 1 : NULL;

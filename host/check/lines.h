@@ -5,6 +5,8 @@
 #ifndef HOST_CHECK_LINES_H
 #define HOST_CHECK_LINES_H
 
+#include <stddef.h>
+
 #include "attn_types.h"
 
 /* Takes a line that is neither empty nor a comment, without space around it. `place` is
@@ -17,6 +19,10 @@ typedef attn_status (*lines_take)(void *ctx, const char *place, int number, char
  * the first error of `take`. */
 attn_status lines_read(const char *file, const char *what, lines_take take, void *ctx, char **text,
                        attn_error *error);
+
+/* The same of a text in memory, which is cut into pieces. `name` stands for the file's. */
+attn_status lines_read_text(const char *name, char *text, size_t length, lines_take take, void *ctx,
+                            attn_error *error);
 
 /* Cut the next word off, and move *rest behind it and the space after it; "" at the end. */
 char *lines_word(char **rest);

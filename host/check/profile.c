@@ -10,6 +10,11 @@
 #include "host/error.h"
 #include "host/text.h"
 
+/* The bytes of core.txt, for where it is not installed. */
+static const char core[] = {
+#include "host/check/profiles/core.inc"
+};
+
 /* ---- Read ------------------------------------------------------------------------------------ */
 
 static attn_status take_line(void *ctx, const char *place, int number, char *line,
@@ -32,27 +37,35 @@ static attn_status take_line(void *ctx, const char *place, int number, char *lin
     return ATTN_OK;
 }
 
-/* The file of a profile, to be freed; NULL when memory ran out. */
-static char *find(const char *name)
+/* Which file a profile is read from; false = none is there. */
+static bool find(const char *name, char path[PATH_MAX])
 {
-    char beside[128], installed[PATH_MAX], path[PATH_MAX];
+    char beside[128], installed[PATH_MAX];
     const char *const places[] = {beside, installed};
-    if (strchr(name, '/'))
-        return strdup(name);
     snprintf(beside, sizeof beside, "../share/attnhost/profiles/%.64s.txt", name);
     snprintf(installed, sizeof installed, ATTNHOST_PROFILE_DIR "/%.64s.txt", name);
-    beside_find(places, 2, path);
-    return strdup(path);
+    return beside_find(places, 2, path);
+}
+
+static attn_status read_profile(const char *name, struct profile *profile, attn_error *error)
+{
+    char path[PATH_MAX];
+    bool is_name = !strchr(name, '/'), found = is_name && find(name, path);
+    bool built_in = is_name && !found && strcmp(name, "core") == 0;
+    profile->file = strdup(built_in ? "core.txt (built in)" : is_name ? path : name);
+    if (profile->file && !built_in)
+        return lines_read(profile->file, "the name or the file of a profile", take_line, profile,
+                          &profile->text, error);
+    profile->text = profile->file ? strndup(core, sizeof core) : NULL;
+    return profile->text ? lines_read_text(profile->file, profile->text, sizeof core, take_line,
+                                           profile, error)
+                         : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
 }
 
 attn_status profile_load(const char *name, struct profile *profile, attn_error *error)
 {
     memset(profile, 0, sizeof *profile);
-    profile->file = find(name);
-    attn_status status = profile->file
-                             ? lines_read(profile->file, "the name or the file of a profile",
-                                          take_line, profile, &profile->text, error)
-                             : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
+    attn_status status = read_profile(name, profile, error);
     if (status == ATTN_OK && profile->count == 0)
         status = host_fail(error, ATTN_CONFIG_ERROR,
                            "%s: nothing is in it; accepted: lines of "
@@ -113,19 +126,30 @@ static bool judge_line(const struct profile *profile, const struct profile_line 
     return text->length == 0;
 }
 
+static enum check_code judge_backend(const struct profile *profile,
+                                     const struct check_report *report, size_t num_results,
+                                     const struct check_backend *backend, strbuf *text)
+{
+    if (profile->is_minimum && backend->missing[0]) {
+        strbuf_appendf(text, "what it needs is not here: %s", backend->missing);
+        return CHECK_SKIP;
+    }
+    for (size_t l = 0; l < profile->count; l++)
+        if (!judge_line(profile, &profile->lines[l], report, num_results, backend->name, text))
+            return CHECK_FAIL;
+    return CHECK_PASS;
+}
+
 void profile_judge(const struct profile *profile, struct check_report *report)
 {
     size_t num_results = report->num_results;
+    report->profile = profile->file;
     for (size_t b = 0; b < report->num_backends; b++) {
         strbuf text;
-        bool good = true;
         struct check_result result = {.check = &check_core[CORE_PROFILE],
                                       .backend = report->backends[b].name};
         strbuf_init(&text);
-        for (size_t l = 0; l < profile->count && good; l++)
-            good =
-                judge_line(profile, &profile->lines[l], report, num_results, result.backend, &text);
-        result.code = good ? CHECK_PASS : CHECK_FAIL;
+        result.code = judge_backend(profile, report, num_results, &report->backends[b], &text);
         result.text = text.data;
         case_id_write(result.id, result.backend, result.check, -1);
         check_report_add(report, &result);

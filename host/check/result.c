@@ -116,6 +116,7 @@ void check_report_finish(struct check_report *report)
         free(report->backends[b].name);
         free(report->backends[b].device);
         free(report->backends[b].about);
+        free(report->backends[b].missing);
         cJSON_Delete(report->backends[b].matrix);
     }
     free(report->results);
@@ -185,6 +186,7 @@ struct check_backend *check_report_add_backend(struct check_report *report, cons
     check_report_set(report, &made->name, name);
     check_report_set(report, &made->device, "");
     check_report_set(report, &made->about, "");
+    check_report_set(report, &made->missing, "");
     return made;
 }
 

@@ -33,6 +33,7 @@ struct check_backend {
     char *name;
     char *device;  /* "cuda:0"; "" = there was none to check it on */
     char *about;   /* "cuda sm90, driver 13.0" */
+    char *missing; /* why its device or its children are not here; "" = they are */
     cJSON *matrix; /* array of {matter, values}; NULL = not asked, or not answered */
     int32_t grid_points;
     char grid_sha256[65]; /* of the grid that its cases come from; "" = none of them needs it */
@@ -57,10 +58,11 @@ struct check_report {
     struct waivers *waivers; /* borrowed; NULL = none */
     time_t started;
     int64_t ns;
-    int interrupted; /* a signal; 0 = none */
-    bool cut;        /* --fail-fast: nothing was run after the last result */
-    FILE *tap;       /* results are written here as they come; NULL = nowhere */
-    bool failed;     /* memory ran out: the list is not whole */
+    int interrupted;     /* a signal; 0 = none */
+    bool cut;            /* --fail-fast: nothing was run after the last result */
+    FILE *tap;           /* results are written here as they come; NULL = nowhere */
+    const char *profile; /* what the backends were judged by; NULL = nothing */
+    bool failed;         /* memory ran out: the list is not whole */
 };
 
 /* A report without results on params->plugin (borrowed as a whole), whose file is hashed. */

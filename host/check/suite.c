@@ -177,6 +177,8 @@ static bool take_subject(struct suite *suite, struct check_backend *backend,
         : code == EXIT_NOTHING ? CHECK_SKIP
                                : CHECK_FAIL,
         why, reply);
+    check_report_set(suite->report, &backend->missing,
+                     code == EXIT_NOTHING ? why : json_text(reply->answer, "missing"));
     if (code != EXIT_GOOD)
         return false;
     check_report_set(suite->report, &backend->device, json_text(reply->answer, "device"));

@@ -78,7 +78,7 @@ static bool add_run(cJSON *root, const struct check_report *report)
            cJSON_AddBoolToObject(run, "fail_fast", params->fail_fast) &&
            add_list(run, "filters", &params->filters) && add_list(run, "with", &params->with) &&
            add_list(run, "options", &params->options) &&
-           add_text(run, "profile", params->profile) && add_text(run, "waivers", params->waivers) &&
+           add_text(run, "profile", report->profile) && add_text(run, "waivers", params->waivers) &&
            add_number(run, "interrupted", report->interrupted);
 }
 

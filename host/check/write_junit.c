@@ -131,6 +131,8 @@ static void write_properties(const struct check_report *report, FILE *file)
     snprintf(number, sizeof number, "%llu", (unsigned long long)report->params->seed);
     write_property("seed", number, file);
     write_property("attnhost", ATTNHOST_VERSION, file);
+    if (report->profile)
+        write_property("profile", report->profile, file);
     fputs("    </properties>\n", file);
 }
 
