@@ -12,103 +12,9 @@
 
 #include "host/check/refusal.h"
 #include "host/check/rig.h"
-#include "host/options.h"
+#include "host/check/setting.h"
 
-enum { MOST_PAIRS = 60, TEXT = 128 };
-
-/* ---- Values of an option --------------------------------------------------------------------- */
-
-static const attn_option *option_at(const struct check_subject *subject, uint32_t index)
-{
-    return attn_at(subject->type->options, index);
-}
-
-static bool is_number(const attn_option *option)
-{
-    return option->type == ATTN_OPTION_INT || option->type == ATTN_OPTION_FLOAT ||
-           option->type == ATTN_OPTION_SIZE;
-}
-
-static bool has_range(const attn_option *option)
-{
-    return is_number(option) && option->min <= option->max;
-}
-
-/* How many values are tried of an option; 0 = what it may be, nobody but a user knows. */
-static int32_t count_values(const attn_option *option)
-{
-    if (option->type == ATTN_OPTION_BOOL)
-        return 2;
-    if (option->type == ATTN_OPTION_ENUM)
-        return (int32_t)option->num_choices;
-    if (!is_number(option))
-        return 0;
-    return (has_range(option) ? 2 : 3) + (option->default_text != NULL);
-}
-
-static void print_number(const attn_option *option, double number, char text[TEXT])
-{
-    snprintf(text, TEXT, option->type == ATTN_OPTION_FLOAT ? "%.17g" : "%.0f", number);
-}
-
-static void value_text(const attn_option *option, int32_t which, char text[TEXT])
-{
-    static const char *const free_numbers[] = {"0", "1", "1000000"};
-    if (option->type == ATTN_OPTION_BOOL)
-        snprintf(text, TEXT, "%s", which ? "yes" : "no");
-    else if (option->type == ATTN_OPTION_ENUM)
-        snprintf(text, TEXT, "%s", option->choices[which]);
-    else if (has_range(option) && which < 2)
-        print_number(option, which ? option->max : option->min, text);
-    else if (!has_range(option) && which < 3)
-        snprintf(text, TEXT, "%s", free_numbers[which]);
-    else
-        snprintf(text, TEXT, "%s", option->default_text);
-}
-
-/* ---- Parse ----------------------------------------------------------------------------------- */
-
-struct setting {
-    uint32_t option;
-    char text[TEXT];
-};
-
-/* What the user gave, but for the options of `settings`, and these. */
-static attn_status parse(const struct check_subject *subject, const struct setting *settings,
-                         int count, struct options **options, host_error *error)
-{
-    const attn_options *given = subject->options;
-    uint32_t most = given->num_values + (uint32_t)count, used = 0;
-    struct options_text *texts = calloc(most + 1, sizeof *texts);
-    if (!texts)
-        return host_fail(&error->base, ATTN_OUT_OF_HOST_MEMORY, "no memory for options");
-    for (uint32_t v = 0; v < given->num_values; v++) {
-        const attn_option_value *value = attn_at(given->values, v);
-        bool replaced = strcmp(value->place, "default") == 0;
-        for (int s = 0; s < count; s++)
-            replaced |= strcmp(value->key, option_at(subject, settings[s].option)->key) == 0;
-        if (!replaced)
-            texts[used++] = (struct options_text){value->key, value->text, value->place, "/"};
-    }
-    for (int s = 0; s < count; s++)
-        texts[used++] = (struct options_text){option_at(subject, settings[s].option)->key,
-                                              settings[s].text, "attnhost check", "/"};
-    host_error_init(error);
-    attn_status status = options_create(subject->type, subject->type->name, NULL, texts, used,
-                                        options, &error->base);
-    free(texts);
-    return status;
-}
-
-static void describe_settings(const struct check_subject *subject, const struct setting *settings,
-                              int count, char text[3 * TEXT])
-{
-    size_t length = 0;
-    for (int s = 0; s < count; s++)
-        length +=
-            (size_t)snprintf(text + length, 3 * TEXT - length, "%s%.60s = %.60s", s ? ", " : "",
-                             option_at(subject, settings[s].option)->key, settings[s].text);
-}
+enum { MOST_PAIRS = 60 };
 
 /* ---- CONF-06 --------------------------------------------------------------------------------- */
 
@@ -148,15 +54,15 @@ static void judge_refusal(struct check_run *run, const struct check_subject *wit
 
 static void judge_settings(struct check_run *run, const struct setting *settings, int count)
 {
-    char what[3 * TEXT], *results[RIG_BATCHES];
+    char what[3 * SETTING_TEXT], *results[RIG_BATCHES];
     struct options *options = NULL;
     struct check_subject with = *run->subject;
     struct check_run inner = *run;
     struct rig rig;
     host_error error;
-    describe_settings(run->subject, settings, count, what);
+    setting_describe(run->subject, settings, count, what);
     check_note(run, "%s", what);
-    attn_status status = parse(run->subject, settings, count, &options, &error);
+    attn_status status = setting_parse(run->subject, settings, count, &options, &error);
     CHECK_THAT(run, status == ATTN_OK, "%s: the host refuses what is declared: %s", what,
                host_error_text(&error));
     with.options = &options->view;
@@ -175,21 +81,10 @@ static void judge_settings(struct check_run *run, const struct setting *settings
     options_destroy(options);
 }
 
-static int32_t count_single(const struct check_subject *subject)
-{
-    int32_t count = 0;
-    for (uint32_t o = 0; o < subject->type->num_options; o++)
-        count += count_values(option_at(subject, o));
-    return count;
-}
-
 static void run_single(struct check_run *run)
 {
-    int32_t index = run->index;
-    struct setting setting = {.option = 0};
-    while (index >= count_values(option_at(run->subject, setting.option)))
-        index -= count_values(option_at(run->subject, setting.option++));
-    value_text(option_at(run->subject, setting.option), index, setting.text);
+    struct setting setting;
+    setting_find(run->subject, run->index, &setting);
     judge_settings(run, &setting, 1);
 }
 
@@ -198,7 +93,8 @@ static int32_t count_all_pairs(const struct check_subject *subject)
     int32_t count = 0;
     for (uint32_t a = 0; a < subject->type->num_options; a++)
         for (uint32_t b = a + 1; b < subject->type->num_options; b++)
-            count += count_values(option_at(subject, a)) * count_values(option_at(subject, b));
+            count += setting_count(setting_option(subject, a)) *
+                     setting_count(setting_option(subject, b));
     return count;
 }
 
@@ -213,16 +109,17 @@ static void find_pair(const struct check_subject *subject, int64_t index, struct
 {
     for (uint32_t a = 0; a < subject->type->num_options; a++)
         for (uint32_t b = a + 1; b < subject->type->num_options; b++) {
-            const attn_option *first = option_at(subject, a), *second = option_at(subject, b);
-            int64_t count = (int64_t)count_values(first) * count_values(second);
+            const attn_option *first = setting_option(subject, a),
+                              *second = setting_option(subject, b);
+            int64_t count = (int64_t)setting_count(first) * setting_count(second);
             if (index >= count) {
                 index -= count;
                 continue;
             }
             pair[0].option = a;
             pair[1].option = b;
-            value_text(first, (int32_t)(index / count_values(second)), pair[0].text);
-            value_text(second, (int32_t)(index % count_values(second)), pair[1].text);
+            setting_value(first, (int32_t)(index / setting_count(second)), pair[0].text);
+            setting_value(second, (int32_t)(index % setting_count(second)), pair[1].text);
             return;
         }
 }
@@ -242,33 +139,34 @@ static void expect_refused(struct check_run *run, uint32_t option, const char *t
     struct setting setting = {.option = option};
     struct options *options = NULL;
     host_error error;
-    char what[3 * TEXT];
+    char what[3 * SETTING_TEXT];
     snprintf(setting.text, sizeof setting.text, "%s", text);
-    describe_settings(run->subject, &setting, 1, what);
-    attn_status status = parse(run->subject, &setting, 1, &options, &error);
+    setting_describe(run->subject, &setting, 1, what);
+    attn_status status = setting_parse(run->subject, &setting, 1, &options, &error);
     if (status == ATTN_OK)
         options_destroy(options);
     if (refusal_is(run, status, ATTN_CONFIG_ERROR, &error, what) &&
-        !strstr(host_error_text(&error), option_at(run->subject, option)->key))
+        !strstr(host_error_text(&error), setting_option(run->subject, option)->key))
         check_fail(run, "%s: '%s' does not name the option", what, host_error_text(&error));
 }
 
 static void run_outside(struct check_run *run)
 {
     static const char *const not_numbers[] = {"nan", "inf", "", "1x", "0x10", "1,5", " 1"};
-    char text[TEXT];
+    char text[SETTING_TEXT];
     for (uint32_t o = 0; o < run->subject->type->num_options; o++) {
-        const attn_option *option = option_at(run->subject, o);
+        const attn_option *option = setting_option(run->subject, o);
         double step = option->type == ATTN_OPTION_FLOAT ? 0.5 : 1;
-        for (size_t n = 0; is_number(option) && n < sizeof not_numbers / sizeof not_numbers[0]; n++)
+        for (size_t n = 0;
+             setting_is_number(option) && n < sizeof not_numbers / sizeof not_numbers[0]; n++)
             expect_refused(run, o, not_numbers[n]);
         /* Beyond 2^53 a double has no neighbour one apart. */
-        if (has_range(option) && fabs(option->min) < 0x1p52) {
-            print_number(option, option->min - step, text);
+        if (setting_has_range(option) && fabs(option->min) < 0x1p52) {
+            setting_print_number(option, option->min - step, text);
             expect_refused(run, o, text);
         }
-        if (has_range(option) && fabs(option->max) < 0x1p52) {
-            print_number(option, option->max + step, text);
+        if (setting_has_range(option) && fabs(option->max) < 0x1p52) {
+            setting_print_number(option, option->max + step, text);
             expect_refused(run, o, text);
         }
         if (option->type == ATTN_OPTION_BOOL)
@@ -283,8 +181,8 @@ static void run_outside(struct check_run *run)
 static bool find_option(const struct check_subject *subject, const char *key)
 {
     bool found = false;
-    for (uint32_t o = 0; o < subject->type->num_options && strlen(key) < TEXT - 2; o++) {
-        const attn_option *option = option_at(subject, o);
+    for (uint32_t o = 0; o < subject->type->num_options && strlen(key) < SETTING_TEXT - 2; o++) {
+        const attn_option *option = setting_option(subject, o);
         found |= strcmp(option->key, key) == 0 ||
                  (option->deprecated_alias && strcmp(option->deprecated_alias, key) == 0);
     }
@@ -296,8 +194,8 @@ static void run_unknown(struct check_run *run)
 {
     const struct check_subject *subject = run->subject;
     for (uint32_t o = 0; o < subject->type->num_options; o++) {
-        const char *key = option_at(subject, o)->key;
-        char slip[TEXT];
+        const char *key = setting_option(subject, o)->key;
+        char slip[SETTING_TEXT];
         struct options *options = NULL;
         host_error error;
         snprintf(slip, sizeof slip, "%.100sx", key);
@@ -343,7 +241,7 @@ const struct check check_conf[] = {
      .name = "single",
      .sentence = "an option at an end of its range, at its default, or at each choice works, or "
                  "query refuses it with the field option",
-     .count = count_single,
+     .count = setting_count_all,
      .run = run_single},
     {.rule = "CONF-06",
      .name = "pairs",

@@ -8,6 +8,7 @@
  */
 #include "host/check/forward_case_session.h"
 #include "host/check/numerics.h"
+#include "host/check/other_host.h"
 
 #include "host/dtype.h"
 #include "host/error.h"
@@ -343,32 +344,6 @@ static void run_whole(struct check_run *run, const struct grid_choice *choices, 
 }
 
 /* ---- Another run ----------------------------------------------------------------------------- */
-
-/* An instance of the same tree on a pool with as many threads. */
-struct other_host {
-    struct threads *threads;
-    struct composer composer;
-    struct compose_node *node;
-};
-
-static attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
-                                   uint32_t num_threads, attn_error *error)
-{
-    *other = (struct other_host){0};
-    attn_status status = threads_create(num_threads, &other->threads, error);
-    if (status != ATTN_OK)
-        return status;
-    other->composer = subject->host->composer;
-    other->composer.threads = other->threads;
-    return compose_resolve(&other->composer, subject->backend, subject->device, &other->node,
-                           error);
-}
-
-static void other_host_finish(struct other_host *other)
-{
-    compose_destroy(other->node);
-    threads_destroy(other->threads);
-}
 
 static bool judge_with_threads(struct family *family, uint32_t num_threads)
 {

@@ -143,6 +143,11 @@ static void lay_out(struct linear_case *c)
     c->bytes += CASE_RED_ZONE;
 }
 
+static int32_t *array_of(const struct linear_case *c, char *base, int part)
+{
+    return (int32_t *)(void *)(base + c->parts[part].offset);
+}
+
 /* ---- Contents -------------------------------------------------------------------------------- */
 
 /* In (-1, 1), a function of the seed, the part and the place. */
@@ -150,6 +155,15 @@ static double uniform(const struct linear_case *c, uint32_t role, int64_t index)
 {
     uint64_t word = mix_stream(mix_absorb(c->seed, role), (uint64_t)index);
     return (double)(int64_t)(word >> 11) * 0x1p-52 - 1;
+}
+
+/* Queries and keys of some rows are nearly nothing, so that the epsilon of their norm shows. */
+static bool is_faint(const struct linear_case *c, int64_t index)
+{
+    int64_t channels = channels_of(&c->spec);
+    return c->spec.flags & ATTN_LINEAR_QK_L2NORM &&
+           index % channels < 2 * (int64_t)c->spec.k_heads * c->spec.k_dim &&
+           uniform(c, LINEAR_PARTS + 1, index / channels) > 0.5;
 }
 
 /* What an operand's element is; `head` of those that have one. */
@@ -162,6 +176,9 @@ static double value_of(const struct linear_case *c, uint32_t role, int64_t index
                         (spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA);
     switch (role) {
     case ATTN_ROLE_MIXED_QKV:
+        if (is_faint(c, index))
+            return 0.001 * x;
+        /* fall through */
     case ATTN_ROLE_CONV_STATE: /* keys of a delta rule are not to be longer than 1 */
         return unnormalised ? 0.9 * x / sqrt((double)spec->k_dim) : 1.5 * x;
     case ATTN_ROLE_CONV_WEIGHT:
@@ -193,6 +210,33 @@ static int head_dimension(uint32_t role)
                                                                 : -1;
 }
 
+/* Whose sequence stands at place s of the batch. */
+static int32_t sequence_at(const struct linear_case *c, int32_t s)
+{
+    int32_t count = c->spec.num_sequences;
+    return s < count ? (s + c->spec.turn) % count : s;
+}
+
+static bool has_rows(uint32_t role)
+{
+    return role == ATTN_ROLE_MIXED_QKV || role == ATTN_ROLE_GATE_A || role == ATTN_ROLE_GATE_B ||
+           role == ATTN_ROLE_GATE_Z;
+}
+
+/* The row that has the same contents in the batch that is not turned. */
+static int64_t row_unturned(const struct linear_case *c, int64_t row)
+{
+    const int32_t *indptr = array_of(c, c->image, LINEAR_INDPTR);
+    for (int32_t s = 0; s < c->spec.num_sequences; s++)
+        if (indptr[s] <= row && row < indptr[s + 1]) {
+            int64_t first = c->spec.first_row;
+            for (int32_t n = 0; n < sequence_at(c, s); n++)
+                first += c->spec.sequences[n].rows;
+            return first + row - indptr[s];
+        }
+    return row;
+}
+
 static void fill_operand(struct linear_case *c, uint32_t role)
 {
     const attn_tensor *tensor = &c->tensors[role];
@@ -200,27 +244,24 @@ static void fill_operand(struct linear_case *c, uint32_t role)
     int dimension = head_dimension(role);
     for (uint32_t d = 1; d < tensor->ndim; d++)
         inner *= tensor->shape[d];
-    for (int64_t o = 0; o < outer; o++)
+    for (int64_t o = 0; o < outer; o++) {
+        int64_t from = has_rows(role) ? row_unturned(c, o) : o;
         for (int64_t n = 0; n < inner; n++) {
             int64_t head = dimension == 0   ? o
                            : dimension == 1 ? n / (tensor->ndim == 3 ? tensor->shape[2] : 1)
                                             : 0;
             dtype_store(tensor->dtype, c->image + c->parts[role].offset, o * tensor->strides[0] + n,
-                        value_of(c, role, o * inner + n, head));
+                        value_of(c, role, from * inner + n, head));
         }
-}
-
-static int32_t *array_of(const struct linear_case *c, char *base, int part)
-{
-    return (int32_t *)(void *)(base + c->parts[part].offset);
+    }
 }
 
 /* Slots 1 .. count in any order. */
 static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
 {
     for (int32_t n = 0; n < count; n++) {
-        uint32_t bits =
-            (uint32_t)(mix_stream(mix_absorb(c->seed, LINEAR_PARTS), (uint64_t)n) >> 32);
+        uint64_t seed = mix_absorb(c->seed, LINEAR_PARTS + (uint64_t)c->spec.turn);
+        uint32_t bits = (uint32_t)(mix_stream(seed, (uint64_t)n) >> 32);
         int32_t other = (int32_t)mix_below(bits, (uint64_t)n + 1);
         slots[n] = slots[other];
         slots[other] = n + 1;
@@ -237,7 +278,7 @@ static bool has_snapshot(const struct linear_spec *spec, int32_t row)
 static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const int32_t **next)
 {
     const struct linear_spec *spec = &c->spec;
-    const struct linear_case_sequence *sequence = &spec->sequences[s];
+    const struct linear_case_sequence *sequence = &spec->sequences[sequence_at(c, s)];
     bool real = s < spec->num_sequences, plain = spec->absent_arrays;
     int32_t rows = real ? sequence->rows : 1;
     int32_t slot = real ? *(*next)++ : 0, other = real ? *(*next)++ : 0;
@@ -276,8 +317,8 @@ static attn_status fill_arrays(struct linear_case *c, attn_error *error)
     return ATTN_OK;
 }
 
-/* One slot of a pool to zero, or to what it begins with. */
-static void fill_slot(struct linear_case *c, uint32_t role, int32_t slot, bool zero)
+/* One slot of a pool to state `number`. */
+static void fill_slot(struct linear_case *c, uint32_t role, int32_t slot, int32_t number)
 {
     const attn_tensor *pool = &c->tensors[role];
     int64_t size = 1;
@@ -285,10 +326,11 @@ static void fill_slot(struct linear_case *c, uint32_t role, int32_t slot, bool z
         size *= pool->shape[d];
     for (int64_t n = 0; n < size; n++)
         dtype_store(pool->dtype, c->image + c->parts[role].offset, slot * pool->strides[0] + n,
-                    zero ? 0 : value_of(c, role, slot * size + n, 0));
+                    value_of(c, role, number * size + n, 0));
 }
 
-/* Pools: NaN but for slot 0, which is zero, and slots that are read. */
+/* Pools: NaN but for slots that are read, and slot 0, which holds what a state that was dropped has
+ * left there. */
 static void fill_pool(struct linear_case *c, uint32_t role)
 {
     const attn_tensor *pool = &c->tensors[role];
@@ -297,10 +339,10 @@ static void fill_pool(struct linear_case *c, uint32_t role)
                    (uint64_t)(slot * pool->strides[0]) * attn_dtype_size(pool->dtype),
                CASE_POISON,
                (uint64_t)(pool->strides[0] - c->spec.gap) * attn_dtype_size(pool->dtype));
-    fill_slot(c, role, 0, true);
+    fill_slot(c, role, 0, 0);
     for (int32_t s = 0; s < c->spec.num_sequences; s++)
         if (array_of(c, c->image, LINEAR_INITIAL)[s])
-            fill_slot(c, role, array_of(c, c->image, LINEAR_SLOT)[s], false);
+            fill_slot(c, role, array_of(c, c->image, LINEAR_SLOT)[s], 1 + sequence_at(c, s));
 }
 
 static attn_status fill(struct linear_case *c, attn_error *error)
@@ -320,8 +362,7 @@ static attn_status fill(struct linear_case *c, attn_error *error)
     /* Padding has zero operands. */
     int32_t end = array_of(c, c->image, LINEAR_INDPTR)[c->spec.num_sequences];
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
-        if (c->operands[role] && (role == ATTN_ROLE_MIXED_QKV || role == ATTN_ROLE_GATE_A ||
-                                  role == ATTN_ROLE_GATE_B || role == ATTN_ROLE_GATE_Z)) {
+        if (c->operands[role] && has_rows(role)) {
             uint64_t from = (uint64_t)(end * c->tensors[role].strides[0]) *
                             attn_dtype_size(c->tensors[role].dtype);
             memset(c->image + c->parts[role].offset + from, 0, c->parts[role].bytes - from);
@@ -426,6 +467,12 @@ void linear_case_destroy(struct linear_case *c)
     free(c);
 }
 
+bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int32_t row)
+{
+    int32_t first = array_of(c, c->image, LINEAR_INDPTR)[sequence];
+    return array_of(c, c->image, LINEAR_SNAPSHOTS)[first + row] > 0;
+}
+
 const attn_problem *linear_case_problem(const struct linear_case *c)
 {
     return &c->posed.problem;
@@ -464,17 +511,25 @@ static char *host_arrays(const struct linear_case *c, const struct case_session 
     return session->backend.needs_host_lens ? c->image : NULL;
 }
 
-/* The arrays of a part, in the place of those of the batch; the host's are in `after`. */
+/* The slot from which a part goes on. */
+static int32_t slot_of(const struct linear_case *c, const struct linear_part *part, int32_t row)
+{
+    if (part->accepted)
+        return array_of(c, c->image, LINEAR_SNAPSHOTS)[row - 1];
+    return array_of(c, c->image, part->first ? LINEAR_DST : LINEAR_SLOT)[part->sequence];
+}
+
+/* The arrays of a part, in the place of those of the batch; the host's are in `after`. Snapshots
+ * are found by the row, so theirs stays. */
 static attn_status put_arrays(struct linear_case *c, struct case_session *session,
                               const struct linear_part *part, attn_error *error)
 {
     int32_t s = part->sequence, row = array_of(c, c->image, LINEAR_INDPTR)[s] + part->first;
-    int32_t slot = array_of(c, c->image, LINEAR_SLOT)[s],
-            dst = array_of(c, c->image, LINEAR_DST)[s];
+    int32_t dst = array_of(c, c->image, LINEAR_DST)[s];
     int32_t initial = array_of(c, c->image, LINEAR_INITIAL)[s];
     int32_t prefix = array_of(c, c->image, LINEAR_PREFIX_LENS)[s] + part->first;
     const int32_t values[][2] = {{row, row + part->rows},
-                                 {part->first ? dst : slot, 0},
+                                 {slot_of(c, part, row), 0},
                                  {dst, 0},
                                  {part->first || initial, 0},
                                  {-1, -1},
@@ -485,8 +540,10 @@ static attn_status put_arrays(struct linear_case *c, struct case_session *sessio
     for (int n = LINEAR_INDPTR; n < LINEAR_PARTS && status == ATTN_OK; n++) {
         const int32_t *value = values[n - LINEAR_INDPTR];
         uint64_t bytes = n == LINEAR_INDPTR ? 8 : 4;
-        if (n == LINEAR_SNAPSHOTS)
+        if (n == LINEAR_SNAPSHOTS) {
+            memcpy(array_of(c, c->after, n), array_of(c, c->image, n), c->parts[n].bytes);
             continue;
+        }
         memcpy(array_of(c, c->after, n), value, bytes);
         status =
             device_copy(c->device, array_of(c, c->memory, n), value, bytes, session->stream, error);
@@ -521,12 +578,13 @@ static attn_status run_part(struct linear_case *c, struct case_session *session,
     if (status != ATTN_OK)
         return status;
     point(c, c->memory, host_arrays(c, session) ? c->after : NULL, &c->batch, &c->state);
-    c->state.snapshots = (attn_i32_array){NULL, NULL};
-    c->batch.mode = part->decode ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND;
+    if (!part->snapshots)
+        c->state.snapshots = (attn_i32_array){NULL, NULL};
+    c->batch.mode = part->mode;
     c->batch.num_seqs = c->batch.num_real_seqs = 1;
     c->batch.num_tokens = c->batch.num_real_tokens = part->rows;
     c->batch.num_decode_seqs = 0;
-    if (part->decode) {
+    if (part->mode == ATTN_MODE_DECODE) {
         shift_rows(c, array_of(c, c->image, LINEAR_INDPTR)[part->sequence] + part->first, tensors,
                    operands);
         args.operands = operands;
@@ -645,6 +703,16 @@ static bool compare(struct linear_case *c, const reference_result *result,
     return status == ATTN_OK && report.rows_failed + report.padding_failed == 0;
 }
 
+attn_status linear_case_fetch(struct linear_case *c, struct case_session *session,
+                              attn_error *error)
+{
+    attn_status status =
+        device_copy(c->device, c->after, c->memory, c->bytes, session->stream, error);
+    if (status == ATTN_OK)
+        status = device_synchronize(c->device, session->stream, error);
+    return status == ATTN_OK ? session_check_memory(session, error) : status;
+}
+
 bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
                        size_t size)
 {
@@ -660,12 +728,7 @@ bool linear_case_judge(struct linear_case *c, struct case_session *session, bool
     move_tensors(c, c->image, tensors, operands);
     args.operands = operands;
     point(c, c->image, NULL, &batch, &state);
-    attn_status status =
-        device_copy(c->device, c->after, c->memory, c->bytes, session->stream, &error.base);
-    if (status == ATTN_OK)
-        status = device_synchronize(c->device, session->stream, &error.base);
-    if (status == ATTN_OK)
-        status = session_check_memory(session, &error.base);
+    attn_status status = linear_case_fetch(c, session, &error.base);
     if (status == ATTN_OK)
         status = reference_linear_forward(&c->posed.problem, &batch, c->posed.layer.layer_id, &args,
                                           &result, &states, &error.base);

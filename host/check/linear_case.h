@@ -45,6 +45,7 @@ struct linear_spec {
     int32_t gap;        /* elements between outermost rows */
     int32_t first_row;
     int32_t padded; /* sequences of padding */
+    int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
     int32_t num_sequences;
     struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS];
 };
@@ -83,15 +84,24 @@ struct linear_part {
     int32_t sequence;
     int32_t first;
     int32_t rows;
-    bool decode; /* rows is 1 */
+    uint32_t mode;  /* EXTEND, DECODE (rows is 1), TARGET_VERIFY */
+    bool snapshots; /* those of its rows are taken */
+    bool accepted;  /* it goes on from the snapshot of the row before */
 };
+
+/* Does the row of a sequence leave a snapshot? */
+bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int32_t row);
 
 /* Plan and forward the batch, or a part of it. */
 attn_status linear_case_forward(struct linear_case *c, struct case_session *session,
                                 const struct linear_part *part, attn_error *error);
 
-/* Judge outputs and states of all sequences by the oracle; `whole` (a single forward of the batch):
- * also that nothing else was written. False: text tells. */
+/* See what the device has now, and whether the metadata's memory is whole. */
+attn_status linear_case_fetch(struct linear_case *c, struct case_session *session,
+                              attn_error *error);
+
+/* Fetch it, and judge outputs and states of all sequences by the oracle; `whole` (a single forward
+ * of the batch): also that nothing else was written. False: text tells. */
 bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
                        size_t size);
 
@@ -102,7 +112,7 @@ attn_status linear_case_try_without(struct linear_case *c, struct case_session *
 /* Is the role needed by the case? Its name. */
 bool linear_case_needs(const struct linear_case *c, uint32_t role);
 
-/* The bytes of the case on the device after the last judgement, and how many. */
+/* The bytes that were fetched last, and how many; the place stays. */
 const void *linear_case_bytes(const struct linear_case *c, uint64_t *size);
 
 #endif /* HOST_CHECK_LINEAR_CASE_H */

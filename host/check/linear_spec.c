@@ -66,7 +66,6 @@ static void draw_dtypes(struct linear_spec *spec, struct draw *draw)
 {
     static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32, ATTN_F16};
     spec->q_dtype = dtypes[below(draw, 3)];
-    spec->out_dtype = spec->q_dtype;
     spec->conv_dtype = below(draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
     spec->state_dtype = below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
 }
@@ -108,6 +107,7 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     spec->padded = below(&draw, 3) == 0 ? 2 : 0;
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
     spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
+    spec->out_dtype = below(&draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -118,18 +118,19 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
     static const char *const modes[] = {"extend", "decode", "mixed", "idle", "verify", "draft"};
     size_t length = (size_t)snprintf(
         text, size,
-        "%s %s, flags %#x, q %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, D %d, "
-        "dt "
-        "%g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, rows",
+        "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
+        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, rows",
         families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
-        dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv", dtype_name(spec->conv_dtype),
-        spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim, spec->width,
-        spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip, (double)spec->dt_min,
-        (double)spec->dt_max, (double)spec->lower_bound, spec->steep ? ", steep" : "",
+        dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
+        dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
+        spec->width, spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip,
+        (double)spec->dt_min, (double)spec->dt_max, (double)spec->lower_bound,
+        spec->steep ? ", steep" : "",
         spec->sparse      ? ", sparse snapshots"
         : spec->snapshots ? ", snapshots"
                           : "",
-        spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded);
+        spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
+        spec->turn);
     for (int32_t s = 0; s < spec->num_sequences && length < size; s++)
         length += (size_t)snprintf(
             text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""mutants.py: cpu_native with one fault each, to be caught by the default run of `attnhost check`.
+"""mutants.py: a plugin with one fault each, to be caught by the default run of `attnhost check`.
 
-A mutant is a block of a file beside this one, FAMILY.txt; what is wrong with it is data, and the
-plugin's sources know nothing of it:
+A mutant is a block of a file beside this one, PLUGIN/FAMILY.txt; what is wrong with it is data, and
+the plugin's sources know nothing of it:
 
     mutant NAME
     what   one sentence: what is wrong
     rule   the rule of docs/ABI.md that it breaks
     also   rules whose checks may notice it sooner; optional
-    file   a file of plugins/cpu_native, or plugins/common/FILE, and the .c files that are compiled of
+    file   a file of plugins/PLUGIN, or plugins/common/FILE, and the .c files that are compiled of
            it where it is not one itself; without this line it is as in the block before
     - text that stands in the file, once; several lines are several of these
     + what stands there instead
@@ -17,8 +17,8 @@ plugin's sources know nothing of it:
 A block may have several pairs. Text that is not there exactly once is an error: a mutant that has
 gone stale does not pass for one that was caught.
 
-For each, what was changed is compiled again, -O1 and with the kernels of the baseline alone, so
-that results are the same on every machine. Then
+For each, what was changed is compiled again, hardly optimised and with the kernels of the baseline
+alone, so that results are the same on every machine. Then
 
     attnhost check --fail-fast MUTANT.so                   fails by the rule or by one of `also`
     attnhost check --fail-fast --filter RULE.* MUTANT.so   fails too, where another came first
@@ -27,8 +27,8 @@ and a mutant without a fault has to pass all of it. Each is run on one processor
 but where a check asks for more: again the same on every machine, and two at a time do not wait for
 each other.
 
-usage: mutants.py [--update] [--jobs N] [NAME]...   from the environment of `make check`
-  --update  write the table into docs/CONFORMANCE.md; without, it has to be there already
+usage: mutants.py PLUGIN [--update] [--jobs N] [NAME]...   from the environment of `make check`
+  --update  write the plugin's table into docs/CONFORMANCE.md; without, it has to be there already
 """
 import concurrent.futures
 import glob
@@ -45,29 +45,37 @@ TOP = os.path.abspath(os.environ.get("ATTNHOST_TEST_SRCDIR", "."))
 BUILD = os.path.abspath(os.environ.get("ATTNHOST_TEST_BUILDDIR", "."))
 ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
 CC = shlex.split(os.environ.get("CC", "cc"))
-PLUGIN = TOP + "/plugins/cpu_native"
 COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
 PAGE = TOP + "/docs/CONFORMANCE.md"
-FOLDER = BUILD + "/tests/mutants/built"
+FAMILIES = os.path.dirname(os.path.abspath(__file__))
 CFLAGS = (
-    "-std=gnu11 -fPIC -pthread -O1 -w -ffp-contract=off -fvisibility=hidden "
+    "-std=gnu11 -fPIC -pthread -w -ffp-contract=off -fvisibility=hidden "
     f"-fno-semantic-interposition -I{TOP}/include -I{TOP}"
 ).split()
 LDFLAGS = (
     "-shared -pthread -Wl,-z,defs,-z,now,-z,relro,-z,nodelete "
     f"-Wl,--version-script={TOP}/include/attn_plugin.map"
 ).split()
-UNITS = sorted(
-    os.path.basename(path)
-    for path in glob.glob(PLUGIN + "/*.c")
-    if not re.search("_avx[0-9]*[.]c$", path)
-)
+OPTIMISED = {"linear": "-Og"}  # mutants that fall in the first cases; else -O1: runs take longer
 SOUND = "nothing"  # the mutant without a fault
 
 
+class Plugin:
+    def __init__(self, name):
+        self.name = name
+        self.sources = f"{TOP}/plugins/{name}"
+        self.folder = f"{BUILD}/tests/mutants/built/{name}"
+        self.optimised = OPTIMISED.get(name, "-O1")
+        self.units = sorted(
+            os.path.basename(path)
+            for path in glob.glob(self.sources + "/*.c")
+            if not re.search("_avx[0-9]*[.]c$", path)
+        )
+
+
 class Mutant:
-    def __init__(self, name, place):
-        self.name, self.place = name, place
+    def __init__(self, plugin, name, place):
+        self.plugin, self.name, self.place = plugin, name, place
         self.what, self.rule, self.also = "", "", []
         self.file, self.units = "", []
         self.changes = []  # [old, new] lines
@@ -75,7 +83,7 @@ class Mutant:
 
     def text(self):
         """The file with the fault."""
-        folder = TOP if "/" in self.file else PLUGIN
+        folder = TOP if "/" in self.file else self.plugin.sources
         with open(f"{folder}/{self.file}", encoding="utf-8") as file:
             text = file.read()
         for old, new in self.changes:
@@ -107,13 +115,13 @@ def read_line(mutant, line, place):
         raise ValueError(f"{place}: '{line}': accepted mutant, what, rule, also, file, -, +")
 
 
-def read_family(path):
+def read_family(plugin, path):
     mutants = []
     for number, line in enumerate(open(path, encoding="utf-8"), 1):
         line, place = line.rstrip("\n"), f"{os.path.basename(path)}:{number}"
         if line.startswith("mutant "):
             before = mutants[-1:]
-            mutants.append(Mutant(line.split()[1], place))
+            mutants.append(Mutant(plugin, line.split()[1], place))
             for other in before:
                 mutants[-1].file, mutants[-1].units = other.file, other.units
         elif line and not line.startswith("#"):
@@ -123,18 +131,18 @@ def read_family(path):
     return mutants
 
 
-def read_all():
+def read_all(plugin):
     mutants = []
-    for path in sorted(glob.glob(os.path.dirname(os.path.abspath(__file__)) + "/*.txt")):
-        mutants += read_family(path)
+    for path in sorted(glob.glob(f"{FAMILIES}/{plugin.name}/*.txt")):
+        mutants += read_family(plugin, path)
     rules = open(TOP + "/docs/ABI.md", encoding="utf-8").read()
     for m in mutants:
         if not (m.what and m.rule and m.file and m.changes):
             raise ValueError(f"{m.place}: mutant {m.name} is not whole")
         if any(old and new is None for old, new in m.changes):
             raise ValueError(f"{m.place}: text without what stands there instead")
-        if not set(m.units) <= set(UNITS):
-            raise ValueError(f"{m.place}: {m.units}: accepted {UNITS}")
+        if not set(m.units) <= set(plugin.units):
+            raise ValueError(f"{m.place}: {m.units}: accepted {plugin.units}")
         m.text()
         for rule in [m.rule] + m.also:
             if f"| {rule} |" not in rules:
@@ -170,51 +178,51 @@ def run(command):
     return seconds
 
 
-def compile_unit(folder, unit):
+def compile_unit(plugin, folder, unit):
     """Compile a unit that lies in the folder, into it."""
-    flags = ["-ffp-contract=fast"] if unit.startswith("kernels_") else []
+    flags = [plugin.optimised] + (["-ffp-contract=fast"] if unit.startswith("kernels_") else [])
     return run(CC + [f"-I{folder}"] + CFLAGS + flags + ["-c", "-o", f"{folder}/{unit[:-2]}.o", f"{folder}/{unit}"])
 
 
-def link(folder, name):
+def link(plugin, folder, name):
     """The plugin from the folder's objects, and the sound ones for the rest."""
     objects = []
-    for unit in UNITS:
+    for unit in plugin.units:
         own = f"{folder}/{unit[:-2]}.o"
-        objects.append(own if os.path.exists(own) else f"{FOLDER}/{SOUND}/{unit[:-2]}.o")
+        objects.append(own if os.path.exists(own) else f"{plugin.folder}/{SOUND}/{unit[:-2]}.o")
     return run(CC + LDFLAGS + ["-o", f"{folder}/{name}.so"] + objects + [COMMON, "-ldl", "-lm"])
 
 
-def spread(name):
+def spread(plugin, name):
     """A folder with copies of all the plugin's files, which include each other from there."""
-    folder = f"{FOLDER}/{name}"
+    folder = f"{plugin.folder}/{name}"
     os.makedirs(folder + "/plugins/common")
-    for path in glob.glob(PLUGIN + "/*.[chi]*"):
+    for path in glob.glob(plugin.sources + "/*.[chi]*"):
         shutil.copyfile(path, f"{folder}/{os.path.basename(path)}")
     for path in glob.glob(TOP + "/plugins/common/*.h"):
         shutil.copyfile(path, f"{folder}/plugins/common/{os.path.basename(path)}")
     return folder
 
 
-def build_sound(pool):
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    folder = spread(SOUND)
-    list(pool.map(lambda unit: compile_unit(folder, unit), UNITS))
-    link(folder, SOUND)
+def build_sound(plugin, pool):
+    shutil.rmtree(plugin.folder, ignore_errors=True)
+    folder = spread(plugin, SOUND)
+    list(pool.map(lambda unit: compile_unit(plugin, folder, unit), plugin.units))
+    link(plugin, folder, SOUND)
 
 
 def build(mutant):
-    folder = spread(mutant.name)
+    folder = spread(mutant.plugin, mutant.name)
     with open(f"{folder}/{mutant.file}", "w", encoding="utf-8") as file:
         file.write(mutant.text())
     for unit in mutant.units:
-        mutant.seconds += compile_unit(folder, unit)
-    mutant.seconds += link(folder, mutant.name)
+        mutant.seconds += compile_unit(mutant.plugin, folder, unit)
+    mutant.seconds += link(mutant.plugin, folder, mutant.name)
 
 
 def check(mutant, *filters):
     """The id of the case that failed first, "" = none, and everything that was said."""
-    file = f"{FOLDER}/{mutant.name}/{mutant.name}.so"
+    file = f"{mutant.plugin.folder}/{mutant.name}/{mutant.name}.so"
     # A machine that is busy with other things is no fault.
     command = [ATTNHOST, "check", "--fail-fast", "--timeout", "3600", "--inactivity", "120", file]
     for pattern in filters:
@@ -243,14 +251,14 @@ def judge(mutant):
         elif rule_of(mutant.killer) != mutant.rule:
             mutant.own, _ = check(mutant, f"{mutant.rule}.*")
             mutant.wrong = "" if mutant.own else f"passes the checks of {mutant.rule}"
-        shutil.rmtree(f"{FOLDER}/{mutant.name}")
+        shutil.rmtree(f"{mutant.plugin.folder}/{mutant.name}")
     except ValueError as error:
         mutant.wrong = str(error)
     return mutant
 
 
-def judge_sound():
-    sound = Mutant(SOUND, "")
+def judge_sound(plugin):
+    sound = Mutant(plugin, SOUND, "")
     sound.what = "nothing is wrong with it, and it passes"
     try:
         killer, said = check(sound)
@@ -280,13 +288,14 @@ def essence(text):
     return [re.sub("/[0-9]+", "", line) for line in rows]
 
 
-def in_document(mutants, update):
+def in_document(plugin, mutants, update):
     """"" or how the document differs; with `update` it is written."""
     with open(PAGE, encoding="utf-8") as file:
         page = file.read()
-    parts = re.split("(<!-- /?mutants -->\n)", page)
+    mark = f"mutants of {plugin.name} -->"
+    parts = re.split(f"(<!-- /?{mark}\n)", page)
     if len(parts) != 5:
-        return f"{PAGE} has no part between <!-- mutants --> and <!-- /mutants -->"
+        return f"{PAGE} has no part between <!-- {mark} and <!-- /{mark}"
     if update:
         parts[2] = table(mutants)
         with open(PAGE, "w", encoding="utf-8") as file:
@@ -308,17 +317,20 @@ def tap(number, name, wrong):
 
 
 def main(arguments):
+    if not arguments or not os.path.isdir(f"{FAMILIES}/{arguments[0]}"):
+        raise ValueError(f"{arguments}: accepted PLUGIN [--update] [--jobs N] [NAME]...")
+    plugin, arguments = Plugin(arguments[0]), arguments[1:]
     update = "--update" in arguments
     jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 2
     names = [a for i, a in enumerate(arguments) if a[0] != "-" and arguments[i - 1] != "--jobs"]
-    mutants = read_all()
+    mutants = read_all(plugin)
     chosen = [m for m in mutants if not names or m.name in names]
     if len(chosen) < len(set(names)):
         raise ValueError(f"{names}: accepted names of mutants")
     begin, bad, number = time.monotonic(), 0, 0
     with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_processor) as pool:
-        build_sound(pool)
-        works = [] if names else [pool.submit(judge_sound)]
+        build_sound(plugin, pool)
+        works = [] if names else [pool.submit(judge_sound, plugin)]
         works += [pool.submit(judge, m) for m in chosen]
         for number, work in enumerate(works, 1):
             m = work.result()
@@ -326,8 +338,8 @@ def main(arguments):
             bad += bool(m.wrong)
     if not names and not bad:
         number += 1
-        wrong = in_document(mutants, update)
-        tap(number, "docs/CONFORMANCE.md has this table", wrong)
+        wrong = in_document(plugin, mutants, update)
+        tap(number, f"docs/CONFORMANCE.md has this table of {plugin.name}", wrong)
         bad += bool(wrong)
     print(f"1..{number}\n# {len(chosen)} mutants in {time.monotonic() - begin:.0f} s")
     return 1 if bad else 0

@@ -1,18 +1,17 @@
-#!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# mutants.sh: cpu_native with one fault each is caught by the default run of `attnhost check`; see
-# tests/mutants/mutants.py. Arguments are its arguments.
+# run.sh: sourced with $plugin by the test of its name: the plugin with one fault each is caught by
+# the default run of `attnhost check`; see mutants.py. Arguments are its arguments.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tap.sh"
 
 python=${PYTHON3:-python3}
 if test "$python" = no || ! command -v "$python" >/dev/null; then
-    tap_skip "mutants of cpu_native" "python3 is not installed"
+    tap_skip "mutants of $plugin" "python3 is not installed"
     tap_end
 fi
 PYTHONDONTWRITEBYTECODE=1
 export PYTHONDONTWRITEBYTECODE
 umask 022 # a plugin that others may write is refused
-exec "$python" "$top/tests/mutants/mutants.py" "$@"
+exec "$python" "$top/tests/mutants/mutants.py" "$plugin" "$@"
