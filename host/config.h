@@ -129,6 +129,8 @@ struct config_routes {
     size_t count;
 };
 
+enum { CONFIG_MLA_ABSORBED = 0, CONFIG_MLA_EXPANDED = 1 };
+
 /* Backend names: "auto", a backend type, a [backend.NAME] section or an alias; NULL = not given. */
 struct config_attention {
     char *attention_backend;            /* never NULL */
@@ -138,6 +140,7 @@ struct config_attention {
     char *linear_attn_backend;          /* NULL = auto */
     int32_t speculative_attention_mode; /* CONFIG_SPECULATIVE_* */
     int64_t speculative_eagle_topk;     /* 0 = no drafts, 1 = a chain, more = a tree */
+    int32_t mla_prefill;                /* CONFIG_MLA_* */
     char *rules;                        /* a file; NULL = the installed one */
     char *fallback;
     struct config_ints layers; /* CONFIG_WRAP_*, each at most once, outermost first */

@@ -34,6 +34,8 @@ static const struct config_choice attn_types[] = {
     {"decoder", ATTN_TYPE_DECODER}, {"encoder_only", ATTN_TYPE_ENCODER_ONLY}, {NULL, 0}};
 static const struct config_choice speculative_modes[] = {
     {"prefill", CONFIG_SPECULATIVE_PREFILL}, {"decode", CONFIG_SPECULATIVE_DECODE}, {NULL, 0}};
+static const struct config_choice mla_forms[] = {
+    {"absorbed", CONFIG_MLA_ABSORBED}, {"expanded", CONFIG_MLA_EXPANDED}, {NULL, 0}};
 static const struct config_choice wraps[] = {
     {"validate", CONFIG_WRAP_VALIDATE}, {"trace", CONFIG_WRAP_TRACE}, {NULL, 0}};
 static const struct config_choice layouts[] = {{"auto", CONFIG_LAYOUT_AUTO},
@@ -126,6 +128,8 @@ const struct config_key config_keys[] = {
         .help = "Whose backend serves the verification of drafts."),
     KEY(attention, "speculative_eagle_topk", speculative_eagle_topk, int, "0", RANGE(0, 64),
         .help = "Branches of a tree of drafts, 1: a chain; 0: no drafts (for explain)."),
+    KEY(attention, "mla_prefill", mla_prefill, choice, "absorbed", WORDS(mla_forms),
+        .help = "MLA: form of steps of prompts alone; with expanded, outputs are fp32."),
     KEY(attention, "rules", rules, path, "",
         .help = "A file of selection rules in the place of the installed selection.ini."),
     KEY(attention, "fallback", fallback, word, "",

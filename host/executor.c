@@ -12,24 +12,36 @@
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
-static int32_t unit_of(const struct executor *executor, int32_t layer)
+int32_t executor_unit_of(const struct executor *executor, int32_t layer)
 {
     const struct executor_params *p = &executor->params;
     return p->selection->groups[p->model->layers[layer].group].unit;
 }
 
-/* Enqueue what a layer reads: its vectors; and poison where it writes, as a row that is not written
- * must not pass for the one that stood there before. */
-static attn_status make_inputs(struct executor *executor, int32_t layer,
-                               const struct layer_operands *o, const struct step_output *output,
-                               attn_error *error)
+attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
+                            attn_error *error)
 {
-    attn_status status = step_kernels_generate(executor->kernels, layer, &executor->batch.rows,
-                                               o->vectors, o->num_vectors, executor->stream, error);
-    if (status != ATTN_OK || executor->params.config->verify.rate <= 0)
-        return status;
-    uint64_t bytes = (uint64_t)executor->batch.rows.count * operands_row_bytes(&o->written);
-    return device_fill(executor->params.device, output->data, 0xFF, bytes, executor->stream, error);
+    if (executor->params.config->verify.rate <= 0 || !rows)
+        return ATTN_OK;
+    uint64_t bytes =
+        (uint64_t)rows->shape[0] * (uint64_t)rows->strides[0] * attn_dtype_size(rows->dtype);
+    return device_fill(executor->params.device, rows->data, 0xFF, bytes, executor->stream, error);
+}
+
+/* Enqueue what a layer reads: its vectors; and poison where it writes. */
+static attn_status make_inputs(struct executor *executor, int32_t layer,
+                               const struct layer_operands *o, attn_error *error)
+{
+    const struct step_rows *rows = &executor->batch.rows;
+    attn_status status = step_kernels_generate(executor->kernels, o->form, rows, o->vectors,
+                                               o->num_vectors, executor->stream, error);
+    if (status == ATTN_OK && o->num_latents > 0)
+        status = step_kernels_generate(executor->kernels, layer, rows, o->vectors + o->num_vectors,
+                                       o->num_latents, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_poison(executor, o->operands[ATTN_ROLE_OUT], error);
+    return status == ATTN_OK ? executor_poison(executor, o->operands[ATTN_ROLE_LSE], error)
+                             : status;
 }
 
 static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
@@ -39,8 +51,8 @@ static attn_status forward(struct executor *executor, const struct layers_run *r
     if (p->probe && run->step)
         p->probe(p->probe_ctx, run->step, layer, o->operands);
     int64_t start = clock_now_ns();
-    attn_status status = attnhost_forward(run->metadata[unit_of(executor, layer)], layer, &o->args,
-                                          executor->stream, error);
+    attn_status status = attnhost_forward(run->metadata[executor_unit_of(executor, layer)], layer,
+                                          &o->args, executor->stream, error);
     if (run->flight)
         run->flight->forward_ns += clock_now_ns() - start;
     return status;
@@ -57,9 +69,11 @@ static attn_status run_layer(struct executor *executor, const struct layers_run 
     if (run->flight)
         status = executor_rows_make_room(executor, run->flight, layer, error);
     if (status == ATTN_OK)
-        status = make_inputs(executor, layer, &operands, &output, error);
+        status = make_inputs(executor, layer, &operands, error);
     if (status == ATTN_OK)
         status = forward(executor, run, layer, &operands, error);
+    if (status == ATTN_OK && operands.form != layer)
+        status = executor_prefix_run(executor, run, layer, &operands, error);
     if (status == ATTN_OK)
         status = step_kernels_watch(executor->kernels, layer, &executor->batch.rows, &output,
                                     executor->batch.arrays.watch, executor->stream, error);

@@ -34,7 +34,8 @@
 
 /* Called before each layer's forward is enqueued by itself (not when a graph is replayed) with its
  * operands by role, [ATTN_ROLE_COUNT], in the device's memory; what tests use to falsify an input.
- */
+ * A chunk of the prefix in the expanded form of latent attention is a forward of its own, without
+ * c_kv. */
 typedef void (*executor_probe)(void *ctx, const struct batch_step *step, int32_t layer,
                                const attn_tensor *const *operands);
 

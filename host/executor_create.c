@@ -57,6 +57,7 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
     if (status == ATTN_OK) {
         attn_bounds bounds = p->bounds;
         bounds.modes = chosen->modes;
+        problem_bounds_expand(&bounds, p->model);
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
         note_explanation(executor, unit);
         status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,
@@ -148,6 +149,8 @@ static attn_status build(struct executor *executor, attn_error *error)
     if (status == ATTN_OK)
         status = executor_operands_create(executor, error);
     if (status == ATTN_OK)
+        status = executor_prefix_create(executor, error);
+    if (status == ATTN_OK)
         status = make_flights(executor, error);
     if (status == ATTN_OK)
         status = make_batch(executor, error);
@@ -201,6 +204,7 @@ void executor_destroy(struct executor *executor)
     if (executor->stream)
         device_synchronize(device, executor->stream, NULL);
     graph_runner_destroy(executor);
+    executor_prefix_destroy(executor);
     destroy_units(executor);
     release_step(executor);
     step_kernels_destroy(executor->kernels);

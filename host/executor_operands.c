@@ -18,16 +18,19 @@ static void widen(const struct row_operand *operand, uint64_t *widest)
         widest[operand->role] = bytes;
 }
 
-/* Bytes of the widest row of each operand over all layers; 0 = no layer has it. */
+/* Bytes of the widest row of each operand over all layers in all forms; 0 = none has it. */
 static void find_widest(const struct model *model, uint64_t widest[ATTN_ROLE_COUNT])
 {
     memset(widest, 0, ATTN_ROLE_COUNT * sizeof *widest);
-    for (uint32_t l = 0; l < model->num_layers; l++) {
-        struct row_operand list[OPERANDS_MAX], out = operands_output(model, (int32_t)l);
-        uint32_t count = operands_list(model, (int32_t)l, list);
+    for (int32_t l = 0; l < operands_num_forms(model); l++) {
+        struct row_operand list[OPERANDS_MAX], out = operands_output(model, l);
+        struct row_operand lse = operands_lse(model, l);
+        uint32_t count = operands_list(model, l, list);
         for (uint32_t i = 0; i < count; i++)
             widen(&list[i], widest);
         widen(&out, widest);
+        if (l >= (int32_t)model->num_layers)
+            widen(&lse, widest);
     }
 }
 
@@ -60,15 +63,14 @@ void executor_operands_destroy(struct executor *executor)
 
 /* ---- Views ----------------------------------------------------------------------------------- */
 
-/* Dense rows of an operand. */
-static void view_rows(const struct executor *executor, const struct row_operand *operand,
-                      int64_t rows, attn_tensor *tensor)
+void executor_view_rows(const struct executor *executor, const struct row_operand *operand,
+                        void *memory, int64_t rows, attn_tensor *tensor)
 {
     const struct device *device = executor->params.device;
     int64_t elements = operands_row_elements(operand);
     *tensor = (attn_tensor){
         .struct_size = sizeof *tensor,
-        .data = executor->operands[operand->role],
+        .data = memory,
         .device_type = device->type,
         .device_id = device->id,
         .dtype = operand->dtype,
@@ -98,22 +100,30 @@ static void view_scale(const float *values, uint32_t count, attn_scale *scale)
 
 /* ---- A layer --------------------------------------------------------------------------------- */
 
+/* Rows of an operand in its own memory, handed over by its role. */
+static void set_operand(const struct executor *executor, const struct row_operand *operand,
+                        int64_t rows, attn_tensor *tensor, struct layer_operands *o)
+{
+    executor_view_rows(executor, operand, executor->operands[operand->role], rows, tensor);
+    o->operands[operand->role] = tensor;
+}
+
 static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
                      struct layer_operands *o)
 {
     const struct model *model = executor->params.model;
     const attn_layer_group *group = &model->groups[model->layers[l].group];
-    struct row_operand list[OPERANDS_MAX];
-    o->num_vectors = operands_list(model, l, list);
-    for (uint32_t i = 0; i < o->num_vectors; i++) {
-        uint32_t role = list[i].role;
-        view_rows(executor, &list[i], rows, &o->rows[i]);
-        o->vectors[i] = (struct step_vectors){list[i], group, executor->operands[role]};
-        o->operands[role] = &o->rows[i];
+    struct row_operand list[OPERANDS_MAX], lse = operands_lse(model, o->form);
+    o->num_vectors = operands_list(model, o->form, list);
+    o->num_latents = operands_list_latents(model, o->form, list + o->num_vectors);
+    for (uint32_t i = 0; i < o->num_vectors + o->num_latents; i++) {
+        o->vectors[i] = (struct step_vectors){list[i], group, executor->operands[list[i].role]};
+        set_operand(executor, &list[i], rows, &o->rows[i], o);
     }
-    o->written = operands_output(model, l);
-    view_rows(executor, &o->written, rows, &o->out);
-    o->operands[ATTN_ROLE_OUT] = &o->out;
+    o->written = operands_output(model, o->form);
+    set_operand(executor, &o->written, rows, &o->out, o);
+    if (o->form >= (int32_t)model->num_layers)
+        set_operand(executor, &lse, rows, &o->lse, o);
 }
 
 static void set_constants(const struct executor *executor, int32_t l, struct layer_operands *o)
@@ -160,6 +170,7 @@ void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, u
     const struct model *model = executor->params.model;
     const attn_layer_group *group = &model->groups[model->layers[l].group];
     memset(o, 0, sizeof *o);
+    o->form = operands_form(model, l, executor->batch.batch.mode);
     set_rows(executor, l, rows, o);
     set_constants(executor, l, o);
     if (model_group_has_kv(group))

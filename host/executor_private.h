@@ -68,6 +68,16 @@ struct layer_constants {
     attn_tensor tensors[EXECUTOR_CONSTANTS_MAX];
 };
 
+/* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
+ * step has at most, in the memory of the step's own. */
+struct prefix_calls {
+    attnhost_metadata **metadata; /* [num_units]; NULL = there are no such calls */
+    int32_t *kv_lens;             /* [max_seqs] */
+    int32_t *new_indptr;          /* [max_seqs + 1] */
+    int32_t *request, *position;  /* [max_tokens] of each row of keys */
+    float *out, *lse;             /* what a chunk gives, as wide as the layer's own */
+};
+
 struct executor {
     struct executor_params params;
     attn_stream stream;
@@ -78,6 +88,7 @@ struct executor {
     struct layer_constants *constants; /* [num_layers] */
     void *constants_memory;            /* of theirs; on the device */
     struct graph_runner graphs;
+    struct prefix_calls prefix;
 
     struct forward_batch batch;
     void *operands[ATTN_ROLE_COUNT]; /* by role: [max_tokens, widest]; NULL = no layer has it */
@@ -98,11 +109,12 @@ static inline bool executor_on_cpu(const struct executor *executor)
 /* One layer's operands; entries of `operands` and `scales` point into the struct, into the pool, or
  * are NULL. */
 struct layer_operands {
-    uint32_t num_vectors;
-    struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the layer */
+    int32_t form; /* operands_form() of the layer */
+    uint32_t num_vectors, num_latents;
+    struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the form, then for the latents */
     attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
     struct row_operand written;
-    attn_tensor out;
+    attn_tensor out, lse;
     attn_scale key_scale, value_scale;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     const attn_scale *scales[ATTN_ROLE_COUNT];
@@ -120,6 +132,14 @@ struct layers_run {
 /* Wait for the steps in flight before the one that is being submitted, and judge their rows: of a
  * row that two steps compute, the earlier one counts. */
 attn_status executor_settle_earlier(struct executor *executor, attn_error *error);
+
+/* Enqueue, if rows are looked at: NaN into dense rows, as one that is not written must not pass for
+ * the one that stood there before. NULL is fine. */
+attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
+                            attn_error *error);
+
+/* The unit that serves a layer. */
+int32_t executor_unit_of(const struct executor *executor, int32_t layer);
 
 /* Enqueue all layers of the batch that was filled last. */
 attn_status executor_run_layers(struct executor *executor, const struct layers_run *run,
@@ -144,6 +164,22 @@ void executor_operands_destroy(struct executor *executor);
  * SAVE_KV. */
 void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
                            struct layer_operands *operands);
+
+/* Dense rows of an operand, in memory of the executor. */
+void executor_view_rows(const struct executor *executor, const struct row_operand *operand,
+                        void *memory, int64_t rows, attn_tensor *tensor);
+
+/* ---- Prefixes of the expanded form (executor_prefix.c) --------------------------------------- */
+
+/* Nothing if no layer is called in the expanded form. */
+attn_status executor_prefix_create(struct executor *executor, attn_error *error);
+void executor_prefix_destroy(struct executor *executor);
+
+/* After the forward over the new rows of a layer in the expanded form, whose operands these are:
+ * what the prefixes of the step add, chunk by chunk, is merged into its output. */
+attn_status executor_prefix_run(struct executor *executor, const struct layers_run *run,
+                                int32_t layer, const struct layer_operands *operands,
+                                attn_error *error);
 
 /* ---- Sampled rows (executor_rows.c) ---------------------------------------------------------- */
 

@@ -50,7 +50,9 @@ static int64_t choose_capacity(const struct executor *executor)
     const struct config_ints *sizes = &p->config->cuda_graph.bs;
     uint64_t widest = 0, all = 0;
     for (uint32_t l = 0; l < p->model->num_layers; l++) {
-        uint64_t bytes = row_check_row_bytes(p->check, (int32_t)l);
+        uint64_t bytes = row_check_row_bytes(p->check, ATTN_MODE_DECODE, (int32_t)l);
+        uint64_t other = row_check_row_bytes(p->check, ATTN_MODE_EXTEND, (int32_t)l);
+        bytes = other > bytes ? other : bytes;
         widest = bytes > widest ? bytes : widest;
         all += bytes;
     }
@@ -143,7 +145,7 @@ static int64_t layer_bytes(const struct executor *executor, const struct flight 
                            int32_t layer)
 {
     int64_t count = flight->list.indptr[layer + 1] - flight->list.indptr[layer];
-    return count * (int64_t)row_check_row_bytes(executor->params.check, layer);
+    return count * (int64_t)row_check_row_bytes(executor->params.check, flight->list.mode, layer);
 }
 
 /* Where each layer's rows go: behind the layer before, or at the start where they do not fit. */

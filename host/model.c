@@ -269,8 +269,14 @@ struct model *model_new(const char *name, const char *architecture)
 
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
 {
-    return config->model.config ? model_create_hf(config->model.config, config, model, error)
-                                : model_create_ini(config, model, error);
+    attn_status status = config->model.config
+                             ? model_create_hf(config->model.config, config, model, error)
+                             : model_create_ini(config, model, error);
+    bool expanded = status == ATTN_OK && config->attention.mla_prefill == CONFIG_MLA_EXPANDED;
+    for (uint32_t g = 0; expanded && g < (*model)->num_groups; g++)
+        if ((*model)->groups[g].kind == ATTN_KIND_MLA)
+            (*model)->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    return status;
 }
 
 void model_destroy(struct model *model)
@@ -288,6 +294,11 @@ void model_destroy(struct model *model)
 }
 
 /* ---- Questions ------------------------------------------------------------------------------- */
+
+attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group)
+{
+    return group->kind == ATTN_KIND_MLA && model->mla_expanded ? ATTN_F32 : model->dtype;
+}
 
 bool model_group_has_kv(const attn_layer_group *group)
 {

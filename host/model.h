@@ -54,6 +54,7 @@ struct model {
     char *architecture; /* "LlamaForCausalLM"; "ini" */
     attn_dtype dtype;   /* of activations, and of the KV cache unless kv_cache.dtype is given */
     int32_t max_context_len; /* tokens of one request, prompt and output together */
+    uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
     uint32_t num_layers;
     uint32_t num_groups;
@@ -88,6 +89,10 @@ void model_destroy(struct model *model);
 /* Does this group have a KV cache (or latent cache)? Does it have a recurrent state? */
 bool model_group_has_kv(const attn_layer_group *group);
 bool model_group_has_state(const attn_layer_group *group);
+
+/* Type of what a group writes: the model's, but fp32 for latent layers that have an expanded form,
+ * as partial results are merged before anything is rounded. */
+attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group);
 
 /* Does the group have a decode phase? Encoders run once, in EXTEND. */
 bool model_group_decodes(const attn_layer_group *group);

@@ -5,7 +5,12 @@
  *
  *   softmax          q, k, v                    out: query heads x v_head_dim
  *   MLA, absorbed    q_nope, q_pe, c_kv, k_pe   out: query heads x kv_lora_rank
+ *   MLA, expanded    q, k, v                    out: query heads x v_head_dim
  *   linear           mixed_qkv, a, b            out: value heads x head_v_dim
+ *
+ * A layer of latent attention has two forms, each with vectors of its own; the expanded one of
+ * layer l goes by the number num_layers + l, here and as the generator's layer. It is given c_kv
+ * and k_pe, too, those of layer l, and writes them to the cache; what it reads is k and v alone.
  *
  * A layer that only reads another one's cache is given no k and v, or no c_kv and k_pe.
  */
@@ -30,13 +35,25 @@ struct row_operand {
 };
 
 /* Operands of a layer at most. */
-enum { OPERANDS_MAX = 4 };
+enum { OPERANDS_MAX = 5 };
+
+/* Under which number `layer` is called in batches of this mode: its own, or that of its expanded
+ * form. Where a function below has a `layer`, either is fine. */
+int32_t operands_form(const struct model *model, int32_t layer, uint32_t mode);
+
+/* How many numbers there are. */
+int32_t operands_num_forms(const struct model *model);
 
 /* List what a layer is given, and return how many these are. */
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list);
 
-/* What a layer writes; nothing is made of it. */
+/* The same of what the expanded form is given besides: new latents, made as for layer l. None in
+ * other forms. */
+uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list);
+
+/* What a layer writes; nothing is made of it. The LSE of the expanded form, likewise. */
 struct row_operand operands_output(const struct model *model, int32_t layer);
+struct row_operand operands_lse(const struct model *model, int32_t layer);
 
 /* "q", "c_kv" ...: what a role is called in texts. */
 const char *operands_role_name(uint32_t role);

@@ -139,6 +139,14 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
 }
 
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model)
+{
+    if (!(bounds->modes & model->mla_expanded))
+        return;
+    bounds->mask_kinds |= ATTN_MASK_BIT(ATTN_MASK_NONE);
+    bounds->uses |= ATTN_USES_LSE | ATTN_USES_UNSAVED_KV;
+}
+
 /* ---- The problem ----------------------------------------------------------------------------- */
 
 void problem_init(struct problem *out, const struct config *config, const struct model *model,
@@ -156,7 +164,11 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->group = &out->group;
     problem->bounds = &out->bounds;
     problem->q_dtype = model->dtype;
-    problem->out_dtype = model->dtype;
+    problem->out_dtype = model_out_dtype(model, &out->group);
+    if (out->group.kind == ATTN_KIND_MLA) {
+        problem->mla_expanded = model->mla_expanded & modes;
+        problem_bounds_expand(&out->bounds, model);
+    }
     problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;
     problem->kv_layout = has_kv ? layout : NULL;
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;

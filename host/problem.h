@@ -39,6 +39,10 @@ attn_status problem_check_scales(const struct config *config, const struct model
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
 
+/* Add what calls in the expanded form need of bounds that have these modes: partial results over
+ * chunks of the prefix. Nothing if the model has no such form in them. */
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model);
+
 /* Bounds of the batches a run makes, for the modes given. */
 void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
                     uint32_t modes);

@@ -81,9 +81,16 @@ void row_check_destroy(struct row_check *check)
 
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
-uint64_t row_check_row_bytes(const struct row_check *check, int32_t layer)
+/* What a layer writes in batches of this mode. */
+static struct row_operand written_in(const struct row_check *check, uint32_t mode, int32_t layer)
 {
-    struct row_operand out = operands_output(check->params.model, layer);
+    const struct model *model = check->params.model;
+    return operands_output(model, operands_form(model, layer, mode));
+}
+
+uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32_t layer)
+{
+    struct row_operand out = written_in(check, mode, layer);
     return operands_row_bytes(&out);
 }
 
@@ -144,17 +151,17 @@ static bool is_computed(const struct row_check *check, int64_t request, int64_t 
 
 /* The rows that are computed for the first time enter the count and the digest. */
 static attn_status add_row(struct row_check *check, const struct verify_sequence *sequence,
-                           int64_t t, int32_t layer, const void *bytes, attn_error *error)
+                           int64_t t, int32_t layer, const void *row, uint64_t bytes,
+                           attn_error *error)
 {
     int64_t position = sequence->prefix_len + t;
     if (is_computed(check, sequence->request, position))
         return ATTN_OK;
     const struct row_check_params *p = &check->params;
-    uint64_t size = row_check_row_bytes(check, layer);
     check->rows_checked++;
     if (p->listener)
-        p->listener(p->listener_ctx, sequence->request, position, layer, bytes, size);
-    return digest_add(&check->digest, sequence->request, position, layer, bytes, size, error);
+        p->listener(p->listener_ctx, sequence->request, position, layer, row, bytes);
+    return digest_add(&check->digest, sequence->request, position, layer, row, bytes, error);
 }
 
 /* A layer's sampled rows, sequence by sequence, as the verifier wants them. */
@@ -162,7 +169,7 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
                               const char *rows, attn_error *error)
 {
     int32_t first = list->indptr[layer], last = list->indptr[layer + 1], i = first;
-    uint64_t bytes = row_check_row_bytes(check, layer);
+    uint64_t bytes = row_check_row_bytes(check, list->mode, layer);
     attn_status status = ATTN_OK;
     for (int32_t s = 0; s < list->num_sequences; s++) {
         struct verify_sequence *sequence = &list->sequences[s];
@@ -171,8 +178,8 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
         for (; i < last && list->rows[i] < end && status == ATTN_OK; i++) {
             int64_t t = list->rows[i] - sequence->first_row;
             check->sampled[i - first] = (int32_t)t;
-            status =
-                add_row(check, sequence, t, layer, rows + (uint64_t)(i - first) * bytes, error);
+            status = add_row(check, sequence, t, layer, rows + (uint64_t)(i - first) * bytes, bytes,
+                             error);
         }
         sequence->num_sampled = i - first - sequence->first_sampled;
     }
@@ -182,7 +189,7 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
 attn_status row_check_layer(struct row_check *check, const struct row_list *list, int32_t layer,
                             void *rows, attn_error *error)
 {
-    struct row_operand written = operands_output(check->params.model, layer);
+    struct row_operand written = written_in(check, list->mode, layer);
     int64_t count = list->indptr[layer + 1] - list->indptr[layer];
     if (count == 0)
         return ATTN_OK;

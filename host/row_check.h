@@ -52,8 +52,8 @@ struct row_list {
     uint64_t *offset;                  /* [layers] where a layer's rows are gathered to, in bytes */
 };
 
-/* Bytes of an output row of a layer. */
-uint64_t row_check_row_bytes(const struct row_check *check, int32_t layer);
+/* Bytes of an output row of a layer in steps of this mode. */
+uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32_t layer);
 
 /* List the sampled rows of a step, all layers, into `list`. offset is left to the caller. */
 void row_check_list(const struct row_check *check, const struct batch_step *step,

@@ -50,6 +50,11 @@ static attn_status check_kinds(const struct session *s, attn_error *error)
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const char *layout = s->selection->groups[g].kv_layout;
         uint32_t kind = s->model->groups[g].kind;
+        if (kind != ATTN_KIND_MLA && s->model->mla_expanded)
+            return config_fail(s->config, "attention.mla_prefill", error,
+                               "expanded: layer group %u is %s: accepted absorbed in a model that "
+                               "has layers of other kinds",
+                               g, model_kind_name(kind));
         if (kind == ATTN_KIND_SOFTMAX)
             continue;
         if (s->described.type != ATTN_DEVICE_CPU)
@@ -314,16 +319,17 @@ static int make_scheduler(struct session *s, attn_error *error)
 
 static attn_status make_generator(struct session *s, attn_error *error)
 {
-    s->layers = calloc(s->model->num_layers, sizeof *s->layers);
+    int32_t forms = operands_num_forms(s->model);
+    s->layers = calloc((size_t)forms, sizeof *s->layers);
     if (!s->layers)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %u layers",
                          s->model->num_layers);
-    for (uint32_t l = 0; l < s->model->num_layers; l++)
-        s->layers[l] = operands_geometry(s->model, (int32_t)l);
+    for (int32_t l = 0; l < forms; l++)
+        s->layers[l] = operands_geometry(s->model, l);
     int64_t chunk = s->config->workload.chunked_prefill_size;
-    return generator_init(&s->generator, s->config->workload.seed, s->layers,
-                          (int32_t)s->model->num_layers, (int32_t)s->config->kv_cache.page_size,
-                          chunk > 0 ? (int32_t)chunk : 0, error);
+    return generator_init(&s->generator, s->config->workload.seed, s->layers, forms,
+                          (int32_t)s->config->kv_cache.page_size, chunk > 0 ? (int32_t)chunk : 0,
+                          error);
 }
 
 static int compare_descending(const void *a, const void *b)
@@ -367,8 +373,7 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-/* Quantisation of each layer group's cache; the same numbers serve all. The values of latents are
- * their keys, quantised once. */
+/* Quantisation of each layer group's cache; the same numbers serve all. */
 static attn_status make_scales(struct session *s, attn_error *error)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
@@ -387,7 +392,7 @@ static attn_status make_scales(struct session *s, attn_error *error)
         s->scales[g] = (struct verify_scales){
             .kv_dtype = problem_kv_dtype(s->config, s->model),
             .k = k,
-            .v = k && !s->model->groups[g].mla ? k + count : k,
+            .v = k ? k + count : NULL,
             .count = (uint32_t)count,
         };
         s->reads_new_unquantised[g] = s->selection->groups[g].verdict.reads_new_kv_unquantised;

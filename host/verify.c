@@ -45,6 +45,7 @@ struct check {
     const struct verify_scales *scales;
     const attn_tensor *out;
     int32_t layer;
+    int32_t form; /* the generator's layer */
     int reads_unquantised;
     attn_dtype operand_dtype;
     uint8_t *failed;       /* [sampled rows] a row fails if one of its heads does */
@@ -117,7 +118,7 @@ struct key_source {
     const struct check *check;
     int64_t request;
     int32_t kv_head;
-    int64_t first_new; /* keys from here on are new in this step */
+    int64_t first_new; /* keys from here on are new in this step, or given for it */
 };
 
 /* `raw` integers of a token as fp64 values, rounded to the cache and back unless read as given. */
@@ -128,7 +129,7 @@ static void read_vector(const struct key_source *source, int64_t j, int role, in
     const struct verify_params *params = &check->verifier->params;
     int8_t raw[GENERATOR_MAX_DIM];
     token_key key = workload_token_key(params->workload, source->request, j);
-    generator_kv(params->generator, key, check->layer, source->kv_head, role, raw);
+    generator_kv(params->generator, key, check->form, source->kv_head, role, raw);
     int as_given = check->reads_unquantised && j >= source->first_new;
     for (int32_t d = 0; d < dim; d++) {
         float x = (float)raw[d] / GENERATOR_UNITS;
@@ -146,11 +147,12 @@ static void read_kv(void *ctx, int64_t j, double *key, double *value)
 {
     const struct key_source *source = ctx;
     const struct check *check = source->check;
+    const generator_layer *geometry = check->geometry;
+    const float *of_values = geometry->latent ? check->scales->k : check->scales->v;
     if (key)
-        read_vector(source, j, GENERATOR_KEY, check->geometry->head_dim, check->scales->k, key);
+        read_vector(source, j, GENERATOR_KEY, geometry->head_dim, check->scales->k, key);
     if (value)
-        read_vector(source, j, GENERATOR_VALUE, check->geometry->v_head_dim, check->scales->v,
-                    value);
+        read_vector(source, j, GENERATOR_VALUE, geometry->v_head_dim, of_values, value);
 }
 
 /* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. The
@@ -263,7 +265,7 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
     reference_row row;
     reference_row_result result;
     describe_row(check, sequence->prefix_len + sequence->num_rows, position, head, &row);
-    generator_query(params->generator, params->workload, sequence->request, position, check->layer,
+    generator_query(params->generator, params->workload, sequence->request, position, check->form,
                     head, raw);
     for (int32_t d = 0; d < row.head_dim; d++)
         memory->query[d] = (double)raw[d] / GENERATOR_UNITS;
@@ -294,7 +296,8 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
     struct worker_memory *memory = &check->verifier->workers[worker];
     if (sequence->num_sampled == 0)
         return ATTN_OK;
-    struct key_source source = {check, sequence->request, kv_head, sequence->prefix_len};
+    struct key_source source = {check, sequence->request, kv_head,
+                                check->form == check->layer ? sequence->prefix_len : 0};
     reference_kv_arrays arrays;
     reference_kv kv;
     keep_kv(&source, sequence->prefix_len + sequence->num_rows, memory, &arrays, &kv);
@@ -331,6 +334,7 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
 {
     const struct verify_params *params = &verifier->params;
     uint32_t g = params->model->layers[layer].group;
+    int32_t form = operands_form(params->model, layer, step->mode);
     int64_t num_sampled = count_sampled(step);
     if (num_sampled == 0)
         return ATTN_OK;
@@ -340,11 +344,12 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
         .verifier = verifier,
         .step = step,
         .group = &params->model->groups[g],
-        .geometry = &params->generator->layers[layer],
+        .geometry = &params->generator->layers[form],
         .scales = &params->scales[g],
         .out = out,
         .layer = layer,
-        .reads_unquantised = reads_unquantised(params, layer, step->mode),
+        .form = form,
+        .reads_unquantised = form != layer || reads_unquantised(params, layer, step->mode),
         .failed = calloc((size_t)num_sampled, 1),
         .operand_dtype = params->model->dtype,
     };

@@ -15,7 +15,7 @@
 #include "host/threads.h"
 #include "host/workload.h"
 
-/* Quantisation of one layer's KV, as the pool stores it; of a latent k and v are the same. */
+/* Quantisation of one layer's KV, as the pool stores it; a latent has k alone. */
 struct verify_scales {
     attn_dtype kv_dtype;
     const float *k, *v; /* one value, or one for each KV head; NULL if kv_dtype needs none */

@@ -115,6 +115,44 @@ START_TEST(latent)
 }
 END_TEST
 
+/* The expanded form of layer l is layer num_layers + l. */
+START_TEST(expanded)
+{
+    struct model *model = model_of("[model]\nnum_layers = 2\nnum_q_heads = 5\nkv_lora_rank = 21\n"
+                                   "qk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
+                                   "v_head_dim = 9\ndtype = bf16\nmax_context_len = 64\n"
+                                   "[attention]\nmla_prefill = expanded\n");
+    struct row_operand list[OPERANDS_MAX], lse = operands_lse(model, 3);
+    char text[1024] = "";
+    ck_assert_int_eq(operands_num_forms(model), 4);
+    ck_assert_int_eq(operands_form(model, 1, ATTN_MODE_EXTEND), 3);
+    ck_assert_int_eq(operands_form(model, 1, ATTN_MODE_MIXED), 1);
+    ck_assert_int_eq(operands_form(model, 1, ATTN_MODE_DECODE), 1);
+    expect(model, 3,
+           "q[5, 18] of 2 bytes, 3 from 0; k[5, 18] of 2 bytes, 1 from 0; "
+           "v[5, 9] of 2 bytes, 2 from 0; out[5, 9] of 4 bytes, 0 from 0; ");
+    expect(model, 1,
+           "q_nope[5, 21] of 2 bytes, 3 from 0; q_pe[5, 6] of 2 bytes, 3 from 21; "
+           "c_kv[0, 21] of 2 bytes, 1 from 0; k_pe[0, 6] of 2 bytes, 1 from 21; "
+           "out[5, 21] of 4 bytes, 0 from 0; ");
+    ck_assert_uint_eq(operands_list_latents(model, 1, list), 0);
+    ck_assert_uint_eq(operands_list_latents(model, 3, list), 2);
+    describe(&list[0], text, sizeof text);
+    describe(&list[1], text, sizeof text);
+    describe(&lse, text, sizeof text);
+    ck_assert_str_eq(text, "c_kv[0, 21] of 2 bytes, 1 from 0; k_pe[0, 6] of 2 bytes, 1 from 21; "
+                           "lse[0, 5] of 4 bytes, 0 from 0; ");
+    generator_layer geometry = operands_geometry(model, 3);
+    ck_assert_int_eq(geometry.kv_layer, 3);
+    ck_assert_int_eq(geometry.num_kv_heads, 5);
+    ck_assert_int_eq(geometry.head_dim, 18);
+    ck_assert_int_eq(geometry.v_head_dim, 9);
+    ck_assert_int_eq(geometry.latent, 0);
+    ck_assert_int_eq(operands_geometry(model, 1).latent, 1);
+    model_destroy(model);
+}
+END_TEST
+
 /* Streams are 64 + the role: mixed_qkv 14, a 15, b 16. */
 START_TEST(linear)
 {
@@ -199,6 +237,7 @@ static Suite *suite(void)
     TCase *kinds = tcase_create("kinds");
     tcase_add_test(kinds, softmax);
     tcase_add_test(kinds, latent);
+    tcase_add_test(kinds, expanded);
     tcase_add_test(kinds, linear);
     tcase_add_test(kinds, names);
     suite_add_tcase(s, kinds);

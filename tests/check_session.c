@@ -239,6 +239,15 @@ static const char latent_model[] =
     "                  \"original_max_position_embeddings\": 64},\n"
     " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n";
 
+/* Kimi Linear's: one latent layer among recurrent ones. */
+static const char kimi_model[] =
+    "{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 3,\n"
+    " \"num_hidden_layers\": 3, \"kv_lora_rank\": 40, \"qk_nope_head_dim\": 24,\n"
+    " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20,\n"
+    " \"linear_attn_config\": {\"full_attn_layers\": [2], \"kda_layers\": [1, 3],\n"
+    "   \"head_dim\": 16, \"num_heads\": 3, \"short_conv_kernel_size\": 4},\n"
+    " \"model_max_length\": 4096, \"dtype\": \"bfloat16\"}\n";
+
 /* The same trace with that model, from its config.json. */
 static void begin_latent(struct run *run)
 {
@@ -272,6 +281,19 @@ static const char *const latent_variants[][5] = {
     {"attention.route.1=phase=decode batch=1-2 -> other", "backend.other.type=cpu_native",
      "attention.route.2=layers=1 phase=prefill -> other", "kv_cache.dtype=fp8_e4m3",
      "kv_cache.k_scale=0.03"},
+    {"attention.mla_prefill=expanded", "model.dtype=bf16"},
+    {"attention.mla_prefill=expanded", "model.dtype=f32", "kv_cache.page_size=1",
+     "workload.mixed=yes"},
+    {"attention.mla_prefill=expanded", "model.dtype=f16", "kv_cache.page_size=64",
+     "workload.chunked_prefill_size=7", "workload.max_running_requests=7"},
+    {"attention.mla_prefill=expanded", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02",
+     "workload.max_running_requests=1"},
+    {"attention.mla_prefill=expanded", "attention.prefill_attention_backend=cpu_native",
+     "attention.decode_attention_backend=other", "backend.other.type=cpu_native",
+     "kv_cache.max_total_tokens=288"},
+    {"attention.mla_prefill=expanded", "attention.route.1=phase=decode batch=1-2 -> other",
+     "backend.other.type=cpu_native", "attention.route.2=layers=1 phase=prefill -> other",
+     "workload.chunked_prefill_size=0"},
 };
 
 START_TEST(latents_keep_the_identities)
@@ -293,6 +315,7 @@ START_TEST(digest_of_latents_does_not_depend_on_threads)
     struct run runs[2];
     for (int i = 0; i < 2; i++) {
         begin_latent(&runs[i]);
+        set(&runs[i], "attention.mla_prefill=%s", _i ? "expanded" : "absorbed");
         set(&runs[i], "workload.num_threads=%d", i + 1);
         set(&runs[i], "verify.rate=0.5");
         go(&runs[i]);
@@ -359,6 +382,47 @@ START_TEST(a_falsified_latent_operand_fails)
 }
 END_TEST
 
+/* An expanded operand of a forward over new rows, or of one over a chunk of a prefix; or a latent
+ * that such a prefill saves and a decode reads. */
+struct expanded_falsified {
+    uint32_t role;
+    int of_prefix;
+    int done;
+};
+
+static void falsify_expanded(void *ctx, const struct batch_step *step, int32_t layer,
+                             const attn_tensor *const *operands)
+{
+    struct expanded_falsified *falsified = ctx;
+    const attn_tensor *operand = operands[falsified->role];
+    int of_prefix = operands[ATTN_ROLE_C_KV] == NULL;
+    if (layer != 1 || step->mode != ATTN_MODE_EXTEND || of_prefix != falsified->of_prefix)
+        return;
+    for (int64_t row = 0; row < operand->shape[0]; row++)
+        ((float *)operand->data)[row * operand->strides[0]] += 4;
+    falsified->done++;
+}
+
+START_TEST(a_falsified_expanded_operand_fails)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_Q,    ATTN_ROLE_K, ATTN_ROLE_V,
+                                     ATTN_ROLE_C_KV, ATTN_ROLE_K, ATTN_ROLE_V};
+    struct expanded_falsified falsified = {.role = roles[_i], .of_prefix = _i > 3};
+    struct run run;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    set(&run, "attention.mla_prefill=expanded");
+    run.probe = falsify_expanded;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 0);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
 /* A cache that holds something else than what was given: the latents of all later rows. */
 static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t layer,
                             const attn_tensor *const *operands)
@@ -389,6 +453,49 @@ START_TEST(a_wrong_latent_in_the_cache_fails)
     ck_assert_int_eq(done, 1);
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+}
+END_TEST
+
+/* Rows of prefills wider than those of decodes, not the other way round. */
+START_TEST(latents_narrower_than_values)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin(&run);
+    set(&run, "attention.mla_prefill=expanded");
+    set(&run, "model.num_kv_heads=4");
+    set(&run, "model.kv_lora_rank=9");
+    set(&run, "model.qk_rope_head_dim=6");
+    set(&run, "model.qk_nope_head_dim=10");
+    set(&run, "model.v_head_dim=24");
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    finish(&run);
+}
+END_TEST
+
+/* Latent layers among recurrent ones, of which expanded calls make no sense. */
+START_TEST(latents_beside_recurrent_layers)
+{
+    struct run run;
+    remove_latent_model();
+    write_model(kimi_model, latent_path);
+    begin_latent(&run);
+    set(&run, "attention.mla_prefill=%s", _i ? "expanded" : "absorbed");
+    go(&run);
+    if (_i) {
+        ck_assert_int_eq(run.code, EXIT_USAGE);
+        ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "attention.mla_prefill"));
+        ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "is linear: accepted absorbed"));
+    } else {
+        int64_t input_tokens, decode_tokens;
+        expected_tokens(&input_tokens, &decode_tokens);
+        check_identities(&run, input_tokens, decode_tokens);
+        ck_assert_int_eq(run.report.verify.rows_checked,
+                         3 * (run.report.tokens.prefill + run.report.tokens.decode));
+    }
     finish(&run);
 }
 END_TEST
@@ -477,9 +584,12 @@ static Suite *suite(void)
     tcase_set_timeout(latent, 60);
     tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
     tcase_add_loop_test(latent, latents_keep_the_identities, 0, COUNT(latent_variants));
-    tcase_add_test(latent, digest_of_latents_does_not_depend_on_threads);
+    tcase_add_loop_test(latent, digest_of_latents_does_not_depend_on_threads, 0, 2);
     tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
+    tcase_add_loop_test(latent, a_falsified_expanded_operand_fails, 0, 6);
     tcase_add_test(latent, a_wrong_latent_in_the_cache_fails);
+    tcase_add_test(latent, latents_narrower_than_values);
+    tcase_add_loop_test(latent, latents_beside_recurrent_layers, 0, 2);
     tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
     suite_add_tcase(s, latent);
     TCase *refused = tcase_create("refused");

@@ -80,7 +80,7 @@ static struct config *config;
 static struct model *model;
 static struct trace trace;
 static struct workload workload;
-static generator_layer layers[2];
+static generator_layer layers[4];
 static struct generator generator;
 static struct threads *threads;
 static struct verify_params params;
@@ -105,9 +105,10 @@ static void read_trace(void)
 
 static void describe_layers(void)
 {
-    for (int32_t l = 0; l < 2; l++)
+    for (int32_t l = 0; l < operands_num_forms(model); l++)
         layers[l] = operands_geometry(model, l);
-    ck_assert_int_eq(generator_init(&generator, 5, layers, 2, 4, 8, NULL), ATTN_OK);
+    ck_assert_int_eq(generator_init(&generator, 5, layers, operands_num_forms(model), 4, 8, NULL),
+                     ATTN_OK);
 }
 
 /* All rows of these sequences are sampled. */
@@ -191,20 +192,31 @@ static int makes(const struct mistake *mistake, int kind, int64_t request, int64
            (mistake->head < 0 || mistake->head == head);
 }
 
-/* Latents: one key for all heads, whose first part is the value. */
+/* Is the step called in the absorbed form: one key for all heads, whose first part is the value? */
+static bool is_absorbed(const attn_layer_group *group)
+{
+    return group->mla && !(model->mla_expanded & ATTN_MODE_BIT(step.mode));
+}
+
+/* The layer that the generator has for the step. */
+static int32_t generated(int32_t layer)
+{
+    return model->mla_expanded & ATTN_MODE_BIT(step.mode) ? 2 + layer : layer;
+}
+
 static int32_t kv_heads(const attn_layer_group *group)
 {
-    return group->mla ? 1 : group->num_kv_heads;
+    return is_absorbed(group) ? 1 : group->num_kv_heads;
 }
 
 static int32_t key_dim(const attn_layer_group *group)
 {
-    return group->mla ? group->mla->kv_lora_rank + group->mla->rope_dim : group->head_dim;
+    return is_absorbed(group) ? group->mla->kv_lora_rank + group->mla->rope_dim : group->head_dim;
 }
 
 static int32_t out_dim(const attn_layer_group *group)
 {
-    return group->mla ? group->mla->kv_lora_rank : group->v_head_dim;
+    return is_absorbed(group) ? group->mla->kv_lora_rank : group->v_head_dim;
 }
 
 static double read_right(int32_t layer, int64_t request, int64_t j, int32_t kv_head, int role,
@@ -212,11 +224,11 @@ static double read_right(int32_t layer, int64_t request, int64_t j, int32_t kv_h
 {
     int8_t raw[GENERATOR_MAX_DIM];
     const struct verify_scales *scale = &scales[model->layers[layer].group];
-    bool of_latent = model->groups[model->layers[layer].group].mla != NULL;
-    generator_kv(&generator, workload_token_key(&workload, request, j), layer, kv_head,
+    bool of_latent = is_absorbed(&model->groups[model->layers[layer].group]);
+    generator_kv(&generator, workload_token_key(&workload, request, j), generated(layer), kv_head,
                  of_latent ? GENERATOR_KEY : role, raw);
     float x = (float)raw[d] / 64;
-    if (!dtype_is_fp8(scale->kv_dtype) || (is_new && new_as_given))
+    if (!dtype_is_fp8(scale->kv_dtype) || (is_new && new_as_given) || generated(layer) != layer)
         return x;
     const float *values = role == GENERATOR_KEY || of_latent ? scale->k : scale->v;
     float of_head = values[scale->count == 1 ? 0 : kv_head];
@@ -260,7 +272,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
         left++;
     if (makes(mistake, WINDOW_TOO_NARROW, request, i, head))
         left--;
-    generator_query(&generator, &workload, request, i, layer, head, query);
+    generator_query(&generator, &workload, request, i, generated(layer), head, query);
     for (int64_t j = 0; j < keys; j++) {
         double score = 0;
         for (int32_t d = 0; d < key_dim(group); d++)
@@ -731,12 +743,12 @@ END_TEST
 START_TEST(latents)
 {
     set_up_model(models[LATENT], 2);
-    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales, 1};
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1};
     compute_all(1, &none);
     passes(1);
-    scales[0].k = scales[0].v = k_scales + 1;
+    scales[0].k = k_scales + 1;
     ck_assert_int_gt(judge(1).rows_failed, 40);
-    scales[0].k = scales[0].v = k_scales;
+    scales[0].k = k_scales;
     reads_new_unquantised[0] = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
     ck_assert_int_gt(judge(1).rows_failed, 40);
     new_as_given = true;
@@ -745,6 +757,33 @@ START_TEST(latents)
     new_as_given = false;
     params.max_kept_bytes = 1; /* each is made when it is asked for */
     passes(1);
+    tear_down_model();
+}
+END_TEST
+
+/* Extend steps of the expanded form have keys and values of every head, read as given, prefixes
+ * too; decodes read latents, and those are quantised. */
+START_TEST(expanded_latents)
+{
+    char ini[512];
+    snprintf(ini, sizeof ini, "%s[attention]\nmla_prefill = expanded\n", models[LATENT]);
+    set_up_model(ini, 2);
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1};
+    for (int32_t layer = 0; layer < 2; layer++) {
+        compute_all(layer, &none);
+        passes(layer);
+        ck_assert_int_eq(out.shape[2], 9);
+    }
+    model->mla_expanded = 0;
+    compute_all(1, &none);
+    passes(1);
+    model->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    ck_assert_int_gt(judge(1).rows_failed, 40);
+    set_step(ATTN_MODE_DECODE, decode_sequences);
+    compute_all(1, &none);
+    passes(1);
+    scales[0].k = k_scales + 1;
+    ck_assert_int_gt(judge(1).rows_failed, 0);
     tear_down_model();
 }
 END_TEST
@@ -841,6 +880,7 @@ static Suite *suite(void)
     tcase_add_test(quantised_kv, quantised);
     tcase_add_test(quantised_kv, new_keys_as_given);
     tcase_add_test(quantised_kv, latents);
+    tcase_add_test(quantised_kv, expanded_latents);
     tcase_add_test(quantised_kv, layer_that_only_reads);
     tcase_add_test(quantised_kv, encoder_without_cache);
     tcase_add_test(same_result, any_number_of_threads);
