@@ -9,9 +9,10 @@
 #include "tests/test_main.h"
 
 #include <dlfcn.h>
+#include <float.h>
 #include <stdio.h>
 
-enum { MOST_HEADS = 20, MOST_LORA = 512, MOST_ROPE = 70, MOST_NOPE = 24, MOST_V = 40, CASES = 96 };
+enum { MOST_HEADS = 20, MOST_LORA = 512, MOST_ROPE = 70, MOST_NOPE = 24, MOST_V = 40, CASES = 128 };
 
 static const attn_backend_type *type;
 static host_error error;
@@ -132,6 +133,44 @@ static void choose_group(struct mla_case *c, int absorbed)
     }
 }
 
+/* mla.latent_fp8/1, which has its scales in its rows. */
+static void choose_packed(struct mla_case *c)
+{
+    static const int32_t loras[] = {128, 256, 384, 512};
+    fixture *f = &c->f;
+    c->dims.kv_lora_rank = CHOOSE(c, loras);
+    f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    f->problem.kv_dtype = ATTN_FP8_E4M3;
+    f->group.kv_scale_granularity = ATTN_SCALE_NONE;
+    f->scales[ATTN_ROLE_LATENT_CACHE] = (attn_scale){0};
+}
+
+/* Rows of the cache with scales that no writer of these numbers would give. */
+static void put_packed(struct mla_case *c, const double *c_kv, const double *k_pe, char *to)
+{
+    int32_t lora = c->dims.kv_lora_rank, scales = lora / 128 * (int32_t)sizeof(float);
+    for (int32_t d = 0; d < lora; d++) {
+        float scale = (float)(1 + d / 128 + pick(c, 2) * (d % 128 == 0)) * 0.0037f;
+        if (d % 128 == 0)
+            memcpy(to + lora + d / 128 * (int32_t)sizeof scale, &scale, sizeof scale);
+        memcpy(&scale, to + lora + d / 128 * (int32_t)sizeof scale, sizeof scale);
+        dtype_quantise(ATTN_FP8_E4M3, to, d, (float)c_kv[d], scale);
+    }
+    for (int32_t d = 0; d < c->dims.rope_dim; d++)
+        dtype_store(ATTN_BF16, to + lora + scales, d, k_pe[d]);
+}
+
+static void fill_packed(struct mla_case *c)
+{
+    fixture *f = &c->f;
+    for (int32_t s = 0; s < f->batch.num_seqs; s++)
+        for (int32_t j = 0; j < f->sequences[s].kv_len - f->sequences[s].num_new; j++)
+            put_packed(c, c->sequences[s].c_kv + (int64_t)j * c->dims.kv_lora_rank,
+                       c->sequences[s].k_pe + (int64_t)j * c->dims.rope_dim,
+                       mla_slot(f, &f->tensors[ATTN_ROLE_LATENT_CACHE],
+                                f->req_to_token[f->requests[s]][j]));
+}
+
 static void choose_sequences(struct mla_case *c, int absorbed)
 {
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY};
@@ -184,6 +223,8 @@ static struct mla_case *case_of(uint64_t seed)
     c->random = seed * 977 + 13;
     int absorbed = pick(c, 3) != 0;
     choose_group(c, absorbed);
+    if (seed >= CASES * 3 / 4)
+        choose_packed(c);
     choose_sequences(c, absorbed);
     if (absorbed || pick(c, 2))
         c->f.batch.mask = NULL;
@@ -192,6 +233,8 @@ static struct mla_case *case_of(uint64_t seed)
         c->f.batch.mask = &c->mask;
     }
     mla_build(&c->f, c->sequences);
+    if (mla_is_packed(&c->f))
+        fill_packed(c);
     if (pick(c, 3) == 0)
         c->f.args.flags = 0;
     for (int32_t row = 0; pick(c, 4) == 0 && row < c->f.new_indptr[c->f.batch.num_seqs]; row += 3)
@@ -200,10 +243,11 @@ static struct mla_case *case_of(uint64_t seed)
     c->split = CHOOSE(c, splits);
     c->form = (uint32_t)pick(c, 3);
     snprintf(c->what, sizeof c->what,
-             "seed %llu: %s, mode %u, %d heads, %d + %d, %d, page %d, dtypes %u %u, flags %#x",
-             (unsigned long long)seed, absorbed ? "absorbed" : "expanded", c->f.batch.mode,
-             c->f.group.num_q_heads, c->dims.kv_lora_rank, c->dims.rope_dim, c->f.group.v_head_dim,
-             c->f.problem.page_size, c->f.problem.q_dtype, c->f.problem.kv_dtype, c->f.args.flags);
+             "seed %llu: %s%s, mode %u, %d heads, %d + %d, %d, page %d, dtypes %u %u, flags %#x",
+             (unsigned long long)seed, mla_is_packed(&c->f) ? "packed, " : "",
+             absorbed ? "absorbed" : "expanded", c->f.batch.mode, c->f.group.num_q_heads,
+             c->dims.kv_lora_rank, c->dims.rope_dim, c->f.group.v_head_dim, c->f.problem.page_size,
+             c->f.problem.q_dtype, c->f.problem.kv_dtype, c->f.args.flags);
     return c;
 }
 
@@ -306,6 +350,170 @@ START_TEST(random_cases)
 }
 END_TEST
 
+/* ---- mla.latent_fp8/1 ------------------------------------------------------------------------ */
+
+/* What a writer may meet, by row. */
+static double special_number(struct mla_case *c, int64_t row, int32_t d)
+{
+    static const double specials[] = {INFINITY, -INFINITY, NAN, 0.0, -0.0, 6e4, -3e-5};
+    switch (row % 6) {
+    case 0: /* a scale of its own for each group of 128, by magnitudes that differ a thousandfold */
+        return fixture_random(&c->random, 997) * pow(10, d / 128 - 3);
+    case 1:
+        return 0;
+    case 2: /* scales below the smallest */
+        return fixture_random(&c->random, 100) * (double)FLT_MIN;
+    case 3:
+        return pick(c, 5) == 0 ? CHOOSE(c, specials) : fixture_random(&c->random, 50);
+    case 4: /* nothing finite */
+        return specials[pick(c, 3)];
+    default: /* numbers half way between codes */
+        return d % 128 == 0 ? 448 : fixture_random(&c->random, 480) / 16;
+    }
+}
+
+/* The cache after SAVE_KV, to the bit, in either form. */
+START_TEST(packed_writer)
+{
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+    uint64_t seed = CASES * 3 / 4 + (uint64_t)_i;
+    struct mla_case *c = case_of(seed);
+    while (c->f.args.flags == 0 || c->f.new_indptr[c->f.batch.num_seqs] < 4 ||
+           c->f.problem.q_dtype != dtypes[_i % 3]) {
+        case_free(c);
+        c = case_of(seed += 6);
+    }
+    fixture *f = &c->f;
+    attn_tensor *cache = &f->tensors[ATTN_ROLE_LATENT_CACHE], image = *cache;
+    const attn_tensor *c_kv = &f->tensors[ATTN_ROLE_C_KV], *k_pe = &f->tensors[ATTN_ROLE_K_PE];
+    for (int64_t row = 0; row < c_kv->shape[0]; row++) {
+        for (int32_t d = 0; d < c->dims.kv_lora_rank; d++)
+            dtype_store(c_kv->dtype, fixture_at(c_kv, row, 0, 0), d, special_number(c, row, d));
+        for (int32_t d = 0; d < c->dims.rope_dim; d++) /* of more digits than bf16 has */
+            dtype_store(k_pe->dtype, fixture_at(k_pe, row, 0, 0), d,
+                        fixture_random(&c->random, 99999) / 777);
+    }
+    image.data = malloc(tensor_bytes(cache));
+    memcpy(image.data, cache->data, tensor_bytes(cache));
+    ck_assert_int_eq(
+        reference_expected_kv(&f->problem, &f->batch, 3, &f->args, &image, NULL, &error.base),
+        ATTN_OK);
+    ck_assert_int_gt(reference_compare_kv(&f->problem, cache, &image, NULL), 0);
+    run(c, 2, _i % 2);
+    int64_t place[4] = {0};
+    ck_assert_msg(reference_compare_kv(&f->problem, cache, &image, place) == 0,
+                  "%s: page %lld, row %lld, byte %lld", c->what, (long long)place[0],
+                  (long long)place[1], (long long)place[3]);
+    free(image.data);
+    case_free(c);
+}
+END_TEST
+
+/* Whether latents come from the arguments or were saved before changes no bit. */
+START_TEST(packed_saved_then_read)
+{
+    for (uint64_t seed = CASES * 3 / 4 + (uint64_t)_i; seed < CASES + 64; seed += 8) {
+        struct mla_case *c = case_of(seed);
+        fixture *f = &c->f;
+        attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *lse = &f->tensors[ATTN_ROLE_LSE];
+        char *first = malloc(tensor_bytes(out)), *first_lse = malloc(tensor_bytes(lse));
+        int unsaved = f->args.flags == 0;
+        for (int32_t row = 0; row < f->new_indptr[f->batch.num_seqs]; row++)
+            unsaved |= f->out_cache_loc[row] == -1;
+        if (!unsaved && f->problem.mla_expanded == 0 && f->operands[ATTN_ROLE_C_KV]) {
+            run(c, 2, seed % 4 == 3);
+            memcpy(first, out->data, tensor_bytes(out));
+            memcpy(first_lse, lse->data, tensor_bytes(lse));
+            memset(out->data, 0xff, tensor_bytes(out));
+            f->operands[ATTN_ROLE_C_KV] = f->operands[ATTN_ROLE_K_PE] = NULL;
+            f->args.flags = 0;
+            run(c, 1, seed % 4 == 3);
+            ck_assert_msg(memcmp(first, out->data, tensor_bytes(out)) == 0, "%s", c->what);
+            ck_assert_msg(memcmp(first_lse, lse->data, tensor_bytes(lse)) == 0, "%s", c->what);
+        }
+        free(first);
+        free(first_lse);
+        case_free(c);
+    }
+}
+END_TEST
+
+/* ---- Many heads ------------------------------------------------------------------------------ */
+
+/* A head by itself gives the bits that it has among others. */
+START_TEST(rows_by_themselves)
+{
+    struct mla_case *c = case_of(1 + 4 * (uint64_t)_i);
+    while (c->f.problem.mla_expanded != 0) {
+        uint64_t seed = c->random;
+        case_free(c);
+        c = case_of(seed);
+    }
+    fixture *f = &c->f;
+    attn_tensor *out = &f->tensors[ATTN_ROLE_OUT];
+    int64_t heads = f->group.num_q_heads;
+    size_t bytes = (size_t)out->shape[2] * attn_dtype_size(out->dtype);
+    char *all = malloc(tensor_bytes(out));
+    f->args.flags = 0;
+    f->group.flags = 0;
+    run(c, 1, 0);
+    memcpy(all, out->data, tensor_bytes(out));
+    f->group.num_q_heads = f->group.num_kv_heads = 1;
+    const uint32_t roles[] = {ATTN_ROLE_OUT, ATTN_ROLE_LSE, ATTN_ROLE_Q_NOPE, ATTN_ROLE_Q_PE};
+    for (int i = 0; i < 4; i++)
+        f->tensors[roles[i]].shape[1] = 1;
+    for (int64_t head = 0; head < heads; head++) {
+        run(c, 1, 0);
+        for (int64_t row = 0; row < f->q_indptr[f->batch.num_seqs]; row++)
+            ck_assert_msg(
+                memcmp(fixture_at(out, row, 0, 0),
+                       all + ((const char *)fixture_at(out, row, 0, 0) - (const char *)out->data),
+                       bytes) == 0,
+                "%s: row %lld of head %lld", c->what, (long long)row, (long long)head);
+        for (int i = 0; i < 4; i++) {
+            attn_tensor *tensor = &f->tensors[roles[i]];
+            tensor->byte_offset += (uint64_t)tensor->strides[1] * attn_dtype_size(tensor->dtype);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        f->tensors[roles[i]].byte_offset = 0;
+    free(all);
+    case_free(c);
+}
+END_TEST
+
+/* NaN in the last new latent changes the last query of its sequence alone. */
+START_TEST(hidden_nan)
+{
+    uint64_t seed = (uint64_t)_i * (CASES / 8);
+    struct mla_case *c = case_of(seed);
+    while (c->f.problem.mla_expanded != 0 || c->f.sequences[0].num_queries < 2 ||
+           c->f.sequences[0].num_new < 1) {
+        case_free(c);
+        c = case_of(++seed);
+    }
+    fixture *f = &c->f;
+    attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *c_kv = &f->tensors[ATTN_ROLE_C_KV];
+    size_t row = (size_t)out->strides[0] * attn_dtype_size(out->dtype), all = tensor_bytes(out);
+    size_t last = (size_t)f->q_indptr[1] - 1;
+    char *kept = malloc(all);
+    f->args.flags = 0;
+    run(c, 1, _i % 2);
+    memcpy(kept, out->data, all);
+    for (int32_t d = 0; d < c->dims.kv_lora_rank; d++)
+        dtype_store(c_kv->dtype, fixture_at(c_kv, f->new_indptr[1] - 1, 0, 0), d, NAN);
+    run(c, 1, _i % 2);
+    ck_assert_msg(memcmp(kept, out->data, last * row) == 0, "%s", c->what);
+    ck_assert_msg(memcmp(kept + last * row, (char *)out->data + last * row, row) != 0, "%s",
+                  c->what);
+    ck_assert_msg(memcmp(kept + (last + 1) * row, (char *)out->data + (last + 1) * row,
+                         all - (last + 1) * row) == 0,
+                  "%s", c->what);
+    free(kept);
+    case_free(c);
+}
+END_TEST
+
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
 static attn_reason reasons[16];
@@ -354,9 +562,20 @@ START_TEST(reasons_of_a_refusal)
     c->dims.nope_dim = 127;
     refuses(c, ATTN_REASON_HEAD_DIM, ATTN_FIELD_HEAD_DIM, "191");
     c->dims.nope_dim = 128;
-    f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    f->problem.kv_layout = ATTN_LAYOUT_KV_NHD;
     refuses(c, ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT);
+    f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    refuses(c, ATTN_REASON_DTYPE, ATTN_FIELD_KV_DTYPE, "fp8_e4m3");
+    f->problem.kv_dtype = ATTN_FP8_E4M3;
+    ck_assert_uint_eq(ask(c).supported, 1);
+    f->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    refuses(c, ATTN_REASON_SCALE_GRANULARITY, ATTN_FIELD_SCALE_GRANULARITY, "none");
+    f->group.kv_scale_granularity = ATTN_SCALE_NONE;
+    c->dims.kv_lora_rank = 320;
+    refuses(c, ATTN_REASON_HEAD_DIM, ATTN_FIELD_KV_LORA_RANK, "128..512/128");
+    c->dims.kv_lora_rank = 512;
     f->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT;
+    f->problem.kv_dtype = f->problem.q_dtype;
     f->group.attn_type = ATTN_TYPE_ENCODER_ONLY;
     refuses(c, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE, "decoder");
     f->group.attn_type = ATTN_TYPE_DECODER;
@@ -383,6 +602,10 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(refused, open_plugin, NULL);
     tcase_set_timeout(oracle, 120);
     tcase_add_loop_test(oracle, random_cases, 0, 8);
+    tcase_add_loop_test(oracle, packed_writer, 0, 6);
+    tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
+    tcase_add_loop_test(oracle, rows_by_themselves, 0, 8);
+    tcase_add_loop_test(oracle, hidden_nan, 0, 8);
     tcase_add_test(refused, reasons_of_a_refusal);
     suite_add_tcase(made, oracle);
     suite_add_tcase(made, refused);

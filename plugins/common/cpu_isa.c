@@ -24,6 +24,15 @@ int cpu_isa_is_here(int32_t isa)
     return isa == CPU_ISA_GENERIC;
 }
 
+int cpu_isa_has_bf16(void)
+{
+#if defined(__x86_64__) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+    return cpu_isa_is_here(CPU_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
+}
+
 attn_status cpu_isa_choose(const cpu_isa_build *builds, size_t count, int32_t isa,
                            const void **kernels, attn_error *error)
 {

@@ -39,4 +39,7 @@ void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
 /* Do this processor and its operating system allow it? */
 int cpu_isa_is_here(int32_t isa);
 
+/* Does this processor multiply pairs of bf16? With CPU_ISA_AVX512. */
+int cpu_isa_has_bf16(void);
+
 #endif /* PLUGINS_CPU_ISA_H */

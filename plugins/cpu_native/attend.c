@@ -30,8 +30,9 @@ typedef struct worker_scratch {
     tile_source *values;
     tile_source *next_values;
     tile_source value_sources[2];
-    char *latents[2]; /* absorbed: [TILE_KEYS][dim] new rows, joined, of the value sources */
     uint64_t *next_visible;
+    latent_tile tile; /* absorbed: of `values`, in the place of panels */
+    char *latents[2]; /* absorbed: [TILE_KEYS] new rows of the value sources, as in the cache */
 } worker_scratch;
 
 static void *take(char **next, size_t bytes)
@@ -46,20 +47,40 @@ static float *take_floats(char **next, int64_t count)
     return take(next, (size_t)count * sizeof(float));
 }
 
+static void lay_out_latents(const cpu_group *group, char **next, worker_scratch *w)
+{
+    w->tile = (latent_tile){
+        .lora = group->lora,
+        .dim = group->dim,
+        .row_bytes = cpu_latent_bytes(group),
+        .stride = panel_round(group->dim),
+        .rows = take_floats(next, (int64_t)TILE_KEYS * panel_round(group->dim)),
+        .codes = take(next, sizeof(uint16_t) * TILE_KEYS * (size_t)panel_round(group->dim)),
+        .scales = take_floats(next, (int64_t)LATENT_SCALES * TILE_KEYS),
+    };
+    for (int i = 0; i < 2; i++)
+        w->latents[i] = take(next, (size_t)TILE_KEYS * (size_t)w->tile.row_bytes);
+}
+
 static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worker_scratch *w)
 {
     char *next = call->metadata->scratch + worker * call->metadata->worker_bytes;
     int32_t dim = call->group->dim, value_stride = panel_round(call->group->v_dim);
+    int32_t lanes = call->group->absorbed ? panel_round(rows) : rows;
     row_block *block = &w->block;
     block->rows = rows;
     block->dim = dim;
     block->value_stride = value_stride;
-    w->key_panels = take_floats(&next, (int64_t)TILE_KEYS * dim);
-    w->value_panels = take_floats(&next, (int64_t)TILE_KEYS * value_stride);
+    if (call->group->absorbed) {
+        lay_out_latents(call->group, &next, w);
+    } else {
+        w->key_panels = take_floats(&next, (int64_t)TILE_KEYS * dim);
+        w->value_panels = take_floats(&next, (int64_t)TILE_KEYS * value_stride);
+    }
     w->temp = take_floats(&next, (int64_t)PANEL * MAX_DIM);
     w->key_positions = take_floats(&next, TILE_KEYS);
-    block->query = take_floats(&next, (int64_t)rows * dim);
-    block->scores = take_floats(&next, (int64_t)rows * TILE_KEYS);
+    block->query = take_floats(&next, (int64_t)lanes * (dim + dim % 2));
+    block->scores = take_floats(&next, (int64_t)lanes * TILE_KEYS);
     block->acc = take_floats(&next, (int64_t)rows * value_stride);
     w->out = take_floats(&next, (int64_t)rows * value_stride);
     block->max = take_floats(&next, TILE_ROWS);
@@ -70,8 +91,6 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
     w->out_sum = take_floats(&next, TILE_ROWS);
     block->visible = take(&next, TILE_ROWS * sizeof(uint64_t));
     w->next_visible = take(&next, TILE_ROWS * sizeof(uint64_t));
-    for (int i = 0; i < 2 && call->group->absorbed; i++)
-        w->latents[i] = take(&next, sizeof(float) * TILE_KEYS * (size_t)dim);
     w->values = &w->value_sources[0];
     w->next_values = &w->value_sources[1];
 }
@@ -90,6 +109,30 @@ static row_place place_of(const cpu_group *group, int32_t kv_head, int64_t row)
                        kv_head * group->ratio + (int32_t)(row % group->ratio)};
 }
 
+/* q_nope and q_pe of the rows, side by side and packed. */
+static void load_latent_queries(const layer_call *call, const work_unit *unit,
+                                const worker_scratch *w)
+{
+    const cpu_kernels *kernels = call->instance->kernels;
+    const int32_t lora = call->group->lora;
+    row_format format = {.dtype = call->group->q_dtype};
+    for (int32_t r = 0; r < panel_round(unit->rows); r += 8) {
+        int count = 0;
+        for (; count < 8 && r + count < unit->rows; count++) {
+            row_place place = place_of(call->group, 0, unit->row + r + count);
+            float *query = w->temp + (int64_t)count * MAX_DIM;
+            int64_t row = (int64_t)call->plan->sequences[unit->seq].first_row + place.query;
+            kernels->convert(new_row(call->q, row, place.head), &format, lora, query);
+            kernels->convert(new_row(call->q_pe, row, place.head), &format, call->group->rope,
+                             query + lora);
+        }
+        if (call->group->bf16)
+            kernels->pack_queries_bf16(&w->block, r, count, w->temp);
+        else
+            kernels->pack_queries(&w->block, r, count, w->temp);
+    }
+}
+
 static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_head,
                       const visibility *v, row_block *block)
 {
@@ -99,11 +142,9 @@ static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_
         row_place place = place_of(call->group, kv_head, unit->row + r);
         int64_t row = (int64_t)sequence->first_row + place.query;
         float *query = block->query + (int64_t)r * block->dim;
-        int32_t dim = call->q_pe ? call->group->lora : block->dim;
-        call->instance->kernels->convert(new_row(call->q, row, place.head), &format, dim, query);
-        if (call->q_pe)
-            call->instance->kernels->convert(new_row(call->q_pe, row, place.head), &format,
-                                             block->dim - dim, query + dim);
+        if (!call->group->absorbed)
+            call->instance->kernels->convert(new_row(call->q, row, place.head), &format, block->dim,
+                                             query);
         block->position[r] = (float)query_position(v, place.query);
         block->slope[r] = call->slopes ? call->slopes[place.head] : 0;
     }
@@ -245,16 +286,12 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
     return ATTN_OK;
 }
 
-/* A new latent in one piece, as the cache would have it. */
-static const char *join_latent(const layer_call *call, int64_t row, int key, worker_scratch *w)
+/* A new latent, as the cache would have it. */
+static const char *keep_latent(const layer_call *call, int64_t row, int key, worker_scratch *w)
 {
-    const cpu_group *group = call->group;
-    const size_t element = attn_dtype_size(group->q_dtype);
-    char *to =
-        w->latents[w->next_values - w->value_sources] + (size_t)key * (size_t)group->dim * element;
-    memcpy(to, new_row(call->c_kv, row, 0), (size_t)group->lora * element);
-    memcpy(to + (size_t)group->lora * element, new_row(call->k_pe, row, 0),
-           (size_t)group->rope * element);
+    char *rows = w->latents[w->next_values - w->value_sources];
+    char *to = rows + (int64_t)key * w->tile.row_bytes;
+    cpu_store_latent(call, row, to);
     return to;
 }
 
@@ -275,7 +312,7 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
         int key = __builtin_ctzll(left);
         int64_t row = sequence->first_new + key - cached;
         if (call->group->absorbed) {
-            w->keys.rows[key] = w->next_values->rows[key] = join_latent(call, row, key, w);
+            w->keys.rows[key] = w->next_values->rows[key] = keep_latent(call, row, key, w);
             continue;
         }
         w->keys.rows[key] = new_row(call->k, row, kv_head);
@@ -294,6 +331,7 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
         scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
+    source->formats[0].packed = group->packed;
     source->formats[1] = (row_format){
         .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
     if (group->expanded) /* what the cache holds is not what is read */
@@ -341,6 +379,23 @@ static void turn_to_next(worker_scratch *w)
     w->next_visible = visible;
 }
 
+static void score_latent_tile(const layer_call *call, worker_scratch *w)
+{
+    const cpu_kernels *kernels = call->instance->kernels;
+    uint64_t seen = 0;
+    for (int32_t r = 0; r < w->block.rows; r++)
+        seen |= w->block.visible[r];
+    w->tile.source = w->values;
+    w->tile.first = __builtin_ctzll(seen) / LATENT_KEYS * LATENT_KEYS;
+    w->tile.end = (63 - __builtin_clzll(seen)) / LATENT_KEYS * LATENT_KEYS + LATENT_KEYS;
+    kernels->load_latents(&w->tile);
+    if (call->group->bf16)
+        kernels->score_latents_bf16(&w->block, &w->tile);
+    else
+        kernels->score_latents(&w->block, &w->tile);
+    kernels->softmax_latents(&w->block, &w->tile, &call->group->rule, w->key_positions);
+}
+
 /* Probabilities of the tile at `first`. */
 static void score_tile(const layer_call *call, const visibility *v, int64_t first,
                        worker_scratch *w)
@@ -349,6 +404,10 @@ static void score_tile(const layer_call *call, const visibility *v, int64_t firs
     const cpu_group *group = call->group;
     for (int j = 0; group->rule.has_alibi && j < TILE_KEYS; j++)
         w->key_positions[j] = (float)key_position(v, first + j);
+    if (group->absorbed) {
+        score_latent_tile(call, w);
+        return;
+    }
     if (w->block.rows <= FEW_ROWS)
         kernels->score_few(&w->block, &w->keys, w->values, w->temp, w->key_panels);
     else {
@@ -363,6 +422,10 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
 {
     const cpu_kernels *kernels = call->instance->kernels;
     const int32_t v_dim = call->group->v_dim;
+    if (call->group->absorbed) {
+        kernels->accumulate_latents(&w->block, &w->tile, more ? &w->keys : NULL);
+        return;
+    }
     if (w->block.rows <= FEW_ROWS) {
         kernels->accumulate_few(&w->block, w->values, more ? &w->keys : NULL, v_dim,
                                 w->value_panels);
@@ -445,6 +508,8 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     cpu_visibility(call->metadata, call->group, call->plan, unit->seq, &v);
     lay_out(call, worker, unit->rows, &w);
     load_rows(call, unit, kv_head, &v, &w.block);
+    if (call->group->absorbed)
+        load_latent_queries(call, unit, &w);
     set_formats(call, &call->k_cache, kv_head, &w.keys);
     set_formats(call, &call->v_cache, kv_head, w.values);
     set_formats(call, &call->v_cache, kv_head, w.next_values);

@@ -59,6 +59,8 @@ typedef struct cpu_group {
     int32_t rope;       /* latent attention: elements of k_pe; else 0 */
     int32_t absorbed;   /* latent attention in the absorbed form */
     int32_t expanded;   /* latent attention in the expanded form */
+    int32_t packed;     /* layout mla.latent_fp8/1 */
+    int32_t bf16;       /* latent attention: scores are products of bf16 */
     uint32_t attn_type; /* ATTN_TYPE_* */
     int32_t kv_group;
     int32_t kv_heads;
@@ -174,6 +176,9 @@ struct attn_metadata {
     attn_multi_item multi_item;
 };
 
+/* Bytes of a row of the latent cache. */
+int32_t cpu_latent_bytes(const cpu_group *group);
+
 group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *options,
                                   uint32_t num_workers, const attn_bounds *bounds);
 /* Bytes of scratch for such groups: the most that one of them needs. */
@@ -239,6 +244,9 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
 attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
+
+/* Write new latent `row`, c_kv and k_pe, as the cache holds it. */
+void cpu_store_latent(const layer_call *call, int64_t row, char *to);
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);

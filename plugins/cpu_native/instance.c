@@ -39,6 +39,7 @@ static void group_init(cpu_group *group, const attn_problem *problem)
         .chunk = from->attention_chunk,
         .page_size = problem->page_size,
         .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .packed = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0,
         .has_sinks = (from->flags & ATTN_GROUP_HAS_SINKS) != 0,
         .rule = {.scale = from->sm_scale,
                  .cap = from->logit_cap,
@@ -94,6 +95,13 @@ uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)
     return count;
 }
 
+/* Can scores be products of bf16? */
+static int has_bf16(const cpu_kernels *kernels, const cpu_group *group)
+{
+    return group->absorbed && kernels->score_latents_bf16 && cpu_isa_has_bf16() &&
+           group->q_dtype == ATTN_BF16 && (group->kv_dtype == ATTN_BF16 || group->fp8);
+}
+
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                uint32_t num_problems, attn_error *error)
 {
@@ -105,6 +113,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         uint32_t forms = cpu_groups_init(groups, problem);
         instance->num_groups += forms;
         groups[0].layers = groups[forms - 1].layers = next;
+        groups[0].bf16 = has_bf16(instance->kernels, &groups[0]);
         attn_status status = instance_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;

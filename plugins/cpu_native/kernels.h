@@ -15,11 +15,15 @@
  * a row's bits depend on its query and its keys alone: not on the tile, the batch or the worker.
  *
  * What a row sees of a tile of keys is one word, bit j for key j: hence TILE_KEYS = 64.
+ *
+ * Absorbed latent attention, where one key serves all heads and is its own value, has kernels of
+ * its own: latent.inc.
  */
 #ifndef CPU_NATIVE_KERNELS_H
 #define CPU_NATIVE_KERNELS_H
 
 #include "attn_types.h"
+#include "latent.h"
 #include "plugins/common/convert.h"
 
 enum {
@@ -29,7 +33,9 @@ enum {
     FEW_ROWS = 3,   /* keys and values of so few are not packed */
     MAX_HEAD_DIM = 512,
     MAX_ROPE = 128,
-    MAX_DIM = MAX_HEAD_DIM + MAX_ROPE /* of queries and keys: of a latent row */
+    MAX_DIM = MAX_HEAD_DIM + MAX_ROPE, /* of queries and keys: of a latent row */
+    LATENT_SCALES = MAX_DIM / LATENT_SCALED,
+    LATENT_KEYS = 8, /* a multiple of the keys of a register block of any kernels */
 };
 
 /* `n` rounded up to whole panels. */
@@ -44,6 +50,7 @@ typedef struct row_format {
     const fp8_format *stored_as; /* new keys of a quantised cache: round as if stored; else NULL */
     const float *decode;         /* fp8: [256] values of all codes, before the scale */
     float scale;                 /* of a quantised cache */
+    int32_t packed;              /* the cache is mla.latent_fp8/1, whose scales are in the rows */
 } row_format;
 
 /* Where a tile's keys, or values, lie. */
@@ -74,6 +81,22 @@ typedef struct row_block {
     float *position;
     uint64_t *visible; /* of the tile at hand */
 } row_block;
+
+/* A tile of latents. */
+typedef struct latent_tile {
+    const tile_source *source; /* all rows as in the cache */
+    int32_t lora;              /* elements of a value, the first of a row */
+    int32_t dim;               /* of a key: the whole row */
+    int32_t row_bytes;
+    int first; /* keys that somebody sees are in [first, end), whole register blocks */
+    int end;
+    int special;    /* an element of a value is not finite */
+    int32_t stride; /* dim in whole panels */
+    float *rows;    /* [TILE_KEYS][stride] of them as fp32 */
+    /* For products of bf16, where they do not come from `rows`. */
+    uint16_t *codes; /* [TILE_KEYS][stride] before their scales */
+    float *scales;   /* [LATENT_SCALES][TILE_KEYS] of LATENT_SCALED elements of a row each */
+} latent_tile;
 
 typedef struct cpu_kernels {
     const char *name;
@@ -113,6 +136,27 @@ typedef struct cpu_kernels {
     /* Merge partial (acc, max, sum) of one row into another one by log-sum-exp. */
     void (*merge)(float *acc, float *max, float *sum, const float *part, float part_max,
                   float part_sum, int32_t n);
+
+    /* Absorbed latent attention. A row_block's query is in panels of rows, [panel][dim][PANEL],
+     * here, and its scores are [TILE_KEYS][lanes], lanes being its rows in whole panels.
+     *
+     * Pack `count` <= 8 queries of the rows from `row` on, a multiple of 8: [count][MAX_DIM]. */
+    void (*pack_queries)(const row_block *block, int32_t row, int count, const float *queries);
+    /* Convert the keys. */
+    void (*load_latents)(latent_tile *tile);
+    void (*score_latents)(const row_block *block, const latent_tile *tile);
+    /* The same two where queries are bf16, keys bf16 or fp8, and the processor multiplies bf16:
+     * products are exact, sums fp32, and what is below the smallest normal number is 0. Queries are
+     * [panel][dim / 2][PANEL] pairs. NULL = there are none. */
+    void (*pack_queries_bf16)(const row_block *block, int32_t row, int count, const float *queries);
+    void (*score_latents_bf16)(const row_block *block, const latent_tile *tile);
+    /* As softmax(). */
+    void (*softmax_latents)(const row_block *block, const latent_tile *tile, const score_rule *rule,
+                            const float *key_positions);
+    /* acc += P V; no value is touched that a row does not see. `next` is asked for on the way;
+     * NULL = none. */
+    void (*accumulate_latents)(const row_block *block, const latent_tile *tile,
+                               const tile_source *next);
 
     /* n elements of acc, times factor, in `dtype`; never a negative zero. */
     void (*store)(const float *acc, float factor, attn_dtype dtype, int32_t n, void *to);

@@ -166,11 +166,13 @@ static attn_status get_latent_cache(layer_call *call, const attn_forward_args *a
                                     attn_error *error)
 {
     const cpu_group *group = call->group;
-    operand_form form = {.dtype = group->kv_dtype,
+    operand_form form = {.dtype = group->packed ? ATTN_U8 : group->kv_dtype,
                          .ndim = 3,
-                         .shape = {0, group->page_size, group->lora + group->rope},
+                         .shape = {0, group->page_size,
+                                   group->packed ? latent_row_bytes(group->lora, group->rope)
+                                                 : group->lora + group->rope},
                          .written = call->save};
-    int64_t element = attn_dtype_size(group->kv_dtype);
+    int64_t element = attn_dtype_size(form.dtype);
     cache_view *view = &call->k_cache;
     const attn_tensor *cache = NULL;
     attn_status status = ATTN_OK;
@@ -184,7 +186,7 @@ static attn_status get_latent_cache(layer_call *call, const attn_forward_args *a
                              .page = cache->strides[0] * element,
                              .token = cache->strides[1] * element,
                              .num_pages = cache->shape[0]};
-    if (group->fp8 && (group->absorbed || needed))
+    if (group->fp8 && !group->packed && (group->absorbed || needed))
         status = operand_get_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
                                    &view->scales, error);
     call->v_cache = *view;

@@ -91,7 +91,7 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND,
-                                      ATTN_LAYOUT_MLA_LATENT};
+                                      ATTN_LAYOUT_MLA_LATENT, ATTN_LAYOUT_MLA_LATENT_FP8};
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),

@@ -48,6 +48,13 @@ static int is_served(const attn_layer_group *group)
     return group->kind == ATTN_KIND_SOFTMAX || group->kind == ATTN_KIND_MLA;
 }
 
+/* Is the cache of latents to be in the layout that has its scales in its rows? */
+static int is_packed(const question *ask)
+{
+    return ask->group.kind == ATTN_KIND_MLA && ask->problem.kv_layout &&
+           strcmp(ask->problem.kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
 static int has_cache(const attn_layer_group *group)
 {
     return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
@@ -163,7 +170,10 @@ static void check_latent(const question *ask, attn_verdict *verdict)
     if (!is_latent(ask))
         return;
     if (mla->kv_lora_rank < 1 || mla->kv_lora_rank > MAX_HEAD_DIM)
-        REFUSE(HEAD_DIM, KV_LORA_RANK, "1..512", "%d", mla->kv_lora_rank);
+        REFUSE(HEAD_DIM, KV_LORA_RANK, is_packed(ask) ? "128..512/128" : "1..512", "%d",
+               mla->kv_lora_rank);
+    else if (is_packed(ask) && mla->kv_lora_rank % LATENT_SCALED != 0)
+        REFUSE(HEAD_DIM, KV_LORA_RANK, "128..512/128", "%d", mla->kv_lora_rank);
     if (mla->rope_dim < 1 || mla->rope_dim > MAX_ROPE)
         REFUSE(HEAD_DIM, ROPE_DIM, "1..128", "%d", mla->rope_dim);
     if (mla->nope_dim < 1 || mla->nope_dim > MAX_HEAD_DIM - MAX_ROPE)
@@ -189,11 +199,15 @@ static void check_layers(const question *ask, attn_verdict *verdict)
 /* Can the cache have this dtype beside some dtype of q, or beside this one? */
 static int suits_some(const question *ask, attn_dtype kv_dtype)
 {
+    if (is_packed(ask))
+        return kv_dtype == ATTN_FP8_E4M3;
     return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));
 }
 
 static int suits(const question *ask, attn_dtype kv_dtype)
 {
+    if (is_packed(ask))
+        return kv_dtype == ATTN_FP8_E4M3;
     return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && is_fp8(kv_dtype));
 }
 
@@ -202,7 +216,8 @@ static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_v
     char accepted[64];
     snprintf(accepted, sizeof accepted, "%s%s", unquantised,
              has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
+    REFUSE(DTYPE, KV_DTYPE, is_packed(ask) ? "fp8_e4m3" : accepted, "%s",
+           verdict_dtype_name(ask->problem.kv_dtype));
 }
 
 /* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
@@ -212,7 +227,9 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
     const attn_problem *problem = &ask->problem;
     if (!is_operand_dtype(problem->q_dtype)) {
         REFUSE(DTYPE, Q_DTYPE,
-               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
+               is_operand_dtype(problem->kv_dtype) && !is_packed(ask)
+                   ? verdict_dtype_name(problem->kv_dtype)
+                   : all,
                "%s", verdict_dtype_name(problem->q_dtype));
         if (!suits_some(ask, problem->kv_dtype))
             refuse_kv_dtype(ask, all, verdict);
@@ -228,8 +245,9 @@ static void check_scales(const question *ask, attn_verdict *verdict)
 {
     uint32_t granularity = ask->group.kv_scale_granularity;
     attn_dtype kv_dtype = ask->problem.kv_dtype;
-    int open = has_cache(&ask->group) && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
-    int scaled = has_cache(&ask->group) && is_fp8(kv_dtype);
+    int open = has_cache(&ask->group) && !is_packed(ask) && !is_fp8(kv_dtype) &&
+               !is_operand_dtype(kv_dtype);
+    int scaled = has_cache(&ask->group) && is_fp8(kv_dtype) && !is_packed(ask);
     int given = granularity != ATTN_SCALE_NONE;
     int per_head = granularity == ATTN_SCALE_PER_HEAD;
     if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
@@ -249,7 +267,7 @@ static void check_layout(const question *ask, attn_verdict *verdict)
         return;
     if (!is_latent(ask))
         problem_check_kv_layout(&ask->problem, verdict);
-    else if (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+    else if (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask)))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
 }
 

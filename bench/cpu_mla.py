@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Time a CPU backend's absorbed decode of latent attention beside PyTorch: matmul, softmax, matmul.
+
+Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
+processor can do at most: fused multiply-adds of fp32 in registers. PyTorch has the latents of each
+sequence in one piece, and is taken in its fastest way: the products in the queries' dtype, or all
+of it in fp32; fp8 latents it has to convert first. bench/README.md says how to read the table.
+"""
+import argparse
+import ctypes
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import attnhost_ctypes
+from cpu_attention import cpu_model, load_roof, seconds_of, steps_for
+from shapes import DTYPES, median, quantile
+
+OUT, Q_NOPE, Q_PE, LATENT_CACHE = 3, 9, 10, 13  # ATTN_ROLE_*
+U8 = 1 | 8 << 8 | 1 << 16  # ATTN_U8
+LORA, ROPE, SCALED = 512, 64, 128
+PACKED = LORA + LORA // SCALED * 4 + ROPE * 2  # bytes of a row of mla.latent_fp8/1
+SCALE = 192 ** -0.5
+KV_SCALE = 0.03125
+LIMITS = {"fp32": 1e-4, "bf16": 5e-2}  # largest difference of two right answers
+CACHES = ("fp32", "bf16", "fp8", "packed")
+
+
+class Setup(ctypes.Structure):
+    """mla_setup."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("struct_size", "dtype", "kv_dtype")]
+    _fields_ += [(name, ctypes.c_int32) for name in (
+        "packed", "num_seqs", "num_tokens", "num_heads", "lora", "rope", "page_size", "num_layers",
+        "num_threads")]
+    _fields_ += [("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
+                 ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p), ("isa", ctypes.c_char_p)]
+
+
+class Case:
+    """A decode: one query for each of `batch` sequences of `tokens` keys."""
+
+    def __init__(self, cache, heads, batch, tokens):
+        self.cache, self.heads, self.batch, self.tokens = cache, heads, batch, tokens
+        self.dtype = "fp32" if cache == "fp32" else "bf16"
+        self.torch_dtype = getattr(torch, DTYPES[self.dtype][1])
+
+    def __str__(self):
+        return f"{self.cache} H{self.heads} B{self.batch} N{self.tokens}"
+
+    @property
+    def flops(self):
+        return 2 * self.batch * self.heads * self.tokens * (2 * LORA + ROPE)
+
+    @property
+    def row_bytes(self):
+        return {"fp32": 4 * (LORA + ROPE), "bf16": 2 * (LORA + ROPE), "fp8": LORA + ROPE,
+                "packed": PACKED}[self.cache]
+
+    @property
+    def kv_bytes(self):
+        return self.batch * self.tokens * self.row_bytes
+
+
+def all_cases():
+    for cache in CACHES:
+        for heads in (16, 128):
+            for batch, tokens in ((1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024), (16, 4096)):
+                yield Case(cache, heads, batch, tokens)
+
+
+# ---- Data ----------------------------------------------------------------------------------------
+
+
+def pack(latents):
+    """Rows of mla.latent_fp8/1."""
+    c_kv, k_pe = latents.float().split((LORA, ROPE), dim=-1)
+    groups = c_kv.unflatten(-1, (LORA // SCALED, SCALED))
+    scales = (groups.abs().amax(-1, keepdim=True) / 448).clamp(min=2.0 ** -126)
+    codes = (groups / scales).to(torch.float8_e4m3fn).flatten(-2)
+    parts = (codes, scales.squeeze(-1), k_pe.bfloat16())
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
+
+
+class Data:
+    """Queries and a cache [batch, tokens, row], in the dtype in which it is stored."""
+
+    def __init__(self, case, generator):
+        shape = (case.batch, case.heads, LORA + ROPE)
+        self.q = torch.randn(shape, generator=generator).to(case.torch_dtype)
+        latents = torch.randn((case.batch, case.tokens, LORA + ROPE), generator=generator)
+        if case.cache == "packed":
+            self.cache = pack(latents)
+        elif case.cache == "fp8":
+            self.cache = (latents / KV_SCALE).to(torch.float8_e4m3fn)
+        else:
+            self.cache = latents.to(case.torch_dtype)
+
+
+# ---- The two sides -------------------------------------------------------------------------------
+
+
+class Ours:
+    def __init__(self, shim, args, case, data):
+        packed = case.cache == "packed"
+        kv_dtype = "fp8_e4m3" if case.cache in ("fp8", "packed") else case.dtype
+        setup = Setup(dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[kv_dtype][0], packed=packed,
+                      num_seqs=case.batch, num_tokens=case.tokens, num_heads=case.heads, lora=LORA,
+                      rope=ROPE, page_size=args.page_size, num_layers=len(data),
+                      num_threads=args.threads, sm_scale=SCALE, kv_scale=KV_SCALE,
+                      plugin=str(args.plugin).encode(), backend=args.backend.encode(),
+                      isa=args.isa.encode() if args.isa else None)
+        setup.struct_size = ctypes.sizeof(Setup)
+        status = ctypes.c_int32()
+        self.shim, self.kept, self.out = shim, [], []
+        self.handle = shim.mla_bench_create(ctypes.byref(setup), ctypes.byref(status))
+        self.check(status.value)
+        for layer, d in enumerate(data):
+            cache = self.paged(args.page_size, case, d.cache)
+            out = torch.empty(case.batch, case.heads, LORA, dtype=case.torch_dtype)
+            nope, pe = (part.contiguous() for part in d.q.split((LORA, ROPE), dim=-1))
+            code = DTYPES[case.dtype][0]
+            self.out.append(out)
+            for role, tensor, dtype in ((Q_NOPE, nope, code), (Q_PE, pe, code), (OUT, out, code),
+                                        (LATENT_CACHE, cache, U8 if packed else DTYPES[kv_dtype][0])):
+                sizes = (ctypes.c_int64 * tensor.ndim)(*tensor.shape)
+                self.kept.append(tensor)
+                self.check(shim.mla_bench_bind(self.handle, layer, role, tensor.data_ptr(), dtype,
+                                               tensor.ndim, sizes))
+
+    def paged(self, page_size, case, cache):
+        pages = -(-case.tokens // page_size)
+        address = self.shim.mla_bench_pages(self.handle)
+        numbers = torch.frombuffer((ctypes.c_int32 * (case.batch * pages)).from_address(address),
+                                   dtype=torch.int32).long().view(case.batch, pages)
+        bits = cache.view(torch.uint8)  # fp8 has no indexed assignment
+        made = bits.new_zeros(case.batch * pages + 1, page_size, bits.shape[-1])
+        for s in range(case.batch):
+            rows = torch.nn.functional.pad(bits[s], (0, 0, 0, pages * page_size - case.tokens))
+            made[numbers[s]] = rows.view(pages, page_size, -1)
+        return made.view(cache.dtype)
+
+    def check(self, status):
+        if status != 0:
+            sys.exit(f"cpu_mla: {self.shim.mla_bench_message(self.handle).decode()}")
+
+    def run(self, steps):
+        self.check(self.shim.mla_bench_steps(self.handle, steps))
+
+    def close(self):
+        self.shim.mla_bench_destroy(self.handle)
+
+
+class Theirs:
+    """The products in `dtype`, probabilities too, as a model's eager code does."""
+
+    def __init__(self, case, data, dtype):
+        self.case, self.data, self.dtype = case, data, dtype
+        self.name = "" if dtype == case.torch_dtype else "in fp32"
+
+    def latents(self, cache):
+        if self.case.cache == "fp8":
+            return cache.to(self.dtype) * KV_SCALE
+        if self.case.cache != "packed":
+            return cache.to(self.dtype)
+        codes, scales, k_pe = cache.split((LORA, LORA // SCALED * 4, ROPE * 2), dim=-1)
+        codes = codes.view(torch.float8_e4m3fn).to(self.dtype)
+        c_kv = codes.unflatten(-1, (LORA // SCALED, SCALED))
+        c_kv = c_kv * scales.contiguous().view(torch.float32).unsqueeze(-1).to(self.dtype)
+        k_pe = k_pe.contiguous().view(torch.bfloat16).to(self.dtype)
+        return torch.cat((c_kv.flatten(-2), k_pe), -1)
+
+    def layer(self, d):
+        latents = self.latents(d.cache)
+        scores = torch.matmul(d.q.to(self.dtype), latents.transpose(1, 2)) * SCALE
+        return torch.matmul(torch.softmax(scores, -1), latents[..., :LORA])
+
+    def run(self, steps):
+        for _ in range(steps):
+            for d in self.data:
+                self.out = self.layer(d)
+
+
+def choose_rival(case, data, sample):
+    rivals = [Theirs(case, data, case.torch_dtype)]
+    if case.torch_dtype != torch.float32:
+        rivals.append(Theirs(case, data, torch.float32))
+    best = [math.inf] * len(rivals)
+    for _ in range(3):
+        for i, rival in enumerate(rivals):
+            rival.run(1)
+            best[i] = min(best[i], seconds_of(rival, 1))
+    rival = rivals[best.index(min(best))]
+    return rival, steps_for(rival, sample)
+
+
+# ---- Measuring -----------------------------------------------------------------------------------
+
+
+def measure(shim, roofs, args, case):
+    # Layers enough that no layer's latents are still in the cache when it comes again.
+    layers = max(1, min(32, math.ceil(args.memory * 2 ** 20 / case.kv_bytes)))
+    generator = torch.Generator().manual_seed(1)
+    data = [Data(case, generator) for _ in range(layers)]
+    theirs, their_steps = choose_rival(case, data, args.sample)
+    ours = Ours(shim, args, case, data)
+    ours.run(1)
+    exact = Theirs(case, data, torch.float32)
+    worst = max((ours.out[i].float() - exact.layer(d)).abs().max().item()
+                for i, d in enumerate(data))
+    if not worst <= LIMITS[case.dtype]:  # NaN fails, too
+        sys.exit(f"cpu_mla: {case}: results differ by {worst:g}: accepted {LIMITS[case.dtype]:g}")
+    our_steps = steps_for(ours, args.sample)
+    rounds, start = [], time.perf_counter()
+    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
+        a = seconds_of(ours, our_steps) / layers
+        b = seconds_of(theirs, their_steps) / layers
+        rounds.append((a, b, roofs.roof_flops(args.threads)))
+    ours.close()
+    ratios = [b / a for a, b, _ in rounds]
+    return {"case": str(case), "layers": layers, "rounds": len(rounds), "max_abs_diff": worst,
+            "rival": theirs.name,
+            "ours_us": 1e6 * median(a for a, _, _ in rounds),
+            "torch_us": 1e6 * median(b for _, b, _ in rounds),
+            "ratio": median(ratios), "ratio_p10": quantile(ratios, .1),
+            "ratio_p90": quantile(ratios, .9),
+            "gflops": median(case.flops / a for a, _, _ in rounds) / 1e9,
+            "gbytes": median(case.kv_bytes / a for a, _, _ in rounds) / 1e9,
+            "roof": median(roof for _, _, roof in rounds) / 1e9,
+            "fraction": median(case.flops / a / roof for a, _, roof in rounds),
+            "torch_fraction": median(case.flops / b / roof for _, b, roof in rounds)}
+
+
+HEAD = ("| shape | ours us | torch us | torch / ours | p10 .. p90 | GFLOP/s | of FMA peak | GB/s "
+        "| torch of peak | rival |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|")
+
+
+def row(r):
+    return (f"| {r['case']} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.2f} | "
+            f"{r['ratio_p10']:.2f} .. {r['ratio_p90']:.2f} | {r['gflops']:.0f} | "
+            f"{r['fraction']:.0%} | {r['gbytes']:.1f} | {r['torch_fraction']:.0%} | {r['rival']} |")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build-dir", type=Path, required=True, help="a tree that was built")
+    parser.add_argument("--plugin", type=Path,
+                        help="default: plugins/.libs/cpu_native.so of the build tree")
+    parser.add_argument("--backend", default="cpu_native", help="default: %(default)s")
+    parser.add_argument("--isa", help="the backend's option of that name")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="of each side; default: the CPUs this process may run on")
+    parser.add_argument("--page-size", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--memory", type=int, default=64, metavar="MIB",
+                        help="of latents that a step goes through, at least, in 32 layers at most; "
+                        "default: %(default)s")
+    parser.add_argument("--filter", action="append", default=[], metavar="TEXT",
+                        help="only shapes whose line has this text; repeated: has all of them")
+    parser.add_argument("--rounds", type=int, default=7, help="at least; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=3,
+                        help="that a shape is measured, at least; default: %(default)s")
+    parser.add_argument("--sample", type=float, default=0.05,
+                        help="seconds of one sample, at least; default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    args = parser.parse_args()
+    args.plugin = args.plugin or args.build_dir.resolve() / "plugins/.libs/cpu_native.so"
+    return args
+
+
+def load_shim(build_dir):
+    shim = ctypes.CDLL(str(build_dir.resolve() / "bench/.libs/mla_shim.so"))
+    handle = ctypes.c_void_p
+    shim.mla_bench_create.restype = shim.mla_bench_pages.restype = handle
+    shim.mla_bench_message.restype = ctypes.c_char_p
+    for name in ("message", "destroy", "pages"):
+        getattr(shim, "mla_bench_" + name).argtypes = [handle]
+    shim.mla_bench_steps.argtypes = [handle, ctypes.c_int32]
+    shim.mla_bench_bind.argtypes = [handle, ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p,
+                                    ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64)]
+    return shim
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    cases = [c for c in all_cases() if all(text in f"{c} " for text in args.filter)]
+    if not cases:
+        sys.exit(f"cpu_mla: no line has {' and '.join(args.filter)}; one is: {next(all_cases())}")
+    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
+              "page_size": args.page_size, "load_before": os.getloadavg()[0], "cases": []}
+    with tempfile.TemporaryDirectory() as folder:
+        shim, roofs = load_shim(args.build_dir), load_roof(args.build_dir, folder)
+        print(HEAD, flush=True)
+        for case in cases:
+            report["cases"].append(measure(shim, roofs, args, case))
+            print(row(report["cases"][-1]), flush=True)
+    report["load_after"] = os.getloadavg()[0]
+    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
+          f"load {report['load_before']:.1f} to {report['load_after']:.1f}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
