@@ -46,7 +46,7 @@ def load_roof(build_dir, folder):
         Path(__file__).with_name("cpu_roof.c"), Path(folder) / "cpu_roof.so",
         attnhost_ctypes.header_flags(build_dir))
     roof.roof_flops.restype = ctypes.c_double
-    roof.roof_bandwidth.restype = ctypes.c_double
+    roof.roof_bandwidth.restype = roof.roof_update.restype = ctypes.c_double
     return roof
 
 

@@ -3,9 +3,10 @@
 """Time a CPU backend of linear layers beside Transformers' own chunked and recurrent functions.
 
 Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
-processor can do at most: multiply-adds for prefill, reading for decode. Both get q, k, v after the
-convolution and gates as they are computed, so that the recurrence alone is timed. A prefill counts
-the operations of the chunked form, chunks of 64; a decode counts each state as read and written.
+processor can do at most: multiply-adds for prefill, changing memory in place for decode. Both get
+q, k, v after the convolution and gates as they are computed, so that the recurrence alone is timed.
+A prefill counts the operations of the chunked form, chunks of 64; a decode counts each state as
+read and written.
 """
 import argparse
 import ctypes
@@ -196,8 +197,8 @@ def measure(shim, roofs, args, case, memory):
     while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
         a = seconds_of(ours, our_steps) / layers
         b = seconds_of(theirs, their_steps) / layers
-        roof = (roofs.roof_bandwidth(args.threads, ctypes.c_void_p(memory.data_ptr()),
-                                     ctypes.c_int64(memory.nbytes))
+        roof = (roofs.roof_update(args.threads, ctypes.c_void_p(memory.data_ptr()),
+                                  ctypes.c_int64(memory.nbytes))
                 if case.decode else roofs.roof_flops(args.threads))
         rounds.append((a, b, roof))
     ours.close()

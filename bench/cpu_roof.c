@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_roof.c: what this processor can do at most: fused multiply-adds, and reading memory.
+ * cpu_roof.c: what this processor can do at most: fused multiply-adds, reading memory, and reading
+ * it and writing it back.
  * cpu_attention.py compiles it when it runs, for the processor that it runs on.
  */
 #include "attention_shim.h"
@@ -13,6 +14,9 @@ double roof_flops(int32_t num_threads);
 
 /* Bytes a second that all threads read from `data`, 64-byte aligned. */
 double roof_bandwidth(int32_t num_threads, const void *data, int64_t bytes);
+
+/* The same of memory that is changed in place: each byte counts as read and as written. */
+double roof_update(int32_t num_threads, void *data, int64_t bytes);
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -33,7 +37,8 @@ enum {
 typedef struct roof {
     pthread_barrier_t *start;
     int64_t iterations;
-    const char *data; /* NULL: multiply-adds; else `iterations` groups of SUMS vectors are read */
+    char *data; /* NULL: multiply-adds; else `iterations` groups of SUMS vectors are read */
+    int writes; /* and written */
     double seconds;
 } roof;
 
@@ -67,12 +72,25 @@ static void read_memory(const char *data, int64_t iterations)
     (void)sink;
 }
 
+/* A bit of each element is turned over. */
+static void update_memory(char *data, int64_t iterations)
+{
+    volatile int32_t factor = 1;
+    const vi flip = (vi){0} + factor;
+    for (int64_t n = 0; n < iterations; n++, data += SUMS * sizeof(vi))
+#pragma GCC unroll 12
+        for (int i = 0; i < SUMS; i++)
+            ((vi *)(void *)data)[i] ^= flip;
+}
+
 static void *roof_thread(void *arg)
 {
     roof *r = arg;
     pthread_barrier_wait(r->start);
     double start = bench_now();
-    if (r->data)
+    if (r->data && r->writes)
+        update_memory(r->data, r->iterations);
+    else if (r->data)
         read_memory(r->data, r->iterations);
     else
         multiply_add(r->iterations);
@@ -81,7 +99,7 @@ static void *roof_thread(void *arg)
 }
 
 /* Seconds of the slowest thread; < 0 if threads cannot be made. The caller is one of them. */
-static double roof_run(int32_t num_threads, int64_t iterations, const char *data)
+static double roof_run(int32_t num_threads, int64_t iterations, char *data, int writes)
 {
     roof roofs[MAX_THREADS];
     pthread_t threads[MAX_THREADS];
@@ -90,8 +108,9 @@ static double roof_run(int32_t num_threads, int64_t iterations, const char *data
     if (num_threads > MAX_THREADS || pthread_barrier_init(&start, NULL, (unsigned)num_threads))
         return -1;
     for (int32_t i = 0; i < num_threads; i++) {
-        const char *part = data ? data + (size_t)(i * iterations) * SUMS * sizeof(vi) : NULL;
-        roofs[i] = (roof){.start = &start, .iterations = iterations, .data = part};
+        char *part = data ? data + (size_t)(i * iterations) * SUMS * sizeof(vi) : NULL;
+        roofs[i] =
+            (roof){.start = &start, .iterations = iterations, .data = part, .writes = writes};
         if (i > 0 && pthread_create(&threads[i], NULL, roof_thread, &roofs[i]) != 0)
             abort(); /* the others wait at the barrier for ever */
     }
@@ -108,13 +127,23 @@ static double roof_run(int32_t num_threads, int64_t iterations, const char *data
 double roof_flops(int32_t num_threads)
 {
     const int64_t iterations = 1000000;
-    double seconds = roof_run(num_threads, iterations, NULL);
+    double seconds = roof_run(num_threads, iterations, NULL, 0);
     return 2.0 * SUMS * LANES * (double)iterations * num_threads / seconds;
+}
+
+static double over_memory(int32_t num_threads, char *data, int64_t bytes, int writes)
+{
+    int64_t iterations = bytes / num_threads / (int64_t)(SUMS * sizeof(vi));
+    double seconds = roof_run(num_threads, iterations, data, writes);
+    return (double)(iterations * num_threads) * SUMS * sizeof(vi) * (1 + writes) / seconds;
 }
 
 double roof_bandwidth(int32_t num_threads, const void *data, int64_t bytes)
 {
-    int64_t iterations = bytes / num_threads / (int64_t)(SUMS * sizeof(vi));
-    double seconds = roof_run(num_threads, iterations, data);
-    return (double)(iterations * num_threads) * SUMS * sizeof(vi) / seconds;
+    return over_memory(num_threads, (char *)(uintptr_t)data, bytes, 0);
+}
+
+double roof_update(int32_t num_threads, void *data, int64_t bytes)
+{
+    return over_memory(num_threads, data, bytes, 1);
 }
