@@ -8,7 +8,7 @@
 #include "tests/wrong_backend.h"
 
 #include "host/check/forward_case_private.h"
-#include "host/check/grid.h"
+#include "host/check/mla_spec.h"
 #include "host/dtype.h"
 
 #include <nettle/sha2.h>
@@ -83,13 +83,27 @@ END_TEST
 
 /* All bytes of some cases, made once and written down: integer arithmetic, and floating-point
  * operations that IEEE 754 defines, are the same everywhere. */
+static void assert_digest(const struct case_spec *specs, int count, const char *golden)
+{
+    struct sha256_ctx sha256;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    char hex[2 * SHA256_DIGEST_SIZE + 1];
+    sha256_init(&sha256);
+    for (int n = 0; n < count; n++) {
+        struct forward_case *c = make(&specs[n], 7);
+        sha256_update(&sha256, c->bytes, (const uint8_t *)c->image);
+        forward_case_destroy(c);
+    }
+    sha256_digest(&sha256, sizeof digest, digest);
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    ck_assert_str_eq(hex, golden);
+}
+
 START_TEST(cases_are_the_same_on_every_machine)
 {
     static const char golden[] = "6977726b1bc5d2e100eab86173655df8e9b357bf1b5010a71af21013669326eb";
     struct case_spec specs[5];
-    struct sha256_ctx sha256;
-    uint8_t digest[SHA256_DIGEST_SIZE];
-    char hex[2 * SHA256_DIGEST_SIZE + 1];
     for (int n = 0; n < 5; n++)
         specs[n] = plain_spec();
     specs[1].q_dtype = specs[1].kv_dtype = specs[1].out_dtype = ATTN_F32;
@@ -100,16 +114,87 @@ START_TEST(cases_are_the_same_on_every_machine)
     specs[3].slots = SLOTS_INTERLEAVED_PAGES;
     specs[4].growing_scores = true;
     specs[4].window_left = 15;
-    sha256_init(&sha256);
-    for (int n = 0; n < 5; n++) {
-        struct forward_case *c = make(&specs[n], 7);
-        sha256_update(&sha256, c->bytes, (const uint8_t *)c->image);
-        forward_case_destroy(c);
+    assert_digest(specs, 5, golden);
+}
+END_TEST
+
+static struct case_spec latent_spec(bool expanded)
+{
+    struct case_spec spec = plain_spec();
+    spec.kv_layout = ATTN_LAYOUT_MLA_LATENT;
+    spec.latent = (struct case_latent){128, 16, 24, 33, expanded};
+    case_spec_set_form(&spec, expanded);
+    return spec;
+}
+
+START_TEST(latents_are_the_same_on_every_machine)
+{
+    static const char golden[] = "1515daea542fa8fcdf0c544ef56c44a1879fc0480298b82b11f5e32ea4acb749";
+    struct case_spec specs[4];
+    for (int n = 0; n < 4; n++)
+        specs[n] = latent_spec(n == 1);
+    specs[2].kv_dtype = specs[3].kv_dtype = ATTN_FP8_E4M3;
+    specs[2].scale_granularity = ATTN_SCALE_PER_TENSOR;
+    specs[3].kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    assert_digest(specs, 4, golden);
+}
+END_TEST
+
+START_TEST(latents_that_contradict_themselves)
+{
+    struct case_spec spec = latent_spec(false);
+    ck_assert_ptr_null(case_spec_defect(&spec));
+    spec.latent.expanded = true; /* without the heads and dims of that form */
+    ck_assert_str_eq(case_spec_defect(&spec), "latent");
+    case_spec_set_form(&spec, true);
+    ck_assert_ptr_null(case_spec_defect(&spec));
+    spec.flags = 0;
+    spec.from_cache = true;
+    ck_assert_str_eq(case_spec_defect(&spec), "from_cache");
+    spec = latent_spec(true);
+    spec.mask_kind = ATTN_MASK_NONE;
+    spec.partial = true; /* chunks of a prefix are not saved */
+    ck_assert_str_eq(case_spec_defect(&spec), "partial");
+    spec.flags = 0;
+    ck_assert_ptr_null(case_spec_defect(&spec));
+    spec.sequences[0].num_new_keys = 3;
+    spec.sequences[0].chunk_end = 2;
+    ck_assert_str_eq(case_spec_defect(&spec), "sequences");
+    spec = latent_spec(false);
+    spec.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    ck_assert_str_eq(case_spec_defect(&spec), "kv_layout");
+    spec.kv_dtype = ATTN_FP8_E4M3;
+    ck_assert_ptr_null(case_spec_defect(&spec));
+    spec.scale_granularity = ATTN_SCALE_PER_TENSOR;
+    ck_assert_str_eq(case_spec_defect(&spec), "scale_granularity");
+}
+END_TEST
+
+/* A prefix is in the cache of the absorbed form, a key in a row, and nowhere in the expanded one.
+ */
+START_TEST(latents_lie_where_they_are_looked_for)
+{
+    struct case_spec absorbed = latent_spec(false), expanded = latent_spec(true);
+    struct forward_case *a = make(&absorbed, 4), *e = make(&expanded, 4);
+    const struct case_shape *shape = &a->shapes[PART_LATENT_CACHE];
+    ck_assert_int_eq(shape->ndim, 3);
+    ck_assert_int_eq(shape->shape[2], 128 + 16);
+    for (int32_t j = 0; j < 20; j++) {
+        uint8_t row[144 * 2];
+        dtype_from_float(ATTN_BF16, case_latent_of(a, 0, j), 144, row);
+        ck_assert_mem_eq(case_slot_vector(a, a->image, PART_LATENT_CACHE, case_slot(a, 0, j), 0),
+                         row, sizeof row);
+        memset(row, CASE_POISON, sizeof row);
+        ck_assert_mem_eq(case_slot_vector(e, e->image, PART_LATENT_CACHE, case_slot(e, 0, j), 0),
+                         row, sizeof row);
     }
-    sha256_digest(&sha256, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-    ck_assert_str_eq(hex, golden);
+    ck_assert_uint_eq(a->posed.problem.mla_expanded, 0);
+    ck_assert_uint_eq(e->posed.problem.mla_expanded, ATTN_MODE_BIT(ATTN_MODE_EXTEND));
+    ck_assert_int_eq(a->posed.group.head_dim, 24 + 16);
+    ck_assert_float_eq(a->posed.group.sm_scale, 1 / sqrtf(24 + 16));
+    ck_assert_float_eq(e->posed.group.sm_scale, a->posed.group.sm_scale);
+    forward_case_destroy(a);
+    forward_case_destroy(e);
 }
 END_TEST
 
@@ -219,17 +304,18 @@ struct lone_row {
 
 static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t head)
 {
-    const float *scales = case_part(c, part);
+    const float *scales = case_part(c, case_is_absorbed(&c->spec) ? PART_LATENT_SCALE : part);
     return scales ? scales[c->spec.scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0] : 1;
 }
 
 static void read_vector(const struct forward_case *c, const float *from, int32_t count, float scale,
                         double *to)
 {
+    attn_dtype dtype = case_is_expanded(&c->spec) ? c->spec.q_dtype : c->spec.kv_dtype;
     for (int32_t d = 0; d < count; d++) {
         double stored;
-        dtype_quantise(c->spec.kv_dtype, &stored, 0, from[d], scale);
-        to[d] = dtype_dequantise(c->spec.kv_dtype, &stored, 0, scale);
+        dtype_quantise(dtype, &stored, 0, from[d], scale);
+        to[d] = dtype_dequantise(dtype, &stored, 0, scale);
     }
 }
 
@@ -241,8 +327,12 @@ static void read_keys(struct lone_row *lone, const struct forward_case *c, int32
         int64_t token = case_key_token(c, s, j) * c->spec.num_kv_heads + kv_head;
         read_vector(c, c->tokens->k + token * dim, dim, scale_of(c, PART_K_SCALE, kv_head),
                     lone->keys + (int64_t)j * dim);
-        read_vector(c, c->tokens->v + token * v_dim, v_dim, scale_of(c, PART_V_SCALE, kv_head),
-                    lone->values + (int64_t)j * v_dim);
+        if (case_is_absorbed(&c->spec)) /* the value is the first part of the key */
+            memcpy(lone->values + (int64_t)j * v_dim, lone->keys + (int64_t)j * dim,
+                   (size_t)v_dim * sizeof *lone->values);
+        else
+            read_vector(c, c->tokens->v + token * v_dim, v_dim, scale_of(c, PART_V_SCALE, kv_head),
+                        lone->values + (int64_t)j * v_dim);
     }
 }
 
@@ -348,6 +438,25 @@ static double least_move(const struct forward_case *c, const struct case_needle 
     return least;
 }
 
+static void look_at_needles(const struct case_spec *spec, uint64_t seed, int32_t *looked,
+                            int32_t *low)
+{
+    struct forward_case *c = make(spec, seed);
+    char text[600];
+    case_spec_describe(spec, text, sizeof text);
+    for (int32_t i = 0; i < c->num_needles; i += 1 + c->num_needles / 20) {
+        const struct case_needle *needle = &c->needles[i];
+        double moved = least_move(c, needle);
+        ck_assert_msg(moved >= 10 || spec->v_head_dim == 1,
+                      "key %d (seen: %d) moves query %d of sequence %d, head %d, by %g bars: %s",
+                      needle->key, needle->is_seen, needle->t, needle->s, needle->head, moved,
+                      text);
+        *low += moved < 10;
+        (*looked)++;
+    }
+    forward_case_destroy(c);
+}
+
 /* Ten bars or more, wherever values have two components at least; with one, two values are now and
  * then next to each other. */
 START_TEST(needles_stand_out)
@@ -356,21 +465,26 @@ START_TEST(needles_stand_out)
     int32_t looked = 0, low = 0;
     for (int32_t n = 0; n < grid->num_points; n += 2) {
         struct case_spec spec;
-        char text[600];
         ck_assert(grid_accepts(grid, &grid->points[n], &spec, NULL, 0));
-        struct forward_case *c = make(&spec, (uint64_t)n);
-        case_spec_describe(&spec, text, sizeof text);
-        for (int32_t i = 0; i < c->num_needles; i += 1 + c->num_needles / 20) {
-            const struct case_needle *needle = &c->needles[i];
-            double moved = least_move(c, needle);
-            ck_assert_msg(
-                moved >= 10 || spec.v_head_dim == 1,
-                "key %d (seen: %d) moves query %d of sequence %d, head %d, by %g bars: %s",
-                needle->key, needle->is_seen, needle->t, needle->s, needle->head, moved, text);
-            low += moved < 10;
-            looked++;
-        }
-        forward_case_destroy(c);
+        look_at_needles(&spec, (uint64_t)n, &looked, &low);
+    }
+    printf("# %d needles, %d below 10 bars\n", looked, low);
+    ck_assert_int_gt(looked, 400);
+    ck_assert_int_lt(low * 50, looked);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(needles_of_latents_stand_out)
+{
+    struct grid *grid = make_grid();
+    int32_t looked = 0, low = 0;
+    for (uint64_t n = 0; n < 400 && looked < 1000; n++) {
+        struct mla_point point = mla_random(grid, 5, n, 0);
+        struct case_spec spec;
+        point.packed = 0;
+        if (mla_accepts(grid, &point, &spec, NULL, 0))
+            look_at_needles(&spec, n, &looked, &low);
     }
     printf("# %d needles, %d below 10 bars\n", looked, low);
     ck_assert_int_gt(looked, 400);
@@ -504,6 +618,26 @@ START_TEST(nan_has_to_arrive)
 }
 END_TEST
 
+START_TEST(what_is_wrong_with_latents_is_bad)
+{
+    static const struct {
+        enum wrong wrong;
+        bool expanded;
+        const char *word;
+    } of[] = {{SCALE_OFF, false, "error too large"},   {LAST_KEY_DROPPED, false, "error too large"},
+              {KV_NOT_SAVED, false, "latent_cache: "}, {KV_NOT_SAVED, true, "latent_cache: "},
+              {WRITES_QUERY, true, "q: byte"},         {LAST_ROW_MISSING, true, "not finite"}};
+    for (size_t n = 0; n < sizeof of / sizeof of[0]; n++) {
+        struct case_spec spec = latent_spec(of[n].expanded);
+        struct case_verdict verdict = judge(&spec, NOTHING_WRONG, 1);
+        ck_assert_msg(verdict.good, "%s", verdict.text);
+        verdict = judge(&spec, of[n].wrong, 1);
+        ck_assert_msg(!verdict.good && strstr(verdict.text, of[n].word), "%zu: \"%s\"", n,
+                      verdict.text);
+    }
+}
+END_TEST
+
 /* Where the value of a key lies in the device's memory: in v, or in the cache. */
 static char *value_at(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
 {
@@ -561,15 +695,20 @@ static Suite *suite(void)
     tcase_set_timeout(needles, 200);
     tcase_add_test(cases, equal_seeds_give_equal_cases);
     tcase_add_test(cases, cases_are_the_same_on_every_machine);
+    tcase_add_test(cases, latents_are_the_same_on_every_machine);
     tcase_add_test(cases, specs_that_contradict_themselves);
+    tcase_add_test(cases, latents_that_contradict_themselves);
+    tcase_add_test(cases, latents_lie_where_they_are_looked_for);
     tcase_add_test(cases, variants_have_the_tokens_of_their_base);
     tcase_add_test(cases, every_token_has_a_slot);
     tcase_add_test(needles, needles_stand_out);
+    tcase_add_test(needles, needles_of_latents_stand_out);
     tcase_add_test(needles, needles_are_at_every_border);
     tcase_add_test(judged, what_is_right_is_good);
     tcase_add_loop_test(judged, what_is_wrong_is_bad, 0, sizeof finds / sizeof finds[0]);
     tcase_add_test(judged, rows_that_are_excused);
     tcase_add_test(judged, nan_has_to_arrive);
+    tcase_add_test(judged, what_is_wrong_with_latents_is_bad);
     tcase_add_test(judged, one_value_for_its_neighbour);
     suite_add_tcase(s, cases);
     suite_add_tcase(s, needles);

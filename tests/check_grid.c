@@ -5,8 +5,12 @@
  */
 #include "tests/subject_fixture.h"
 
-#include "host/check/grid.h"
+#include "host/check/forward_case_private.h"
+#include "host/check/mla_spec.h"
 #include "host/mix.h"
+#include "host/text.h"
+
+#include <nettle/sha2.h>
 
 static struct subject_fixture f;
 static attn_backend_type choosy;
@@ -262,6 +266,108 @@ START_TEST(every_rule_is_exercised)
 }
 END_TEST
 
+/* ---- Latent layers --------------------------------------------------------------------------- */
+
+/* Latent layers alone, with q of bf16, in pages of more than 16. */
+static attn_status latent_query(const attn_backend_type *type, const attn_options *options,
+                                const attn_services *services, const attn_problem *problem,
+                                attn_verdict *verdict, attn_error *error)
+{
+    (void)type, (void)options, (void)services, (void)error;
+    verdict->supported = problem->group->kind == ATTN_KIND_MLA && problem->q_dtype == ATTN_BF16 &&
+                         problem->page_size > 16;
+    verdict->graph_seq_len_fill = 3;
+    return verdict->supported ? ATTN_OK : refuse(verdict, "another layer");
+}
+
+static const struct mla_choice latents = {
+    MLA_ABSORBED | MLA_EXPANDED,
+    MLA_LATENT | MLA_PACKED,
+    (1 << MLA_DIMS) - 1,
+    {{AXIS_MODE, 31}, {AXIS_SOURCE, 63}, {AXIS_MASK, 1 << MASK_LAYER | 1 << MASK_NONE}}};
+
+/* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
+START_TEST(latent_points_are_the_same_on_every_machine)
+{
+    static const char golden[] = "dd9daee73ef98fef58ba0356e469d1816f7f23031164cd3be5e8eadc198e0788";
+    struct sha256_ctx sha256;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
+    int32_t expanded = 0, packed = 0, taken = 0;
+    struct grid *grid = make_grid(with_query(latent_query), 3, false);
+    sha256_init(&sha256);
+    for (uint64_t n = 0; n < 900; n++) {
+        struct mla_point point;
+        struct case_spec spec;
+        if (n < 300)
+            ck_assert_int_gt(mla_product(grid, &latents, (int32_t)n, &point, NULL, 0), 300);
+        else
+            point = mla_random(grid, 8, n, 0);
+        if (!mla_accepts(grid, &point, &spec, NULL, 0)) {
+            ck_assert_uint_ge(n, 300);
+            continue;
+        }
+        case_spec_describe(&spec, text, sizeof text);
+        sha256_update(&sha256, strlen(text) + 1, (const uint8_t *)text);
+        ck_assert_int_eq(spec.fill, 3);
+        ck_assert_int_gt(spec.page_size, 16);
+        ck_assert_uint_eq(spec.index_form, ATTN_INDEX_BLOCK_TABLE);
+        expanded += spec.latent.expanded;
+        packed += case_is_packed(&spec);
+        taken++;
+    }
+    sha256_digest(&sha256, sizeof digest, digest);
+    text_hex(digest, sizeof digest, hex);
+    ck_assert_int_gt(taken, 330);
+    ck_assert_int_gt(expanded, 50);
+    ck_assert_int_gt(packed, 50);
+    ck_assert_str_eq(hex, golden);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(chunks_lie_in_their_prefix)
+{
+    static const struct mla_choice chunks = {
+        MLA_EXPANDED,
+        MLA_LATENT,
+        1 << MLA_SMALL,
+        {{AXIS_LENGTHS, 63}, {AXIS_SOURCE, 1 << SOURCE_PREFIX}, {AXIS_MASK, 1 << MASK_NONE}}};
+    struct grid *grid = make_grid(f.subject.type, 3, false);
+    int32_t count = mla_product(grid, &chunks, -1, NULL, NULL, 0), whole = 0, part = 0, none = 0;
+    ck_assert_int_eq(count, 6);
+    for (int32_t n = 0; n < count; n++) {
+        struct mla_point point;
+        struct case_spec spec;
+        mla_product(grid, &chunks, n, &point, NULL, 0);
+        ck_assert(mla_accepts(grid, &point, &spec, NULL, 0));
+        for (int32_t s = 0; s < spec.num_sequences; s++) {
+            const struct case_sequence *sequence = &spec.sequences[s];
+            ck_assert_int_le(sequence->chunk_end, sequence->prefix_len);
+            ck_assert_int_le(sequence->num_new_keys, sequence->chunk_end);
+            none += sequence->num_new_keys == 0;
+            whole += sequence->num_new_keys == sequence->prefix_len && sequence->prefix_len > 0;
+            part += sequence->num_new_keys > 0 && sequence->num_new_keys < sequence->prefix_len;
+        }
+    }
+    ck_assert_int_ge(whole, 3);
+    ck_assert_int_ge(part, 3);
+    ck_assert_int_ge(none, 3);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(no_latent_layers_has_a_reason)
+{
+    struct mla_point point;
+    char reason[256] = "";
+    struct grid *grid = make_grid(with_query(no_query), 3, false);
+    ck_assert_int_eq(mla_product(grid, &latents, 0, &point, reason, sizeof reason), 0);
+    ck_assert_msg(strstr(reason, "accepted nothing"), "%s", reason);
+    grid_destroy(grid);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("grid");
@@ -277,6 +383,9 @@ static Suite *suite(void)
     tcase_add_test(t, every_rule_is_exercised);
     tcase_add_test(t, products_are_of_what_is_accepted);
     tcase_add_test(t, nothing_accepted_is_an_empty_grid);
+    tcase_add_test(t, latent_points_are_the_same_on_every_machine);
+    tcase_add_test(t, chunks_lie_in_their_prefix);
+    tcase_add_test(t, no_latent_layers_has_a_reason);
     suite_add_tcase(s, t);
     return s;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_numerics.c: the groups NUM, INVAR and CAPS of the conformance suite: backends that keep the
- * rules pass, and what is wrong in one thing fails in the check that is about it.
+ * check_numerics.c: the groups NUM, INVAR, MLA and CAPS of the conformance suite: backends that
+ * keep the rules pass, and what is wrong in one thing fails in the check that is about it.
  */
 #include "tests/subject_fixture.h"
 #include "tests/fake_cuda_test.h"
@@ -68,8 +68,8 @@ static struct tally run_check(const struct check *check, int32_t step)
 
 static const struct check *find_check(const char *rule, const char *name)
 {
-    const struct check *const tables[] = {check_num, check_invar, check_caps};
-    for (int t = 0; t < 3; t++)
+    const struct check *const tables[] = {check_num, check_invar, check_mla, check_caps};
+    for (int t = 0; t < 4; t++)
         for (const struct check *check = tables[t]; check->rule; check++)
             if (strcmp(check->rule, rule) == 0 && strcmp(check->name, name) == 0)
                 return check;
@@ -92,6 +92,7 @@ START_TEST(native_passes)
 {
     assert_no_failure(check_num, 7);
     assert_no_failure(check_invar, 5);
+    assert_no_failure(check_mla, 5);
     assert_no_failure(check_caps, 5);
 }
 END_TEST
@@ -119,6 +120,7 @@ START_TEST(fixture_passes)
 {
     assert_no_failure(check_num, 7);
     assert_no_failure(check_invar, 5);
+    assert_no_failure(check_mla, 5);
     assert_no_failure(check_caps, 5);
     /* Graphs, all of them; what it does not support is skipped with its own words. */
     struct tally graphs = run_check(find_check("CAPT-05", "replay"), 1);
@@ -127,6 +129,9 @@ START_TEST(fixture_passes)
     ck_assert_int_eq(graphs.skip, 0);
     ck_assert_int_eq(cross.skip, 1);
     ck_assert_str_eq(cross.first, "attn_type 2: accepted decoder");
+    struct tally latent = run_check(find_check("MEAN-19", "mla_absorbed"), 1);
+    ck_assert_int_eq(latent.skip, 1);
+    ck_assert_str_eq(latent.first, "kv_layout mla.latent/1: accepted kv.nhd/1, kv.hnd/1");
 }
 END_TEST
 
@@ -147,6 +152,7 @@ START_TEST(hybrid_passes)
 {
     assert_no_failure(check_num, 7);
     assert_no_failure(check_invar, 5);
+    assert_no_failure(check_mla, 5);
     assert_no_failure(check_caps, 5);
 }
 END_TEST
@@ -196,6 +202,20 @@ static const struct {
     {NOT_INVARIANT, "INVAR-03", "company", 100},
     {OVERRUNS_MEMORY, "MEAN-04", "positions", 100},
     {KEEPS_SCRATCH, "INVAR-02", "same_batch", 100},
+    {SCALE_OFF, "MEAN-19", "mla_absorbed", 90},
+    {SINKS_IGNORED, "MEAN-19", "mla_scores", 25},
+    {MASK_SHIFTED, "MEAN-19", "mla_masks", 40},
+    {POSITION_LATER, "MEAN-20", "mla_expanded", 40},
+    {LSE_BASE_2, "MEAN-20", "mla_merge", 100},
+    {LAST_KEY_DROPPED, "KV-02", "mla_sources", 50},
+    {PAGES_SWAPPED, "KV-06", "mla_pages", 60},
+    {KV_NOT_SAVED, "KV-10", "mla_saved", 100},
+    {ALL_SAVED, "KV-10", "mla_saved", 30},
+    {LAST_ROW_MISSING, "INVAR-01", "mla_random", 80},
+    {KV_NOT_SAVED, "INVAR-01", "mla_hand_off", 100},
+    {LSE_BASE_2, "INVAR-01", "mla_forms_agree", 100},
+    {NOT_DETERMINISTIC, "INVAR-02", "mla_same_batch", 100},
+    {NOT_INVARIANT, "INVAR-03", "mla_company", 100},
     {ANSWERS_CHANGE, "CAPS-01", "same_answer", 100},
     {ACCEPTS_TOO_MUCH, "CAPS-02", "accepted", 50},
     {REFUSES_TOO_MUCH, "CAPS-03", "refused", 100},

@@ -59,16 +59,23 @@ static void family_finish(struct family *family)
     grid_release(family->run->subject, family->grid);
 }
 
+/* Which specs a check is about: points of the grid, or latent layers. */
+struct family_kind {
+    const struct grid_choice *choices;
+    const struct mla_choice *latent;
+};
+
 /* The spec of the base is in place. */
-static bool family_find(struct family *family, struct check_run *run,
-                        const struct grid_choice *choices)
+static bool family_find(struct family *family, struct check_run *run, struct family_kind kind)
 {
     *family = (struct family){.run = run, .grid = grid_of(run->subject)};
     if (!family->grid) {
         check_fail(run, "no memory for the grid");
         return false;
     }
-    return numerics_spec(run, family->grid, choices, &family->spec, &family->options);
+    return kind.latent
+               ? numerics_mla_spec(run, family->grid, kind.latent, &family->spec, &family->options)
+               : numerics_spec(run, family->grid, kind.choices, &family->spec, &family->options);
 }
 
 /* Does the backend declare the notes for this problem, if not by itself then when it is asked to?
@@ -207,12 +214,12 @@ static void judge_padded(struct family *family)
 }
 
 /* Room for padding is in the bounds already. */
-static void run_family(struct check_run *run, const struct grid_choice *choices, uint32_t needs,
+static void run_family(struct check_run *run, struct family_kind kind, uint32_t needs,
                        void (*judge)(struct family *family))
 {
     static const int32_t lengths[][2] = {{17, 3}, {0, 20}, {64, 1}, {33, 8}};
     struct family family;
-    if (family_find(&family, run, choices)) {
+    if (family_find(&family, run, kind)) {
         set_sequences(&family.spec, 4, lengths);
         family.spec.loose_bounds = true;
         family.needs = needs;
@@ -330,12 +337,12 @@ static void judge_decodes(struct family *family)
     }
 }
 
-static void run_whole(struct check_run *run, const struct grid_choice *choices, uint32_t modes,
+static void run_whole(struct check_run *run, struct family_kind kind, uint32_t modes,
                       void (*judge)(struct family *family))
 {
     static const int32_t lengths[][2] = {{0, 70}, {0, 37}, {0, 16}};
     struct family family;
-    if (family_find(&family, run, choices)) {
+    if (family_find(&family, run, kind)) {
         set_sequences(&family.spec, 3, lengths);
         if (family_begin(&family, modes))
             judge(&family);
@@ -401,11 +408,11 @@ static void judge_again(struct family *family)
     family->session = first;
 }
 
-static void run_repeated(struct check_run *run, const struct grid_choice *choices,
+static void run_repeated(struct check_run *run, struct family_kind kind,
                          void (*judge)(struct family *family))
 {
     struct family family;
-    if (family_find(&family, run, choices)) {
+    if (family_find(&family, run, kind)) {
         family.needs = ATTN_NOTE_DETERMINISTIC;
         family.same_bits = true;
         if (family_begin(&family, 0))
@@ -451,10 +458,10 @@ static void judge_replay(struct family *family)
     forward_case_destroy(replayed);
 }
 
-static void run_graph(struct check_run *run, const struct grid_choice *choices)
+static void run_graph(struct check_run *run, struct family_kind kind)
 {
     struct family family;
-    if (family_find(&family, run, choices) && family_begin(&family, 0))
+    if (family_find(&family, run, kind) && family_begin(&family, 0))
         judge_replay(&family);
     family_finish(&family);
 }
@@ -469,40 +476,77 @@ static void run_graph(struct check_run *run, const struct grid_choice *choices)
     }                                                                                              \
     static void run_##name(struct check_run *run)                                                  \
     {                                                                                              \
+        const struct family_kind kind = {.choices = name##_choices};                               \
         call;                                                                                      \
     }
 
-FAMILY(permuted_batch, run_family(run, permuted_batch_choices, 0, judge_permuted), BOTH_PHASES,
-       PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(split_batch, run_family(run, split_batch_choices, 0, judge_split), BOTH_PHASES,
-       PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(layer_groups, run_family(run, layer_groups_choices, 0, judge_beside), BOTH_PHASES,
-       PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(eager_padding, run_family(run, eager_padding_choices, 0, judge_padded),
+/* The same for latent layers of few dimensions, in these forms. */
+#define LATENT(name, call, forms, ...)                                                             \
+    static const struct mla_choice name##_choice = {                                               \
+        forms, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), {__VA_ARGS__}};                        \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_mla_count(subject, &name##_choice);                                        \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        const struct family_kind kind = {.latent = &name##_choice};                                \
+        call;                                                                                      \
+    }
+
+FAMILY(permuted_batch, run_family(run, kind, 0, judge_permuted), BOTH_PHASES, PLAIN_AND_QUANTISED,
+       SOME_RULES)
+FAMILY(split_batch, run_family(run, kind, 0, judge_split), BOTH_PHASES, PLAIN_AND_QUANTISED,
+       SOME_RULES)
+FAMILY(layer_groups, run_family(run, kind, 0, judge_beside), BOTH_PHASES, PLAIN_AND_QUANTISED,
+       SOME_RULES)
+FAMILY(eager_padding, run_family(run, kind, 0, judge_padded),
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}, PLAIN_AND_QUANTISED,
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
-FAMILY(permuted_pages, run_family(run, permuted_pages_choices, 0, judge_pages), BOTH_PHASES,
-       PLAIN_AND_QUANTISED, {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)})
-FAMILY(chunked_prefill, run_whole(run, chunked_prefill_choices, 0, judge_chunks), EXTEND, SAVED,
-       PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(prefix_or_none, run_whole(run, prefix_or_none_choices, 0, judge_prefixes), EXTEND, SAVED,
-       PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(prefill_then_decode,
-       run_whole(run, prefill_then_decode_choices, ATTN_MODE_BIT(ATTN_MODE_DECODE), judge_decodes),
+FAMILY(permuted_pages, run_family(run, kind, 0, judge_pages), BOTH_PHASES, PLAIN_AND_QUANTISED,
+       {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)})
+FAMILY(chunked_prefill, run_whole(run, kind, 0, judge_chunks), EXTEND, SAVED, PLAIN_AND_QUANTISED,
+       SOME_RULES)
+FAMILY(prefix_or_none, run_whole(run, kind, 0, judge_prefixes), EXTEND, SAVED, PLAIN_AND_QUANTISED,
+       SOME_RULES)
+FAMILY(prefill_then_decode, run_whole(run, kind, ATTN_MODE_BIT(ATTN_MODE_DECODE), judge_decodes),
        EXTEND, SAVED, PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(same_batch, run_repeated(run, same_batch_choices, judge_again), BOTH_PHASES,
+FAMILY(same_batch, run_repeated(run, kind, judge_again), BOTH_PHASES,
        {AXIS_LENGTHS, BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)}, {AXIS_DTYPE, 7})
-FAMILY(any_threads, run_repeated(run, any_threads_choices, judge_threads), BOTH_PHASES,
+FAMILY(any_threads, run_repeated(run, kind, judge_threads), BOTH_PHASES,
        {AXIS_LENGTHS, BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)}, {AXIS_DTYPE, 7})
-FAMILY(order, run_family(run, order_choices, ATTN_NOTE_BATCH_INVARIANT, judge_permuted),
-       BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(company, run_family(run, company_choices, ATTN_NOTE_BATCH_INVARIANT, judge_split),
-       BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(padding, run_family(run, padding_choices, ATTN_NOTE_BATCH_INVARIANT, judge_padded),
-       BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES)
-FAMILY(replay, run_graph(run, replay_choices), {AXIS_MODE, 31}, {AXIS_PADDING, 3},
-       PLAIN_AND_QUANTISED, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)},
+FAMILY(order, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_permuted), BOTH_PHASES,
+       PLAIN_AND_QUANTISED, SOME_RULES)
+FAMILY(company, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_split), BOTH_PHASES,
+       PLAIN_AND_QUANTISED, SOME_RULES)
+FAMILY(padding, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_padded), BOTH_PHASES,
+       PLAIN_AND_QUANTISED, SOME_RULES)
+FAMILY(replay, run_graph(run, kind), {AXIS_MODE, 31}, {AXIS_PADDING, 3}, PLAIN_AND_QUANTISED,
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)},
        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
+
+#define BOTH_FORMS (MLA_ABSORBED | MLA_EXPANDED)
+LATENT(mla_permuted_batch, run_family(run, kind, 0, judge_permuted), BOTH_FORMS, BOTH_PHASES,
+       PLAIN_AND_QUANTISED)
+LATENT(mla_split_batch, run_family(run, kind, 0, judge_split), BOTH_FORMS, BOTH_PHASES,
+       PLAIN_AND_QUANTISED)
+LATENT(mla_layer_groups, run_family(run, kind, 0, judge_beside), BOTH_FORMS, BOTH_PHASES)
+LATENT(mla_eager_padding, run_family(run, kind, 0, judge_padded), BOTH_FORMS,
+       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
+LATENT(mla_permuted_pages, run_family(run, kind, 0, judge_pages), BOTH_FORMS, BOTH_PHASES,
+       {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)})
+LATENT(mla_chunked_prefill, run_whole(run, kind, 0, judge_chunks), MLA_ABSORBED, EXTEND, SAVED,
+       PLAIN_AND_QUANTISED)
+LATENT(mla_prefix_or_none, run_whole(run, kind, 0, judge_prefixes), MLA_ABSORBED, EXTEND, SAVED,
+       PLAIN_AND_QUANTISED)
+LATENT(mla_prefill_then_decode,
+       run_whole(run, kind, ATTN_MODE_BIT(ATTN_MODE_DECODE), judge_decodes), MLA_ABSORBED, EXTEND,
+       SAVED, PLAIN_AND_QUANTISED, SOME_RULES)
+LATENT(mla_same_batch, run_repeated(run, kind, judge_again), BOTH_FORMS, BOTH_PHASES)
+LATENT(mla_any_threads, run_repeated(run, kind, judge_threads), BOTH_FORMS, BOTH_PHASES)
+LATENT(mla_company, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_split), BOTH_FORMS,
+       BOTH_PHASES)
 
 #define ROW(rule, function, needs, sentence)                                                       \
     {                                                                                              \
@@ -524,5 +568,16 @@ const struct check check_invar[] = {
     ROW("INVAR-03", company, 0, "BATCH_INVARIANT: the other sequences change no bit"),
     ROW("INVAR-03", padding, 0, "BATCH_INVARIANT: padding changes no bit"),
     ROW("CAPT-05", replay, CHECK_NEEDS_CUDA, "a replay of a graph gives what an eager run gives"),
+    ROW("INVAR-01", mla_permuted_batch, 0, "latent layers: the order of the sequences"),
+    ROW("INVAR-01", mla_split_batch, 0, "latent layers: a batch in parts"),
+    ROW("INVAR-01", mla_layer_groups, 0, "latent layers: another layer group of the instance"),
+    ROW("INVAR-01", mla_permuted_pages, 0, "latent layers: where the pages lie"),
+    ROW("INVAR-01", mla_chunked_prefill, 0, "latent layers: a prefill in chunks"),
+    ROW("INVAR-01", mla_prefix_or_none, 0, "latent layers: a cached prefix"),
+    ROW("INVAR-01", mla_prefill_then_decode, 0, "latent layers: decoding after a prefill"),
+    ROW("CAPT-04", mla_eager_padding, 0, "latent layers: padding is finite and changes nothing"),
+    ROW("INVAR-02", mla_same_batch, 0, "DETERMINISTIC, of latent layers"),
+    ROW("INVAR-02", mla_any_threads, 0, "DETERMINISTIC, of latent layers with any threads"),
+    ROW("INVAR-03", mla_company, 0, "BATCH_INVARIANT, of latent layers"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -249,9 +249,7 @@ static void compare_merged(struct check_run *run, struct forward_case *const *ca
     reference_merge(dim, out[FRONT], lse[FRONT], out[BACK], lse[BACK], merged, &merged_lse);
     for (int32_t d = 0; d < dim; d++)
         largest = fmax(largest, fabs(out[WHOLE][d]));
-    double unit = spec->out_dtype == ATTN_F32   ? 0x1p-12
-                  : spec->out_dtype == ATTN_F16 ? 0x1p-9
-                                                : 0x1p-6;
+    double unit = numerics_unit(spec->out_dtype);
     double bar = unit * (largest + 1);
     for (int32_t d = 0; d < dim; d++)
         CHECK_THAT(run, fabs(merged[d] - out[WHOLE][d]) <= bar,

@@ -72,6 +72,11 @@ static bool is_not_plain_causal(const struct case_spec *spec)
            spec->window_right != 0 || spec->attention_chunk != 0;
 }
 
+static bool has_scales(const struct case_spec *spec)
+{
+    return dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
+}
+
 const char *case_spec_defect(const struct case_spec *spec)
 {
     const char *defect = defect_of_numbers(spec);
@@ -79,12 +84,15 @@ const char *case_spec_defect(const struct case_spec *spec)
         defect = defect_of_encoder(spec);
     if (!defect)
         defect = defect_of_cross(spec);
+    if (!defect)
+        defect = case_latent_defect(spec);
     if (defect)
         return defect;
     bool saves = spec->flags & ATTN_FORWARD_SAVE_KV;
     if (spec->from_cache && saves)
         return "from_cache";
-    if (spec->partial && (!spec->from_cache || spec->mask_kind != ATTN_MASK_NONE))
+    if (spec->partial &&
+        (spec->from_cache == case_is_expanded(spec) || saves || spec->mask_kind != ATTN_MASK_NONE))
         return "partial";
     if (spec->explicit_positions && !has_custom_mask(spec))
         return "explicit_positions";
@@ -97,7 +105,7 @@ const char *case_spec_defect(const struct case_spec *spec)
     if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
                                  spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
-    if ((spec->scale_granularity != ATTN_SCALE_NONE) != dtype_is_fp8(spec->kv_dtype))
+    if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec))
         return "scale_granularity";
     return NULL;
 }
@@ -179,6 +187,9 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
         spec->mode < 6 ? mode_names[spec->mode] : "?", dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), spec->wants_lse ? " lse" : "", spec->num_q_heads,
         spec->num_kv_heads, spec->head_dim, spec->v_head_dim);
+    if (spec->latent.kv_lora_rank > 0)
+        say(&line, ", latent %d+%d %s", spec->latent.kv_lora_rank, spec->latent.rope_dim,
+            spec->latent.expanded ? "expanded" : "absorbed");
     say_cache(&line, spec);
     say_rules(&line, spec);
     say(&line, ", prefix+new");
@@ -188,6 +199,9 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
             spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
         if (cross)
             say(&line, "(%d)", sequence->num_new_keys);
+        if (spec->partial && case_is_expanded(spec))
+            say(&line, "(%d to %d)", sequence->chunk_end - sequence->num_new_keys,
+                sequence->chunk_end);
     }
     if (spec->padded > 0)
         say(&line, ", padded to %d by %d", spec->padded, spec->fill);
@@ -279,6 +293,8 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .out_dtype = spec->out_dtype,
                                     .page_size = spec->kv_layout ? spec->page_size : 0,
                                     .tp_size = 1};
+    if (spec->latent.kv_lora_rank > 0)
+        case_latent_pose(posed, spec);
 }
 
 const attn_problem *forward_case_problem(const struct forward_case *c)

@@ -3,14 +3,14 @@
  * forward_case.h: a forward pass to check a backend with: a problem, a batch within its bounds, a
  * poisoned KV cache, operands with needles at the borders.
  *
- *   spec      everything that is varied, in plain numbers
- *   case      a spec with a seed: all arrays and tensors, in one piece of host memory that the
- *             oracle reads, and a copy of it in the device's memory, where the backend works
- *   variant   a case whose sequences take their tokens from those of another case: the same text in
- *             another batch, other pages, other chunks
- *   session   an instance and its metadata, made through the raw tables of a backend
- *   judge     what a session makes of a case: statuses, outputs and LSE against the oracle, the
- *             cache against what it must hold, every other byte against what it was
+ *   spec      everything that is varied, in plain numbers: a layer of softmax attention, or of
+ * latent attention in one of its two forms case      a spec with a seed: all arrays and tensors, in
+ * one piece of host memory that the oracle reads, and a copy of it in the device's memory, where
+ * the backend works variant   a case whose sequences take their tokens from those of another case:
+ * the same text in another batch, other pages, other chunks session   an instance and its metadata,
+ * made through the raw tables of a backend judge     what a session makes of a case: statuses,
+ * outputs and LSE against the oracle, the cache against what it must hold, every other byte against
+ * what it was
  *
  * A case is a function of its spec and seed alone. Unused slots hold NaN, so do keys that no query
  * sees; unused indices are huge; outputs are poisoned; red zones surround every array.
@@ -44,13 +44,23 @@ enum slot_order {
 
 /* One sequence: keys in the cache before, and new queries. */
 struct case_sequence {
-    int32_t prefix_len;   /* keys that are in the cache; cross: of the encoder */
-    int32_t num_new;      /* queries; DECODE: 1 whatever stands here */
-    int32_t num_new_keys; /* cross alone: keys of the encoder that come with this batch */
+    int32_t prefix_len; /* keys that are in the cache; cross: of the encoder */
+    int32_t num_new;    /* queries; DECODE: 1 whatever stands here */
+    /* Keys that come with this batch. Cross: of the encoder. A chunk of a prefix that was expanded
+     * (latent, partial): the last of its first chunk_end keys. Nobody else reads them. */
+    int32_t num_new_keys, chunk_end;
     /* Of a variant: its tokens are those of this sequence of the base. */
     int32_t tokens_of;
     int32_t first_query; /* query 0 is that query of the base */
     int32_t first_key;   /* key 0 is that key of the base */
+};
+
+/* What a layer of latent attention has besides; kv_lora_rank 0 = it is none. The spec's heads and
+ * dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is its
+ * first kv_lora_rank elements; expanded, nope_dim + rope_dim and v_dim. case_spec_set_form(). */
+struct case_latent {
+    int32_t kv_lora_rank, rope_dim, nope_dim, v_dim;
+    bool expanded;
 };
 
 /* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
@@ -61,6 +71,7 @@ struct case_spec {
     attn_dtype q_dtype, kv_dtype, out_dtype;
     const char *kv_layout; /* NULL = no cache: encoder-only */
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
+    struct case_latent latent;
     int32_t page_size;
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
@@ -75,7 +86,8 @@ struct case_spec {
     uint32_t scale_granularity;
     uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
     bool from_cache;      /* k = v = NULL: all keys are in the cache */
-    bool partial;         /* from_cache, MASK_NONE: the keys are those of the prefix alone */
+    bool partial;         /* MASK_NONE: the keys are those of the prefix alone, from_cache; of */
+                          /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,
@@ -118,6 +130,7 @@ const attn_problem *forward_case_problem(const struct forward_case *c);
 /* The problem that a spec would pose on a device of this kind, without making the case. */
 struct spec_problem {
     attn_layer layers[2];
+    attn_mla_dims mla;
     attn_layer_group group;
     attn_bounds bounds;
     attn_problem problem; /* points into the struct */
@@ -127,6 +140,9 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
 
 /* NULL, or what contradicts itself in a spec. */
 const char *case_spec_defect(const struct case_spec *spec);
+
+/* The latent's form, and the heads and dims that follow from it. */
+void case_spec_set_form(struct case_spec *spec, bool expanded);
 
 /* One line that tells a spec, for messages. */
 void case_spec_describe(const struct case_spec *spec, char *text, size_t size);

@@ -13,9 +13,15 @@ enum { FIRST_NEW_ROW = 2, FIRST_CSR_ENTRY = 4, FIRST_MASK_BYTE = 3, OWN_PREFIX_O
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
+/* Are the keys a chunk of the prefix that comes expanded? */
+static bool has_chunk(const struct case_spec *spec)
+{
+    return spec->partial && case_is_expanded(spec);
+}
+
 bool case_has_new_rows(const struct case_spec *spec, uint64_t seed)
 {
-    return spec->kv_layout && (spec->attn_type == ATTN_TYPE_CROSS ||
+    return spec->kv_layout && (spec->attn_type == ATTN_TYPE_CROSS || has_chunk(spec) ||
                                (!spec->from_cache && case_coin(seed, DRAW_NEW_ROWS)));
 }
 
@@ -25,10 +31,11 @@ static void set_real(struct case_lengths *l, const struct case_spec *spec, int32
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
     l->q_len[s] = spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new;
     l->prefix[s] = cross ? OWN_PREFIX_OF_CROSS + s : sequence->prefix_len;
-    l->num_new[s] = cross ? sequence->num_new_keys : l->q_len[s];
+    l->num_new[s] = cross || has_chunk(spec) ? sequence->num_new_keys : l->q_len[s];
     if (cross && spec->from_cache)
         l->num_new[s] = 0;
-    l->kv_len[s] = sequence->prefix_len + (spec->partial ? 0 : l->num_new[s]);
+    l->kv_len[s] = has_chunk(spec) ? sequence->chunk_end
+                                   : sequence->prefix_len + (spec->partial ? 0 : l->num_new[s]);
 }
 
 static void set_padding(struct case_lengths *l, const struct case_spec *spec, int32_t s)
@@ -375,6 +382,8 @@ reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
     int32_t row = c->lengths.first_row[s];
     sight.mask_kind = c->spec.mask_kind;
     sight.prefix_len = c->lengths.prefix[s];
+    if (case_is_expanded(&c->spec))
+        sight.first_key = c->lengths.kv_len[s] - c->lengths.num_new[s];
     sight.has_position = c->spec.attn_type != ATTN_TYPE_CROSS;
     sight.position = c->lengths.prefix[s] + t;
     sight.window_left = c->spec.window_left;

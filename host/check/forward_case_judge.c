@@ -141,7 +141,8 @@ static bool is_uniform(const struct run *run)
 /* What is captured: as many sequences, all padding (or as long ones), with zero q, k and v. */
 static void make_padding(struct run *run, char *arena, struct case_lengths *lengths)
 {
-    static const enum case_part_id inputs[] = {PART_Q, PART_K, PART_V};
+    static const enum case_part_id inputs[] = {PART_Q,    PART_K,    PART_V,
+                                               PART_Q_PE, PART_C_KV, PART_K_PE};
     struct forward_case *c = run->c;
     *lengths = c->lengths;
     memcpy(arena, c->image, c->bytes);
@@ -149,7 +150,7 @@ static void make_padding(struct run *run, char *arena, struct case_lengths *leng
         case_lengths_pad(lengths, &c->spec, c->seed);
         case_fill_batch(c, lengths, arena);
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 6; i++)
         if (c->parts[inputs[i]].bytes)
             memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
 }
@@ -275,10 +276,18 @@ static bool expect_cache(struct run *run)
         return true;
     oracle_view(&before, run, c->image, false);
     oracle_view(&after, run, run->expected, false);
+    bool latent = c->spec.latent.kv_lora_rank > 0;
     attn_status status = reference_expected_kv(
         &c->posed.problem, &before.batch, c->posed.layers[0].layer_id, &before.args,
-        after.operands[ATTN_ROLE_K_CACHE], after.operands[ATTN_ROLE_V_CACHE], &run->error.base);
+        after.operands[latent ? ATTN_ROLE_LATENT_CACHE : ATTN_ROLE_K_CACHE],
+        after.operands[ATTN_ROLE_V_CACHE], &run->error.base);
     return good(run, status, "the oracle of the cache");
+}
+
+/* A latent is one for all heads. */
+static int32_t heads_of(const struct forward_case *c, enum case_part_id cache)
+{
+    return cache == PART_LATENT_CACHE ? 1 : c->spec.num_kv_heads;
 }
 
 /* A NaN is a NaN, whatever its bits. */
@@ -287,7 +296,10 @@ static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
     struct forward_case *c = run->c;
     attn_dtype dtype = c->spec.kv_dtype;
     int64_t size = attn_dtype_size(dtype), count = c->shapes[cache].shape[3];
-    for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
+    if (cache == PART_LATENT_CACHE)
+        case_latent_allow_nan(&c->spec, case_slot_vector(c, run->expected, cache, slot, 0),
+                              case_slot_vector(c, c->actual, cache, slot, 0));
+    for (int32_t h = 0; h < c->spec.num_kv_heads && cache != PART_LATENT_CACHE; h++) {
         char *expected = case_slot_vector(c, run->expected, cache, slot, h);
         const char *actual = case_slot_vector(c, c->actual, cache, slot, h);
         for (int64_t d = 0; d < count; d++)
@@ -315,9 +327,10 @@ static void allow_rows(struct run *run, enum case_part_id part)
 static void allow_page_0(struct run *run, enum case_part_id cache)
 {
     struct forward_case *c = run->c;
-    size_t size = (size_t)c->shapes[cache].shape[3] * attn_dtype_size(c->spec.kv_dtype);
+    const struct case_shape *shape = &c->shapes[cache];
+    size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
     for (int64_t slot = 0; slot < c->spec.page_size; slot++)
-        for (int32_t h = 0; h < c->spec.num_kv_heads; h++)
+        for (int32_t h = 0; h < heads_of(c, cache); h++)
             memcpy(case_slot_vector(c, run->expected, cache, slot, h),
                    case_slot_vector(c, c->actual, cache, slot, h), size);
 }
@@ -329,8 +342,11 @@ static void allow_all(struct run *run)
     allow_rows(run, PART_LSE);
     allow_rows(run, PART_OUT_SECOND);
     allow_rows(run, PART_LSE_SECOND);
-    for (enum case_part_id cache = PART_K_CACHE; c->spec.kv_layout && cache <= PART_V_CACHE;
-         cache++) {
+    for (int i = 0; i < 3; i++) {
+        static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
+        enum case_part_id cache = caches[i];
+        if (!c->parts[cache].bytes)
+            continue;
         allow_page_0(run, cache);
         for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
             for (int32_t j = c->lengths.kv_len[s] - c->lengths.num_new[s];
@@ -370,7 +386,12 @@ static const char *const part_names[CASE_PARTS] = {[PART_SEQ_LENS] = "seq_lens",
                                                    [PART_K_SCALE] = "scale of k_cache",
                                                    [PART_V_SCALE] = "scale of v_cache",
                                                    [PART_OUT_SECOND] = "out of the second layer",
-                                                   [PART_LSE_SECOND] = "lse of the second layer"};
+                                                   [PART_LSE_SECOND] = "lse of the second layer",
+                                                   [PART_Q_PE] = "q_pe",
+                                                   [PART_C_KV] = "c_kv",
+                                                   [PART_K_PE] = "k_pe",
+                                                   [PART_LATENT_CACHE] = "latent_cache",
+                                                   [PART_LATENT_SCALE] = "scale of latent_cache"};
 
 /* The part a byte of the arena belongs to, or whose red zone it is in. */
 static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
@@ -392,10 +413,14 @@ static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
 static bool tell_cache(struct run *run, enum case_part_id part)
 {
     struct case_view expected, got;
-    uint32_t role = part == PART_K_CACHE ? ATTN_ROLE_K_CACHE : ATTN_ROLE_V_CACHE;
+    uint32_t role = part == PART_K_CACHE   ? ATTN_ROLE_K_CACHE
+                    : part == PART_V_CACHE ? ATTN_ROLE_V_CACHE
+                                           : ATTN_ROLE_LATENT_CACHE;
     int64_t place[4] = {0};
     oracle_view(&expected, run, run->expected, false);
     oracle_view(&got, run, run->c->actual, false);
+    if (!got.operands[role]) /* it was not given */
+        return false;
     int64_t bytes = reference_compare_kv(&run->c->posed.problem, got.operands[role],
                                          expected.operands[role], place);
     if (bytes == 0)
@@ -418,7 +443,8 @@ static bool judge_bytes(struct run *run)
     while (run->expected[at] == c->actual[at])
         at++;
     enum case_part_id part = part_at(c, at);
-    if ((part == PART_K_CACHE || part == PART_V_CACHE) && tell_cache(run, part))
+    bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE;
+    if (is_cache && tell_cache(run, part))
         return false;
     return bad(run, ATTN_OK,
                "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and is not to be written",

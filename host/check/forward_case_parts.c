@@ -93,6 +93,13 @@ static void lay_out_caches(struct forward_case *c)
     const struct case_spec *spec = &c->spec;
     bool hnd = strcmp(spec->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
     int64_t page = spec->page_size, heads = spec->num_kv_heads;
+    if (spec->latent.kv_lora_rank > 0) {
+        add_tensor(c, PART_LATENT_CACHE, case_is_packed(spec) ? ATTN_U8 : spec->kv_dtype, 3,
+                   (int64_t[]){c->num_pages, page, case_latent_width(spec)});
+        if (spec->scale_granularity != ATTN_SCALE_NONE)
+            add_ints(c, PART_LATENT_SCALE, 1);
+        return;
+    }
     int64_t extents[] = {c->num_pages, hnd ? heads : page, hnd ? page : heads, spec->head_dim};
     add_tensor(c, PART_K_CACHE, spec->kv_dtype, 4, extents);
     extents[3] = spec->v_head_dim;
@@ -100,6 +107,28 @@ static void lay_out_caches(struct forward_case *c)
     if (spec->scale_granularity != ATTN_SCALE_NONE) {
         add_ints(c, PART_K_SCALE, heads);
         add_ints(c, PART_V_SCALE, heads);
+    }
+}
+
+static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_rows)
+{
+    const struct case_spec *spec = &c->spec;
+    const struct case_latent *latent = &spec->latent;
+    int64_t q_heads = spec->num_q_heads, kv_heads = spec->num_kv_heads;
+    bool absorbed = case_is_absorbed(spec);
+    int32_t q_dim = absorbed ? latent->kv_lora_rank : spec->head_dim;
+    add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, q_dim});
+    if (absorbed)
+        add_tensor(c, PART_Q_PE, spec->q_dtype, 3, (int64_t[]){rows, q_heads, latent->rope_dim});
+    if (spec->from_cache)
+        return;
+    if (!absorbed) {
+        add_tensor(c, PART_K, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
+        add_tensor(c, PART_V, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
+    }
+    if (latent->kv_lora_rank > 0) {
+        add_tensor(c, PART_C_KV, spec->q_dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
+        add_tensor(c, PART_K_PE, spec->q_dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
     }
 }
 
@@ -116,12 +145,7 @@ void case_lay_out(struct forward_case *c)
 
     /* Room for a row of every sequence, which a batch of nothing but padding has. */
     int64_t rows = c->lengths.first_row[seqs] + seqs, q_heads = spec->num_q_heads;
-    int64_t new_rows = c->lengths.first_new[seqs] + seqs, kv_heads = spec->num_kv_heads;
-    add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, spec->head_dim});
-    if (!spec->from_cache) {
-        add_tensor(c, PART_K, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
-        add_tensor(c, PART_V, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
-    }
+    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + seqs);
     for (int second = 0; second <= spec->read_only_layer; second++) {
         add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
                    (int64_t[]){rows, q_heads, spec->v_head_dim});
@@ -221,7 +245,7 @@ static void view_kv(const struct viewing *v)
                           .out_cache_loc = longs(v, PART_OUT_CACHE_LOC)};
     bool own_lens = c->spec.attn_type == ATTN_TYPE_CROSS || c->spec.partial;
     if (own_lens || case_coin(c->seed, DRAW_LENS))
-        kv->kv_lens = ints(v, PART_KV_LENS);
+        kv->kv_lens = v->view->kv_groups[0].kv_lens = ints(v, PART_KV_LENS);
     if (case_has_new_rows(&c->spec, c->seed))
         kv->kv_new_indptr = ints(v, PART_NEW_INDPTR);
     if (forms & ATTN_INDEX_REQ_TO_TOKEN) {
@@ -309,7 +333,8 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
     if (!v->c->parts[part].bytes)
         return;
     bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE ||
-                   ((role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE) &&
+                   ((role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE ||
+                     role == ATTN_ROLE_LATENT_CACHE) &&
                     v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second);
     *tensor = (attn_tensor){.struct_size = sizeof *tensor,
                             .flags = written ? 0 : ATTN_TENSOR_READ_ONLY,
@@ -325,14 +350,29 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
     v->view->operands[role] = tensor;
 }
 
+/* What is neither read nor written, latents of expanded keys that are not saved, may be absent. */
+static bool has_latents(const struct viewing *v)
+{
+    const struct case_spec *spec = &v->c->spec;
+    return !case_is_expanded(spec) || spec->flags & ATTN_FORWARD_SAVE_KV ||
+           case_coin(v->c->seed, DRAW_UNREAD);
+}
+
 static void view_operands(const struct viewing *v)
 {
     bool second = v->place->second;
-    view_tensor(v, ATTN_ROLE_Q, PART_Q);
+    view_tensor(v, case_is_absorbed(&v->c->spec) ? ATTN_ROLE_Q_NOPE : ATTN_ROLE_Q, PART_Q);
+    view_tensor(v, ATTN_ROLE_Q_PE, PART_Q_PE);
     if (!second) {
         view_tensor(v, ATTN_ROLE_K, PART_K);
         view_tensor(v, ATTN_ROLE_V, PART_V);
     }
+    if (!second && has_latents(v)) {
+        view_tensor(v, ATTN_ROLE_C_KV, PART_C_KV);
+        view_tensor(v, ATTN_ROLE_K_PE, PART_K_PE);
+    }
+    if (has_latents(v))
+        view_tensor(v, ATTN_ROLE_LATENT_CACHE, PART_LATENT_CACHE);
     view_tensor(v, ATTN_ROLE_OUT, second ? PART_OUT_SECOND : PART_OUT);
     view_tensor(v, ATTN_ROLE_LSE, second ? PART_LSE_SECOND : PART_LSE);
     view_tensor(v, ATTN_ROLE_K_CACHE, PART_K_CACHE);
@@ -368,6 +408,9 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
         view->scales[ATTN_ROLE_K_CACHE] = &view->k_scale;
         view->scales[ATTN_ROLE_V_CACHE] = &view->v_scale;
     }
+    view->latent_scale = view_scale(&v, PART_LATENT_SCALE);
+    if (view->operands[ATTN_ROLE_LATENT_CACHE] && c->parts[PART_LATENT_SCALE].bytes)
+        view->scales[ATTN_ROLE_LATENT_CACHE] = &view->latent_scale;
     uint32_t flags = c->spec.flags;
     if (place->second)
         flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;

@@ -62,6 +62,11 @@ enum case_part_id {
     PART_V_SCALE,
     PART_OUT_SECOND, /* of the second layer */
     PART_LSE_SECOND,
+    PART_Q_PE, /* latent attention; its q_nope is PART_Q */
+    PART_C_KV,
+    PART_K_PE,
+    PART_LATENT_CACHE,
+    PART_LATENT_SCALE,
     CASE_PARTS
 };
 
@@ -100,7 +105,7 @@ struct case_view {
     attn_spec spec;
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_scale k_scale, v_scale;
+    attn_scale k_scale, v_scale, latent_scale;
     const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };
@@ -112,6 +117,7 @@ struct case_tokens {
     float *q;                                               /* [queries, q_heads, head_dim] */
     float *k;                                               /* [keys, kv_heads, head_dim] */
     float *v;                                               /* [keys, kv_heads, v_head_dim] */
+    float *latents;                                         /* of expanded keys: c_kv | k_pe */
     float gentle_slope;                                     /* of ALiBi: far keys still count */
 };
 
@@ -169,7 +175,9 @@ enum case_draw {
     DRAW_LENS,
     DRAW_HIDE,
     DRAW_HOST,
-    DRAW_SPECIAL
+    DRAW_SPECIAL,
+    DRAW_LATENT,
+    DRAW_UNREAD
 };
 
 /* The state of the stream of one thing. */
@@ -212,7 +220,7 @@ void *case_part(const struct forward_case *c, enum case_part_id part);
 char *case_vector(const struct forward_case *c, char *arena, enum case_part_id part, int64_t i,
                   int64_t j, int64_t k);
 
-/* The vector of a slot in a cache. */
+/* The vector of a slot in a cache; a latent has no heads. */
 char *case_slot_vector(const struct forward_case *c, char *arena, enum case_part_id cache,
                        int64_t slot, int32_t kv_head);
 
@@ -268,5 +276,48 @@ bool case_is_infinite(const struct forward_case *c, int32_t s);
 /* The token of query t and key j: index of a row of tokens. */
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);
+
+/* ---- Latent attention (forward_case_latent.c) ------------------------------------------------ */
+
+/* In the form in which keys are rows of the latent cache? In the one in which they are given? */
+static inline bool case_is_absorbed(const struct case_spec *spec)
+{
+    return spec->latent.kv_lora_rank > 0 && !spec->latent.expanded;
+}
+
+static inline bool case_is_expanded(const struct case_spec *spec)
+{
+    return spec->latent.kv_lora_rank > 0 && spec->latent.expanded;
+}
+
+/* Is its cache mla.latent_fp8/1? */
+bool case_is_packed(const struct case_spec *spec);
+
+/* NULL, or what contradicts itself in what a spec says of latents. */
+const char *case_latent_defect(const struct case_spec *spec);
+
+/* Kind, dimensions and form. */
+void case_latent_pose(struct spec_problem *posed, const struct case_spec *spec);
+
+/* Elements, or bytes of a packed one, of a row of the cache. */
+int32_t case_latent_width(const struct case_spec *spec);
+
+/* c_kv | k_pe of key j as it came from the model. */
+float *case_latent_of(const struct forward_case *c, int32_t s, int32_t j);
+
+/* Draw what expanded keys were expanded from. */
+void case_latent_make(struct forward_case *c);
+
+/* Write a latent to a new row, if row >= 0, else to its slot of the cache in `image`. */
+void case_latent_put(struct forward_case *c, int64_t row, int64_t slot, const float *latent);
+
+/* NaN in all rows of the cache, of new ones and of q_pe; zero in page 0. */
+void case_latent_poison(struct forward_case *c);
+
+/* The scale of the cache, if it has one. */
+void case_latent_fill_scale(struct forward_case *c);
+
+/* Where two rows of the cache have NaN in the same place, `expected` gets the bits of `actual`. */
+void case_latent_allow_nan(const struct case_spec *spec, char *expected, const char *actual);
 
 #endif /* HOST_CHECK_FORWARD_CASE_PRIVATE_H */

@@ -57,8 +57,11 @@ static float *key_of(const struct forward_case *c, int32_t s, int32_t j, int32_t
     return c->tokens->k + row * c->spec.head_dim;
 }
 
+/* The value of a latent is the first part of its key. */
 static float *value_of(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
 {
+    if (case_is_absorbed(&c->spec))
+        return key_of(c, s, j, head);
     int64_t row = case_key_token(c, s, j) * c->spec.num_kv_heads + head;
     return c->tokens->v + row * c->spec.v_head_dim;
 }
@@ -71,11 +74,20 @@ static void round_vector(const struct forward_case *c, float *vector, int32_t co
         vector[d] = (float)dtype_round(c->spec.q_dtype, (double)vector[d]);
 }
 
-/* Component d of the direction of a sequence and KV head: 1 or -1. */
+/* Component d of the direction of a sequence and KV head: 1 or -1; 0 in a key's part that is its
+ * value. */
 static float direction(const struct forward_case *c, int32_t s, int32_t head, int32_t d)
 {
     uint64_t stream = case_stream(c->seed, DRAW_DIRECTION, (uint64_t)s, (uint64_t)head, 0);
+    if (case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank)
+        return 0;
     return mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
+}
+
+/* How many components it has. */
+static int32_t direction_dim(const struct forward_case *c)
+{
+    return case_is_absorbed(&c->spec) ? c->spec.latent.rope_dim : c->spec.head_dim;
 }
 
 static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
@@ -84,7 +96,8 @@ static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
     uint64_t values = case_stream(c->seed, DRAW_V, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
     int32_t dim = c->spec.head_dim;
-    float length = growth * (float)j / (float)c->lengths.kv_len[s] / (sm_scale_of(c) * (float)dim);
+    float length = growth * (float)j / (float)c->lengths.kv_len[s] /
+                   (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < dim; d++) {
         float noise = case_unit(stream, (uint64_t)d);
         key[d] = c->spec.growing_scores ? length + 0.01f * noise
@@ -127,7 +140,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
 {
     int32_t kv_head = head / (c->spec.num_q_heads / c->spec.num_kv_heads);
     float *query = query_of(c, s, t, head);
-    float length = needle_score / (sm_scale_of(c) * (float)c->spec.head_dim);
+    float length = needle_score / (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < c->spec.head_dim; d++)
         query[d] = length * direction(c, s, kv_head, d);
     round_vector(c, query, c->spec.head_dim);
@@ -202,8 +215,9 @@ static void plant_pair(struct planting *p, int32_t t, int32_t border, const int3
                        int32_t num_heads)
 {
     int32_t kv_len = p->c->lengths.kv_len[p->s];
+    int32_t first = (int32_t)case_sight(p->c, p->s, t).first_key;
     for (int32_t j = border; j <= border + 1; j++) {
-        if (j < 0 || j >= kv_len || (!p->is_made[j] && p->room == 0))
+        if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
             continue;
         if (!p->is_made[j]) {
             make_needle_key(p->c, p->s, j, p->kv_head);
@@ -292,8 +306,10 @@ static attn_status allocate_tokens(struct forward_case *c, attn_error *error)
         tokens->q = calloc((size_t)(queries * spec->num_q_heads * spec->head_dim + 1), 4);
         tokens->k = calloc((size_t)(keys * spec->num_kv_heads * spec->head_dim + 1), 4);
         tokens->v = calloc((size_t)(keys * spec->num_kv_heads * spec->v_head_dim + 1), 4);
+        tokens->latents =
+            calloc((size_t)(keys * (spec->latent.kv_lora_rank + spec->latent.rope_dim) + 1), 4);
     }
-    if (tokens && tokens->q && tokens->k && tokens->v && c->needles)
+    if (tokens && tokens->q && tokens->k && tokens->v && tokens->latents && c->needles)
         return ATTN_OK;
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the tokens of a case");
 }
@@ -305,6 +321,7 @@ void case_tokens_destroy(struct case_tokens *tokens)
     free(tokens->q);
     free(tokens->k);
     free(tokens->v);
+    free(tokens->latents);
     free(tokens);
 }
 
@@ -317,6 +334,8 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
     c->tokens->gentle_slope = 0x1p-5f;
     while (c->tokens->gentle_slope * (float)c->lengths.max_kv_len > 2)
         c->tokens->gentle_slope /= 2;
+    if (case_is_expanded(&c->spec))
+        case_latent_make(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
         for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
@@ -387,11 +406,17 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
 {
     int32_t dim = c->spec.head_dim, v_dim = c->spec.v_head_dim;
     int64_t row = new_row_of(c, s, j);
+    if (case_is_absorbed(&c->spec)) {
+        case_latent_put(c, row, case_slot(c, s, j), key);
+        return;
+    }
     if (row >= 0) {
         store(c, case_vector(c, c->image, PART_K, row, head, 0), key, dim);
         store(c, case_vector(c, c->image, PART_V, row, head, 0), value, v_dim);
         return;
     }
+    if (case_is_expanded(&c->spec)) /* nobody may look for it */
+        return;
     int64_t slot = case_slot(c, s, j);
     quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
              scale_of(c, PART_K_SCALE, head));
@@ -463,20 +488,31 @@ static float draw_special(const struct forward_case *c, int32_t s, uint64_t stre
     return case_is_infinite(c, s) || fabsf(x) < 3e4f ? x : scale * 448;
 }
 
+/* A new key, a new value, or what a latent has instead: c_kv, k_pe. In every other block of packed
+ * ones all is below the least scale. */
+static void make_special_vector(struct forward_case *c, int32_t s, int32_t head, int32_t v)
+{
+    static const enum case_part_id parts[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
+    static const enum case_part_id scales[] = {PART_K_SCALE, PART_V_SCALE, PART_LATENT_SCALE,
+                                               PART_LATENT_SCALE};
+    bool latent = c->spec.latent.kv_lora_rank > 0, packed = case_is_packed(&c->spec) && v == 0;
+    uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)head, 0);
+    enum case_part_id part = parts[2 * latent + v];
+    float scale = scale_of(c, scales[2 * latent + v], head);
+    int64_t row = new_row_of(c, s, c->lengths.kv_len[s] - 1);
+    char *to = case_vector(c, c->image, part, row, head, 0);
+    for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
+        float x = draw_special(c, s, stream, 2 * d + v, scale);
+        dtype_store(c->spec.q_dtype, to, d, (double)x * (packed && d / 128 % 2 ? 0x1p-128 : 1));
+    }
+}
+
 static void make_special(struct forward_case *c, int32_t s)
 {
-    int64_t row = new_row_of(c, s, c->lengths.kv_len[s] - 1);
-    for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
-        uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)h, 0);
-        for (int32_t v = 0; v < 2; v++) {
-            float scale = scale_of(c, v ? PART_V_SCALE : PART_K_SCALE, h);
-            char *to = case_vector(c, c->image, v ? PART_V : PART_K, row, h, 0);
-            int32_t dim = v ? c->spec.v_head_dim : c->spec.head_dim;
-            for (int32_t d = 0; d < dim; d++)
-                dtype_store(c->spec.q_dtype, to, d,
-                            (double)draw_special(c, s, stream, 2 * d + v, scale));
-        }
-    }
+    int32_t heads = c->spec.latent.kv_lora_rank > 0 ? 1 : c->spec.num_kv_heads;
+    for (int32_t h = 0; h < heads; h++)
+        for (int32_t v = 0; v < 2; v++)
+            make_special_vector(c, s, h, v);
 }
 
 /* NaN in one element of a value that all rows of the first sequence see: it is NaN in theirs. */
@@ -493,32 +529,46 @@ static void make_seen_nan(struct forward_case *c)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-static void place_queries(struct forward_case *c)
+/* A query, or zeros for padding, in one tensor or two. */
+static void put_query(struct forward_case *c, int64_t row, int32_t head, const float *query)
+{
+    int32_t dim = (int32_t)c->shapes[PART_Q].shape[2];
+    store(c, case_vector(c, c->image, PART_Q, row, head, 0), query, dim);
+    if (c->parts[PART_Q_PE].bytes)
+        store(c, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
+              c->spec.head_dim - dim);
+}
+
+static attn_status place_queries(struct forward_case *c, attn_error *error)
 {
     const struct case_lengths *l = &c->lengths;
-    size_t size = (size_t)c->spec.head_dim * attn_dtype_size(c->spec.q_dtype);
+    float *zeros = calloc((size_t)c->spec.head_dim, sizeof *zeros);
+    if (!zeros)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the padding of a case");
     for (int32_t s = 0; s < l->num_seqs; s++)
         for (int32_t t = 0; t < l->q_len[s]; t++)
-            for (int32_t head = 0; head < c->spec.num_q_heads; head++) {
-                char *to = case_vector(c, c->image, PART_Q, l->first_row[s] + t, head, 0);
-                if (s < l->num_real_seqs)
-                    store(c, to, query_of(c, s, t, head), c->spec.head_dim);
-                else
-                    memset(to, 0, size);
-            }
+            for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+                put_query(c, l->first_row[s] + t, head,
+                          s < l->num_real_seqs ? query_of(c, s, t, head) : zeros);
+    free(zeros);
+    return ATTN_OK;
 }
 
 static void zero_padding(struct forward_case *c)
 {
+    static const enum case_part_id inputs[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
     const struct case_lengths *l = &c->lengths;
-    size_t size = attn_dtype_size(c->spec.q_dtype);
-    for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs]; row++)
-        for (int32_t head = 0; head < c->spec.num_kv_heads && !c->spec.from_cache; head++) {
-            memset(case_vector(c, c->image, PART_K, row, head, 0), 0,
-                   size * (size_t)c->spec.head_dim);
-            memset(case_vector(c, c->image, PART_V, row, head, 0), 0,
-                   size * (size_t)c->spec.v_head_dim);
-        }
+    for (int i = 0; i < 4; i++) {
+        const struct case_shape *shape = &c->shapes[inputs[i]];
+        int64_t heads = shape->ndim == 3 ? shape->shape[1] : 1;
+        size_t size = attn_dtype_size(c->spec.q_dtype);
+        if (!c->parts[inputs[i]].bytes)
+            continue;
+        for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs]; row++)
+            for (int64_t head = 0; head < heads; head++)
+                memset(case_vector(c, c->image, inputs[i], row, head, 0), 0,
+                       size * (size_t)shape->shape[shape->ndim - 1]);
+    }
 }
 
 /* What is not written is seen. */
@@ -531,23 +581,32 @@ static void poison_outputs(struct forward_case *c)
             memset(c->image + c->parts[outputs[i]].offset, CASE_POISON, c->parts[outputs[i]].bytes);
 }
 
+/* What expanded keys were expanded from, to be saved. */
+static void place_latents(struct forward_case *c, int32_t s)
+{
+    for (int32_t j = 0; case_is_expanded(&c->spec) && j < c->lengths.kv_len[s]; j++)
+        if (new_row_of(c, s, j) >= 0)
+            case_latent_put(c, new_row_of(c, s, j), -1, case_latent_of(c, s, j));
+}
+
 attn_status case_place_tokens(struct forward_case *c, attn_error *error)
 {
-    attn_status status = ATTN_OK;
     poison_outputs(c);
     fill_vectors(c, PART_Q, (double)NAN);
     fill_vectors(c, PART_K, (double)NAN);
     fill_vectors(c, PART_V, (double)NAN);
-    if (c->spec.kv_layout) {
-        fill_cache(c, PART_K_CACHE);
-        fill_cache(c, PART_V_CACHE);
-    }
-    place_queries(c);
+    if (c->spec.latent.kv_lora_rank > 0)
+        case_latent_poison(c);
+    for (enum case_part_id cache = PART_K_CACHE; cache <= PART_V_CACHE; cache++)
+        if (c->parts[cache].bytes)
+            fill_cache(c, cache);
+    attn_status status = place_queries(c, error);
     zero_padding(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs && status == ATTN_OK; s++) {
         for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 put_key(c, s, j, head, key_of(c, s, j, head), value_of(c, s, j, head));
+        place_latents(c, s);
         status = hide_keys(c, s, error);
         if (case_is_special(c, s))
             make_special(c, s);
@@ -570,6 +629,7 @@ void case_fill_constants(struct forward_case *c)
         if (c->spec.alibi)
             memcpy(case_vector(c, c->image, PART_SLOPES, h, 0, 0), &slope, sizeof slope);
     }
+    case_latent_fill_scale(c);
     float *k_scales = case_part(c, PART_K_SCALE), *v_scales = case_part(c, PART_V_SCALE);
     for (int32_t h = 0; k_scales && h < c->spec.num_kv_heads; h++) {
         k_scales[h] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * h), 10);

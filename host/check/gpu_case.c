@@ -48,7 +48,8 @@ static void set_largest(struct case_spec *spec)
     if (spec->attn_type == ATTN_TYPE_DECODER) {
         spec->num_sequences = COUNT;
         for (int32_t s = 0; s < COUNT; s++) {
-            spec->sequences[s] = (struct case_sequence){largest[s][0], largest[s][1], 0, 0, 0, 0};
+            spec->sequences[s] =
+                (struct case_sequence){.prefix_len = largest[s][0], .num_new = largest[s][1]};
             if (spec->mode == ATTN_MODE_TARGET_VERIFY)
                 spec->sequences[s].num_new = DRAFTED;
             if (spec->mode == ATTN_MODE_MIXED && s >= COUNT / 2)

@@ -46,29 +46,30 @@ static bool ask(const struct grid *grid, const attn_options *options, const stru
     return status == ATTN_OK && verdict->supported;
 }
 
+bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
+                       char *reason, size_t size)
+{
+    attn_verdict verdict;
+    if (!ask(grid, options, spec, &verdict, reason, size))
+        return false;
+    spec->fill = verdict.graph_seq_len_fill;
+    return true;
+}
+
 bool grid_accepts(const struct grid *grid, const struct grid_point *point, struct case_spec *spec,
                   char *reason, size_t size)
 {
     struct case_spec made;
-    attn_verdict verdict;
     if (!grid_spec(grid, point, &made)) {
         if (reason)
             snprintf(reason, size, "no such case");
         return false;
     }
-    if (!ask(grid, grid_options(grid, point), &made, &verdict, reason, size))
+    if (!grid_accepts_spec(grid, grid_options(grid, point), &made, reason, size))
         return false;
-    made.fill = verdict.graph_seq_len_fill;
     if (spec)
         *spec = made;
     return true;
-}
-
-bool grid_accepts_spec(const struct grid *grid, const attn_options *options,
-                       const struct case_spec *spec, char *reason, size_t size)
-{
-    attn_verdict verdict;
-    return ask(grid, options, spec, &verdict, reason, size);
 }
 
 static uint32_t notes_of(const struct grid *grid, const struct grid_point *point)

@@ -157,9 +157,9 @@ void grid_rules(const struct grid_point *point, char *text, size_t size);
 bool grid_accepts(const struct grid *grid, const struct grid_point *point, struct case_spec *spec,
                   char *reason, size_t size);
 
-/* The same for a spec that was made of a point and changed. */
-bool grid_accepts_spec(const struct grid *grid, const attn_options *options,
-                       const struct case_spec *spec, char *reason, size_t size);
+/* The same for a spec that was made of a point and changed; its padding's length is set. */
+bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
+                       char *reason, size_t size);
 
 /* Point n of a stream of random ones, accepted or not. */
 struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n);

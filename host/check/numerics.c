@@ -41,6 +41,29 @@ bool numerics_spec(struct check_run *run, const struct grid *grid,
     return grid_accepts(grid, &point, spec, NULL, 0);
 }
 
+int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice)
+{
+    struct grid *grid = grid_of(subject);
+    struct mla_point point;
+    int32_t count = grid ? mla_product(grid, choice, 0, &point, NULL, 0) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
+                       const struct mla_choice *choice, struct case_spec *spec,
+                       const attn_options **options)
+{
+    struct mla_point point;
+    char reason[512] = "";
+    if (run->index >= mla_product(grid, choice, run->index, &point, reason, sizeof reason)) {
+        check_skip(run, "%s", reason);
+        return false;
+    }
+    *options = grid_options(grid, &point.common);
+    return mla_accepts(grid, &point, spec, NULL, 0);
+}
+
 void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
                      const char *text)
 {
@@ -93,6 +116,11 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     if (!verdict.good)
         numerics_report(run, spec, verdict.status, verdict.text);
     return verdict.good;
+}
+
+double numerics_unit(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 0x1p-12 : dtype == ATTN_F16 ? 0x1p-9 : 0x1p-6;
 }
 
 void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,

@@ -8,6 +8,7 @@
 #include "host/check/check.h"
 #include "host/check/forward_case.h"
 #include "host/check/grid.h"
+#include "host/check/mla_spec.h"
 
 /* The subject as sessions call it. `options` NULL = its own. */
 struct case_backend numerics_backend(const struct check_subject *subject,
@@ -39,6 +40,16 @@ int32_t numerics_count(const struct check_subject *subject, const struct grid_ch
 bool numerics_spec(struct check_run *run, const struct grid *grid,
                    const struct grid_choice *choices, struct case_spec *spec,
                    const attn_options **options);
+
+/* The same for latent layers. */
+int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice);
+bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
+                       const struct mla_choice *choice, struct case_spec *spec,
+                       const attn_options **options);
+
+/* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
+ * places: some last bits of the type. */
+double numerics_unit(attn_dtype dtype);
 
 /* All of it for one spec, in memory of exactly the size that is asked for. */
 void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,

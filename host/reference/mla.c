@@ -92,6 +92,12 @@ attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward
 /* Elements of the latent that share a scale in mla.latent_fp8/1. */
 enum { SCALED = 128 };
 
+int32_t reference_mla_packed_bytes(const attn_mla_dims *mla)
+{
+    return mla->kv_lora_rank + mla->kv_lora_rank / SCALED * (int32_t)sizeof(float) +
+           2 * mla->rope_dim;
+}
+
 static attn_status check_packed(const reference_call *call, attn_error *error)
 {
     int32_t lora = call->group->mla->kv_lora_rank;
@@ -142,10 +148,9 @@ attn_status reference_mla_find_cache(reference_call *call, const attn_forward_ar
                          ", " ATTN_LAYOUT_MLA_LATENT_FP8,
                          layout ? layout : "is missing");
     call->packed = strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
-    int32_t packed_bytes =
-        mla->kv_lora_rank + mla->kv_lora_rank / SCALED * (int32_t)sizeof(float) + 2 * mla->rope_dim;
     int64_t shape[] = {-1, call->problem->page_size,
-                       call->packed ? packed_bytes : mla->kv_lora_rank + mla->rope_dim};
+                       call->packed ? reference_mla_packed_bytes(mla)
+                                    : mla->kv_lora_rank + mla->rope_dim};
     if (call->packed)
         status = check_packed(call, error);
     call->latent_cache = attn_operand(args, ATTN_ROLE_LATENT_CACHE);
@@ -179,23 +184,21 @@ static float scale_of(const double *x)
     return fmaxf(largest / (float)dtype_largest(ATTN_FP8_E4M3), FLT_MIN);
 }
 
-static void store_packed(const reference_call *call, int64_t row, char *to)
+void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *c_kv,
+                        const void *k_pe, void *row)
 {
-    int32_t lora = call->group->mla->kv_lora_rank, rope = call->group->mla->rope_dim;
-    char *scales = to + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
+    int32_t lora = mla->kv_lora_rank, element = attn_dtype_size(dtype);
+    char *scales = (char *)row + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
     for (int64_t first = 0; first < lora; first += SCALED) {
         double x[SCALED];
-        int64_t index[] = {row, first};
-        dtype_to_double(call->c_kv->dtype, reference_element(call->c_kv, index, 2), SCALED, x);
+        dtype_to_double(dtype, (const char *)c_kv + first * element, SCALED, x);
         float scale = scale_of(x);
         memcpy(scales + first / SCALED * (int64_t)sizeof scale, &scale, sizeof scale);
         for (int32_t d = 0; d < SCALED; d++)
-            dtype_quantise(ATTN_FP8_E4M3, to, first + d, (float)x[d], scale);
+            dtype_quantise(ATTN_FP8_E4M3, row, first + d, (float)x[d], scale);
     }
-    int64_t index[] = {row, 0};
-    for (int32_t d = 0; d < rope; d++)
-        dtype_store(ATTN_BF16, pe, d,
-                    dtype_load(call->k_pe->dtype, reference_element(call->k_pe, index, 2), d));
+    for (int32_t d = 0; d < mla->rope_dim; d++)
+        dtype_store(ATTN_BF16, pe, d, dtype_load(dtype, k_pe, d));
 }
 
 void reference_mla_store(const reference_call *call, int64_t new_row, const attn_tensor *image,
@@ -203,13 +206,13 @@ void reference_mla_store(const reference_call *call, int64_t new_row, const attn
 {
     int32_t lora = call->group->mla->kv_lora_rank;
     char *to = latent_row(call, image, slot);
-    if (call->packed) {
-        store_packed(call, new_row, to);
-        return;
-    }
     int64_t index[] = {new_row, 0};
     const char *c_kv = reference_element(call->c_kv, index, 2);
     const char *k_pe = reference_element(call->k_pe, index, 2);
+    if (call->packed) {
+        reference_mla_pack(call->group->mla, call->c_kv->dtype, c_kv, k_pe, to);
+        return;
+    }
     float scale = reference_scale(call->latent_scale, 0);
     for (int32_t d = 0; d < lora + call->group->mla->rope_dim; d++) {
         double x = d < lora ? dtype_load(call->c_kv->dtype, c_kv, d)

@@ -54,7 +54,7 @@ none "what no plugin can break is not broken, and is a rule of the suite" "$fold
 # The faults of the sources, by their lists of names.
 cat "$top/tests/fixtures/zoo.h" "$top/tests/fixtures/zoo_cuda.h" |
     sed -n 's/^ *X([A-Z0-9_]*, \([a-z0-9_]*\)).*/\1/p' | sort >"$folder/made"
-sed -n 's/^\([a-z0-9_]*\) | \(zoo\|wrap\|linear\|cuda\) |.*/\1/p' "$zoo" | sort >"$folder/used"
+sed -n 's/^\([a-z0-9_]*\) | \(zoo\|wrap\|linear\|mla\|cuda\) |.*/\1/p' "$zoo" | sort >"$folder/used"
 comm -3 "$folder/made" "$folder/used" >"$folder/odd"
 none "zoo.txt has the faults of the sources and no others" "$folder/odd"
 sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | uniq -d >"$folder/twice"

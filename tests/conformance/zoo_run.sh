@@ -30,6 +30,10 @@ check()
         set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=linear \
             --with "$ATTNHOST_TEST_PLUGIN_DIR/linear.so" "$@"
         ;;
+    mla)
+        set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=cpu_native \
+            --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so" "$@"
+        ;;
     cuda) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo_cuda.so" --backend "$fault" --device cuda "$@" ;;
     writable)
         cp "$ATTNHOST_TEST_FIXTURE_DIR/bad_nothing.so" "$folder/writable.so"
