@@ -234,6 +234,20 @@ START_TEST(a_state_stays_at_its_page)
 }
 END_TEST
 
+/* Nobody has looked for that prefix yet. */
+START_TEST(a_state_splits_a_node)
+{
+    make_cache_with_states(1, 4);
+    int32_t pages[MOST_DEPTH];
+    struct radix_node *node = radix_cache_root(cache);
+    insert("abc", pages, &node);
+    int32_t slot = radix_cache_take_state(cache);
+    radix_cache_put_state(cache, node, 1, slot);
+    expect_state("abc", 2, slot);
+    radix_cache_unlock(cache, node);
+}
+END_TEST
+
 START_TEST(a_second_state_is_not_kept)
 {
     make_cache_with_states(1, 4);
@@ -572,6 +586,7 @@ static Suite *suite(void)
     tcase_add_test(core, a_split_leaves_handles_valid);
     tcase_add_test(core, the_table_of_nodes_grows);
     tcase_add_test(core, a_state_stays_at_its_page);
+    tcase_add_test(core, a_state_splits_a_node);
     tcase_add_test(core, a_second_state_is_not_kept);
     tcase_add_test(core, states_are_taken_by_last_use);
     tcase_add_test(core, an_evicted_page_takes_its_state);

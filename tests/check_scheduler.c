@@ -498,8 +498,10 @@ static void run_with_states(int64_t num_cached_states, int32_t *hits)
             hits[step->seqs[0].request] = step->seqs[0].prefix_len;
         scheduler_complete(scheduler);
     }
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
     struct scheduler_counts counts;
     expect_counts(&counts);
+    ck_assert_int_eq(counts.state_capacity, num_cached_states);
 }
 
 /* All but the first part from it after "abc", where at first there is a page, but no state. */
@@ -559,6 +561,20 @@ START_TEST(a_state_stands_at_a_page_that_is_visible)
     run_with_states(10, hits);
     const int32_t expected[] = {0, 0, 8};
     ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* A snapshot that a step is to write is nobody's yet. */
+START_TEST(a_state_on_its_way_is_held)
+{
+    params.has_state = true;
+    params.num_cached_states = 4;
+    add_to_source(9, 1, "abcdefgh");
+    create();
+    next_run();
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 1);
+    scheduler_complete(scheduler);
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
 }
 END_TEST
 
@@ -799,6 +815,7 @@ static Suite *suite(void)
     tcase_add_test(states, a_state_is_made_at_the_end_of_each_chunk);
     tcase_add_test(states, the_state_used_least_recently_goes);
     tcase_add_test(states, a_state_stands_at_a_page_that_is_visible);
+    tcase_add_test(states, a_state_on_its_way_is_held);
     tcase_add_test(states, without_room_for_states_nothing_is_hit);
     suite_add_tcase(s, states);
     TCase *random = tcase_create("random");

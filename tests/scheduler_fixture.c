@@ -252,7 +252,9 @@ static void run_states(const struct scheduler_step *step)
         const struct scheduler_seq *seq = &step->seqs[i];
         for (; n < step->num_snapshots && step->snapshots[n].row < row + seq->num_new; n++) {
             int32_t rows = seq->prefix_len + step->snapshots[n].row - row + 1;
-            require(step->snapshots[n].row >= row, "snapshots out of order", seq->request);
+            require(step->snapshots[n].row >= row &&
+                        (n == 0 || step->snapshots[n].row > step->snapshots[n - 1].row),
+                    "snapshots out of order", seq->request);
             require(rows % params.page_size == 0, "a snapshot within a page", seq->request);
             absorb(step->snapshots[n].slot);
             write_state(step->snapshots[n].slot, state_after(seq->request, rows), &written,

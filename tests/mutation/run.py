@@ -32,6 +32,7 @@ SLOTS = [("check_slots", "", True)]
 CACHE = [("check_radix_cache", "core", True), ("check_radix_cache", "random", False),
          ("check_radix_cache", "limits", False)]
 SCHEDULER = [("check_scheduler", "core", True), ("check_scheduler", "hits", False),
+             ("check_scheduler", "states", True),
              ("check_scheduler", "limits", True), ("check_scheduler_flight", "core", True),
              ("check_scheduler_flight", "losses", False),
              ("check_scheduler_flight", "drops", False), ("check_scheduler", "random", False),
