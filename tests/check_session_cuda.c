@@ -5,49 +5,18 @@
  * batch. So a run must come to one digest whatever the scheduling, eagerly and from graphs, however
  * slow the device is, and after the device was lost.
  */
-#include "host/session.h"
-
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "host/error.h"
-#include "host/exit_codes.h"
 #include "tests/fake_cuda_test.h"
 #include "tests/fixtures/cuda_fixture.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"
 #include "tests/fixtures/host_kernels.h"
-#include "tests/test_main.h"
+#include "tests/session_run.h"
 
-enum { MAX_SETS = 40, LAYERS = 2 };
+enum { LAYERS = 2 };
 
 /* ---- A run ----------------------------------------------------------------------------------- */
-
-/* Settings in the form "section.key=value", and what came out. */
-struct run {
-    char *sets[MAX_SETS];
-    size_t num_sets;
-    executor_probe probe;
-    char *notes; /* what was told before the first step */
-    struct report report;
-    host_error error;
-    int code;
-};
-
-__attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ck_assert_uint_lt(run->num_sets, MAX_SETS);
-    run->sets[run->num_sets++] = strdup(text);
-}
 
 /* Requests that share beginnings and decode for a while. */
 static const char *const requests[] = {
@@ -75,14 +44,13 @@ static void write_trace(void)
 /* A small model and a small trace, on this device by this backend. */
 static void begin(struct run *run, const char *device, const char *backend)
 {
-    const char *plugins = getenv("ATTNHOST_TEST_PLUGIN_DIR");
     char fixture[4096];
     memset(run, 0, sizeof *run);
     report_init(&run->report);
     host_error_init(&run->error);
     fixture_path("cuda_fixture.so", fixture);
     set(run, "plugins.path=%s", fixture);
-    set(run, "plugins.path=%s", plugins ? plugins : "plugins/.libs");
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
     set(run, "platform.device=%s", device);
     set(run, "attention.attention_backend=%s", backend);
     set(run, "backend.fixture.type=cuda_fixture");
@@ -100,28 +68,6 @@ static void begin(struct run *run, const char *device, const char *backend)
     set(run, "model.max_context_len=256");
     set(run, "workload.num_threads=1");
     set(run, "verify.rate=1");
-}
-
-static void finish(struct run *run)
-{
-    report_finish(&run->report);
-    free(run->notes);
-    for (size_t s = 0; s < run->num_sets; s++)
-        free(run->sets[s]);
-}
-
-static void go(struct run *run)
-{
-    struct config *config = NULL;
-    attn_status status =
-        config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
-    size_t length;
-    FILE *notes = open_memstream(&run->notes, &length);
-    struct session_params params = {.config = config, .choices = notes, .probe = run->probe};
-    run->code = session_run(&params, &run->report, &run->error.base);
-    fclose(notes);
-    config_destroy(config);
 }
 
 /* A fake driver with all kernels; again before each run, so that its counters are that run's. */

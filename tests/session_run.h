@@ -27,6 +27,7 @@ struct run {
     void *probe_ctx;
     row_check_listener listener;
     void *listener_ctx;
+    char *notes; /* what was told before the first step */
     struct report report;
     host_error error;
     int code;
@@ -70,6 +71,7 @@ static inline void begin_trace(struct run *run)
 static inline void finish(struct run *run)
 {
     report_finish(&run->report);
+    free(run->notes);
     for (size_t s = 0; s < run->num_sets; s++)
         free(run->sets[s]);
 }
@@ -80,12 +82,18 @@ static inline void go(struct run *run)
     attn_status status =
         config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
-    struct session_params params = {.config = config,
-                                    .probe = run->probe,
-                                    .probe_ctx = run->probe_ctx,
-                                    .listener = run->listener,
-                                    .listener_ctx = run->listener_ctx};
+    size_t length;
+    FILE *notes = open_memstream(&run->notes, &length);
+    struct session_params params = {
+        .config = config,
+        .choices = notes,
+        .probe = run->probe,
+        .probe_ctx = run->probe_ctx,
+        .listener = run->listener,
+        .listener_ctx = run->listener_ctx,
+    };
     run->code = session_run(&params, &run->report, &run->error.base);
+    fclose(notes);
     config_destroy(config);
 }
 
