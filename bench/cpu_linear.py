@@ -196,10 +196,10 @@ def measure(shim, roofs, args, case, memory):
     rounds, start = [], time.perf_counter()
     while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
         a = seconds_of(ours, our_steps) / layers
-        b = seconds_of(theirs, their_steps) / layers
         roof = (roofs.roof_update(args.threads, ctypes.c_void_p(memory.data_ptr()),
                                   ctypes.c_int64(memory.nbytes))
                 if case.decode else roofs.roof_flops(args.threads))
+        b = seconds_of(theirs, their_steps) / layers
         rounds.append((a, b, roof))
     ours.close()
     work = 2 * case.state_bytes if case.decode else case.flops

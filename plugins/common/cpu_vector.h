@@ -65,14 +65,19 @@ INLINE vf magnitude(vf x)
     return (vf)((vi)x & 0x7fffffff);
 }
 
+/* Halves are added until one lane is left, for all widths in that order. */
 INLINE float add_lanes(vf x)
 {
+#if LANES == 16
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float sum[LANES];
     put(sum, x);
     for (int step = LANES / 2; step > 0; step /= 2)
         for (int i = 0; i < step; i++)
             sum[i] += sum[i + step];
     return sum[0];
+#endif
 }
 
 INLINE float max_lanes(vf x)

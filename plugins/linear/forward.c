@@ -10,20 +10,41 @@
 
 #include <string.h>
 
-static attn_status heads_task(void *arg, int64_t task, uint32_t worker)
+static void run_block(const linear_call *call, int64_t number, uint32_t worker)
 {
-    const linear_call *call = arg;
     const linear_group *g = call->group;
     const attn_metadata *metadata = call->metadata;
     int32_t blocks = (g->ratio + HEAD_BLOCK - 1) / HEAD_BLOCK;
-    int32_t block = (int32_t)(task % g->num_blocks), k_head = block / blocks;
+    int32_t block = (int32_t)(number % g->num_blocks), k_head = block / blocks;
     int32_t head = k_head * g->ratio + block % blocks * HEAD_BLOCK;
     int32_t last = (k_head + 1) * g->ratio;
     call->instance->kernels->heads(
-        call, &metadata->sequences[task / g->num_blocks], head,
+        call, &metadata->sequences[number / g->num_blocks], head,
         head + HEAD_BLOCK < last ? head + HEAD_BLOCK : last,
         (float *)(void *)(metadata->scratch + worker * metadata->worker_bytes));
+}
+
+static attn_status heads_task(void *arg, int64_t task, uint32_t worker)
+{
+    const linear_call *call = arg;
+    int64_t end = (task + 1) * call->task_blocks;
+    end = end < call->num_blocks ? end : call->num_blocks;
+    for (int64_t number = task * call->task_blocks; number < end; number++)
+        run_block(call, number, worker);
     return ATTN_OK;
+}
+
+/* Blocks are tasks of their own where a sequence has many rows. A decode is limited by memory: a
+ * worker goes through states that lie one behind the other, or what is prefetched behind its own
+ * would be taken from the worker that changes it. */
+static attn_status run_heads(linear_call *call, int decode, attn_error *error)
+{
+    const attn_services *services = call->instance->services;
+    const int64_t tasks = TASKS_OF_WORKER * (int64_t)services->num_workers;
+    call->num_blocks = (int64_t)call->metadata->num_seqs * call->group->num_blocks;
+    call->task_blocks = decode && call->num_blocks > tasks ? call->num_blocks / tasks : 1;
+    return batch_run_tasks(services, (call->num_blocks + call->task_blocks - 1) / call->task_blocks,
+                           heads_task, call, error);
 }
 
 static int64_t conv_blocks(const linear_group *group)
@@ -40,6 +61,13 @@ static attn_status inputs_task(void *arg, int64_t task, uint32_t worker)
     call->instance->kernels->inputs(call, &call->metadata->sequences[task / blocks], from,
                                     end < call->group->channels ? end : call->group->channels);
     return ATTN_OK;
+}
+
+static attn_status run_inputs(linear_call *call, attn_error *error)
+{
+    return batch_run_tasks(call->instance->services,
+                           call->metadata->num_seqs * conv_blocks(call->group), inputs_task, call,
+                           error);
 }
 
 /* Rows of padding: their output has to be finite. */
@@ -63,13 +91,9 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         return status;
     status = linear_call_init(&call, metadata, layer_id, args, error);
     if (status == ATTN_OK)
-        status = batch_run_tasks(call.instance->services,
-                                 (int64_t)metadata->num_seqs * call.group->num_blocks, heads_task,
-                                 &call, error);
+        status = run_heads(&call, decode, error);
     if (status == ATTN_OK)
-        status =
-            batch_run_tasks(call.instance->services, metadata->num_seqs * conv_blocks(call.group),
-                            inputs_task, &call, error);
+        status = run_inputs(&call, error);
     if (status == ATTN_OK)
         clear_padding(&call);
     return status;

@@ -9,10 +9,10 @@
  *   tasks           heads of a sequence; its conv state    forward.c, by kernels.h
  *
  * Work of a layer: sequences, times blocks of v heads that share a k head. A task takes its block
- * through all rows of its sequence, in chunks of CHUNK rows as matrix products, which end where a
- * snapshot is wanted, or row by row where there are few rows (options.recurrent_tokens), or few from
- * one snapshot to the next. States of the convolution are read by several tasks, so they are written
- * when all are done.
+ * (several in a decode) through all rows of its sequence, in chunks of CHUNK rows as matrix
+ * products, which end where a snapshot is wanted, or row by row where there are few rows
+ * (options.recurrent_tokens), or few from one snapshot to the next. States of the convolution are
+ * read by several tasks, so they are written when all are done.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -21,12 +21,13 @@
 #include "plugins/common/cpu_isa.h"
 
 enum {
-    CHUNK = 64,       /* rows */
-    HEAD_BLOCK = 4,   /* v heads of a task at most; what they share is computed once */
-    MAX_DIM = 256,    /* of a head */
-    MAX_WIDTH = 8,    /* of the convolution */
-    PANEL = 16,       /* floats: a cache line, which rows are padded to */
-    CONV_BLOCK = 2048 /* channels of a task that writes states of the convolution */
+    CHUNK = 64,          /* rows */
+    HEAD_BLOCK = 4,      /* v heads of a block at most; what they share is computed once */
+    TASKS_OF_WORKER = 4, /* in a decode, at least: the last ones to end differ little */
+    MAX_DIM = 256,       /* of a head */
+    MAX_WIDTH = 8,       /* of the convolution */
+    PANEL = 16,          /* floats: a cache line, which rows are padded to */
+    CONV_BLOCK = 2048    /* channels of a task that writes states of the convolution */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -174,7 +175,9 @@ typedef struct linear_call {
     int64_t dt_bias_stride;
     const float *skip; /* of head h, element j: skip[h * skip_stride + j * skip_step] */
     int64_t skip_stride;
-    int32_t skip_step; /* 0: one for a head */
+    int32_t skip_step;   /* 0: one for a head */
+    int64_t num_blocks;  /* of heads of all sequences */
+    int64_t task_blocks; /* of a task at most */
 } linear_call;
 
 /* Check the operands of a call. INVALID_ARGUMENT names the role. */
