@@ -53,10 +53,9 @@ static void lay_out_latents(const cpu_group *group, char **next, worker_scratch 
         .lora = group->lora,
         .dim = group->dim,
         .row_bytes = cpu_latent_bytes(group),
-        .stride = panel_round(group->dim),
-        .rows = take_floats(next, (int64_t)TILE_KEYS * panel_round(group->dim)),
-        .codes = take(next, sizeof(uint16_t) * TILE_KEYS * (size_t)panel_round(group->dim)),
-        .scales = take_floats(next, (int64_t)LATENT_SCALES * TILE_KEYS),
+        .piece = take_floats(next, TILE_KEYS * LATENT_PIECE),
+        .codes = take(next, sizeof(uint16_t) * TILE_KEYS * LATENT_SCALED),
+        .scales = take_floats(next, TILE_KEYS),
     };
     for (int i = 0; i < 2; i++)
         w->latents[i] = take(next, (size_t)TILE_KEYS * (size_t)w->tile.row_bytes);
@@ -385,10 +384,12 @@ static void score_latent_tile(const layer_call *call, worker_scratch *w)
     uint64_t seen = 0;
     for (int32_t r = 0; r < w->block.rows; r++)
         seen |= w->block.visible[r];
+    w->tile.hidden = 0;
+    for (int32_t r = 0; r < w->block.rows; r++)
+        w->tile.hidden |= w->block.visible[r] != seen;
     w->tile.source = w->values;
     w->tile.first = __builtin_ctzll(seen) / LATENT_KEYS * LATENT_KEYS;
     w->tile.end = (63 - __builtin_clzll(seen)) / LATENT_KEYS * LATENT_KEYS + LATENT_KEYS;
-    kernels->load_latents(&w->tile);
     if (call->group->bf16)
         kernels->score_latents_bf16(&w->block, &w->tile);
     else

@@ -28,13 +28,13 @@
 
 enum {
     TILE_KEYS = 64,
-    TILE_ROWS = 96, /* packing costs 5 % of an fp32 prefill at this; a multiple of 6 */
-    PANEL = 16,     /* floats: a cache line */
-    FEW_ROWS = 3,   /* keys and values of so few are not packed */
+    TILE_ROWS = 132, /* a multiple of 6, 128 heads at least; packing costs 4 % of a prefill */
+    PANEL = 16,      /* floats: a cache line */
+    FEW_ROWS = 3,    /* keys and values of so few are not packed */
     MAX_HEAD_DIM = 512,
     MAX_ROPE = 128,
     MAX_DIM = MAX_HEAD_DIM + MAX_ROPE, /* of queries and keys: of a latent row */
-    LATENT_SCALES = MAX_DIM / LATENT_SCALED,
+    LATENT_PIECE = 64,                 /* elements of a row; divides LATENT_SCALED */
     LATENT_KEYS = 8, /* a multiple of the keys of a register block of any kernels */
 };
 
@@ -90,12 +90,10 @@ typedef struct latent_tile {
     int32_t row_bytes;
     int first; /* keys that somebody sees are in [first, end), whole register blocks */
     int end;
-    int special;    /* an element of a value is not finite */
-    int32_t stride; /* dim in whole panels */
-    float *rows;    /* [TILE_KEYS][stride] of them as fp32 */
-    /* For products of bf16, where they do not come from `rows`. */
-    uint16_t *codes; /* [TILE_KEYS][stride] before their scales */
-    float *scales;   /* [LATENT_SCALES][TILE_KEYS] of LATENT_SCALED elements of a row each */
+    int hidden;      /* a row does not see a key that another one sees */
+    float *piece;    /* [TILE_KEYS][LATENT_PIECE] of rows as fp32 */
+    uint16_t *codes; /* [TILE_KEYS][LATENT_SCALED] of rows as bf16, before their scales */
+    float *scales;   /* [TILE_KEYS] */
 } latent_tile;
 
 typedef struct cpu_kernels {
@@ -142,8 +140,6 @@ typedef struct cpu_kernels {
      *
      * Pack `count` <= 8 queries of the rows from `row` on, a multiple of 8: [count][MAX_DIM]. */
     void (*pack_queries)(const row_block *block, int32_t row, int count, const float *queries);
-    /* Convert the keys. */
-    void (*load_latents)(latent_tile *tile);
     void (*score_latents)(const row_block *block, const latent_tile *tile);
     /* The same two where queries are bf16, keys bf16 or fp8, and the processor multiplies bf16:
      * products are exact, sums fp32, and what is below the smallest normal number is 0. Queries are

@@ -39,11 +39,11 @@ static int64_t worker_bytes(const cpu_group *group, int64_t rows)
 {
     int64_t dim = group->dim, v_dim = panel_round(group->v_dim);
     int64_t lanes = group->absorbed ? panel_round((int32_t)rows) : rows;
-    /* Panels of keys and values; or latents as fp32 and as bf16 with scales, and new ones of two
-     * tiles. */
-    int64_t tile = group->absorbed ? panel_round(group->dim) / 2 * 3 + LATENT_SCALES +
-                                         (cpu_latent_bytes(group) + 1) / 2
-                                   : dim + v_dim;
+    /* Panels of keys and values; or pieces of latents as fp32 and as bf16 with a scale, and new
+     * ones of two tiles. */
+    int64_t tile = group->absorbed
+                       ? LATENT_PIECE + LATENT_SCALED / 2 + 1 + (cpu_latent_bytes(group) + 1) / 2
+                       : dim + v_dim;
     int64_t floats = TILE_KEYS * tile + PANEL * MAX_DIM /* rows under conversion */
                      + TILE_KEYS                        /* positions */
                      + lanes * (dim + dim % 2 + TILE_KEYS) + rows * 2 * v_dim + 6 * TILE_ROWS;
