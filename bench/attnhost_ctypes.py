@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libattnhost for the scripts here: a backend behind attention_shim.h, on tensors of PyTorch.
+"""libattnhost for the scripts here: a backend behind a shim (shim.h), on tensors of PyTorch.
 
-Bench alone needs no PyTorch: addresses are numbers. The functions at the end make its tensors.
+Shim and Bench need no PyTorch: addresses are numbers. The functions at the end make its tensors.
 """
 import ctypes
 import os
@@ -35,6 +35,30 @@ class Tensors(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache")]
 
 
+class LinearSetup(ctypes.Structure):
+    """linear_setup of linear_shim.c."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in (
+        "struct_size", "family", "flags", "dtype", "state_dtype")]
+    _fields_ += [(name, ctypes.c_int32) for name in (
+        "decode", "num_seqs", "num_tokens", "k_heads", "v_heads", "k_dim", "v_dim", "conv_width",
+        "vk", "num_layers", "num_threads")]
+    _fields_ += [("sm_scale", ctypes.c_float), ("plugin", ctypes.c_char_p),
+                 ("backend", ctypes.c_char_p)]
+
+
+class MlaSetup(ctypes.Structure):
+    """mla_setup of mla_shim.c."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("struct_size", "dtype", "kv_dtype")]
+    _fields_ += [(name, ctypes.c_int32) for name in (
+        "packed", "num_seqs", "num_tokens", "num_heads", "lora", "rope", "page_size", "num_layers",
+        "num_threads")]
+    _fields_ += [("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
+                 ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p),
+                 ("isa", ctypes.c_char_p)]
+
+
 class BenchError(Exception):
     """What a backend says."""
 
@@ -47,11 +71,11 @@ def pkg_config(*options):
     return shlex.split(done.stdout)
 
 
-def compile_library(source, library, flags):
+def compile_library(sources, library, flags):
     """With $CC; optimised for the processor that it runs on."""
     command = shlex.split(os.environ.get("CC", "cc"))
     command += ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-shared",
-                "-fPIC", "-o", str(library), str(source)]
+                "-fPIC", "-o", str(library), *map(str, sources)]
     subprocess.run(command + flags, check=True)
     return ctypes.CDLL(str(library))
 
@@ -63,41 +87,67 @@ def header_flags(build_dir):
     return pkg_config("--cflags", "attnhost")
 
 
-def find_shim(build_dir):
+def find_shim(build_dir, name="attention_shim"):
     """The built one: of a staged tree beside this file, else of a build tree; None = neither."""
-    built = build_dir.resolve() / "bench/.libs/attention_shim.so" if build_dir else None
+    built = build_dir.resolve() / f"bench/.libs/{name}.so" if build_dir else None
     if built and not built.exists():
         sys.exit(f"{built}: not built; accepted: a tree in which `make` has run")
-    staged = HERE / "attention_shim.so"
+    staged = HERE / f"{name}.so"
     return built or (staged if staged.exists() else None)
 
 
+def declare(library, prefix, setup, functions):
+    """What Shim calls, and functions of its own as (name, result, arguments)."""
+    handle, int32 = ctypes.c_void_p, ctypes.c_int32
+    for name, result, arguments in (
+            ("create", handle, [ctypes.POINTER(setup), ctypes.POINTER(int32)]),
+            ("destroy", None, [handle]),
+            ("message", ctypes.c_char_p, [handle]),
+            ("steps", int32, [handle, int32]), *functions):
+        function = getattr(library, prefix + name)
+        function.restype, function.argtypes = result, arguments
+
+
 def load_shim(build_dir, folder):
-    """The built shim, else one compiled into `folder` with the installed attnhost."""
+    """The built attention_shim, else one compiled into `folder` with the installed attnhost."""
     found = find_shim(build_dir)
     if found:
         shim = ctypes.CDLL(str(found))
     else:
         flags = header_flags(None) + pkg_config("--libs", "attnhost")
         flags.append("-Wl,-rpath," + pkg_config("--variable=libdir", "attnhost")[0])
-        shim = compile_library(HERE / "attention_shim.c", Path(folder) / "attention_shim.so", flags)
+        shim = compile_library((HERE / "attention_shim.c", HERE / "shim.c"),
+                               Path(folder) / "attention_shim.so", flags)
     handle, pointer, int32 = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
-    for name, result, arguments in (
-            ("create", handle, [ctypes.POINTER(Setup), ctypes.POINTER(int32)]),
-            ("destroy", None, [handle]),
-            ("message", ctypes.c_char_p, [handle]),
-            ("num_pages", int32, [handle]),
-            ("pages", pointer, [handle, ctypes.POINTER(int32)]),
-            ("index", pointer, [handle, ctypes.POINTER(ctypes.c_int64)]),
-            ("place_index", None, [handle, pointer]),
-            ("bind", int32, [handle, int32, ctypes.POINTER(Tensors)]),
-            ("plan", int32, [handle, pointer]),
-            ("forward", int32, [handle, int32, pointer, int32]),
-            ("steps", int32, [handle, int32]),
-            ("step_times", int32, [handle, pointer, pointer, pointer,
-                                   ctypes.POINTER(ctypes.c_double)])):
-        function = getattr(shim, "bench_" + name)
-        function.restype, function.argtypes = result, arguments
+    declare(shim, "bench_", Setup, (
+        ("num_pages", int32, [handle]),
+        ("pages", pointer, [handle, ctypes.POINTER(int32)]),
+        ("index", pointer, [handle, ctypes.POINTER(ctypes.c_int64)]),
+        ("place_index", None, [handle, pointer]),
+        ("bind", int32, [handle, int32, ctypes.POINTER(Tensors)]),
+        ("plan", int32, [handle, pointer]),
+        ("forward", int32, [handle, int32, pointer, int32]),
+        ("step_times", int32, [handle, pointer, pointer, pointer,
+                               ctypes.POINTER(ctypes.c_double)])))
+    return shim
+
+
+def load_plain_shim(build_dir, name, setup):
+    """The built linear_shim or mla_shim, whose functions are those of shim.h."""
+    shim = ctypes.CDLL(str(find_shim(build_dir, name)))
+    declare(shim, "shim_", setup, [("bind", ctypes.c_int32, [
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32,
+        ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64)])])
+    return shim
+
+
+def load_linear_shim(build_dir):
+    return load_plain_shim(build_dir, "linear_shim", LinearSetup)
+
+
+def load_mla_shim(build_dir):
+    shim = load_plain_shim(build_dir, "mla_shim", MlaSetup)
+    shim.shim_pages.restype, shim.shim_pages.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     return shim
 
 
@@ -120,29 +170,16 @@ def parse_backend(text):
 # ---- A backend -----------------------------------------------------------------------------------
 
 
-class Bench:
-    """A backend for a shape, with `layers` layers. Raises BenchError."""
+class Shim:
+    """A backend for the setup of a shim. Raises BenchError."""
 
-    def __init__(self, shim, case, layers, page_size, backend="cpu_native", options=None,
-                 plugin=None, device=CPU, threads=1, graph=False, save_kv=True, kv_scale=1.0):
+    prefix = "shim_"  # of the shim's functions
+
+    def __init__(self, shim, setup):
         self.shim = shim
-        self.case = case
-        self.page_size = page_size
-        self.layers = layers
-        texts = [text.encode() for pair in (options or {}).items() for text in pair]
-        if plugin and Path(plugin).is_dir():
-            plugin = f"{plugin}/"
-        setup = Setup(
-            struct_size=ctypes.sizeof(Setup), device_type=device, decode=case.decode,
-            num_seqs=case.batch, num_tokens=case.tokens, num_q_heads=case.q_heads,
-            num_kv_heads=case.kv_heads, head_dim=case.head_dim, num_layers=layers,
-            page_size=page_size, num_threads=threads, graph=graph, save_kv=save_kv,
-            dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[case.cache_dtype][0],
-            sm_scale=case.head_dim ** -0.5, kv_scale=kv_scale, num_options=len(texts) // 2,
-            plugin=str(plugin).encode() if plugin else None, backend=backend.encode(),
-            options=(ctypes.c_char_p * (len(texts) or 1))(*texts))
+        setup.struct_size = ctypes.sizeof(setup)
         status = ctypes.c_int32()
-        self.handle = shim.bench_create(ctypes.byref(setup), ctypes.byref(status))
+        self.handle = self.function("create")(ctypes.byref(setup), ctypes.byref(status))
         if not self.handle:
             raise MemoryError
         try:
@@ -151,14 +188,66 @@ class Bench:
             self.close()
             raise
 
+    def function(self, name):
+        return getattr(self.shim, self.prefix + name)
+
     def check(self, status):
         if status != 0:
-            raise BenchError(self.shim.bench_message(self.handle).decode())
+            raise BenchError(self.function("message")(self.handle).decode())
 
     def close(self):
         if self.handle:
-            self.shim.bench_destroy(self.handle)
+            self.function("destroy")(self.handle)
         self.handle = None
+
+    def bind(self, layer, role, address, dtype, shape):
+        """A tensor, which has to live as long as this; `dtype` is the ABI's code."""
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        self.check(self.function("bind")(self.handle, layer, role, address, dtype, len(shape),
+                                         sizes))
+
+    def steps(self, count):
+        """On the CPU."""
+        self.check(self.function("steps")(self.handle, count))
+
+
+class MlaBench(Shim):
+    """A backend behind mla_shim.c."""
+
+    def __init__(self, shim, setup):
+        super().__init__(shim, setup)
+        self.pages_of_seq = -(-setup.num_tokens // setup.page_size)
+        self.num_pages = setup.num_seqs * self.pages_of_seq + 1  # page 0 is padding
+
+    def pages(self):
+        """As those of Bench."""
+        count = self.num_pages - 1
+        return (ctypes.c_int32 * count).from_address(self.shim.shim_pages(self.handle))
+
+
+class Bench(Shim):
+    """A backend behind attention_shim.h for a shape, with `layers` layers. Raises BenchError."""
+
+    prefix = "bench_"
+
+    def __init__(self, shim, case, layers, page_size, backend="cpu_native", options=None,
+                 plugin=None, device=CPU, threads=1, graph=False, save_kv=True, kv_scale=1.0):
+        self.case = case
+        self.page_size = page_size
+        self.layers = layers
+        texts = [text.encode() for pair in (options or {}).items() for text in pair]
+        if plugin and Path(plugin).is_dir():
+            plugin = f"{plugin}/"
+        setup = Setup(
+            device_type=device, decode=case.decode,
+            num_seqs=case.batch, num_tokens=case.tokens, num_q_heads=case.q_heads,
+            num_kv_heads=case.kv_heads, head_dim=case.head_dim, num_layers=layers,
+            page_size=page_size, num_threads=threads, graph=graph, save_kv=save_kv,
+            dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[case.cache_dtype][0],
+            sm_scale=case.head_dim ** -0.5, kv_scale=kv_scale, num_options=len(texts) // 2,
+            plugin=str(plugin).encode() if plugin else None, backend=backend.encode(),
+            options=(ctypes.c_char_p * (len(texts) or 1))(*texts))
+        super().__init__(shim, setup)
 
     @property
     def num_pages(self):
@@ -192,10 +281,6 @@ class Bench:
     def forward(self, layer, stream=None, capturing=False):
         assert 0 <= layer < self.layers
         self.check(self.shim.bench_forward(self.handle, layer, stream, capturing))
-
-    def steps(self, count):
-        """On the CPU."""
-        self.check(self.shim.bench_steps(self.handle, count))
 
     def step_times(self, launch, graph, stream):
         """Seconds of the host in planning and in launching; `launch` is cuGraphLaunch."""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ def all_cases(args):
 def load_roof(build_dir, folder):
     """cpu_roof.c, for this processor."""
     roof = attnhost_ctypes.compile_library(
-        Path(__file__).with_name("cpu_roof.c"), Path(folder) / "cpu_roof.so",
+        [Path(__file__).with_name("cpu_roof.c")], Path(folder) / "cpu_roof.so",
         attnhost_ctypes.header_flags(build_dir))
     roof.roof_flops.restype = ctypes.c_double
     roof.roof_bandwidth.restype = roof.roof_update.restype = ctypes.c_double
@@ -183,6 +184,38 @@ def compare(case, ours, theirs):
     return worst
 
 
+def roof_of(roofs, args, memory, bandwidth="roof_bandwidth"):
+    """What measures the processor's roof: multiply-adds, or of memory, where some is given."""
+    if memory is None:
+        return lambda: roofs.roof_flops(args.threads)
+    return lambda: getattr(roofs, bandwidth)(args.threads, ctypes.c_void_p(memory.data_ptr()),
+                                             ctypes.c_int64(memory.nbytes))
+
+
+def measure_rounds(args, ours, our_steps, theirs, their_steps, layers, roof):
+    """Of each round: seconds of a layer of ours, of theirs, and the roof."""
+    rounds, start = [], time.perf_counter()
+    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
+        a = seconds_of(ours, our_steps) / layers
+        highest = roof()  # of the same moment as ours
+        b = seconds_of(theirs, their_steps) / layers
+        rounds.append((a, b, highest))
+    return rounds
+
+
+def figures(rounds, ratios, work):
+    """What is told of the rounds whatever is measured; `work` is of a layer, for the roof."""
+    return {
+        "rounds": len(rounds),
+        "ours_us": 1e6 * median(a for a, _, _ in rounds),
+        "torch_us": 1e6 * median(b for _, b, _ in rounds),
+        "ratio": median(ratios),
+        "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
+        "roof": median(roof for _, _, roof in rounds) / 1e9,
+        "fraction": median(work / a / roof for a, _, roof in rounds),
+    }
+
+
 def measure(shim, roofs, args, case, memory):
     # Decode: layers enough that no layer's keys are still in the cache when it comes again.
     layers = max(2, math.ceil(memory.nbytes / case.kv_bytes)) if case.decode else 1
@@ -191,34 +224,20 @@ def measure(shim, roofs, args, case, memory):
     ours = Ours(shim, args, case, data)
     difference = compare(case, ours, theirs)
     our_steps = steps_for(ours, args.sample)
-    rounds = []
-    start = time.perf_counter()
-    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
-        a = seconds_of(ours, our_steps) / layers
-        b = seconds_of(theirs, their_steps) / layers
-        roof = (roofs.roof_bandwidth(args.threads, ctypes.c_void_p(memory.data_ptr()),
-                                     ctypes.c_int64(memory.nbytes))
-                if case.decode else roofs.roof_flops(args.threads))
-        rounds.append((a, b, roof))
+    rounds = measure_rounds(args, ours, our_steps, theirs, their_steps, layers,
+                            roof_of(roofs, args, memory if case.decode else None))
     ours.close()
     return summary(case, rounds, layers, difference, theirs.name)
 
 
 def summary(case, rounds, layers, difference, rival):
     work = case.kv_bytes if case.decode else case.flops
-    ratios = [a / b for a, b, _ in rounds]
     return {
-        **asdict(case), "layers": layers, "rival": rival, "rounds": len(rounds),
-        "max_abs_diff": difference,
-        "ours_us": 1e6 * median(a for a, _, _ in rounds),
-        "torch_us": 1e6 * median(b for _, b, _ in rounds),
-        "ratio": median(ratios),
-        "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
+        **asdict(case), "layers": layers, "rival": rival, "max_abs_diff": difference,
+        **figures(rounds, [a / b for a, b, _ in rounds], work),
         "unit": "GB/s" if case.decode else "GFLOP/s",
         "rate": median(work / a for a, _, _ in rounds) / 1e9,
         "torch_rate": median(work / b for _, b, _ in rounds) / 1e9,
-        "roof": median(roof for _, _, roof in rounds) / 1e9,
-        "fraction": median(work / a / roof for a, _, roof in rounds),
         "torch_fraction": median(work / b / roof for _, b, roof in rounds),
     }
 
@@ -242,51 +261,52 @@ def cpu_model():
     return "unknown"
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-dir", type=Path,
-                        help="a tree that was built; default: the installed attnhost")
-    parser.add_argument("--plugin", type=Path, help="file of the plugin; default: "
-                        "plugins/.libs/cpu_native.so of the build tree, or the installed ones")
-    parser.add_argument("--backend", default="cpu_native", help="default: %(default)s")
+def add_arguments(parser, rounds, seconds):
+    """Those that every script of a CPU has."""
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of each side; default: the CPUs this process may run on")
-    parser.add_argument("--tokens", type=int, default=2048, help="keys; default: %(default)s")
-    parser.add_argument("--page-size", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--filter", action="append", default=[], metavar="TEXT",
                         help="only shapes whose line has this text; repeated: has all of them")
-    parser.add_argument("--rounds", type=int, default=11, help="at least; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=5,
+    parser.add_argument("--rounds", type=int, default=rounds,
+                        help="at least; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=seconds,
                         help="that a shape is measured, at least; default: %(default)s")
     parser.add_argument("--sample", type=float, default=0.05,
                         help="seconds of one sample, at least; default: %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write all figures; - = standard output")
-    args = parser.parse_args()
-    if args.build_dir and not args.plugin:
-        args.plugin = args.build_dir.resolve() / "plugins/.libs/cpu_native.so"
-    return args
 
 
-def main():
-    args = parse_arguments()
+def add_built_plugin(parser, name):
+    """Those of a script that measures a build tree's plugin."""
+    parser.add_argument("--build-dir", type=Path, required=True, help="a tree that was built")
+    parser.add_argument("--plugin", type=Path,
+                        help=f"default: plugins/.libs/{name}.so of the build tree")
+    parser.add_argument("--backend", default=name, help="default: %(default)s")
+
+
+def built_plugin(args, name):
+    return args.plugin or args.build_dir.resolve() / f"plugins/.libs/{name}.so"
+
+
+def run(args, cases, load_shim, measure, head, row, **facts):
+    """Measure the cases that the filter lets through, print the table, write the report."""
+    script, cases = Path(sys.argv[0]).stem, list(cases)
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
-    memory = torch.ones(last_level_cache(), dtype=torch.int32)  # four times the last-level cache
-    first = next(all_cases(args))
-    cases = [c for c in all_cases(args) if all(text in str(c) for text in args.filter)]
-    if not cases:
-        sys.exit(f"cpu_attention: no line has {' and '.join(args.filter)}; one is: {first}")
+    chosen = [c for c in cases if all(text in f"{c} " for text in args.filter)]
+    if not chosen:
+        sys.exit(f"{script}: no line has {' and '.join(args.filter)}; one is: {cases[0]}")
     table = sys.stderr if args.json == "-" else sys.stdout
-    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
-              "backend": args.backend, "page_size": args.page_size,
+    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__, **facts,
               "load_before": os.getloadavg()[0], "cases": []}
     with tempfile.TemporaryDirectory() as folder:
-        shim = attnhost_ctypes.load_shim(args.build_dir, folder)
-        roofs = load_roof(args.build_dir, folder)
-        print(HEAD, file=table, flush=True)
-        for case in cases:
-            report["cases"].append(measure(shim, roofs, args, case, memory))
+        shim, roofs = load_shim(folder), load_roof(args.build_dir, folder)
+        print(head, file=table, flush=True)
+        for case in chosen:
+            try:
+                report["cases"].append(measure(shim, roofs, args, case))
+            except attnhost_ctypes.BenchError as error:
+                sys.exit(f"{script}: {case}: {error}")
             print(row(case, report["cases"][-1]), file=table, flush=True)
     report["load_after"] = os.getloadavg()[0]
     print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
@@ -297,8 +317,29 @@ def main():
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build-dir", type=Path,
+                        help="a tree that was built; default: the installed attnhost")
+    parser.add_argument("--plugin", type=Path, help="file of the plugin; default: "
+                        "plugins/.libs/cpu_native.so of the build tree, or the installed ones")
+    parser.add_argument("--backend", default="cpu_native", help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=2048, help="keys; default: %(default)s")
+    parser.add_argument("--page-size", type=int, default=16, help="default: %(default)s")
+    add_arguments(parser, rounds=11, seconds=5)
+    args = parser.parse_args()
+    if args.build_dir:
+        args.plugin = built_plugin(args, "cpu_native")
+    return args
+
+
+def main():
+    args = parse_arguments()
+    memory = torch.ones(last_level_cache(), dtype=torch.int32)  # four times the last-level cache
+    run(args, all_cases(args), lambda folder: attnhost_ctypes.load_shim(args.build_dir, folder),
+        partial(measure, memory=memory), HEAD, row, backend=args.backend, page_size=args.page_size)
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except attnhost_ctypes.BenchError as error:
-        sys.exit(f"cpu_attention: {error}")
+    main()

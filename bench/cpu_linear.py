@@ -9,38 +9,23 @@ A prefill counts the operations of the chunked form, chunks of 64; a decode coun
 read and written.
 """
 import argparse
-import ctypes
-import json
 import logging
 import math
-import os
 import sys
-import tempfile
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 
 import attnhost_ctypes
-from cpu_attention import cpu_model, last_level_cache, load_roof, seconds_of, steps_for
-from shapes import DTYPES, median, quantile
+from cpu_attention import (add_arguments, add_built_plugin, built_plugin, figures,
+                           last_level_cache, measure_rounds, roof_of, run, steps_for)
+from shapes import DTYPES, median
 
 GDN, MAMBA2, KDA, LIGHTNING = range(4)
 NAMES = {GDN: "gdn", MAMBA2: "mamba2", KDA: "kda", LIGHTNING: "lightning"}
 MIXED_QKV, A, B, STATE, A_LOG, OUT = 14, 15, 16, 23, 18, 3  # ATTN_ROLE_*
 CHUNK = 64
 LIMIT = 2e-3  # largest difference of two right answers, relative to the largest output
-
-
-class Setup(ctypes.Structure):
-    """linear_setup."""
-
-    _fields_ = [(name, ctypes.c_uint32) for name in (
-        "struct_size", "family", "flags", "dtype", "state_dtype")]
-    _fields_ += [(name, ctypes.c_int32) for name in (
-        "decode", "num_seqs", "num_tokens", "k_heads", "v_heads", "k_dim", "v_dim", "conv_width", "vk",
-        "num_layers", "num_threads")]
-    _fields_ += [("sm_scale", ctypes.c_float), ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p)]
 
 
 class Case:
@@ -102,17 +87,14 @@ class Data:
 
 class Ours:
     def __init__(self, shim, args, case, data):
-        scale = case.k_dim ** -0.5 if case.family in (GDN, KDA) else 1.0
-        setup = Setup(family=case.family, dtype=DTYPES["fp32"][0], state_dtype=DTYPES["fp32"][0],
-                      decode=case.decode, num_seqs=case.batch, num_tokens=case.tokens, k_heads=case.k_heads,
-                      v_heads=case.v_heads, k_dim=case.k_dim, v_dim=case.v_dim, vk=args.vk,
-                      num_layers=len(data), num_threads=args.threads, sm_scale=scale,
-                      plugin=str(args.plugin).encode(), backend=args.backend.encode())
-        setup.struct_size = ctypes.sizeof(Setup)
-        status = ctypes.c_int32()
-        self.shim, self.kept = shim, []
-        self.handle = shim.linear_bench_create(ctypes.byref(setup), ctypes.byref(status))
-        self.check(status.value)
+        scale, fp32 = case.k_dim ** -0.5 if case.family in (GDN, KDA) else 1.0, DTYPES["fp32"][0]
+        self.kept = []
+        self.shim = attnhost_ctypes.Shim(shim, attnhost_ctypes.LinearSetup(
+            family=case.family, dtype=fp32, state_dtype=fp32, decode=case.decode,
+            num_seqs=case.batch, num_tokens=case.tokens, k_heads=case.k_heads, v_heads=case.v_heads,
+            k_dim=case.k_dim, v_dim=case.v_dim, vk=args.vk, num_layers=len(data),
+            num_threads=args.threads, sm_scale=scale, plugin=str(args.plugin).encode(),
+            backend=args.backend.encode()))
         for layer, d in enumerate(data):
             rows = case.batch * case.tokens
             self.out = torch.empty(rows, case.v_heads, case.v_dim)
@@ -125,19 +107,13 @@ class Ours:
                 tensors[B] = d.beta.reshape(rows, -1).contiguous()
             self.kept.append(tensors)
             for role, tensor in tensors.items():
-                sizes = (ctypes.c_int64 * tensor.ndim)(*tensor.shape)
-                self.check(shim.linear_bench_bind(self.handle, layer, role, tensor.data_ptr(),
-                                                  DTYPES["fp32"][0], tensor.ndim, sizes))
-
-    def check(self, status):
-        if status != 0:
-            sys.exit(f"cpu_linear: {self.shim.linear_bench_message(self.handle).decode()}")
+                self.shim.bind(layer, role, tensor.data_ptr(), fp32, tensor.shape)
 
     def run(self, steps):
-        self.check(self.shim.linear_bench_steps(self.handle, steps))
+        self.shim.steps(steps)
 
     def close(self):
-        self.shim.linear_bench_destroy(self.handle)
+        self.shim.close()
 
 
 class Theirs:
@@ -193,79 +169,43 @@ def measure(shim, roofs, args, case, memory):
     if not worst <= LIMIT:
         sys.exit(f"cpu_linear: {case}: results differ by {worst:g} of the largest: accepted {LIMIT:g}")
     our_steps, their_steps = steps_for(ours, args.sample), steps_for(theirs, args.sample)
-    rounds, start = [], time.perf_counter()
-    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
-        a = seconds_of(ours, our_steps) / layers
-        roof = (roofs.roof_update(args.threads, ctypes.c_void_p(memory.data_ptr()),
-                                  ctypes.c_int64(memory.nbytes))
-                if case.decode else roofs.roof_flops(args.threads))
-        b = seconds_of(theirs, their_steps) / layers
-        rounds.append((a, b, roof))
+    rounds = measure_rounds(args, ours, our_steps, theirs, their_steps, layers,
+                            roof_of(roofs, args, memory if case.decode else None, "roof_update"))
     ours.close()
     work = 2 * case.state_bytes if case.decode else case.flops
-    ratios = [a / b for a, b, _ in rounds]
-    return {"case": str(case), "layers": layers, "rounds": len(rounds), "max_rel_diff": worst,
-            "ours_us": 1e6 * median(a for a, _, _ in rounds), "torch_us": 1e6 * median(b for _, b, _ in rounds),
-            "ratio": median(ratios), "ratio_p10": quantile(ratios, .1), "ratio_p90": quantile(ratios, .9),
-            "unit": "GB/s" if case.decode else "GFLOP/s", "rate": median(work / a for a, _, _ in rounds) / 1e9,
-            "roof": median(roof for _, _, roof in rounds) / 1e9,
-            "fraction": median(work / a / roof for a, _, roof in rounds)}
+    return {"case": str(case), "layers": layers, "max_rel_diff": worst,
+            **figures(rounds, [a / b for a, b, _ in rounds], work),
+            "unit": "GB/s" if case.decode else "GFLOP/s",
+            "rate": median(work / a for a, _, _ in rounds) / 1e9}
+
+
+HEAD = ("| shape | ours us | torch us | ours / torch | p10 .. p90 | ours | of roof |\n"
+        "|---|--:|--:|--:|--:|--:|--:|")
+
+
+def row(case, r):
+    return (f"| {case} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.3f} | "
+            f"{r['ratio_p10']:.3f} .. {r['ratio_p90']:.3f} | {r['rate']:.1f} {r['unit']} | "
+            f"{r['fraction']:.0%} |")
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-dir", type=Path, required=True, help="a tree that was built")
-    parser.add_argument("--plugin", type=Path, help="default: plugins/.libs/linear.so of the build tree")
-    parser.add_argument("--backend", default="linear", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_built_plugin(parser, "linear")
     parser.add_argument("--vk", action="store_true", help="states as state.ssm.vk/1")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="of each side; default: the CPUs this process may run on")
-    parser.add_argument("--filter", action="append", default=[], metavar="TEXT",
-                        help="only shapes whose line has this text; repeated: has all of them")
-    parser.add_argument("--rounds", type=int, default=11, help="at least; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=5, help="of a shape, at least; default: %(default)s")
-    parser.add_argument("--sample", type=float, default=0.05,
-                        help="seconds of one sample, at least; default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    add_arguments(parser, rounds=11, seconds=5)
     args = parser.parse_args()
-    args.plugin = args.plugin or args.build_dir.resolve() / "plugins/.libs/linear.so"
+    args.plugin = built_plugin(args, "linear")
     return args
-
-
-def load_shim(build_dir):
-    shim = ctypes.CDLL(str(build_dir.resolve() / "bench/.libs/linear_shim.so"))
-    shim.linear_bench_create.restype = ctypes.c_void_p
-    shim.linear_bench_message.restype = ctypes.c_char_p
-    shim.linear_bench_message.argtypes = shim.linear_bench_destroy.argtypes = [ctypes.c_void_p]
-    shim.linear_bench_steps.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    shim.linear_bench_bind.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p,
-                                       ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64)]
-    return shim
 
 
 def main():
     args = parse_arguments()
     logging.disable(logging.WARNING)
-    torch.set_num_threads(args.threads)
-    torch.set_grad_enabled(False)
     memory = torch.ones(last_level_cache(), dtype=torch.int32)  # four times the last-level cache
-    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__, "cases": []}
-    with tempfile.TemporaryDirectory() as folder:
-        shim, roofs = load_shim(args.build_dir), load_roof(args.build_dir, folder)
-        print("| shape | ours us | torch us | ours / torch | p10 .. p90 | ours | of roof |\n"
-              "|---|--:|--:|--:|--:|--:|--:|", flush=True)
-        for case in all_cases():
-            if not all(text in str(case) for text in args.filter):
-                continue
-            r = measure(shim, roofs, args, case, memory)
-            report["cases"].append(r)
-            print(f"| {case} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.3f} | "
-                  f"{r['ratio_p10']:.3f} .. {r['ratio_p90']:.3f} | {r['rate']:.1f} {r['unit']} | "
-                  f"{r['fraction']:.0%} |", flush=True)
-    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
-          f"load {os.getloadavg()[0]:.1f}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    run(args, all_cases(), lambda _: attnhost_ctypes.load_linear_shim(args.build_dir),
+        partial(measure, memory=memory), HEAD, row)
 
 
 if __name__ == "__main__":

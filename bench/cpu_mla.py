@@ -8,20 +8,15 @@ sequence in one piece, and is taken in its fastest way: the products in the quer
 of it in fp32; fp8 latents it has to convert first. bench/README.md says how to read the table.
 """
 import argparse
-import ctypes
-import json
 import math
-import os
 import sys
-import tempfile
-import time
-from pathlib import Path
 
 import torch
 
 import attnhost_ctypes
-from cpu_attention import cpu_model, load_roof, seconds_of, steps_for
-from shapes import DTYPES, median, quantile
+from cpu_attention import (add_arguments, add_built_plugin, built_plugin, figures, measure_rounds,
+                           roof_of, run, seconds_of, steps_for)
+from shapes import DTYPES, median
 
 OUT, Q_NOPE, Q_PE, LATENT_CACHE = 3, 9, 10, 13  # ATTN_ROLE_*
 U8 = 1 | 8 << 8 | 1 << 16  # ATTN_U8
@@ -31,17 +26,6 @@ SCALE = 192 ** -0.5
 KV_SCALE = 0.03125
 LIMITS = {"fp32": 1e-4, "bf16": 5e-2}  # largest difference of two right answers
 CACHES = ("fp32", "bf16", "fp8", "packed")
-
-
-class Setup(ctypes.Structure):
-    """mla_setup."""
-
-    _fields_ = [(name, ctypes.c_uint32) for name in ("struct_size", "dtype", "kv_dtype")]
-    _fields_ += [(name, ctypes.c_int32) for name in (
-        "packed", "num_seqs", "num_tokens", "num_heads", "lora", "rope", "page_size", "num_layers",
-        "num_threads")]
-    _fields_ += [("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
-                 ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p), ("isa", ctypes.c_char_p)]
 
 
 class Case:
@@ -111,51 +95,40 @@ class Ours:
     def __init__(self, shim, args, case, data):
         packed = case.cache == "packed"
         kv_dtype = "fp8_e4m3" if case.cache in ("fp8", "packed") else case.dtype
-        setup = Setup(dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[kv_dtype][0], packed=packed,
-                      num_seqs=case.batch, num_tokens=case.tokens, num_heads=case.heads, lora=LORA,
-                      rope=ROPE, page_size=args.page_size, num_layers=len(data),
-                      num_threads=args.threads, sm_scale=SCALE, kv_scale=KV_SCALE,
-                      plugin=str(args.plugin).encode(), backend=args.backend.encode(),
-                      isa=args.isa.encode() if args.isa else None)
-        setup.struct_size = ctypes.sizeof(Setup)
-        status = ctypes.c_int32()
-        self.shim, self.kept, self.out = shim, [], []
-        self.handle = shim.mla_bench_create(ctypes.byref(setup), ctypes.byref(status))
-        self.check(status.value)
+        code, cache_code = DTYPES[case.dtype][0], DTYPES[kv_dtype][0]
+        self.kept, self.out = [], []
+        self.shim = attnhost_ctypes.MlaBench(shim, attnhost_ctypes.MlaSetup(
+            dtype=code, kv_dtype=cache_code, packed=packed, num_seqs=case.batch,
+            num_tokens=case.tokens, num_heads=case.heads, lora=LORA, rope=ROPE,
+            page_size=args.page_size, num_layers=len(data), num_threads=args.threads,
+            sm_scale=SCALE, kv_scale=KV_SCALE, plugin=str(args.plugin).encode(),
+            backend=args.backend.encode(), isa=args.isa.encode() if args.isa else None))
         for layer, d in enumerate(data):
             cache = self.paged(args.page_size, case, d.cache)
             out = torch.empty(case.batch, case.heads, LORA, dtype=case.torch_dtype)
             nope, pe = (part.contiguous() for part in d.q.split((LORA, ROPE), dim=-1))
-            code = DTYPES[case.dtype][0]
             self.out.append(out)
             for role, tensor, dtype in ((Q_NOPE, nope, code), (Q_PE, pe, code), (OUT, out, code),
-                                        (LATENT_CACHE, cache, U8 if packed else DTYPES[kv_dtype][0])):
-                sizes = (ctypes.c_int64 * tensor.ndim)(*tensor.shape)
+                                        (LATENT_CACHE, cache, U8 if packed else cache_code)):
                 self.kept.append(tensor)
-                self.check(shim.mla_bench_bind(self.handle, layer, role, tensor.data_ptr(), dtype,
-                                               tensor.ndim, sizes))
+                self.shim.bind(layer, role, tensor.data_ptr(), dtype, tensor.shape)
 
     def paged(self, page_size, case, cache):
-        pages = -(-case.tokens // page_size)
-        address = self.shim.mla_bench_pages(self.handle)
-        numbers = torch.frombuffer((ctypes.c_int32 * (case.batch * pages)).from_address(address),
-                                   dtype=torch.int32).long().view(case.batch, pages)
+        numbers = torch.frombuffer(self.shim.pages(), dtype=torch.int32).long()
+        numbers = numbers.view(case.batch, -1)
         bits = cache.view(torch.uint8)  # fp8 has no indexed assignment
-        made = bits.new_zeros(case.batch * pages + 1, page_size, bits.shape[-1])
+        made = bits.new_zeros(self.shim.num_pages, page_size, bits.shape[-1])
         for s in range(case.batch):
-            rows = torch.nn.functional.pad(bits[s], (0, 0, 0, pages * page_size - case.tokens))
-            made[numbers[s]] = rows.view(pages, page_size, -1)
+            padding = numbers.shape[1] * page_size - case.tokens
+            rows = torch.nn.functional.pad(bits[s], (0, 0, 0, padding))
+            made[numbers[s]] = rows.view(-1, page_size, rows.shape[-1])
         return made.view(cache.dtype)
 
-    def check(self, status):
-        if status != 0:
-            sys.exit(f"cpu_mla: {self.shim.mla_bench_message(self.handle).decode()}")
-
     def run(self, steps):
-        self.check(self.shim.mla_bench_steps(self.handle, steps))
+        self.shim.steps(steps)
 
     def close(self):
-        self.shim.mla_bench_destroy(self.handle)
+        self.shim.close()
 
 
 class Theirs:
@@ -218,23 +191,13 @@ def measure(shim, roofs, args, case):
     if not worst <= LIMITS[case.dtype]:  # NaN fails, too
         sys.exit(f"cpu_mla: {case}: results differ by {worst:g}: accepted {LIMITS[case.dtype]:g}")
     our_steps = steps_for(ours, args.sample)
-    rounds, start = [], time.perf_counter()
-    while len(rounds) < args.rounds or time.perf_counter() - start < args.seconds:
-        a = seconds_of(ours, our_steps) / layers
-        b = seconds_of(theirs, their_steps) / layers
-        rounds.append((a, b, roofs.roof_flops(args.threads)))
+    rounds = measure_rounds(args, ours, our_steps, theirs, their_steps, layers,
+                            roof_of(roofs, args, None))
     ours.close()
-    ratios = [b / a for a, b, _ in rounds]
-    return {"case": str(case), "layers": layers, "rounds": len(rounds), "max_abs_diff": worst,
-            "rival": theirs.name,
-            "ours_us": 1e6 * median(a for a, _, _ in rounds),
-            "torch_us": 1e6 * median(b for _, b, _ in rounds),
-            "ratio": median(ratios), "ratio_p10": quantile(ratios, .1),
-            "ratio_p90": quantile(ratios, .9),
+    return {"case": str(case), "layers": layers, "max_abs_diff": worst, "rival": theirs.name,
+            **figures(rounds, [b / a for a, b, _ in rounds], case.flops),
             "gflops": median(case.flops / a for a, _, _ in rounds) / 1e9,
             "gbytes": median(case.kv_bytes / a for a, _, _ in rounds) / 1e9,
-            "roof": median(roof for _, _, roof in rounds) / 1e9,
-            "fraction": median(case.flops / a / roof for a, _, roof in rounds),
             "torch_fraction": median(case.flops / b / roof for _, b, roof in rounds)}
 
 
@@ -242,8 +205,8 @@ HEAD = ("| shape | ours us | torch us | torch / ours | p10 .. p90 | GFLOP/s | of
         "| torch of peak | rival |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|")
 
 
-def row(r):
-    return (f"| {r['case']} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.2f} | "
+def row(case, r):
+    return (f"| {case} | {r['ours_us']:.0f} | {r['torch_us']:.0f} | {r['ratio']:.2f} | "
             f"{r['ratio_p10']:.2f} .. {r['ratio_p90']:.2f} | {r['gflops']:.0f} | "
             f"{r['fraction']:.0%} | {r['gbytes']:.1f} | {r['torch_fraction']:.0%} | {r['rival']} |")
 
@@ -251,63 +214,22 @@ def row(r):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-dir", type=Path, required=True, help="a tree that was built")
-    parser.add_argument("--plugin", type=Path,
-                        help="default: plugins/.libs/cpu_native.so of the build tree")
-    parser.add_argument("--backend", default="cpu_native", help="default: %(default)s")
+    add_built_plugin(parser, "cpu_native")
     parser.add_argument("--isa", help="the backend's option of that name")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="of each side; default: the CPUs this process may run on")
     parser.add_argument("--page-size", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--memory", type=int, default=64, metavar="MIB",
                         help="of latents that a step goes through, at least, in 32 layers at most; "
                         "default: %(default)s")
-    parser.add_argument("--filter", action="append", default=[], metavar="TEXT",
-                        help="only shapes whose line has this text; repeated: has all of them")
-    parser.add_argument("--rounds", type=int, default=7, help="at least; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=3,
-                        help="that a shape is measured, at least; default: %(default)s")
-    parser.add_argument("--sample", type=float, default=0.05,
-                        help="seconds of one sample, at least; default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    add_arguments(parser, rounds=7, seconds=3)
     args = parser.parse_args()
-    args.plugin = args.plugin or args.build_dir.resolve() / "plugins/.libs/cpu_native.so"
+    args.plugin = built_plugin(args, "cpu_native")
     return args
-
-
-def load_shim(build_dir):
-    shim = ctypes.CDLL(str(build_dir.resolve() / "bench/.libs/mla_shim.so"))
-    handle = ctypes.c_void_p
-    shim.mla_bench_create.restype = shim.mla_bench_pages.restype = handle
-    shim.mla_bench_message.restype = ctypes.c_char_p
-    for name in ("message", "destroy", "pages"):
-        getattr(shim, "mla_bench_" + name).argtypes = [handle]
-    shim.mla_bench_steps.argtypes = [handle, ctypes.c_int32]
-    shim.mla_bench_bind.argtypes = [handle, ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p,
-                                    ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64)]
-    return shim
 
 
 def main():
     args = parse_arguments()
-    torch.set_num_threads(args.threads)
-    torch.set_grad_enabled(False)
-    cases = [c for c in all_cases() if all(text in f"{c} " for text in args.filter)]
-    if not cases:
-        sys.exit(f"cpu_mla: no line has {' and '.join(args.filter)}; one is: {next(all_cases())}")
-    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
-              "page_size": args.page_size, "load_before": os.getloadavg()[0], "cases": []}
-    with tempfile.TemporaryDirectory() as folder:
-        shim, roofs = load_shim(args.build_dir), load_roof(args.build_dir, folder)
-        print(HEAD, flush=True)
-        for case in cases:
-            report["cases"].append(measure(shim, roofs, args, case))
-            print(row(report["cases"][-1]), flush=True)
-    report["load_after"] = os.getloadavg()[0]
-    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
-          f"load {report['load_before']:.1f} to {report['load_after']:.1f}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    run(args, all_cases(), lambda _: attnhost_ctypes.load_mla_shim(args.build_dir), measure, HEAD,
+        row, page_size=args.page_size)
 
 
 if __name__ == "__main__":

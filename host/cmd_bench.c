@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "host/arguments.h"
-#include "host/bench.h"
-#include "host/bench_plan.h"
+#include "host/bench/bench.h"
+#include "host/bench/plan.h"
 #include "host/commands.h"
 #include "host/config.h"
 #include "host/embed.h"
@@ -15,7 +15,6 @@
 #include "host/exit_codes.h"
 #include "host/json_file.h"
 #include "host/open_host.h"
-#include "host/platform.h"
 #include "host/progress.h"
 
 static const char help[] =
@@ -35,7 +34,8 @@ static const char help[] =
     "\n"
     "  --backend NAME[,NAME]...    backends, or NAMEs of [backend.NAME] sections; may be repeated\n"
     "  --shape KEY=VALUE[,...]     a shape, as below; may be repeated\n"
-    "  --device auto|cpu|cuda:N    platform.device\n"
+    "  --device auto|cpu|cuda:N    platform.device; auto is that on which `run` serves the ini,\n"
+    "                              or would, if it named the first --backend\n"
     "  --seconds S                 measure each backend on each shape for about so long (1)\n"
     "  --sustain S                 keep the device busy for so long before each measurement, and\n"
     "                              leave out the rests that keep a GPU cool (0)\n"
@@ -120,30 +120,24 @@ static void show_progress(void *ctx, size_t done, size_t total, const char *what
         progress_end(progress);
 }
 
-static int open_device(struct bench *bench, attn_error *error)
+static int measure(struct bench *bench, attn_error *error)
 {
+    struct bench_params params = {
+        .host = bench->host,
+        .threads = bench->host->threads,
+        .progress = show_progress,
+        .progress_ctx = &bench->progress,
+    };
     attn_device described;
     if (bench->config->platform.simulate)
         return exit_code_of(
             config_fail(bench->config, "platform.simulate", error,
                         "a simulated device cannot run; `attnhost explain` takes it"));
-    attn_status status = platform_describe(bench->config, &described, error);
+    attn_status status = bench_plan(bench->arguments, bench->config, bench->host, &described,
+                                    &bench->report, error);
     if (status == ATTN_OK)
         status = device_open(described.type, described.id, &bench->device, error);
-    return exit_code_of(status);
-}
-
-static int measure(struct bench *bench, attn_error *error)
-{
-    const struct bench_params params = {
-        .host = bench->host,
-        .device = bench->device,
-        .threads = bench->host->threads,
-        .progress = show_progress,
-        .progress_ctx = &bench->progress,
-    };
-    attn_status status = bench_plan(bench->arguments, bench->config, bench->host,
-                                    &bench->device->info, &bench->report, error);
+    params.device = bench->device;
     if (status == ATTN_OK)
         status = bench_measure(&params, &bench->report, error);
     return exit_code_of(status);
@@ -186,10 +180,8 @@ static int run(struct bench *bench, struct json_file *json)
     int code = open_host(bench->config, &bench->host, &error.base);
     if (code == EXIT_GOOD) {
         open_host_print_refused(bench->host, "bench", stderr);
-        code = open_device(bench, &error.base);
-    }
-    if (code == EXIT_GOOD)
         code = measure(bench, &error.base);
+    }
     if (code != EXIT_GOOD) {
         arguments_complain(bench->arguments, "%s", host_error_text(&error));
         json_file_close(json, NULL, 0);

@@ -16,6 +16,7 @@
 #include "host/operands.h"
 #include "host/reference/reference.h"
 #include "host/verify_linear.h"
+#include "host/verify_row.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
 
@@ -212,15 +213,6 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
     row->sight.attention_chunk = group->attention_chunk;
 }
 
-static void load_output(const struct check *check, int64_t row, int32_t head, double *actual)
-{
-    const attn_tensor *out = check->out;
-    const char *at =
-        (const char *)out->data + out->byte_offset +
-        (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
-    dtype_to_double(out->dtype, at, check->geometry->v_head_dim, actual);
-}
-
 /* Is this failure before the one that is noted? */
 static int is_first(const struct check *check, int64_t sampled, int32_t head)
 {
@@ -230,26 +222,17 @@ static int is_first(const struct check *check, int64_t sampled, int32_t head)
 
 /* Add one head's verdict to the result; the row fails if one of its heads does. */
 static void record(struct check *check, int64_t sampled, int64_t request, int64_t position,
-                   int32_t head, const reference_verdict *verdict, double largest)
+                   int32_t head, const struct row_verdict *found)
 {
     struct verifier *verifier = check->verifier;
     pthread_mutex_lock(&verifier->mutex);
-    struct verify_result *result = &verifier->result;
-    if (isfinite(verdict->error)) {
-        result->max_abs_error = fmax(result->max_abs_error, verdict->error);
-        if (largest > 0)
-            result->max_rel_error = fmax(result->max_rel_error, verdict->error / largest);
-    }
-    if (verdict->code != REFERENCE_PASS) {
+    row_verdict_add_error(found, &verifier->result);
+    if (found->verdict.code != REFERENCE_PASS) {
         check->failed[sampled] = 1;
         if (is_first(check, sampled, head)) {
             check->first_sampled = sampled;
             check->first_head = head;
-            snprintf(check->first_failure, sizeof check->first_failure,
-                     "request %lld, position %lld, layer %d, head %d, dimension %d: error %.3g, "
-                     "accepted up to %.3g",
-                     (long long)request, (long long)position, check->layer, head,
-                     verdict->dimension, verdict->error, verdict->bar);
+            row_verdict_text(found, request, position, check->layer, head, check->first_failure);
         }
     }
     pthread_mutex_unlock(&verifier->mutex);
@@ -274,14 +257,10 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
         reference_row_compute(&row, kv, &memory->scratch, memory->truth, &result, NULL);
     if (status != ATTN_OK)
         return status;
-    load_output(check, check->step->compact ? sampled : sequence->first_row + t, head,
-                memory->actual);
-    reference_verdict verdict =
-        reference_check_row(memory->actual, memory->truth, row.v_head_dim, row.out_dtype, &result);
-    double largest = 0;
-    for (int32_t d = 0; d < row.v_head_dim; d++)
-        largest = fmax(largest, fabs(memory->truth[d]));
-    record(check, sampled, sequence->request, position, head, &verdict, largest);
+    struct row_verdict found;
+    row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t, head,
+                     memory->truth, row.v_head_dim, &result, memory->actual, &found);
+    record(check, sampled, sequence->request, position, head, &found);
     return ATTN_OK;
 }
 

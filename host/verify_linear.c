@@ -15,6 +15,7 @@
 #include "host/error.h"
 #include "host/generator_linear.h"
 #include "host/verify_linear_kept.h"
+#include "host/verify_row.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(1) << 30)
 
@@ -43,12 +44,6 @@ struct linear_verifier {
     int64_t rows_replayed;
 };
 
-/* A head of a sampled row. */
-struct row_verdict {
-    reference_verdict verdict;
-    double largest; /* |truth| */
-};
-
 /* A sequence's share of the work. */
 struct job {
     const struct verify_sequence *sequence;
@@ -66,7 +61,7 @@ struct check {
     int32_t layer_id;
     int64_t num_jobs;
     struct job *jobs;             /* [num_sequences]; of the round */
-    struct row_verdict *verdicts; /* [sampled rows, v_heads] */
+    struct row_verdict *verdicts; /* [sampled rows, v_heads]: heads of sampled rows */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -266,15 +261,6 @@ static void make_row(const struct check *check, const reference_linear_replay *r
 
 /* ---- Judging --------------------------------------------------------------------------------- */
 
-static void load_output(const struct check *check, int64_t row, int32_t head, double *actual)
-{
-    const attn_tensor *out = check->out;
-    const char *at =
-        (const char *)out->data + out->byte_offset +
-        (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
-    dtype_to_double(out->dtype, at, check->group->linear->head_v_dim, actual);
-}
-
 /* Row t of the piece is the sampled row `sampled`. */
 static void judge_row(const struct check *check, const struct verify_sequence *sequence,
                       const reference_linear_replay *replay, int64_t sampled, int64_t t,
@@ -286,14 +272,9 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
     for (int32_t h = 0; h < replay->num_heads; h++) {
         int64_t entry = t * replay->num_heads + h;
         int32_t head = replay->first_head + h;
-        const double *truth = piece->truth + entry * v_dim;
-        struct row_verdict *found =
-            &check->verdicts[sampled * check->group->linear->num_v_heads + head];
-        load_output(check, row, head, piece->actual);
-        found->verdict = reference_check_row(piece->actual, truth, v_dim, check->out->dtype,
-                                             &piece->results[entry]);
-        for (int32_t j = 0; j < v_dim; j++)
-            found->largest = fmax(found->largest, fabs(truth[j]));
+        row_verdict_make(check->out, row, head, piece->truth + entry * v_dim, v_dim,
+                         &piece->results[entry], piece->actual,
+                         &check->verdicts[sampled * check->group->linear->num_v_heads + head]);
     }
 }
 
@@ -434,18 +415,6 @@ static attn_status replay_sequences(struct check *check, attn_error *error)
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-static void describe_failure(const struct check *check, const struct verify_sequence *sequence,
-                             int64_t sampled, int32_t head, const reference_verdict *verdict,
-                             struct verify_result *result)
-{
-    snprintf(result->first_failure, sizeof result->first_failure,
-             "request %lld, position %lld, layer %d, head %d, dimension %d: error %.3g, accepted "
-             "up to %.3g",
-             (long long)sequence->request,
-             (long long)(sequence->prefix_len + check->step->sampled[sampled]), check->layer_id,
-             head, verdict->dimension, verdict->error, verdict->bar);
-}
-
 static void add_row(const struct check *check, const struct verify_sequence *sequence,
                     int64_t sampled, struct verify_result *result)
 {
@@ -453,18 +422,14 @@ static void add_row(const struct check *check, const struct verify_sequence *seq
     int failed = 0;
     for (int32_t head = 0; head < heads; head++) {
         const struct row_verdict *found = &check->verdicts[sampled * heads + head];
-        const reference_verdict *verdict = &found->verdict;
-        if (isfinite(verdict->error)) {
-            result->max_abs_error = fmax(result->max_abs_error, verdict->error);
-            if (found->largest > 0)
-                result->max_rel_error =
-                    fmax(result->max_rel_error, verdict->error / found->largest);
-        }
-        if (verdict->code == REFERENCE_PASS)
+        row_verdict_add_error(found, result);
+        if (found->verdict.code == REFERENCE_PASS)
             continue;
         failed = 1;
         if (!result->first_failure[0])
-            describe_failure(check, sequence, sampled, head, verdict, result);
+            row_verdict_text(found, sequence->request,
+                             sequence->prefix_len + check->step->sampled[sampled], check->layer_id,
+                             head, result->first_failure);
     }
     result->rows_failed += failed;
 }

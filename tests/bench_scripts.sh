@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # bench_scripts.sh: what of bench/ can be tried without PyTorch and without a GPU: the scripts'
-# syntax, the plan of gpu_attention.py, and the shim through ctypes.
+# syntax, the plan of gpu_attention.py, and the shims through ctypes.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
@@ -37,8 +37,8 @@ fi
 
 shim=$build/bench/.libs/attention_shim.so
 if grep -q __asan_init "$shim"; then
-    tap_skip "the shim through ctypes" "it is built with a sanitizer, python3 is not"
+    tap_skip "the shims through ctypes" "it is built with a sanitizer, python3 is not"
 else
-    tap_try "the shim through ctypes" "$python" "$top/tests/independent/bench_shim.py" "$build"
+    tap_try "the shims through ctypes" "$python" "$top/tests/independent/bench_shim.py" "$build"
 fi
 tap_end

@@ -4,7 +4,7 @@
  * and backends side by side, on the processor and on the fake CUDA driver with its fixture backend:
  * who is replayed from a graph, who is refused or fails, and that nothing is left behind.
  */
-#include "host/bench.h"
+#include "host/bench/bench.h"
 
 #include "host/clock.h"
 #include "host/embed.h"

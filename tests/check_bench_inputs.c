@@ -4,7 +4,7 @@
  * mean something: cpu_native computes on it what the oracle computes, and a GPU (the fake one) gets
  * the same bytes.
  */
-#include "host/bench_inputs.h"
+#include "host/bench/inputs.h"
 
 #include "host/dtype.h"
 #include "host/reference/reference.h"

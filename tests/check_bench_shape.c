@@ -3,7 +3,7 @@
  * check_bench_shape.c: shapes of `attnhost bench`: what a text means, what is refused and in which
  * words, and how many pairs, operations and bytes there are, by hand and by the oracle's masks.
  */
-#include "host/bench_shape.h"
+#include "host/bench/shape.h"
 
 #include "host/error.h"
 #include "host/mix.h"

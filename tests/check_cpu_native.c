@@ -8,11 +8,11 @@
  */
 #include "tests/test_main.h"
 #include "tests/cpu_native_case.h"
+#include "tests/plugin_test.h"
 
 #include "host/error.h"
 #include "host/reference/reference.h"
 
-#include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
 #include <pthread.h>
@@ -41,20 +41,6 @@ static void test_log(void *ctx, uint32_t level, const char *text)
     (void)ctx;
     (void)level;
     (void)text;
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)space;
-    ((test_pool *)ctx)->allocations++;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
 }
 
 typedef struct test_worker {
@@ -118,25 +104,8 @@ static attn_services make_services(test_pool *pool)
 
 static void open_plugin(void)
 {
-    char path[4096];
-    const char *given = getenv("ATTNHOST_CPU_NATIVE"), *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    snprintf(path, sizeof path, "%s%s",
-             given ? given
-             : dir ? dir
-                   : "plugins/.libs",
-             given ? "" : "/cpu_native.so");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    ck_assert_msg(object, "%s", dlerror());
-    attn_plugin_entry_fn entry;
-    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
-    ck_assert_msg(entry != NULL, "%s has no entry", path);
-    attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .name = "test",
-                           .version = "0"};
-    attn_plugin plugin = {.struct_size = sizeof plugin};
-    ck_assert_int_eq(entry(&host, &plugin, &error), ATTN_OK);
+    attn_plugin plugin;
+    open_plugin_file("ATTNHOST_CPU_NATIVE", "cpu_native.so", &plugin, &error);
     ck_assert_int_eq(plugin.describe(0, &type, &error), ATTN_OK);
     ck_assert_int_eq(plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
 }

@@ -6,9 +6,9 @@
  * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
  */
 #include "tests/mla_fixture.h"
+#include "tests/plugin_test.h"
 #include "tests/test_main.h"
 
-#include <dlfcn.h>
 #include <float.h>
 #include <stdio.h>
 
@@ -21,41 +21,10 @@ static host_error error;
 
 static void open_plugin(void)
 {
-    char path[4096];
-    const char *given = getenv("ATTNHOST_CPU_NATIVE"), *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    snprintf(path, sizeof path, "%s%s",
-             given ? given
-             : dir ? dir
-                   : "plugins/.libs",
-             given ? "" : "/cpu_native.so");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    ck_assert_msg(object, "%s", dlerror());
-    attn_plugin_entry_fn entry;
-    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
-    ck_assert_msg(entry != NULL, "%s has no entry", path);
-    attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .name = "test",
-                           .version = "0"};
-    attn_plugin plugin = {.struct_size = sizeof plugin};
+    attn_plugin plugin;
     host_error_init(&error);
-    ck_assert_int_eq(entry(&host, &plugin, &error.base), ATTN_OK);
+    open_plugin_file("ATTNHOST_CPU_NATIVE", "cpu_native.so", &plugin, &error.base);
     ck_assert_int_eq(plugin.describe(0, &type, &error.base), ATTN_OK);
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    (void)space;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
 }
 
 /* Workers take turns, the last task first. */

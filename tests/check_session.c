@@ -341,16 +341,11 @@ static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
     struct falsified *falsified = ctx;
     const attn_tensor *operand = operands[falsified->role];
     int64_t row = 0;
-    for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
-        if (layer == 1 && sequence->request == 0 && sequence->prefix_len == 0) {
-            for (int32_t t = 0; t < sequence->num_new; t++) {
-                float *x = (float *)operand->data + (row + t) * operand->strides[0];
-                x[falsified->element] += 2;
-                falsified->done++;
-            }
-        }
-        row += sequence->num_new;
+    int32_t count = layer == 1 ? find_first_rows(step, &row) : 0;
+    for (int32_t t = 0; t < count; t++) {
+        float *x = (float *)operand->data + (row + t) * operand->strides[0];
+        x[falsified->element] += 2;
+        falsified->done++;
     }
 }
 

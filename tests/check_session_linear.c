@@ -287,15 +287,10 @@ static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
     struct falsified *falsified = ctx;
     const attn_tensor *operand = operands[falsified->role];
     int64_t row = 0;
-    for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
-        if (layer == 0 && operand && sequence->request == 0 && sequence->prefix_len == 0 &&
-            sequence->num_new > 3) {
-            *((float *)operand->data + (row + 3) * operand->strides[0]) += falsified->by;
-            falsified->done++;
-        }
-        row += sequence->num_new;
-    }
+    if (layer != 0 || !operand || find_first_rows(step, &row) <= 3)
+        return;
+    *((float *)operand->data + (row + 3) * operand->strides[0]) += falsified->by;
+    falsified->done++;
 }
 
 /* Whatever a layer is given for one token; and that token's rows are not the only ones to fail, as

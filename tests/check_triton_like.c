@@ -6,9 +6,9 @@
  */
 #include "tests/test_main.h"
 
+#include "tests/plugin_test.h"
 #include "tests/triton_fixture.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,21 +20,8 @@ static attn_error error = {
 
 static void open_plugin(void)
 {
-    char path[4096];
-    const char *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    snprintf(path, sizeof path, "%s/triton_like.so", dir ? dir : "plugins/.libs");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    ck_assert_msg(object, "%s", dlerror());
-    attn_plugin_entry_fn entry;
-    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
-    ck_assert_msg(entry != NULL, "%s has no entry", path);
-    attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .name = "test",
-                           .version = "0"};
-    attn_plugin plugin = {.struct_size = sizeof plugin};
-    ck_assert_int_eq(entry(&host, &plugin, &error), ATTN_OK);
+    attn_plugin plugin;
+    open_plugin_file(NULL, "triton_like.so", &plugin, &error);
     ck_assert_int_eq(plugin.describe(0, &type, &error), ATTN_OK);
     ck_assert_int_eq(plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
     ck_assert_str_eq(type->name, "triton_like");

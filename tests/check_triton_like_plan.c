@@ -5,6 +5,7 @@
  * nothing is computed.
  */
 #include "tests/test_main.h"
+#include "tests/plugin_test.h"
 
 #include "plugins/common/cuda_api.h"
 #include "plugins/triton_like/triton_like.h"
@@ -207,20 +208,6 @@ static void test_log(void *ctx, uint32_t level, const char *text)
     (void)ctx;
     (void)level;
     (void)text;
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    (void)space;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
 }
 
 static const attn_services services = {.struct_size = sizeof services,

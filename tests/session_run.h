@@ -129,6 +129,19 @@ static inline void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens
     trace_finish(&trace);
 }
 
+/* Rows of a step that are the first ones of request 0: how many, and where they begin. */
+static inline int32_t find_first_rows(const struct batch_step *step, int64_t *row)
+{
+    *row = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        if (sequence->request == 0 && sequence->prefix_len == 0)
+            return sequence->num_new;
+        *row += sequence->num_new;
+    }
+    return 0;
+}
+
 /* A config.json of its own for a test file, in the working directory; removed by its caller. */
 static inline void write_model(const char *text, char path[64])
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/triton_fixture.h"
+#include "tests/plugin_test.h"
 
 #include <check.h>
 #include <dirent.h>
@@ -269,20 +270,6 @@ static void test_log(void *ctx, uint32_t level, const char *text)
         return;
     if (doubles.warnings++ == 0)
         snprintf(doubles.warning, sizeof doubles.warning, "%s", text);
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    (void)space;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
 }
 
 const attn_services test_services = {.struct_size = sizeof test_services,

@@ -9,7 +9,7 @@
 namespace
 {
 
-constexpr int kReadThreads = 512; // bench_ceilings.c launches as many
+constexpr int kReadThreads = 512; // bench/ceilings.c launches as many
 constexpr int kUnroll = 8;        // loads in flight for each thread
 
 __device__ __forceinline__ uint4 load_streaming(const uint4 *from)

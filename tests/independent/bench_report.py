@@ -34,9 +34,12 @@ def result(name, problems):
         print("#", problem)
 
 
-def bench(*arguments, folder=None):
+def bench(*arguments, folder=None, driver=None):
     env = {k: v for k, v in os.environ.items() if k not in ("ATTNHOST_PLUGIN_PATH",
                                                             "ATTNHOST_LIBCUDA")}
+    if driver:
+        env.update(ATTNHOST_LIBCUDA=driver, ATTNHOST_FAKE_KERNELS="cuda_fixture",
+                   LD_LIBRARY_PATH=f"{FIXTURES}:{env.get('LD_LIBRARY_PATH', '')}")
     return subprocess.run([COMMAND, "bench", *arguments], capture_output=True, text=True, cwd=folder,
                           env=env, stdin=subprocess.DEVNULL, timeout=300)
 
@@ -280,6 +283,54 @@ def model(folder):
     return problems
 
 
+# ---- The device ----------------------------------------------------------------------------------
+
+DRIVER = f"{FIXTURES}/fake_cuda_kernels.so"
+ON_FAKE = ["--set", f"plugins.path={PLUGINS}/cpu_native.so", "--set",
+           f"plugins.path={FIXTURES}/cuda_fixture.so"]
+AUTO_INI = """
+[model]
+num_layers = 1
+num_q_heads = 4
+head_dim = 8
+dtype = f32
+max_context_len = 64
+"""
+NAMED = ["--set", "attention.attention_backend=cpu_native"]
+SHAPE = ["--shape", "q_heads=4,kv_heads=2,head_dim=8,kv_len=20,dtype=f32"]
+
+
+def automatic_device(folder):
+    """Where bench runs with platform.device = auto: the device, and who ran there."""
+    path = os.path.join(folder, "auto.ini")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(AUTO_INI)
+    problems = []
+    for driver, device, ran, arguments in (
+            (DRIVER, "cuda", ["cuda_fixture"] * 2, [path]),
+            (DRIVER, "cpu", ["cpu_native"] * 2, [path, *NAMED]),
+            (DRIVER, "cpu", ["cpu_native"] * 2, [path, "--backend", "cpu_native"]),
+            (DRIVER, "cuda", ["cuda_fixture"] * 2, [path, *NAMED, "--backend", "cuda_fixture"]),
+            (DRIVER, "cuda", ["cuda_fixture"], ["--backend", "cuda_fixture,cpu_native", *SHAPE]),
+            (DRIVER, "cpu", ["cpu_native"], ["--backend", "cpu_native,cuda_fixture", *SHAPE]),
+            (DRIVER, "cpu", [], ["--device", "cpu", "--backend", "cuda_fixture", *SHAPE]),
+            ("/nowhere/libcuda.so.1", "cpu", ["cpu_native"] * 2, [path]),
+            ("/nowhere/libcuda.so.1", "cpu", [], ["--backend", "cuda_fixture", *SHAPE])):
+        done = bench(*arguments, *ON_FAKE, *QUICK, "--json", "-", driver=driver)
+        if done.returncode != (0 if ran else 4):
+            problems += [f"{arguments}: exit code {done.returncode}", done.stderr]
+            continue
+        report = json.loads(done.stdout)
+        got = (report["device"]["type"], [run["backend"] for entry in report["results"]
+                                          for run in entry["backends"] if run["outcome"] == "ran"])
+        if got != (device, ran):
+            problems.append(f"{arguments}: {got}, expected {(device, ran)}")
+        told = "attnhost bench: device: cpu (auto; cuda:0: " in done.stderr
+        if told != (driver != DRIVER and bool(ran)):
+            problems.append(f"{arguments}: on stderr: {done.stderr}")
+    return problems
+
+
 # ---- Refusals ------------------------------------------------------------------------------------
 
 
@@ -333,8 +384,11 @@ def main():
         result("a table and a file", table_and_file(folder))
         result("kept up by a load", kept_up())
         result("a model's layer groups on the backends that it chooses", model(folder))
+        result("platform.device = auto", automatic_device(folder))
     for name, texts, *arguments in REFUSED:
         result(name, refused(2, texts, *arguments))
+    result("a device that is not there", refused(
+        4, ["platform.device"], *NATIVE, "--shape", "kv_len=64", "--device", "cuda:7"))
     result("no backend serves a shape", refused(
         4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",
         "kv_len=32,head_dim=64:1024", table=True))

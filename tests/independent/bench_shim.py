@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/attnhost_ctypes.py and the shim, without PyTorch: cpu_native on arrays of ctypes, compared
-with attention in plain Python. The argument is the build folder."""
+"""bench/attnhost_ctypes.py and the shims, without PyTorch: backends on arrays of ctypes, compared
+with attention and with a recurrence in plain Python. The argument is the build folder."""
 import ctypes
 import math
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import attnhost_ctypes  # noqa: E402
-from shapes import Case  # noqa: E402
+from shapes import DTYPES, Case  # noqa: E402
 
 BUILD = Path(sys.argv[1])
 PAGE, LAYERS = 4, 2
@@ -142,6 +142,122 @@ def check_other_size():
     SHIM.bench_destroy(handle)
 
 
+# ---- The other shims -----------------------------------------------------------------------------
+
+F32, E4M3 = DTYPES["fp32"][0], DTYPES["fp8_e4m3"][0]
+OUT, Q_NOPE, Q_PE, LATENT_CACHE, MIXED_QKV, A_LOG, STATE = 3, 9, 10, 13, 14, 18, 23  # ATTN_ROLE_*
+LIGHTNING = 3
+
+
+def plugin(name):
+    return str(attnhost_ctypes.find_plugins(BUILD) / f"{name}.so").encode()
+
+
+def attend(query, keys, scale, width):
+    scores = [scale * sum(a * b for a, b in zip(query, key)) for key in keys]
+    weights = [math.exp(score - max(scores)) for score in scores]
+    return [sum(w * key[i] for w, key in zip(weights, keys)) / sum(weights) for i in range(width)]
+
+
+def assert_close(got, right, what):
+    assert all(abs(a - b) < 1e-5 * (1 + abs(b)) for a, b in zip(got, right)), (what, got[:], right)
+
+
+def check_mla(quantised):
+    """Latents are values that e4m3 has, stored as they are or by their codes and a scale."""
+    seqs, tokens, heads, lora, rope, unit = 2, 11, 3, 16, 8, 0.125
+    row, scale = lora + rope, (lora + rope) ** -0.5
+    shim = attnhost_ctypes.load_mla_shim(BUILD)
+    bench = attnhost_ctypes.MlaBench(shim, attnhost_ctypes.MlaSetup(
+        dtype=F32, kv_dtype=E4M3 if quantised else F32, num_seqs=seqs, num_tokens=tokens,
+        num_heads=heads, lora=lora, rope=rope, page_size=PAGE, num_layers=LAYERS, num_threads=2,
+        sm_scale=scale, kv_scale=unit, plugin=plugin("cpu_native"), backend=b"cpu_native"))
+    pages, element = bench.pages(), ctypes.c_uint8 if quantised else ctypes.c_float
+    made = []
+    for layer in range(LAYERS):
+        drawn = [[random.choices(CODES, k=row) for _ in range(tokens)] for _ in range(seqs)]
+        cache = (element * (bench.num_pages * PAGE * row))()
+        for s in range(seqs):
+            for t, key in enumerate(drawn[s]):
+                at = (pages[s * bench.pages_of_seq + t // PAGE] * PAGE + t % PAGE) * row
+                cache[at:at + row] = [code if quantised else unit * value for code, value in key]
+        nope, pe = random_floats(seqs * heads * lora), random_floats(seqs * heads * rope)
+        out = (ctypes.c_float * len(nope))(*[math.nan] * len(nope))
+        for role, tensor, dtype, shape in (
+                (Q_NOPE, nope, F32, (seqs, heads, lora)), (Q_PE, pe, F32, (seqs, heads, rope)),
+                (OUT, out, F32, (seqs, heads, lora)),
+                (LATENT_CACHE, cache, E4M3 if quantised else F32, (bench.num_pages, PAGE, row))):
+            bench.bind(layer, role, ctypes.addressof(tensor), dtype, shape)
+        made.append((drawn, cache, nope, pe, out))
+    bench.steps(1)
+    for drawn, _, nope, pe, out in made:
+        for i in range(seqs * heads):
+            keys = [[unit * value for _, value in key] for key in drawn[i // heads]]
+            query = nope[i * lora:(i + 1) * lora] + pe[i * rope:(i + 1) * rope]
+            assert_close(out[i * lora:(i + 1) * lora], attend(query, keys, scale, lora),
+                         (quantised, i))
+    bench.close()
+
+
+def recur(state, rows, width, heads, decay):
+    """Lightning attention on rows of q, k, v; changes state[head][k][v]."""
+    outputs = []
+    for row in rows:
+        q, k, v = ([row[i * heads * width:][h * width:(h + 1) * width] for h in range(heads)]
+                   for i in range(3))
+        for h in range(heads):
+            for i in range(width):
+                for j in range(width):
+                    state[h][i][j] = math.exp(decay[h]) * state[h][i][j] + k[h][i] * v[h][j]
+            outputs.append([sum(q[h][i] * state[h][i][j] for i in range(width))
+                            for j in range(width)])
+    return outputs
+
+
+def check_linear(decode):
+    seqs, tokens, heads, width = 2, 1 if decode else 7, 2, 8
+    count, decay = seqs * tokens, [-0.3, -0.05]
+    shim = attnhost_ctypes.load_linear_shim(BUILD)
+    bench = attnhost_ctypes.Shim(shim, attnhost_ctypes.LinearSetup(
+        family=LIGHTNING, dtype=F32, state_dtype=F32, decode=decode, num_seqs=seqs,
+        num_tokens=tokens, k_heads=heads, v_heads=heads, k_dim=width, v_dim=width,
+        num_layers=LAYERS, num_threads=2, sm_scale=1, plugin=plugin("linear"), backend=b"linear"))
+    rates = (ctypes.c_float * heads)(*decay)
+    made = []
+    for layer in range(LAYERS):
+        mixed = random_floats(count * 3 * heads * width)
+        pool = random_floats((seqs + 1) * heads * width * width)
+        out = (ctypes.c_float * (count * heads * width))(*[math.nan] * (count * heads * width))
+        made.append((mixed, pool, pool[:], out))
+        for role, tensor, shape in (
+                (MIXED_QKV, mixed, (count, 3 * heads * width)), (A_LOG, rates, (heads,)),
+                (OUT, out, (count, heads, width)), (STATE, pool, (seqs + 1, heads, width, width))):
+            bench.bind(layer, role, ctypes.addressof(tensor), F32, shape)
+    bench.steps(1)
+    for mixed, pool, before, out in made:
+        for s in range(seqs):
+            at = (s + 1) * heads * width * width
+            state = [[[before[at + (h * width + i) * width + j] if decode else 0.0
+                       for j in range(width)] for i in range(width)] for h in range(heads)]
+            rows = [mixed[r * 3 * heads * width:(r + 1) * 3 * heads * width]
+                    for r in range(s * tokens, (s + 1) * tokens)]
+            right = [x for row in recur(state, rows, width, heads, decay) for x in row]
+            first = s * tokens * heads * width
+            assert_close(out[first:first + len(right)], right, (decode, s))
+            assert_close(pool[at:at + heads * width * width],
+                         [x for h in state for i in h for x in i], "state")
+    bench.close()
+
+
+def check_refused_by_others():
+    for shim, setup in ((attnhost_ctypes.load_linear_shim(BUILD), attnhost_ctypes.LinearSetup()),
+                        (attnhost_ctypes.load_mla_shim(BUILD), attnhost_ctypes.MlaSetup())):
+        status = ctypes.c_int32()
+        handle = shim.shim_create(ctypes.byref(setup), ctypes.byref(status))
+        assert status.value != 0 and b"_setup of 0 bytes" in shim.shim_message(handle)
+        shim.shim_destroy(handle)
+
+
 random.seed(7)
 for save in (True, False):
     check_case(Case("prefill", "fp32", 2, 4, 2, 8, 11), save)
@@ -150,3 +266,7 @@ check_quantised()
 check_refused("nosuch", backend="nosuch")
 check_refused("nokey", options={"nokey": "1"})
 check_other_size()
+for flag in (0, 1):
+    check_mla(flag)
+    check_linear(flag)
+check_refused_by_others()

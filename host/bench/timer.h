@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_timer.h: how long work takes on a device, by timed events in its stream; on the CPU these
+ * timer.h: how long work takes on a device, by timed events in its stream; on the CPU these
  * read the monotonic clock.
  *
  * A block is a few samples of one kind of work, enqueued together: the first ones, the lead-in, are

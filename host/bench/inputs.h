@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_inputs.h: what a shape's forwards work on: the problem, a batch with shuffled pages in all
+ * inputs.h: what a shape's forwards work on: the problem, a batch with shuffled pages in all
  * index forms, and operands with random values, in several copies.
  *
  * Forwards go through the copies in turn, so that none finds in a cache what it read the time
@@ -9,7 +9,7 @@
 #ifndef HOST_BENCH_INPUTS_H
 #define HOST_BENCH_INPUTS_H
 
-#include "host/bench_shape.h"
+#include "host/bench/shape.h"
 #include "host/device.h"
 
 /* ---- The problem ----------------------------------------------------------------------------- */

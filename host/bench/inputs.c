@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_inputs.c: see bench_inputs.h. First the problem, then index arrays, then values.
+ * inputs.c: see inputs.h. First the problem, then index arrays, then values.
  */
-#include "host/bench_inputs.h"
+#include "host/bench/inputs.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attnhost.h"
-#include "host/bench_timer.h"
+#include "host/bench/timer.h"
 #include "host/dtype.h"
 #include "host/error.h"
 #include "host/generator.h"

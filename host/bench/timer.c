@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host/bench_timer.h"
+#include "host/bench/timer.h"
 
 #include <math.h>
 #include <stdlib.h>

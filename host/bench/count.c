@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_count.c: what a shape comes to: lengths, pairs that the masks let through, operations and
+ * count.c: what a shape comes to: lengths, pairs that the masks let through, operations and
  * bytes.
  */
-#include "host/bench_shape.h"
+#include "host/bench/shape.h"
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 

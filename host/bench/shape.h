@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_shape.h: what `attnhost bench` measures: shapes as they are written on a command line, and
+ * shape.h: what `attnhost bench` measures: shapes as they are written on a command line, and
  * what one forward of a shape must compute and move.
  *
  *   shape  = KEY=VALUE[,KEY=VALUE]...
@@ -12,7 +12,7 @@
  *          | N+N[+N]...         q_len and kv_len: lengths of the sequences in turn, begun anew
  *                               where there are more sequences     kv_len=100+4096+700
  *
- * The keys are the table in bench_shape.c. A key that is left out has the value of the base shape;
+ * The keys are the table in shape.c. A key that is left out has the value of the base shape;
  * where that has none either, q_len is 1 in a decode and else kv_len (no prefix), v_head_dim is
  * head_dim, kv_dtype is dtype, and a mixed batch's second half are decodes.
  */

@@ -3,14 +3,14 @@
  * bench.c: see bench.h. From an entry to contenders (composed backends ready to be timed), from
  * these to samples, from samples to figures.
  */
-#include "host/bench.h"
+#include "host/bench/bench.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/bench_inputs.h"
+#include "host/bench/inputs.h"
 #include "host/clock.h"
 #include "host/cuda_driver.h"
 #include "host/error.h"

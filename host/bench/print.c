@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_print.c: what was measured, as a table for people and as JSON without loss.
+ * print.c: what was measured, as a table for people and as JSON without loss.
  */
-#include "host/bench.h"
+#include "host/bench/bench.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_plan.c: see bench_plan.h.
+ * plan.c: see plan.h.
  */
-#include "host/bench_plan.h"
+#include "host/bench/plan.h"
 
 #include <string.h>
 
 #include "host/error.h"
+#include "host/platform.h"
 #include "host/problem.h"
 #include "host/select.h"
 
@@ -116,6 +117,13 @@ static attn_status add_all_shapes(const struct plan *plan, int64_t group, const 
     return status;
 }
 
+static attn_status add_given(const struct plan *plan)
+{
+    struct bench_shape base;
+    bench_shape_init(&base);
+    return add_all_shapes(plan, -1, "", &base);
+}
+
 /* ---- Of a model ------------------------------------------------------------------------------ */
 
 static void base_of_group(const struct plan *plan, const attn_layer_group *group,
@@ -195,37 +203,87 @@ static attn_status add_groups(const struct plan *plan)
     return status;
 }
 
+/* ---- The device ------------------------------------------------------------------------------ */
+
 /* A selection in which some layer group has no backend is good enough: its entry tells why. */
-static attn_status select_backends(struct plan *plan, attnhost *host, const attn_device *device,
+static attn_status select_backends(struct plan *plan, attnhost *host, attn_device *device,
                                    struct selection **selection)
 {
     host_error said;
     host_error_init(&said);
-    if (plan->arguments->backends.count > 0)
-        return ATTN_OK;
     attn_status status =
-        select_create(host, plan->config, plan->model, device, selection, &said.base);
+        select_create_here(host, plan->config, plan->model, device, selection, &said.base);
     plan->selection = *selection;
-    return *selection ? ATTN_OK : host_fail(plan->error, status, "%s", host_error_text(&said));
+    if (!*selection)
+        return host_fail(plan->error, status, "%s", host_error_text(&said));
+    if ((*selection)->device_note)
+        arguments_complain(plan->arguments, "device: %s (%s)", platform_type_name(device->type),
+                           (*selection)->device_note);
+    return ATTN_OK;
 }
 
+/* A layer as the shape has it. */
+static void model_of_shape(const struct bench_shape *shape, struct config_model *model)
+{
+    *model = (struct config_model){.num_layers = 1,
+                                   .num_q_heads = shape->q_heads,
+                                   .num_kv_heads = shape->kv_heads,
+                                   .head_dim = shape->head_dim,
+                                   .v_head_dim = shape->v_head_dim,
+                                   .dtype = shape->dtype,
+                                   .attn_type = ATTN_TYPE_DECODER};
+}
+
+/* The device on which an ini is served that names the first --backend. That it is served nowhere is
+ * told where it is measured: on the processor. */
+static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
+{
+    const struct bench_entry *first = &plan->report->entries[0];
+    struct config config = *plan->config; /* borrows all that it points to */
+    struct model *made = NULL;
+    struct selection *selection = NULL;
+    attn_status status = ATTN_OK;
+    host_error said;
+    host_error_init(&said);
+    if (config.platform.device.type != CONFIG_DEVICE_AUTO)
+        return platform_describe(&config, device, plan->error);
+    config.attention.attention_backend = first->runs[0].backend;
+    config.attention.prefill_attention_backend = config.attention.decode_attention_backend = NULL;
+    config.attention.routes = (struct config_routes){0};
+    if (!plan->model) {
+        model_of_shape(&first->shape, &config.model);
+        status = model_create(&config, &made, &said.base);
+    }
+    if (status == ATTN_OK)
+        status = select_create_here(host, &config, plan->model ? plan->model : made, device,
+                                    &selection, &said.base);
+    if (status && !selection)
+        status = platform_describe(&config, device, plan->error);
+    else
+        status = ATTN_OK;
+    select_destroy(selection);
+    model_destroy(made);
+    return status;
+}
+
+/* ---- All ------------------------------------------------------------------------------------- */
+
 attn_status bench_plan(const struct arguments *arguments, const struct config *config,
-                       attnhost *host, const attn_device *device, struct bench_report *report,
+                       attnhost *host, attn_device *device, struct bench_report *report,
                        attn_error *error)
 {
     struct plan plan = {.arguments = arguments, .config = config, .report = report, .error = error};
-    struct bench_shape base;
-    bench_shape_init(&base);
-    if (!arguments->target)
-        return add_all_shapes(&plan, -1, "", &base);
+    bool named = arguments->backends.count > 0;
     struct model *model = NULL;
     struct selection *selection = NULL;
-    attn_status status = model_create(config, &model, error);
+    attn_status status = arguments->target ? model_create(config, &model, error) : ATTN_OK;
     plan.model = model;
-    if (status == ATTN_OK)
+    if (status == ATTN_OK && !named)
         status = select_backends(&plan, host, device, &selection);
     if (status == ATTN_OK)
-        status = add_groups(&plan);
+        status = model ? add_groups(&plan) : add_given(&plan);
+    if (status == ATTN_OK && named)
+        status = choose_device(&plan, host, device);
     select_destroy(selection);
     model_destroy(model);
     return status;

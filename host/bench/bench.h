@@ -7,15 +7,15 @@
  * forwards through the copies of the inputs, replayed from a graph where the backend allows it.
  * Whatever slows the device for longer than a round slows all of them.
  */
-#ifndef HOST_BENCH_H
-#define HOST_BENCH_H
+#ifndef HOST_BENCH_BENCH_H
+#define HOST_BENCH_BENCH_H
 
 #include <stdbool.h>
 
 #include "attnhost.h"
-#include "host/bench_ceilings.h"
-#include "host/bench_shape.h"
-#include "host/bench_timer.h"
+#include "host/bench/ceilings.h"
+#include "host/bench/shape.h"
+#include "host/bench/timer.h"
 #include "host/text.h"
 
 /* bench_run.outcome */
@@ -96,7 +96,7 @@ struct bench_params {
 attn_status bench_measure(const struct bench_params *params, struct bench_report *report,
                           attn_error *error);
 
-/* ---- bench_print.c --------------------------------------------------------------------------- */
+/* ---- print.c --------------------------------------------------------------------------------- */
 
 /* A few lines on the device and its ceilings, then a line for each backend on each shape. */
 void bench_print(const struct bench_report *report, FILE *file);
@@ -105,4 +105,4 @@ void bench_print(const struct bench_report *report, FILE *file);
  * when memory ran out. */
 char *bench_json(const struct bench_report *report);
 
-#endif /* HOST_BENCH_H */
+#endif /* HOST_BENCH_BENCH_H */

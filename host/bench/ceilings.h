@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_ceilings.h: what this device does at best, measured in the same run as what is compared
+ * ceilings.h: what this device does at best, measured in the same run as what is compared
  * with it: copying memory, reading memory, multiplying matrices.
  *
  * On CUDA the driver copies, and kernels of ours read and multiply (kernels/ceilings.cu; bf16 in
@@ -10,7 +10,7 @@
 #ifndef HOST_BENCH_CEILINGS_H
 #define HOST_BENCH_CEILINGS_H
 
-#include "host/bench_timer.h"
+#include "host/bench/timer.h"
 #include "host/threads.h"
 
 /* One ceiling. */

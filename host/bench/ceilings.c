@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_ceilings.c: see bench_ceilings.h. Each load is a bench_work whose ctx is struct load.
+ * ceilings.c: see ceilings.h. Each load is a bench_work whose ctx is struct load.
  */
-#include "host/bench_ceilings.h"
+#include "host/bench/ceilings.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_shape.c: shapes from text, and back.
+ * shape.c: shapes from text, and back.
  */
-#include "host/bench_shape.h"
+#include "host/bench/shape.h"
 
 #include <stdarg.h>
 #include <stdbool.h>
