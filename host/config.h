@@ -177,12 +177,15 @@ struct config_backends {
 
 enum { CONFIG_LAYOUT_AUTO = 0, CONFIG_LAYOUT_NHD = 1, CONFIG_LAYOUT_HND = 2 };
 
+enum { CONFIG_LATENT_AUTO = 0, CONFIG_LATENT_PLAIN = 1, CONFIG_LATENT_FP8 = 2 };
+
 struct config_kv_cache {
     int64_t page_size;             /* tokens */
     attn_dtype dtype;              /* ATTN_DTYPE_NONE = as the model */
     struct config_doubles k_scale; /* none, one, or one per KV head */
     struct config_doubles v_scale;
     int32_t layout;           /* CONFIG_LAYOUT_* */
+    int32_t latent_layout;    /* CONFIG_LATENT_* */
     int64_t max_total_tokens; /* 0 = from mem_fraction */
     double mem_fraction;      /* of the device memory that is free at start */
     bool prefix_cache;

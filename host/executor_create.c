@@ -57,7 +57,7 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
     if (status == ATTN_OK) {
         attn_bounds bounds = p->bounds;
         bounds.modes = chosen->modes;
-        problem_bounds_expand(&bounds, p->model);
+        problem_bounds_expand(&bounds, p->model, &p->model->groups[chosen->groups[0]]);
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
         note_explanation(executor, unit);
         status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,

@@ -29,7 +29,7 @@ static void find_widest(const struct model *model, uint64_t widest[ATTN_ROLE_COU
         for (uint32_t i = 0; i < count; i++)
             widen(&list[i], widest);
         widen(&out, widest);
-        if (l >= (int32_t)model->num_layers)
+        if (operands_is_expanded(model, l))
             widen(&lse, widest);
     }
 }
@@ -122,7 +122,7 @@ static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
     }
     o->written = operands_output(model, o->form);
     set_operand(executor, &o->written, rows, &o->out, o);
-    if (o->form >= (int32_t)model->num_layers)
+    if (operands_is_expanded(model, o->form))
         set_operand(executor, &lse, rows, &o->lse, o);
 }
 

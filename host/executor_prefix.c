@@ -23,9 +23,13 @@ static attn_status make_metadata(struct executor *executor, attn_error *error)
     const struct executor_params *p = &executor->params;
     attn_status status = ATTN_OK;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
+        const struct select_unit *unit = &p->selection->units[u];
+        const attn_layer_group *group = &p->model->groups[unit->groups[0]];
         attn_bounds bounds = p->bounds;
-        bounds.modes = p->selection->units[u].modes;
-        problem_bounds_expand(&bounds, p->model);
+        if (!model_group_expands(p->model, group))
+            continue;
+        bounds.modes = unit->modes;
+        problem_bounds_expand(&bounds, p->model, group);
         status = attnhost_metadata_create(executor->units[u].backend, ATTN_METADATA_EAGER, &bounds,
                                           NULL, &executor->prefix.metadata[u], error);
     }
@@ -38,8 +42,10 @@ attn_status executor_prefix_create(struct executor *executor, attn_error *error)
     struct prefix_calls *prefix = &executor->prefix;
     size_t seqs = (size_t)p->bounds.max_seqs, tokens = (size_t)p->bounds.max_tokens;
     uint64_t out = 0, lse = 0;
-    for (int32_t l = (int32_t)p->model->num_layers; l < operands_num_forms(p->model); l++) {
+    for (int32_t l = 0; l < operands_num_forms(p->model); l++) {
         struct row_operand written = operands_output(p->model, l), sum = operands_lse(p->model, l);
+        if (!operands_is_expanded(p->model, l))
+            continue;
         out = operands_row_bytes(&written) > out ? operands_row_bytes(&written) : out;
         lse = operands_row_bytes(&sum) > lse ? operands_row_bytes(&sum) : lse;
     }

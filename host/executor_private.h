@@ -71,7 +71,7 @@ struct layer_constants {
 /* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
  * step has at most, in the memory of the step's own. */
 struct prefix_calls {
-    attnhost_metadata **metadata; /* [num_units]; NULL = there are no such calls */
+    attnhost_metadata **metadata; /* [num_units]; NULL, all or one, = there are no such calls */
     int32_t *kv_lens;             /* [max_seqs] */
     int32_t *new_indptr;          /* [max_seqs + 1] */
     int32_t *request, *position;  /* [max_tokens] of each row of keys */

@@ -6,6 +6,7 @@
 
 #include "host/error.h"
 #include "host/generator_linear.h"
+#include "host/reference/reference.h"
 
 #define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
 
@@ -55,9 +56,7 @@ static void shape_latent(const attn_layer_group *group, const struct kv_pool_gro
 {
     const attn_mla_dims *mla = group->mla;
     if (strcmp(pool->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0) {
-        /* e4m3 latent, an fp32 scale for each 128 of it, bf16 rope */
-        int64_t bytes = mla->kv_lora_rank + mla->kv_lora_rank / 128 * 4 + mla->rope_dim * 2;
-        int64_t shape[] = {params->num_pages, params->page_size, bytes};
+        int64_t shape[] = {params->num_pages, params->page_size, reference_mla_packed_bytes(mla)};
         set_shape(tensor, ATTN_U8, 3, shape);
     } else {
         int64_t shape[] = {params->num_pages, params->page_size, mla->kv_lora_rank + mla->rope_dim};

@@ -10,14 +10,14 @@ static const struct model_layer *layer_of(const struct model *model, int32_t lay
     return &model->layers[layer % (int32_t)model->num_layers];
 }
 
-static bool is_expanded(const struct model *model, int32_t layer)
-{
-    return layer >= (int32_t)model->num_layers;
-}
-
 static const attn_layer_group *group_of(const struct model *model, int32_t layer)
 {
     return &model->groups[layer_of(model, layer)->group];
+}
+
+bool operands_is_expanded(const struct model *model, int32_t layer)
+{
+    return layer >= (int32_t)model->num_layers && group_of(model, layer)->kind == ATTN_KIND_MLA;
 }
 
 int32_t operands_form(const struct model *model, int32_t layer, uint32_t mode)
@@ -109,19 +109,20 @@ static uint32_t list_linear(const attn_layer_group *group, attn_dtype dtype,
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list)
 {
     const attn_layer_group *group = group_of(model, layer);
-    bool absorbed = group->kind == ATTN_KIND_MLA && !is_expanded(model, layer);
+    bool absorbed = group->kind == ATTN_KIND_MLA && !operands_is_expanded(model, layer);
     if (group->kind == ATTN_KIND_LINEAR)
         return list_linear(group, model->dtype, list);
     uint32_t count = absorbed ? list_absorbed(group, model->dtype, list)
                               : list_softmax(group, model->dtype, list);
-    if (model_group_has_kv(group) && !operands_write_kv(model, layer) && !is_expanded(model, layer))
+    if (model_group_has_kv(group) && !operands_write_kv(model, layer) &&
+        !operands_is_expanded(model, layer))
         count -= 2; /* keys and values stand last */
     return count;
 }
 
 uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list)
 {
-    if (!is_expanded(model, layer) || !operands_write_kv(model, layer))
+    if (!operands_is_expanded(model, layer) || !operands_write_kv(model, layer))
         return 0;
     return list_new_latents(group_of(model, layer), model->dtype, list);
 }
@@ -135,7 +136,7 @@ struct row_operand operands_output(const struct model *model, int32_t layer)
         .dim = group->v_head_dim,
         .dtype = model_out_dtype(model, group),
     };
-    if (group->kind == ATTN_KIND_MLA && !is_expanded(model, layer))
+    if (group->kind == ATTN_KIND_MLA && !operands_is_expanded(model, layer))
         out.dim = group->mla->kv_lora_rank;
     if (group->kind == ATTN_KIND_LINEAR) {
         out.heads = group->linear->num_v_heads;
@@ -170,7 +171,7 @@ generator_layer operands_geometry(const struct model *model, int32_t layer)
     int32_t owner =
         entry->kv_buffer >= 0 ? model->buffers[entry->kv_buffer].layer_id : entry->layer_id;
     generator_layer geometry = {
-        .kv_layer = is_expanded(model, layer) ? (int32_t)model->num_layers + owner : owner,
+        .kv_layer = operands_is_expanded(model, layer) ? (int32_t)model->num_layers + owner : owner,
         .num_q_heads = group->num_q_heads,
         .num_kv_heads = group->num_kv_heads,
         .head_dim = group->head_dim,
@@ -179,7 +180,7 @@ generator_layer operands_geometry(const struct model *model, int32_t layer)
         .window_right = group->window_right,
         .attention_chunk = group->attention_chunk,
     };
-    if (group->kind == ATTN_KIND_MLA && !is_expanded(model, layer)) {
+    if (group->kind == ATTN_KIND_MLA && !operands_is_expanded(model, layer)) {
         geometry.latent = 1;
         geometry.num_kv_heads = 1;
         geometry.head_dim = group->mla->kv_lora_rank + group->mla->rope_dim;

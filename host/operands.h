@@ -41,8 +41,11 @@ enum { OPERANDS_MAX = 5 };
  * form. Where a function below has a `layer`, either is fine. */
 int32_t operands_form(const struct model *model, int32_t layer, uint32_t mode);
 
-/* How many numbers there are. */
+/* How many numbers there are; of layers of other kinds the upper ones mean nothing. */
 int32_t operands_num_forms(const struct model *model);
+
+/* Is this number that of an expanded form? */
+bool operands_is_expanded(const struct model *model, int32_t layer);
 
 /* List what a layer is given, and return how many these are. */
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list);

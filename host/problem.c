@@ -8,6 +8,7 @@
 
 #include "host/dtype.h"
 #include "host/error.h"
+#include "host/reference/reference.h"
 
 /* Modes of speculative decoding, if `phase` serves them. */
 static uint32_t draft_modes(const struct config *config, int32_t phase)
@@ -37,6 +38,13 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
+/* Is the group's cache quantised by scales of the configuration? Packed latents have their own. */
+static bool is_scaled(const struct config *config, const attn_layer_group *group)
+{
+    return model_group_has_kv(group) &&
+           !(group->mla && config->kv_cache.latent_layout == CONFIG_LATENT_FP8);
+}
+
 static attn_status check_count(const struct config *config, const struct model *model,
                                const char *key, size_t count, attn_error *error)
 {
@@ -48,10 +56,12 @@ static attn_status check_count(const struct config *config, const struct model *
             dtype_name(config->kv_cache.dtype));
     for (uint32_t i = 0; i < model->num_groups; i++) {
         const attn_layer_group *group = &model->groups[i];
-        if (count > 1 && group->mla)
+        if (count == 1 || !is_scaled(config, group))
+            continue;
+        if (group->mla)
             return config_fail(config, key, error,
                                "%zu numbers: accepted 1, as latents have no heads", count);
-        if (count > 1 && model_group_has_kv(group) && count != (size_t)group->num_kv_heads)
+        if (count != (size_t)group->num_kv_heads)
             return config_fail(config, key, error,
                                "%zu numbers: accepted 1, or %d, one for each KV head", count,
                                group->num_kv_heads);
@@ -59,24 +69,29 @@ static attn_status check_count(const struct config *config, const struct model *
     return ATTN_OK;
 }
 
-/* Has a layer values of its own in the cache? A latent is key and value in one. */
-static bool caches_values(const struct model *model)
+/* Which scales do the caches need? A latent is key and value in one. */
+static void find_scaled(const struct config *config, const struct model *model, bool *keys,
+                        bool *values)
 {
+    *keys = *values = false;
     for (uint32_t i = 0; i < model->num_groups; i++)
-        if (model_group_has_kv(&model->groups[i]) && !model->groups[i].mla)
-            return true;
-    return false;
+        if (is_scaled(config, &model->groups[i])) {
+            *keys = true;
+            *values |= !model->groups[i].mla;
+        }
 }
 
 attn_status problem_check_scales(const struct config *config, const struct model *model,
                                  attn_error *error)
 {
     const struct config_kv_cache *cache = &config->kv_cache;
-    if (!dtype_is_fp8(problem_kv_dtype(config, model)) || model->num_kv_groups == 0)
+    bool keys, values;
+    find_scaled(config, model, &keys, &values);
+    if (!dtype_is_fp8(problem_kv_dtype(config, model)) || !keys)
         return ATTN_OK;
     attn_status status =
         check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
-    if (status || !caches_values(model))
+    if (status || !values)
         return status;
     status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
     if (!status && cache->k_scale.count != cache->v_scale.count)
@@ -84,6 +99,21 @@ attn_status problem_check_scales(const struct config *config, const struct model
                              "%zu numbers: accepted %zu, as many as kv_cache.k_scale",
                              cache->v_scale.count, cache->k_scale.count);
     return status;
+}
+
+attn_status problem_check_latents(const struct config *config, const struct model *model,
+                                  attn_error *error)
+{
+    bool asked = config->kv_cache.latent_layout == CONFIG_LATENT_FP8;
+    host_error said;
+    host_error_init(&said);
+    for (uint32_t i = 0; asked && i < model->num_groups; i++) {
+        const attn_mla_dims *mla = model->groups[i].mla;
+        if (mla && reference_mla_check_packed(mla, problem_kv_dtype(config, model), &said.base))
+            return config_fail(config, "kv_cache.latent_layout", error, "%s",
+                               host_error_text(&said));
+    }
+    return ATTN_OK;
 }
 
 /* mla.latent_fp8/1 has scales of its own, beside the codes. */
@@ -139,9 +169,10 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
 }
 
-void problem_bounds_expand(attn_bounds *bounds, const struct model *model)
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
+                           const attn_layer_group *group)
 {
-    if (!(bounds->modes & model->mla_expanded))
+    if (!model_group_expands(model, group) || !(bounds->modes & model->mla_expanded))
         return;
     bounds->mask_kinds |= ATTN_MASK_BIT(ATTN_MASK_NONE);
     bounds->uses |= ATTN_USES_LSE | ATTN_USES_UNSAVED_KV;
@@ -165,10 +196,9 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->bounds = &out->bounds;
     problem->q_dtype = model->dtype;
     problem->out_dtype = model_out_dtype(model, &out->group);
-    if (out->group.kind == ATTN_KIND_MLA) {
+    if (out->group.kind == ATTN_KIND_MLA)
         problem->mla_expanded = model->mla_expanded & modes;
-        problem_bounds_expand(&out->bounds, model);
-    }
+    problem_bounds_expand(&out->bounds, model, &out->group);
     problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;
     problem->kv_layout = has_kv ? layout : NULL;
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;

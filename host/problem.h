@@ -28,9 +28,15 @@ uint32_t problem_decode_modes(const struct config *config);
 attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);
 
 /* Are there scales where the KV cache needs them, one or one for each KV head of every group?
- * CONFIG_ERROR names the key. */
+ * Packed latents that are asked for (kv_cache.latent_layout) need none. CONFIG_ERROR names the key.
+ */
 attn_status problem_check_scales(const struct config *config, const struct model *model,
                                  attn_error *error);
+
+/* Can the model's latents be packed, if that is asked for (kv_cache.latent_layout)? CONFIG_ERROR.
+ */
+attn_status problem_check_latents(const struct config *config, const struct model *model,
+                                  attn_error *error);
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
  * or a state layout id for a linear group; it is ignored for groups without either. No graph level
@@ -39,9 +45,10 @@ attn_status problem_check_scales(const struct config *config, const struct model
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
 
-/* Add what calls in the expanded form need of bounds that have these modes: partial results over
- * chunks of the prefix. Nothing if the model has no such form in them. */
-void problem_bounds_expand(attn_bounds *bounds, const struct model *model);
+/* Add what calls of the group in the expanded form need of bounds that have these modes: partial
+ * results over chunks of the prefix. Nothing if it has no such form in them. */
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
+                           const attn_layer_group *group);
 
 /* Bounds of the batches a run makes, for the modes given. */
 void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,

@@ -132,12 +132,25 @@ static attn_status choose_one(struct selector *selector, uint32_t group, uint32_
     return ATTN_OK;
 }
 
+/* Layers that are called in the expanded form are a unit of their own, even of a backend that
+ * serves others: their metadata is planned for bounds and batches (partial results over a prefix)
+ * that a recurrence has no word for. */
+static bool goes_with(const struct selector *selector, uint32_t group, const char *name,
+                      const struct select_unit *unit)
+{
+    const struct model *model = selector->model;
+    return strcmp(unit->backend, name) == 0 &&
+           model_group_expands(model, &model->groups[unit->groups[0]]) ==
+               model_group_expands(model, &model->groups[group]);
+}
+
 static attn_status add_to_unit(struct selector *selector, uint32_t group, const char *name,
                                const char *type, uint32_t modes)
 {
     struct selection *selection = selector->selection;
     uint32_t index = 0;
-    while (index < selection->num_units && strcmp(selection->units[index].backend, name) != 0)
+    while (index < selection->num_units &&
+           !goes_with(selector, group, name, &selection->units[index]))
         index++;
     if (index == selection->num_units) {
         struct select_unit *grown =
@@ -312,7 +325,9 @@ static attn_status select_one(struct selector *selector, uint32_t group)
 attn_status select_create(attnhost *host, const struct config *config, const struct model *model,
                           const attn_device *device, struct selection **out, attn_error *error)
 {
-    attn_status status = problem_check_scales(config, model, error);
+    attn_status status = problem_check_latents(config, model, error);
+    if (!status)
+        status = problem_check_scales(config, model, error);
     if (status)
         return status;
     struct selector selector = {.host = host, .config = config, .model = model, .error = error};

@@ -10,6 +10,7 @@
 #include "host/embed.h"
 #include "host/platform.h"
 #include "host/problem.h"
+#include "host/reference/reference.h"
 #include "host/routes.h"
 #include "host/text.h"
 
@@ -204,16 +205,23 @@ void select_layouts_of(const attn_layer_group *group, const char *layouts[SELECT
     }
 }
 
-/* Is layout `index` one that the user allows? kv_cache.layout speaks of K and V alone. */
-static bool layout_allowed(const struct config *config, const attn_layer_group *group,
+/* Is layout `index` one that the user allows, and that the layers can have? */
+static bool layout_allowed(const struct selector *selector, const attn_layer_group *group,
                            uint32_t index)
 {
+    const struct config_kv_cache *cache = &selector->config->kv_cache;
+    attn_dtype kv_dtype = problem_kv_dtype(selector->config, selector->model);
     if (!model_group_has_kv(group) && !model_group_has_state(group))
         return index == 0;
-    if (group->mla || model_group_has_state(group))
+    if (model_group_has_state(group))
         return true;
-    return config->kv_cache.layout == CONFIG_LAYOUT_AUTO ||
-           config->kv_cache.layout == (index == 0 ? CONFIG_LAYOUT_NHD : CONFIG_LAYOUT_HND);
+    if (group->mla && index == 0)
+        return cache->latent_layout != CONFIG_LATENT_FP8;
+    if (group->mla)
+        return cache->latent_layout != CONFIG_LATENT_PLAIN &&
+               reference_mla_check_packed(group->mla, kv_dtype, NULL) == ATTN_OK;
+    return cache->layout == CONFIG_LAYOUT_AUTO ||
+           cache->layout == (index == 0 ? CONFIG_LAYOUT_NHD : CONFIG_LAYOUT_HND);
 }
 
 /* Of the layouts in `mask` the one that stands first in the backend's own list; the host's order
@@ -294,7 +302,7 @@ attn_status select_ask(struct selector *selector, uint32_t group, uint32_t modes
         struct problem problem;
         attn_verdict verdict;
         attn_reason *reasons;
-        if (!layout_allowed(selector->config, layers, i))
+        if (!layout_allowed(selector, layers, i))
             continue;
         problem_init(&problem, selector->config, selector->model, group,
                      &selector->selection->device, modes, layouts[i]);

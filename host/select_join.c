@@ -2,8 +2,9 @@
  *
  * select_join.c: the full-attention layers of a model are served by one backend, its linear layers
  * by another: the two become one unit, a hybrid_linear backend that is defined here. Where they
- * cannot be (more than two backends, no such composite, a name too long) they stay two units, and
- * each is composed by itself.
+ * cannot be (more than two backends, no such composite, a name too long) or may not be (select.c
+ * keeps layers that are called in the expanded form apart) they stay two units, and each is
+ * composed by itself.
  */
 #include "host/select_parts.h"
 
@@ -16,12 +17,13 @@ enum { MAX_NAME = 63 };
 
 static const char composite[] = "hybrid_linear";
 
-/* Are all groups of the unit decoder layers of this sort: linear or not? */
+/* Are all groups of the unit decoder layers of this sort, linear or not, that may be joined? */
 static bool is_unit_of(const struct selector *selector, const struct select_unit *unit, bool linear)
 {
     for (uint32_t g = 0; g < unit->num_groups; g++) {
         const attn_layer_group *group = &selector->model->groups[unit->groups[g]];
-        if (!model_group_decodes(group) || (group->kind == ATTN_KIND_LINEAR) != linear)
+        if (!model_group_decodes(group) || model_group_expands(selector->model, group) ||
+            (group->kind == ATTN_KIND_LINEAR) != linear)
             return false;
     }
     return true;

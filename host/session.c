@@ -43,30 +43,16 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-/* Operands of latent and linear layers are made, and their rows judged, on the processor alone, and
- * latents in one layout. */
+/* Operands of latent and linear layers are made, and their rows judged, on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const char *layout = s->selection->groups[g].kv_layout;
         uint32_t kind = s->model->groups[g].kind;
-        if (kind != ATTN_KIND_MLA && s->model->mla_expanded)
-            return config_fail(s->config, "attention.mla_prefill", error,
-                               "expanded: layer group %u is %s: accepted absorbed in a model that "
-                               "has layers of other kinds",
-                               g, model_kind_name(kind));
-        if (kind == ATTN_KIND_SOFTMAX)
-            continue;
-        if (s->described.type != ATTN_DEVICE_CPU)
+        if (kind != ATTN_KIND_SOFTMAX && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s, which `run` serves on the processor alone: "
                              "accepted platform.device = cpu",
                              s->model->name, g, model_kind_name(kind));
-        if (kind == ATTN_KIND_MLA && (!layout || strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0))
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u: %s wants its cache in %s: `run` serves %s",
-                             s->model->name, g, select_backend(s->selection, g, SELECT_PREFILL),
-                             layout ? layout : "no layout", ATTN_LAYOUT_MLA_LATENT);
     }
     return ATTN_OK;
 }
@@ -373,7 +359,13 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-/* Quantisation of each layer group's cache; the same numbers serve all. */
+static bool is_packed(const struct session *s, uint32_t g)
+{
+    const char *layout = s->selection->groups[g].kv_layout;
+    return layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
+/* Quantisation of each layer group's cache; the same numbers serve all but packed latents. */
 static attn_status make_scales(struct session *s, attn_error *error)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
@@ -388,9 +380,10 @@ static attn_status make_scales(struct session *s, attn_error *error)
     for (size_t i = 0; i < cache->v_scale.count; i++)
         s->scale_values[count + i] = (float)cache->v_scale.items[i];
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const float *k = count > 0 ? s->scale_values : NULL;
+        const float *k = count > 0 && !is_packed(s, g) ? s->scale_values : NULL;
         s->scales[g] = (struct verify_scales){
             .kv_dtype = problem_kv_dtype(s->config, s->model),
+            .packed = is_packed(s, g),
             .k = k,
             .v = k ? k + count : NULL,
             .count = (uint32_t)count,

@@ -122,6 +122,23 @@ struct key_source {
     int64_t first_new; /* keys from here on are new in this step, or given for it */
 };
 
+/* A latent as a packed row holds it; a value is its first part. */
+static void read_packed(const struct key_source *source, int64_t j, int32_t dim, double *vector)
+{
+    const struct check *check = source->check;
+    const struct verify_params *params = &check->verifier->params;
+    const attn_mla_dims *mla = check->group->mla;
+    int8_t raw[GENERATOR_MAX_DIM];
+    float given[GENERATOR_MAX_DIM];
+    char row[2 * GENERATOR_MAX_DIM]; /* no element takes more than the two bytes of bf16 */
+    token_key key = workload_token_key(params->workload, source->request, j);
+    generator_kv(params->generator, key, check->form, source->kv_head, GENERATOR_KEY, raw);
+    for (int32_t d = 0; d < check->geometry->head_dim; d++)
+        given[d] = (float)raw[d] / GENERATOR_UNITS;
+    reference_mla_pack(mla, ATTN_F32, given, given + mla->kv_lora_rank, row);
+    reference_mla_unpack(mla, row, dim, vector);
+}
+
 /* `raw` integers of a token as fp64 values, rounded to the cache and back unless read as given. */
 static void read_vector(const struct key_source *source, int64_t j, int role, int32_t dim,
                         const float *scales, double *vector)
@@ -132,6 +149,10 @@ static void read_vector(const struct key_source *source, int64_t j, int role, in
     token_key key = workload_token_key(params->workload, source->request, j);
     generator_kv(params->generator, key, check->form, source->kv_head, role, raw);
     int as_given = check->reads_unquantised && j >= source->first_new;
+    if (check->scales->packed && !as_given) {
+        read_packed(source, j, dim, vector);
+        return;
+    }
     for (int32_t d = 0; d < dim; d++) {
         float x = (float)raw[d] / GENERATOR_UNITS;
         vector[d] = x;

@@ -18,8 +18,9 @@
 /* Quantisation of one layer's KV, as the pool stores it; a latent has k alone. */
 struct verify_scales {
     attn_dtype kv_dtype;
-    const float *k, *v; /* one value, or one for each KV head; NULL if kv_dtype needs none */
+    const float *k, *v; /* one value, or one for each KV head; NULL if the cache needs none */
     uint32_t count;     /* 1 or the number of KV heads */
+    bool packed;        /* mla.latent_fp8/1: each row has scales of its own */
 };
 
 /* One sequence of a step and the rows of it that are sampled. */

@@ -4,6 +4,7 @@
  */
 #include "host/operands.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "host/error.h"
@@ -153,6 +154,35 @@ START_TEST(expanded)
 }
 END_TEST
 
+/* Kimi Linear: among layers of other kinds the latent ones alone have that form. */
+START_TEST(expanded_among_others)
+{
+    struct model *model;
+    char path[4096];
+    const char *folder = getenv("ATTNHOST_TEST_SRCDIR");
+    int32_t found = 0;
+    snprintf(path, sizeof path, "%s/tests/models/kimi_linear.json", folder ? folder : ".");
+    ck_assert_int_eq(model_create_hf(path, NULL, &model, NULL), ATTN_OK);
+    model->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    int32_t layers = (int32_t)model->num_layers;
+    ck_assert_int_eq(operands_num_forms(model), 2 * layers);
+    for (int32_t l = 0; l < layers; l++) {
+        struct row_operand list[OPERANDS_MAX];
+        const attn_layer_group *group = &model->groups[model->layers[l].group];
+        bool has_form = group->kind == ATTN_KIND_MLA;
+        found += has_form;
+        ck_assert_int_eq(operands_form(model, l, ATTN_MODE_EXTEND), has_form ? layers + l : l);
+        ck_assert(!operands_is_expanded(model, l));
+        ck_assert(operands_is_expanded(model, layers + l) == has_form);
+        ck_assert_uint_eq(operands_list_latents(model, layers + l, list), has_form ? 2 : 0);
+        ck_assert(model_group_expands(model, group) == has_form);
+        ck_assert_uint_eq(operands_output(model, l).dtype, has_form ? ATTN_F32 : ATTN_BF16);
+    }
+    ck_assert(found > 0 && found < layers);
+    model_destroy(model);
+}
+END_TEST
+
 /* Streams are 64 + the role: mixed_qkv 14, a 15, b 16. */
 START_TEST(linear)
 {
@@ -238,6 +268,7 @@ static Suite *suite(void)
     tcase_add_test(kinds, softmax);
     tcase_add_test(kinds, latent);
     tcase_add_test(kinds, expanded);
+    tcase_add_test(kinds, expanded_among_others);
     tcase_add_test(kinds, linear);
     tcase_add_test(kinds, names);
     suite_add_tcase(s, kinds);

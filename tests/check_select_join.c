@@ -45,20 +45,21 @@ static void choose(struct scene *scene)
                                   &scene->selection, &scene->error.base);
 }
 
-/* Qwen3-Next, three linear layers to a full one, with these lines under [attention]. */
-static void begin(struct scene *scene, const char *attention, int with_hybrid)
+static void create(struct scene *scene)
 {
-    char ini[8192];
     memset(scene, 0, sizeof *scene);
     host_error_init(&scene->error);
-    snprintf(ini, sizeof ini,
-             "[model]\nconfig = %s/tests/models/qwen3_next.json\n[platform]\nsimulate = sm90\n"
-             "[attention]\n%s\n",
-             folder("ATTNHOST_TEST_SRCDIR", "."), attention);
     ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
-    load(scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
-    if (with_hybrid)
-        load(scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+}
+
+/* A model of tests/models with these lines under [attention], on a platform. */
+static void select_for(struct scene *scene, const char *model, const char *platform,
+                       const char *attention)
+{
+    char ini[8192];
+    snprintf(ini, sizeof ini,
+             "[model]\nconfig = %s/tests/models/%s\n[platform]\n%s\n[attention]\n%s\n",
+             folder("ATTNHOST_TEST_SRCDIR", "."), model, platform, attention);
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
                                           &scene->error.base);
     if (!status)
@@ -68,6 +69,16 @@ static void begin(struct scene *scene, const char *attention, int with_hybrid)
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
     choose(scene);
     ck_assert_msg(scene->status == ATTN_OK, "%s", host_error_text(&scene->error));
+}
+
+/* Qwen3-Next: three linear layers to a full one. */
+static void begin(struct scene *scene, const char *attention, int with_hybrid)
+{
+    create(scene);
+    load(scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    if (with_hybrid)
+        load(scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+    select_for(scene, "qwen3_next.json", "simulate = sm90", attention);
 }
 
 static void end(struct scene *scene)
@@ -166,6 +177,44 @@ START_TEST(what_cannot_be_joined_stays_as_it_was)
 }
 END_TEST
 
+/* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
+START_TEST(expanded_layers_stay_apart)
+{
+    static const char *const files[] = {"hybrid.so", "cpu_native.so", "linear.so"};
+    static const struct {
+        const char *attention;
+        const char *joined, *latent, *linear;
+    } cases[] = {
+        {"attention_backend = cpu_native\nlinear_attn_backend = linear", "cpu_native-with-linear",
+         "cpu_native", "linear"},
+        {"attention_backend = both\nlinear_attn_backend = both\n[backend.both]\n"
+         "type = hybrid_linear\nfull = cpu_native\nlinear = linear",
+         "both", "both", "both"},
+    };
+    for (int expanded = 0; expanded < 2; expanded++) {
+        struct scene scene;
+        char attention[512];
+        snprintf(attention, sizeof attention, "mla_prefill = %s\n%s",
+                 expanded ? "expanded" : "absorbed", cases[_i].attention);
+        create(&scene);
+        for (size_t f = 0; f < sizeof files / sizeof *files; f++)
+            load(&scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", files[f]);
+        select_for(&scene, "kimi_linear.json", "device = cpu", attention);
+        const struct selection *s = scene.selection;
+        ck_assert_uint_eq(s->num_units, expanded ? 2 : 1);
+        for (uint32_t g = 0; g < s->num_groups; g++) {
+            const struct select_unit *unit = &s->units[s->groups[g].unit];
+            bool linear = scene.model->groups[g].kind == ATTN_KIND_LINEAR;
+            ck_assert_str_eq(unit->backend, !expanded ? cases[_i].joined
+                                            : linear  ? cases[_i].linear
+                                                      : cases[_i].latent);
+            ck_assert(!expanded || unit->num_groups == 1);
+        }
+        end(&scene);
+    }
+}
+END_TEST
+
 static Suite *join_suite(void)
 {
     Suite *suite = suite_create("select_join");
@@ -173,6 +222,7 @@ static Suite *join_suite(void)
     tcase_add_test(tcase, two_kinds_become_one_unit);
     tcase_add_test(tcase, a_pair_is_a_child);
     tcase_add_loop_test(tcase, what_cannot_be_joined_stays_as_it_was, 0, 4);
+    tcase_add_loop_test(tcase, expanded_layers_stay_apart, 0, 2);
     suite_add_tcase(suite, tcase);
     return suite;
 }

@@ -46,17 +46,23 @@ static const char *const variants[][4] = {
      "backend.other.type=cpu_native", "workload.mixed=yes"},
 };
 
-START_TEST(identities_hold)
+/* The whole of a run that was begun, with up to `most` settings more, which a NULL ends. */
+static void keep_identities(struct run *run, const char *const *settings, size_t most)
 {
     int64_t input_tokens, decode_tokens;
-    struct run run;
     expected_tokens(&input_tokens, &decode_tokens);
+    for (size_t s = 0; s < most && settings[s]; s++)
+        set(run, "%s", settings[s]);
+    go(run);
+    check_identities(run, input_tokens, decode_tokens);
+    finish(run);
+}
+
+START_TEST(identities_hold)
+{
+    struct run run;
     begin(&run);
-    for (size_t s = 0; s < 4 && variants[_i][s]; s++)
-        set(&run, "%s", variants[_i][s]);
-    go(&run);
-    check_identities(&run, input_tokens, decode_tokens);
-    finish(&run);
+    keep_identities(&run, variants[_i], 4);
 }
 END_TEST
 
@@ -298,15 +304,9 @@ static const char *const latent_variants[][5] = {
 
 START_TEST(latents_keep_the_identities)
 {
-    int64_t input_tokens, decode_tokens;
     struct run run;
-    expected_tokens(&input_tokens, &decode_tokens);
     begin_latent(&run);
-    for (size_t s = 0; s < 5 && latent_variants[_i][s]; s++)
-        set(&run, "%s", latent_variants[_i][s]);
-    go(&run);
-    check_identities(&run, input_tokens, decode_tokens);
-    finish(&run);
+    keep_identities(&run, latent_variants[_i], 5);
 }
 END_TEST
 
@@ -418,6 +418,15 @@ START_TEST(a_falsified_expanded_operand_fails)
 }
 END_TEST
 
+/* Element of a cache in pages of 4 where the last latent of the step's first prefix begins. */
+static int64_t last_latent(const struct batch_step *step, const attn_tensor *cache)
+{
+    const struct batch_sequence *sequence = &step->sequences[0];
+    int32_t slot = step->req_to_token[(int64_t)sequence->table_row * step->req_to_token_stride +
+                                      sequence->prefix_len - 1];
+    return slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
+}
+
 /* A cache that holds something else than what was given: the latents of all later rows. */
 static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t layer,
                             const attn_tensor *const *operands)
@@ -426,11 +435,7 @@ static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t la
     int *done = ctx;
     if (layer != 0 || step->mode != ATTN_MODE_DECODE || *done)
         return;
-    const struct batch_sequence *sequence = &step->sequences[0];
-    int32_t slot = step->req_to_token[(int64_t)sequence->table_row * step->req_to_token_stride +
-                                      sequence->prefix_len - 1];
-    float *latent =
-        (float *)cache->data + slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
+    float *latent = (float *)cache->data + last_latent(step, cache);
     for (int d = 0; d < 40 + 12; d++)
         latent[d] = -latent[d];
     *done = 1;
@@ -471,26 +476,20 @@ START_TEST(latents_narrower_than_values)
 }
 END_TEST
 
-/* Latent layers among recurrent ones, of which expanded calls make no sense. */
+/* Latent layers among recurrent ones, which know nothing of expanded calls. */
 START_TEST(latents_beside_recurrent_layers)
 {
+    int64_t input_tokens, decode_tokens;
     struct run run;
     remove_latent_model();
     write_model(kimi_model, latent_path);
     begin_latent(&run);
     set(&run, "attention.mla_prefill=%s", _i ? "expanded" : "absorbed");
     go(&run);
-    if (_i) {
-        ck_assert_int_eq(run.code, EXIT_USAGE);
-        ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "attention.mla_prefill"));
-        ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "is linear: accepted absorbed"));
-    } else {
-        int64_t input_tokens, decode_tokens;
-        expected_tokens(&input_tokens, &decode_tokens);
-        check_identities(&run, input_tokens, decode_tokens);
-        ck_assert_int_eq(run.report.verify.rows_checked,
-                         3 * (run.report.tokens.prefill + run.report.tokens.decode));
-    }
+    expected_tokens(&input_tokens, &decode_tokens);
+    check_identities(&run, input_tokens, decode_tokens);
+    ck_assert_int_eq(run.report.verify.rows_checked,
+                     3 * (run.report.tokens.prefill + run.report.tokens.decode));
     finish(&run);
 }
 END_TEST
@@ -502,6 +501,9 @@ static const struct {
 } latent_refusals[] = {
     {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
     {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.1 0.2 0.3"}, EXIT_USAGE, "no heads"},
+    {{"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
+     EXIT_USAGE,
+     "kv_cache.latent_layout: kv_lora_rank 40 in mla.latent_fp8/1: accepted multiples of 128"},
     {{"attention.attention_backend=example_rows"}, EXIT_USAGE, "example_rows"},
     {{"attention.attention_backend=triton_like"}, EXIT_NO_BACKEND, "triton_like"},
 };
@@ -516,6 +518,153 @@ START_TEST(latents_are_refused_with_a_reason)
     const char *message = host_error_text(&run.error);
     ck_assert_msg(run.code == latent_refusals[_i].code, "exit %d: %s", run.code, message);
     ck_assert_msg(strstr(message, latent_refusals[_i].message) != NULL, "%s", message);
+    finish(&run);
+}
+END_TEST
+
+/* ---- Quantised latents ----------------------------------------------------------------------- */
+
+enum { FP8_LORA = 256, FP8_ROPE = 12 };
+
+/* The same model with a latent of two blocks that can be packed: codes, two scales, rope. */
+static void write_packed_model(void)
+{
+    const char *rank = strstr(latent_model, "40,");
+    char text[1024];
+    snprintf(text, sizeof text, "%.*s%d%s", (int)(rank - latent_model), latent_model, FP8_LORA,
+             rank + 2);
+    write_model(text, latent_path);
+}
+
+static void begin_packed(struct run *run)
+{
+    begin_latent(run);
+    set(run, "kv_cache.dtype=fp8_e4m3");
+    set(run, "kv_cache.latent_layout=latent_fp8");
+}
+
+static const char *const packed_variants[][4] = {
+    {"model.dtype=f32", "kv_cache.page_size=1", "workload.mixed=yes", "workload.seed=7"},
+    {"model.dtype=f16", "kv_cache.page_size=64", "workload.chunked_prefill_size=7"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8", "kv_cache.page_size=1"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "kv_cache.prefix_cache=no"},
+    {"attention.route.1=phase=decode batch=1-2 -> other", "backend.other.type=cpu_native",
+     "attention.route.2=layers=1 phase=prefill -> other"},
+    {"attention.mla_prefill=expanded", "model.dtype=f32", "workload.chunked_prefill_size=0"},
+};
+
+START_TEST(packed_latents_keep_the_identities)
+{
+    struct run run;
+    begin_packed(&run);
+    set(&run, "verify.rate=0.2");
+    keep_identities(&run, packed_variants[_i], 4);
+}
+END_TEST
+
+/* Scales of the configuration are not theirs. */
+START_TEST(packed_latents_have_their_own_scales)
+{
+    struct run runs[3];
+    for (int i = 0; i < 3; i++) {
+        begin_packed(&runs[i]);
+        set(&runs[i], "verify.rate=0.2");
+        if (i > 0)
+            set(&runs[i], "kv_cache.k_scale=0.7");
+        if (i > 1)
+            set(&runs[i], "kv_cache.latent_layout=latent");
+        go(&runs[i]);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "%s", host_error_text(&runs[i].error));
+    }
+    ck_assert_str_eq(runs[0].report.digest, runs[1].report.digest);
+    ck_assert_str_ne(runs[0].report.digest, runs[2].report.digest);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* One bit of a row of the cache, in layer 0, before the first decode: a sign, or of a scale the
+ * largest bit behind the point. */
+static const struct fp8_bit {
+    const char *layout;
+    int32_t width; /* bytes of a row */
+    int32_t byte;
+    uint8_t mask;
+} fp8_bits[] = {
+    {"latent", 268, 0, 0x80},       {"latent", 268, 267, 0x80},     {"latent_fp8", 288, 255, 0x80},
+    {"latent_fp8", 288, 258, 0x40}, {"latent_fp8", 288, 262, 0x40}, {"latent_fp8", 288, 287, 0x80},
+};
+
+struct flipped {
+    const struct fp8_bit *bit;
+    int done;
+};
+
+static void flip(void *ctx, const struct batch_step *step, int32_t layer,
+                 const attn_tensor *const *operands)
+{
+    const attn_tensor *cache = operands[ATTN_ROLE_LATENT_CACHE];
+    struct flipped *flipped = ctx;
+    if (layer != 0 || step->mode != ATTN_MODE_DECODE || flipped->done)
+        return;
+    ck_assert_uint_eq(attn_dtype_size(cache->dtype), 1);
+    ck_assert_int_eq(cache->shape[2], flipped->bit->width);
+    ((uint8_t *)cache->data)[last_latent(step, cache) + flipped->bit->byte] ^= flipped->bit->mask;
+    flipped->done = 1;
+}
+
+START_TEST(one_bit_of_a_quantised_latent_fails)
+{
+    struct flipped flipped = {.bit = &fp8_bits[_i]};
+    struct run run;
+    begin_packed(&run);
+    set(&run, "kv_cache.latent_layout=%s", flipped.bit->layout);
+    set(&run, "kv_cache.k_scale=0.02");
+    set(&run, "model.dtype=f32");
+    set(&run, "workload.max_requests=2");
+    run.probe = flip;
+    run.probe_ctx = &flipped;
+    go(&run);
+    ck_assert_int_eq(flipped.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+}
+END_TEST
+
+/* The last element of what rows are packed from. */
+START_TEST(a_falsified_packed_operand_fails)
+{
+    static const struct falsified operands[] = {{ATTN_ROLE_C_KV, FP8_LORA - 1, 0},
+                                                {ATTN_ROLE_K_PE, FP8_ROPE - 1, 0}};
+    struct falsified falsified = operands[_i];
+    struct run run;
+    begin_packed(&run);
+    set(&run, "model.dtype=f32");
+    set(&run, "workload.max_requests=2");
+    run.probe = falsify;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 4);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
+START_TEST(packed_latents_are_fp8_e4m3)
+{
+    struct run run;
+    begin_packed(&run);
+    set(&run, "kv_cache.dtype=%s", _i ? "fp8_e5m2" : "auto");
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_int_eq(run.code, EXIT_USAGE);
+    ck_assert_msg(strstr(message, _i ? "kv_dtype fp8_e5m2" : "kv_dtype bf16") != NULL, "%s",
+                  message);
+    ck_assert_ptr_nonnull(strstr(message, "kv_cache.latent_layout"));
     finish(&run);
 }
 END_TEST
@@ -587,6 +736,15 @@ static Suite *suite(void)
     tcase_add_loop_test(latent, latents_beside_recurrent_layers, 0, 2);
     tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
     suite_add_tcase(s, latent);
+    TCase *quantised = tcase_create("quantised");
+    tcase_set_timeout(quantised, 60);
+    tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
+    tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
+    tcase_add_test(quantised, packed_latents_have_their_own_scales);
+    tcase_add_loop_test(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits));
+    tcase_add_loop_test(quantised, a_falsified_packed_operand_fails, 0, 2);
+    tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
+    suite_add_tcase(s, quantised);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
     suite_add_tcase(s, refused);

@@ -27,7 +27,7 @@ static const char *const models[] = {
     " \"mamba_chunk_size\": 32, \"max_position_embeddings\": 4096,\n"
     " \"torch_dtype\": \"bfloat16\"}\n",
     "{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 2,\n"
-    " \"num_hidden_layers\": 3, \"kv_lora_rank\": 40, \"qk_nope_head_dim\": 24,\n"
+    " \"num_hidden_layers\": 3, \"kv_lora_rank\": 128, \"qk_nope_head_dim\": 24,\n"
     " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20, \"linear_attn_config\":\n"
     " {\"full_attn_layers\": [2], \"kda_layers\": [1, 3], \"head_dim\": 16, \"num_heads\": 2,\n"
     "  \"short_conv_kernel_size\": 4}, \"model_max_length\": 4096, \"dtype\": \"bfloat16\"}\n",
@@ -146,6 +146,43 @@ START_TEST(prefill_and_decode_are_two_backends)
 }
 END_TEST
 
+/* ---- Latent layers among them ---------------------------------------------------------------- */
+
+/* Expanded calls and packed latents beside recurrent layers; the last by one backend for all. */
+static const char *const latent_variants[][7] = {
+    {"attention.mla_prefill=expanded"},
+    {"attention.mla_prefill=expanded", "model.dtype=f32", "workload.mixed=yes",
+     "kv_cache.page_size=1"},
+    {"attention.mla_prefill=expanded", "workload.chunked_prefill_size=7", "model.dtype=f16"},
+    {"attention.mla_prefill=expanded", "kv_cache.max_total_tokens=288",
+     "workload.max_running_requests=8"},
+    {"attention.mla_prefill=expanded", "kv_cache.dtype=fp8_e4m3",
+     "kv_cache.latent_layout=latent_fp8", "workload.chunked_prefill_size=0"},
+    {"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
+    {"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02", "workload.mixed=yes"},
+    {"attention.mla_prefill=expanded", "attention.prefill_attention_backend=all",
+     "attention.decode_attention_backend=all", "attention.linear_attn_backend=all",
+     "backend.all.type=hybrid_linear", "backend.all.full=other", "backend.all.linear=recurrent"},
+};
+enum { NUM_LATENT_VARIANTS = sizeof latent_variants / sizeof *latent_variants };
+
+START_TEST(latents_beside_recurrent_layers)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_model(&run, KIMI_LINEAR);
+    for (size_t s = 0; s < 7 && latent_variants[_i][s]; s++)
+        set(&run, "%s", latent_variants[_i][s]);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    ck_assert_int_gt(run.report.tokens.prefix_hit, 0);
+    ck_assert_int_eq(run.report.verify.rows_checked,
+                     3 * (run.report.tokens.prefill + run.report.tokens.decode));
+    finish(&run);
+}
+END_TEST
+
 /* ---- States that are shared ------------------------------------------------------------------ */
 
 enum { MOST_ROWS = 40000 };
@@ -237,10 +274,11 @@ static double largest_difference(const struct rows *some, const struct rows *all
     return most;
 }
 
-static void compare_with_no_cache(int model, const char *more, double accepted)
+/* `more` and `most`: settings, or NULL. */
+static void compare_with_no_cache(int model, const char *more, const char *most, double accepted)
 {
-    const char *shared[] = {"kv_cache.page_size=1", more, NULL};
-    const char *alone[] = {"kv_cache.page_size=1", "kv_cache.prefix_cache=no", more, NULL};
+    const char *shared[] = {"kv_cache.page_size=1", more, most, NULL};
+    const char *alone[] = {"kv_cache.page_size=1", "kv_cache.prefix_cache=no", more, most, NULL};
     struct run runs[2];
     struct rows *some = run_and_keep(model, accepted == 0, shared, &runs[0]);
     struct rows *all = run_and_keep(model, accepted == 0, alone, &runs[1]);
@@ -260,14 +298,25 @@ static void compare_with_no_cache(int model, const char *more, double accepted)
 /* Chunks as products begin elsewhere, and round otherwise. */
 START_TEST(hits_equal_runs_without)
 {
-    compare_with_no_cache(_i, "workload.seed=3", 1e-4);
+    compare_with_no_cache(_i, "workload.seed=3", NULL, 1e-4);
 }
 END_TEST
 
 /* Token by token nothing of a recurrent layer depends on where a step begins. */
 START_TEST(hits_equal_runs_without_to_the_bit)
 {
-    compare_with_no_cache(_i, "backend.recurrent.recurrent_tokens=1000000", 0);
+    compare_with_no_cache(_i, "backend.recurrent.recurrent_tokens=1000000", NULL, 0);
+}
+END_TEST
+
+/* A prefix in the cache is read packed, and one that was computed, too; expanded, neither is. */
+START_TEST(hits_of_latents_equal_runs_without)
+{
+    static const char *const settings[][2] = {
+        {"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
+        {"attention.mla_prefill=expanded", NULL},
+    };
+    compare_with_no_cache(KIMI_LINEAR, settings[_i][0], settings[_i][1], 1e-4);
 }
 END_TEST
 
@@ -317,6 +366,41 @@ START_TEST(a_falsified_operand_fails)
 }
 END_TEST
 
+/* One element of a key in the latent layer's expanded form. */
+struct falsified_key {
+    bool of_prefix; /* of a chunk of a prefix, not of the new rows */
+    int done;
+};
+
+static void falsify_key(void *ctx, const struct batch_step *step, int32_t layer,
+                        const attn_tensor *const *operands)
+{
+    struct falsified_key *falsified = ctx;
+    bool of_prefix = operands[ATTN_ROLE_C_KV] == NULL;
+    if (layer != 1 || step->mode != ATTN_MODE_EXTEND || of_prefix != falsified->of_prefix ||
+        falsified->done)
+        return;
+    *(float *)operands[ATTN_ROLE_K]->data += 4;
+    falsified->done = 1;
+}
+
+START_TEST(a_falsified_expanded_key_fails)
+{
+    struct falsified_key falsified = {.of_prefix = _i != 0};
+    struct run run;
+    begin_model(&run, KIMI_LINEAR);
+    set(&run, "model.dtype=f32");
+    set(&run, "attention.mla_prefill=expanded");
+    run.probe = falsify_key;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_eq(falsified.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
 /* A state that is not the prefix's: the first sequence of the first step that starts behind a
  * cached prefix. */
 static void take_another_state(void *ctx, const struct batch_step *step, int32_t layer,
@@ -361,17 +445,20 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, identities_hold, 0, NUM_MODELS * NUM_VARIANTS);
     tcase_add_loop_test(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS);
     tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
+    tcase_add_loop_test(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS);
     suite_add_tcase(s, runs);
     TCase *states = tcase_create("states");
     tcase_add_unchecked_fixture(states, write_models, remove_models);
     tcase_set_timeout(states, 120);
     tcase_add_loop_test(states, hits_equal_runs_without, 0, NUM_MODELS);
     tcase_add_loop_test(states, hits_equal_runs_without_to_the_bit, 0, NUM_MODELS);
+    tcase_add_loop_test(states, hits_of_latents_equal_runs_without, 0, 2);
     suite_add_tcase(s, states);
     TCase *verification = tcase_create("verification");
     tcase_add_unchecked_fixture(verification, write_models, remove_models);
     tcase_set_timeout(verification, 120);
     tcase_add_loop_test(verification, a_falsified_operand_fails, 0, 3);
+    tcase_add_loop_test(verification, a_falsified_expanded_key_fails, 0, 2);
     tcase_add_loop_test(verification, a_lost_state_fails, 0, NUM_MODELS);
     suite_add_tcase(s, verification);
     return s;

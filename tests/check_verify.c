@@ -50,6 +50,9 @@ static const char *const models[] = {
           "dtype = f32\n",
     MODEL "num_q_heads = 5\nkv_lora_rank = 21\nqk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
           "v_head_dim = 9\ndtype = f32\n",
+    /* two blocks that are packed each by its own scale */
+    MODEL "num_q_heads = 1\nkv_lora_rank = 256\nqk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
+          "v_head_dim = 9\ndtype = f32\n",
 };
 
 enum {
@@ -59,7 +62,8 @@ enum {
     WINDOW = 3,
     TWO_GROUPS = 9,
     ENCODER = 10,
-    LATENT = 12
+    LATENT = 12,
+    BLOCKS = 13
 };
 
 /* The step of a test: extend rows behind prefixes, request 1 first. */
@@ -74,7 +78,7 @@ static const struct verify_sequence decode_sequences[] = {
     {.request = 1, .prefix_len = 20, .num_rows = 1, .first_row = 2},
 };
 
-enum { NUM_SEQUENCES = 3, MAX_ROWS = 64, MAX_HEADS = 6, MAX_WIDTH = 40, MAX_KEYS = 64 };
+enum { NUM_SEQUENCES = 3, MAX_ROWS = 64, MAX_HEADS = 6, MAX_WIDTH = 256, MAX_KEYS = 64 };
 
 static struct config *config;
 static struct model *model;
@@ -219,6 +223,20 @@ static int32_t out_dim(const attn_layer_group *group)
     return is_absorbed(group) ? group->mla->kv_lora_rank : group->v_head_dim;
 }
 
+/* The largest of 128 elements of a latent becomes 448; k_pe is exact in bf16. */
+static double read_packed(const attn_mla_dims *mla, const int8_t *raw, int32_t d)
+{
+    int32_t largest = 0, first = d / 128 * 128;
+    uint8_t byte;
+    if (d >= mla->kv_lora_rank)
+        return raw[d] / 64.0;
+    for (int32_t i = first; i < first + 128; i++)
+        largest = abs(raw[i]) > largest ? abs(raw[i]) : largest;
+    float scale = (float)largest / 64 / 448;
+    dtype_quantise(ATTN_FP8_E4M3, &byte, 0, (float)raw[d] / 64, scale);
+    return dtype_dequantise(ATTN_FP8_E4M3, &byte, 0, scale);
+}
+
 static double read_right(int32_t layer, int64_t request, int64_t j, int32_t kv_head, int role,
                          int32_t d, int is_new)
 {
@@ -230,6 +248,8 @@ static double read_right(int32_t layer, int64_t request, int64_t j, int32_t kv_h
     float x = (float)raw[d] / 64;
     if (!dtype_is_fp8(scale->kv_dtype) || (is_new && new_as_given) || generated(layer) != layer)
         return x;
+    if (scale->packed)
+        return read_packed(model->groups[model->layers[layer].group].mla, raw, d);
     const float *values = role == GENERATOR_KEY || of_latent ? scale->k : scale->v;
     float of_head = values[scale->count == 1 ? 0 : kv_head];
     uint8_t byte;
@@ -676,7 +696,7 @@ static const float k_scales[] = {0.01f, 0.37f}, v_scales[] = {0.02f, 0.11f};
 
 static void quantise(attn_dtype dtype, uint32_t count)
 {
-    scales[0] = (struct verify_scales){dtype, k_scales, v_scales, count};
+    scales[0] = (struct verify_scales){dtype, k_scales, v_scales, count, false};
 }
 
 START_TEST(quantised)
@@ -743,7 +763,7 @@ END_TEST
 START_TEST(latents)
 {
     set_up_model(models[LATENT], 2);
-    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1};
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1, false};
     compute_all(1, &none);
     passes(1);
     scales[0].k = k_scales + 1;
@@ -761,6 +781,39 @@ START_TEST(latents)
 }
 END_TEST
 
+/* Packed latents need no scale: each block of theirs has one. */
+START_TEST(packed_latents)
+{
+    set_up_model(models[BLOCKS], 2);
+    scales[0] = (struct verify_scales){.kv_dtype = ATTN_FP8_E4M3, .packed = true};
+    compute_all(1, &none);
+    passes(1);
+    params.max_kept_bytes = 1; /* each is made when it is asked for */
+    passes(1);
+    changed.value = 1000;
+    changed.request = 2;
+    changed.key = 0;
+    changed.kv_head = 0;
+    changed.dimension = 255;
+    memcpy(before, numbers, sizeof before);
+    compute_all(1, &none);
+    moved_rows_fail(1, 3, 54 - 5);
+    changed.value = 0;
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, NULL, 1, false};
+    compute_all(1, &none);
+    scales[0] = (struct verify_scales){.kv_dtype = ATTN_FP8_E4M3, .packed = true};
+    ck_assert_int_gt(judge(1).rows_failed, 40);
+    reads_new_unquantised[0] = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    new_as_given = true;
+    compute_all(1, &none);
+    passes(1);
+    new_as_given = false;
+    compute_all(1, &none);
+    ck_assert_int_gt(judge(1).rows_failed, 40);
+    tear_down_model();
+}
+END_TEST
+
 /* Extend steps of the expanded form have keys and values of every head, read as given, prefixes
  * too; decodes read latents, and those are quantised. */
 START_TEST(expanded_latents)
@@ -768,7 +821,7 @@ START_TEST(expanded_latents)
     char ini[512];
     snprintf(ini, sizeof ini, "%s[attention]\nmla_prefill = expanded\n", models[LATENT]);
     set_up_model(ini, 2);
-    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1};
+    scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1, false};
     for (int32_t layer = 0; layer < 2; layer++) {
         compute_all(layer, &none);
         passes(layer);
@@ -880,6 +933,7 @@ static Suite *suite(void)
     tcase_add_test(quantised_kv, quantised);
     tcase_add_test(quantised_kv, new_keys_as_given);
     tcase_add_test(quantised_kv, latents);
+    tcase_add_test(quantised_kv, packed_latents);
     tcase_add_test(quantised_kv, expanded_latents);
     tcase_add_test(quantised_kv, layer_that_only_reads);
     tcase_add_test(quantised_kv, encoder_without_cache);

@@ -98,18 +98,18 @@ int32_t reference_mla_packed_bytes(const attn_mla_dims *mla)
            2 * mla->rope_dim;
 }
 
-static attn_status check_packed(const reference_call *call, attn_error *error)
+attn_status reference_mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype,
+                                       attn_error *error)
 {
-    int32_t lora = call->group->mla->kv_lora_rank;
-    if (lora % SCALED != 0)
+    if (mla->kv_lora_rank % SCALED != 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_lora_rank %d in " ATTN_LAYOUT_MLA_LATENT_FP8
                          ": accepted multiples of %d",
-                         lora, SCALED);
-    if (call->problem->kv_dtype != ATTN_FP8_E4M3)
+                         mla->kv_lora_rank, SCALED);
+    if (kv_dtype != ATTN_FP8_E4M3)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_dtype %s in " ATTN_LAYOUT_MLA_LATENT_FP8 ": accepted %s",
-                         dtype_name(call->problem->kv_dtype), dtype_name(ATTN_FP8_E4M3));
+                         dtype_name(kv_dtype), dtype_name(ATTN_FP8_E4M3));
     return ATTN_OK;
 }
 
@@ -152,7 +152,7 @@ attn_status reference_mla_find_cache(reference_call *call, const attn_forward_ar
                        call->packed ? reference_mla_packed_bytes(mla)
                                     : mla->kv_lora_rank + mla->rope_dim};
     if (call->packed)
-        status = check_packed(call, error);
+        status = reference_mla_check_packed(mla, call->problem->kv_dtype, error);
     call->latent_cache = attn_operand(args, ATTN_ROLE_LATENT_CACHE);
     if (status == ATTN_OK)
         status = reference_check_tensor(call->latent_cache, ATTN_ROLE_LATENT_CACHE,
@@ -255,13 +255,15 @@ static void read_new(const reference_call *call, int64_t row, int32_t count, dou
         round_latent(call, count, x);
 }
 
-static void read_packed(const char *from, int32_t lora, int32_t count, double *x)
+void reference_mla_unpack(const attn_mla_dims *mla, const void *row, int32_t count, double *x)
 {
-    const char *scales = from + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
+    int32_t lora = mla->kv_lora_rank;
+    const char *scales = (const char *)row + lora;
+    const char *pe = scales + lora / SCALED * (int32_t)sizeof(float);
     for (int32_t d = 0; d < lora; d++) {
         float scale;
         memcpy(&scale, scales + d / SCALED * (int32_t)sizeof scale, sizeof scale);
-        x[d] = dtype_dequantise(ATTN_FP8_E4M3, from, d, scale);
+        x[d] = dtype_dequantise(ATTN_FP8_E4M3, row, d, scale);
     }
     dtype_to_double(ATTN_BF16, pe, count - lora, x + lora);
 }
@@ -277,7 +279,7 @@ void reference_mla_read(const reference_call *call, const reference_sequence *se
     const char *from = latent_row(call, call->latent_cache, reference_slot(call, sequence, j));
     float scale = reference_scale(call->latent_scale, 0);
     if (call->packed) {
-        read_packed(from, call->v_dim, count, x);
+        reference_mla_unpack(call->group->mla, from, count, x);
         return;
     }
     for (int32_t d = 0; d < count; d++)

@@ -228,13 +228,21 @@ attn_status reference_expected_kv(const attn_problem *problem, const attn_batch 
 int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cache,
                              const attn_tensor *image, int64_t place[4]);
 
-/* Bytes of a row of mla.latent_fp8/1, whose kv_lora_rank is a multiple of 128. */
+/* Can latents of these dimensions be packed as mla.latent_fp8/1 has them? INVALID_ARGUMENT tells
+ * what is accepted. */
+attn_status reference_mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype,
+                                       attn_error *error);
+
+/* Bytes of such a row. */
 int32_t reference_mla_packed_bytes(const attn_mla_dims *mla);
 
 /* Write such a row: c_kv[kv_lora_rank] and k_pe[rope_dim] of `dtype`, as KV-11 of docs/ABI.md has
  * them. */
 void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *c_kv,
                         const void *k_pe, void *row);
+
+/* The first `count` elements of c_kv | k_pe that it holds, kv_lora_rank of them at least. */
+void reference_mla_unpack(const attn_mla_dims *mla, const void *row, int32_t count, double *x);
 
 /* ---- Whole tensors against a result ---------------------------------------------------------- */
 
