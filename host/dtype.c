@@ -173,6 +173,18 @@ double dtype_largest(attn_dtype dtype)
     return format ? decode(format, format->largest) : 0;
 }
 
+double dtype_half_unit(attn_dtype dtype, double value)
+{
+    static const struct format fp32 = {.mantissa = 23, .min_exponent = -126};
+    const struct format *format = dtype == ATTN_F32 ? &fp32 : format_of(dtype);
+    if (!format || !isfinite(value))
+        return 0;
+    int exponent = exponent_of(fabs(value));
+    if (exponent < format->min_exponent)
+        exponent = format->min_exponent;
+    return power_of_two(exponent - format->mantissa - 1);
+}
+
 uint16_t dtype_fp16_bits(double value)
 {
     return encode(&fp16, value);

@@ -54,6 +54,10 @@ void dtype_store(attn_dtype dtype, void *base, int64_t index, double value);
 /* `value` rounded to a floating-point type, as a double. */
 double dtype_round(attn_dtype dtype, double value);
 
+/* The most that dtype_round() changes a number of this magnitude by: half a unit in the last place.
+ * 0 for fp64 and what is not floating point. */
+double dtype_half_unit(attn_dtype dtype, double value);
+
 /* dtype_load() and dtype_store() of `count` neighbours, as doubles and as floats (of fp64,
  * rounded).
  */

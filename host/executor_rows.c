@@ -79,7 +79,9 @@ static attn_status allocate_flight(struct executor *executor, struct flight *fli
     flight->watch = device_allocate(device, ATTN_SPACE_PINNED, sizeof *flight->watch, 64);
     flight->list.sequences =
         calloc((size_t)executor->params.bounds.max_seqs, sizeof *flight->list.sequences);
-    if (!flight->watch || !flight->list.sequences)
+    flight->list.writes = calloc((size_t)executor->params.bounds.max_seqs * ROW_LIST_WRITES_PER_SEQ,
+                                 sizeof *flight->list.writes);
+    if (!flight->watch || !flight->list.sequences || !flight->list.writes)
         return no_memory(executor, ATTN_SPACE_PINNED, error);
     if (!is_sampling(executor))
         return ATTN_OK;
@@ -136,6 +138,7 @@ void executor_rows_destroy(struct executor *executor)
         device_release(device, ATTN_SPACE_PINNED, flight->sample.memory);
         device_release(device, ATTN_SPACE_PINNED, flight->outputs);
         free(flight->list.sequences);
+        free(flight->list.writes);
     }
 }
 

@@ -21,6 +21,7 @@ struct row_check {
     uint64_t *row_states; /* [max_tokens] of a step's rows */
     int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
     uint8_t **computed;   /* [num_requests] bit for each position; NULL = none yet */
+    struct state_history states; /* of the steps that have ended */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -37,6 +38,21 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
         .threads = p->threads,
     };
     return verifier_create(&params, &check->verifier, error);
+}
+
+/* For the longest request, if there are states and rows to be judged. */
+static attn_status make_history(struct row_check *check, attn_error *error)
+{
+    const struct row_check_params *p = &check->params;
+    int64_t longest = 0;
+    if (p->num_state_slots == 0 || check->threshold == 0)
+        return ATTN_OK;
+    for (int64_t r = 0; r < p->workload->num_requests; r++) {
+        const workload_request *request = &p->workload->requests[r];
+        int64_t tokens = request->input_length + request->output_length;
+        longest = tokens > longest ? tokens : longest;
+    }
+    return state_history_init(&check->states, p->num_state_slots, longest, error);
 }
 
 attn_status row_check_create(const struct row_check_params *params, struct row_check **check,
@@ -58,6 +74,8 @@ attn_status row_check_create(const struct row_check_params *params, struct row_c
                            "no memory for the verification of steps of %zu tokens", tokens);
     if (status == ATTN_OK)
         status = make_verifier(made, error);
+    if (status == ATTN_OK)
+        status = make_history(made, error);
     if (status != ATTN_OK)
         row_check_destroy(made);
     else
@@ -76,6 +94,7 @@ void row_check_destroy(struct row_check *check)
     free(check->computed);
     free(check->sampled);
     free(check->row_states);
+    state_history_finish(&check->states);
     free(check);
 }
 
@@ -108,10 +127,35 @@ static void list_sequences(const struct row_check *check, const struct batch_ste
             .prefix_len = sequence->prefix_len,
             .num_rows = sequence->num_new,
             .first_row = row,
+            .stored = state_history_of(&check->states, sequence->state_slot),
         };
         for (int32_t t = 0; t < sequence->num_new && check->threshold > 0; t++)
             check->row_states[row + t] =
                 sample_row_state(seed, sequence->request, sequence->prefix_len + t);
+        row += sequence->num_new;
+    }
+}
+
+/* What the step does to the states: snapshots of a sequence before its own, which may be written
+ * where it was read. */
+static void list_writes(const struct row_check *check, const struct batch_step *step,
+                        struct row_list *list)
+{
+    int32_t row = 0, n = 0;
+    list->num_writes = 0;
+    if (!check->states.bits)
+        return;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        struct state_write write = {.from = sequence->state_slot};
+        for (; n < step->num_snapshots && step->snapshots[n].row < row + sequence->num_new; n++) {
+            write.to = step->snapshots[n].slot;
+            write.position = sequence->prefix_len + step->snapshots[n].row - row + 1;
+            list->writes[list->num_writes++] = write;
+        }
+        write.to = sequence->state_dst;
+        write.position = sequence->prefix_len + sequence->num_new;
+        list->writes[list->num_writes++] = write;
         row += sequence->num_new;
     }
 }
@@ -128,6 +172,7 @@ void row_check_list(const struct row_check *check, const struct batch_step *step
                     struct row_list *list)
 {
     list_sequences(check, step, list);
+    list_writes(check, step, list);
     if (check->threshold == 0)
         return;
     int64_t rows = num_rows(list);
@@ -253,6 +298,8 @@ attn_status row_check_end(struct row_check *check, const struct row_list *list, 
     attn_status status = ATTN_OK;
     for (int32_t s = 0; s < list->num_sequences && status == ATTN_OK; s++)
         status = mark_computed(check, &list->sequences[s], error);
+    for (int32_t n = 0; n < list->num_writes; n++)
+        state_history_write(&check->states, &list->writes[n]);
     return status;
 }
 

@@ -13,6 +13,8 @@
 #include "host/config.h"
 #include "host/forward_batch.h"
 #include "host/report.h"
+#include "host/scheduler.h"
+#include "host/state_history.h"
 #include "host/verify.h"
 
 struct row_check;
@@ -31,6 +33,7 @@ struct row_check_params {
     const uint32_t *reads_new_unquantised; /* [model.num_groups]: verify_params */
     struct threads *threads;
     int32_t max_tokens, max_seqs; /* of a step */
+    int32_t num_state_slots;      /* slot 0 included; 0 = the model has no recurrent state */
     row_check_listener listener;  /* NULL = none */
     void *listener_ctx;
 };
@@ -41,15 +44,20 @@ attn_status row_check_create(const struct row_check_params *params, struct row_c
 /* NULL is accepted. */
 void row_check_destroy(struct row_check *check);
 
+/* States that a sequence of a step writes at most: its own and its snapshots. */
+enum { ROW_LIST_WRITES_PER_SEQ = 1 + SCHEDULER_SNAPSHOTS_PER_SEQ };
+
 /* The sequences of a step, and its sampled rows by layer. The arrays are the caller's; the last
  * three are what step_kernels_gather() reads, and may be NULL if verify.rate is 0. */
 struct row_list {
     uint32_t mode;
     int32_t num_sequences;
     struct verify_sequence *sequences; /* [max_seqs] */
-    int32_t *indptr;                   /* [layers + 1] into rows */
-    int32_t *rows;                     /* [max_tokens * layers] rows of the step, ascending */
-    uint64_t *offset;                  /* [layers] where a layer's rows are gathered to, in bytes */
+    int32_t num_writes;
+    struct state_write *writes; /* [ROW_LIST_WRITES_PER_SEQ * max_seqs] of recurrent states */
+    int32_t *indptr;            /* [layers + 1] into rows */
+    int32_t *rows;              /* [max_tokens * layers] rows of the step, ascending */
+    uint64_t *offset;           /* [layers] where a layer's rows are gathered to, in bytes */
 };
 
 /* Bytes of an output row of a layer in steps of this mode. */

@@ -405,6 +405,7 @@ static attn_status make_check(struct session *s, attn_error *error)
         .threads = s->host->threads,
         .max_tokens = s->bounds.max_tokens,
         .max_seqs = s->bounds.max_seqs,
+        .num_state_slots = (int32_t)num_state_slots(s),
         .listener = s->params->listener,
         .listener_ctx = s->params->listener_ctx,
     };

@@ -64,7 +64,6 @@ static attn_status make_linear(struct verifier *verifier, attn_error *error)
         .workload = p->workload,
         .generator = p->generator,
         .threads = p->threads,
-        .prefill_chunk = p->generator->prefill_chunk,
     };
     for (uint32_t g = 0; g < p->model->num_groups; g++)
         if (p->model->groups[g].kind == ATTN_KIND_LINEAR)

@@ -14,6 +14,7 @@
 #include "host/dtype.h"
 #include "host/error.h"
 #include "host/generator_linear.h"
+#include "host/state_history.h"
 #include "host/verify_linear_kept.h"
 #include "host/verify_row.h"
 
@@ -71,12 +72,6 @@ attn_status linear_verifier_create(const struct linear_verifier_params *params,
 {
     struct linear_verifier *made = calloc(1, sizeof *made);
     uint32_t num_workers = threads_num_workers(params->threads);
-    if (params->prefill_chunk < 0) {
-        free(made);
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "verification: prefill_chunk: got %d, accepted: 0 (off) or more",
-                         params->prefill_chunk);
-    }
     if (made) {
         made->layers = calloc((size_t)params->model->num_layers + 1, sizeof *made->layers);
         made->workers = calloc(num_workers, sizeof *made->workers);
@@ -280,21 +275,17 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
 
 /* ---- Replaying ------------------------------------------------------------------------------- */
 
-/* Does a run store its states behind this position? */
-static int is_border(const struct check *check, int64_t request, int64_t position)
+/* Is the state loaded before the row at `position`, as it was stored behind the one before? */
+static int is_loaded(const struct job *job, int64_t position)
 {
-    const struct linear_verifier_params *params = &check->verifier->params;
-    int64_t next = position + 1;
-    return next >= params->workload->requests[request].input_length ||
-           (params->prefill_chunk > 0 && next % params->prefill_chunk == 0);
+    return position > 0 && state_is_stored(job->sequence->stored, position - 1);
 }
 
-/* Rows of a piece: to the next border, the job's end, or ROWS. */
-static int64_t piece_length(const struct check *check, const struct job *job, int64_t position)
+/* Rows of a piece: to where the state is loaded next, the job's end, or ROWS. */
+static int64_t piece_length(const struct job *job, int64_t position)
 {
     int64_t count = 1;
-    while (count < ROWS && position + count < job->to &&
-           !is_border(check, job->sequence->request, position + count - 1))
+    while (count < ROWS && position + count < job->to && !is_loaded(job, position + count))
         count++;
     return count;
 }
@@ -307,6 +298,8 @@ static attn_status replay_piece(const struct check *check, const struct job *job
     const int32_t *sampled = check->step->sampled + sequence->first_sampled;
     int64_t first = position - sequence->prefix_len; /* row of the step */
     reference_linear_rows rows = {count, piece->mixed, piece->a, piece->b, piece->z};
+    if (is_loaded(job, position))
+        reference_linear_replay_store(replay);
     memset(piece->wanted, 0, sizeof piece->wanted);
     for (int64_t t = 0; t < count; t++)
         make_row(check, replay, sequence->request, position + t, t, piece);
@@ -321,8 +314,6 @@ static attn_status replay_piece(const struct check *check, const struct job *job
         if (sampled[s] >= first && sampled[s] < first + count)
             judge_row(check, sequence, replay, sequence->first_sampled + s, sampled[s] - first,
                       piece);
-    if (is_border(check, sequence->request, position + count - 1))
-        reference_linear_replay_store(replay);
     return ATTN_OK;
 }
 
@@ -342,7 +333,7 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
     if (job->from == 0)
         reference_linear_replay_reset(replay);
     for (int64_t position = job->from; position < job->to && status == ATTN_OK;) {
-        int64_t count = piece_length(check, job, position);
+        int64_t count = piece_length(job, position);
         status = replay_piece(check, job, replay, position, count, &piece, &memory->scratch);
         position += count;
     }
@@ -351,7 +342,15 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-/* From where a sequence is replayed, and how far: through its last sampled row. */
+/* What the replay's stores come to before the row at `position`. One behind the row before that
+ * comes when it goes on: nothing may go on from there. */
+static uint64_t stores_before(const struct verify_sequence *sequence, int64_t position)
+{
+    return state_history_mix(sequence->stored, position - 1);
+}
+
+/* From where a sequence is replayed, and how far: through its last sampled row. It goes on from a
+ * state that was stored in other places only from the first token. */
 static void describe_job(const struct verify_step *step, const struct verify_sequence *sequence,
                          struct kept_replay *replay, struct job *job)
 {
@@ -361,9 +360,11 @@ static void describe_job(const struct verify_step *step, const struct verify_seq
         least = position < least ? position : least;
         most = position > most ? position : most;
     }
+    int goes_on =
+        replay->position <= least && replay->stores == stores_before(sequence, replay->position);
     *job = (struct job){.sequence = sequence,
                         .replay = replay,
-                        .from = replay->position <= least ? replay->position : 0,
+                        .from = goes_on ? replay->position : 0,
                         .to = most + 1};
 }
 
@@ -403,8 +404,10 @@ static attn_status replay_sequences(struct check *check, attn_error *error)
             host_fail(error, status, "verification of layer %d: %s", check->layer_id,
                       host_status_name(status));
         for (int64_t j = 0; j < check->num_jobs; j++) {
-            check->jobs[j].replay->position = check->jobs[j].to;
-            verifier->rows_replayed += check->jobs[j].to - check->jobs[j].from;
+            const struct job *job = &check->jobs[j];
+            job->replay->position = job->to;
+            job->replay->stores = stores_before(job->sequence, job->to);
+            verifier->rows_replayed += job->to - job->from;
         }
     }
     if (status != ATTN_OK)

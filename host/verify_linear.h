@@ -8,11 +8,12 @@
  * from there. What a backend left in the pools of states is not read: rows judge it.
  *
  * The truth never rounds a state. The naive form, which says how far a row may be off, does so
- * where a run stores states, as this model of it has it: behind each token whose position + 1 is a
- * multiple of prefill_chunk, behind the last token of the prompt, and behind each one after that.
- * (A run whose chunks border elsewhere, as one does whose steps share a budget of tokens among
- * requests, or which begins behind a cached prefix, stores about as often. States in fp32 lose
- * nothing when they are stored.)
+ * exactly where the run stored the one that the row goes on from: verify_sequence.stored. That is
+ * behind the last row of each step, whatever its budget of tokens left to the request, and behind
+ * snapshots that it or the request that made the prefix began from. Roundings are no matter of how
+ * many alone: one at another place than the run's is another draw, and where the run has one and
+ * the naive form none, outputs in bf16 differ by several times their own rounding. (States in fp32
+ * lose nothing when they are stored.)
  */
 #ifndef HOST_VERIFY_LINEAR_H
 #define HOST_VERIFY_LINEAR_H
@@ -27,7 +28,6 @@ struct linear_verifier_params {
     const struct workload *workload;
     const struct generator *generator;
     struct threads *threads;
-    int32_t prefill_chunk;   /* tokens; 0 = prompts are not chunked */
     uint64_t max_kept_bytes; /* of states. Beyond, the ones not used for longest are dropped, and */
                              /* replayed from the first token when they are asked for; those of */
                              /* one request in one layer are held whatever they take; 0 = 1 GiB */

@@ -193,6 +193,29 @@ START_TEST(subnormals_and_underflow)
 }
 END_TEST
 
+/* No number of any size is changed by more, and some are by as much. */
+START_TEST(half_units)
+{
+    static const attn_dtype all[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++)
+        for (int exponent = -30; exponent < 8; exponent++) {
+            double most = 0, half = dtype_half_unit(all[n], ldexp(1, exponent));
+            if (half > ldexp(1, exponent))
+                continue; /* all of them become zero */
+            ck_assert_double_eq(half, dtype_half_unit(all[n], -ldexp(1.99, exponent)));
+            for (int step = 0; step < 4096; step++) {
+                double value = ldexp(1, exponent) + (step / 16.0) * half;
+                if (value < ldexp(2, exponent))
+                    most = fmax(most, fabs(dtype_round(all[n], value) - value));
+            }
+            ck_assert_double_eq(most, half);
+        }
+    ck_assert_double_eq(dtype_half_unit(ATTN_F64, 1), 0);
+    ck_assert_double_eq(dtype_half_unit(ATTN_BF16, (double)INFINITY), 0);
+    ck_assert_double_eq(dtype_half_unit(ATTN_BF16, 0), ldexp(1, -134));
+}
+END_TEST
+
 START_TEST(overflow_of_a_cast)
 {
     ck_assert_uint_eq(dtype_fp16_bits(65519.999), 0x7bff);
@@ -295,6 +318,7 @@ static Suite *suite(void)
     tcase_add_test(tcase, quantisation_is_pytorchs_of_clamped);
     tcase_add_test(tcase, one_rounding_from_double);
     tcase_add_test(tcase, subnormals_and_underflow);
+    tcase_add_test(tcase, half_units);
     tcase_add_test(tcase, overflow_of_a_cast);
     tcase_add_test(tcase, quantised_infinities_saturate_and_nan_stays);
     tcase_add_test(tcase, division_is_no_multiplication_by_the_reciprocal);

@@ -276,6 +276,44 @@ START_TEST(linear_layers)
 }
 END_TEST
 
+/* A file of tests/models with one more key. */
+static void load_text_with(const char *name, const char *key, char text[4096])
+{
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR");
+    char path[1024];
+    snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fgetc(file), '{');
+    int length = snprintf(text, 4096, "{%s,", key);
+    length += (int)fread(text + length, 1, 4095 - (size_t)length, file);
+    ck_assert(feof(file));
+    text[length] = '\0';
+    fclose(file);
+}
+
+/* Every family with recurrent states takes their dtype from the file. */
+START_TEST(state_dtypes)
+{
+    static const char *const names[] = {"qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h",
+                                        "mamba2"};
+    char text[4096];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *model = NULL;
+        load_text_with(names[i], "\"mamba_ssm_dtype\": \"bfloat16\"", text);
+        ck_assert_int_eq(
+            model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, NULL), ATTN_OK);
+        ck_assert_uint_eq(model->groups[0].linear->state_dtype, ATTN_BF16);
+        model_destroy(model);
+        model = load_hf(names[i]);
+        ck_assert_uint_eq(model->groups[0].linear->state_dtype, ATTN_F32);
+        model_destroy(model);
+        load_text_with(names[i], "\"mamba_ssm_dtype\": \"float16\"", text);
+        hf_refused(text, "mamba_ssm_dtype", "accepted float32, bfloat16", NULL);
+    }
+}
+END_TEST
+
 START_TEST(mamba2_layers)
 {
     struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
@@ -627,6 +665,7 @@ static Suite *suite(void)
     tcase_add_test(hf, sinks_and_chunks);
     tcase_add_test(hf, latent_attention);
     tcase_add_test(hf, linear_layers);
+    tcase_add_test(hf, state_dtypes);
     tcase_add_test(hf, mamba2_layers);
     tcase_add_test(hf, encoders);
     tcase_add_test(hf, what_the_user_may_override);

@@ -38,18 +38,38 @@ static const char *const models[] = {
 };
 enum { QWEN3_NEXT, FALCON_H1, KIMI_LINEAR, MAMBA2, NUM_MODELS };
 
-static char paths[NUM_MODELS][64];
+/* Of each the same with states in bf16, and with keys of 128 elements, as published models have. */
+static char paths[NUM_MODELS][64], bf16_paths[NUM_MODELS][64], large_paths[NUM_MODELS][64];
+
+static void write_bf16_models(int m)
+{
+    static const char *const keys[] = {"linear_key_head_dim", "mamba_d_state", "head_dim",
+                                       "state_size"};
+    char text[2048], large[2048];
+    snprintf(text, sizeof text, "{\"mamba_ssm_dtype\": \"bfloat16\", %s", models[m] + 1);
+    write_model(text, bf16_paths[m]);
+    /* Kimi's is the last of its kind in the file. */
+    char *at = strstr(m == KIMI_LINEAR ? strstr(text, "kda_layers") : text, keys[m]);
+    char *value = strchr(at, ':') + 1;
+    snprintf(large, sizeof large, "%.*s128%s", (int)(value - text), text, strchr(value, ','));
+    write_model(large, large_paths[m]);
+}
 
 static void write_models(void)
 {
-    for (int m = 0; m < NUM_MODELS; m++)
+    for (int m = 0; m < NUM_MODELS; m++) {
         write_model(models[m], paths[m]);
+        write_bf16_models(m);
+    }
 }
 
 static void remove_models(void)
 {
-    for (int m = 0; m < NUM_MODELS; m++)
+    for (int m = 0; m < NUM_MODELS; m++) {
         unlink(paths[m]);
+        unlink(bf16_paths[m]);
+        unlink(large_paths[m]);
+    }
 }
 
 /* The recurrent layers by one configuration of `linear`; the others by two backends. */
@@ -96,6 +116,55 @@ START_TEST(identities_hold)
     ck_assert(run.report.states.present);
     ck_assert_int_eq(run.report.states.peak > 0, variant != 6 && variant != 7);
     ck_assert_int_eq(run.report.tokens.prefix_hit > 0, run.report.states.peak > 0);
+    finish(&run);
+}
+END_TEST
+
+/* States in bf16, which are rounded at every chunk, snapshot and decoded token, wherever the
+ * scheduler puts these. */
+START_TEST(identities_hold_with_bf16_states)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    int variant = _i % NUM_VARIANTS, model = _i / NUM_VARIANTS;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_model(&run, model);
+    set(&run, "model.config=%s", bf16_paths[model]);
+    for (size_t s = 0; s < 4 && variants[variant][s]; s++)
+        set(&run, "%s", variants[variant][s]);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    finish(&run);
+}
+END_TEST
+
+/* Prompts of hundreds of tokens, some of which share beginnings, and states of published size. */
+static void begin_large(struct run *run, int model)
+{
+    begin_model(run, model);
+    set(run, "model.config=%s", large_paths[model]);
+    set(run, "workload.length_scale=0.1");
+    set(run, "workload.max_requests=8");
+    set(run, "kv_cache.page_size=16");
+}
+
+static const char *const large_variants[][3] = {
+    {"workload.seed=1", "workload.chunked_prefill_size=512"},
+    {"workload.seed=2", "workload.mixed=yes"},
+    {"workload.seed=3", "kv_cache.prefix_cache=no", "workload.chunked_prefill_size=100"},
+};
+enum { NUM_LARGE_VARIANTS = sizeof large_variants / sizeof *large_variants };
+
+START_TEST(large_bf16_states)
+{
+    struct run run;
+    begin_large(&run, _i / NUM_LARGE_VARIANTS);
+    for (size_t s = 0; s < 3 && large_variants[_i % NUM_LARGE_VARIANTS][s]; s++)
+        set(&run, "%s", large_variants[_i % NUM_LARGE_VARIANTS][s]);
+    go(&run);
+    ck_assert_msg(run.code == EXIT_GOOD, "exit %d: %s %s", run.code, host_error_text(&run.error),
+                  run.report.verify.first_failure);
+    ck_assert_int_gt(run.report.tokens.decode, 80);
     finish(&run);
 }
 END_TEST
@@ -434,6 +503,64 @@ START_TEST(a_lost_state_fails)
 }
 END_TEST
 
+/* What is wrong with the state of one request in layer 0, when its third token is decoded. */
+struct wrong_state {
+    bool lost; /* the token before is not in it; else it is another request's */
+    char *before;
+    int decoded, done;
+};
+
+static char *state_at(const attn_tensor *state, int32_t slot, size_t *bytes)
+{
+    *bytes = (size_t)state->strides[0] * attn_dtype_size(state->dtype);
+    return (char *)state->data + (size_t)slot * *bytes;
+}
+
+static void make_wrong(void *ctx, const struct batch_step *step, int32_t layer,
+                       const attn_tensor *const *operands)
+{
+    struct wrong_state *wrong = ctx;
+    for (int32_t s = 0; s < step->num_sequences && layer == 0; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        size_t bytes;
+        if (sequence->request != 1 || step->mode != ATTN_MODE_DECODE)
+            continue;
+        const attn_tensor *state = operands[ATTN_ROLE_STATE];
+        char *mine = state_at(state, sequence->state_slot, &bytes);
+        wrong->decoded++;
+        if (wrong->decoded == 2 && wrong->lost) {
+            wrong->before = malloc(bytes);
+            memcpy(wrong->before, mine, bytes);
+        }
+        if (wrong->decoded != 3)
+            continue;
+        ck_assert_int_gt(step->num_sequences, 1);
+        int32_t other = step->sequences[s > 0 ? s - 1 : s + 1].state_slot;
+        memcpy(mine, wrong->lost ? wrong->before : state_at(state, other, &bytes), bytes);
+        wrong->done++;
+    }
+}
+
+/* Among all the roundings of a bf16 state a token that is not in it shows, and another slot's state
+ * shows all the more. */
+START_TEST(a_wrong_bf16_state_fails)
+{
+    struct wrong_state wrong = {.lost = _i % 2};
+    struct run run;
+    begin_large(&run, _i / 2);
+    run.probe = make_wrong;
+    run.probe_ctx = &wrong;
+    go(&run);
+    ck_assert_int_eq(wrong.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_ge(run.report.verify.rows_failed, wrong.lost ? 4 : 8);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 1, position "));
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    free(wrong.before);
+    finish(&run);
+}
+END_TEST
+
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
 static Suite *suite(void)
@@ -443,6 +570,8 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(runs, write_models, remove_models);
     tcase_set_timeout(runs, 120);
     tcase_add_loop_test(runs, identities_hold, 0, NUM_MODELS * NUM_VARIANTS);
+    tcase_add_loop_test(runs, identities_hold_with_bf16_states, 0, NUM_MODELS * NUM_VARIANTS);
+    tcase_add_loop_test(runs, large_bf16_states, 0, NUM_MODELS * NUM_LARGE_VARIANTS);
     tcase_add_loop_test(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS);
     tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
     tcase_add_loop_test(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS);
@@ -460,6 +589,7 @@ static Suite *suite(void)
     tcase_add_loop_test(verification, a_falsified_operand_fails, 0, 3);
     tcase_add_loop_test(verification, a_falsified_expanded_key_fails, 0, 2);
     tcase_add_loop_test(verification, a_lost_state_fails, 0, NUM_MODELS);
+    tcase_add_loop_test(verification, a_wrong_bf16_state_fails, 0, 2 * NUM_MODELS);
     suite_add_tcase(s, verification);
     return s;
 }

@@ -14,6 +14,7 @@
 
 #include "host/dtype.h"
 #include "host/error.h"
+#include "host/state_history.h"
 #include "tests/linear_run_fixture.h"
 #include "tests/test_main.h"
 
@@ -25,14 +26,13 @@ static void set_up(int number, uint32_t num_threads)
     params = (struct linear_verifier_params){.model = run.model,
                                              .workload = &run.workload,
                                              .generator = &run.generator,
-                                             .threads = run.threads,
-                                             .prefill_chunk = RUN_CHUNK};
+                                             .threads = run.threads};
 }
 
 /* ---- Steps and outputs ----------------------------------------------------------------------- */
 
 /* What a backend gave: [request][position][head][dimension], of one layer. */
-static double numbers[RUN_REQUESTS][RUN_MAX_LEN][RUN_MAX_HEADS][RUN_MAX_DIM];
+static double numbers[RUN_REQUESTS][RUN_LONG_LEN][RUN_MAX_HEADS][RUN_MAX_DIM];
 
 static void keep_numbers(const struct forward *f, int64_t request, int64_t first, int64_t from)
 {
@@ -282,65 +282,209 @@ START_TEST(wrong_states)
 }
 END_TEST
 
-/* A state in bf16 is rounded behind each chunk and each decoded token. What comes of that passes,
- * in a run that stores just so, many times over; but not in a model whose states are in fp32. */
-static void run_with_rounded_states(void)
+/* ---- Rounded states -------------------------------------------------------------------------- */
+
+/* What goes wrong behind the token at FAULT_AT of a run, in the state of each head. */
+enum fault {
+    NO_FAULT,
+    OTHER_SLOT,    /* it is that of the request before */
+    TOKEN_LOST,    /* it is what it was before the token */
+    DECAYED_TWICE, /* the head's mean decay was taken once more */
+    NUM_FAULTS
+};
+enum { FAULT_AT = 200, PROMPT = 150 };
+
+static int64_t state_elements(const attn_linear_dims *dims)
 {
+    return (int64_t)dims->head_k_dim * dims->head_v_dim;
+}
+
+static void decay_again(const struct forward *f)
+{
+    const attn_linear_dims *dims = run.group->linear;
+    for (int32_t h = 0; h < dims->num_v_heads; h++) {
+        double decay = exp(-generator_linear_rate(&run.generator, run.group, 0, h));
+        for (int64_t n = 0; n < state_elements(dims); n++)
+            f->states.entries[0].state[h * state_elements(dims) + n] *= decay;
+    }
+}
+
+static void copy_state(const struct forward *to, const reference_states *from)
+{
+    const attn_linear_dims *dims = run.group->linear;
+    memcpy(to->states.entries[0].state, from->entries[0].state,
+           (size_t)(dims->num_v_heads * state_elements(dims)) * sizeof(double));
+}
+
+static void do_wrong(enum fault fault, const struct forward *f, const struct forward *before)
+{
+    struct forward *other;
+    if (fault == DECAYED_TWICE)
+        decay_again(f);
+    if (fault == TOKEN_LOST)
+        copy_state(f, &before->states);
+    if (fault != OTHER_SLOT)
+        return;
+    other = forward_create(1, 0, 0, FAULT_AT + 1, NULL, false);
+    copy_state(f, &other->states);
+    forward_destroy(other);
+}
+
+/* Rows that failed, by where they are. */
+struct failed {
+    int before, at_once, later; /* before the fault, in the 8 rows behind it, after those */
+};
+
+/* Where a step that begins at `first` ends: the prompt in pieces that other prompts left room for,
+ * then token by token. */
+static int64_t step_end(int64_t first, int64_t prompt, int64_t chunk)
+{
+    int64_t end = (first / chunk + 1) * chunk - first % 3;
+    if (first >= prompt)
+        return first + 1;
+    return end <= first ? first + 1 : end < prompt ? end : prompt;
+}
+
+/* Request 0 in steps, each from the states in the model's dtype that the one before it left, judged
+ * as if states were stored in `judged_as`, behind every step or behind none. */
+static struct failed run_in_steps(int64_t length, int64_t prompt, int64_t chunk, enum fault fault,
+                                  attn_dtype judged_as, bool known, attn_dtype out_dtype)
+{
+    attn_linear_dims *dims = (attn_linear_dims *)(uintptr_t)run.group->linear;
+    attn_dtype stored_as = dims->state_dtype;
+    struct linear_verifier *verifier = create();
+    struct state_history history;
     struct forward *before = NULL;
-    for (int64_t first = 0; first < RUN_MAX_LEN;) {
-        int64_t end = first < 32 ? first + RUN_CHUNK : first < 37 ? 37 : first + 1;
+    struct failed failed = {0};
+    ck_assert_int_eq(state_history_init(&history, 2, length, NULL), ATTN_OK);
+    for (int64_t first = 0; first < length;) {
+        int64_t end = step_end(first, prompt, chunk);
+        const int64_t rows[][3] = {{0, first, end - first}};
+        const struct state_write write = {first > 0, 1, end};
+        struct verify_result result = {0};
         struct forward *f =
             forward_create(0, 0, first, end - first, before ? &before->states : NULL, false);
         keep_numbers(f, 0, first, 0);
+        if (end - 1 == FAULT_AT)
+            do_wrong(fault, f, before);
+        set_step(rows, 1, 1, false);
+        sequences[0].stored = known ? state_history_of(&history, write.from) : NULL;
+        store_out(out_dtype);
+        dims->state_dtype = judged_as;
+        check(verifier, 0, &result);
+        dims->state_dtype = stored_as;
+        *(first <= FAULT_AT       ? &failed.before
+          : first <= FAULT_AT + 8 ? &failed.at_once
+                                  : &failed.later) += (int)result.rows_failed;
+        state_history_write(&history, &write);
         if (before)
             forward_destroy(before);
         before = f;
         first = end;
     }
     forward_destroy(before);
+    state_history_finish(&history);
+    linear_verifier_destroy(verifier);
+    return failed;
 }
 
+/* A state in bf16 is rounded wherever it is stored. What comes of that passes, many times over; but
+ * not in a model whose states are in fp32. */
 START_TEST(rounded_states)
 {
-    static const int64_t whole[][3] = {{0, 0, RUN_MAX_LEN}}, prompt[][3] = {{0, 0, 37}};
     set_up(RUN_SMALL_STATE, 1);
-    attn_linear_dims *dims = (attn_linear_dims *)(uintptr_t)run.group->linear;
     for (uint64_t seed = 0; seed < 8; seed++) {
         linear_run_seed(seed);
-        dims->state_dtype = ATTN_BF16;
-        run_with_rounded_states();
-        set_step(whole, 1, 1, false);
-        struct verify_result result = judge(0, ATTN_F32);
-        ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
-        dims->state_dtype = ATTN_F32;
-        ck_assert_int_ge(judge(0, ATTN_F32).rows_failed, 15);
-        /* A few roundings are less than those of q, k and v. */
-        set_step(prompt, 1, 1, false);
-        ck_assert_int_le(judge(0, ATTN_F32).rows_failed, 10);
+        struct failed failed =
+            run_in_steps(RUN_MAX_LEN, 37, RUN_CHUNK, NO_FAULT, ATTN_BF16, true, ATTN_F32);
+        ck_assert_int_eq(failed.before, 0);
+        failed = run_in_steps(RUN_MAX_LEN, 37, RUN_CHUNK, NO_FAULT, ATTN_F32, true, ATTN_F32);
+        ck_assert_int_ge(failed.before, 15);
     }
     linear_run_finish();
 }
 END_TEST
 
-/* States are stored behind the prompt's last token, whether a chunk ends there or not: what the row
- * behind it may be off by is the same. */
-START_TEST(stored_behind_the_prompt)
+static const int64_t chunks[] = {16, 45, 64, 151};
+
+/* Hundreds of tokens and as many roundings, of outputs that are rounded or not; but only where the
+ * verifier knows of them. */
+START_TEST(rounded_for_long)
 {
-    static const int64_t row[][3] = {{0, 37, 1}};
-    static const int32_t chunks[] = {0, 37, 38, 36};
-    struct verify_result results[4];
+    attn_dtype out_dtype = _i % 3 ? ATTN_BF16 : ATTN_F32;
+    int64_t chunk = chunks[_i / 2 % 4];
+    set_up(RUN_MODELS + _i % 2, 1);
+    linear_run_seed((uint64_t)_i);
+    struct failed failed =
+        run_in_steps(RUN_LONG_LEN, PROMPT, chunk, NO_FAULT, ATTN_BF16, true, out_dtype);
+    ck_assert_int_eq(failed.before + failed.at_once + failed.later, 0);
+    failed = run_in_steps(FAULT_AT, PROMPT, chunk, NO_FAULT, ATTN_BF16, false, out_dtype);
+    ck_assert_int_ge(failed.before, 15);
+    linear_run_finish();
+}
+END_TEST
+
+/* What is not rounding still shows, in the rows behind it. */
+START_TEST(wrong_among_roundings)
+{
+    enum fault fault = (enum fault)(1 + _i % (NUM_FAULTS - 1));
+    set_up(RUN_MODELS + _i / (NUM_FAULTS - 1), 1);
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        linear_run_seed(seed);
+        struct failed failed = run_in_steps(FAULT_AT + 32, PROMPT, 45, fault, ATTN_BF16, true,
+                                            seed % 2 ? ATTN_BF16 : ATTN_F32);
+        ck_assert_int_eq(failed.before, 0);
+        ck_assert_int_ge(failed.at_once, fault == OTHER_SLOT ? 8 : fault == TOKEN_LOST ? 6 : 4);
+        ck_assert_int_ge(failed.later, fault == DECAYED_TWICE ? 0 : 10);
+    }
+    linear_run_finish();
+}
+END_TEST
+
+/* A request that is computed anew stores its state elsewhere: what was replayed is of no use, and
+ * the rows are judged as by a verifier that has not seen it. */
+START_TEST(stored_elsewhere)
+{
+    static const int64_t begin[][3] = {{0, 0, 24}}, then[][3] = {{0, 24, 8}},
+                         row[][3] = {{0, 32, 4}};
+    static const uint8_t stores[][5] = {{0, 0, 0x80, 0x80}, {0, 0, 0, 0x80}, {0, 0, 0x80, 0}};
+    static const int64_t replayed[] = {4, 36, 4};
+    char failures[3][VERIFY_FAILURE_TEXT];
+    int32_t head = 0; /* that forgets the least */
     set_up(RUN_SMALL_STATE, 1);
     compute_all(0);
-    numbers[0][37][3][0] += 5;
-    set_step(row, 1, 1, false);
-    for (int n = 0; n < 4; n++) {
-        params.prefill_chunk = chunks[n];
-        results[n] = judge(0, ATTN_F32);
-        names(&results[n], 0, 37, 0, 3, 0);
+    for (int32_t h = 1; h < run.group->linear->num_v_heads; h++)
+        if (generator_linear_rate(&run.generator, run.group, 0, h) <
+            generator_linear_rate(&run.generator, run.group, 0, head))
+            head = h;
+    numbers[0][33][head][0] += 50;
+    for (int n = 0; n < 3; n++) {
+        struct linear_verifier *verifier = create();
+        struct verify_result result = {0};
+        set_step(begin, 1, 1, false);
+        store_out(ATTN_F32);
+        check(verifier, 0, &result);
+        set_step(then, 1, 1, false);
+        sequences[0].stored = stores[0];
+        store_out(ATTN_F32);
+        check(verifier, 0, &result);
+        ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 32);
+        set_step(row, 1, 1, false);
+        sequences[0].stored = stores[n];
+        store_out(ATTN_F32);
+        check(verifier, 0, &result);
+        ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 32 + replayed[n]);
+        names(&result, 0, 33, 0, head, 0);
+        memcpy(failures[n], result.first_failure, sizeof failures[n]);
+        struct verify_result alone = {0};
+        struct linear_verifier *another = create();
+        check(another, 0, &alone);
+        ck_assert_str_eq(alone.first_failure, result.first_failure);
+        linear_verifier_destroy(another);
+        linear_verifier_destroy(verifier);
     }
-    ck_assert_str_eq(results[0].first_failure, results[1].first_failure);
-    ck_assert_str_eq(results[0].first_failure, results[2].first_failure);
-    ck_assert_str_ne(results[0].first_failure, results[3].first_failure);
+    ck_assert_str_ne(failures[0], failures[1]);
+    ck_assert_str_ne(failures[0], failures[2]);
     linear_run_finish();
 }
 END_TEST
@@ -503,11 +647,6 @@ START_TEST(refusals)
     host_error error;
     host_error_init(&error);
     set_up(RUN_DELTA, 1);
-    params.prefill_chunk = -1;
-    ck_assert_int_eq(linear_verifier_create(&params, &verifier, &error.base),
-                     ATTN_INVALID_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "prefill_chunk: got -1"));
-    params.prefill_chunk = 0;
     compute_all(0);
     set_step(whole_step, 3, 1, false);
     ck_assert_int_eq(judge(0, ATTN_BF16).rows_failed, 0);
@@ -527,20 +666,25 @@ static Suite *suite(void)
     Suite *made = suite_create("verify_linear");
     TCase *right = tcase_create("right");
     TCase *wrong = tcase_create("wrong"), *same_result = tcase_create("same");
+    TCase *rounded = tcase_create("rounded");
     tcase_add_loop_test(right, right_outputs_pass, 0, RUN_MODELS);
     tcase_add_loop_test(right, a_run_goes_on, 0, RUN_MODELS);
     tcase_add_loop_test(right, earlier_positions, 0, RUN_MODELS);
     tcase_add_loop_test(wrong, one_element, 0, RUN_MODELS);
     tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
-    tcase_add_test(wrong, rounded_states);
-    tcase_add_test(wrong, stored_behind_the_prompt);
     tcase_add_test(wrong, only_sampled_rows);
     tcase_add_test(wrong, refusals);
+    tcase_set_timeout(rounded, 60);
+    tcase_add_test(rounded, rounded_states);
+    tcase_add_loop_test(rounded, rounded_for_long, 0, 8);
+    tcase_add_test(rounded, stored_elsewhere);
+    tcase_add_loop_test(rounded, wrong_among_roundings, 0, 2 * (NUM_FAULTS - 1));
     tcase_add_loop_test(same_result, bounded_memory, 0, RUN_MODELS);
     tcase_add_test(same_result, one_request_twice);
     tcase_add_loop_test(same_result, any_number_of_threads, 0, RUN_MODELS);
     suite_add_tcase(made, right);
     suite_add_tcase(made, wrong);
+    suite_add_tcase(made, rounded);
     suite_add_tcase(made, same_result);
     return made;
 }

@@ -18,7 +18,7 @@
 #define RAW  ATTN_LINEAR_RAW_GATES
 #define NORM ATTN_LINEAR_QK_L2NORM
 
-static const attn_linear_dims models[RUN_MODELS] = {
+static const attn_linear_dims models[RUN_ALL_MODELS] = {
     DIMS(GDN, RAW | NORM, 3, 6, 16, 12, 4, F32, BF16, 0),
     DIMS(GDN, 0, 2, 2, 9, 8, 2, BF16, F32, 0),
     DIMS(MAMBA2, RAW, 1, 11, 24, 5, 4, F32, BF16, 0.01f),
@@ -27,6 +27,8 @@ static const attn_linear_dims models[RUN_MODELS] = {
     DIMS(KDA, NORM, 2, 4, 7, 10, 0, F32, DTYPE_NONE, 0),
     DIMS(LIGHTNING, 0, 6, 6, 16, 16, 0, F32, DTYPE_NONE, 0),
     DIMS(SHORT_CONV, 0, 0, 5, 0, 13, 4, F32, BF16, 0),
+    DIMS(MAMBA2, RAW, 1, 4, 128, 24, 4, BF16, BF16, 0),
+    DIMS(GDN, RAW | NORM, 1, 4, 128, 24, 4, BF16, BF16, 0),
 };
 
 static const int64_t hash_ids[RUN_REQUESTS][2] = {{1, 2}, {3, 4}, {1, 5}};
@@ -44,6 +46,7 @@ void linear_run_seed(uint64_t seed)
 void linear_run_init(int number, uint32_t num_threads)
 {
     struct model_spec spec;
+    int64_t max_len = number < RUN_MODELS ? RUN_MAX_LEN : RUN_LONG_LEN;
     run.model = model_new("test", "test");
     run.model->dtype = ATTN_BF16;
     model_spec_linear(&spec, &models[number]);
@@ -54,11 +57,11 @@ void linear_run_init(int number, uint32_t num_threads)
     run.group = &run.model->groups[0];
     for (int r = 0; r < RUN_REQUESTS; r++)
         requests[r] = (trace_request){.input_length = input_lengths[r],
-                                      .output_length = RUN_MAX_LEN - input_lengths[r],
+                                      .output_length = max_len - input_lengths[r],
                                       .num_hash_ids = 2,
                                       .hash_ids = hash_ids[r]};
     struct trace trace = {.path = "some.trace", .num_requests = RUN_REQUESTS, .requests = requests};
-    ck_assert_int_eq(workload_init(&run.workload, &trace, 1, 0, 2 * RUN_MAX_LEN, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&run.workload, &trace, 1, 0, 2 * max_len, NULL), ATTN_OK);
     linear_run_seed(5);
     ck_assert_int_eq(threads_create(num_threads, &run.threads, NULL), ATTN_OK);
 }

@@ -18,10 +18,14 @@
 enum {
     RUN_MODELS = 8,
     RUN_DELTA = 0,
-    RUN_SMALL_STATE = 3, /* of a family whose state grows, in bf16 */
+    RUN_SMALL_STATE = 3,          /* of a family whose state grows, in bf16 */
+    RUN_LONG_MAMBA2 = RUN_MODELS, /* of the long runs: large states, in bf16 */
+    RUN_LONG_DELTA,
+    RUN_ALL_MODELS,
     RUN_LAYERS = 2,
-    RUN_REQUESTS = 3, /* of 37, 20 and 5 tokens of input */
-    RUN_MAX_LEN = 64, /* tokens of each, output included */
+    RUN_REQUESTS = 3,   /* of 37, 20 and 5 tokens of input */
+    RUN_MAX_LEN = 64,   /* tokens of each, output included, */
+    RUN_LONG_LEN = 400, /* and of the long runs */
     RUN_MAX_HEADS = 12,
     RUN_MAX_DIM = 24,
     RUN_MAX_CHANNELS = 512,

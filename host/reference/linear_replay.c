@@ -276,10 +276,10 @@ static void compute_form(reference_linear_replay *replay, const reference_linear
                            work->out[n], terms);
 }
 
-/* What errors of the states come to in row t of head `h`, the differences of the two forms' states
- * being independent: three standard deviations of the element where that is most. */
-static double spread_of(const reference_linear_replay *replay, const reference_linear_rows *rows,
-                        int64_t t, int32_t h, struct work *work)
+/* The least naive error of row t of head `h` where states were rounded: see
+ * reference_linear_replay_store(). */
+static double least_error(const reference_linear_replay *replay, const reference_linear_rows *rows,
+                          int64_t t, int32_t h, struct work *work)
 {
     const reference_linear_layer *layer = replay->layer;
     const attn_linear_dims *dims = &layer->dims;
@@ -300,8 +300,11 @@ static double spread_of(const reference_linear_replay *replay, const reference_l
     if (rows->z)
         linear_output_gate(layer, &form, rows->z + (t * dims->num_v_heads + head) * v_dim,
                            work->step, spread);
-    for (int32_t j = 0; j < v_dim; j++)
-        most = isfinite(spread[j]) ? fmax(most, spread[j]) : most;
+    for (int32_t j = 0; j < v_dim; j++) {
+        double farthest = fabs(work->out[TRUTH][j]) + 2 * spread[j];
+        double error = spread[j] + dtype_half_unit(layer->out_dtype, farthest) / 2;
+        most = isfinite(error) ? fmax(most, error) : most;
+    }
     return most;
 }
 
@@ -345,7 +348,7 @@ attn_status reference_linear_replay_advance(reference_linear_replay *replay,
                      &results[entry]);
             if (replay->rounded && replay->num_k_heads > 0)
                 results[entry].naive_error =
-                    fmax(results[entry].naive_error, spread_of(replay, rows, t, h, &work));
+                    fmax(results[entry].naive_error, least_error(replay, rows, t, h, &work));
         }
     return ATTN_OK;
 }

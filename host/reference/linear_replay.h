@@ -102,10 +102,16 @@ attn_status reference_linear_replay_advance(reference_linear_replay *replay,
 /* What storing and loading again does: the naive state rounded to state_dtype, inputs to
  * conv_dtype. The truth's state is not rounded.
  *
- * Where it rounds states, the naive error of a row is from then on at least three standard
- * deviations of the error that the states' differences stand for, taken as independent: roundings
- * of many tokens add up at random, and a single draw of that, the naive form's own, may be a lucky
- * one.
+ * Where it rounds states, the naive error of a row is from then on at least
+ *
+ *   max_j (3 s_j + h_j / 2)
+ *
+ * with s_j the standard deviation of output element j if the differences of both forms' states are
+ * independent, and h_j half a unit in its last place. Roundings of many tokens add up at random,
+ * and a single draw of that, the naive form's own, may be a lucky one. And two forms whose states
+ * differ do not round their outputs alike: the error is that of the state, and up to h_j besides.
+ * The pass rule doubles what is here, which makes it 6 s_j + h_j: of a rounding to nearest nobody
+ * needs twice the most.
  */
 void reference_linear_replay_store(reference_linear_replay *replay);
 
