@@ -29,7 +29,7 @@ static int32_t count_children(const struct check_subject *subject)
 
 static bool scene_open(struct scene *scene, struct check_run *run)
 {
-    if (!rig_open(&scene->rig, run, run->seed))
+    if (!rig_open_for_child(&scene->rig, run, run->seed, (uint32_t)run->index))
         return false;
     scene->child = child_name(run->subject, (uint32_t)run->index);
     scene->path[0] = scene->child;

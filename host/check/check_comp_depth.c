@@ -187,7 +187,8 @@ void comp_run_equal(struct check_run *run)
     struct rig rig;
     snprintf(text, sizeof text, "over_%d", run->index);
     name_it(run, text, name);
-    if (!define(run, name, -1, leaf_of(run)) || !rig_open(&rig, run, run->seed))
+    if (!define(run, name, -1, leaf_of(run)) ||
+        !rig_open_for_child(&rig, run, run->seed, (uint32_t)run->index))
         return;
     struct compose_node *node = grow(run, name);
     if (node)
@@ -232,7 +233,8 @@ void comp_run_deep(struct check_run *run)
 {
     char names[DEPTH][NAME];
     struct scene scene;
-    if (!define_levels(run, names) || !rig_open(&scene.rig, run, run->seed))
+    if (!define_levels(run, names) ||
+        !rig_open_for_child(&scene.rig, run, run->seed, (uint32_t)run->index))
         return;
     struct compose_node *node = grow(run, names[DEPTH - 1]);
     if (node) {

@@ -13,9 +13,25 @@ enum { FAMILY_CASES = 24 };
 
 /* ---- Families -------------------------------------------------------------------------------- */
 
-/* Every mode, in both layouts. */
+/* Values of one element or one channel, and what is given for each of them as a column. */
+static void make_narrow(struct linear_spec *spec, bool values)
+{
+    if (spec->k_heads == 0)
+        return;
+    spec->k_dim = values ? 16 : 1;
+    spec->v_dim = values ? 1 : 16;
+    spec->width = spec->gap = 0;
+    if (spec->family == ATTN_LINEAR_MAMBA2)
+        spec->skip = 2;
+    if (spec->family == ATTN_LINEAR_KDA)
+        spec->flags |= ATTN_LINEAR_RAW_GATES;
+}
+
+/* Every mode, in both layouts; narrow heads in the last cases. */
 static void vary_mode(struct linear_spec *spec, int32_t index)
 {
+    if (index >= FAMILY_CASES - 2)
+        make_narrow(spec, index == FAMILY_CASES - 2);
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY,
                                      ATTN_MODE_EXTEND, ATTN_MODE_MIXED,  ATTN_MODE_DRAFT_EXTEND};
     spec->vk = index / 6 % 2;

@@ -20,8 +20,20 @@
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
 enum { SPLIT_DECODE, SPLIT_SINGLE, SPLIT_HALF, SPLIT_CHUNK, SPLIT_RANDOM, SPLIT_TAIL, SPLITS };
+enum { FORMS = 4 }; /* of a state: two layouts, two dtypes */
 
-/* In fp32, so that a hand-over rounds nothing that the oracle does not round. */
+/* In fp32 a hand-over rounds nothing that the oracle does not round, in bf16 it does. `convolves`:
+ * a convolution keeps inputs, whatever was drawn, as it does where it is all there is. */
+static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
+{
+    convolves |= spec->family == ATTN_LINEAR_SHORT_CONV;
+    spec->vk = form % 2;
+    spec->state_dtype = form / 2 ? ATTN_BF16 : ATTN_F32;
+    spec->conv_dtype = spec->q_dtype;
+    if (convolves && spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
+        spec->width = 4;
+}
+
 static void change_split(struct linear_spec *spec, int32_t index)
 {
     static const struct linear_case_sequence sequences[] = {
@@ -29,12 +41,18 @@ static void change_split(struct linear_spec *spec, int32_t index)
         {.rows = 65, .in_place = true},
         {.rows = 0, .has_initial = true},
         {.rows = 9, .has_initial = true, .in_place = true}};
-    bool decodes = index == SPLIT_DECODE || index == SPLIT_TAIL;
-    linear_set_extend(spec, 4, sequences);
+    static const struct linear_case_sequence few[] = {
+        {.rows = 20, .has_initial = true},
+        {.rows = 11, .in_place = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 3, .has_initial = true, .in_place = true}};
+    int32_t split = index % SPLITS, form = index / SPLITS;
+    bool by_row = split == SPLIT_DECODE || split == SPLIT_SINGLE;
+    bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
+    linear_set_extend(spec, 4, by_row && form / 2 ? few : sequences); /* judged part by part */
     spec->padded = 0;
     spec->modes = decodes ? ATTN_MODE_BIT(ATTN_MODE_DECODE) : 0;
-    spec->state_dtype = ATTN_F32;
-    spec->conv_dtype = spec->q_dtype;
+    set_form(spec, form, (split + form / 2) % 2);
 }
 
 /* Rows of the next part, of `left`. */
@@ -69,7 +87,7 @@ static bool run_parts(struct linear_bench *bench, int32_t split)
                                              .rows = rows,
                                              .mode = rows == 1 && decodes ? ATTN_MODE_DECODE
                                                                           : ATTN_MODE_EXTEND};
-            if (!linear_bench_forward(bench, &part))
+            if (!linear_bench_part(bench, &part))
                 return false;
             first += rows;
         } while (first < all);
@@ -79,18 +97,18 @@ static bool run_parts(struct linear_bench *bench, int32_t split)
 
 static int32_t count_splits(const struct check_subject *subject)
 {
-    return SPLITS * linear_count_families(subject);
+    return FORMS * SPLITS * linear_count_families(subject);
 }
 
 static void run_linear_splits(struct check_run *run)
 {
     struct linear_spec spec;
     struct linear_bench bench;
-    int32_t split = run->index / linear_count_families(run->subject);
+    int32_t split = run->index / linear_count_families(run->subject) % SPLITS;
     if (!linear_find_case(run, change_split, &spec) || !linear_bench_open(&bench, run, &spec))
         return;
     if (run_parts(&bench, split))
-        linear_bench_judge(&bench, false);
+        linear_bench_judge_parts(&bench);
     linear_bench_close(&bench);
 }
 
@@ -102,7 +120,7 @@ static void change_accepted(struct linear_spec *spec, int32_t index)
 {
     static const struct linear_case_sequence sequences[] = {
         {.rows = 12, .has_initial = true}, {.rows = 75, .has_initial = true, .in_place = true}};
-    change_split(spec, index);
+    change_split(spec, index * SPLITS + (index % 2 ? SPLIT_HALF : SPLIT_CHUNK));
     linear_set_extend(spec, 2, sequences);
     spec->modes = ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
     spec->snapshots = true;
@@ -121,7 +139,12 @@ static bool run_accepted(struct linear_bench *bench, int32_t s)
                                      .rows = bench->spec->sequences[s].rows - accepted,
                                      .snapshots = true,
                                      .accepted = true};
-    return linear_bench_forward(bench, &verified) && linear_bench_forward(bench, &rest);
+    return linear_bench_part(bench, &verified) && linear_bench_part(bench, &rest);
+}
+
+static int32_t count_accepted(const struct check_subject *subject)
+{
+    return FORMS * linear_count_families(subject);
 }
 
 static void run_linear_accepted(struct check_run *run)
@@ -131,7 +154,7 @@ static void run_linear_accepted(struct check_run *run)
     if (!linear_find_case(run, change_accepted, &spec) || !linear_bench_open(&bench, run, &spec))
         return;
     if (run_accepted(&bench, 0) && run_accepted(&bench, 1))
-        linear_bench_judge(&bench, false);
+        linear_bench_judge_parts(&bench);
     linear_bench_close(&bench);
 }
 
@@ -147,11 +170,11 @@ static bool run_handed(struct linear_bench *bench, struct case_session *first,
         int32_t rows = bench->spec->sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
         struct linear_part part = {.sequence = s, .rows = prefill};
         bench->session = first;
-        good = linear_bench_forward(bench, &part);
+        good = linear_bench_part(bench, &part);
         bench->session = second;
         part = (struct linear_part){.sequence = s, .rows = 1, .mode = ATTN_MODE_DECODE};
         for (part.first = prefill; part.first < rows && good; part.first++)
-            good = linear_bench_forward(bench, &part);
+            good = linear_bench_part(bench, &part);
     }
     bench->session = own;
     return good;
@@ -165,7 +188,7 @@ static void judge_handed(struct linear_bench *bench, struct case_session *other,
     void *alone = NULL;
     for (int n = 0; n < 3; n++) {
         if (!linear_bench_reset(bench) || !run_handed(bench, pairs[n][0], pairs[n][1]) ||
-            !linear_bench_judge(bench, false))
+            !linear_bench_judge_parts(bench))
             break;
         uint64_t size;
         const void *bytes = linear_case_bytes(bench->c, &size);
@@ -178,13 +201,16 @@ static void judge_handed(struct linear_bench *bench, struct case_session *other,
     free(alone);
 }
 
+enum { HANDED_FORMS = 2 }; /* of each variant: fp32 and bf16, one in each layout */
+
 static void change_handed(struct linear_spec *spec, int32_t index)
 {
     static const struct linear_case_sequence sequences[] = {
         {.rows = 72, .has_initial = true}, {.rows = 0, .has_initial = true}, {.rows = 21}};
-    (void)index;
+    int32_t variant = index / HANDED_FORMS, dtype = index % HANDED_FORMS;
     change_split(spec, SPLIT_TAIL);
     linear_set_extend(spec, 3, sequences);
+    set_form(spec, 2 * dtype + (variant + dtype) % 2, true);
 }
 
 /* The other instance is the subject's own, on another number of threads. */
@@ -237,7 +263,7 @@ static void hand_to_setting(struct linear_bench *bench, const struct setting *se
 
 static int32_t count_handed(const struct check_subject *subject)
 {
-    return linear_count_families(subject) * (1 + setting_count_all(subject));
+    return HANDED_FORMS * linear_count_families(subject) * (1 + setting_count_all(subject));
 }
 
 static void run_linear_handed(struct check_run *run)
@@ -245,7 +271,7 @@ static void run_linear_handed(struct check_run *run)
     struct linear_spec spec;
     struct linear_bench bench;
     struct setting setting;
-    int32_t variant = run->index / linear_count_families(run->subject);
+    int32_t variant = run->index / linear_count_families(run->subject) / HANDED_FORMS;
     if (!linear_find_case(run, change_handed, &spec) || !linear_bench_open(&bench, run, &spec))
         return;
     if (variant == 0) {
@@ -434,7 +460,7 @@ static void run_linear_random(struct check_run *run)
 const struct check check_linear_invar[] = {
     ROW("INVAR-01", linear_layer_groups, linear_count_families,
         "another group of linear layers in the instance changes no result"),
-    ROW("INVAR-01", linear_accepted, linear_count_families,
+    ROW("INVAR-01", linear_accepted, count_accepted,
         "a sequence goes on from the snapshot of any row that was verified"),
     ROW("INVAR-01", linear_permuted, linear_count_families,
         "the order of the sequences and of their slots changes no result"),

@@ -164,6 +164,28 @@ bool linear_bench_forward(struct linear_bench *bench, const struct linear_part *
     return passed(bench, linear_case_forward(bench->c, bench->session, part, &error.base), &error);
 }
 
+/* Is the state rounded where it is stored? Then it is judged from one store to the next. */
+static bool rounds(const struct linear_bench *bench)
+{
+    return bench->spec->state_dtype != ATTN_F32;
+}
+
+bool linear_bench_part(struct linear_bench *bench, const struct linear_part *part)
+{
+    char text[LINEAR_TEXT];
+    if (!rounds(bench))
+        return linear_bench_forward(bench, part);
+    bool good = linear_case_judge_part(bench->c, bench->session, part, text, sizeof text);
+    if (!good)
+        linear_report(bench->run, bench->spec, ATTN_OK, text);
+    return good;
+}
+
+bool linear_bench_judge_parts(struct linear_bench *bench)
+{
+    return rounds(bench) || linear_bench_judge(bench, false);
+}
+
 bool linear_bench_reset(struct linear_bench *bench)
 {
     host_error error;

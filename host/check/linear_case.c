@@ -568,6 +568,19 @@ static void shift_rows(const struct linear_case *c, int32_t row, attn_tensor *te
     }
 }
 
+/* The batch that a part is. */
+static void point_part(struct linear_case *c, char *base, char *host,
+                       const struct linear_part *part, attn_batch *batch, attn_state_batch *state)
+{
+    point(c, base, host, batch, state);
+    if (!part->snapshots)
+        state->snapshots = (attn_i32_array){NULL, NULL};
+    batch->mode = part->mode;
+    batch->num_seqs = batch->num_real_seqs = 1;
+    batch->num_tokens = batch->num_real_tokens = part->rows;
+    batch->num_decode_seqs = 0;
+}
+
 static attn_status run_part(struct linear_case *c, struct case_session *session,
                             const struct linear_part *part, attn_error *error)
 {
@@ -577,13 +590,7 @@ static attn_status run_part(struct linear_case *c, struct case_session *session,
     attn_status status = put_arrays(c, session, part, error);
     if (status != ATTN_OK)
         return status;
-    point(c, c->memory, host_arrays(c, session) ? c->after : NULL, &c->batch, &c->state);
-    if (!part->snapshots)
-        c->state.snapshots = (attn_i32_array){NULL, NULL};
-    c->batch.mode = part->mode;
-    c->batch.num_seqs = c->batch.num_real_seqs = 1;
-    c->batch.num_tokens = c->batch.num_real_tokens = part->rows;
-    c->batch.num_decode_seqs = 0;
+    point_part(c, c->memory, host_arrays(c, session) ? c->after : NULL, part, &c->batch, &c->state);
     if (part->mode == ATTN_MODE_DECODE) {
         shift_rows(c, array_of(c, c->image, LINEAR_INDPTR)[part->sequence] + part->first, tensors,
                    operands);
@@ -713,25 +720,22 @@ attn_status linear_case_fetch(struct linear_case *c, struct case_session *sessio
     return status == ATTN_OK ? session_check_memory(session, error) : status;
 }
 
-bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
-                       size_t size)
+/* Judge what was fetched last by what a batch must come to that begins with the case's memory as it
+ * is in `base`. */
+static bool judge(struct linear_case *c, char *base, const attn_batch *batch, bool whole,
+                  char *text, size_t size)
 {
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args = c->args;
-    attn_batch batch;
-    attn_state_batch state;
     reference_result result;
     reference_states states;
     host_error error;
     host_error_init(&error);
-    move_tensors(c, c->image, tensors, operands);
+    move_tensors(c, base, tensors, operands);
     args.operands = operands;
-    point(c, c->image, NULL, &batch, &state);
-    attn_status status = linear_case_fetch(c, session, &error.base);
-    if (status == ATTN_OK)
-        status = reference_linear_forward(&c->posed.problem, &batch, c->posed.layer.layer_id, &args,
-                                          &result, &states, &error.base);
+    attn_status status = reference_linear_forward(&c->posed.problem, batch, c->posed.layer.layer_id,
+                                                  &args, &result, &states, &error.base);
     if (status != ATTN_OK) {
         snprintf(text, size, "%s", host_error_text(&error));
         return false;
@@ -740,6 +744,59 @@ bool linear_case_judge(struct linear_case *c, struct case_session *session, bool
         compare(c, &result, &states, text, size) && (!whole || check_rest(c, &states, text, size));
     reference_result_finish(&result);
     reference_states_finish(&states);
+    return good;
+}
+
+bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
+                       size_t size)
+{
+    attn_batch batch;
+    attn_state_batch state;
+    host_error error;
+    host_error_init(&error);
+    point(c, c->image, NULL, &batch, &state);
+    if (linear_case_fetch(c, session, &error.base) == ATTN_OK)
+        return judge(c, c->image, &batch, whole, text, size);
+    snprintf(text, size, "%s", host_error_text(&error));
+    return false;
+}
+
+/* Run the part between two looks at the device: `before` is what it had, with the part's arrays. */
+static attn_status run_seen(struct linear_case *c, struct case_session *session,
+                            const struct linear_part *part, char *before, attn_error *error)
+{
+    const uint64_t arrays = c->parts[LINEAR_INDPTR].offset;
+    attn_status status = linear_case_fetch(c, session, error);
+    if (status != ATTN_OK)
+        return status;
+    memcpy(before, c->after, c->bytes);
+    status = run_part(c, session, part, error);
+    if (status == ATTN_OK)
+        status = linear_case_fetch(c, session, error);
+    memcpy(before + arrays, c->after + arrays, c->bytes - arrays);
+    return status;
+}
+
+bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
+                            const struct linear_part *part, char *text, size_t size)
+{
+    attn_batch batch;
+    attn_state_batch state;
+    host_error error;
+    host_error_init(&error);
+    char *before = malloc(c->bytes);
+    attn_status status =
+        before ? run_seen(c, session, part, before, &error.base)
+               : host_fail(&error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of a case");
+    bool good = status == ATTN_OK;
+    if (good) {
+        point_part(c, before, NULL, part, &batch, &state);
+        batch.mode = ATTN_MODE_EXTEND; /* the same row, where the batch has it */
+        good = judge(c, before, &batch, false, text, size);
+    } else {
+        snprintf(text, size, "%s", host_error_text(&error));
+    }
+    free(before);
     return good;
 }
 

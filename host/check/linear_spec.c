@@ -24,17 +24,22 @@ static int32_t below(struct draw *draw, int32_t count)
 
 static void draw_dims(struct linear_spec *spec, struct draw *draw)
 {
-    static const int32_t k_dims[] = {64, 128, 16, 32, 5, 33};
-    static const int32_t v_dims[] = {64, 32, 16, 128, 7, 48};
+    /* The bar of a row is made of its elements: where all are of one product of sums, or there is
+     * one alone, it would be a matter of luck. So no 1/1, and no convolution where one is 1. */
+    static const int32_t dims[][2] = {{64, 64},   {128, 32}, {16, 16},  {32, 128},
+                                      {5, 7},     {33, 48},  {16, 1},   {1, 16},
+                                      {128, 128}, {256, 64}, {129, 130}};
     static const int32_t heads[][2] = {{1, 2}, {2, 2}, {1, 3}, {2, 4}, {1, 6}, {3, 3}};
-    static const int32_t widths[] = {4, 4, 0, 2, 3, 1};
+    static const int32_t widths[] = {4, 4, 0, 2, 3, 1, 5, 8};
     bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
-    int32_t which = below(draw, 6), shape = below(draw, 6);
+    int32_t shape = below(draw, 11);
+    bool large = dims[shape][0] * dims[shape][1] > 4096; /* then few heads: time and memory */
+    int32_t which = below(draw, large ? 2 : 6);
     spec->k_heads = short_conv ? 0 : heads[which][0];
     spec->v_heads = heads[which][1];
-    spec->k_dim = short_conv ? 0 : k_dims[shape];
-    spec->v_dim = v_dims[shape];
-    spec->width = widths[below(draw, 6)];
+    spec->k_dim = short_conv ? 0 : dims[shape][0];
+    spec->v_dim = dims[shape][1];
+    spec->width = spec->k_dim == 1 || spec->v_dim == 1 ? 0 : widths[below(draw, 8)];
     if (short_conv && spec->width == 0)
         spec->width = 4;
     spec->bias = below(draw, 2);

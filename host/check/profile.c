@@ -10,9 +10,11 @@
 #include "host/error.h"
 #include "host/text.h"
 
-/* The bytes of core.txt, for where it is not installed. */
-static const char core[] = {
-#include "host/check/profiles/core.inc"
+/* All that come with the program, for where they are not installed. */
+static const struct built_in {
+    const char *name, *text;
+} built_in[] = {
+#include "host/check/profiles/built_in.inc"
 };
 
 /* ---- Read ------------------------------------------------------------------------------------ */
@@ -47,18 +49,28 @@ static bool find(const char *name, char path[PATH_MAX])
     return beside_find(places, 2, path);
 }
 
+static const struct built_in *find_built_in(const char *name)
+{
+    for (size_t n = 0; n < sizeof built_in / sizeof *built_in; n++)
+        if (strcmp(built_in[n].name, name) == 0)
+            return &built_in[n];
+    return NULL;
+}
+
 static attn_status read_profile(const char *name, struct profile *profile, attn_error *error)
 {
     char path[PATH_MAX];
     bool is_name = !strchr(name, '/'), found = is_name && find(name, path);
-    bool built_in = is_name && !found && strcmp(name, "core") == 0;
-    profile->file = strdup(built_in ? "core.txt (built in)" : is_name ? path : name);
-    if (profile->file && !built_in)
+    const struct built_in *own = is_name && !found ? find_built_in(name) : NULL;
+    if (own)
+        snprintf(path, sizeof path, "%s.txt (built in)", name);
+    profile->file = strdup(is_name ? path : name);
+    if (profile->file && !own)
         return lines_read(profile->file, "the name or the file of a profile", take_line, profile,
                           &profile->text, error);
-    profile->text = profile->file ? strndup(core, sizeof core) : NULL;
-    return profile->text ? lines_read_text(profile->file, profile->text, sizeof core, take_line,
-                                           profile, error)
+    profile->text = profile->file ? strdup(own->text) : NULL;
+    return profile->text ? lines_read_text(profile->file, profile->text, strlen(profile->text),
+                                           take_line, profile, error)
                          : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
 }
 

@@ -35,7 +35,7 @@ struct profile {
 
 /* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder beside the
  * program that is running, as it is laid out when installed, or in the folder of the installation;
- * `core` is built in, for where it is in neither.
+ * those that come with the program are built in, for where they are in neither.
  * CONFIG_ERROR with "file:line", or with the folders that were searched. On failure there is
  * nothing to finish. */
 attn_status profile_load(const char *name, struct profile *profile, attn_error *error);

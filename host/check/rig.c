@@ -202,20 +202,32 @@ bool rig_accepts(const struct check_subject *subject, const attn_problem *proble
     return ask(subject, problem, &verdict, why, sizeof why) == 1;
 }
 
-/* `why` is what was said to the first question. */
+/* NULL accepts everything. */
+static bool child_accepts(struct compose_node *child, const attn_problem *problem)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    host_error error;
+    host_error_init(&error);
+    return !child || (compose_query(child, problem, &verdict, &error.base) == ATTN_OK &&
+                      verdict.supported == 1);
+}
+
+/* `why` is what was said to the first question; `child` (or NULL) is to accept it too. */
 static bool find(struct rig_question *question, const struct check_subject *subject,
-                 attn_verdict *verdict, char *why, size_t size)
+                 struct compose_node *child, attn_verdict *verdict, char *why, size_t size)
 {
     char unused[8];
     for (int number = 0; number < NUM_QUESTIONS; number++) {
         set_question(question, &subject->device->info, number);
         if (ask(subject, &question->problems[0], verdict, number ? unused : why,
-                number ? sizeof unused : size) == 1)
+                number ? sizeof unused : size) == 1 &&
+            child_accepts(child, &question->problems[0]))
             return true;
     }
     for (int number = 0; number < NUM_LINEAR_QUESTIONS; number++) {
         set_linear_question(question, &subject->device->info, number);
-        if (ask(subject, &question->problems[0], verdict, unused, sizeof unused) == 1)
+        if (ask(subject, &question->problems[0], verdict, unused, sizeof unused) == 1 &&
+            child_accepts(child, &question->problems[0]))
             return true;
     }
     return false;
@@ -225,7 +237,7 @@ bool rig_find(struct rig_question *question, const struct check_subject *subject
               size_t size)
 {
     attn_verdict verdict;
-    return find(question, subject, &verdict, why, size);
+    return find(question, subject, NULL, &verdict, why, size);
 }
 
 /* ---- Batches --------------------------------------------------------------------------------- */
@@ -546,7 +558,8 @@ static void set_given(struct rig *rig)
     host_error_init(&rig->error);
 }
 
-bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed)
+static bool rig_open_with(struct rig *rig, struct check_run *run, uint64_t seed,
+                          struct compose_node *child)
 {
     char why[512];
     const struct check_subject *subject = run->subject;
@@ -555,7 +568,8 @@ bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed)
     rig->device = subject->device;
     rig->ops = subject->type->ops;
     set_given(rig);
-    if (!find(&rig->question, subject, &rig->verdict, why, sizeof why)) {
+    if (!(child && find(&rig->question, subject, child, &rig->verdict, why, sizeof why)) &&
+        !find(&rig->question, subject, NULL, &rig->verdict, why, sizeof why)) {
         check_skip(run, "query accepts no plain softmax or linear problem on this device: %s", why);
         return false;
     }
@@ -569,6 +583,17 @@ bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed)
     check_fail(run, "making operands: %s", host_error_text(&rig->error));
     rig_close(rig);
     return false;
+}
+
+bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed)
+{
+    return rig_open_with(rig, run, seed, NULL);
+}
+
+bool rig_open_for_child(struct rig *rig, struct check_run *run, uint64_t seed, uint32_t child)
+{
+    const struct compose_node *node = run->subject->node;
+    return rig_open_with(rig, run, seed, child < node->num_children ? node->children[child] : NULL);
 }
 
 void rig_close(struct rig *rig)

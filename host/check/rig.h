@@ -111,6 +111,11 @@ struct rig {
 /* Find a question, make batches and arena. false: the case has been skipped, with what query says
  * to the plain question, or has failed; there is nothing to close then. */
 bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed);
+
+/* The same with a question that child number `child` of the subject accepts by itself too, where
+ * there is one. */
+bool rig_open_for_child(struct rig *rig, struct check_run *run, uint64_t seed, uint32_t child);
+
 void rig_close(struct rig *rig);
 
 /* The question of a subject whose memory is of no interest. false and all reasons in `why`. */

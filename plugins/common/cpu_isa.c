@@ -69,7 +69,7 @@ void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
     if (device->type != ATTN_DEVICE_CPU)
         verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cpu", "%s",
                        device->type == ATTN_DEVICE_CUDA ? "cuda" : "unknown");
-    else if ((device->cpu_isa & needed) != needed)
+    if ((device->cpu_isa & needed) != needed)
         verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_CPU_ISA,
                        needed & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",
                        device->cpu_isa);

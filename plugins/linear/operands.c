@@ -99,19 +99,19 @@ static attn_status get_convolution(linear_call *call, const attn_forward_args *a
     return status;
 }
 
-/* fp32 values of a head: one each, or `dim` each, flat or not. */
+/* fp32 values of a head: `dim` each, flat or not; or, where that is 0, one each, flat. */
 static attn_status get_values(const linear_call *call, const attn_forward_args *args, uint32_t role,
                               int64_t dim, const float **values, int64_t *stride, attn_error *error)
 {
-    int64_t heads = call->group->v_heads;
+    int64_t heads = call->group->v_heads, each = dim > 0 ? dim : 1;
     const attn_tensor *given = attn_operand(args, role), *operand = NULL;
-    operand_form form = {.dtype = ATTN_F32, .ndim = 1, .shape = {heads * dim}};
-    if (dim > 1 && given && given->ndim == 2)
+    operand_form form = {.dtype = ATTN_F32, .ndim = 1, .shape = {heads * each}};
+    if (dim > 0 && given && given->ndim == 2)
         form = (operand_form){.dtype = ATTN_F32, .ndim = 2, .shape = {heads, dim}};
     attn_status status = get(args, role, form, &operand, error);
     if (status == ATTN_OK) {
         *values = (const float *)(const void *)operand_data(operand);
-        *stride = form.ndim == 2 ? operand->strides[0] : dim;
+        *stride = form.ndim == 2 ? operand->strides[0] : each;
     }
     return status;
 }
@@ -126,7 +126,7 @@ static attn_status get_gates(linear_call *call, const attn_forward_args *args, a
                          .ndim = g->vector ? 3 : 2,
                          .shape = {0, g->v_heads, g->k_dim}};
     if (g->raw || lightning)
-        status = get_values(call, args, ATTN_ROLE_A_LOG, 1, &call->a_log, &one, error);
+        status = get_values(call, args, ATTN_ROLE_A_LOG, 0, &call->a_log, &one, error);
     if (status != ATTN_OK || lightning)
         return status;
     status = get_rows(call, args, ATTN_ROLE_GATE_A, gate, &call->a, error);
@@ -134,13 +134,13 @@ static attn_status get_gates(linear_call *call, const attn_forward_args *args, a
     if (status == ATTN_OK && (!g->raw || !mamba2))
         status = get_rows(call, args, ATTN_ROLE_GATE_B, gate, &call->b, error);
     if (status == ATTN_OK && g->raw)
-        status = get_values(call, args, ATTN_ROLE_DT_BIAS, g->vector ? g->k_dim : 1, &call->dt_bias,
+        status = get_values(call, args, ATTN_ROLE_DT_BIAS, g->vector ? g->k_dim : 0, &call->dt_bias,
                             &call->dt_bias_stride, error);
     const attn_tensor *skip = attn_operand(args, ATTN_ROLE_D_SKIP);
     if (status != ATTN_OK || !mamba2 || !skip)
         return status;
     call->skip_step = skip->ndim == 2;
-    return get_values(call, args, ATTN_ROLE_D_SKIP, skip->ndim == 2 ? g->v_dim : 1, &call->skip,
+    return get_values(call, args, ATTN_ROLE_D_SKIP, skip->ndim == 2 ? g->v_dim : 0, &call->skip,
                       &call->skip_stride, error);
 }
 
