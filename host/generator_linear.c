@@ -216,12 +216,28 @@ static int key_exponent(const attn_linear_dims *dims)
     return (int)fmin(ceil(log2(2 * sqrt((double)dims->head_k_dim))), 8);
 }
 
+/* The slopes that MiniMax's lightning attention has as constants, arXiv 2501.08313: those of ALiBi,
+ * arXiv 2108.12409, in its form for any number of heads, which fall to almost none in the last
+ * layer. */
+static double lightning_rate(const struct generator *generator, int32_t layer, int32_t head,
+                             int32_t heads)
+{
+    int32_t power = 1, last = generator->num_layers - 1;
+    while (power <= heads / 2)
+        power *= 2;
+    double exponent = head < power ? 8.0 * (head + 1) / power
+                                   : 8.0 * (2 * (head - power) + 1) / (2 * (double)power);
+    return exp2(-exponent) * (1 - (last > 0 ? (double)layer / last : 0) + 1e-5);
+}
+
 double generator_linear_rate(const struct generator *generator, const attn_layer_group *group,
                              int32_t layer, int32_t head)
 {
     const double slowest = 1e-4, fastest = 0.69;
     const token_key nobody = {0, 0};
     int32_t heads = group->linear->num_v_heads;
+    if (group->linear->family == ATTN_LINEAR_LIGHTNING)
+        return lightning_rate(generator, layer, head, heads);
     /* Layers begin at different heads, so that no head is the slow one in all of them. */
     uint64_t word = mix_stream(stream_of(generator, nobody, layer, ATTN_ROLE_A_LOG), UINT32_MAX);
     uint64_t first = mix_below((uint32_t)(word >> 32), (uint64_t)heads);

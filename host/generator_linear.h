@@ -25,7 +25,13 @@
  * wrong initial state, a wrong slot or a lost prefix shows thousands of tokens later in some heads,
  * while others have forgotten it. 2^f is the power of two next to the rate; raw gates get a dt_bias
  * of -4 .. -2 and the A_log that makes the rate of it (KDA's bounded form: A_log 1/4 and the
- * dt_bias that makes it); lightning attention's A_log is -rate.
+ * dt_bias that makes it). Lightning attention has the rates of its models instead, and A_log is
+ * -rate: MiniMax's slopes of `heads` heads in layer `l` of L,
+ *
+ *   2^-(8 (h + 1) / p) for h < p, the largest power of two up to heads; 2^-(8 (2 (h - p) + 1) / 2p)
+ *   for the others; times 1 - l / (L - 1) + 1e-5
+ *
+ * so that the last layers forget next to nothing.
  */
 #ifndef HOST_GENERATOR_LINEAR_H
 #define HOST_GENERATOR_LINEAR_H

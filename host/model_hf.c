@@ -3,7 +3,7 @@
  * model_hf.c: a model from a Hugging Face config.json: what all families share, and the whole.
  *
  * The table of architectures is in model_hf_table.c; a family's layers are in the file named after
- * it: model_hf_dense.c, model_hf_mla.c, model_hf_state.c, model_hf_encoder.c.
+ * it: model_hf_dense.c, model_hf_mla.c, model_hf_state.c, model_hf_hybrid.c, model_hf_encoder.c.
  */
 #include "host/model_hf.h"
 
@@ -258,13 +258,15 @@ static void add_vision_tower(struct hf_source *source)
     struct model_spec spec;
     if (!json_object(&source->root, "vision_config", "vision_config.", &vision))
         return;
-    int32_t layers = (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers", JSON_REQUIRED,
-                                       1, MODEL_MAX_LAYERS);
-    int32_t heads = (int32_t)json_int(&vision, "num_attention_heads|num_heads", JSON_REQUIRED, 1,
-                                      MODEL_MAX_HEADS);
+    int32_t layers =
+        (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers|vt_num_hidden_layers",
+                          JSON_REQUIRED, 1, MODEL_MAX_LAYERS);
+    int32_t heads =
+        (int32_t)json_int(&vision, "num_attention_heads|num_heads|vt_num_attention_heads",
+                          JSON_REQUIRED, 1, MODEL_MAX_HEADS);
     int32_t head_dim = json_has(&vision, "head_dim")
                            ? (int32_t)json_int(&vision, "head_dim", JSON_REQUIRED, 1, MODEL_MAX_DIM)
-                           : hf_split_heads(&vision, "embed_dim|hidden_size", heads);
+                           : hf_split_heads(&vision, "embed_dim|hidden_size|vt_hidden_size", heads);
     if (!hf_ok(source))
         return;
     model_spec_encoder(&spec, heads, head_dim);

@@ -68,6 +68,8 @@ void hf_build_mla(struct hf_source *source);        /* DeepSeek and Kimi */
 void hf_build_falcon_h1(struct hf_source *source);  /* attention beside Mamba2 in each block */
 void hf_build_nemotron_h(struct hf_source *source); /* one of attention, Mamba2, MLP in a block */
 void hf_build_mamba2(struct hf_source *source);
+void hf_build_minimax(struct hf_source *source); /* softmax and lightning attention */
+void hf_build_lfm2(struct hf_source *source);    /* softmax and short convolutions */
 void hf_build_bert(struct hf_source *source);
 void hf_build_modernbert(struct hf_source *source);
 void hf_build_whisper(struct hf_source *source);

@@ -68,6 +68,10 @@ static const struct hf_defaults falcon_h1 = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 8192};
 static const struct hf_defaults nemotron_h = {
     .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .max_positions = 4096};
+static const struct hf_defaults minimax = {
+    .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 131072};
+static const struct hf_defaults lfm2 = {
+    .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 128000};
 static const struct hf_defaults bert = {.num_layers = 12, .num_heads = 12, .max_positions = 512};
 static const struct hf_defaults roberta = {
     .num_layers = 12, .num_heads = 12, .max_positions = 512, .flags = HF_PADDED_POSITIONS};
@@ -103,9 +107,16 @@ const struct hf_architecture hf_architectures[] = {
     {"DeepseekV32ForCausalLM", hf_build_mla, &sparse_mla},
     {"KimiLinearForCausalLM", hf_build_mla, &plain},
     {"KimiVLForConditionalGeneration", hf_build_mla, &plain},
+    {"KimiK25ForConditionalGeneration", hf_build_mla, &plain},
+    {"Kimi_K25ForConditionalGeneration", hf_build_mla, &plain},
     {"FalconH1ForCausalLM", hf_build_falcon_h1, &falcon_h1},
     {"NemotronHForCausalLM", hf_build_nemotron_h, &nemotron_h},
     {"Mamba2ForCausalLM", hf_build_mamba2, &plain},
+    {"MiniMaxText01ForCausalLM", hf_build_minimax, &minimax},
+    {"MiniMaxM1ForCausalLM", hf_build_minimax, &minimax},
+    {"MiniMaxForCausalLM", hf_build_minimax, &minimax},
+    {"Lfm2ForCausalLM", hf_build_lfm2, &lfm2},
+    {"Lfm2MoeForCausalLM", hf_build_lfm2, &lfm2},
     {"BertModel", hf_build_bert, &bert},
     {"BertForMaskedLM", hf_build_bert, &bert},
     {"BertForSequenceClassification", hf_build_bert, &bert},

@@ -170,6 +170,9 @@ generator_layer operands_geometry(const struct model *model, int32_t layer)
     const attn_layer_group *group = group_of(model, layer);
     int32_t owner =
         entry->kv_buffer >= 0 ? model->buffers[entry->kv_buffer].layer_id : entry->layer_id;
+    /* No queries, keys and values: rows of a recurrence are made by generator_linear.h. */
+    if (group->kind == ATTN_KIND_LINEAR)
+        return (generator_layer){.kv_layer = owner};
     generator_layer geometry = {
         .kv_layer = operands_is_expanded(model, layer) ? (int32_t)model->num_layers + owner : owner,
         .num_q_heads = group->num_q_heads,

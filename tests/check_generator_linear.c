@@ -287,7 +287,9 @@ START_TEST(constants_differ_by_layer_and_seed)
         }
         set_seed(7);
         ck_assert(differs_by_layer);
-        ck_assert(differs_by_seed);
+        /* Slopes are those of the model. */
+        ck_assert_int_eq(differs_by_seed,
+                         dims.family != ATTN_LINEAR_LIGHTNING || role != ATTN_ROLE_A_LOG);
     }
 }
 END_TEST
@@ -298,6 +300,8 @@ END_TEST
 START_TEST(rates_are_spread)
 {
     set_case(_i);
+    if (dims.family == ATTN_LINEAR_LIGHTNING)
+        return; /* lightning_rates_are_the_models */
     for (int32_t layer = 0; layer < NUM_LAYERS; layer++) {
         double least = INFINITY, most = 0;
         for (int32_t h = 0; h < 6; h++) {
@@ -310,6 +314,35 @@ START_TEST(rates_are_spread)
         }
         ck_assert_double_eq_tol(least, 1e-4, 1e-9);
         ck_assert_double_eq_tol(most, 0.69, 1e-9);
+    }
+}
+END_TEST
+
+/* A_log of lightning attention, as build_slope_tensor() and the layer's factor of MiniMax-Text-01's
+ * code yield it, computed by them: 64 heads in 80 layers, and 6 heads, no power of two, in 3. */
+START_TEST(lightning_rates_are_the_models)
+{
+    static const struct {
+        int32_t num_layers, layer, heads, head;
+        double slope;
+    } known[] = {{80, 0, 64, 0, 0.9170132132451033},
+                 {80, 0, 64, 63, 0.003906289062499995},
+                 {80, 42, 64, 31, 0.029272776898734164},
+                 {80, 78, 64, 5, 0.007532573345718791},
+                 {3, 1, 6, 0, 0.1250025},
+                 {3, 1, 6, 3, 0.0019531640625},
+                 {3, 1, 6, 4, 0.250005},
+                 {3, 1, 6, 5, 0.06250125},
+                 {1, 0, 1, 0, 0x1p-8 * 1.00001}};
+    static generator_layer many[80];
+    float a_log[64];
+    set_family(ATTN_LINEAR_LIGHTNING, 0);
+    for (size_t n = 0; n < sizeof known / sizeof *known; n++) {
+        dims.num_k_heads = dims.num_v_heads = known[n].heads;
+        ck_assert_int_eq(generator_init(&generator, 7, many, known[n].num_layers, 16, 256, NULL),
+                         ATTN_OK);
+        generator_linear_constant(&generator, &group, known[n].layer, ATTN_ROLE_A_LOG, a_log);
+        ck_assert_float_eq(a_log[known[n].head], (float)-known[n].slope);
     }
 }
 END_TEST
@@ -432,6 +465,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tcase, functions_of_their_arguments, 0, CASES);
     tcase_add_loop_test(tcase, constants_differ_by_layer_and_seed, 0, CASES);
     tcase_add_loop_test(tcase, rates_are_spread, 0, CASES);
+    tcase_add_test(tcase, lightning_rates_are_the_models);
     tcase_add_loop_test(tcase, decays, 0, CASES);
     tcase_add_loop_test(tcase, sizes, 0, CASES);
     tcase_add_test(tcase, wide_keys_in_half_precision);

@@ -303,7 +303,7 @@ START_TEST(whole_cases)
         cases++;
     }
     fclose(file);
-    ck_assert_int_eq(cases, 15);
+    ck_assert_int_eq(cases, 17);
 }
 END_TEST
 

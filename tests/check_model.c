@@ -108,8 +108,13 @@ static void assert_consistent(const struct model *model)
     for (uint32_t g = 0; g < model->num_groups; g++) {
         const attn_layer_group *group = &model->groups[g];
         ck_assert_uint_eq(group->struct_size, sizeof *group);
-        ck_assert_int_gt(group->head_dim, 0);
-        ck_assert_int_eq(group->num_q_heads % group->num_kv_heads, 0);
+        if (group->linear && group->linear->family == ATTN_LINEAR_SHORT_CONV) {
+            ck_assert_int_eq(group->head_dim, 0); /* there are no keys */
+            ck_assert_int_eq(group->num_kv_heads, 0);
+        } else {
+            ck_assert_int_gt(group->head_dim, 0);
+            ck_assert_int_eq(group->num_q_heads % group->num_kv_heads, 0);
+        }
         ck_assert(isfinite(group->sm_scale) && group->sm_scale > 0);
         ck_assert_uint_gt(group->num_layers, 0);
         for (uint32_t i = 0; i < group->num_layers; i++) {
@@ -136,12 +141,17 @@ static void assert_consistent(const struct model *model)
 
 START_TEST(every_family_is_consistent)
 {
-    static const char *const names[] = {
-        "llama",       "mistral",     "mistral_no_window", "qwen2",   "qwen3_moe",   "qwen3_next",
-        "gemma2",      "gemma3",      "gpt_oss",           "llama4",  "deepseek_v3", "deepseek_v32",
-        "kimi_linear", "falcon_h1",   "nemotron_h",        "mamba2",  "bert",        "roberta",
-        "modernbert",  "whisper",     "deepseek_v2",       "mixtral", "olmo2",       "qwen3",
-        "qwen3_vl",    "qwen3_vl_moe"};
+    static const char *const names[] = {"llama",       "mistral",      "mistral_no_window",
+                                        "qwen2",       "qwen3_moe",    "qwen3_next",
+                                        "gemma2",      "gemma3",       "gpt_oss",
+                                        "llama4",      "deepseek_v3",  "deepseek_v32",
+                                        "kimi_linear", "falcon_h1",    "nemotron_h",
+                                        "mamba2",      "bert",         "roberta",
+                                        "modernbert",  "whisper",      "deepseek_v2",
+                                        "mixtral",     "olmo2",        "qwen3",
+                                        "qwen3_vl",    "qwen3_vl_moe", "kimi_k2",
+                                        "kimi_k25",    "kimi_vl",      "minimax",
+                                        "minimax_m1",  "lfm2",         "lfm2_indices"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model *model = load_hf(names[i]);
         assert_consistent(model);
@@ -250,6 +260,112 @@ START_TEST(latent_attention)
     assert_close(v32->groups[0].sm_scale, 1 / sqrt(192));
     model_destroy(v3);
     model_destroy(v32);
+}
+END_TEST
+
+/* sm_scale with YaRN's factor of a context stretched so many times: squared, as both sides of the
+ * product have it. */
+static void assert_yarn(const char *name, double stretch, double mscale)
+{
+    struct model *model = load_hf(name);
+    double factor = 0.1 * mscale * log(stretch) + 1;
+    assert_close(model->groups[0].sm_scale, factor * factor / sqrt(128 + 64));
+    ck_assert_uint_eq(model->groups[0].kind, ATTN_KIND_MLA);
+    ck_assert_int_eq(model->groups[0].mla->kv_lora_rank, 512);
+    model_destroy(model);
+}
+
+START_TEST(latent_scales)
+{
+    assert_yarn("deepseek_v2", 40, 0.707);
+    assert_yarn("deepseek_v3", 40, 1);
+    assert_yarn("kimi_k2", 32, 1);
+    assert_yarn("kimi_k25", 64, 1);
+    assert_yarn("kimi_vl", 1, 1); /* its rope_scaling is null */
+}
+END_TEST
+
+START_TEST(kimi_models)
+{
+    struct model *k2 = load_hf("kimi_k2"), *k25 = load_hf("kimi_k25"), *vl = load_hf("kimi_vl");
+    ck_assert_uint_eq(k2->num_groups, 1);
+    ck_assert_int_eq(k2->groups[0].num_q_heads, 64);
+    ck_assert_int_eq(k2->max_context_len, 131072);
+    const struct model *const seeing[] = {k25, vl};
+    for (int m = 0; m < 2; m++) {
+        const attn_layer_group *text = &seeing[m]->groups[0], *tower = &seeing[m]->groups[1];
+        ck_assert_uint_eq(seeing[m]->num_groups, 2);
+        ck_assert_uint_eq(seeing[m]->dtype, ATTN_BF16);
+        ck_assert_int_eq(text->num_q_heads, m == 0 ? 64 : 16);
+        ck_assert_int_eq(text->head_dim, 192);
+        ck_assert_int_eq(text->v_head_dim, 128);
+        ck_assert_uint_eq(tower->attn_type, ATTN_TYPE_ENCODER_ONLY);
+        ck_assert_int_eq(tower->num_q_heads, 16);
+        ck_assert_int_eq(tower->head_dim, 72);
+    }
+    assert_layers(k25, 0, "0-2");
+    assert_layers(k25, 1, "3-4");
+    assert_layers(vl, 0, "0-3");
+    assert_layers(vl, 1, "4-5");
+    ck_assert_int_eq(k25->max_context_len, 262144);
+    ck_assert_int_eq(vl->max_context_len, 131072);
+    model_destroy(k2);
+    model_destroy(k25);
+    model_destroy(vl);
+}
+END_TEST
+
+START_TEST(lightning_layers)
+{
+    struct model *text = load_hf("minimax"), *m1 = load_hf("minimax_m1");
+    assert_layers(text, 0, "0-6,8-14");
+    assert_layers(text, 1, "7,15");
+    const attn_linear_dims *dims = text->groups[0].linear;
+    ck_assert_uint_eq(dims->family, ATTN_LINEAR_LIGHTNING);
+    ck_assert_uint_eq(dims->flags, 0);
+    ck_assert_int_eq(dims->num_k_heads,
+                     64); /* each head has its own keys; in full layers 8 share */
+    ck_assert_int_eq(dims->num_v_heads, 64);
+    ck_assert_int_eq(dims->head_k_dim, 128);
+    ck_assert_int_eq(dims->head_v_dim, 128);
+    ck_assert_int_eq(dims->conv_width, 0);
+    ck_assert_int_eq(dims->chunk, 256);
+    ck_assert_uint_eq(dims->state_dtype, ATTN_F32);
+    ck_assert_uint_eq(dims->conv_dtype, ATTN_DTYPE_NONE);
+    assert_close(text->groups[0].sm_scale, 1);
+    ck_assert_int_eq(text->groups[1].num_q_heads, 64);
+    ck_assert_int_eq(text->groups[1].num_kv_heads, 8);
+    ck_assert_int_eq(text->groups[1].window_left, -1);
+    assert_close(text->groups[1].sm_scale, 1 / sqrt(128));
+    ck_assert_int_eq(text->max_context_len, 10240000);
+    assert_layers(m1, 0, "0-1,3");
+    assert_layers(m1, 1, "2");
+    ck_assert_uint_eq(m1->groups[0].linear->family, ATTN_LINEAR_LIGHTNING);
+    model_destroy(text);
+    model_destroy(m1);
+}
+END_TEST
+
+START_TEST(convolution_layers)
+{
+    struct model *named = load_hf("lfm2"), *listed = load_hf("lfm2_indices");
+    assert_layers(named, 0, "0-1,3-4,6-7,9,11,13,15");
+    assert_layers(named, 1, "2,5,8,10,12,14");
+    const attn_linear_dims *dims = named->groups[0].linear;
+    ck_assert_uint_eq(dims->family, ATTN_LINEAR_SHORT_CONV);
+    ck_assert_uint_eq(dims->flags, ATTN_LINEAR_CONV_IDENTITY);
+    ck_assert_int_eq(dims->num_k_heads, 0);
+    ck_assert_int_eq(dims->head_k_dim, 0);
+    ck_assert_int_eq(dims->num_v_heads * dims->head_v_dim, 2048); /* a channel for each element */
+    ck_assert_int_eq(dims->conv_width, 3);
+    ck_assert_uint_eq(dims->conv_dtype, ATTN_BF16);
+    ck_assert_int_eq(named->groups[1].num_kv_heads, 8);
+    ck_assert_int_eq(named->groups[1].head_dim, 64);
+    ck_assert_int_eq(named->max_context_len, 128000);
+    assert_layers(listed, 0, "0-1,3-4");
+    assert_layers(listed, 1, "2,5");
+    model_destroy(named);
+    model_destroy(listed);
 }
 END_TEST
 
@@ -386,6 +502,32 @@ START_TEST(lists_of_layers_are_as_long_as_there_are_layers)
                "\"full_attn_layers\": [2], \"kda_layers\": [1, 1, 1], \"head_dim\": 8, "
                "\"num_heads\": 2}}",
                "linear_attn_config.kda_layers: got 3", "at most num_hidden_layers = 2", NULL);
+}
+END_TEST
+
+/* MiniMax's and LFM2's lists of layers. */
+START_TEST(bad_lists_of_layers)
+{
+#define MINIMAX(list)                                                                              \
+    "{\"architectures\": [\"MiniMaxM1ForCausalLM\"], \"hidden_size\": 64,"                         \
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 4" list "}"
+#define LFM2(list)                                                                                 \
+    "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 64,"                              \
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 4" list "}"
+    hf_refused(MINIMAX(""), "attn_type_list", "missing", "layer_types", NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0, 1, 1]"), "attn_type_list", "2", NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0, 2]"), "attn_type_list[1]", "got 2", "1 (full)",
+               NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0.5, 1]"), "attn_type_list[0]", "0.5", NULL);
+    hf_refused(MINIMAX(", \"layer_types\": [\"full_attention\", \"conv\"]"), "layer_types[1]",
+               "\"conv\"", "full_attention, linear_attention", NULL);
+    hf_refused(LFM2(", \"layer_types\": [\"linear_attention\", \"conv\"]"), "layer_types[0]",
+               "full_attention, conv", NULL);
+    hf_refused(LFM2(", \"layer_types\": [\"conv\", 1]"), "layer_types[1]", "got 1", NULL);
+    hf_refused(LFM2(", \"full_attn_idxs\": [0, 2]"), "full_attn_idxs[1]", "got 2", NULL);
+    hf_refused(LFM2(", \"full_attn_idxs\": [-1]"), "full_attn_idxs[0]", "got -1", NULL);
+#undef MINIMAX
+#undef LFM2
 }
 END_TEST
 
@@ -664,6 +806,10 @@ static Suite *suite(void)
     tcase_add_test(hf, gemma_alternates_and_scales);
     tcase_add_test(hf, sinks_and_chunks);
     tcase_add_test(hf, latent_attention);
+    tcase_add_test(hf, latent_scales);
+    tcase_add_test(hf, kimi_models);
+    tcase_add_test(hf, lightning_layers);
+    tcase_add_test(hf, convolution_layers);
     tcase_add_test(hf, linear_layers);
     tcase_add_test(hf, state_dtypes);
     tcase_add_test(hf, mamba2_layers);
@@ -671,6 +817,7 @@ static Suite *suite(void)
     tcase_add_test(hf, what_the_user_may_override);
     tcase_add_test(bad, bad_json);
     tcase_add_test(bad, nul_bytes_are_refused);
+    tcase_add_test(bad, bad_lists_of_layers);
     tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
     tcase_add_test(bad, bad_fields);
     tcase_add_test(bad, missing_file);

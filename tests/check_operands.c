@@ -247,6 +247,7 @@ START_TEST(linear)
         group.layers = &ids;
         expect(&model, 0, cases[i].expected);
         ck_assert(!operands_write_kv(&model, 0));
+        ck_assert_int_eq(operands_geometry(&model, 0).num_q_heads, 0);
     }
 }
 END_TEST

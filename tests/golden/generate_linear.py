@@ -49,6 +49,7 @@ def functions_of(path, *names):
     return [scope[name] for name in names]
 
 
+fla_delta, = functions_of("ops/gated_delta_rule/naive.py", "naive_recurrent_gated_delta_rule")
 fla_kda, = functions_of("ops/kda/naive.py", "naive_recurrent_kda")
 fla_gate, fla_bound_gate = functions_of("ops/kda/gate.py", "naive_kda_gate", "naive_kda_lowerbound_gate")
 fla_gla, = functions_of("ops/simple_gla/naive.py", "naive_recurrent_simple_gla")
@@ -210,6 +211,11 @@ def qwen_steps(case, rows, q, k, v, state):
                                                  use_qk_l2norm_in_kernel=bool(case.flags & L2NORM))
 
 
+def fla_delta_steps(case, rows, q, k, v, state):
+    g, beta = delta_gates(case, rows)
+    return fla_delta(q, k, v, beta, g, case.sm_scale, state, True)
+
+
 def kimi_chunks(case, rows, q, k, v, state):
     g, beta = kimi_gates(case, rows)
     return kimi.chunk_kimi_delta_attention(q, k, v, g, beta, initial_state=state, output_final_state=True,
@@ -316,6 +322,10 @@ def cases():
                width=3, lens=(1, 0, 7), initial=(1, 1, 0))
     yield Case("short_conv_silu", SHORT_CONV, None, 0, k_heads=0, v_heads=2, k_dim=0, v_dim=3,
                width=4, bias=True, z=True, lens=(2, 5), initial=(1, 0))
+    yield Case("gdn_fla_steps", GDN, fla_delta_steps, RAW, k_heads=3, v_heads=3, k_dim=5, v_dim=7, peak=40,
+               sm_scale=0.375, lens=(1, 0, 11, 2), initial=(1, 1, 0, 1))
+    yield Case("gdn_fla_computed", GDN, fla_delta_steps, 0, k_heads=2, v_heads=2, k_dim=3, v_dim=2, peak=40,
+               sm_scale=0.75, lens=(9, 4), initial=(0, 1))
 
 
 if __name__ == "__main__":

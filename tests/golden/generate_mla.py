@@ -16,6 +16,7 @@ import os
 import struct
 
 import torch
+import transformers
 from transformers import DeepseekV3Config, DynamicCache
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
@@ -210,5 +211,6 @@ CASES = (
 )
 
 with open(os.path.join(HERE, "mla.txt"), "w", encoding="ascii") as file:
-    file.write("# Made by generate_mla.py with PyTorch %s; do not edit.\n" % torch.__version__)
+    file.write("# Made by generate_mla.py with PyTorch %s, Transformers %s; do not edit.\n" %
+               (torch.__version__, transformers.__version__))
     file.write("\n".join(case.text() for case in CASES) + "\n")
