@@ -28,7 +28,7 @@
 
 enum {
     TILE_KEYS = 64,
-    TILE_ROWS = 132, /* a multiple of 6, 128 heads at least; packing costs 4 % of a prefill */
+    TILE_ROWS = 132, /* a multiple of 6 that holds 128 heads; the more, the less is packed */
     PANEL = 16,      /* floats: a cache line */
     FEW_ROWS = 3,    /* keys and values of so few are not packed */
     MAX_HEAD_DIM = 512,
