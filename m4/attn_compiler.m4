@@ -29,8 +29,9 @@ AC_DEFUN([ATTN_ADD_FLAG], [
     AS_VAR_POPDEF([attn_var])])
 
 # ATTN_SANITIZERS: --enable-sanitizers[=LIST]; substitutes SANITIZER_FLAGS, and SANITIZER_VECTOR_FLAGS
-# for files with vectors of 64 bytes on the stack: where use after return is looked for, GCC (12, bug
-# 110027) stores them as if what stands for the stack were aligned for them. Sets attn_sanitizers.
+# for files with vectors of 64 bytes on the stack: where use after return is looked for, GCC 12 stores
+# them as if what stands for the stack were aligned for them (a vmovdqa64 that faults). Sets
+# attn_sanitizers.
 AC_DEFUN([ATTN_SANITIZERS], [
     AC_ARG_ENABLE([sanitizers],
         [AS_HELP_STRING([--enable-sanitizers@<:@=LIST@:>@],
