@@ -293,16 +293,9 @@ static void check_case(uint64_t seed, const case_wishes *wishes, int64_t split)
 /* Random cases, in LOOPS tests, of seeds from FIRST_SEED on. */
 enum { LOOPS = 8, FIRST_SEED = 1152, DEFAULT_CASES = 72 };
 
-static int num_cases(void)
-{
-    const char *given = getenv("ATTNHOST_TEST_CASES");
-    int count = given ? atoi(given) : DEFAULT_CASES;
-    return count > 0 ? count : DEFAULT_CASES;
-}
-
 START_TEST(any_case)
 {
-    for (int n = _i; n < num_cases(); n += LOOPS)
+    for (int n = _i; n < random_cases(DEFAULT_CASES); n += LOOPS)
         check_case(FIRST_SEED + (uint64_t)n, &CASE_ANYTHING, n / LOOPS % 2 ? 512 : 64);
 }
 END_TEST
@@ -420,8 +413,9 @@ START_TEST(bits_do_not_depend_on_batching)
 {
     case_wishes wishes = {
         ATTN_TYPE_DECODER, ATTN_MODE_EXTEND, ATTN_MASK_LAYER, ATTN_INDEX_BLOCK_TABLE, 0, 400};
+    static const uint64_t first_wanted[] = {700576, 710052, 720322}; /* found by this loop */
     attn_case *c = NULL;
-    for (uint64_t seed = 700000 + 10000 * (uint64_t)_i;; seed++) {
+    for (uint64_t seed = first_wanted[_i];; seed++) {
         c = case_create(seed, &wishes);
         int wanted = c->batch.num_seqs == 1 && c->prefix[0] < 20 && c->q_len[0] > 130 &&
                      c->q_indptr[0] == 0 && c->args.flags & ATTN_FORWARD_SAVE_KV &&

@@ -8,6 +8,15 @@
 #include <check.h>
 #include <stdlib.h>
 
+/* How many cases a test draws at random: so many as it usually does, or $ATTNHOST_TEST_CASES, which
+ * is fewer in `make check-valgrind` and more for who looks for something. */
+static inline int random_cases(int usual)
+{
+    const char *given = getenv("ATTNHOST_TEST_CASES");
+    int count = given ? atoi(given) : usual;
+    return count > 0 ? count : usual;
+}
+
 /* Run the suite, print each test in TAP (the driver of `make check` reads it), and return what
  * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
 static inline int test_main(Suite *suite)

@@ -285,6 +285,7 @@ def model(folder):
 
 # ---- The device ----------------------------------------------------------------------------------
 
+# Small batches: the fake driver's kernels are slow, and a bench rests four times as long as it works.
 DRIVER = f"{FIXTURES}/fake_cuda_kernels.so"
 ON_FAKE = ["--set", f"plugins.path={PLUGINS}/cpu_native.so", "--set",
            f"plugins.path={FIXTURES}/cuda_fixture.so"]
@@ -295,6 +296,9 @@ num_q_heads = 4
 head_dim = 8
 dtype = f32
 max_context_len = 64
+[workload]
+chunked_prefill_size = 4
+max_running_requests = 1
 """
 NAMED = ["--set", "attention.attention_backend=cpu_native"]
 SHAPE = ["--shape", "q_heads=4,kv_heads=2,head_dim=8,kv_len=20,dtype=f32"]
