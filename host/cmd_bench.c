@@ -35,7 +35,7 @@ static const char help[] =
     "  --backend NAME[,NAME]...    backends, or NAMEs of [backend.NAME] sections; may be repeated\n"
     "  --shape KEY=VALUE[,...]     a shape, as below; may be repeated\n"
     "  --device auto|cpu|cuda:N    platform.device; auto is that on which `run` serves the ini,\n"
-    "                              or would, if it named the first --backend\n"
+    "                              or the one that all of --backend serve on\n"
     "  --seconds S                 measure each backend on each shape for about so long (1)\n"
     "  --sustain S                 keep the device busy for so long before each measurement, and\n"
     "                              leave out the rests that keep a GPU cool (0)\n"

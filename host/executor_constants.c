@@ -21,13 +21,13 @@ static const attn_layer_group *group_of(const struct executor *executor, uint32_
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
 /* Which constants a layer is given: a mask of 1 << ATTN_ROLE_*. */
-static uint32_t given(const attn_layer_group *group)
+static uint32_t given(const struct model *model, const attn_layer_group *group)
 {
     const uint32_t rows =
         1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A | 1u << ATTN_ROLE_GATE_B;
     uint32_t mask = 0;
     if (group->kind == ATTN_KIND_LINEAR)
-        return generator_linear_given(group) & ~rows;
+        return generator_linear_given(group, model->conv_bias) & ~rows;
     if (group->flags & ATTN_GROUP_HAS_SINKS)
         mask |= 1u << ATTN_ROLE_SINKS;
     if (group->flags & ATTN_GROUP_HAS_ALIBI)
@@ -70,7 +70,7 @@ static uint64_t lay_out(struct executor *executor)
     for (uint32_t l = 0; l < executor->params.model->num_layers; l++) {
         struct layer_constants *layer = &executor->constants[l];
         const attn_layer_group *group = group_of(executor, l);
-        uint32_t mask = given(group);
+        uint32_t mask = given(executor->params.model, group);
         for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
             if (!(mask & 1u << role))
                 continue;

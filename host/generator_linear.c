@@ -50,12 +50,12 @@ static int exists(const attn_linear_dims *dims, uint32_t role)
     }
 }
 
-uint32_t generator_linear_given(const attn_layer_group *group)
+uint32_t generator_linear_given(const attn_layer_group *group, bool conv_bias)
 {
     uint32_t given = 0;
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         if (exists(group->linear, role) && role != ATTN_ROLE_GATE_Z &&
-            (role != ATTN_ROLE_CONV_BIAS || group->linear->family == ATTN_LINEAR_MAMBA2))
+            (role != ATTN_ROLE_CONV_BIAS || conv_bias))
             given |= 1u << role;
     return given;
 }

@@ -36,13 +36,16 @@
 #ifndef HOST_GENERATOR_LINEAR_H
 #define HOST_GENERATOR_LINEAR_H
 
+#include <stdbool.h>
+
 #include "attn_batch.h"
 #include "host/generator.h"
 
 /* The operands that a run gives to a linear layer, bits 1 << ATTN_ROLE_*: mixed_qkv, the gates and
- * constants that the family needs, and D and a convolution bias to Mamba2, whose models have both.
- * z is none of them: models have a norm between the recurrence and its gate. */
-uint32_t generator_linear_given(const attn_layer_group *group);
+ * constants that the family needs, D to Mamba2, whose models have it, and a bias to convolutions if
+ * those of the model have one. z is none of them: models have a norm between the recurrence and its
+ * gate. */
+uint32_t generator_linear_given(const attn_layer_group *group, bool conv_bias);
 
 /* Dimensions of an operand, for row operands those of one row, into shape[0 .. 2]; returns how many
  * these are. 0 = layers of this family have no such operand. */

@@ -411,7 +411,8 @@ static void append_masks(struct cut_text *out, const attn_layer_group *group)
         cut_append(out, ", alibi");
 }
 
-void model_group_text(const attn_layer_group *group, char *text, size_t size)
+void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
+                      size_t size)
 {
     struct cut_text out = {text, size, 0};
     if (size > 0)
@@ -421,6 +422,8 @@ void model_group_text(const attn_layer_group *group, char *text, size_t size)
         cut_append(&out, "linear %s, %d key heads of %d, %d value heads of %d, conv width %d",
                    model_linear_name(dims->family), dims->num_k_heads, dims->head_k_dim,
                    dims->num_v_heads, dims->head_v_dim, dims->conv_width);
+        if (model->conv_bias && dims->conv_width > 0)
+            cut_append(&out, " with bias");
         return;
     }
     cut_append(&out, "%s %s, %d query heads", model_kind_name(group->kind),

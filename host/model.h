@@ -56,6 +56,7 @@ struct model {
     int32_t max_context_len; /* tokens of one request, prompt and output together */
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
+    bool conv_bias;          /* the convolutions of its linear layers have a bias */
     uint32_t num_layers;
     uint32_t num_groups;
     uint32_t num_kv_groups;
@@ -103,9 +104,10 @@ bool model_group_decodes(const attn_layer_group *group);
 /* "0-3,5" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
 void model_layers_text(const attn_layer_group *group, char *text, size_t size);
 
-/* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, window_left 4095": one group for
- * people, cut to `size`. */
-void model_group_text(const attn_layer_group *group, char *text, size_t size);
+/* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, window_left 4095": one group of the
+ * model for people, cut to `size`. */
+void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
+                      size_t size);
 
 /* "softmax", "mla", "linear", "sparse"; "?" for an unknown kind. */
 const char *model_kind_name(uint32_t kind);

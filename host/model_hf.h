@@ -99,7 +99,8 @@ struct hf_heads hf_read_heads(const struct hf_source *source);
 int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys,
                        int32_t num_heads);
 
-/* A Mamba2 recurrence from its numbers; head counts that do not divide are an error at `key`. */
+/* A Mamba2 recurrence from its numbers, and whether its convolution has a bias; head counts that do
+ * not divide are an error at `key`. */
 void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear_dims *dims);
 
 /* The dtype of recurrent state: mamba_ssm_dtype, else f32. */

@@ -132,6 +132,7 @@ void hf_build_lfm2(struct hf_source *source)
     model_spec_softmax(&attention, heads.num_heads, heads.num_kv_heads, heads.head_dim,
                        heads.head_dim);
     model_spec_linear(&convolution, &dims);
+    source->model->conv_bias = json_bool(&source->text, "conv_bias", false);
     read_lfm2_layers(source, num_layers, full);
     add_layers(source, num_layers, full, &attention, &convolution);
 }

@@ -83,11 +83,11 @@ static uint32_t list_absorbed(const attn_layer_group *group, attn_dtype dtype,
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
 /* Channels of all of q, k and v (Mamba2: x, B and C), and the gates that the family has. */
-static uint32_t list_linear(const attn_layer_group *group, attn_dtype dtype,
+static uint32_t list_linear(const struct model *model, const attn_layer_group *group,
                             struct row_operand *list)
 {
     static const uint32_t roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B};
-    uint32_t given = generator_linear_given(group), count = 0;
+    uint32_t given = generator_linear_given(group, model->conv_bias), count = 0;
     for (size_t r = 0; r < sizeof roles / sizeof *roles; r++) {
         int64_t shape[2] = {0, 0};
         if (!(given & 1u << roles[r]))
@@ -97,7 +97,7 @@ static uint32_t list_linear(const attn_layer_group *group, attn_dtype dtype,
             .role = roles[r],
             .heads = ndim == 2 ? (int32_t)shape[0] : 0,
             .dim = (int32_t)shape[ndim - 1],
-            .dtype = generator_linear_dtype(group, roles[r], dtype),
+            .dtype = generator_linear_dtype(group, roles[r], model->dtype),
             .stream = GENERATOR_OPERAND + (int32_t)roles[r],
         };
     }
@@ -111,7 +111,7 @@ uint32_t operands_list(const struct model *model, int32_t layer, struct row_oper
     const attn_layer_group *group = group_of(model, layer);
     bool absorbed = group->kind == ATTN_KIND_MLA && !operands_is_expanded(model, layer);
     if (group->kind == ATTN_KIND_LINEAR)
-        return list_linear(group, model->dtype, list);
+        return list_linear(model, group, list);
     uint32_t count = absorbed ? list_absorbed(group, model->dtype, list)
                               : list_softmax(group, model->dtype, list);
     if (model_group_has_kv(group) && !operands_write_kv(model, layer) &&

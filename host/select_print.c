@@ -202,7 +202,7 @@ static void print_group(const struct selection *selection, uint32_t index, FILE 
     const attn_layer_group *layers = &selection->model->groups[index];
     char ids[64], what[256];
     model_layers_text(layers, ids, sizeof ids);
-    model_group_text(layers, what, sizeof what);
+    model_group_text(selection->model, layers, what, sizeof what);
     fprintf(file, "\nlayers %s: %s\n", ids, what);
     if (group->unit >= 0) {
         const struct select_unit *unit = &selection->units[group->unit];
@@ -375,7 +375,7 @@ static cJSON *group_json(const struct selection *selection, uint32_t index)
     cJSON *object = cJSON_CreateObject();
     cJSON *phases = NULL;
     model_layers_text(layers, ids, sizeof ids);
-    model_group_text(layers, what, sizeof what);
+    model_group_text(selection->model, layers, what, sizeof what);
     bool ok = object && add_text(object, "layers", ids) && add_text(object, "group", what) &&
               add_text(object, "kv_layout", group->kv_layout) &&
               add_text(object, "state_layout", group->state_layout) &&

@@ -119,13 +119,19 @@ struct linear_verifier_stats linear_verifier_stats(const struct linear_verifier 
 
 /* ---- Constants ------------------------------------------------------------------------------- */
 
+static bool is_given(const struct check *check, uint32_t role)
+{
+    bool conv_bias = check->verifier->params.model->conv_bias;
+    return (generator_linear_given(check->group, conv_bias) & 1u << role) != 0;
+}
+
 /* A constant as doubles at *next; NULL if the layer is not given it. */
 static const double *make_constant(const struct check *check, uint32_t role, float *floats,
                                    double **next)
 {
     int64_t count = generator_linear_elements(check->group, role);
     const double *made = *next;
-    if (!(generator_linear_given(check->group) & 1u << role))
+    if (!is_given(check, role))
         return NULL;
     generator_linear_constant(check->verifier->params.generator, check->group, check->layer_id,
                               role, floats);
@@ -192,7 +198,7 @@ struct piece {
 static double *operand_at(const struct check *check, uint32_t role, uint8_t *memory, uint64_t *at)
 {
     double *operand = memory ? (double *)(void *)(memory + *at) : NULL;
-    if (!(generator_linear_given(check->group) & 1u << role))
+    if (!is_given(check, role))
         return NULL;
     *at += (uint64_t)(ROWS * generator_linear_elements(check->group, role)) * sizeof(double);
     return operand;

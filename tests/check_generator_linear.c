@@ -145,7 +145,7 @@ START_TEST(shapes)
         {ATTN_LINEAR_MAMBA2, ATTN_LINEAR_RAW_GATES, ATTN_ROLE_GATE_B, 0, {0}, 0},
         {ATTN_LINEAR_MAMBA2, 0, ATTN_ROLE_GATE_B, 1, {6}, 1},
         {ATTN_LINEAR_MAMBA2, ATTN_LINEAR_RAW_GATES, ATTN_ROLE_D_SKIP, 1, {6}, 1},
-        {ATTN_LINEAR_MAMBA2, ATTN_LINEAR_RAW_GATES, ATTN_ROLE_CONV_BIAS, 1, {348}, 1},
+        {ATTN_LINEAR_MAMBA2, ATTN_LINEAR_RAW_GATES, ATTN_ROLE_CONV_BIAS, 1, {348}, 0},
         {ATTN_LINEAR_LIGHTNING, 0, ATTN_ROLE_GATE_A, 0, {0}, 0},
         {ATTN_LINEAR_LIGHTNING, 0, ATTN_ROLE_GATE_B, 0, {0}, 0},
         {ATTN_LINEAR_LIGHTNING, 0, ATTN_ROLE_A_LOG, 1, {6}, 1},
@@ -160,10 +160,14 @@ START_TEST(shapes)
                       "row %zu", n);
         for (uint32_t d = 0; d < rows[n].ndim; d++)
             ck_assert_int_eq(shape[d], rows[n].shape[d]);
-        ck_assert_int_eq(generator_linear_given(&group) >> rows[n].role & 1, rows[n].given);
+        ck_assert_int_eq(generator_linear_given(&group, false) >> rows[n].role & 1, rows[n].given);
+        uint32_t bias = rows[n].role == ATTN_ROLE_CONV_BIAS;
+        ck_assert_int_eq(generator_linear_given(&group, true) >> rows[n].role & 1,
+                         rows[n].given | (int)bias);
     }
     dims.conv_width = 0;
     ck_assert_int_eq(generator_linear_elements(&group, ATTN_ROLE_CONV_WEIGHT), 0);
+    ck_assert_int_eq(generator_linear_given(&group, true) >> ATTN_ROLE_CONV_BIAS & 1, 0);
     set_family(ATTN_LINEAR_GDN, ATTN_LINEAR_RAW_GATES);
     ck_assert_int_eq(generator_linear_dtype(&group, ATTN_ROLE_GATE_A, ATTN_BF16), ATTN_BF16);
     ck_assert_int_eq(generator_linear_dtype(&group, ATTN_ROLE_A_LOG, ATTN_BF16), ATTN_F32);

@@ -303,7 +303,7 @@ START_TEST(whole_cases)
         cases++;
     }
     fclose(file);
-    ck_assert_int_eq(cases, 17);
+    ck_assert_int_eq(cases, 19);
 }
 END_TEST
 

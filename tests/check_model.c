@@ -430,6 +430,38 @@ START_TEST(state_dtypes)
 }
 END_TEST
 
+/* What a file's key says of the convolutions' bias, and without it the family's default. */
+START_TEST(convolution_bias)
+{
+    static const struct {
+        const char *model, *key;
+        bool otherwise;
+    } rows[] = {{"lfm2_indices", "conv_bias", false},
+                {"falcon_h1", "mamba_conv_bias", true},
+                {"nemotron_h", "use_conv_bias", true},
+                {"mamba2", "use_conv_bias", true}};
+    char text[4096], field[64], what[256];
+    for (size_t i = 0; i < 3 * (sizeof rows / sizeof *rows); i++) {
+        const char *values[] = {"null", "false", "true"}, *value = values[i % 3];
+        bool expected = i % 3 ? i % 3 == 2 : rows[i / 3].otherwise;
+        struct model *model = NULL;
+        snprintf(field, sizeof field, "\"%s\": %s", rows[i / 3].key, value);
+        load_text_with(rows[i / 3].model, field, text);
+        ck_assert_int_eq(
+            model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, NULL), ATTN_OK);
+        ck_assert_msg(model->conv_bias == expected, "%s with %s", rows[i / 3].model, field);
+        model_group_text(model, &model->groups[0], what, sizeof what);
+        ck_assert_msg((strstr(what, " with bias") != NULL) == expected, "%s", what);
+        model_group_text(model, &model->groups[model->num_groups - 1], what, sizeof what);
+        ck_assert(model->num_groups == 1 || !strstr(what, "bias"));
+        model_destroy(model);
+        snprintf(field, sizeof field, "\"%s\": 1", rows[i / 3].key);
+        load_text_with(rows[i / 3].model, field, text);
+        hf_refused(text, "x/config.json", rows[i / 3].key, "got 1", "true or false", NULL);
+    }
+}
+END_TEST
+
 START_TEST(mamba2_layers)
 {
     struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
@@ -812,6 +844,7 @@ static Suite *suite(void)
     tcase_add_test(hf, convolution_layers);
     tcase_add_test(hf, linear_layers);
     tcase_add_test(hf, state_dtypes);
+    tcase_add_test(hf, convolution_bias);
     tcase_add_test(hf, mamba2_layers);
     tcase_add_test(hf, encoders);
     tcase_add_test(hf, what_the_user_may_override);

@@ -193,6 +193,36 @@ START_TEST(digest_does_not_depend_on_threads)
 }
 END_TEST
 
+/* A bias of the convolutions is the file's: with it other rows come out, and they are judged by the
+ * same bias. */
+START_TEST(convolutions_with_and_without_bias)
+{
+    static const char short_conv[] =
+        "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 68,\n"
+        " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
+        " \"num_hidden_layers\": 3, \"layer_types\": [\"conv\", \"full_attention\", \"conv\"],\n"
+        " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n";
+    const char *text = _i ? models[MAMBA2] : short_conv;
+    struct run runs[2];
+    char path[64], biased[2048];
+    for (int i = 0; i < 2; i++) {
+        snprintf(biased, sizeof biased, "{\"%s\": %s, %s", _i ? "use_conv_bias" : "conv_bias",
+                 i ? "true" : "false", text + 1);
+        write_model(biased, path);
+        begin_model(&runs[i], _i ? MAMBA2 : QWEN3_NEXT);
+        set(&runs[i], "model.config=%s", path);
+        go(&runs[i]);
+        unlink(path);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "exit %d: %s %s", runs[i].code,
+                      host_error_text(&runs[i].error), runs[i].report.verify.first_failure);
+        ck_assert_int_gt(runs[i].report.verify.rows_checked, 500);
+    }
+    ck_assert_str_ne(runs[0].report.digest, runs[1].report.digest);
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
 /* States that one backend wrote in chunks and another one goes on from, token by token. */
 START_TEST(prefill_and_decode_are_two_backends)
 {
@@ -573,6 +603,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, identities_hold_with_bf16_states, 0, NUM_MODELS * NUM_VARIANTS);
     tcase_add_loop_test(runs, large_bf16_states, 0, NUM_MODELS * NUM_LARGE_VARIANTS);
     tcase_add_loop_test(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS);
+    tcase_add_loop_test(runs, convolutions_with_and_without_bias, 0, 2);
     tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
     tcase_add_loop_test(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS);
     suite_add_tcase(s, runs);

@@ -17,239 +17,18 @@
  * $ATTNHOST_TEST_SRCDIR/plugins/triton_like/kernels. Prints TAP.
  */
 #include "tests/cpu_native_case.h"
+#include "tests/device_triton_like.h"
 
 #include "host/dtype.h"
 #include "host/reference/reference.h"
-#include "plugins/common/cuda_api.h"
 #include "plugins/triton_like/kernels/splits.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NUM_BUFFERS = 32, BATCHES = 7 };
-
-static const cuda_api *cuda;
-static const attn_backend_type *type;
-static attn_device device;
-static char message[1024];
-static attn_error error = {
-    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
 static int64_t hidden; /* keys that were made NaN */
-
-static void die(const char *what, const char *why)
-{
-    printf("Bail out! %s: %s\n", what, why);
-    exit(EXIT_FAILURE);
-}
-
-static void must(int result, const char *what)
-{
-    const char *name = "?";
-    if (result == CUDA_OK)
-        return;
-    cuda->cuGetErrorName(result, &name);
-    die(what, name);
-}
-
-static void need(attn_status status, const char *what)
-{
-    if (status != ATTN_OK)
-        die(what, message);
-}
-
-/* ---- Device memory --------------------------------------------------------------------------- */
-
-/* Buffers of a case; each has red zones of its own, being exactly as large as on the host. */
-typedef struct buffers {
-    cuda_address address[NUM_BUFFERS];
-    int count;
-} buffers;
-
-static void *upload(buffers *all, const void *from, size_t size)
-{
-    cuda_address address = 0;
-    if (!from || size == 0)
-        return NULL;
-    must(cuda->cuMemAlloc_v2(&address, size), "cuMemAlloc");
-    must(cuda->cuMemcpyHtoD_v2(address, from, size), "cuMemcpyHtoD");
-    all->address[all->count++] = address;
-    return (void *)(uintptr_t)address;
-}
-
-static void release_all(buffers *all)
-{
-    for (int i = 0; i < all->count; i++)
-        cuda->cuMemFree_v2(all->address[i]);
-    all->count = 0;
-}
-
-/* ---- Services -------------------------------------------------------------------------------- */
-
-static void test_log(void *ctx, uint32_t level, const char *text)
-{
-    (void)ctx;
-    if (level <= ATTN_LOG_WARNING)
-        printf("# %s\n", text);
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    return space == ATTN_SPACE_HOST
-               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-               : NULL;
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
-}
-
-static const attn_services services = {.struct_size = sizeof services,
-                                       .num_workers = 1,
-                                       .log = test_log,
-                                       .allocate = test_allocate,
-                                       .release = test_release};
-
-/* ---- The plugin ------------------------------------------------------------------------------ */
-
-static void open_plugin(void)
-{
-    char path[4096];
-    const char *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    snprintf(path, sizeof path, "%s/triton_like.so", dir ? dir : "plugins/.libs");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!object)
-        die("dlopen", dlerror());
-    attn_plugin_entry_fn entry;
-    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
-    attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .name = "test",
-                           .version = "0"};
-    attn_plugin plugin = {.struct_size = sizeof plugin};
-    need(entry(&host, &plugin, &error), "entry");
-    need(plugin.describe(0, &type, &error), "describe");
-}
-
-/* 0 = no device, with the reason in `message`. */
-static int open_device(void)
-{
-    cuda_context context;
-    int ordinal, major, minor, sms, shared;
-    if (cuda_api_get(&cuda, &error) != ATTN_OK)
-        return 0;
-    if (cuda->cuDeviceGet(&ordinal, 0) != CUDA_OK) {
-        snprintf(message, sizeof message, "no CUDA device");
-        return 0;
-    }
-    must(cuda->cuDevicePrimaryCtxRetain(&context, ordinal), "cuDevicePrimaryCtxRetain");
-    must(cuda->cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    must(cuda->cuDeviceGetAttribute(&major, CUDA_DEVICE_MAJOR, ordinal), "major");
-    must(cuda->cuDeviceGetAttribute(&minor, CUDA_DEVICE_MINOR, ordinal), "minor");
-    must(cuda->cuDeviceGetAttribute(&sms, CUDA_DEVICE_MULTIPROCESSORS, ordinal), "sms");
-    must(cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, ordinal), "shared");
-    device = (attn_device){.struct_size = sizeof device,
-                           .type = ATTN_DEVICE_CUDA,
-                           .sm = (uint32_t)(major * 10 + minor),
-                           .num_sms = (uint32_t)sms,
-                           .shared_memory = (uint32_t)shared};
-    printf("# sm_%u, %d multiprocessors\n", device.sm, sms);
-    return 1;
-}
-
-/* An instance, and memory for its metadata. */
-typedef struct setup {
-    attn_option_value values[4];
-    attn_options options;
-    char kernel_dir[4096];
-    attn_instance *instance;
-    attn_metadata *metadata[2]; /* by kind */
-    attn_memory memory[2];
-    cuda_address device_memory[2][2]; /* by kind: scratch, metadata */
-    cuda_stream stream;
-} setup;
-
-static void set_option(setup *u, const char *key, int64_t value, const char *text)
-{
-    u->values[u->options.num_values++] = (attn_option_value){.struct_size = sizeof u->values[0],
-                                                             .key = key,
-                                                             .integer = value,
-                                                             .text = text,
-                                                             .place = "test"};
-    u->options.struct_size = sizeof u->options;
-    u->options.values = u->values;
-}
-
-static void make_metadata(setup *u, uint32_t kind, const attn_bounds *bounds)
-{
-    attn_memory_size size = {.struct_size = sizeof size};
-    attn_memory *memory = &u->memory[kind];
-    need(type->ops->metadata_size(u->instance, kind, bounds, &size, &error), "metadata_size");
-    *memory = (attn_memory){.struct_size = sizeof *memory};
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        uint64_t bytes = memory->size[region] = size.size[region];
-        if (bytes == 0)
-            continue;
-        if (region >= ATTN_REGION(ATTN_SPACE_PINNED, 0)) {
-            memory->base[region] = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-            continue;
-        }
-        cuda_address *address = &u->device_memory[kind][region];
-        must(cuda->cuMemAlloc_v2(address, bytes), "cuMemAlloc of a region");
-        must(cuda->cuMemsetD8_v2(*address, 0xFF, bytes), "cuMemsetD8");
-        memory->base[region] = (void *)(uintptr_t)*address;
-    }
-    need(type->ops->metadata_create(u->instance, kind, bounds, memory, &u->metadata[kind], &error),
-         "metadata_create");
-}
-
-static void setup_create(setup *u, const attn_problem *problem, int64_t splits, int64_t tile,
-                         int64_t precise)
-{
-    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
-    memset(u, 0, sizeof *u);
-    snprintf(u->kernel_dir, sizeof u->kernel_dir, "%s/plugins/triton_like/kernels",
-             top ? top : ".");
-    set_option(u, "kernel_dir", 0, u->kernel_dir);
-    set_option(u, "num_kv_splits", splits, "");
-    set_option(u, "split_tile_size", tile, "");
-    set_option(u, "split_probabilities", precise, "");
-    need(type->create(type, problem, 1, &u->options, &services, &u->instance, &error), "create");
-    need(type->ops->prepare(u->instance, NULL, NULL, &error), "prepare");
-    must(cuda->cuStreamCreate(&u->stream, 1), "cuStreamCreate");
-    make_metadata(u, ATTN_METADATA_EAGER, problem->bounds);
-    make_metadata(u, ATTN_METADATA_GRAPH, problem->bounds);
-}
-
-static void setup_destroy(setup *u)
-{
-    for (int kind = 0; kind < 2; kind++) {
-        type->ops->metadata_destroy(u->metadata[kind]);
-        for (uint32_t region = ATTN_REGION(ATTN_SPACE_PINNED, 0); region < ATTN_REGION_COUNT;
-             region++)
-            free(u->memory[kind].base[region]);
-        for (int i = 0; i < 2; i++)
-            if (u->device_memory[kind][i])
-                cuda->cuMemFree_v2(u->device_memory[kind][i]);
-    }
-    type->ops->destroy(u->instance);
-    cuda->cuStreamDestroy_v2(u->stream);
-}
-
-static attn_status forward(setup *u, uint32_t kind, uint32_t mode, int32_t layer_id,
-                           const attn_forward_args *args)
-{
-    if (mode == ATTN_MODE_DECODE)
-        return type->ops->forward_decode(u->metadata[kind], layer_id, args, u->stream, &error);
-    return type->ops->forward_extend(u->metadata[kind], layer_id, args, u->stream, &error);
-}
 
 /* ---- A case on the device -------------------------------------------------------------------- */
 
@@ -315,7 +94,7 @@ static void twin_create(twin *t, const attn_case *c)
 {
     memset(t, 0, sizeof *t);
     t->problem = c->problem;
-    t->problem.device = &device;
+    t->problem.device = &gpu.device;
     t->problem.graph_level = ATTN_GRAPH_ALWAYS;
     upload_batch(t, c);
     t->q = upload_tensor(t, &c->q);
@@ -466,8 +245,9 @@ static void check_outputs(const attn_case *c, const reference_result *result, co
 {
     reference_report report = {0};
     char text[512];
-    need(reference_compare(result, &c->out.tensor, c->operands[ATTN_ROLE_LSE], &report, &error),
-         what);
+    triton_need(reference_compare(result, &c->out.tensor, c->operands[ATTN_ROLE_LSE], &report,
+                                  &triton_error),
+                what);
     snprintf(text, sizeof text, "%lld of %lld rows, %lld LSE, %lld of padding: %s",
              (long long)report.rows_failed, (long long)report.rows_checked,
              (long long)report.lse_failed, (long long)report.padding_failed, report.message);
@@ -487,8 +267,9 @@ static void check_cache(const attn_case *c, char *k_before, char *v_before, cons
         return;
     k.data = k_before;
     v.data = v_before;
-    need(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v, &error),
-         what);
+    triton_need(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v,
+                                      &triton_error),
+                what);
     int64_t differs = reference_compare_kv(&c->problem, &c->k_cache.tensor, &k, place) +
                       reference_compare_kv(&c->problem, &c->v_cache.tensor, &v, place);
     if (differs) {
@@ -502,8 +283,10 @@ static void check_cache(const attn_case *c, char *k_before, char *v_before, cons
 static void eager(setup *u, attn_case *c, twin *t)
 {
     poison(c, t);
-    need(type->ops->init_forward_metadata(u->metadata[0], &t->batch, u->stream, &error), "init");
-    need(forward(u, 0, t->batch.mode, c->layer.layer_id, &t->args), "forward");
+    triton_need(
+        type->ops->init_forward_metadata(u->metadata[0], &t->batch, u->stream, &triton_error),
+        "init");
+    triton_need(forward(u, 0, t->batch.mode, c->layer.layer_id, &t->args), "forward");
     fetch_outputs(u, c, t);
 }
 
@@ -529,7 +312,9 @@ static void replay(setup *u, attn_case *c, twin *t, cuda_graph_exec exec, const 
     eager(u, c, t);
     char *out = copy_bytes(&c->out), *lse = copy_bytes(&c->lse);
     poison(c, t);
-    need(type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &error), "init");
+    triton_need(
+        type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &triton_error),
+        "init");
     must(cuda->cuGraphLaunch(exec, u->stream), "cuGraphLaunch");
     fetch_outputs(u, c, t);
     compare_bits(c, out, lse, what);
@@ -541,10 +326,12 @@ static void check_graph(setup *u, attn_case *c, twin *t, const char *what)
 {
     cuda_graph graph;
     cuda_graph_exec exec;
-    need(type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &error), "init");
+    triton_need(
+        type->ops->init_forward_metadata(u->metadata[1], &t->batch, u->stream, &triton_error),
+        "init");
     t->args.flags |= ATTN_FORWARD_CAPTURING;
     must(cuda->cuStreamBeginCapture_v2(u->stream, CUDA_CAPTURE_RELAXED), "begin capture");
-    need(forward(u, 1, t->batch.mode, c->layer.layer_id, &t->args), "captured forward");
+    triton_need(forward(u, 1, t->batch.mode, c->layer.layer_id, &t->args), "captured forward");
     must(cuda->cuStreamEndCapture(u->stream, &graph), "end capture");
     t->args.flags &= ~(uint32_t)ATTN_FORWARD_CAPTURING;
     must(cuda->cuGraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
@@ -568,7 +355,7 @@ static void check_graph(setup *u, attn_case *c, twin *t, const char *what)
 static int is_supported(const twin *t, uint32_t *unquantised)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    need(type->query(type, NULL, NULL, &t->problem, &verdict, &error), "query");
+    triton_need(type->query(type, NULL, NULL, &t->problem, &verdict, &triton_error), "query");
     *unquantised = verdict.reads_new_kv_unquantised;
     return verdict.supported != 0;
 }
@@ -582,7 +369,7 @@ static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int
     twin t = {.problem = c->problem};
     reference_result result = {0};
     reference_options options = {0};
-    t.problem.device = &device;
+    t.problem.device = &gpu.device;
     c->bounds.uses &= ~(uint32_t)ATTN_USES_MULTI_ITEM;
     if (!is_supported(&t, &options.reads_new_unquantised) || c->batch.multi_item) {
         case_destroy(c);
@@ -594,9 +381,9 @@ static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int
     poison_unseen(c);
     case_describe(c, line, sizeof line);
     snprintf(what, sizeof what, "seed %llu: %s", (unsigned long long)seed, line);
-    need(reference_forward(&c->problem, &c->batch, c->layer.layer_id, &c->args, &options, &result,
-                           &error),
-         what);
+    triton_need(reference_forward(&c->problem, &c->batch, c->layer.layer_id, &c->args, &options,
+                                  &result, &triton_error),
+                what);
     char *k_before = copy_bytes(&c->k_cache), *v_before = copy_bytes(&c->v_cache);
     setup u;
     twin_create(&t, c);
@@ -682,21 +469,21 @@ static cuda_module compile_probe(cuda_function *function)
     size_t size = 0;
     nvrtc_program program;
     cuda_module module;
-    need(nvrtc_api_get(&nvrtc, &error), "NVRTC");
+    triton_need(nvrtc_api_get(&nvrtc, &triton_error), "NVRTC");
     snprintf(path, sizeof path, "%s/plugins/triton_like/kernels/splits.h", top ? top : ".");
     FILE *file = fopen(path, "r");
     if (!file)
-        die("cannot open", path);
+        test_bail_out("cannot open", path);
     header[fread(header, 1, sizeof header - 1, file)] = '\0';
     fclose(file);
-    snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%u", device.sm);
+    snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%u", gpu.device.sm);
     if (nvrtc->nvrtcCreateProgram(&program, probe_source, "probe.cu", 1, headers, &name) != 0)
-        die("nvrtcCreateProgram", "the probe");
+        test_bail_out("nvrtcCreateProgram", "the probe");
     int result = nvrtc->nvrtcCompileProgram(program, 2, options);
     if (nvrtc->nvrtcGetProgramLogSize(program, &size) == 0 && size <= sizeof log)
         nvrtc->nvrtcGetProgramLog(program, log);
     if (result != 0 || nvrtc->nvrtcGetCUBINSize(program, &size) != 0)
-        die("compiling the probe", log);
+        test_bail_out("compiling the probe", log);
     cubin = malloc(size);
     nvrtc->nvrtcGetCUBIN(program, cubin);
     nvrtc->nvrtcDestroyProgram(&program);
@@ -745,274 +532,6 @@ static void check_splits(void)
            QUESTIONS);
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
-
-typedef struct bench {
-    attn_layer layer;
-    attn_layer_group group;
-    attn_bounds bounds;
-    attn_problem problem;
-    attn_batch batch;
-    attn_kv_batch kv;
-    buffers memory;
-    attn_tensor q, k, v, out, k_cache, v_cache;
-    const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_scale scale;
-    const attn_scale *scales[ATTN_ROLE_COUNT];
-    attn_forward_args args;
-} bench;
-
-/* Random values of about unit size, a block of them repeated. */
-static attn_tensor bench_tensor(bench *b, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
-{
-    enum { BLOCK = 1 << 20 };
-    static char block[BLOCK];
-    attn_tensor tensor = {.struct_size = sizeof tensor,
-                          .device_type = ATTN_DEVICE_CUDA,
-                          .dtype = dtype,
-                          .ndim = ndim,
-                          .alignment = 256};
-    int64_t size = attn_dtype_size(dtype), total = size;
-    for (uint32_t d = ndim, stride = 1; d-- > 0; stride *= (uint32_t)shape[d]) {
-        tensor.shape[d] = shape[d];
-        tensor.strides[d] = stride;
-        total *= shape[d];
-    }
-    for (int64_t i = 0; i < BLOCK / size; i++)
-        dtype_store(dtype, block, i, (double)(rand() % 2001 - 1000) / 600.0);
-    cuda_address address;
-    must(cuda->cuMemAlloc_v2(&address, (size_t)total), "cuMemAlloc");
-    for (int64_t at = 0; at < total; at += BLOCK)
-        must(cuda->cuMemcpyHtoD_v2(address + (cuda_address)at, block,
-                                   (size_t)(total - at < BLOCK ? total - at : BLOCK)),
-             "cuMemcpyHtoD");
-    b->memory.address[b->memory.count++] = address;
-    tensor.data = (void *)(uintptr_t)address;
-    return tensor;
-}
-
-static attn_i32_array bench_ints(bench *b, const int32_t *values, int64_t count)
-{
-    return (attn_i32_array){.device = upload(&b->memory, values, (size_t)count * sizeof *values)};
-}
-
-enum { Q_HEADS = 32, KV_HEADS = 8, DIM = 128, PAGE = 16 };
-
-/* What is timed: `seqs` sequences of `len` tokens, all new or with one new token each; MIXED: with
- * `decode_seqs` of `decode_len` behind them, that have one. */
-typedef struct bench_shape {
-    uint32_t mode;
-    int32_t seqs, len;
-    int32_t decode_seqs, decode_len;
-    attn_dtype kv_dtype;
-    int64_t splits;  /* 0 = by default */
-    int64_t tile;    /* likewise */
-    int64_t precise; /* split_probabilities */
-} bench_shape;
-
-static void bench_problem(bench *b, const bench_shape *shape, int32_t q_len)
-{
-    int32_t decode_len = shape->decode_seqs > 0 ? shape->decode_len : 0;
-    b->group = (attn_layer_group){.struct_size = sizeof b->group,
-                                  .num_q_heads = Q_HEADS,
-                                  .num_kv_heads = KV_HEADS,
-                                  .head_dim = DIM,
-                                  .v_head_dim = DIM,
-                                  .window_left = -1,
-                                  .sm_scale = 0.08838834764831845f,
-                                  .num_layers = 1,
-                                  .layers = &b->layer};
-    b->bounds = (attn_bounds){.struct_size = sizeof b->bounds,
-                              .modes = ATTN_MODE_BIT(shape->mode),
-                              .mask_kinds = 1,
-                              .max_seqs = shape->seqs + shape->decode_seqs,
-                              .max_tokens = shape->seqs * q_len + shape->decode_seqs,
-                              .max_q_len = q_len,
-                              .max_kv_len = shape->len > decode_len ? shape->len : decode_len};
-    if (shape->kv_dtype != ATTN_BF16)
-        b->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
-    b->problem = (attn_problem){.struct_size = sizeof b->problem,
-                                .device = &device,
-                                .group = &b->group,
-                                .bounds = &b->bounds,
-                                .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                .q_dtype = ATTN_BF16,
-                                .kv_dtype = shape->kv_dtype,
-                                .out_dtype = ATTN_BF16,
-                                .page_size = PAGE,
-                                .tp_size = 1};
-}
-
-/* Lengths, rows and scattered pages: odd multiples visit every page once. Returns the pages. */
-static int64_t bench_indices(bench *b, const bench_shape *shape, int32_t q_len)
-{
-    int32_t seqs = b->bounds.max_seqs, pages = (b->bounds.max_kv_len + PAGE - 1) / PAGE;
-    int64_t total = (int64_t)seqs * pages;
-    int32_t *ints = calloc((size_t)total + (size_t)seqs * 3 + 1, sizeof *ints);
-    int32_t *lens = ints, *prefixes = ints + seqs, *rows = ints + 2 * seqs,
-            *table = rows + seqs + 1;
-    for (int32_t s = 0; s < seqs; s++) {
-        int one = shape->mode == ATTN_MODE_DECODE || s >= shape->seqs;
-        lens[s] = s < shape->seqs ? shape->len : shape->decode_len;
-        prefixes[s] = one ? lens[s] - 1 : 0;
-        rows[s + 1] = rows[s] + (one ? 1 : q_len);
-        for (int32_t i = 0; i < pages; i++)
-            table[(int64_t)s * pages + i] = (int32_t)(1 + ((int64_t)s * pages + i) * 7919 % total);
-    }
-    b->batch.seq_lens = bench_ints(b, lens, seqs);
-    b->batch.prefix_lens = bench_ints(b, prefixes, seqs);
-    if (shape->mode != ATTN_MODE_DECODE)
-        b->batch.q_indptr = bench_ints(b, rows, seqs + 1);
-    b->kv = (attn_kv_batch){.struct_size = sizeof b->kv,
-                            .index_forms = ATTN_INDEX_BLOCK_TABLE,
-                            .page_size = PAGE,
-                            .block_table_stride = pages};
-    b->kv.block_table = bench_ints(b, table, total);
-    free(ints);
-    return total + 1;
-}
-
-static void bench_create(bench *b, const bench_shape *shape)
-{
-    static const float one = 1;
-    int32_t q_len = shape->mode == ATTN_MODE_DECODE ? 1 : shape->len;
-    *b = (bench){.layer = {.struct_size = sizeof b->layer}};
-    bench_problem(b, shape, q_len);
-    b->batch = (attn_batch){.struct_size = sizeof b->batch,
-                            .mode = shape->mode,
-                            .num_seqs = b->bounds.max_seqs,
-                            .num_tokens = b->bounds.max_tokens,
-                            .num_real_seqs = b->bounds.max_seqs,
-                            .num_real_tokens = b->bounds.max_tokens,
-                            .num_decode_seqs = shape->decode_seqs,
-                            .max_q_len = q_len,
-                            .max_kv_len = b->bounds.max_kv_len,
-                            .num_kv_groups = 1,
-                            .kv_groups = &b->kv};
-    int64_t pages = bench_indices(b, shape, q_len), rows = b->bounds.max_tokens;
-    int64_t q_shape[] = {rows, Q_HEADS, DIM}, k_shape[] = {rows, KV_HEADS, DIM};
-    int64_t cache_shape[] = {pages, PAGE, KV_HEADS, DIM};
-    b->q = bench_tensor(b, ATTN_BF16, 3, q_shape);
-    b->out = bench_tensor(b, ATTN_BF16, 3, q_shape);
-    b->k = bench_tensor(b, ATTN_BF16, 3, k_shape);
-    b->v = bench_tensor(b, ATTN_BF16, 3, k_shape);
-    b->k_cache = bench_tensor(b, shape->kv_dtype, 4, cache_shape);
-    b->v_cache = bench_tensor(b, shape->kv_dtype, 4, cache_shape);
-    b->operands[ATTN_ROLE_Q] = &b->q;
-    b->operands[ATTN_ROLE_OUT] = &b->out;
-    b->operands[ATTN_ROLE_K] = &b->k;
-    b->operands[ATTN_ROLE_V] = &b->v;
-    b->operands[ATTN_ROLE_K_CACHE] = &b->k_cache;
-    b->operands[ATTN_ROLE_V_CACHE] = &b->v_cache;
-    b->scale = (attn_scale){.struct_size = sizeof b->scale,
-                            .granularity = ATTN_SCALE_PER_TENSOR,
-                            .count = 1,
-                            .host = &one};
-    b->scales[ATTN_ROLE_K_CACHE] = b->scales[ATTN_ROLE_V_CACHE] = &b->scale;
-    b->args = (attn_forward_args){.struct_size = sizeof b->args,
-                                  .num_operands = ATTN_ROLE_COUNT,
-                                  .num_scales = ATTN_ROLE_COUNT,
-                                  .operands = b->operands,
-                                  .scales = b->scales};
-}
-
-static int compare_floats(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-/* Milliseconds of one forward: the median of BATCHES means, after as many for warming up. */
-static double time_forward(setup *u, bench *b, int calls)
-{
-    float times[BATCHES];
-    cuda_event from, to;
-    must(cuda->cuEventCreate(&from, 0), "cuEventCreate");
-    must(cuda->cuEventCreate(&to, 0), "cuEventCreate");
-    need(type->ops->init_forward_metadata(u->metadata[0], &b->batch, u->stream, &error), "init");
-    for (int round = -2; round < BATCHES; round++) {
-        must(cuda->cuEventRecord(from, u->stream), "cuEventRecord");
-        for (int i = 0; i < calls; i++)
-            need(forward(u, 0, b->batch.mode, 0, &b->args), "forward");
-        must(cuda->cuEventRecord(to, u->stream), "cuEventRecord");
-        must(cuda->cuEventSynchronize(to), "cuEventSynchronize");
-        if (round >= 0)
-            must(cuda->cuEventElapsedTime(&times[round], from, to), "cuEventElapsedTime");
-    }
-    cuda->cuEventDestroy_v2(from);
-    cuda->cuEventDestroy_v2(to);
-    qsort(times, BATCHES, sizeof times[0], compare_floats);
-    printf("#   spread %.4f .. %.4f ms\n", (double)times[0] / calls,
-           (double)times[BATCHES - 1] / calls);
-    return (double)times[BATCHES / 2] / calls;
-}
-
-static void time_shape(bench_shape shape)
-{
-    bench b;
-    setup u;
-    bench_create(&b, &shape);
-    setup_create(&u, &b.problem, shape.splits, shape.tile, shape.precise);
-    int decode = shape.mode == ATTN_MODE_DECODE;
-    double ms = time_forward(&u, &b, decode ? 50 : shape.len > 4096 ? 5 : 20);
-    double flop = 4.0 * shape.seqs * Q_HEADS * DIM * shape.len * (shape.len + 1) / 2;
-    double keys =
-        decode ? (double)shape.seqs * shape.len : (double)shape.decode_seqs * shape.decode_len;
-    double bytes = 2.0 * keys * KV_HEADS * DIM * attn_dtype_size(shape.kv_dtype);
-    printf("# %s B=%d S=%d", decode ? "decode" : "prefill causal", shape.seqs, shape.len);
-    if (shape.decode_seqs > 0)
-        printf(" and decode B=%d S=%d", shape.decode_seqs, shape.decode_len);
-    printf(" kv %s splits %lld tile %lld%s: %.4f ms", dtype_name(shape.kv_dtype),
-           (long long)shape.splits, (long long)shape.tile,
-           shape.precise ? "" : " (split_probabilities no)", ms);
-    if (decode)
-        printf(", %.0f GB/s of %.0f MB\n", bytes / ms * 1e-6, bytes * 1e-6);
-    else
-        printf(", %.1f TFLOP/s, %.0f MB of decode rows\n", flop / ms * 1e-9, bytes * 1e-6);
-    setup_destroy(&u);
-    release_all(&b.memory);
-}
-
-static void time_decode(int32_t seqs, int32_t len, attn_dtype kv_dtype, int64_t splits,
-                        int64_t tile)
-{
-    time_shape((bench_shape){ATTN_MODE_DECODE, seqs, len, 0, 0, kv_dtype, splits, tile, 1});
-}
-
-static void time_prefill(int32_t seqs, int32_t len, attn_dtype kv_dtype, int64_t precise)
-{
-    time_shape((bench_shape){ATTN_MODE_EXTEND, seqs, len, 0, 0, kv_dtype, 0, 0, precise});
-}
-
-static void time_all(void)
-{
-    static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_FP8_E4M3};
-    for (int64_t precise = 0; precise < 2; precise++) {
-        time_prefill(1, 2048, ATTN_BF16, precise);
-        time_prefill(1, 8192, ATTN_BF16, precise);
-        time_prefill(8, 2048, ATTN_BF16, precise);
-        time_prefill(2, 8192, ATTN_BF16, precise);
-    }
-    for (int i = 0; i < 2; i++) {
-        static const int32_t shapes[][2] = {{1, 1024},  {1, 8192},   {1, 32768}, {1, 131072},
-                                            {2, 32768}, {4, 16384},  {8, 8192},  {8, 32768},
-                                            {32, 4096}, {128, 1024}, {128, 4096}};
-        for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++)
-            time_decode(shapes[n][0], shapes[n][1], dtypes[i], 0, 0);
-        for (int64_t splits = 1; splits <= 16; splits *= 2)
-            time_decode(32, 4096, dtypes[i], splits, 256);
-        time_decode(128, 4096, dtypes[i], 8, 256);
-        for (int64_t tile = 128; tile <= 1024; tile *= 2) {
-            time_decode(1, 1024, dtypes[i], 0, tile);
-            time_decode(1, 8192, dtypes[i], 0, tile);
-            time_decode(32, 4096, dtypes[i], 0, tile);
-        }
-    }
-    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 1, 65536, ATTN_BF16, 0, 0, 1});
-    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 32, 4096, ATTN_BF16, 0, 0, 1});
-    time_prefill(1, 2048, ATTN_BF16, 1);
-}
-
 /* ---------------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv)
@@ -1021,11 +540,10 @@ int main(int argc, char **argv)
     uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     int count = argc > 3 ? atoi(argv[3]) : 12;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!open_device()) {
-        printf("1..0 # SKIP %s\n", message);
+    if (!setup_open()) {
+        printf("1..0 # SKIP %s\n", gpu.why);
         return 0;
     }
-    open_plugin();
     if (timing) {
         time_all();
         printf("ok 1 - timed\n1..1\n");

@@ -12,12 +12,12 @@
  * outputs and workspace poisoned before, red zones around everything. Prints TAP.
  */
 #include "tests/cuda_device.h"
+#include "tests/triton_device.h"
 
 #include "attn_plugin.h"
 #include "host/dtype.h"
 #include "host/reference/reference.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,16 +43,7 @@ static const int32_t q_lens[SEQS] = {1, 9, 30, 50, 5}; /* the last: on a page wi
 static cuda_device cuda;
 static const attn_backend_type *type;
 static cuda_stream stream;
-static char message[1024];
-static attn_error error = {
-    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
 static int tests, failures;
-
-static void need(attn_status status, const char *what)
-{
-    if (status != ATTN_OK)
-        test_bail_out(what, message);
-}
 
 static void result(int good, const char *what)
 {
@@ -62,54 +53,6 @@ static void result(int good, const char *what)
 }
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
-
-static void test_log(void *ctx, uint32_t level, const char *text)
-{
-    (void)ctx;
-    if (level <= ATTN_LOG_WARNING)
-        printf("# %s\n", text);
-}
-
-static void *test_allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    (void)ctx;
-    return space == ATTN_SPACE_HOST
-               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-               : NULL;
-}
-
-static void test_release(void *ctx, uint32_t space, void *memory)
-{
-    (void)ctx;
-    (void)space;
-    free(memory);
-}
-
-static const attn_services services = {.struct_size = sizeof services,
-                                       .num_workers = 1,
-                                       .log = test_log,
-                                       .allocate = test_allocate,
-                                       .release = test_release};
-
-static void open_plugin(void)
-{
-    char path[4096];
-    const char *dir = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    attn_plugin_entry_fn entry;
-    attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .name = "test",
-                           .version = "0"};
-    attn_plugin plugin = {.struct_size = sizeof plugin};
-    snprintf(path, sizeof path, "%s/triton_like.so", dir ? dir : "plugins/.libs");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!object)
-        test_bail_out("dlopen", dlerror());
-    *(void **)&entry = dlsym(object, ATTN_PLUGIN_ENTRY);
-    need(entry(&host, &plugin, &error), "entry");
-    need(plugin.describe(0, &type, &error), "describe");
-}
 
 /* The extension attn.compile_counter/1, as the plugin's README has it. */
 struct compile_counter {
@@ -478,30 +421,32 @@ static void make_operands(job *j)
 
 static void make_instance(job *j)
 {
-    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     attn_memory_size size = {.struct_size = sizeof size};
-    snprintf(j->kernel_dir, sizeof j->kernel_dir, "%s/plugins/triton_like/kernels",
-             top ? top : ".");
+    triton_kernel_dir(j->kernel_dir, sizeof j->kernel_dir);
     const attn_option_value values[] = {
         {.struct_size = sizeof values[0], .key = "kernel_dir", .text = j->kernel_dir},
         {.struct_size = sizeof values[0], .key = "num_kv_splits", .integer = 8, .text = ""},
         {.struct_size = sizeof values[0], .key = "split_tile_size", .integer = 64, .text = ""}};
     const attn_options options = {.struct_size = sizeof options, .num_values = 3, .values = values};
-    need(type->create(type, &j->problem, 1, &options, &services, &j->instance, &error), "create");
-    need(type->ops->prepare(j->instance, NULL, NULL, &error), "prepare");
-    need(type->ops->metadata_size(j->instance, 0, &j->bounds, &size, &error), "metadata_size");
+    triton_need(
+        type->create(type, &j->problem, 1, &options, &triton_services, &j->instance, &triton_error),
+        "create");
+    triton_need(type->ops->prepare(j->instance, NULL, NULL, &triton_error), "prepare");
+    triton_need(type->ops->metadata_size(j->instance, 0, &j->bounds, &size, &triton_error),
+                "metadata_size");
     j->regions = (attn_memory){.struct_size = sizeof j->regions};
     for (uint32_t i = 0; i < ATTN_REGION_COUNT; i++) {
         uint64_t bytes = j->regions.size[i] = size.size[i];
         if (bytes && i >= ATTN_REGION(ATTN_SPACE_PINNED, 0)) {
-            j->regions.base[i] = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+            j->regions.base[i] = triton_host_region(bytes);
         } else if (bytes) {
             j->workspace[i] = cuda_take(&cuda, bytes);
             j->regions.base[i] = red_pointer(&j->workspace[i]);
         }
     }
-    need(type->ops->metadata_create(j->instance, 0, &j->bounds, &j->regions, &j->metadata, &error),
-         "metadata_create");
+    triton_need(type->ops->metadata_create(j->instance, 0, &j->bounds, &j->regions, &j->metadata,
+                                           &triton_error),
+                "metadata_create");
 }
 
 static void job_init(job *j, pool *p, uint32_t mode, int hnd)
@@ -549,11 +494,13 @@ static void run(job *j, char *out, char *lse)
     cuda_poison(&cuda, &j->device[3]);
     cuda_poison(&cuda, &j->device[4]);
     cuda_poison(&cuda, &j->workspace[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)]);
-    need(type->ops->init_forward_metadata(j->metadata, &j->gpu.batch, stream, &error), "init");
-    need(j->mode == ATTN_MODE_DECODE
-             ? type->ops->forward_decode(j->metadata, 0, &j->gpu.args, stream, &error)
-             : type->ops->forward_extend(j->metadata, 0, &j->gpu.args, stream, &error),
-         "forward");
+    triton_need(type->ops->init_forward_metadata(j->metadata, &j->gpu.batch, stream, &triton_error),
+                "init");
+    triton_need(
+        j->mode == ATTN_MODE_DECODE
+            ? type->ops->forward_decode(j->metadata, 0, &j->gpu.args, stream, &triton_error)
+            : type->ops->forward_extend(j->metadata, 0, &j->gpu.args, stream, &triton_error),
+        "forward");
     cuda_must(&cuda, cuda.api->cuStreamSynchronize(stream), "the kernels");
     cuda_download(&cuda, &j->device[3], 0, out, operand_bytes(j, 3));
     cuda_download(&cuda, &j->device[4], 0, lse, operand_bytes(j, 4));
@@ -577,12 +524,14 @@ static int agrees_with_oracle(job *j)
     reference_options options = {0};
     reference_result truth = {0};
     reference_report report = {0};
-    need(type->query(type, NULL, NULL, &j->problem, &verdict, &error), "query");
+    triton_need(type->query(type, NULL, NULL, &j->problem, &verdict, &triton_error), "query");
     options.reads_new_unquantised = verdict.reads_new_kv_unquantised;
-    need(reference_forward(&j->problem, &j->host.batch, 0, &j->host.args, &options, &truth, &error),
-         "reference_forward");
-    need(reference_compare(&truth, &j->host.tensors[3], &j->host.tensors[4], &report, &error),
-         "reference_compare");
+    triton_need(reference_forward(&j->problem, &j->host.batch, 0, &j->host.args, &options, &truth,
+                                  &triton_error),
+                "reference_forward");
+    triton_need(
+        reference_compare(&truth, &j->host.tensors[3], &j->host.tensors[4], &report, &triton_error),
+        "reference_compare");
     printf("# %lld rows and %lld LSE checked, %lld and %lld failed; worst %.3f of the bar\n",
            (long long)report.rows_checked, (long long)report.lse_checked,
            (long long)report.rows_failed, (long long)report.lse_failed, report.worst_ratio);
@@ -624,9 +573,9 @@ static void check(pool *p, uint32_t mode, int hnd, int repetitions)
     run(&j, j.memory[3], j.memory[4]);
     snprintf(what, sizeof what, "%s, %s: agrees with the oracle", name, layout);
     result(agrees_with_oracle(&j), what);
-    need(reference_expected_kv(&j.problem, &j.host.batch, 0, &j.host.args, &j.host.k_cache,
-                               &j.host.v_cache, &error),
-         "reference_expected_kv");
+    triton_need(reference_expected_kv(&j.problem, &j.host.batch, 0, &j.host.args, &j.host.k_cache,
+                                      &j.host.v_cache, &triton_error),
+                "reference_expected_kv");
     snprintf(what, sizeof what, "%s, %s: the same bits each time", name, layout);
     result(repeats(&j, repetitions), what);
     snprintf(what, sizeof what, "%s, %s: of the pool the new keys alone were written", name,
@@ -654,7 +603,7 @@ int main(int argc, char **argv)
     }
     printf("# %d pages, %lld elements of K and as many of V\n", pages,
            (long long)pages * PAGE_BYTES / 2);
-    open_plugin();
+    type = triton_open();
     cuda_must(&cuda, cuda.api->cuStreamCreate(&stream, 0), "cuStreamCreate");
     hand_out_pages(&p);
     for (int hnd = 0; hnd < 2; hnd++) {

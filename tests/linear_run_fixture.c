@@ -49,6 +49,8 @@ void linear_run_init(int number, uint32_t num_threads)
     int64_t max_len = number < RUN_MODELS ? RUN_MAX_LEN : RUN_LONG_LEN;
     run.model = model_new("test", "test");
     run.model->dtype = ATTN_BF16;
+    run.model->conv_bias = models[number].family == ATTN_LINEAR_MAMBA2 ||
+                           models[number].family == ATTN_LINEAR_SHORT_CONV;
     model_spec_linear(&spec, &models[number]);
     for (int l = 0; l < RUN_LAYERS; l++)
         ck_assert_int_eq(model_add_layer(run.model, &spec, "decoder", l, NULL), ATTN_OK);
@@ -98,7 +100,8 @@ static void add_operands(struct forward *f, int64_t request, int32_t layer, int6
                          int64_t count, bool with_z)
 {
     static float floats[RUN_MAX_CHANNELS * 4];
-    uint32_t given = generator_linear_given(run.group) | (with_z ? 1u << ATTN_ROLE_GATE_Z : 0);
+    uint32_t given = generator_linear_given(run.group, run.model->conv_bias) |
+                     (with_z ? 1u << ATTN_ROLE_GATE_Z : 0);
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         bool is_row = role >= ATTN_ROLE_MIXED_QKV && role <= ATTN_ROLE_GATE_Z;
         int64_t shape[2], elements = generator_linear_elements(run.group, role);

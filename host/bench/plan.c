@@ -180,7 +180,7 @@ static attn_status add_group(const struct plan *plan, uint32_t g)
     char layers[64], origin[80], text[256];
     model_layers_text(group, layers, sizeof layers);
     if (!is_measured(group)) {
-        model_group_text(group, text, sizeof text);
+        model_group_text(plan->model, group, text, sizeof text);
         arguments_complain(plan->arguments,
                            "layers %s (%s) are not measured; accepted: softmax decoder layers",
                            layers, text);
@@ -234,36 +234,90 @@ static void model_of_shape(const struct bench_shape *shape, struct config_model 
                                    .attn_type = ATTN_TYPE_DECODER};
 }
 
-/* The device on which an ini is served that names the first --backend. That it is served nowhere is
- * told where it is measured: on the processor. */
-static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
+/* Is some layer of the model served by the backend on this type of device, if only in one phase?
+ * What is wrong with its name or options is told where it is measured. */
+static attn_status serves_model(const struct plan *plan, attnhost *host, const struct model *model,
+                                char *backend, int32_t type, bool *serves)
 {
-    const struct bench_entry *first = &plan->report->entries[0];
     struct config config = *plan->config; /* borrows all that it points to */
-    struct model *made = NULL;
     struct selection *selection = NULL;
-    attn_status status = ATTN_OK;
+    attn_device device;
     host_error said;
     host_error_init(&said);
-    if (config.platform.device.type != CONFIG_DEVICE_AUTO)
-        return platform_describe(&config, device, plan->error);
-    config.attention.attention_backend = first->runs[0].backend;
+    config.platform.device = (struct config_device){.type = type};
+    config.attention.attention_backend = backend;
     config.attention.prefill_attention_backend = config.attention.decode_attention_backend = NULL;
     config.attention.routes = (struct config_routes){0};
-    if (!plan->model) {
-        model_of_shape(&first->shape, &config.model);
-        status = model_create(&config, &made, &said.base);
-    }
-    if (status == ATTN_OK)
-        status = select_create_here(host, &config, plan->model ? plan->model : made, device,
-                                    &selection, &said.base);
-    if (status && !selection)
-        status = platform_describe(&config, device, plan->error);
-    else
-        status = ATTN_OK;
+    attn_status status = select_create_here(host, &config, model, &device, &selection, &said.base);
+    for (uint32_t g = 0; selection && g < selection->num_groups; g++)
+        for (uint32_t p = 0; p < SELECT_PHASES; p++)
+            *serves |= select_backend(selection, g, p) != NULL;
     select_destroy(selection);
-    model_destroy(made);
+    return status == ATTN_OUT_OF_HOST_MEMORY
+               ? host_fail(plan->error, status, "%s", host_error_text(&said))
+               : ATTN_OK;
+}
+
+/* The same of the ini's model, or else of a layer of any shape. */
+static attn_status serves_plan(const struct plan *plan, attnhost *host, char *backend, int32_t type,
+                               bool *serves)
+{
+    attn_status status = ATTN_OK;
+    *serves = false;
+    if (plan->model)
+        return serves_model(plan, host, plan->model, backend, type, serves);
+    for (size_t e = 0; e < plan->report->num_entries && status == ATTN_OK && !*serves; e++) {
+        struct config config = *plan->config;
+        struct model *model = NULL;
+        model_of_shape(&plan->report->entries[e].shape, &config.model);
+        if (model_create(&config, &model, NULL) == ATTN_OK)
+            status = serves_model(plan, host, model, backend, type, serves);
+        model_destroy(model);
+    }
     return status;
+}
+
+/* The first --backend that serves on one type of device and not on the other, which is asked first;
+ * NULL = there is none. */
+static attn_status find_bound(const struct plan *plan, attnhost *host, int32_t type, int32_t other,
+                              const char **bound)
+{
+    const struct bench_entry *entry = &plan->report->entries[0]; /* all have the same backends */
+    attn_status status = ATTN_OK;
+    *bound = NULL;
+    for (uint32_t r = 0; r < entry->num_runs && status == ATTN_OK && !*bound; r++) {
+        bool there = true, here = false;
+        status = serves_plan(plan, host, entry->runs[r].backend, other, &there);
+        if (status == ATTN_OK && !there)
+            status = serves_plan(plan, host, entry->runs[r].backend, type, &here);
+        if (here)
+            *bound = entry->runs[r].backend;
+    }
+    return status;
+}
+
+/* The processor, where no driver is woken, unless a --backend serves on a CUDA device alone. A
+ * bench has one device, beside whose ceilings all stand; if another backend serves on the processor
+ * alone, there is none for both. Who serves nowhere has no say; why, its entry tells. */
+static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
+{
+    struct config config = *plan->config;
+    const char *on_cuda = NULL, *on_cpu = NULL;
+    if (config.platform.device.type != CONFIG_DEVICE_AUTO)
+        return platform_describe(&config, device, plan->error);
+    attn_status status = find_bound(plan, host, ATTN_DEVICE_CUDA, ATTN_DEVICE_CPU, &on_cuda);
+    if (status == ATTN_OK && on_cuda)
+        status = find_bound(plan, host, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, &on_cpu);
+    if (status != ATTN_OK)
+        return status;
+    if (on_cpu)
+        return host_fail(plan->error, ATTN_CONFIG_ERROR,
+                         "--backend: %s serves on cpu, %s on cuda:0, and neither where the other "
+                         "does; accepted: backends that one device serves, or --device cpu or "
+                         "--device cuda:0 to measure those of it",
+                         on_cpu, on_cuda);
+    config.platform.device.type = on_cuda ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU;
+    return platform_describe(&config, device, plan->error);
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */

@@ -14,9 +14,9 @@
  * the --backend given or the ones that the ini chooses.
  *
  * *device is the one that [platform] asks for. With `auto` it is the device that
- * select_create_here() finds for the ini, or, where --backend is given, would find for an ini that
- * names the first of them: the processor if that serves there, else a CUDA device if it serves
- * there.
+ * select_create_here() finds for the ini, or, where --backend is given, the processor if all of
+ * them serve there, else a CUDA device if all do there; backends that serve nowhere are left out of
+ * this. CONFIG_ERROR, with a backend of each, if these are two devices.
  *
  * Layer groups that bench does not measure are told on stderr. CONFIG_ERROR for what is wrong on
  * the command line or in the ini; UNSUPPORTED if no layer group is left. */

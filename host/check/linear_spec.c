@@ -25,7 +25,9 @@ static int32_t below(struct draw *draw, int32_t count)
 static void draw_dims(struct linear_spec *spec, struct draw *draw)
 {
     /* The bar of a row is made of its elements: where all are of one product of sums, or there is
-     * one alone, it would be a matter of luck. So no 1/1, and no convolution where one is 1. */
+     * one alone, it would be a matter of luck. So no 1/1, and no convolution where one is 1. Nor
+     * for checks that compare bits: that takes a note of the backend, and they judge all rows
+     * besides. */
     static const int32_t dims[][2] = {{64, 64},   {128, 32}, {16, 16},  {32, 128},
                                       {5, 7},     {33, 48},  {16, 1},   {1, 16},
                                       {128, 128}, {256, 64}, {129, 130}};

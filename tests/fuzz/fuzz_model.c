@@ -12,7 +12,7 @@ static const char file_name[] = "fuzz.json";
 
 const char fuzz_name[] = "model";
 
-static void check_group(const attn_layer_group *group)
+static void check_group(const struct model *model, const attn_layer_group *group)
 {
     char text[256];
     if (group->num_layers == 0 || group->num_q_heads < 1 || group->num_kv_heads < 1 ||
@@ -24,14 +24,14 @@ static void check_group(const attn_layer_group *group)
         group->logit_cap < 0)
         fuzz_fail("sm_scale %g, logit_cap %g", (double)group->sm_scale, (double)group->logit_cap);
     model_layers_text(group, text, sizeof text);
-    model_group_text(group, text, sizeof text);
+    model_group_text(model, group, text, sizeof text);
 }
 
 static void check_layers(const struct model *model)
 {
     uint32_t num_layers = 0;
     for (uint32_t g = 0; g < model->num_groups; g++) {
-        check_group(&model->groups[g]);
+        check_group(model, &model->groups[g]);
         num_layers += model->groups[g].num_layers;
     }
     if (model->num_layers == 0 || num_layers != model->num_layers)

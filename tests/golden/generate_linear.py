@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Golden vectors of linear layers, by the authors' own code: Transformers' models and FLA's naive files.
+"""Golden vectors of linear layers, by the authors' own code: Transformers' models, FLA's naive files and
+Mamba's references.
 
-Run from anywhere: python3 generate_linear.py FLA, FLA the installed folder of flash-linear-attention
-(`python3 -c 'import importlib.util as u; print(u.find_spec("fla").submodule_search_locations[0])'`),
-whose naive files are read without importing the package, which wants a GPU. Writes linear.txt beside
-itself. Both projects compute in fp32 whatever they are given; here "float32" means float64 to them, so
-that all of it is float64. Nothing is taken from this project's C code.
+Run from anywhere: python3 generate_linear.py FLA MAMBA, FLA the installed folder of flash-linear-attention
+(`python3 -c 'import importlib.util as u; print(u.find_spec("fla").submodule_search_locations[0])'`), MAMBA
+the folder mamba_ssm of Mamba's repository; of their files functions are read without importing the
+packages, which want a GPU. Writes linear.txt beside itself. FLA and Transformers compute in fp32 whatever
+they are given; here "float32" means float64 to them, so that all of it is float64. Nothing is taken from
+this project's C code.
 
 Format as of generate.py. Operands are integers in units of 1/64, exact in fp32, fp16 and bf16.
 Sequences follow each other; a state is [sequences, heads, K, V], a convolution's [sequences, channels,
@@ -19,6 +21,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
@@ -26,7 +29,7 @@ from transformers.models.minimax import modeling_minimax as minimax
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FLA = sys.argv[1]
+FLA, MAMBA = sys.argv[1:]
 UNIT = 64.0
 GDN, MAMBA2, KDA, LIGHTNING, SHORT_CONV = range(5)
 L2NORM, RAW, IDENTITY = 1, 2, 4
@@ -37,22 +40,24 @@ torch.float32 = torch.float = torch.float64
 torch.Tensor.float = torch.Tensor.double
 
 
-def functions_of(path, *names):
+def functions_of(folder, path, *names):
     """Functions of a file by name, without what else it imports."""
-    with open(os.path.join(FLA, path)) as file:
+    with open(os.path.join(folder, path)) as file:
         tree = ast.parse(file.read())
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
     for node in tree.body:
         node.decorator_list = []
-    scope = {"torch": torch, "F": F}
+    scope = {"torch": torch, "F": F, "rearrange": rearrange, "repeat": repeat}
     exec(compile(tree, path, "exec"), scope)
     return [scope[name] for name in names]
 
 
-fla_delta, = functions_of("ops/gated_delta_rule/naive.py", "naive_recurrent_gated_delta_rule")
-fla_kda, = functions_of("ops/kda/naive.py", "naive_recurrent_kda")
-fla_gate, fla_bound_gate = functions_of("ops/kda/gate.py", "naive_kda_gate", "naive_kda_lowerbound_gate")
-fla_gla, = functions_of("ops/simple_gla/naive.py", "naive_recurrent_simple_gla")
+fla_delta, = functions_of(FLA, "ops/gated_delta_rule/naive.py", "naive_recurrent_gated_delta_rule")
+fla_kda, = functions_of(FLA, "ops/kda/naive.py", "naive_recurrent_kda")
+fla_gate, fla_bound_gate = functions_of(FLA, "ops/kda/gate.py", "naive_kda_gate", "naive_kda_lowerbound_gate")
+fla_gla, = functions_of(FLA, "ops/simple_gla/naive.py", "naive_recurrent_simple_gla")
+ssd_minimal = functions_of(MAMBA, "modules/ssd_minimal.py", "segsum", "ssd_minimal_discrete")[1]
+ssm_update, = functions_of(MAMBA, "ops/triton/selective_state_update.py", "selective_state_update_ref")
 
 
 def number(value):
@@ -147,7 +152,7 @@ class Case:
             out, final = self.solve(self, at, *self.split(channels), state)
             self.out[at] = out[0]
             self.final_state[s] = final[0]
-        if "z" in self.operands and self.solve is not mamba2_steps:
+        if "z" in self.operands and self.solve not in (mamba2_steps, ssm_steps):
             self.out = self.out * F.silu(self.operands["z"])
 
     def text(self):
@@ -259,6 +264,36 @@ def mamba2_steps(case, rows, q, k, v, state):
     return out, state.transpose(2, 3)
 
 
+def ssd_blocks(case, rows, q, k, v, state):
+    """Gates as the paper's Listing 1 takes them: the log decay, and dt in the values."""
+    a, dt, count = case.operands["a"][rows][None], case.operands["b"][rows][None], rows.stop - rows.start
+    wide = lambda x: x.repeat_interleave(case.v_heads // case.k_heads, 2)
+    out, final = ssd_minimal(v * dt[..., None], a, wide(k), wide(q), 7 if count % 7 == 0 else count,
+                             initial_states=state.transpose(2, 3)[:, None] if state is not None else None)
+    return out, final.transpose(2, 3)
+
+
+def ssm_steps(case, rows, q, k, v, state):
+    """Computed gates of a constant A: a = A dt."""
+    heads, dim, size = case.v_heads, case.v_dim, case.k_dim
+    state = (state.transpose(2, 3).contiguous() if state is not None
+             else torch.zeros(1, heads, dim, size))
+    out = torch.zeros_like(v)
+    for t, row in enumerate(range(rows.start, rows.stop)):
+        dt = case.operands["b"][row][:, None].expand(heads, dim)[None]
+        out[:, t] = ssm_update(state, v[:, t], dt, case.A[:, None, None].expand(heads, dim, size), k[:, t],
+                               q[:, t], D=case.operands["D"], z=case.operands["z"][row][None])
+    return out, state.transpose(2, 3)
+
+
+def constant_decay(case):
+    """Replace drawn gates by a = A dt, still integers in units of 1/64: dt of 1/8, A of 1/8."""
+    case.A = -torch.randint(1, 12, (case.v_heads,)).double() / 8
+    case.operands["b"] = torch.randint(0, 9, case.operands["b"].shape).double() / 8
+    case.operands["a"] = case.operands["b"] * case.A
+    return case
+
+
 class MiniMaxCache:
     """What MiniMaxLightningAttention.forward asks a cache for."""
 
@@ -326,6 +361,10 @@ def cases():
                sm_scale=0.375, lens=(1, 0, 11, 2), initial=(1, 1, 0, 1))
     yield Case("gdn_fla_computed", GDN, fla_delta_steps, 0, k_heads=2, v_heads=2, k_dim=3, v_dim=2, peak=40,
                sm_scale=0.75, lens=(9, 4), initial=(0, 1))
+    yield Case("mamba2_ssd_computed", MAMBA2, ssd_blocks, 0, k_heads=2, v_heads=6, k_dim=5, v_dim=3, width=4,
+               bias=True, lens=(35, 1, 0, 13), initial=(1, 0, 1, 0))
+    yield constant_decay(Case("mamba2_ssm_computed", MAMBA2, ssm_steps, 0, k_heads=3, v_heads=3, k_dim=7,
+                              v_dim=2, width=3, skip=2, z=True, lens=(1, 0, 1, 11), initial=(1, 1, 0, 1)))
 
 
 if __name__ == "__main__":

@@ -315,9 +315,14 @@ def automatic_device(folder):
             (DRIVER, "cpu", ["cpu_native"] * 2, [path, *NAMED]),
             (DRIVER, "cpu", ["cpu_native"] * 2, [path, "--backend", "cpu_native"]),
             (DRIVER, "cuda", ["cuda_fixture"] * 2, [path, *NAMED, "--backend", "cuda_fixture"]),
-            (DRIVER, "cuda", ["cuda_fixture"], ["--backend", "cuda_fixture,cpu_native", *SHAPE]),
-            (DRIVER, "cpu", ["cpu_native"], ["--backend", "cpu_native,cuda_fixture", *SHAPE]),
+            (DRIVER, "cuda", ["cuda_fixture"] * 2, ["--backend", "cuda_fixture,cuda_fixture", *SHAPE]),
+            (DRIVER, "cuda", ["cuda_fixture"],
+             ["--device", "cuda:0", "--backend", "cpu_native,cuda_fixture", *SHAPE]),
+            (DRIVER, "cpu", ["cpu_native"],
+             ["--device", "cpu", "--backend", "cuda_fixture,cpu_native", *SHAPE]),
             (DRIVER, "cpu", [], ["--device", "cpu", "--backend", "cuda_fixture", *SHAPE]),
+            ("/nowhere/libcuda.so.1", "cpu", ["cpu_native"],
+             ["--backend", "cuda_fixture,cpu_native", *SHAPE]),
             ("/nowhere/libcuda.so.1", "cpu", ["cpu_native"] * 2, [path]),
             ("/nowhere/libcuda.so.1", "cpu", [], ["--backend", "cuda_fixture", *SHAPE])):
         done = bench(*arguments, *ON_FAKE, *QUICK, "--json", "-", driver=driver)
@@ -330,8 +335,25 @@ def automatic_device(folder):
         if got != (device, ran):
             problems.append(f"{arguments}: {got}, expected {(device, ran)}")
         told = "attnhost bench: device: cpu (auto; cuda:0: " in done.stderr
-        if told != (driver != DRIVER and bool(ran)):
+        if told != (driver != DRIVER and "--backend" not in arguments):
             problems.append(f"{arguments}: on stderr: {done.stderr}")
+    return problems
+
+
+def two_devices(folder):
+    """Backends that no device serves together are refused, whichever is named first."""
+    path = os.path.join(folder, "two.ini")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(AUTO_INI)
+    problems = []
+    for backends in ("cpu_native,cuda_fixture", "cuda_fixture,cpu_native"):
+        for measured in ([path], SHAPE, ["--shape", "head_dim=1024,kv_len=20,dtype=f32", *SHAPE]):
+            done = bench(*measured, "--backend", backends, *ON_FAKE, *QUICK, "--json", "-",
+                         driver=DRIVER)
+            said = ("--backend: cpu_native serves on cpu, cuda_fixture on cuda:0, and neither where "
+                    "the other does; accepted: ")
+            if done.returncode != 2 or done.stdout or said not in done.stderr:
+                problems += [f"{backends}: {measured}: {done.returncode}", done.stderr, done.stdout]
     return problems
 
 
@@ -389,6 +411,7 @@ def main():
         result("kept up by a load", kept_up())
         result("a model's layer groups on the backends that it chooses", model(folder))
         result("platform.device = auto", automatic_device(folder))
+        result("backends of two devices", two_devices(folder))
     for name, texts, *arguments in REFUSED:
         result(name, refused(2, texts, *arguments))
     result("a device that is not there", refused(
