@@ -56,7 +56,13 @@ class MlaSetup(ctypes.Structure):
         "num_threads")]
     _fields_ += [("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
                  ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p),
-                 ("isa", ctypes.c_char_p)]
+                 ("options", ctypes.POINTER(ctypes.c_char_p)), ("num_options", ctypes.c_uint32)]
+
+
+def words(options):
+    """KEY=VALUE texts as pairs of strings."""
+    parts = [part.encode() for option in options for part in option.split("=", 1)]
+    return (ctypes.c_char_p * max(1, len(parts)))(*parts)
 
 
 class BenchError(Exception):

@@ -102,7 +102,8 @@ class Ours:
             num_tokens=case.tokens, num_heads=case.heads, lora=LORA, rope=ROPE,
             page_size=args.page_size, num_layers=len(data), num_threads=args.threads,
             sm_scale=SCALE, kv_scale=KV_SCALE, plugin=str(args.plugin).encode(),
-            backend=args.backend.encode(), isa=args.isa.encode() if args.isa else None))
+            backend=args.backend.encode(), options=attnhost_ctypes.words(args.option),
+            num_options=len(args.option)))
         for layer, d in enumerate(data):
             cache = self.paged(args.page_size, case, d.cache)
             out = torch.empty(case.batch, case.heads, LORA, dtype=case.torch_dtype)
@@ -215,13 +216,17 @@ def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_built_plugin(parser, "cpu_native")
-    parser.add_argument("--isa", help="the backend's option of that name")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
+                        help="of the backend; may be given several times")
     parser.add_argument("--page-size", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--memory", type=int, default=64, metavar="MIB",
                         help="of latents that a step goes through, at least, in 32 layers at most; "
                         "default: %(default)s")
     add_arguments(parser, rounds=7, seconds=3)
     args = parser.parse_args()
+    for option in args.option:
+        if "=" not in option:
+            parser.error(f"--option {option}: accepted KEY=VALUE")
     args.plugin = built_plugin(args, "cpu_native")
     return args
 

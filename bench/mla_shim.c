@@ -24,7 +24,8 @@ typedef struct mla_setup {
     float kv_scale;     /* of an fp8 mla.latent/1 */
     const char *plugin; /* a file */
     const char *backend;
-    const char *isa; /* the option; NULL = as the backend likes */
+    const char *const *options; /* [num_options] pairs of a key and a value, of the backend */
+    uint32_t num_options;
 } mla_setup;
 
 typedef struct mla_bench {
@@ -74,7 +75,6 @@ static int is_scaled(const mla_setup *s)
 static attn_status compose(mla_bench *b)
 {
     const mla_setup *s = &b->setup;
-    const char *const isa[] = {"isa", s->isa};
     attn_bounds bounds = {.struct_size = sizeof bounds,
                           .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
                           .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
@@ -109,7 +109,8 @@ static attn_status compose(mla_bench *b)
                             .kv_dtype = s->kv_dtype,
                             .out_dtype = s->dtype,
                             .tp_size = 1};
-    return shim_compose(&b->shim, s->backend, isa, s->isa ? 1 : 0, &problem, ATTN_METADATA_EAGER);
+    return shim_compose(&b->shim, s->backend, s->options, s->num_options, &problem,
+                        ATTN_METADATA_EAGER);
 }
 
 static attn_status open_backend(mla_bench *b)

@@ -12,7 +12,15 @@
 #include <float.h>
 #include <stdio.h>
 
-enum { MOST_HEADS = 20, MOST_LORA = 512, MOST_ROPE = 70, MOST_NOPE = 24, MOST_V = 40, CASES = 128 };
+enum {
+    MOST_HEADS = 20,
+    MOST_LORA = 512,
+    MOST_ROPE = 70,
+    MOST_NOPE = 24,
+    MOST_V = 40,
+    CASES = 128,
+    PLAIN_CASES = CASES * 3 / 4 /* the others are packed */
+};
 
 static const attn_backend_type *type;
 static host_error error;
@@ -49,7 +57,8 @@ struct mla_case {
     attn_mask mask;
     float scale;
     int64_t split;
-    uint32_t form; /* of indices */
+    uint32_t form;  /* of indices */
+    int64_t rounds; /* probabilities */
     double *arrays[FIXTURE_SEQS * 7];
     mla_sequence sequences[FIXTURE_SEQS];
     uint64_t random;
@@ -192,7 +201,7 @@ static struct mla_case *case_of(uint64_t seed)
     c->random = seed * 977 + 13;
     int absorbed = pick(c, 3) != 0;
     choose_group(c, absorbed);
-    if (seed >= CASES * 3 / 4)
+    if (seed >= PLAIN_CASES)
         choose_packed(c);
     choose_sequences(c, absorbed);
     if (absorbed || pick(c, 2))
@@ -247,8 +256,9 @@ static void run(struct mla_case *c, uint32_t workers, int64_t isa)
     attn_option_value values[] = {
         {sizeof values[0], .key = "kv_split_tokens", .integer = c->split, .text = ""},
         {sizeof values[0], .key = "kv_index", .integer = c->form, .text = ""},
-        {sizeof values[0], .key = "isa", .integer = isa, .text = ""}};
-    attn_options options = {.struct_size = sizeof options, .num_values = 3, .values = values};
+        {sizeof values[0], .key = "isa", .integer = isa, .text = ""},
+        {sizeof values[0], .key = "round_probabilities", .integer = c->rounds, .text = ""}};
+    attn_options options = {.struct_size = sizeof options, .num_values = 4, .values = values};
     attn_instance *instance;
     attn_metadata *metadata;
     attn_memory_size size = {.struct_size = sizeof size};
@@ -316,7 +326,7 @@ static void check_case(uint64_t seed)
 static uint64_t nth_seed(int n, int count)
 {
     int plain = (count < CASES ? count : CASES) * 3 / 4;
-    return (uint64_t)(n < plain || n >= CASES ? n : CASES * 3 / 4 + n - plain);
+    return (uint64_t)(n < plain || n >= CASES ? n : PLAIN_CASES + n - plain);
 }
 
 START_TEST(any_case)
@@ -352,7 +362,7 @@ static double special_number(struct mla_case *c, int64_t row, int32_t d)
 START_TEST(packed_writer)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
-    uint64_t seed = CASES * 3 / 4 + (uint64_t)_i;
+    uint64_t seed = PLAIN_CASES + (uint64_t)_i;
     struct mla_case *c = case_of(seed);
     while (c->f.args.flags == 0 || c->f.new_indptr[c->f.batch.num_seqs] < 4 ||
            c->f.problem.q_dtype != dtypes[_i % 3]) {
@@ -388,8 +398,8 @@ END_TEST
 /* Whether latents come from the arguments or were saved before changes no bit. */
 START_TEST(packed_saved_then_read)
 {
-    const uint64_t packed = CASES * 3 / 4, end = packed + (uint64_t)random_cases(96);
-    for (uint64_t seed = packed + (uint64_t)_i; seed < end; seed += 8) {
+    const uint64_t end = PLAIN_CASES + (uint64_t)random_cases(96);
+    for (uint64_t seed = PLAIN_CASES + (uint64_t)_i; seed < end; seed += 8) {
         struct mla_case *c = case_of(seed);
         fixture *f = &c->f;
         attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *lse = &f->tensors[ATTN_ROLE_LSE];
@@ -415,12 +425,100 @@ START_TEST(packed_saved_then_read)
 }
 END_TEST
 
+/* ---- Rounded probabilities ------------------------------------------------------------------- */
+
+static int may_round(const struct mla_case *c)
+{
+    const attn_problem *problem = &c->f.problem;
+    return problem->mla_expanded == 0 && problem->q_dtype == ATTN_BF16 &&
+           problem->kv_dtype == ATTN_BF16;
+}
+
+/* One of whose probabilities are rounded, if the processor can. */
+static struct mla_case *rounding_case(uint64_t n)
+{
+    uint64_t seed = n * 5 % PLAIN_CASES;
+    struct mla_case *c = case_of(seed);
+    while (!may_round(c)) {
+        case_free(c);
+        c = case_of(seed = (seed + 1) % PLAIN_CASES);
+    }
+    c->rounds = 1;
+    return c;
+}
+
+static int multiplies_bf16(void)
+{
+#if defined(__x86_64__) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+    return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+    return 0;
+#endif
+}
+
+static double largest_latent(const struct mla_case *c)
+{
+    double largest = 0;
+    for (int32_t s = 0; s < c->f.batch.num_seqs; s++) {
+        int64_t count = (int64_t)c->f.sequences[s].kv_len * c->dims.kv_lora_rank;
+        for (int64_t n = 0; n < count; n++)
+            largest = fmax(largest, fabs(c->sequences[s].c_kv[n]));
+    }
+    return largest;
+}
+
+/* A probability is off by 2^-9 of itself at most, so an output by that of the largest value; both
+ * outputs are rounded. Sums, and the LSE with them, are of the exact ones. Returns 1 if the outputs
+ * differ. */
+static int check_rounding(struct mla_case *c)
+{
+    attn_tensor *out = &c->f.tensors[ATTN_ROLE_OUT], *lse = &c->f.tensors[ATTN_ROLE_LSE];
+    const size_t bytes = tensor_bytes(out), lse_bytes = tensor_bytes(lse);
+    attn_tensor exact = *out;
+    char *exact_lse = malloc(lse_bytes);
+    exact.data = malloc(bytes);
+    run(c, 2, 0);
+    memcpy(exact.data, out->data, bytes);
+    memcpy(exact_lse, lse->data, lse_bytes);
+    c->rounds = 0;
+    run(c, 1, 0);
+    const double bar = ldexp(largest_latent(c), -9);
+    for (int64_t row = 0; row < c->f.q_indptr[c->f.batch.num_seqs]; row++)
+        for (int64_t head = 0; head < out->shape[1]; head++)
+            for (int64_t d = 0; d < out->shape[2]; d++) {
+                double a = dtype_load(out->dtype, fixture_at(out, row, head, 0), d);
+                double b = dtype_load(out->dtype, fixture_at(&exact, row, head, 0), d);
+                ck_assert_msg(fabs(a - b) <= bar + ldexp(fabs(a), -7), "%s: %g, rounded %g",
+                              c->what, a, b);
+            }
+    ck_assert_msg(memcmp(lse->data, exact_lse, lse_bytes) == 0, "%s: LSE", c->what);
+    const int differ = memcmp(out->data, exact.data, bytes) != 0;
+    free(exact.data);
+    free(exact_lse);
+    return differ;
+}
+
+START_TEST(rounded_probabilities)
+{
+    int differ = 0;
+    for (uint64_t n = 0; n < 16; n++) {
+        struct mla_case *c = rounding_case(n);
+        differ += check_rounding(c);
+        case_free(c);
+    }
+    if (multiplies_bf16())
+        ck_assert_int_ge(differ, 8); /* not where a query sees a single key */
+    else
+        puts("not rounded: this processor has no AVX512-BF16");
+}
+END_TEST
+
 /* ---- Many heads ------------------------------------------------------------------------------ */
 
 /* A head by itself gives the bits that it has among others. */
 START_TEST(rows_by_themselves)
 {
-    struct mla_case *c = case_of(1 + 4 * (uint64_t)_i);
+    struct mla_case *c = _i < 8 ? case_of(1 + 4 * (uint64_t)_i) : rounding_case((uint64_t)_i);
     while (c->f.problem.mla_expanded != 0) {
         uint64_t seed = c->random;
         case_free(c);
@@ -462,24 +560,26 @@ END_TEST
 /* NaN in the last new latent changes the last query of its sequence alone. */
 START_TEST(hidden_nan)
 {
-    uint64_t seed = (uint64_t)_i * (CASES / 8);
+    uint64_t seed = (uint64_t)(_i % 8) * (CASES / 8);
+    const int64_t isa = _i < 8 ? _i % 2 : 0;
     struct mla_case *c = case_of(seed);
     while (c->f.problem.mla_expanded != 0 || c->f.sequences[0].num_queries < 2 ||
-           c->f.sequences[0].num_new < 1) {
+           c->f.sequences[0].num_new < 1 || (_i >= 8 && !may_round(c))) {
         case_free(c);
-        c = case_of(++seed);
+        c = case_of(_i < 8 ? ++seed : ++seed % PLAIN_CASES);
     }
+    c->rounds = _i >= 8;
     fixture *f = &c->f;
     attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *c_kv = &f->tensors[ATTN_ROLE_C_KV];
     size_t row = (size_t)out->strides[0] * attn_dtype_size(out->dtype), all = tensor_bytes(out);
     size_t last = (size_t)f->q_indptr[1] - 1;
     char *kept = malloc(all);
     f->args.flags = 0;
-    run(c, 1, _i % 2);
+    run(c, 1, isa);
     memcpy(kept, out->data, all);
     for (int32_t d = 0; d < c->dims.kv_lora_rank; d++)
         dtype_store(c_kv->dtype, fixture_at(c_kv, f->new_indptr[1] - 1, 0, 0), d, NAN);
-    run(c, 1, _i % 2);
+    run(c, 1, isa);
     ck_assert_msg(memcmp(kept, out->data, last * row) == 0, "%s", c->what);
     ck_assert_msg(memcmp(kept + last * row, (char *)out->data + last * row, row) != 0, "%s",
                   c->what);
@@ -528,6 +628,26 @@ static struct mla_case *plain(void)
     ck_assert_uint_eq(ask(c).supported, 1);
     return c;
 }
+
+/* Who asks for rounded probabilities is told of them, where there are any. */
+START_TEST(rounding_is_noted)
+{
+    struct mla_case *c = plain();
+    attn_option_value value = {sizeof value, .key = "round_probabilities", .integer = 1,
+                               .text = ""};
+    attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
+    for (int n = 0; n < 4; n++) {
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        value.integer = n % 2;
+        c->f.problem.q_dtype = c->f.problem.kv_dtype = n < 2 ? ATTN_F32 : ATTN_BF16;
+        ck_assert_int_eq(type->query(type, &options, NULL, &c->f.problem, &verdict, &error.base),
+                         ATTN_OK);
+        ck_assert_uint_eq(verdict.supported, 1);
+        ck_assert_int_eq((verdict.notes & ATTN_NOTE_REDUCED_PRECISION) != 0, n == 3);
+    }
+    case_free(c);
+}
+END_TEST
 
 START_TEST(reasons_of_a_refusal)
 {
@@ -581,8 +701,10 @@ static Suite *suite(void)
     tcase_add_loop_test(oracle, any_case, 0, 8);
     tcase_add_loop_test(oracle, packed_writer, 0, 6);
     tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
-    tcase_add_loop_test(oracle, rows_by_themselves, 0, 8);
-    tcase_add_loop_test(oracle, hidden_nan, 0, 8);
+    tcase_add_test(oracle, rounded_probabilities);
+    tcase_add_loop_test(oracle, rows_by_themselves, 0, 12);
+    tcase_add_loop_test(oracle, hidden_nan, 0, 12);
+    tcase_add_test(refused, rounding_is_noted);
     tcase_add_test(refused, reasons_of_a_refusal);
     suite_add_tcase(made, oracle);
     suite_add_tcase(made, refused);

@@ -424,7 +424,8 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
     const cpu_kernels *kernels = call->instance->kernels;
     const int32_t v_dim = call->group->v_dim;
     if (call->group->absorbed) {
-        kernels->accumulate_latents(&w->block, &w->tile, more ? &w->keys : NULL);
+        (call->group->rounded ? kernels->accumulate_latents_bf16 : kernels->accumulate_latents)(
+            &w->block, &w->tile, more ? &w->keys : NULL);
         return;
     }
     if (w->block.rows <= FEW_ROWS) {
@@ -529,21 +530,31 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     return ATTN_OK;
 }
 
+/* Rows of a tile are merged MERGE_ROWS at a time: a single tile is work for several. */
 attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker)
 {
     layer_call *call = arg;
-    int32_t kv_head = (int32_t)(task % call->group->kv_heads);
-    const work_unit *unit = &call->plan->merges[task / call->group->kv_heads];
+    const int32_t heads = call->group->kv_heads, pieces = call->plan->merge_pieces;
+    const int32_t kv_head = (int32_t)(task / pieces % heads);
+    const work_unit *unit = &call->plan->merges[task / pieces / heads];
+    const int32_t first = (int32_t)(task % pieces) * MERGE_ROWS;
+    work_unit rows = *unit;
     worker_scratch w;
-    lay_out(call, worker, unit->rows, &w);
+    if (first >= unit->rows)
+        return ATTN_OK;
+    rows.row += first;
+    rows.rows = unit->rows - first < MERGE_ROWS ? unit->rows - first : MERGE_ROWS;
+    lay_out(call, worker, rows.rows, &w);
     reset_out(&w);
-    int32_t stride = w.block.value_stride;
-    for (int64_t part = 0; part < (int64_t)unit->num_parts * unit->rows; part++) {
-        const float *from = part_row(call, kv_head, unit->part + part);
-        int32_t r = (int32_t)(part % unit->rows);
-        call->instance->kernels->merge(w.out + (int64_t)r * stride, &w.out_max[r], &w.out_sum[r],
-                                       from, from[stride], from[stride + 1], stride);
-    }
-    write_rows(call, unit, kv_head, &w);
+    const int32_t stride = w.block.value_stride;
+    for (int32_t part = 0; part < unit->num_parts; part++)
+        for (int32_t r = 0; r < rows.rows; r++) {
+            const float *from =
+                part_row(call, kv_head, unit->part + (int64_t)part * unit->rows + first + r);
+            call->instance->kernels->merge(w.out + (int64_t)r * stride, &w.out_max[r],
+                                           &w.out_sum[r], from, from[stride], from[stride + 1],
+                                           stride);
+        }
+    write_rows(call, &rows, kv_head, &w);
     return ATTN_OK;
 }

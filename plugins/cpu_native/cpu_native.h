@@ -28,6 +28,7 @@ typedef struct cpu_options {
     int32_t isa;          /* CPU_ISA_* */
     int32_t split;        /* keys between two cuts, a multiple of TILE_KEYS */
     uint32_t index_forms; /* ATTN_INDEX_* */
+    int32_t round_probabilities;
 } cpu_options;
 
 /* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */
@@ -61,6 +62,7 @@ typedef struct cpu_group {
     int32_t expanded;   /* latent attention in the expanded form */
     int32_t packed;     /* layout mla.latent_fp8/1 */
     int32_t bf16;       /* latent attention: scores are products of bf16 */
+    int32_t rounded;    /* and outputs, too: probabilities are rounded */
     uint32_t attn_type; /* ATTN_TYPE_* */
     int32_t kv_group;
     int32_t kv_heads;
@@ -142,6 +144,7 @@ typedef struct group_plan {
     work_unit *merges;       /* tiles in several units: num_parts splits from `part` on */
     int32_t num_units;
     int32_t num_merges;
+    int32_t merge_pieces; /* of MERGE_ROWS rows, of the merge that has most rows */
     int64_t part_rows; /* rows of partial results for each KV head */
     int32_t new_first; /* rows of new keys: [new_first, new_end) */
     int32_t new_end;

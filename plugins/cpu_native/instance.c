@@ -114,6 +114,8 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         instance->num_groups += forms;
         groups[0].layers = groups[forms - 1].layers = next;
         groups[0].bf16 = has_bf16(instance->kernels, &groups[0]);
+        groups[0].rounded = groups[0].bf16 && groups[0].kv_dtype == ATTN_BF16 &&
+                            instance->options.round_probabilities;
         attn_status status = instance_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;

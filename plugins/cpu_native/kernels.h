@@ -29,6 +29,7 @@
 enum {
     TILE_KEYS = 64,
     TILE_ROWS = 132, /* a multiple of 6 that holds 128 heads; the more, the less is packed */
+    MERGE_ROWS = 16, /* of a tile's partial results that one task merges */
     PANEL = 16,      /* floats: a cache line */
     FEW_ROWS = 3,    /* keys and values of so few are not packed */
     MAX_HEAD_DIM = 512,
@@ -153,6 +154,10 @@ typedef struct cpu_kernels {
      * NULL = none. */
     void (*accumulate_latents)(const row_block *block, const latent_tile *tile,
                                const tile_source *next);
+    /* The same of bf16 latents by probabilities rounded to bf16, which is what then stands in
+     * scores. NULL = there is none. */
+    void (*accumulate_latents_bf16)(const row_block *block, const latent_tile *tile,
+                                    const tile_source *next);
 
     /* n elements of acc, times factor, in `dtype`; never a negative zero. */
     void (*store)(const float *acc, float factor, attn_dtype dtype, int32_t n, void *to);

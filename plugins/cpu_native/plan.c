@@ -375,7 +375,10 @@ static void share_tile(group_plan *plan, work_unit *tile, int32_t pieces)
     int32_t splits = whole.end_split - whole.first_split;
     whole.part = plan->part_rows;
     whole.num_parts = splits;
+    const int32_t merge_pieces = (whole.rows + MERGE_ROWS - 1) / MERGE_ROWS;
     plan->merges[plan->num_merges++] = whole;
+    if (plan->merge_pieces < merge_pieces)
+        plan->merge_pieces = merge_pieces;
     plan->part_rows += (int64_t)splits * whole.rows;
     for (int32_t piece = 0; piece < pieces; piece++) {
         work_unit *unit = piece == pieces - 1 ? tile : &plan->units[plan->num_units++];
@@ -397,7 +400,7 @@ static void share_tiles(const attn_metadata *metadata, const cpu_group *group, g
                            (int64_t)metadata->bounds.max_tokens * group->ratio / TILE_ROWS);
     int64_t most = capacity->part_rows / group->kv_heads;
     int32_t tiles = plan->num_units;
-    plan->num_merges = 0;
+    plan->num_merges = plan->merge_pieces = 0;
     plan->part_rows = 0;
     for (int32_t i = 0; i < tiles; i++) {
         work_unit *tile = &plan->units[i];

@@ -44,6 +44,13 @@ static const attn_option options_declared[] = {
      .num_choices = 4,
      .choices = index_choices,
      .doc = "form of KV indices to ask for; all = the three of them, for an engine to be tested"},
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_BOOL,
+     .key = "round_probabilities",
+     .default_text = "no",
+     .min = 1,
+     .doc = "absorbed latent attention in bf16: multiply values by probabilities rounded to bf16, "
+            "where the processor can; faster, with the errors that other bf16 kernels have"},
 };
 
 static attn_status read_split(const attn_option_value *value, cpu_options *options,
@@ -74,6 +81,7 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
     int64_t isa = CPU_ISA_AUTO, form = 1; /* block_table */
     attn_status status = ATTN_OK;
     options->split = DEFAULT_SPLIT;
+    options->round_probabilities = 0;
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, "isa") == 0)
@@ -82,6 +90,8 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
             status = read_choice(value, &form, error);
         else if (strcmp(value->key, "kv_split_tokens") == 0)
             status = read_split(value, options, error);
+        else if (strcmp(value->key, "round_probabilities") == 0)
+            options->round_probabilities = value->integer != 0;
     }
     options->isa = (int32_t)isa;
     options->index_forms = form == 3 ? all : 1u << form;
