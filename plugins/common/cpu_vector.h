@@ -9,6 +9,7 @@
 #include "plugins/common/convert.h"
 
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -31,6 +32,7 @@
 
 typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef float vf_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 INLINE vf load(const float *from)
@@ -110,6 +112,17 @@ INLINE vf vexp(vf x)
 }
 
 /* ---- Conversion ------------------------------------------------------------------------------ */
+
+/* LANES elements as f32_to_bf16() makes them. */
+INLINE void put_bf16(uint16_t *to, vf x)
+{
+    typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
+    const vu bits = (vu)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const vu nan = (vu)((bits & 0x7fffffff) > 0x7f800000);
+    const halves half =
+        __builtin_convertvector((nan & (bits >> 16 | 0x40)) | (~nan & rounded), halves);
+    memcpy(to, &half, sizeof half);
+}
 
 static inline void convert_f16(const uint16_t *row, int32_t n, float *to)
 {

@@ -145,8 +145,8 @@ typedef struct group_plan {
     int32_t num_units;
     int32_t num_merges;
     int32_t merge_pieces; /* of MERGE_ROWS rows, of the merge that has most rows */
-    int64_t part_rows; /* rows of partial results for each KV head */
-    int32_t new_first; /* rows of new keys: [new_first, new_end) */
+    int64_t part_rows;    /* rows of partial results for each KV head */
+    int32_t new_first;    /* rows of new keys: [new_first, new_end) */
     int32_t new_end;
     int32_t row_end;   /* most rows that q, out and lse must have */
     int32_t pad_first; /* rows of no sequence: [pad_first, pad_end) */

@@ -36,6 +36,7 @@ enum {
     MAX_ROPE = 128,
     MAX_DIM = MAX_HEAD_DIM + MAX_ROPE, /* of queries and keys: of a latent row */
     LATENT_PIECE = 64,                 /* elements of a row; divides LATENT_SCALED */
+    LATENT_LONG = 288,                 /* of keys that are read where they lie; even */
     LATENT_KEYS = 8, /* a multiple of the keys of a register block of any kernels */
 };
 
