@@ -133,8 +133,8 @@ static int measure(struct bench *bench, attn_error *error)
         return exit_code_of(
             config_fail(bench->config, "platform.simulate", error,
                         "a simulated device cannot run; `attnhost explain` takes it"));
-    attn_status status = bench_plan(bench->arguments, bench->config, bench->host, &described,
-                                    &bench->report, error);
+    attn_status status =
+        bench_plan(bench->arguments, bench->config, bench->host, &described, &bench->report, error);
     if (status == ATTN_OK)
         status = device_open(described.type, described.id, &bench->device, error);
     params.device = bench->device;

@@ -62,6 +62,18 @@ INLINE vf choose(vi mask, vf a, vf b)
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));
 }
 
+/* a > b ? a : b, lane by lane: b where one of them is NaN. */
+INLINE vf larger(vf a, vf b)
+{
+#if LANES == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
 INLINE vf magnitude(vf x)
 {
     return (vf)((vi)x & 0x7fffffff);
@@ -107,8 +119,13 @@ INLINE vf vexp(vf x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    vi power = ((vi)shifted - (vi)splat(magic) + 127) << 23;
-    return choose(x < -87.3f, splat(0), p * (vf)power);
+    vf power = (vf)(((vi)shifted << 23) + (127 << 23)); /* of magic's bits none is left */
+#if LANES == 16
+    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_mul_ps(kept, (__m512)p, (__m512)power);
+#else
+    return choose(x < -87.3f, splat(0), p * power);
+#endif
 }
 
 /* ---- Conversion ------------------------------------------------------------------------------ */

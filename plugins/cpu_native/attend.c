@@ -149,13 +149,16 @@ static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_
     }
 }
 
-static void reset_rows(row_block *block)
+/* No key has been met. Of latents nothing is cleared: the first tile begins sums instead. */
+static void reset_rows(const cpu_group *group, row_block *block)
 {
     for (int32_t r = 0; r < block->rows; r++) {
         block->max[r] = -INFINITY;
         block->sum[r] = 0;
     }
-    memset(block->acc, 0, sizeof(float) * (size_t)block->rows * (size_t)block->value_stride);
+    block->begins = group->absorbed;
+    if (!group->absorbed)
+        memset(block->acc, 0, sizeof(float) * (size_t)block->rows * (size_t)block->value_stride);
 }
 
 /* Output and LSE of a row, from what its keys came to: the sink joins, then all is divided. */
@@ -191,8 +194,11 @@ static void write_rows(const layer_call *call, const work_unit *unit, int32_t kv
     const cpu_sequence *sequence = &call->plan->sequences[unit->seq];
     for (int32_t r = 0; r < unit->rows; r++) {
         row_place place = place_of(call->group, kv_head, unit->row + r);
-        write_row(call, sequence->first_row + place.query, place.head,
-                  w->out + (int64_t)r * w->block.value_stride, w->out_max[r], w->out_sum[r]);
+        float *out = w->out + (int64_t)r * w->block.value_stride;
+        if (w->out_sum[r] == 0) /* no key was met, and what stands there was never set */
+            memset(out, 0, sizeof *out * (size_t)w->block.value_stride);
+        write_row(call, sequence->first_row + place.query, place.head, out, w->out_max[r],
+                  w->out_sum[r]);
     }
 }
 
@@ -341,15 +347,15 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
 static uint64_t look(const cpu_group *group, const work_unit *unit, const visibility *v,
                      int64_t first, uint64_t *visible)
 {
-    uint64_t seen = 0, word = 0;
-    int32_t query = -1;
-    for (int32_t r = 0; r < unit->rows; r++) {
-        int32_t next = (int32_t)((unit->row + r) / group->ratio);
-        if (next != query)
-            word = visible_word(v, next, first);
-        query = next;
-        visible[r] = word;
+    uint64_t seen = 0;
+    int32_t query = (int32_t)(unit->row / group->ratio), r = 0;
+    for (; r < unit->rows; query++) { /* its rows follow each other */
+        const int64_t rest = (query + 1) * (int64_t)group->ratio - unit->row;
+        const int32_t end = rest < unit->rows ? (int32_t)rest : unit->rows;
+        const uint64_t word = visible_word(v, query, first);
         seen |= word;
+        for (; r < end; r++)
+            visible[r] = word;
     }
     return seen;
 }
@@ -439,26 +445,55 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
-/* A row of partial results: acc, then max and sum. */
-static float *part_row(const layer_call *call, int32_t kv_head, int64_t row)
+/* A row of partial results: its sums of values, and its maximum and sum behind those of all rows.
+ */
+typedef struct part_row {
+    float *acc;
+    float *ends;
+} part_row;
+
+static part_row part_of(const layer_call *call, int32_t kv_head, int64_t row)
 {
     const attn_metadata *metadata = call->metadata;
+    const int64_t rows = call->plan->part_rows, stride = panel_round(call->group->v_dim);
     uint32_t workers = call->instance->services->num_workers;
     float *parts = (float *)(void *)(metadata->scratch + workers * metadata->worker_bytes);
-    return parts + (kv_head * call->plan->part_rows + row) * call->capacity->part_stride;
+    row += kv_head * rows;
+    return (part_row){parts + row * stride,
+                      parts + call->group->kv_heads * rows * stride + row * 2};
 }
 
-static void keep_split(const layer_call *call, const work_unit *unit, int32_t kv_head,
-                       int32_t split, const row_block *block)
+/* A split that is left as a partial result is added up in its place. */
+static int64_t turn_to_part(const layer_call *call, const work_unit *unit, int32_t kv_head,
+                            int32_t split, row_block *block)
 {
     int64_t first = unit->part + (int64_t)(split - unit->first_split) * unit->rows;
+    block->acc = part_of(call, kv_head, first).acc;
+    return first;
+}
+
+static void end_part(const layer_call *call, int32_t kv_head, int64_t first, const row_block *block)
+{
     for (int32_t r = 0; r < block->rows; r++) {
-        float *part = part_row(call, kv_head, first + r);
-        memcpy(part, block->acc + (int64_t)r * block->value_stride,
-               (size_t)block->value_stride * sizeof(float));
-        part[block->value_stride] = block->max[r];
-        part[block->value_stride + 1] = block->sum[r];
+        float *ends = part_of(call, kv_head, first + r).ends;
+        ends[0] = block->max[r];
+        ends[1] = block->sum[r];
     }
+}
+
+static void swap(float **a, float **b)
+{
+    float *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* The first split is what all have come to so far: merged with nothing it would be the same. */
+static void keep_split(worker_scratch *w)
+{
+    swap(&w->out, &w->block.acc);
+    swap(&w->out_max, &w->block.max);
+    swap(&w->out_sum, &w->block.sum);
 }
 
 static void merge_split(const layer_call *call, worker_scratch *w)
@@ -471,14 +506,13 @@ static void merge_split(const layer_call *call, worker_scratch *w)
                                        block->sum[r], block->value_stride);
 }
 
+/* Nothing so far: what stands in `out` is not read. */
 static void reset_out(worker_scratch *w)
 {
-    const row_block *block = &w->block;
-    for (int32_t r = 0; r < block->rows; r++) {
+    for (int32_t r = 0; r < w->block.rows; r++) {
         w->out_max[r] = -INFINITY;
         w->out_sum[r] = 0;
     }
-    memset(w->out, 0, sizeof(float) * (size_t)block->rows * (size_t)block->value_stride);
 }
 
 static attn_status attend_split(layer_call *call, const work_unit *unit, int32_t kv_head,
@@ -487,7 +521,7 @@ static attn_status attend_split(layer_call *call, const work_unit *unit, int32_t
     int64_t first = (int64_t)split * call->instance->options.split;
     int64_t end = first + call->instance->options.split;
     end = end < v->kv_len ? end : v->kv_len;
-    reset_rows(&w->block);
+    reset_rows(call->group, &w->block);
     attn_status status = find_next(call, unit, kv_head, v, end, &first, w);
     while (status == ATTN_OK && first < end) {
         turn_to_next(w);
@@ -496,6 +530,29 @@ static attn_status attend_split(layer_call *call, const work_unit *unit, int32_t
         status = find_next(call, unit, kv_head, v, end, &first, w);
         if (status == ATTN_OK)
             add_tile(call, first < end, w);
+        w->block.begins = 0;
+    }
+    return status;
+}
+
+static attn_status attend_splits(layer_call *call, const work_unit *unit, int32_t kv_head,
+                                 const visibility *v, worker_scratch *w)
+{
+    attn_status status = ATTN_OK;
+    reset_out(w);
+    for (int32_t split = unit->first_split; split < unit->end_split; split++) {
+        int64_t part = 0;
+        if (unit->num_parts > 0)
+            part = turn_to_part(call, unit, kv_head, split, &w->block);
+        status = attend_split(call, unit, kv_head, v, split, w);
+        if (status != ATTN_OK)
+            return status;
+        if (unit->num_parts > 0)
+            end_part(call, kv_head, part, &w->block);
+        else if (split == unit->first_split)
+            keep_split(w);
+        else
+            merge_split(call, w);
     }
     return status;
 }
@@ -515,19 +572,10 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     set_formats(call, &call->k_cache, kv_head, &w.keys);
     set_formats(call, &call->v_cache, kv_head, w.values);
     set_formats(call, &call->v_cache, kv_head, w.next_values);
-    reset_out(&w);
-    for (int32_t split = unit->first_split; split < unit->end_split; split++) {
-        attn_status status = attend_split(call, unit, kv_head, &v, split, &w);
-        if (status != ATTN_OK)
-            return status;
-        if (unit->num_parts > 0)
-            keep_split(call, unit, kv_head, split, &w.block);
-        else
-            merge_split(call, &w);
-    }
-    if (unit->num_parts == 0)
+    attn_status status = attend_splits(call, unit, kv_head, &v, &w);
+    if (status == ATTN_OK && unit->num_parts == 0)
         write_rows(call, unit, kv_head, &w);
-    return ATTN_OK;
+    return status;
 }
 
 /* Rows of a tile are merged MERGE_ROWS at a time: a single tile is work for several. */
@@ -549,10 +597,10 @@ attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker)
     const int32_t stride = w.block.value_stride;
     for (int32_t part = 0; part < unit->num_parts; part++)
         for (int32_t r = 0; r < rows.rows; r++) {
-            const float *from =
-                part_row(call, kv_head, unit->part + (int64_t)part * unit->rows + first + r);
+            const part_row from =
+                part_of(call, kv_head, unit->part + (int64_t)part * unit->rows + first + r);
             call->instance->kernels->merge(w.out + (int64_t)r * stride, &w.out_max[r],
-                                           &w.out_sum[r], from, from[stride], from[stride + 1],
+                                           &w.out_sum[r], from.acc, from.ends[0], from.ends[1],
                                            stride);
         }
     write_rows(call, &rows, kv_head, &w);

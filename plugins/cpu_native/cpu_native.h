@@ -11,7 +11,8 @@
  * Work of a layer: tiles of rows, times KV heads. A tile's keys are cut at multiples of
  * options.kv_split_tokens; each split gives a partial result, and partials are merged in order of
  * the keys. Who computes the splits does not change a bit, so tiles that would keep one worker busy
- * for too long are shared out by splits, and are merged in a second step.
+ * for too long are shared out by splits, and are merged in a second step. Of latents, whose sums
+ * have many elements, rows are shared out before splits are.
  */
 #ifndef CPU_NATIVE_H
 #define CPU_NATIVE_H
@@ -161,8 +162,9 @@ typedef struct group_plan {
 typedef struct group_capacity {
     int64_t units;
     int64_t merges;
+    int64_t shares;      /* units that all work is cut into, roughly */
     int64_t part_rows;   /* for all KV heads together */
-    int64_t part_stride; /* floats of a row of partial results */
+    int64_t part_floats; /* of a row of partial results: its sums in whole panels, max and sum */
     int64_t worker_bytes;
 } group_capacity;
 

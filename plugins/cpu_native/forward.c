@@ -51,7 +51,7 @@ static attn_status merge(layer_call *call, attn_error *error)
 {
     const int64_t heads = call->group->kv_heads;
     const int64_t count = call->plan->num_merges * heads * call->plan->merge_pieces;
-    if (call->plan->part_rows * heads * call->capacity->part_stride > FEW_FLOATS)
+    if (call->plan->part_rows * heads * call->capacity->part_floats > FEW_FLOATS)
         return run(call, count, cpu_merge_task, error);
     for (int64_t task = 0; task < count; task++)
         cpu_merge_task(call, task, 0); /* which can not fail */

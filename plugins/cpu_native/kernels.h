@@ -77,6 +77,7 @@ typedef struct row_block {
     float *query;         /* [rows][dim] */
     float *scores;        /* [rows][TILE_KEYS] of the tile at hand; then probabilities */
     float *acc;           /* [rows][value_stride] sum of exp(score - max) v */
+    int32_t begins;       /* latents: acc holds nothing yet, and the tile at hand begins it */
     float *max;           /* -inf before the first key */
     float *sum;           /* of exp(score - max) */
     float *slope;
@@ -138,7 +139,7 @@ typedef struct cpu_kernels {
                   float part_sum, int32_t n);
 
     /* Absorbed latent attention. A row_block's query is in panels of rows, [panel][dim][PANEL],
-     * here, and its scores are [TILE_KEYS][lanes], lanes being its rows in whole panels.
+     * here, and so are its scores, [panel][TILE_KEYS][PANEL].
      *
      * Pack `count` <= 8 queries of the rows from `row` on, a multiple of 8: [count][MAX_DIM]. */
     void (*pack_queries)(const row_block *block, int32_t row, int count, const float *queries);

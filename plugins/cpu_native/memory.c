@@ -65,13 +65,14 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
     int64_t extra = (int64_t)SHARE * num_workers;
     int64_t splits = ((int64_t)bounds->max_kv_len + options->split - 1) / options->split;
     group_capacity capacity = {
-        .units = tiles + extra,
-        .merges = least(extra, tiles),
-        .part_stride = panel_round(group->v_dim) + PANEL,
+        .units = tiles + 2 * extra,
+        .merges = extra,
+        .shares = extra,
+        .part_floats = panel_round(group->v_dim) + 2,
         .worker_bytes = worker_bytes(group, least(rows, TILE_ROWS)),
     };
     /* Tiles that are shared out are at most `extra`, of all heads together. */
-    int64_t part_bytes = capacity.part_stride * (int64_t)sizeof(float);
+    int64_t part_bytes = capacity.part_floats * (int64_t)sizeof(float);
     int64_t part_rows = least(rows * group->kv_heads, extra * least(rows, TILE_ROWS));
     int64_t most = PART_BYTES_PER_WORKER * num_workers / part_bytes;
     if (splits > 1)
@@ -84,7 +85,7 @@ uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uin
     uint64_t worker = 0, parts = 0;
     for (uint32_t i = 0; i < count; i++) {
         const group_capacity *c = &capacities[i];
-        uint64_t part = (uint64_t)(c->part_rows * c->part_stride) * sizeof(float);
+        uint64_t part = (uint64_t)(c->part_rows * c->part_floats) * sizeof(float);
         worker = (uint64_t)c->worker_bytes > worker ? (uint64_t)c->worker_bytes : worker;
         parts = part > parts ? part : parts;
     }

@@ -15,6 +15,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Rows that a tile of latents is cut into: panels of queries in pairs, as scores are computed. */
+enum { MOST_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
+
 #define FAIL(error, ...)                                                                           \
     plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
@@ -345,7 +348,8 @@ static int64_t unit_cost(const work_unit *unit)
 
 /* One unit for each tile of rows. The last tiles of a causal sequence take longest: they come
  * first, so that no worker begins one when the others are done. */
-static int64_t cut_tiles(const attn_metadata *metadata, const cpu_group *group, group_plan *plan)
+static int64_t cut_tiles(const attn_metadata *metadata, const cpu_group *group, int32_t tile_rows,
+                         group_plan *plan)
 {
     int64_t cost = 0;
     plan->num_units = 0;
@@ -353,12 +357,12 @@ static int64_t cut_tiles(const attn_metadata *metadata, const cpu_group *group, 
         visibility v;
         int64_t rows = (int64_t)plan->sequences[s].q_len * group->ratio;
         cpu_visibility(metadata, group, plan, s, &v);
-        for (int64_t tile = (rows + TILE_ROWS - 1) / TILE_ROWS - 1; tile >= 0; tile--) {
+        for (int64_t tile = (rows + tile_rows - 1) / tile_rows - 1; tile >= 0; tile--) {
             work_unit *unit = &plan->units[plan->num_units++];
-            int64_t row = tile * TILE_ROWS;
+            int64_t row = tile * tile_rows;
             unit->seq = s;
             unit->row = row;
-            unit->rows = rows - row < TILE_ROWS ? (int32_t)(rows - row) : TILE_ROWS;
+            unit->rows = rows - row < tile_rows ? (int32_t)(rows - row) : tile_rows;
             unit->num_parts = 0;
             unit->part = 0;
             find_splits(&v, group->ratio, metadata->instance->options.split, unit);
@@ -392,16 +396,12 @@ static void share_tile(group_plan *plan, work_unit *tile, int32_t pieces)
     }
 }
 
-static void share_tiles(const attn_metadata *metadata, const cpu_group *group, group_plan *plan,
-                        const group_capacity *capacity, int64_t cost)
+static void share_tiles(const cpu_group *group, group_plan *plan, const group_capacity *capacity,
+                        int64_t cost)
 {
-    int64_t shares =
-        capacity->units - (metadata->bounds.max_seqs +
-                           (int64_t)metadata->bounds.max_tokens * group->ratio / TILE_ROWS);
+    const int64_t shares = capacity->shares;
     int64_t most = capacity->part_rows / group->kv_heads;
     int32_t tiles = plan->num_units;
-    plan->num_merges = plan->merge_pieces = 0;
-    plan->part_rows = 0;
     for (int32_t i = 0; i < tiles; i++) {
         work_unit *tile = &plan->units[i];
         int32_t splits = tile->end_split - tile->first_split;
@@ -414,6 +414,42 @@ static void share_tiles(const attn_metadata *metadata, const cpu_group *group, g
         if (pieces > 1 && plan->part_rows + rows <= most)
             share_tile(plan, tile, (int32_t)pieces);
     }
+}
+
+/* Do all units take equally long, and all workers equally many? */
+static int is_even(const group_plan *plan, uint32_t workers, int64_t cost)
+{
+    int even = plan->num_units % (int32_t)workers == 0;
+    for (int32_t i = 0; i < plan->num_units && even; i++)
+        even = unit_cost(&plan->units[i]) * plan->num_units == cost;
+    return even;
+}
+
+static int64_t count_tiles(const attn_metadata *metadata, const cpu_group *group,
+                           const group_plan *plan, int32_t tile_rows)
+{
+    int64_t tiles = 0;
+    for (int32_t s = 0; s < metadata->batch.num_seqs; s++)
+        tiles += ((int64_t)plan->sequences[s].q_len * group->ratio + tile_rows - 1) / tile_rows;
+    return tiles;
+}
+
+/* A tile of latents has sums of many elements, which take long to merge: its rows are cut first,
+ * at the price of keys that are converted once more. */
+static void cut_latents(const attn_metadata *metadata, const cpu_group *group,
+                        const group_capacity *capacity, group_plan *plan)
+{
+    const uint32_t workers = metadata->instance->services->num_workers;
+    int64_t cost = cut_tiles(metadata, group, TILE_ROWS, plan);
+    int even = is_even(plan, workers, cost) || plan->num_units >= capacity->shares;
+    for (int32_t rows = MOST_CUT_ROWS; !even && rows >= LEAST_CUT_ROWS; rows /= 2) {
+        if (count_tiles(metadata, group, plan, rows) > capacity->shares)
+            break;
+        cost = cut_tiles(metadata, group, rows, plan);
+        even = is_even(plan, workers, cost);
+    }
+    if (!even)
+        share_tiles(group, plan, capacity, cost);
 }
 
 /* ---- init_forward_metadata ------------------------------------------------------------------- */
@@ -442,8 +478,13 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_erro
         status = find_sequences(metadata, group, plan, error);
     if (status != ATTN_OK)
         return status;
-    int64_t cost = cut_tiles(metadata, group, plan);
-    share_tiles(metadata, group, plan, &metadata->capacities[index], cost);
+    const group_capacity *capacity = &metadata->capacities[index];
+    plan->num_merges = plan->merge_pieces = 0;
+    plan->part_rows = 0;
+    if (group->absorbed)
+        cut_latents(metadata, group, capacity, plan);
+    else
+        share_tiles(group, plan, capacity, cut_tiles(metadata, group, TILE_ROWS, plan));
     return ATTN_OK;
 }
 
