@@ -297,7 +297,9 @@ def run(args, cases, load_shim, measure, head, row, **facts):
     if not chosen:
         sys.exit(f"{script}: no line has {' and '.join(args.filter)}; one is: {cases[0]}")
     table = sys.stderr if args.json == "-" else sys.stdout
-    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__, **facts,
+    vectors = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY sets it
+    report = {"cpu": cpu_model(), "threads": args.threads, "torch": torch.__version__,
+              "torch_vectors": vectors, **facts,
               "load_before": os.getloadavg()[0], "cases": []}
     with tempfile.TemporaryDirectory() as folder:
         shim, roofs = load_shim(folder), load_roof(args.build_dir, folder)
@@ -309,7 +311,7 @@ def run(args, cases, load_shim, measure, head, row, **facts):
                 sys.exit(f"{script}: {case}: {error}")
             print(row(case, report["cases"][-1]), file=table, flush=True)
     report["load_after"] = os.getloadavg()[0]
-    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__}, "
+    print(f"\n{report['cpu']}, {args.threads} threads each, torch {torch.__version__} ({vectors}), "
           f"load {report['load_before']:.1f} to {report['load_after']:.1f}", file=table)
     if args.json == "-":
         json.dump(report, sys.stdout, indent=1)
