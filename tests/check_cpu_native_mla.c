@@ -35,11 +35,14 @@ static void open_plugin(void)
     ck_assert_int_eq(plugin.describe(0, &type, &error.base), ATTN_OK);
 }
 
+static int64_t last_count; /* tasks of the last call */
+
 /* Workers take turns, the last task first. */
 static attn_status test_parallel_for(void *ctx, int64_t count, attn_task task, void *arg)
 {
     uint32_t workers = *(const uint32_t *)ctx;
     attn_status first = ATTN_OK;
+    last_count = count;
     for (int64_t i = count - 1; i >= 0; i--) {
         attn_status status = task(arg, i, (uint32_t)(i * 5 % workers));
         first = first == ATTN_OK ? status : first;
@@ -333,6 +336,62 @@ START_TEST(any_case)
 {
     for (int n = _i, count = random_cases(CASES); n < count; n += 8)
         check_case(nth_seed(n, count));
+}
+END_TEST
+
+/* ---- Units ----------------------------------------------------------------------------------- */
+
+/* A decode in splits of 64 keys, and how many units of work it is. What is to be merged here is too
+ * little to wake workers for. */
+static const struct {
+    uint32_t workers;
+    int32_t heads;
+    int32_t lens[4];
+    int64_t units;
+    const char *why;
+} unit_cases[] = {
+    {1, 128, {190, 60}, 2, "nobody to share with"},
+    {2, 128, {190, 190}, 2, "balanced as they are"},
+    {2, 128, {190, 60, 60, 60}, 4, "likewise: 3 splits against 3"},
+    {2, 128, {190}, 2, "two times 64 rows"},
+    {2, 128, {190, 190, 190}, 6, "likewise, of each"},
+    {4, 128, {190}, 4, "four times 32 rows"},
+    {3, 128, {190}, 3, "rows do not balance it: by splits"},
+    {5, 128, {190}, 12, "more workers than splits: both"},
+    {2, 16, {190}, 3, "rows cannot be cut: by splits"},
+    {2, 16, {190, 60}, 4, "likewise, the long one"},
+    {2, 128, {190, 1, 0, 0}, 4, "two times 64 rows of both, the rest is in time"},
+};
+
+START_TEST(units_of_work)
+{
+    static const attn_mla_dims dims = {sizeof dims, 32, 16, 8};
+    struct mla_case *c = calloc(1, sizeof *c);
+    fixture *f = &c->f;
+    mla_init(f, unit_cases[_i].heads, &dims, 8);
+    f->problem.page_size = 16;
+    f->batch.mode = ATTN_MODE_DECODE;
+    for (int s = 0; s < 4 && unit_cases[_i].lens[s] > 0; s++) {
+        const int32_t len = unit_cases[_i].lens[s], heads = unit_cases[_i].heads;
+        mla_add(f, 1, len)->prefix_len = len - 1;
+        c->sequences[s] =
+            (mla_sequence){.q_nope = numbers(c, s * 7, (int64_t)heads * dims.kv_lora_rank),
+                           .q_pe = numbers(c, s * 7 + 1, (int64_t)heads * dims.rope_dim),
+                           .c_kv = numbers(c, s * 7 + 2, (int64_t)len * dims.kv_lora_rank),
+                           .k_pe = numbers(c, s * 7 + 3, (int64_t)len * dims.rope_dim)};
+    }
+    f->batch.mask = NULL;
+    mla_build(f, c->sequences);
+    set_problem(c);
+    c->split = 64;
+    snprintf(c->what, sizeof c->what, "%s", unit_cases[_i].why);
+    run(c, unit_cases[_i].workers, 0);
+    ck_assert_msg(last_count == unit_cases[_i].units,
+                  "%u workers, %d heads, %d keys ..: %lld units, "
+                  "expected %lld: %s",
+                  unit_cases[_i].workers, unit_cases[_i].heads, unit_cases[_i].lens[0],
+                  (long long)last_count, (long long)unit_cases[_i].units, unit_cases[_i].why);
+    case_free(c);
 }
 END_TEST
 
@@ -699,6 +758,7 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(refused, open_plugin, NULL);
     tcase_set_timeout(oracle, 120);
     tcase_add_loop_test(oracle, any_case, 0, 8);
+    tcase_add_loop_test(oracle, units_of_work, 0, sizeof unit_cases / sizeof unit_cases[0]);
     tcase_add_loop_test(oracle, packed_writer, 0, 6);
     tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
     tcase_add_test(oracle, rounded_probabilities);

@@ -119,7 +119,7 @@ INLINE vf vexp(vf x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    vf power = (vf)(((vi)shifted << 23) + (127 << 23)); /* of magic's bits none is left */
+    vf power = (vf)(((vu)shifted << 23) + (127u << 23)); /* of magic's bits none is left */
 #if LANES == 16
     __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
     return (vf)_mm512_maskz_mul_ps(kept, (__m512)p, (__m512)power);

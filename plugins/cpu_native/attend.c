@@ -17,7 +17,7 @@
 
 /* A worker's part of the scratch. memory.c knows its size. */
 typedef struct worker_scratch {
-    row_block block; /* of the split at hand */
+    row_block block; /* of the split at hand; its acc lies in the partial results where it stays */
     float *out;      /* [rows][value_stride] of all splits so far, and their max and sum */
     float *out_max;
     float *out_sum;
@@ -82,12 +82,12 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
     block->scores = take_floats(&next, (int64_t)lanes * TILE_KEYS);
     block->acc = take_floats(&next, (int64_t)rows * value_stride);
     w->out = take_floats(&next, (int64_t)rows * value_stride);
-    block->max = take_floats(&next, TILE_ROWS);
-    block->sum = take_floats(&next, TILE_ROWS);
-    block->slope = take_floats(&next, TILE_ROWS);
-    block->position = take_floats(&next, TILE_ROWS);
-    w->out_max = take_floats(&next, TILE_ROWS);
-    w->out_sum = take_floats(&next, TILE_ROWS);
+    block->max = take_floats(&next, panel_round(TILE_ROWS));
+    block->sum = take_floats(&next, panel_round(TILE_ROWS));
+    block->slope = take_floats(&next, panel_round(TILE_ROWS));
+    block->position = take_floats(&next, panel_round(TILE_ROWS));
+    w->out_max = take_floats(&next, panel_round(TILE_ROWS));
+    w->out_sum = take_floats(&next, panel_round(TILE_ROWS));
     block->visible = take(&next, TILE_ROWS * sizeof(uint64_t));
     w->next_visible = take(&next, TILE_ROWS * sizeof(uint64_t));
     w->values = &w->value_sources[0];
@@ -449,7 +449,7 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
  */
 typedef struct part_row {
     float *acc;
-    float *ends;
+    float *max_sum; /* [2] */
 } part_row;
 
 static part_row part_of(const layer_call *call, int32_t kv_head, int64_t row)
@@ -472,12 +472,13 @@ static int64_t turn_to_part(const layer_call *call, const work_unit *unit, int32
     return first;
 }
 
-static void end_part(const layer_call *call, int32_t kv_head, int64_t first, const row_block *block)
+static void keep_max_sum(const layer_call *call, int32_t kv_head, int64_t first,
+                         const row_block *block)
 {
     for (int32_t r = 0; r < block->rows; r++) {
-        float *ends = part_of(call, kv_head, first + r).ends;
-        ends[0] = block->max[r];
-        ends[1] = block->sum[r];
+        float *kept = part_of(call, kv_head, first + r).max_sum;
+        kept[0] = block->max[r];
+        kept[1] = block->sum[r];
     }
 }
 
@@ -548,7 +549,7 @@ static attn_status attend_splits(layer_call *call, const work_unit *unit, int32_
         if (status != ATTN_OK)
             return status;
         if (unit->num_parts > 0)
-            end_part(call, kv_head, part, &w->block);
+            keep_max_sum(call, kv_head, part, &w->block);
         else if (split == unit->first_split)
             keep_split(w);
         else
@@ -600,8 +601,8 @@ attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker)
             const part_row from =
                 part_of(call, kv_head, unit->part + (int64_t)part * unit->rows + first + r);
             call->instance->kernels->merge(w.out + (int64_t)r * stride, &w.out_max[r],
-                                           &w.out_sum[r], from.acc, from.ends[0], from.ends[1],
-                                           stride);
+                                           &w.out_sum[r], from.acc, from.max_sum[0],
+                                           from.max_sum[1], stride);
         }
     write_rows(call, &rows, kv_head, &w);
     return ATTN_OK;

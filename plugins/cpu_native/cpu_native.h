@@ -158,6 +158,11 @@ typedef struct group_plan {
     attn_kv_batch kv;
 } group_plan;
 
+enum {
+    SHARE = 8 /* units that work is cut into, for each worker: the last ones to end differ by an */
+              /* eighth of the time */
+};
+
 /* What a group's plan and scratch are sized for. */
 typedef struct group_capacity {
     int64_t units;

@@ -69,13 +69,13 @@ typedef struct score_rule {
     int has_alibi; /* slopes and positions hold */
 } score_rule;
 
-/* The rows of a tile and what is known of them so far. Arrays of TILE_ROWS. */
+/* The rows of a tile and what is known of them so far. Arrays of TILE_ROWS in whole panels. */
 typedef struct row_block {
     int32_t rows;
     int32_t dim;          /* of queries and keys */
     int32_t value_stride; /* of acc: v_head_dim in whole panels */
-    float *query;         /* [rows][dim] */
-    float *scores;        /* [rows][TILE_KEYS] of the tile at hand; then probabilities */
+    float *query;         /* [rows][dim]; of latents in panels, see below */
+    float *scores;        /* [rows][TILE_KEYS] of the tile at hand; then probabilities; likewise */
     float *acc;           /* [rows][value_stride] sum of exp(score - max) v */
     int32_t begins;       /* latents: acc holds nothing yet, and the tile at hand begins it */
     float *max;           /* -inf before the first key */
@@ -152,8 +152,8 @@ typedef struct cpu_kernels {
     /* As softmax(). */
     void (*softmax_latents)(const row_block *block, const latent_tile *tile, const score_rule *rule,
                             const float *key_positions);
-    /* acc += P V; no value is touched that a row does not see. `next` is asked for on the way;
-     * NULL = none. */
+    /* acc += P V, or acc = P V where it begins, 0 in rows that see nothing; no value is touched
+     * that a row does not see. `next` is asked for on the way; NULL = none. */
     void (*accumulate_latents)(const row_block *block, const latent_tile *tile,
                                const tile_source *next);
     /* The same of bf16 latents by probabilities rounded to bf16, which is what then stands in

@@ -15,11 +15,7 @@
 
 #include <string.h>
 
-enum {
-    ALIGNMENT = 64,
-    SHARE = 8 /* units that work is cut into, for each worker: the last ones to end differ by an */
-              /* eighth of the time */
-};
+enum { ALIGNMENT = 64 };
 
 /* Memory for partial results: where it does not suffice, tiles are left in one piece. */
 #define PART_BYTES_PER_WORKER ((int64_t)8 << 20)
@@ -46,7 +42,8 @@ static int64_t worker_bytes(const cpu_group *group, int64_t rows)
                        : dim + v_dim;
     int64_t floats = TILE_KEYS * tile + PANEL * MAX_DIM /* rows under conversion */
                      + TILE_KEYS                        /* positions */
-                     + lanes * (dim + dim % 2 + TILE_KEYS) + rows * 2 * v_dim + 6 * TILE_ROWS;
+                     + lanes * (dim + dim % 2 + TILE_KEYS) + rows * 2 * v_dim +
+                     6 * panel_round(TILE_ROWS);
     return (int64_t)aligned((uint64_t)floats * sizeof(float) + 2 * TILE_ROWS * sizeof(uint64_t)) +
            20 * ALIGNMENT;
 }
@@ -65,7 +62,7 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
     int64_t extra = (int64_t)SHARE * num_workers;
     int64_t splits = ((int64_t)bounds->max_kv_len + options->split - 1) / options->split;
     group_capacity capacity = {
-        .units = tiles + 2 * extra,
+        .units = (tiles > extra ? tiles : extra) + extra, /* rows that are cut; then splits */
         .merges = extra,
         .shares = extra,
         .part_floats = panel_round(group->v_dim) + 2,

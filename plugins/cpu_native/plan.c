@@ -15,7 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Rows that a tile of latents is cut into: panels of queries in pairs, as scores are computed. */
+/* Rows that a tile of latents is cut into: four panels of queries, or two, as scores are computed.
+ */
 enum { MOST_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
 
 #define FAIL(error, ...)                                                                           \
@@ -416,13 +417,21 @@ static void share_tiles(const cpu_group *group, group_plan *plan, const group_ca
     }
 }
 
-/* Do all units take equally long, and all workers equally many? */
-static int is_even(const group_plan *plan, uint32_t workers, int64_t cost)
+enum { MOST_BALANCED = 64 }; /* workers for whom it is found out whether units are balanced */
+
+/* Does the worker who ends last have at most an eighth more to do than all on average, where each
+ * takes the next unit when it is free? */
+static int is_balanced(const group_plan *plan, uint32_t workers, int64_t cost)
 {
-    int even = plan->num_units % (int32_t)workers == 0;
-    for (int32_t i = 0; i < plan->num_units && even; i++)
-        even = unit_cost(&plan->units[i]) * plan->num_units == cost;
-    return even;
+    int64_t done[MOST_BALANCED] = {0}, last = 0;
+    for (int32_t i = 0; workers <= MOST_BALANCED && i < plan->num_units; i++) {
+        uint32_t free = 0;
+        for (uint32_t w = 1; w < workers; w++)
+            free = done[w] < done[free] ? w : free;
+        done[free] += unit_cost(&plan->units[i]);
+        last = done[free] > last ? done[free] : last;
+    }
+    return workers <= MOST_BALANCED && last * workers * SHARE <= cost * (SHARE + 1);
 }
 
 static int64_t count_tiles(const attn_metadata *metadata, const cpu_group *group,
@@ -434,22 +443,35 @@ static int64_t count_tiles(const attn_metadata *metadata, const cpu_group *group
     return tiles;
 }
 
-/* A tile of latents has sums of many elements, which take long to merge: its rows are cut first,
- * at the price of keys that are converted once more. */
+static int64_t count_splits(const group_plan *plan)
+{
+    int64_t splits = 0;
+    for (int32_t i = 0; i < plan->num_units; i++)
+        splits += plan->units[i].end_split - plan->units[i].first_split;
+    return splits;
+}
+
+/* A tile of latents has sums of many elements, which take long to merge. So where tiles are not
+ * balanced their rows are cut, at the price of keys that are converted once more. Where that does
+ * not balance them they are shared out by splits, and rows remain cut if there are too few. */
 static void cut_latents(const attn_metadata *metadata, const cpu_group *group,
                         const group_capacity *capacity, group_plan *plan)
 {
     const uint32_t workers = metadata->instance->services->num_workers;
     int64_t cost = cut_tiles(metadata, group, TILE_ROWS, plan);
-    int even = is_even(plan, workers, cost) || plan->num_units >= capacity->shares;
-    for (int32_t rows = MOST_CUT_ROWS; !even && rows >= LEAST_CUT_ROWS; rows /= 2) {
+    const int few = count_splits(plan) < workers;
+    int balanced = is_balanced(plan, workers, cost);
+    for (int32_t rows = MOST_CUT_ROWS; !balanced && rows >= LEAST_CUT_ROWS; rows /= 2) {
         if (count_tiles(metadata, group, plan, rows) > capacity->shares)
             break;
         cost = cut_tiles(metadata, group, rows, plan);
-        even = is_even(plan, workers, cost);
+        balanced = is_balanced(plan, workers, cost);
     }
-    if (!even)
-        share_tiles(group, plan, capacity, cost);
+    if (balanced)
+        return;
+    if (!few)
+        cost = cut_tiles(metadata, group, TILE_ROWS, plan);
+    share_tiles(group, plan, capacity, cost);
 }
 
 /* ---- init_forward_metadata ------------------------------------------------------------------- */

@@ -29,7 +29,7 @@
  * group of new tokens. In the end the results of the warps take the place of all that. */
 #define PLAIN_BYTES  (GROUP * (K_STRIDE + V_STRIDE))
 #define STAGE_BYTES  (KV_IS_FP8 ? GROUP * (K_CODES + V_CODES) : PLAIN_BYTES)
-#define WARP_BYTES   MOST(STAGE_BYTES * STAGES, PLAIN_BYTES)
+#define WARP_BYTES   MOST((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
 #define Q_BYTES      (ROWS * K_STRIDE)
 #define MERGE_STRIDE (V_PAD + 4) /* floats */
 #define MERGE_BYTES  (WARPS * ROWS * (MERGE_STRIDE + 2) * 4)

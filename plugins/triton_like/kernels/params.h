@@ -13,10 +13,10 @@
 #define PARAMS_MAX_SCALES 64
 
 /* kernel_params.aligned: rows of this operand can be read (out: written) in vectors. */
-#define ALIGNED_Q       1
-#define ALIGNED_NEW     2
-#define ALIGNED_CACHE   4
-#define ALIGNED_OUT     8
+#define ALIGNED_Q     1
+#define ALIGNED_NEW   2
+#define ALIGNED_CACHE 4
+#define ALIGNED_OUT   8
 
 /* Where in kernel_params.counts what lies. */
 #define COUNT_SEQS        0
@@ -38,8 +38,8 @@ typedef struct kernel_params {
     float *lse; /* NULL = not wanted */
     void *k_cache;
     void *v_cache;
-    const float *sinks;  /* NULL = none, or left out */
-    const float *slopes; /* of ALiBi; NULL = none */
+    const float *sinks;          /* NULL = none, or left out */
+    const float *slopes;         /* of ALiBi; NULL = none */
     const float *k_scale_device; /* NULL = those at the end */
     const float *v_scale_device;
     void *partial;      /* [rows, q_heads, num_splits, v_head_dim]; rows count from the first */
@@ -71,7 +71,7 @@ typedef struct kernel_params {
     int num_seqs;
     int num_tokens;
     int num_decode_seqs;
-    int split_part; /* SPLIT_* */
+    int split_part;   /* SPLIT_* */
     int window_right; /* of this batch: a mask may replace the layer's */
     int mask_qlen;    /* custom mask over the new tokens alone */
     int table_stride; /* of req_to_token or block_table, in elements */
