@@ -425,11 +425,11 @@ static int is_balanced(const group_plan *plan, uint32_t workers, int64_t cost)
 {
     int64_t done[MOST_BALANCED] = {0}, last = 0;
     for (int32_t i = 0; workers <= MOST_BALANCED && i < plan->num_units; i++) {
-        uint32_t free = 0;
+        uint32_t first = 0; /* to be free */
         for (uint32_t w = 1; w < workers; w++)
-            free = done[w] < done[free] ? w : free;
-        done[free] += unit_cost(&plan->units[i]);
-        last = done[free] > last ? done[free] : last;
+            first = done[w] < done[first] ? w : first;
+        done[first] += unit_cost(&plan->units[i]);
+        last = done[first] > last ? done[first] : last;
     }
     return workers <= MOST_BALANCED && last * workers * SHARE <= cost * (SHARE + 1);
 }
