@@ -852,54 +852,6 @@ START_TEST(test_loss_by_a_fault)
 }
 END_TEST
 
-/* ---- The processor --------------------------------------------------------------------------- */
-
-START_TEST(test_cpu)
-{
-    struct device_event *start, *end;
-    struct device_graph *graph = NULL;
-    struct device_module *module = NULL;
-    struct device_function *function = NULL;
-    attn_stream stream = &stream;
-    uint64_t available, total;
-    int done = 0;
-    double us = -1;
-    host_error_init(&error);
-    GOOD(device_open(ATTN_DEVICE_CPU, 0, &device, &error.base));
-    GOOD(device_enter(device, &error.base));
-    GOOD(device_stream_create(device, &stream, &error.base));
-    ck_assert_ptr_null(stream);
-    GOOD(device_event_create(device, 1, &start, &error.base));
-    GOOD(device_event_create(device, 1, &end, &error.base));
-    FAILS(device_event_elapsed(device, start, end, &us, &error.base), ATTN_BAD_STATE);
-    GOOD(device_event_record(device, start, stream, &error.base));
-    GOOD(device_stream_wait(device, stream, start, &error.base));
-    GOOD(device_event_record(device, end, stream, &error.base));
-    GOOD(device_event_query(device, end, &done, &error.base));
-    GOOD(device_event_synchronize(device, end, &error.base));
-    GOOD(device_event_elapsed(device, start, end, &us, &error.base));
-    ck_assert(done == 1 && us >= 0);
-    GOOD(device_memory(device, &available, &total, &error.base));
-    ck_assert(available > 0 && available <= total && total == device->info.memory_bytes);
-    FAILS(device_capture_begin(device, stream, &error.base), ATTN_CAPTURE_UNSUPPORTED);
-    FAILS(device_capture_end(device, stream, &graph, &error.base), ATTN_CAPTURE_UNSUPPORTED);
-    FAILS(device_reset(device, &error.base), ATTN_UNSUPPORTED);
-    FAILS(device_module_load(device, "", 0, "kernels", &module, &error.base), ATTN_UNSUPPORTED);
-    FAILS(device_function(device, NULL, "raise", &function, &error.base), ATTN_UNSUPPORTED);
-    FAILS(launch_raise(NULL, &done, stream, &error.base), ATTN_UNSUPPORTED);
-    ck_assert_str_eq(host_error_text(&error),
-                     "cpu: there are no modules of kernels; accepted: cuda");
-    device_module_unload(device, NULL);
-    ck_assert(!device_is_lost(device) && !graph && !module && !function && done == 1);
-    device_event_destroy(device, start);
-    device_event_destroy(device, end);
-    device_stream_destroy(device, stream);
-    device_leave(device);
-    device_close(device);
-    FAILS(device_open(ATTN_DEVICE_CPU, 1, &device, &error.base), ATTN_DEPENDENCY_MISSING);
-}
-END_TEST
-
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
 static Suite *suite(void)
@@ -923,7 +875,6 @@ static Suite *suite(void)
     tcase_add_test(good, test_module);
     tcase_add_test(good, test_context_of_the_caller);
     tcase_add_test(good, test_threads);
-    tcase_add_test(good, test_cpu);
     tcase_add_test(bad, test_failure_at_every_call);
     tcase_add_test(bad, test_loss_at_every_call);
     tcase_add_test(bad, test_loss_and_reset);
