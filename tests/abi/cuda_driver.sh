@@ -7,7 +7,7 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tap.sh"
 
-name="host/cuda_driver.h agrees with cuda.h"
+name="host/device/cuda_driver.h agrees with cuda.h"
 include=
 nvcc=$(command -v nvcc || :)
 for folder in "${CUDA_HOME:+$CUDA_HOME/include}" "${nvcc%/bin/nvcc}/include" \
