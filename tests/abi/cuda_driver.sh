@@ -5,7 +5,7 @@
 # CUDA 13 or later is installed. CUDA_HOME names its folder if it is an unusual one.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 name="host/device/cuda_driver.h agrees with cuda.h"
 include=

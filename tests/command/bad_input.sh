@@ -5,7 +5,7 @@
 # what was got and what is accepted on stderr; nothing on stdout, nothing left behind, no crash.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 command=$ATTNHOST_TEST_COMMAND
 plugins=$ATTNHOST_TEST_PLUGIN_DIR

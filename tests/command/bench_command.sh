@@ -5,7 +5,7 @@
 # JSON, whose figures are computed again from its samples and from the shapes alone.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 python=${PYTHON3:-python3}
 if test "$python" = no || ! command -v "$python" >/dev/null; then

@@ -6,10 +6,10 @@
 # shellcheck disable=SC2016,SC2086
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 attnhost=$ATTNHOST_TEST_COMMAND
-tool=$ATTNHOST_TEST_BUILDDIR/tests/suite_tool
+tool=$ATTNHOST_TEST_BUILDDIR/tests/host/check/suite_tool
 plugins=$ATTNHOST_TEST_PLUGIN_DIR
 built=$ATTNHOST_TEST_FIXTURE_DIR
 

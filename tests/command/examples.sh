@@ -6,7 +6,7 @@
 # same without a prefix cache computes what was shared.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 umask 022
 folder=$(mktemp -d) || exit 1

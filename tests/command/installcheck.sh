@@ -7,8 +7,8 @@
 # shellcheck disable=SC2086,SC2046,SC2016
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
-. "$top/tests/plugin_guide.sh"
+. "$top/tests/tools/tap.sh"
+. "$top/tests/command/plugin_guide.sh"
 
 attnhost=$ATTNHOST_TEST_BINDIR/attnhost
 compiler=${CC:-cc}

@@ -9,7 +9,7 @@
 # allocations of each, evenly spread, instead of every single one.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 preload=$ATTNHOST_TEST_FIXTURE_DIR/fail_malloc.so
 plugins=$ATTNHOST_TEST_PLUGIN_DIR
@@ -63,7 +63,7 @@ run_command()
 run_embed()
 {
     env LD_PRELOAD="$preload" FAIL_MALLOC_AT="$1" FAIL_MALLOC_COUNT="$folder/count" \
-        "$ATTNHOST_TEST_BUILDDIR/tests/embed" "$plugins" cpu_native cpu_native \
+        "$ATTNHOST_TEST_BUILDDIR/tests/command/embed" "$plugins" cpu_native cpu_native \
         >"$folder/answer" 2>"$folder/err" </dev/null
 }
 

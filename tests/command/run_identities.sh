@@ -11,7 +11,7 @@
 # VERIFY_RATE is the share of the rows that is verified, by default 0.001.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 python=${PYTHON3:-python3}
 if test "$python" = no || ! command -v "$python" >/dev/null; then

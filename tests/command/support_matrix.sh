@@ -6,7 +6,7 @@
 # `make readme-update` writes the matrix into the README.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 python=${PYTHON3-no}
 if test "$python" = no; then
@@ -26,5 +26,5 @@ compare=$top/tests/independent/support_matrix.py
 if test "${1-}" = --update; then
     "$python" "$compare" --update "$top/README.md" "$folder/matrix"
 else
-    "$python" "$compare" "$top/README.md" "$folder/matrix" "$top/tests/published_features.txt"
+    "$python" "$compare" "$top/README.md" "$folder/matrix" "$top/tests/tools/published_features.txt"
 fi
