@@ -383,7 +383,7 @@ static attn_status set_figures(const struct bench_report *report, struct bench_e
         if (status != ATTN_OK)
             break;
         if (run->us.best <= 0)
-            return host_fail(error, ATTN_INTERNAL, "%s: the device's events tell no time",
+            return host_fail(error, ATTN_INTERNAL, "%s: the device's events give no time",
                              run->backend);
         run->flops = entry->count.flop / (run->us.median * 1e-6);
         run->bytes_rate = entry->count.bytes / (run->us.median * 1e-6);

@@ -298,7 +298,7 @@ static attn_status measure(const struct bench_timer *timer, const struct bench_w
     if (status == ATTN_OK)
         status = bench_samples_summary(&ceiling->samples, &summary, error);
     if (status == ATTN_OK && summary.median <= 0)
-        return host_fail(error, ATTN_INTERNAL, "the device's events tell no time");
+        return host_fail(error, ATTN_INTERNAL, "the device's events give no time");
     if (status == ATTN_OK)
         ceiling->rate = ceiling->amount / (summary.median * 1e-6);
     return status;

@@ -87,7 +87,7 @@ void arguments_complain(const struct arguments *arguments, const char *format, .
 
 static int usage(const struct arguments *arguments)
 {
-    fprintf(stderr, "`attnhost %s --help` tells what is accepted\n", arguments->spec->command);
+    fprintf(stderr, "`attnhost %s --help` lists what is accepted\n", arguments->spec->command);
     return EXIT_USAGE;
 }
 

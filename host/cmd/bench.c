@@ -83,7 +83,7 @@ struct bench {
 static int usage(const struct arguments *arguments, const char *message)
 {
     arguments_complain(arguments, "%s", message);
-    fputs("`attnhost bench --help` tells what is accepted\n", stderr);
+    fputs("`attnhost bench --help` lists what is accepted\n", stderr);
     return EXIT_USAGE;
 }
 

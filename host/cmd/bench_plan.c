@@ -312,9 +312,9 @@ static attn_status choose_device(const struct plan *plan, attnhost *host, attn_d
         return status;
     if (on_cpu)
         return host_fail(plan->error, ATTN_CONFIG_ERROR,
-                         "--backend: %s serves on cpu, %s on cuda:0, and neither where the other "
-                         "does; accepted: backends that one device serves, or --device cpu or "
-                         "--device cuda:0 to measure those of it",
+                         "--backend: %s runs on cpu and %s on cuda:0, with no device in common; "
+                         "accepted: backends with a device in common, or --device cpu or --device "
+                         "cuda:0 to measure those of one",
                          on_cpu, on_cuda);
     config.platform.device.type = on_cuda ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU;
     return platform_describe(&config, device, plan->error);

@@ -74,7 +74,7 @@ int cmd_check_child(int argc, char **argv)
     struct check_trail *trail = prepare();
     FILE *questions = trail ? fdopen(CHILD_FD_QUESTIONS, "r") : NULL;
     if (!questions) {
-        fputs("attnhost check-child: started by `attnhost check` alone\n", stderr);
+        fputs("attnhost check-child: started only by `attnhost check`\n", stderr);
         return EXIT_USAGE;
     }
     int code = params_parse(&params, argc, argv);

@@ -65,7 +65,7 @@ static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugi
                          const char *shadowed_by)
 {
     if (shadowed_by) {
-        printf("%s\n  not used: %s provides it already\n", plugin->file, shadowed_by);
+        printf("%s\n  not used: %s already provides it\n", plugin->file, shadowed_by);
         return;
     }
     if (plugin->status) {
@@ -94,8 +94,8 @@ static int print_all(const attnhost *host)
             print_plugin(host, &plugin, host->registry.plugins[i]->shadowed_by);
     }
     if (count == 0)
-        fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
-              "ATTNHOST_PLUGIN_PATH, or installed ones\n",
+        fputs("attnhost list: no plugins found; accepted: folders in [plugins] path or "
+              "ATTNHOST_PLUGIN_PATH, or installed plugins\n",
               stderr);
     return EXIT_GOOD;
 }

@@ -287,10 +287,9 @@ static attn_status ini_value(void *user, const char *section, const char *key, c
     if (!source.place)
         return config_no_memory(error);
     if (!*section)
-        status =
-            host_fail(error, ATTN_CONFIG_ERROR,
-                      "%s: '%.100s' stands before the first section; accepted: [section] first",
-                      source.place, key);
+        status = host_fail(error, ATTN_CONFIG_ERROR,
+                           "%s: '%.100s' comes before the first section; accepted: [section] first",
+                           source.place, key);
     else
         status = take_value(&source, section, key, text, error);
     free(source.place);

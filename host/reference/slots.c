@@ -125,7 +125,7 @@ static attn_status check_counts(const reference_sequence *sequence, const refere
     if (sequence->real && bounded &&
         sequence->kv_len > sequence->first_position + sequence->num_rows)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has %lld keys: its mask or positions tell of %lld", s,
+                         "sequence %d has %lld keys: its mask or positions are for %lld", s,
                          (long long)sequence->kv_len,
                          (long long)(sequence->first_position + sequence->num_rows));
     return ATTN_OK;

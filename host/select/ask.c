@@ -397,7 +397,7 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
         bool composite = info.type->flags & ATTN_TYPE_COMPOSITE;
         status = add_candidate(selector, phase, info.type->name,
                                composite ? SELECT_COMPOSITE : SELECT_PRESENT,
-                               composite ? "a composite, taken only when it is named" : NULL);
+                               composite ? "a composite, used only when it is named" : NULL);
     }
     phase->why = strbuf_steal(&why);
     return status ? status : phase->why ? ATTN_OK : select_no_memory(selector);

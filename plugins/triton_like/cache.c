@@ -62,7 +62,7 @@ static const char *find_fault(const char *folder)
     if (stat(folder, &st) != 0)
         return strerror(errno);
     if (!S_ISDIR(st.st_mode))
-        return "it is no folder";
+        return "it is not a folder";
     if (st.st_uid != geteuid() || st.st_mode & (S_IWGRP | S_IWOTH))
         return "others could write to it";
     return access(folder, W_OK) == 0 ? NULL : strerror(errno);

@@ -106,13 +106,13 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
         if (bounds->modes && triton_files(group, bounds->modes) & ~group->files)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                     "modes %#x: the problem of create named others, "
-                                     "so the kernels for these were not built",
+                                     "modes %#x: the problem given to create named others, so "
+                                     "kernels for these were not built",
                                      bounds->modes);
         if (bounds->mask_kinds && variants & ~group->variants)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
-                                     "mask_kinds %#x: the problem of create named "
-                                     "others, so the kernels for these were not built",
+                                     "mask_kinds %#x: the problem given to create named others, so "
+                                     "kernels for these were not built",
                                      bounds->mask_kinds);
     }
     sizes[COUNTS] = kind == ATTN_METADATA_GRAPH ? COUNTS_BYTES : 0;
@@ -257,7 +257,7 @@ static attn_status check_same(const attn_metadata *metadata, const attn_batch *b
         batch->prefix_lens.device != first->prefix_lens.device ||
         batch->req_pool_indices.device != first->req_pool_indices.device ||
         batch->positions.device != first->positions.device || mask->bits != metadata->mask.bits)
-        return FAIL(error, "device arrays lie elsewhere than when this graph was captured");
+        return FAIL(error, "device arrays are not where they were when this graph was captured");
     return ATTN_OK;
 }
 

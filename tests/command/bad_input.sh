@@ -357,7 +357,7 @@ bad_file "describe fails" "$fixtures/fixture_describe_fails.so" "describe"
 bad_file "an option whose default is out of range" "$fixtures/fixture_bad_option.so" \
     "option block" "default"
 bad_file "two backends of one name" "$fixtures/fixture_same_name.so" "both named fixture_same" \
-    "accepted: one backend type of a name"
+    "accepted: one backend type per name"
 bad_file "a plugin writable by others" "$folder/p/open.so" "writable by others (mode 0757)" \
     "accepted: writable by its owner alone"
 set_refused 2 "a folder writable by others" "plugins.path=$folder/shared" "$folder/shared" \
@@ -381,8 +381,8 @@ refused 2 "inspect of an unknown backend" "'nobody'" -- inspect nobody
 
 cp "$fixtures/fixture_good.so" "$folder/p/a.so"
 cp "$fixtures/fixture_taken_name.so" "$folder/p/b.so"
-refused 3 "a name that another plugin has" "b.so" "fixture_two is provided by $folder/p/a.so" \
-    "accepted: one backend type of a name" \
+refused 3 "a name that another plugin has" "b.so" "fixture_two is already provided by $folder/p/a.so" \
+    "accepted: one backend type per name" \
     -- run "$folder/good.ini" --set "plugins.path=$folder/p" --set plugins.critical=b
 
 # What the ini names wins over a search path, without a complaint.
@@ -396,7 +396,7 @@ else
     tap_not_ok "a plugin that is shadowed is not mentioned" "exit code $code: $(cat "$folder/err")"
 fi
 ATTNHOST_PLUGIN_PATH=$folder/q "$command" list "$folder/good.ini" >"$folder/out" 2>&1
-if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so provides it already" "$folder/out"; then
+if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so already provides it" "$folder/out"; then
     tap_ok "list tells what shadows it"
 else
     tap_not_ok "list tells what shadows it" "$(cat "$folder/out")"
@@ -447,7 +447,7 @@ refused 2 "rules that are not there" "nowhere.ini" "accepted: a readable ini fil
     -- explain "$folder/good.ini" --set attention.rules=nowhere.ini
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
 set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cpu_native" \
-    "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "no condition" "accepted: layers, kind"
+    "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "not a condition" "accepted: layers, kind"
 set_refused 2 "a route to an unknown backend" "attention.route.1=layers=0 -> cpu_nativ" \
     "--set: attention.route.1: backend.routes.then = 'cpu_nativ'" "did you mean cpu_native?"
 tap_end

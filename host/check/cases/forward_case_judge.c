@@ -447,7 +447,7 @@ static bool judge_bytes(struct run *run)
     if (is_cache && tell_cache(run, part))
         return false;
     return bad(run, ATTN_OK,
-               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and is not to be written",
+               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
                part_names[part], (long long)(at - c->parts[part].offset),
                (unsigned long long)c->parts[part].bytes, (uint8_t)c->actual[at],
                (uint8_t)run->expected[at]);
@@ -484,7 +484,7 @@ void case_session_judge(struct case_session *session, struct forward_case *c,
     *verdict = (struct case_verdict){.good = true};
     host_error_init(&run.error);
     if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill) {
-        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query answers %d",
+        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query reports %d",
             c->spec.fill, session->verdict.graph_seq_len_fill);
         return;
     }

@@ -383,7 +383,7 @@ static bool judge_with_threads(struct family *family, uint32_t num_threads)
 static void judge_threads(struct family *family)
 {
     if (family->run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(family->run, "the threads of a GPU are the backend's matter");
+        check_skip(family->run, "a GPU's threads are up to the backend");
         return;
     }
     for (uint32_t count = 1; count <= 4; count++)
@@ -442,7 +442,7 @@ static void judge_replay(struct family *family)
     const attn_verdict *verdict = case_session_verdict(family->session);
     const struct case_setup setup = {.kind = ATTN_METADATA_GRAPH, .exact_memory = true};
     if (!is_capturable(family->base, verdict->graph_level)) {
-        check_skip(run, "query answers graph level %u, at which this batch cannot be captured",
+        check_skip(run, "query reports graph level %u, at which this batch cannot be captured",
                    verdict->graph_level);
         return;
     }
@@ -559,7 +559,7 @@ const struct check check_invar[] = {
     ROW("INVAR-01", layer_groups, 0, "another layer group of the instance changes no result"),
     ROW("INVAR-01", permuted_pages, 0, "where the pages lie changes no result"),
     ROW("INVAR-01", chunked_prefill, 0, "a prefill in chunks gives what one at once gives"),
-    ROW("INVAR-01", prefix_or_none, 0, "tokens behind a cached prefix come out as without a cache"),
+    ROW("INVAR-01", prefix_or_none, 0, "tokens after a cached prefix come out as without a cache"),
     ROW("INVAR-01", prefill_then_decode, 0, "a token that is decoded comes out as in a prefill"),
     ROW("CAPT-04", eager_padding, 0, "padding is finite and changes nothing else"),
     ROW("INVAR-02", same_batch, 0, "DETERMINISTIC: equal batches give equal bits"),

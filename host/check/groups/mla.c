@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mla.c: latent attention as it is meant, against the oracle: its two forms, what they save
- * and read, and that they agree. What must not change a result of theirs is in check/groups/invar.c.
+ * and read, and that they agree. What must not change a result of theirs is in
+ * check/groups/invar.c.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/mla_pair.h"
@@ -481,10 +482,10 @@ const struct check check_mla[] = {
     ROW("MEAN-19", mla_masks, "masks and windows let through what they do elsewhere"),
     ROW("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
     ROW("MEAN-20", mla_as_given, "expanded keys are read as given, whatever the cache's type"),
-    ROW("MEAN-20", mla_chunks, "a chunk of a prefix that comes expanded is all keys there are"),
+    ROW("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
     ROW("MEAN-20", mla_merge, "chunks of an expanded prefix merge to the result over all of it"),
     ROW("KV-02", mla_sources, "new latents come from the arguments, the prefix from the cache"),
-    ROW("KV-02", mla_partials, "without new latents the cache alone is read"),
+    ROW("KV-02", mla_partials, "without new latents only the cache is read"),
     ROW("KV-03", mla_read_only, "a layer that reads another's latents finds what that one wrote"),
     {"KV-05", "mla_missing_scale", "the scale of a latent cache that is missing is named", 0,
      count_mla_missing_scale, run_mla_missing_scale},

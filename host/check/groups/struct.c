@@ -230,7 +230,7 @@ static void judge_memory_size(struct check_run *run, struct rig *rig, struct rig
                    memcmp(size->size, session->memory.size.size, sizeof size->size) == 0 &&
                        memcmp(size->alignment, session->memory.size.alignment,
                               sizeof size->alignment) == 0,
-                   "attn_memory_size of %zu bytes is told other sizes", to);
+                   "attn_memory_size of %zu bytes is given other sizes", to);
 }
 
 static void judge_memory(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -350,7 +350,7 @@ static void run_shape(struct check_run *run, struct rig *rig, const struct shape
     if (!good)
         check_fail(run, "no memory for copies of %s", shape->name);
     if (!sized_is_whole(&sized, shape->may_zero))
-        check_fail(run, "%s of %zu bytes: the bytes behind the %zu that are known were written",
+        check_fail(run, "%s of %zu bytes: the bytes after the %zu that are known were written",
                    shape->name, to, shape->size);
     sized_finish(&sized);
 }
@@ -456,7 +456,7 @@ static void call_entry(struct check_run *run, attn_plugin_entry_fn entry,
                    sizes->error, host_status_name(status), text);
     if (!sized_is_whole(&sized, true))
         check_fail(run,
-                   "attn_plugin of %zu bytes, attn_error of %zu: the bytes behind were written",
+                   "attn_plugin of %zu bytes, attn_error of %zu: the bytes after them were written",
                    sizes->plugin, sizes->error);
     sized_finish(&sized);
 }

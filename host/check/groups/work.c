@@ -217,7 +217,7 @@ static void run_with(struct check_run *run, struct rig *rig, struct rig_session 
     uint32_t damaged = rig_memory_damage(&memory);
     if (damaged < ATTN_REGION_COUNT) {
         name_region(damaged, name);
-        check_fail(run, "bytes beside the region %s were written", name);
+        check_fail(run, "bytes around the region %s were written", name);
     }
     rig_memory_finish(&memory);
 }
@@ -513,7 +513,7 @@ static void exceed(struct check_run *run, struct rig *rig, struct rig_session *s
         rig->ops->metadata_destroy(metadata);
     }
     if (run->code == CHECK_PASS && rig_memory_damage(&memory) < ATTN_REGION_COUNT)
-        check_fail(run, "%s: bytes beside the memory of the metadata were written", what);
+        check_fail(run, "%s: bytes around the memory of the metadata were written", what);
     rig_memory_finish(&memory);
 }
 
@@ -597,7 +597,7 @@ const struct check check_work[] = {
     {.rule = "WORK-03",
      .name = "exact",
      .sentence = "with exactly the memory asked for, and with more, everything works, and nothing "
-                 "beside it is touched",
+                 "around it is touched",
      .count = rig_count_seeds,
      .run = run_exact},
     {.rule = "WORK-03",

@@ -221,7 +221,7 @@ const char *spy_cuda_open(const char *file)
 {
     static char why[512];
     if (real.library)
-        return "the spy has a driver already";
+        return "the spy already has a driver";
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library) {
         snprintf(why, sizeof why, "%s", dlerror());

@@ -110,7 +110,7 @@ static bool fake_has_kernels(const char *backend)
 static const char *misses(const struct check_subject *subject, const struct check *check)
 {
     if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_TYPE_COMPOSITE))
-        return "the backend is no composite";
+        return "the backend is not a composite";
     if (check->needs & CHECK_NEEDS_CUDA && subject->device->type != ATTN_DEVICE_CUDA)
         return "the backend is checked on the CPU; accepted: a CUDA device";
     if (check->needs & CHECK_NEEDS_COMPUTE && subject->fake_device &&

@@ -83,7 +83,7 @@ void params_complain(const struct check_params *params, const char *format, ...)
 
 static int usage(const struct check_params *params)
 {
-    fprintf(stderr, "`attnhost %s --help` tells what is accepted\n", params->command);
+    fprintf(stderr, "`attnhost %s --help` lists what is accepted\n", params->command);
     return EXIT_USAGE;
 }
 

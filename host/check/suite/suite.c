@@ -507,7 +507,7 @@ int suite_run(const struct check_params *params, const struct replay *replay, FI
         run_all(&suite);
     if (!suite.stopped && !suite.listed && report->num_results == 0)
         give_up(&suite, EXIT_USAGE,
-                "no case is meant by --filter; accepted: patterns of the ids "
+                "--filter matches no case; accepted: patterns of the ids "
                 "that --list prints");
     suite_finish(&suite);
     shards_finish(&shards);

@@ -125,7 +125,7 @@ static void compare(struct walk *walk, const struct class_id *id, tune_case *tun
         else if (!(difference <= 1))
             snprintf(why, sizeof why,
                      c == 0 ? "its output is not finite%s"
-                            : "its output is not that of %s, by %.3g times what is allowed",
+                            : "its output differs from that of %s by %.3g times what is allowed",
                      c == 0 ? "" : name_of(walk, 0), difference);
         else
             continue;
@@ -321,7 +321,7 @@ attn_status tune_measure(attn_instance *instance, attn_progress progress, void *
     }
     if (walk.late > 0)
         tune_log(instance, ATTN_LOG_WARNING,
-                 "%u classes were not reached in %g s and are %s's; accepted: a larger `seconds`",
+                 "%u classes were not reached in %g s and go to %s; accepted: a larger `seconds`",
                  walk.late, walk.own->options.seconds, name_of(&walk, 0));
     return ATTN_OK;
 }

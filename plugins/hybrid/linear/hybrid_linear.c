@@ -43,7 +43,8 @@ static const attn_option option_list[NUM_OPTIONS] = {
      .key = "full_attn_layers",
      .default_text = "",
      .min = 1,
-     .doc = "layers of `full`, as in 3,7,11-15, all others being of `linear`; empty = by kind"},
+     .doc =
+         "layers that `full` serves, as in 3,7,11-15; `linear` serves all others; empty = by kind"},
 };
 
 struct linear_options {

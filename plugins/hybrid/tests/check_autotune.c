@@ -181,10 +181,10 @@ START_TEST(a_wrong_candidate_is_dropped)
     static const struct {
         const char *fault, *says;
     } cases[] = {
-        {"last", "its output is not that of right, by"},
-        {"first", "its output is not that of right, by"},
-        {"before", "its output is not that of right, by"},
-        {"unwritten", "its output is not that of right, by nan times"},
+        {"last", "its output differs from that of right by"},
+        {"first", "its output differs from that of right by"},
+        {"before", "its output differs from that of right by"},
+        {"unwritten", "its output differs from that of right by nan times"},
         {"fails", "it fails: child wrong: told to fail"},
     };
     static const char *const candidates[] = {"right", "wrong", "also_right"};
@@ -234,7 +234,7 @@ START_TEST(no_time_is_told)
     attnhost_backend *backend = prepare("best");
     for (int c = 0; c < NUM_CLASSES; c++)
         assert_chosen(backend, classes[c], "first", "not measured");
-    ck_assert_msg(strstr(logged, "6 classes were not reached in 0 s and are first's") != NULL, "%s",
+    ck_assert_msg(strstr(logged, "6 classes were not reached in 0 s and go to first") != NULL, "%s",
                   logged);
     attnhost_backend_destroy(backend);
     close_all();
@@ -310,12 +310,12 @@ START_TEST(stale_decisions_are_left_out)
     static const struct {
         const char *from, *to, *says;
     } cases[] = {
-        {"\tfast\t", "\tfist\t", ":7 is left out: its choice is no candidate"},
+        {"\tfast\t", "\tfist\t", ":7 is left out: its choice is not a candidate"},
         {"5-16 sequences, 1-512", "5-17 sequences, 1-512",
          ":7 is left out: there is no such class"},
         {"slow (tunable.so, ", "slow (tunable.so; ",
-         ":7 is left out: the candidates, or the files they come from, are others now"},
-        {"keys\tfast", "keys fast", ":7 is left out: it is no decision"},
+         ":7 is left out: the candidates, or the files they come from, have changed"},
+        {"keys\tfast", "keys fast", ":7 is left out: it is not a decision"},
     };
     leave_decisions();
     edit_last(cases[_i].from, cases[_i].to);
@@ -368,7 +368,7 @@ START_TEST(a_store_that_cannot_be_written_is_told)
     define_tunable("two", "0", "0", "none");
     define_autotune("best", candidates, 2, "store", "/nonexistent/folder/decisions");
     attnhost_backend *backend = prepare("best");
-    ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions is not there yet") != NULL, "%s",
+    ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions does not exist yet") != NULL, "%s",
                   logged);
     ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions cannot be written: ") != NULL, "%s",
                   logged);

@@ -203,7 +203,7 @@ START_TEST(unusable_folders)
     snprintf(path, sizeof path, "%s/file", folder);
     snprintf(deep, sizeof deep, "%s/below", path);
     put(path, "x", 1);
-    check_unusable(path, "it is no folder");
+    check_unusable(path, "it is not a folder");
     check_unusable(deep, "Not a directory");
     ck_assert_int_eq(chmod(folder, 0770), 0);
     check_unusable(folder, "others could write to it");

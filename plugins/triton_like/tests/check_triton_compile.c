@@ -335,7 +335,7 @@ START_TEST(no_cache_is_no_error)
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY});
     write_text(folder, "file", "");
     ck_assert_int_lt(snprintf(cache, sizeof cache, "%.*s/file", MAX_PATH - 8, folder), MAX_PATH);
-    check_without_cache("it is no folder");
+    check_without_cache("it is not a folder");
     strcpy(cache, folder);
     ck_assert_int_eq(chmod(cache, 0702), 0);
     check_without_cache("others could write to it");

@@ -250,7 +250,7 @@ START_TEST(not_there)
     ck_assert_ptr_nonnull(strstr(why, "not installed"));
     fixture_path("fake_cuda.so", path);
     ck_assert_int_eq(spy_install(path, &failure.base), ATTN_DEPENDENCY_MISSING);
-    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "no spy"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "not a spy"));
 }
 END_TEST
 

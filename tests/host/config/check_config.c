@@ -339,7 +339,7 @@ START_TEST(unknown_names_are_corrected)
     ASSERT_REFUSED("[backend]\n", "does not name a backend");
     ASSERT_REFUSED("[backend.a.b]\n", "does not name a backend");
     ASSERT_REFUSED("[backend.a b]\n", "does not name a backend");
-    ASSERT_REFUSED("page_size = 1\n", "t.ini:1: 'page_size' stands before the first section");
+    ASSERT_REFUSED("page_size = 1\n", "t.ini:1: 'page_size' comes before the first section");
     ASSERT_REFUSED("[attention]\nroute.01 = a -> b\n", "unknown key 'route.01'");
     ASSERT_REFUSED("[attention]\nroute.-1 = a -> b\n", "unknown key");
     ASSERT_REFUSED("[attention]\nroute.10000 = a -> b\n", "unknown key");
@@ -514,7 +514,7 @@ START_TEST(malformed_lines_are_refused)
     ASSERT_REFUSED("[model ; ]\n", "t.ini:1: ");
     ASSERT_REFUSED("[model]\n= 3\n", "t.ini:2: '= 3' is not understood");
     ASSERT_REFUSED("[model]\nnum_layers ; = 3\n", "t.ini:2: ");
-    ASSERT_REFUSED("[model] num_layers = 3\n", "t.ini:1: there is text behind [model]");
+    ASSERT_REFUSED("[model] num_layers = 3\n", "t.ini:1: there is text after [model]");
     /* the first wrong line, whoever finds it */
     ASSERT_REFUSED("[model]\nwhat\nnum_layers = 0\n", "t.ini:2: 'what'");
     ASSERT_REFUSED("[model]\nnum_layers = 0\nwhat\n", "t.ini:2: model.num_layers");

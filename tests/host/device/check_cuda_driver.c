@@ -97,7 +97,7 @@ START_TEST(test_not_a_driver)
     char path[4096];
     assert_refused("/etc/passwd", ATTN_DEPENDENCY_MISSING, "/etc/passwd");
     fixture_path("fixture_good.so", path);
-    assert_refused(path, ATTN_DEPENDENCY_MISSING, "is no CUDA driver: it has no cuInit");
+    assert_refused(path, ATTN_DEPENDENCY_MISSING, "not a CUDA driver: it has no cuInit");
 }
 END_TEST
 
