@@ -59,7 +59,7 @@ __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error,
 /* ---- Sized structs --------------------------------------------------------------------------- */
 
 /* A host may have been built with older or newer headers: of its structs only what struct_size
- * covers is there. Take one: the part that both have, and zero behind it. */
+ * covers is there. Take one: the part that both have, and zero after it. */
 static void take(void *to, uint32_t size, const void *from)
 {
     uint32_t theirs = *(const uint32_t *)from;

@@ -63,7 +63,7 @@ struct bench_report {
     uint64_t seed;
     double seconds; /* each backend of an entry is measured for about so long */
     double sustain; /* seconds of load before an entry is measured; 0 = the device stays cool */
-    double rest;    /* pause behind a block of samples, in times its length */
+    double rest;    /* pause after a block of samples, in times its length */
     struct bench_ceilings ceilings;
     struct bench_entry *entries;
     size_t num_entries;

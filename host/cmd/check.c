@@ -17,7 +17,7 @@
 static const char help[] =
     "usage: attnhost check PLUGIN.so [OPTION]...\n"
     "\n"
-    "Checks a plugin against the rules of docs/ABI.md, in processes of its own: a crash or a hang\n"
+    "Checks a plugin against the rules of docs/ABI.md, in separate processes: a crash or a hang\n"
     "is a result like any other, and the rest is checked all the same.\n"
     "\n"
     "  --backend NAME       check this backend alone\n"

@@ -124,7 +124,7 @@ int device_is_entered(const struct device *device);
 int device_is_lost(const struct device *device);
 
 /* Begin anew after a loss: of all that was made on the device nothing is left, not even to be
- * released, except memory of ATTN_SPACE_HOST. It is gone for whoever else in the process uses the
+ * released, except memory of ATTN_SPACE_HOST. It is gone for all else in the process that uses the
  * device's primary context, too, so this is for a process that has it to itself. DEVICE_LOST if the
  * driver gives this process no new context, as after a fault in a kernel (driver 580): then another
  * process has to go on, and what is left for this device is to be closed. */
@@ -158,7 +158,7 @@ attn_status device_fill(const struct device *device, void *memory, int byte, uin
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
 
-/* Fill, and be done when the call returns, on a stream of its own: no other stream waits for it. */
+/* Fill, and be done when the call returns, on a separate stream: no other stream waits for it. */
 attn_status device_fill_now(const struct device *device, void *memory, int byte, uint64_t size,
                             attn_error *error);
 

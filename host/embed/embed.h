@@ -3,7 +3,7 @@
  * embed.h: what is behind the handles of attnhost.h.
  *
  * The executor and the commands use the functions of attnhost.h like everybody else; this header is
- * for what they need beside: the thread pool, the registry, the device.
+ * for what else they need: the thread pool, the registry, the device.
  */
 #ifndef HOST_EMBED_EMBED_H
 #define HOST_EMBED_EMBED_H

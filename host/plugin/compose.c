@@ -392,7 +392,7 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
                          node->name);
     attn_child made = {.struct_size = sizeof made, .type = type, .instance = instance};
     if (node->num_children == 0)
-        status = layer_count_wrap(&made, &node->rows, error);
+        status = row_count_wrap(&made, &node->rows, error);
     if (status != ATTN_OK) {
         type->ops->destroy(instance);
         return status;

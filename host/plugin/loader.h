@@ -55,7 +55,7 @@ void loader_release(const struct loader_plugin *plugin);
 /* ---- Steps, for loader.c and tests ----------------------------------------------------------- */
 
 /* Open `file` (an absolute path without links) for reading. INVALID_ARGUMENT if it is no regular
- * file, or if it or its folder belongs to somebody else or can be written by others. */
+ * file, or if it or its folder belongs to another user or can be written by others. */
 attn_status loader_check_file(const char *file, int *descriptor, attn_error *error);
 
 /* The same test for a folder that is to be searched. */

@@ -118,7 +118,7 @@ typedef struct reference_scratch {
 void reference_scratch_init(reference_scratch *scratch);
 void reference_scratch_finish(reference_scratch *scratch);
 
-/* What a row comes to, besides its output. */
+/* What a row comes to, other than its output. */
 typedef struct reference_row_result {
     double lse;         /* natural logarithm; -INFINITY if there is no key and no sink */
     double max_v;       /* largest finite |v| of the keys seen; 0 if none */

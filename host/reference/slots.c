@@ -228,7 +228,7 @@ attn_status reference_check_slots(const reference_call *call, const reference_se
                              (long long)call->num_slots - 1);
         if (!call->save_kv || j < first_new)
             continue;
-        /* Page 0, and no slot at all, stand for keys that nobody will look for. */
+        /* Page 0, and no slot at all, stand for keys that no query sees. */
         int64_t saved = reference_new_slot(call, sequence->first_new_row + j - first_new);
         if (saved >= call->kv->page_size && slot >= call->kv->page_size && saved != slot)
             return host_fail(error, ATTN_INVALID_ARGUMENT,

@@ -247,7 +247,8 @@ void scheduler_write_pages(struct scheduler *scheduler, const struct request *re
             *slots++ = pages[i] * page_size + offset;
 }
 
-/* The state in the slot of its row needs nothing: whoever gets the row next starts from another. */
+/* The state in the slot of its row needs nothing: the next request in the row starts from another.
+ */
 static void release_states(struct scheduler *scheduler, struct request *request)
 {
     if (request->state_node)

@@ -23,7 +23,7 @@ int exit_code_of(attn_status status)
     }
 }
 
-/* Each step's failure is an exit code of its own: what refuses a critical plugin may be any status.
+/* Each step's failure has its own exit code: what refuses a critical plugin may be any status.
  */
 static int load(attnhost *host, const struct config *config, attn_error *error)
 {

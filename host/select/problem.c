@@ -116,7 +116,7 @@ attn_status problem_check_latents(const struct config *config, const struct mode
     return ATTN_OK;
 }
 
-/* mla.latent_fp8/1 has scales of its own, beside the codes. */
+/* mla.latent_fp8/1 has its own scales, next to the codes. */
 static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
 {
     const char *layout = problem->kv_layout;

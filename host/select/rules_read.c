@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules_read.c: rules from the text of an ini; its format is told at the head of selection.ini.
+ * rules_read.c: rules from the text of an ini; its format is described at the head of
+ * selection.ini.
  *
  * The keys are a table of the same kind as that of the configuration, so that values are parsed and
- * mistakes are told in the same way.
+ * mistakes are reported in the same way.
  */
 #include "host/select/rules_private.h"
 

@@ -34,7 +34,7 @@ enum {
 
 typedef struct linear_options {
     int32_t isa;              /* CPU_ISA_* */
-    int32_t recurrent_tokens; /* sequences of at most so many rows go row by row */
+    int32_t recurrent_tokens; /* sequences of at most this many rows go row by row */
 } linear_options;
 
 /* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */

@@ -6,7 +6,7 @@
  *   host metadata     attn_metadata, capacities, plans, then for each group its sequences, units,
  *                     merges
  *
- * The layout of the metadata is one function that is run twice: with no memory it tells the size,
+ * The layout of the metadata is one function that is run twice: with no memory it gives the size,
  * with memory it sets the pointers.
  */
 #include "cpu_native.h"

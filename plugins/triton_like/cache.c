@@ -2,7 +2,7 @@
  *
  * cache.c: compiled kernels on disk, one file for each SHA-256 of all that went in.
  *
- * A file is written beside its place and renamed, so that any number of processes may read and
+ * A file is written next to its place and renamed, so that any number of processes may read and
  * write at once: the worst is that two compile the same. Behind the binary stands a seal, with the
  * key and a checksum of all: what was cut, changed or put there under a false name is not taken,
  * and replaced at the next write. (The binary comes first, so that tools that read it still can.)

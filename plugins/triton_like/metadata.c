@@ -3,7 +3,7 @@
  * metadata.c: memory for batches within bounds, and the check of a batch.
  *
  * There is nothing to plan on the host: kernels read lengths, slots and row numbers from the
- * batch's device arrays. Host arrays are not read. What a graph bakes in besides is how many
+ * batch's device arrays. Host arrays are not read. What else a graph bakes in is how many
  * sequences, rows and decode sequences the batch had that it was captured with; so these lie in
  * device memory and are set anew, by a memset each on the stream, whenever they change.
  */

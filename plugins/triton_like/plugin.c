@@ -99,7 +99,7 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
     return ATTN_OK;
 }
 
-/* A tree that was moved after the build has its kernels beside the plugin. */
+/* A tree that was moved after the build has its kernels next to the plugin. */
 static void find_kernels(char *kernel_dir)
 {
     Dl_info info;

@@ -397,9 +397,9 @@ else
 fi
 ATTNHOST_PLUGIN_PATH=$folder/q "$command" list "$folder/good.ini" >"$folder/out" 2>&1
 if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so already provides it" "$folder/out"; then
-    tap_ok "list tells what shadows it"
+    tap_ok "list shows what shadows it"
 else
-    tap_not_ok "list tells what shadows it" "$(cat "$folder/out")"
+    tap_not_ok "list shows what shadows it" "$(cat "$folder/out")"
 fi
 
 # ---- Backends ------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
 set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "makes no drafts" "accepted: 0"
-refused 2 "a platform that nobody knows" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
+refused 2 "an unknown platform" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
     -- explain "$folder/good.ini" --set platform.simulate=sm9
 # elsewhere CODE NAME BACKEND TEXT: what `explain` says of BACKEND on a platform that is not this one.
 elsewhere()

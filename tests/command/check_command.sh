@@ -469,7 +469,7 @@ says 2 "no such format" "attnhost check: --format 'xml': accepted tap, junit, js
     -- "$attnhost" check --format xml "$fixtures/bad_nothing.so"
 says 2 "a filter that means nothing" "attnhost check: --filter matches no case" \
     -- "$attnhost" check --filter 'LAOD-*' "$fixtures/bad_nothing.so"
-says 2 "an option that nobody has" "attnhost check: --option: backend.bad.x is not an option" \
+says 2 "an option that does not exist" "attnhost check: --option: backend.bad.x is not an option" \
     -- "$attnhost" check --option x=1 "$fixtures/bad_nothing.so"
 says 2 "an option without a value" "attnhost check: --option 'x': accepted KEY=VALUE" \
     -- "$attnhost" check --option x "$fixtures/bad_nothing.so"

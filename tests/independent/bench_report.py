@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `attnhost bench` on cpu_native beside a second backend and checks all that it says.
+"""Runs `attnhost bench` on cpu_native and a second backend and checks all that it says.
 
 Prints TAP. Pairs, operations and bytes are counted here by loops over queries and keys, figures are
 computed again from the samples; nothing is taken from one field to check itself.
@@ -419,7 +419,7 @@ def main():
     result("no backend serves a shape", refused(
         4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",
         "kv_len=32,head_dim=64:1024", table=True))
-    result("a backend that refuses beside one that serves", refused(
+    result("a backend that refuses next to one that serves", refused(
         0, ["refused: kv_dtype fp8_e4m3: accepted bf16", "of ceiling"], "--backend",
         "example_rows,cpu_native", *LOAD, *QUICK, "--shape", "kv_len=32,kv_dtype=fp8_e4m3",
         table=True))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mutants.py: a plugin with one fault each, to be caught by the default run of `attnhost check`.
 
-A mutant is a block of a file beside this one, PLUGIN/FAMILY.txt; what is wrong with it is data, and
+A mutant is a block of a file next to this one, PLUGIN/FAMILY.txt; what is wrong with it is data, and
 the plugin's sources know nothing of it:
 
     mutant NAME

@@ -4,7 +4,7 @@
  *
  * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
  * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,
- * whose contents the oracle tells.
+ * whose contents the oracle gives.
  */
 #include "host/check/cases/forward_case_session.h"
 
@@ -56,7 +56,7 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
 {
     const struct case_session *session = run->session;
     const struct forward_case *c = run->c;
-    /* Whoever splits a MIXED batch has to know where its rows begin. */
+    /* A backend that splits a MIXED batch has to know where its rows begin. */
     bool needs_host = session->backend.needs_host_lens ||
                       (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
     *place = (struct case_place){

@@ -268,7 +268,7 @@ void caps_run_language(struct check_run *run)
 
 /* ---- CAPS-07: as many reasons as there is room ----------------------------------------------- */
 
-/* Reasons with members that a later version may have, and what lies behind them. */
+/* Reasons with members that a later version may have, and what lies after them. */
 struct wide_reason {
     attn_reason reason;
     unsigned char more[24];

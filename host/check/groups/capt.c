@@ -63,7 +63,7 @@ static void expect_refusal(struct gpu_case *g, attn_status status, const char *w
 }
 
 /* Some call on the way to a graph refuses: metadata_size, or metadata_create, or planning where the
- * bounds do not tell, or the forward. */
+ * bounds do not say, or the forward. */
 static void refuse_metadata(struct gpu_case *g)
 {
     struct case_backend backend = numerics_backend(g->run->subject, g->options);

@@ -317,7 +317,7 @@ static const char *const role_names[] = {
 #undef NAME
 };
 
-/* Does a text have the word, with no letter, digit or underscore beside it? */
+/* Does a text have the word, with no letter, digit or underscore next to it? */
 static bool has_word(const char *text, const char *word)
 {
     const char *set = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";

@@ -4,7 +4,7 @@
  * chunks, padding, another run, other threads, a graph.
  *
  * A check makes a case, the base, and variants of it: the same tokens in other batches. Each is
- * judged by the oracle; where a backend has declared it, rows are equal to the bit besides.
+ * judged by the oracle; where a backend has declared it, rows are also bit-identical.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
@@ -99,7 +99,7 @@ static bool declares(struct family *family)
     return false;
 }
 
-/* Make the base and judge it. `modes` are those of variants, besides its own. */
+/* Make the base and judge it. `modes` are those of variants, other than its own. */
 static bool family_begin(struct family *family, uint32_t modes)
 {
     struct check_run *run = family->run;
@@ -279,7 +279,7 @@ static void judge_pages(struct family *family)
     }
 }
 
-/* Tokens [from, to) of each sequence are new, as far as there are so many; the ones before are in
+/* Tokens [from, to) of each sequence are new, as far as they go; the ones before are in
  * the cache. */
 static struct case_spec chunk_of(const struct family *family, int32_t from, int32_t to)
 {

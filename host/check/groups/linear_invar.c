@@ -4,7 +4,7 @@
  * computes which part of it, the order of the batch, other layers, threads.
  *
  * As in check/groups/invar.c each variant is judged by the oracle; where a backend has declared it,
- * bits are equal besides.
+ * bits are also equal.
  */
 #include "host/check/cases/linear_bench.h"
 #include "host/check/groups/other_host.h"
@@ -22,8 +22,9 @@
 enum { SPLIT_DECODE, SPLIT_SINGLE, SPLIT_HALF, SPLIT_CHUNK, SPLIT_RANDOM, SPLIT_TAIL, SPLITS };
 enum { FORMS = 4 }; /* of a state: two layouts, two dtypes */
 
-/* In fp32 a hand-over rounds nothing that the oracle does not round, in bf16 it does. `convolves`:
- * a convolution keeps inputs, whatever was drawn, as it does where it is all there is. */
+/* In fp32 passing a state on rounds nothing that the oracle does not round, in bf16 it does.
+ * `convolves`: a convolution keeps inputs, whatever was drawn, as it does where it is all there is.
+ */
 static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
 {
     convolves |= spec->family == ATTN_LINEAR_SHORT_CONV;

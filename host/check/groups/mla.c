@@ -315,10 +315,10 @@ PRODUCT(mla_both_forms, judge_both_forms, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ON
 
 /* ---- Chunks of a prefix ---------------------------------------------------------------------- */
 
-enum { WHOLE, OWN, FIRST_CHUNK, MOST_CHUNKS = 3, MOST_PARTS = FIRST_CHUNK + MOST_CHUNKS };
+enum { WHOLE, OWN, FIRST_CHUNK, MAX_CHUNKS = 3, MAX_PARTS = FIRST_CHUNK + MAX_CHUNKS };
 
 /* Where the chunks of a prefix end. */
-static const int32_t chunk_ends[][MOST_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
+static const int32_t chunk_ends[][MAX_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
 enum { PATTERNS = sizeof chunk_ends / sizeof chunk_ends[0] };
 
 static int32_t least(int32_t a, int32_t b)
@@ -355,8 +355,8 @@ static struct case_spec part_of(const struct case_spec *whole, int32_t first, in
 struct parts {
     struct check_run *run;
     int count;
-    struct case_spec specs[MOST_PARTS];
-    struct forward_case *cases[MOST_PARTS];
+    struct case_spec specs[MAX_PARTS];
+    struct forward_case *cases[MAX_PARTS];
 };
 
 static void compare_merged(struct parts *parts, int32_t s, int32_t t, int32_t head)

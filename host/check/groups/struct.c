@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * struct.c: every struct that crosses, passed smaller (without what may be absent) or exactly
- * as it is, with a page behind it that nobody may touch, and larger, with poison at its end. The
+ * as it is, with a page after it that must not be touched, and larger, with poison at its end. The
  * whole use of a backend gives the same each time.
  */
 #include "host/check/groups/contract.h"
@@ -100,7 +100,7 @@ static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
     return good;
 }
 
-/* What comes behind the last form that is filled in may be absent. */
+/* What comes after the last form that is filled in may be absent. */
 static bool swap_kv_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;

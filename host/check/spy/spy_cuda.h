@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spy_cuda.h: what the calls of the CUDA driver are that somebody makes.
+ * spy_cuda.h: which calls of the CUDA driver are made.
  *
  * The spy is an object of its own with the driver's name: a process that has opened it first gives
  * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes

@@ -119,7 +119,7 @@ static const char *misses(const struct check_subject *subject, const struct chec
     return NULL;
 }
 
-/* Which cases there are follows from the grid, once somebody has asked for it. */
+/* Which cases there are follows from the grid, once it has been asked for. */
 static void add_grid(cJSON *answer, const struct check_subject *view)
 {
     const struct grid *grid = view->grid ? *view->grid : NULL;
@@ -243,7 +243,7 @@ static void answer_quit(struct check_child *child, cJSON *answer)
     siginfo_t info = {0};
     child_close(child);
     conclude(answer, EXIT_GOOD, "");
-    /* Zombies too: whoever starts a process also waits for it. */
+    /* Zombies too: a process that starts another also waits for it. */
     cJSON_AddBoolToObject(answer, "processes",
                           waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0);
 }

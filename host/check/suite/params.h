@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Options that a command takes beside those of every one. */
+/* Options that a command takes in addition to the common ones. */
 enum {
     PARAMS_CHECK = 1 << 0, /* how to run and report a whole suite */
     PARAMS_FUZZ = 1 << 1,  /* --time, --output DIR */

@@ -38,7 +38,7 @@ void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_pr
 typedef int (*fanout_serves)(const void *ctx, uint32_t child, const attn_layer_group *group,
                              const attn_layer *layer);
 
-/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count tells how
+/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count says how
  * many, and with 0 it is not to be asked. */
 attn_status fanout_narrow_layers(const attn_services *services, child_problem *narrowed,
                                  fanout_serves serves, const void *ctx, uint32_t c, uint32_t *count,
@@ -89,7 +89,7 @@ typedef struct fanout_layers {
     fanout_layer *items;    /* caller's memory, problem_count_layers() of them */
 } fanout_layers;
 
-/* Fill in `items`, `child` as `serves` tells: the first of `num_children` that does. NULL = 0. */
+/* Fill in `items`, `child` as `serves` says: the first of `num_children` that does. NULL = 0. */
 void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
                         const void *ctx, uint32_t num_children, fanout_layers *layers);
 
@@ -249,7 +249,7 @@ void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total);
 void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *child,
                          attn_memory_size *used, attn_memory *part);
 
-/* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` tells. */
+/* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` says. */
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,
                                 attn_error *error);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * phase_query: what hybrid_phase is told, where it sends each mode, and what it can do.
+ * phase_query: what hybrid_phase is given, where it sends each mode, and what it can do.
  *
  * A MIXED batch is split by rows where it may be (split.h), else it goes to the prefill child
  * whole.

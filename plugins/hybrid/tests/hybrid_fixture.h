@@ -49,7 +49,7 @@ void finish(void);
 attn_status query(attn_verdict *verdict);
 attn_status create(void);
 attn_status create_metadata(void);
-void give_memory(void); /* as `size` tells, exactly */
+void give_memory(void); /* as `size` says, exactly */
 attn_status plan(const attn_batch *batch);
 
 void check_guards(void);       /* nothing was written behind a region */

@@ -169,7 +169,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 shared
                  : "memory");
 }
 
-/* Two matrices; lanes 0 to 15 tell where. */
+/* Two matrices; lanes 0 to 15 say where. */
 __device__ __forceinline__ void load_matrices(u32 (&r)[2], u32 shared)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"

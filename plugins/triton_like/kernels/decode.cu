@@ -363,7 +363,7 @@ __device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2]
         b[0][1] = r[1];
         b[1][0] = r[2];
         b[1][1] = r[3];
-    } else { /* new tokens beside an fp8 cache: even and odd columns apart */
+    } else { /* new tokens with an fp8 cache: even and odd columns apart */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const char *at = v + (j * 8 + (lane & 3) * 2) * V_STRIDE + d * 32 + lane / 4 * 4;

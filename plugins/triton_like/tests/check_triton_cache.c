@@ -259,7 +259,7 @@ END_TEST
 
 /* ---- Killed writers -------------------------------------------------------------------------- */
 
-/* A process that writes and is killed by the system after so many bytes. */
+/* A process that writes and is killed by the system after this many bytes. */
 static void write_and_die(cache_entry *entry, const unsigned char *binary, rlim_t bytes)
 {
     int status;

@@ -311,7 +311,7 @@ START_TEST(processes_fill_one_cache)
 }
 END_TEST
 
-/* Nothing can be kept: it works as well, and one warning tells why. */
+/* Nothing can be kept: it works as well, and one warning says why. */
 static void check_without_cache(const char *why)
 {
     for (int i = 0; i < 2; i++) {

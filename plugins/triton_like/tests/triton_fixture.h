@@ -27,7 +27,7 @@ enum { TEST_MAX_LOADS = 32, TEST_BINARY = 100000 /* bytes */ };
 /* What the doubles are told, and what they have seen. */
 typedef struct test_doubles {
     int nvrtc_major, nvrtc_minor;
-    unsigned delay;                  /* of a compilation: up to so many microseconds, random */
+    unsigned delay;                  /* of a compilation: up to this many microseconds, random */
     long compiled;                   /* runs of the NVRTC */
     long launches;                   /* of kernels */
     int loads, unloads;              /* of modules */

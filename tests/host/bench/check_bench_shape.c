@@ -267,7 +267,7 @@ END_TEST
 
 START_TEST(test_masks_by_hand)
 {
-    /* 4 queries behind a prefix of 6: they see 7, 8, 9, 10 keys */
+    /* 4 queries after a prefix of 6: they see 7, 8, 9, 10 keys */
     ck_assert_int_eq(count_of("mode=extend,q_len=4,kv_len=10").pairs, 34);
     ck_assert_int_eq(count_of("mode=extend,q_len=4,kv_len=10,causal=no").pairs, 40);
     /* a window of 3 keys: 3 each, of keys 4 to 9 */

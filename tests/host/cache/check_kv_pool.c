@@ -361,7 +361,7 @@ END_TEST
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
 
-/* Each byte that nobody has written is the poison's; fetched in a stream of no one else's. */
+/* Each byte that was not written is the poison's; fetched in a separate stream. */
 static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
 {
     uint64_t entry = (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);

@@ -345,7 +345,7 @@ START_TEST(malformed_waivers)
 }
 END_TEST
 
-/* Of all that is read line by line: nothing behind a NUL is lost, and no endless file is kept. */
+/* Of all that is read line by line: nothing after a NUL is lost, and no endless file is kept. */
 START_TEST(files_that_are_no_text)
 {
     char path[64], place[96];

@@ -305,7 +305,7 @@ typedef unsigned int (*get_v1)(const char *, void **, int, uint64_t);
 typedef unsigned int (*get_v2)(const char *, void **, int, uint64_t, void *);
 
 /* What the driver's call of this name and version returns, called through what the spy hands out;
- * `noted` tells whether the spy saw it. */
+ * `noted` says whether the spy saw it. */
 static unsigned int call_version(get_v1 get, const char *name, int version, uint64_t flags,
                                  bool *noted)
 {

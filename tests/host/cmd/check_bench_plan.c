@@ -111,7 +111,7 @@ START_TEST(two_devices_are_refused)
 }
 END_TEST
 
-/* Without a driver nobody serves on CUDA. */
+/* Without a driver no backend serves on CUDA. */
 START_TEST(no_driver)
 {
     setenv("ATTNHOST_LIBCUDA", "/nowhere/libcuda.so.1", 1);

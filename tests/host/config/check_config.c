@@ -515,7 +515,7 @@ START_TEST(malformed_lines_are_refused)
     ASSERT_REFUSED("[model]\n= 3\n", "t.ini:2: '= 3' is not understood");
     ASSERT_REFUSED("[model]\nnum_layers ; = 3\n", "t.ini:2: ");
     ASSERT_REFUSED("[model] num_layers = 3\n", "t.ini:1: there is text after [model]");
-    /* the first wrong line, whoever finds it */
+    /* the first wrong line, whichever part finds it */
     ASSERT_REFUSED("[model]\nwhat\nnum_layers = 0\n", "t.ini:2: 'what'");
     ASSERT_REFUSED("[model]\nnum_layers = 0\nwhat\n", "t.ini:2: model.num_layers");
     ASSERT_REFUSED("[model]\nwhat", "t.ini:2: 'what'");

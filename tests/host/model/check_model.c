@@ -263,8 +263,8 @@ START_TEST(latent_attention)
 }
 END_TEST
 
-/* sm_scale with YaRN's factor of a context stretched so many times: squared, as both sides of the
- * product have it. */
+/* sm_scale with YaRN's factor for a context stretched this many times: squared, as both sides of
+ * the product have it. */
 static void assert_yarn(const char *name, double stretch, double mscale)
 {
     struct model *model = load_hf(name);

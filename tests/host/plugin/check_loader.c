@@ -379,7 +379,7 @@ START_TEST(folders)
 }
 END_TEST
 
-/* Of a search path's later folder nobody complains if earlier ones have all its backends. */
+/* A search path's later folder brings no complaint if earlier ones have all its backends. */
 START_TEST(shadows)
 {
     copy_fixture("fixture_taken_name", "a.so"); /* fixture_two */

@@ -124,7 +124,7 @@ START_TEST(vectors_are_those_of_the_generator)
     check_operand(q, l, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, dtype);
     check_operand(k, l, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, dtype);
     check_operand(v, l, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, dtype);
-    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison behind */
+    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison after it */
     free(q);
     free(k);
     free(v);
@@ -575,7 +575,8 @@ START_TEST(failure_at_every_call)
 }
 END_TEST
 
-/* The device is lost at each call of all; nothing stays, and no loss is told as anything else. */
+/* The device is lost at each call of all; nothing stays, and no loss is reported as anything else.
+ */
 START_TEST(loss_at_every_call)
 {
     struct fake_cuda_counters counters;

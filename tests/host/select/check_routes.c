@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_routes: [attention] route.<n> from the ini to a run: what is refused and with which words,
- * what is chosen and told, and that the rows of a trace go where the table says and come out right.
+ * what is chosen and printed, and that the rows of a trace go where the table says and come out
+ * right.
  */
 #include "host/select/routes.h"
 
@@ -186,7 +187,7 @@ START_TEST(names_are_found_as_elsewhere)
 }
 END_TEST
 
-/* ---- What `explain` tells -------------------------------------------------------------------- */
+/* ---- What `explain` prints ------------------------------------------------------------------- */
 
 START_TEST(explain_prints_the_table)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_rules: the file of rules: what it says, how mistakes in one are told, where it is found.
+ * check_rules: the file of rules: what it says, how mistakes in one are reported, where it is
+ * found.
  */
 #include <stdio.h>
 #include <string.h>
