@@ -14,7 +14,6 @@
 #include <time.h>
 
 #include "host/base/clock.h"
-#include "host/cmd/exit_codes.h"
 #include "host/base/progress.h"
 
 struct serve {
@@ -171,7 +170,7 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
     return status;
 }
 
-int session_serve(struct session *s, attn_error *error)
+attn_status session_serve(struct session *s, attn_error *error)
 {
     size_t seqs = (size_t)s->config->workload.max_running_requests;
     struct serve serve = {
@@ -182,15 +181,15 @@ int session_serve(struct session *s, attn_error *error)
     if (!serve.sequences || !serve.snapshots) {
         free(serve.sequences);
         free(serve.snapshots);
-        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
-        return EXIT_RUN_TIME;
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
     }
     progress_begin(&serve.progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
+    s->result->began = true;
     s->start_ns = clock_now_ns();
     attn_status status = serve_all(&serve, error);
     s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
     progress_end(&serve.progress);
     free(serve.sequences);
     free(serve.snapshots);
-    return status == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
+    return status;
 }

@@ -6,19 +6,18 @@
 
 #include "host/base/clock.h"
 #include "host/embed/embed.h"
-#include "host/cmd/exit_codes.h"
 #include "host/select/open_host.h"
 #include "host/kinds/operands.h"
 #include "host/select/problem.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 
-static int load_plugins(struct session *s, attn_error *error)
+static attn_status load_plugins(struct session *s, attn_error *error)
 {
-    int code = open_host(s->config, &s->host, error);
-    if (code == EXIT_GOOD && s->params->choices)
+    attn_status status = open_host(s->config, &s->host, error);
+    if (status == ATTN_OK && s->params->choices)
         open_host_print_refused(s->host, "run", s->params->choices);
-    return code;
+    return status;
 }
 
 /* ---- Model ----------------------------------------------------------------------------------- */
@@ -75,7 +74,7 @@ static attn_status check_keys(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-static int read_model(struct session *s, attn_error *error)
+static attn_status read_model(struct session *s, attn_error *error)
 {
     attn_status status = check_keys(s, error);
     if (status == ATTN_OK)
@@ -86,29 +85,27 @@ static int read_model(struct session *s, attn_error *error)
         s->has_state |= model_group_has_state(&s->model->groups[g]);
     if (s->has_state && s->config->kv_cache.prefix_cache)
         s->num_cached_states = s->config->kv_cache.cached_states;
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Workload -------------------------------------------------------------------------------- */
 
-static int read_workload(struct session *s, attn_error *error)
+static attn_status read_workload(struct session *s, attn_error *error)
 {
     const struct config_workload *workload = &s->config->workload;
-    if (!workload->trace) {
-        config_fail(s->config, "workload.trace", error,
-                    "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
-        return EXIT_USAGE;
-    }
+    if (!workload->trace)
+        return config_fail(s->config, "workload.trace", error,
+                           "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
     attn_status status = trace_init(&s->trace, workload->trace, workload->format, error);
     if (status == ATTN_OK)
         status = workload_init(&s->workload, &s->trace, workload->length_scale,
                                workload->max_requests, s->model->max_context_len, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Selection ------------------------------------------------------------------------------- */
 
-static int select_backends(struct session *s, attn_error *error)
+static attn_status select_backends(struct session *s, attn_error *error)
 {
     attn_status status =
         select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
@@ -116,7 +113,7 @@ static int select_backends(struct session *s, attn_error *error)
         select_print_choices(s->selection, s->params->choices);
     if (status == ATTN_OK)
         status = check_kinds(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* Who serves what, for the report. */
@@ -229,18 +226,17 @@ static attn_status size_pool(struct session *s, attn_error *error)
     return check_capacity(s, pages, bytes_per_token, error);
 }
 
-static int size_device(struct session *s, attn_error *error)
+static attn_status size_device(struct session *s, attn_error *error)
 {
     host_error said;
     attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
     if (status != ATTN_OK)
-        return exit_code_of(status);
+        return status;
     do {
         host_error_init(&said);
         status = size_pool(s, &said.base);
     } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
-    return status == ATTN_OK ? EXIT_GOOD
-                             : exit_code_of(host_fail(error, status, "%s", host_error_text(&said)));
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
 /* ---- Scheduler ------------------------------------------------------------------------------- */
@@ -275,7 +271,7 @@ static attn_status add_requests(struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-static int make_scheduler(struct session *s, attn_error *error)
+static attn_status make_scheduler(struct session *s, attn_error *error)
 {
     const struct config_workload *workload = &s->config->workload;
     struct scheduler_params params = {
@@ -298,7 +294,7 @@ static int make_scheduler(struct session *s, attn_error *error)
     attn_status status = scheduler_create(&params, &s->scheduler, error);
     if (status == ATTN_OK)
         status = add_requests(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Executor -------------------------------------------------------------------------------- */
@@ -479,7 +475,7 @@ attn_status session_make_device_side(struct session *s, attn_error *error)
     return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
-static int make_executor(struct session *s, attn_error *error)
+static attn_status make_executor(struct session *s, attn_error *error)
 {
     attn_status status = make_generator(s, error);
     if (status == ATTN_OK)
@@ -490,17 +486,20 @@ static int make_executor(struct session *s, attn_error *error)
         status = make_check(s, error);
     if (status == ATTN_OK)
         status = session_make_device_side(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-static int conclude(struct session *s, attn_error *error)
+static attn_status conclude(struct session *s, attn_error *error)
 {
     struct report *report = s->report;
     struct scheduler_counts counts;
-    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, error) != ATTN_OK)
-        return EXIT_RUN_TIME;
+    attn_status status = note_choices(s, error);
+    if (status == ATTN_OK)
+        status = executor_report(s->executor, error);
+    if (status != ATTN_OK)
+        return status;
     row_check_report(s->check, report);
     scheduler_count(s->scheduler, &counts);
     report->requests = counts.finished;
@@ -517,17 +516,15 @@ static int conclude(struct session *s, attn_error *error)
     report->states.peak = counts.state_peak;
     report->states.leaked = scheduler_leaked_states(s->scheduler);
     report->seed = s->config->workload.seed;
-    if (s->failed_steps > 0) {
-        host_fail(error, s->failure.base.code,
-                  "%lld steps failed and %lld requests were dropped; "
-                  "the first: %s",
-                  (long long)s->failed_steps, (long long)counts.dropped,
-                  host_error_text(&s->failure));
-        return EXIT_RUN_TIME;
-    }
-    bool good = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
-                report->kv.leaked == 0 && report->states.leaked == 0;
-    return good ? EXIT_GOOD : EXIT_CHECK_FAILED;
+    if (s->failed_steps > 0)
+        return host_fail(error, s->failure.base.code,
+                         "%lld steps failed and %lld requests were dropped; "
+                         "the first: %s",
+                         (long long)s->failed_steps, (long long)counts.dropped,
+                         host_error_text(&s->failure));
+    s->result->passed = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
+                        report->kv.leaked == 0 && report->states.leaked == 0;
+    return ATTN_OK;
 }
 
 static void close_session(struct session *s)
@@ -548,25 +545,26 @@ static void close_session(struct session *s)
     attnhost_destroy(s->host);
 }
 
-int session_run(const struct session_params *params, struct report *report, attn_error *error)
+attn_status session_run(const struct session_params *params, struct report *report,
+                        struct session_result *result, attn_error *error)
 {
-    static int (*const stages[])(struct session *, attn_error *) = {
+    static attn_status (*const stages[])(struct session *, attn_error *) = {
         load_plugins,   read_model,    read_workload, select_backends, size_device,
         make_scheduler, make_executor, session_serve, conclude,
     };
+    *result = (struct session_result){.began = false};
     struct session *s = calloc(1, sizeof *s);
-    if (!s) {
-        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
-        return EXIT_RUN_TIME;
-    }
+    if (!s)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
     s->params = params;
     s->config = params->config;
     s->report = report;
+    s->result = result;
     host_error_init(&s->failure);
-    int code = EXIT_GOOD;
-    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && code == EXIT_GOOD; i++)
-        code = stages[i](s, error);
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && status == ATTN_OK; i++)
+        status = stages[i](s, error);
     close_session(s);
     free(s);
-    return code;
+    return status;
 }
