@@ -88,7 +88,7 @@ static int32_t list_rows(struct executor *executor, const struct batch_step *ste
     struct prefix_calls *prefix = &executor->prefix;
     int32_t count = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         int32_t end = sequence->prefix_len - first < size ? sequence->prefix_len : first + size;
         prefix->new_indptr[s] = count;
         prefix->kv_lens[s] = end > first ? end : 0;

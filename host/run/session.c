@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "host/base/clock.h"
+#include "host/base/round.h"
 #include "host/embed/embed.h"
 #include "host/select/open_host.h"
 #include "host/kinds/operands.h"
@@ -140,17 +141,12 @@ static int64_t request_rows(const workload_request *request)
     return request->input_length + (request->output_length > 0 ? request->output_length - 1 : 0);
 }
 
-static int64_t pages_for(int64_t tokens, int64_t page_size)
-{
-    return (tokens + page_size - 1) / page_size;
-}
-
 /* Pages that every request of the workload together would take: more are of no use. */
 static int64_t useful_pages(const struct session *s)
 {
     int64_t pages = 0;
     for (int64_t r = 0; r < s->workload.num_requests; r++)
-        pages += pages_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
+        pages += units_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
     return pages;
 }
 
@@ -329,7 +325,7 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
                          (long long)count);
     for (int64_t r = 0; r < count; r++)
-        tokens[r] = pages_for(request_rows(&s->workload.requests[r]), page_size) * page_size;
+        tokens[r] = round_up(request_rows(&s->workload.requests[r]), page_size);
     qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
     *most = 0;
     for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)

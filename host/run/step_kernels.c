@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 #include "host/workload/generator_linear.h"
 
 #define ROWS_PER_TASK 64
@@ -137,7 +138,7 @@ attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t la
     if (kernels->cuda)
         return step_cuda_generate(kernels, layer, rows, vectors, num_vectors, stream, error);
     struct fill fill = {kernels, layer, rows, vectors, num_vectors};
-    int64_t num_tasks = ((int64_t)rows->count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    int64_t num_tasks = units_for(rows->count, ROWS_PER_TASK);
     status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
 }
@@ -170,7 +171,7 @@ attn_status step_kernels_index_pages(const struct step_kernels *kernels,
     for (int32_t s = 0; s < index->num_seqs; s++) {
         const int32_t *slots =
             index->req_to_token + index->req_pool_indices[s] * index->req_to_token_stride;
-        int64_t pages = ((int64_t)index->kv_lens[s] + index->page_size - 1) / index->page_size;
+        int64_t pages = units_for(index->kv_lens[s], index->page_size);
         for (int64_t p = 0; p < pages; p++) {
             int32_t page = slots[p * index->page_size] / index->page_size;
             if (index->block_table)
@@ -282,7 +283,7 @@ attn_status step_kernels_merge(const struct step_kernels *kernels, const struct 
     struct merge merge = {into, from, (int64_t)rows * heads, dim};
     if (kernels->cuda)
         return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged on the CPU alone");
-    int64_t num_tasks = (merge.count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    int64_t num_tasks = units_for(merge.count, ROWS_PER_TASK);
     attn_status status = threads_for(kernels->threads, num_tasks, merge_task, &merge);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "merging failed");
 }

@@ -8,6 +8,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/round.h"
 #include "host/reference/reference.h"
 
 /* Modes of speculative decoding, if `phase` serves them. */
@@ -166,7 +167,7 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
         bounds->max_tokens = bounds->max_seqs;
     bounds->max_q_len = extends ? min_i64(chunk > 0 ? chunk : longest, longest) : 1;
     bounds->max_kv_len = longest;
-    bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
+    bounds->max_kv_tokens = seqs * round_up(longest, page);
 }
 
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,

@@ -136,7 +136,7 @@ static inline int32_t find_first_rows(const struct batch_step *step, int64_t *ro
 {
     *row = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         if (sequence->request == 0 && sequence->prefix_len == 0)
             return sequence->num_new;
         *row += sequence->num_new;
