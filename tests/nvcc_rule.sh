@@ -6,7 +6,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
 object=tests/fixtures/noop.lo
 source=$(sed -n 's/^srcdir = //p' "$build/Makefile") # as the Makefile calls it

@@ -5,7 +5,7 @@
 # where one of CUDA 13 or later is installed. CUDA_HOME names its folder if it is an unusual one.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 include=
 nvcc=$(command -v nvcc || :)
@@ -32,6 +32,6 @@ compare()
     done
 }
 
-compare "host/cuda_driver.h agrees with cuda.h" cuda_driver.c
+compare "host/device/cuda_driver.h agrees with cuda.h" cuda_driver.c
 compare "plugins/common/cuda/cuda_api.h agrees with cuda.h" cuda_api.c
 tap_end

@@ -4,7 +4,7 @@
 # isa.sh: kernels that `isa = auto` does not take on a machine that has better ones: what linear
 # layers and absorbed latent attention mean, and the reasons of a no, with each isa that is named.
 set -u
-. "$ATTNHOST_TEST_SRCDIR/tests/tap.sh"
+. "$ATTNHOST_TEST_SRCDIR/tests/tools/tap.sh"
 
 # The reason why this plugin has no such kernels here, if it says so to the first case.
 lacks()

@@ -6,7 +6,7 @@
 # shellcheck disable=SC2086
 set -uf
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 umask 022
 folder=$(mktemp -d) || exit 1

@@ -42,8 +42,8 @@ TESTS = {
     "request_table.c": SLOTS,
     "radix_cache.c": CACHE + SCHEDULER[1:2],
     "scheduler.c": SCHEDULER,
-    "scheduler_plan.c": SCHEDULER,
-    "scheduler_flight.c": SCHEDULER,
+    "schedule/plan.c": SCHEDULER,
+    "schedule/flight.c": SCHEDULER,
 }
 NEEDED = list(TESTS) + ["error.c", "text.c"]  # of host/, to link these tests
 OBJECTS = {  # beside that of the same name
