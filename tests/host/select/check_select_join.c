@@ -180,7 +180,7 @@ END_TEST
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
 START_TEST(expanded_layers_stay_apart)
 {
-    static const char *const files[] = {"hybrid.so", "cpu_native.so", "linear.so"};
+    static const char *const files[] = {"hybrid.so", "cpu_native.so", "cpu_linear.so"};
     static const struct {
         const char *attention;
         const char *joined, *latent, *linear;
