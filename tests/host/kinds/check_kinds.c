@@ -51,13 +51,13 @@ START_TEST(rows_are_whole)
     ck_assert(!kind->backend_key == !kind->backend);
     if (kind->refused)
         return;
-    ck_assert_ptr_nonnull(kind->form->list);
-    ck_assert_ptr_nonnull(kind->form->output);
-    ck_assert_ptr_nonnull(kind->make_row);
-    ck_assert_ptr_nonnull(kind->constants);
-    ck_assert_ptr_nonnull(kind->describe_constant);
-    ck_assert_ptr_nonnull(kind->make_constant);
-    ck_assert_ptr_nonnull(kind->tensors);
+    ck_assert(kind->form->list != NULL);
+    ck_assert(kind->form->output != NULL);
+    ck_assert(kind->make_row != NULL);
+    ck_assert(kind->constants != NULL);
+    ck_assert(kind->describe_constant != NULL);
+    ck_assert(kind->make_constant != NULL);
+    ck_assert(kind->tensors != NULL);
     ck_assert_uint_lt(kind->judged, KIND_JUDGED_COUNT);
 }
 END_TEST
