@@ -26,7 +26,7 @@ static attn_status make_metadata(struct executor *executor, attn_error *error)
         const struct select_unit *unit = &p->selection->units[u];
         const attn_layer_group *group = &p->model->groups[unit->groups[0]];
         attn_bounds bounds = p->bounds;
-        if (!model_group_expands(p->model, group))
+        if (!kind_expands(p->model, group))
             continue;
         bounds.modes = unit->modes;
         problem_bounds_expand(&bounds, p->model, group);

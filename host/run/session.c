@@ -2,13 +2,12 @@
 #include "host/run/session_private.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/base/clock.h"
 #include "host/base/round.h"
 #include "host/embed/embed.h"
 #include "host/select/open_host.h"
-#include "host/kinds/operands.h"
+#include "host/kinds/mla.h"
 #include "host/select/problem.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
@@ -33,26 +32,25 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
                              "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
                              "tells about all)",
                              s->model->name, g, model_attn_type_name(group->attn_type));
-        if (group->kind == ATTN_KIND_SPARSE)
-            return host_fail(
-                error, ATTN_CONFIG_ERROR,
-                "%s: layer group %u is sparse: `run` serves softmax, latent and linear "
-                "layers (`explain` tells about all)",
-                s->model->name, g);
+        if (kind_of(group)->refused)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: %s (`explain` tells about all)",
+                             s->model->name, g, model_kind_name(group->kind),
+                             kind_of(group)->refused);
     }
     return ATTN_OK;
 }
 
-/* Operands of latent and linear layers are made, and their rows judged, on the processor alone. */
+/* Operands of some kinds are made, and their rows judged, on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        uint32_t kind = s->model->groups[g].kind;
-        if (kind != ATTN_KIND_SOFTMAX && s->described.type != ATTN_DEVICE_CPU)
+        const attn_layer_group *group = &s->model->groups[g];
+        if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s, which `run` serves on the processor alone: "
                              "accepted platform.device = cpu",
-                             s->model->name, g, model_kind_name(kind));
+                             s->model->name, g, model_kind_name(group->kind));
     }
     return ATTN_OK;
 }
@@ -351,12 +349,6 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-static bool is_packed(const struct session *s, uint32_t g)
-{
-    const char *layout = s->selection->groups[g].kv_layout;
-    return layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
-}
-
 /* Quantisation of each layer group's cache; the same numbers serve all but packed latents. */
 static attn_status make_scales(struct session *s, attn_error *error)
 {
@@ -372,10 +364,11 @@ static attn_status make_scales(struct session *s, attn_error *error)
     for (size_t i = 0; i < cache->v_scale.count; i++)
         s->scale_values[count + i] = (float)cache->v_scale.items[i];
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const float *k = count > 0 && !is_packed(s, g) ? s->scale_values : NULL;
+        bool packed = mla_is_packed(s->selection->groups[g].kv_layout);
+        const float *k = count > 0 && !packed ? s->scale_values : NULL;
         s->scales[g] = (struct verify_scales){
             .kv_dtype = problem_kv_dtype(s->config, s->model),
-            .packed = is_packed(s, g),
+            .packed = packed,
             .k = k,
             .v = k ? k + count : NULL,
             .count = (uint32_t)count,

@@ -11,7 +11,7 @@
 
 #include "host/base/error.h"
 #include "host/base/round.h"
-#include "host/workload/generator_linear.h"
+#include "host/kinds/kinds.h"
 
 #define ROWS_PER_TASK 64
 
@@ -65,9 +65,11 @@ struct fill {
     uint32_t num_vectors;
 };
 
-static bool is_linear(const struct row_operand *operand)
+/* Does the generator have the stream that the operand is made of? */
+static bool has_stream(const struct row_operand *operand)
 {
-    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role ||
+           (operand->stream >= GENERATOR_KEY && operand->stream <= GENERATOR_QUERY);
 }
 
 static attn_status check_vectors(const struct step_vectors *vectors, uint32_t num_vectors,
@@ -78,8 +80,7 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
         const struct row_operand *operand = &vectors[v].operand;
         const char *name = operands_role_name(operand->role);
         status = check_dtype(operand->dtype, name, error);
-        if (status == ATTN_OK && !is_linear(operand) &&
-            (operand->stream < GENERATOR_KEY || operand->stream > GENERATOR_QUERY))
+        if (status == ATTN_OK && !has_stream(operand))
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
                                "%s: got stream %d, accepted: keys, values, queries and operands of "
                                "linear layers",
@@ -91,28 +92,21 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
 /* One row of one operand. */
 static void fill_row(const struct fill *fill, const struct step_vectors *vectors, int64_t row)
 {
-    const struct step_kernels *kernels = fill->kernels;
     const struct row_operand *operand = &vectors->operand;
-    int32_t request = fill->rows->request[row];
     uint64_t bytes = operands_row_bytes(operand);
-    generator_tensor to = {
-        .data = (char *)vectors->memory + (uint64_t)row * bytes,
-        .dtype = operand->dtype,
-        .token_stride = operands_row_elements(operand),
-        .head_stride = operand->dim,
-        .first = operand->first,
-        .dim = operand->dim,
+    char *to = (char *)vectors->memory + (uint64_t)row * bytes;
+    const struct kind_row made = {
+        .generator = fill->kernels->generator,
+        .workload = fill->kernels->workload,
+        .group = vectors->group,
+        .layer = fill->layer,
+        .request = fill->rows->request[row],
+        .position = fill->rows->position[row],
     };
-    if (request < 0)
-        memset(to.data, 0, bytes);
-    else if (is_linear(operand))
-        generator_linear_row(
-            kernels->generator, vectors->group, fill->layer,
-            workload_token_key(kernels->workload, request, fill->rows->position[row]),
-            operand->role, operand->dtype, to.data);
+    if (made.request < 0)
+        memset(to, 0, bytes);
     else
-        generator_fill(kernels->generator, kernels->workload, request, fill->rows->position[row], 1,
-                       fill->layer, operand->stream, &to);
+        kind_of(vectors->group)->make_row(&made, operand, to);
 }
 
 static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
