@@ -4,7 +4,7 @@
  * table is read and what is found wrong with it, what the children are asked, and who is picked for
  * a batch. Tables are compared with a plain search through all batches.
  */
-#include "plugins/hybrid/route/route_table.h"
+#include "plugins/hybrid/route/table.h"
 #include "plugins/hybrid/tests/hybrid_fixture.h"
 
 #include <stdio.h>
