@@ -175,9 +175,7 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
     attn_status status =
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = region_check(memory, SCRATCH, "device scratch", scratch, ALIGNMENT, error);
-    if (status == ATTN_OK)
-        status = region_check(memory, METADATA, "host metadata", host, ALIGNMENT, error);
+        status = region_check_told(memory, scratch, host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     lay_out(capacities, instance->num_groups, &bounds, memory->base[METADATA]);

@@ -5,7 +5,6 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/cpu_native/mla/mla.h"
 
@@ -182,16 +181,10 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
 {
     const cpu_layer *layer = NULL;
     attn_forward_args args;
-    COPY_SIZED(&args, given);
     *call = (layer_call){.instance = metadata->instance, .metadata = metadata, .fault_seq = -1};
-    if (args.flags & ATTN_FORWARD_CAPTURING)
-        return plugin_fail(error, ATTN_CAPTURE_UNSUPPORTED,
-                           "nothing can be captured on a processor");
-    if (args.num_operands > 0 && !args.operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
-    if (args.num_scales > 0 && !args.scales)
-        args.num_scales = 0;
-    attn_status status = find_layer(metadata, layer_id, call, &layer, error);
+    attn_status status = operand_read_args(given, &args, error);
+    if (status == ATTN_OK)
+        status = find_layer(metadata, layer_id, call, &layer, error);
     if (status == ATTN_OK)
         status = call->group->mla.lora > 0 ? mla_get_operands(call, layer, &args, error)
                                            : get_operands(call, layer, &args, error);
