@@ -11,7 +11,7 @@
  */
 #include "autotune.h"
 
-#include "plugins/common/cuda_api.h"
+#include "plugins/common/cuda/cuda_api.h"
 #include "plugins/common/plugin_error.h"
 
 #include <math.h>

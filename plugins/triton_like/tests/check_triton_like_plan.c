@@ -7,7 +7,7 @@
 #include "tests/tools/test_main.h"
 #include "tests/tools/plugin_test.h"
 
-#include "plugins/common/cuda_api.h"
+#include "plugins/common/cuda/cuda_api.h"
 #include "plugins/triton_like/triton_like.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static int fake_fill(cuda_address to, unsigned value, size_t count, cuda_stream 
     return CUDA_OK;
 }
 
-static int fake_attribute(int *value, int attribute, int ordinal)
+static int fake_attribute(int *value, unsigned attribute, int ordinal)
 {
     (void)ordinal;
     *value = attribute == CUDA_DEVICE_MAJOR                 ? 9
@@ -97,16 +97,16 @@ static int fake_find(cuda_function *function, cuda_module module, const char *na
     return CUDA_OK;
 }
 
-static int fake_set(cuda_function function, int attribute, int value)
+static int fake_set(cuda_function function, unsigned attribute, int value)
 {
     (void)function;
     if (attribute == CUDA_FUNCTION_SHARED_CARVEOUT)
         return value <= 100 ? CUDA_OK : 1;
-    ck_assert_int_eq(attribute, CUDA_FUNCTION_MAX_DYNAMIC_SHARED);
+    ck_assert_uint_eq(attribute, CUDA_FUNCTION_MAX_DYNAMIC_SHARED);
     return value <= 227 * 1024 ? CUDA_OK : 1;
 }
 
-static int fake_name(int result, const char **name)
+static int fake_name(unsigned result, const char **name)
 {
     (void)result;
     *name = "CUDA_ERROR_OF_A_TEST";

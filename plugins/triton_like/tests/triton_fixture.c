@@ -218,7 +218,7 @@ static int driver_function(cuda_function *function, cuda_module module, const ch
     return CUDA_OK;
 }
 
-static int driver_attribute(cuda_function function, int attribute, int value)
+static int driver_attribute(cuda_function function, unsigned attribute, int value)
 {
     (void)function;
     (void)attribute;
@@ -247,7 +247,7 @@ static int driver_memset(cuda_address to, unsigned value, size_t count, cuda_str
     return CUDA_OK;
 }
 
-static int driver_error_name(int result, const char **name)
+static int driver_error_name(unsigned result, const char **name)
 {
     *name = result == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : "CUDA_ERROR";
     return CUDA_OK;
@@ -286,8 +286,9 @@ attn_instance *make_instance(const test_problem *t, const nvrtc_api *nvrtc, cons
     *made = (attn_instance){.services = &test_services,
                             .cuda = &test_driver,
                             .nvrtc = nvrtc,
-                            .sm = t->device.sm,
-                            .shared_memory = t->device.shared_memory,
+                            .device = {.sm = t->device.sm,
+                                       .num_sms = t->device.num_sms,
+                                       .shared_memory = t->device.shared_memory},
                             .num_groups = 1,
                             .counter = {.struct_size = sizeof(compile_counter)},
                             .groups = (triton_group *)(made + 1)};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda_api.h"
+#include "plugins/common/cuda/cuda_api.h"
 #include "plugins/common/plugin_error.h"
 
 #include <dlfcn.h>
@@ -64,7 +64,7 @@ static void open_driver(void)
         return;
     int result = driver.api.cuInit(0);
     const char *name = NULL;
-    if (result != CUDA_OK && driver.api.cuGetErrorName(result, &name) != CUDA_OK)
+    if (result != CUDA_OK && driver.api.cuGetErrorName((unsigned)result, &name) != CUDA_OK)
         name = NULL;
     if (result != CUDA_OK)
         snprintf(driver.why, WHY_SIZE, "cuInit: %s", name ? name : "unknown error");
@@ -156,7 +156,7 @@ attn_status cuda_fail(const cuda_api *api, int result, const char *who, const ch
                       attn_error *error)
 {
     const char *name = NULL;
-    if (api->cuGetErrorName(result, &name) != CUDA_OK || !name)
+    if (api->cuGetErrorName((unsigned)result, &name) != CUDA_OK || !name)
         name = "unknown error";
     return plugin_fail(error, cuda_status(result), "%s: %s failed: %s (%d)", who, what, name,
                        result);
