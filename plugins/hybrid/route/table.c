@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route_table: reading the table, and what can be found out about it without a batch.
+ * table.c: reading the table, and what can be found out about it without a batch.
  *
  * Whether earlier rows cover a row is decided exactly, by boxes: what a row leaves of a box is cut
  * into at most two boxes for each range and one for each set, and each is carried on to the next
  * row. Tables are small.
  */
-#include "route_table.h"
+#include "table.h"
 
 #include "plugins/common/plugin_error.h"
 

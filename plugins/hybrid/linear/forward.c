@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hybrid_linear_forward: metadata and batches of hybrid_linear.
+ * forward.c: metadata and batches of hybrid_linear.
  *
  * Metadata is one of each child's. A batch is planned by both, each with the KV groups and the
  * states that its layers have; a layer is its child's call with the caller's arguments.

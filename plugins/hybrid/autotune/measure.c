@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune_measure: who is right, and then who is fastest.
+ * measure.c: who is right, and then who is fastest.
  *
  * In each class each candidate computes the batch once; one whose output is not the first
  * candidate's within what the pass rule leaves to two right answers, or that fails, is dropped for

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune_case: a batch of random numbers, and candidates run on it.
+ * case.c: a batch of random numbers, and candidates run on it.
  *
  * So that a key which is wrongly seen or missed changes a row, attention is peaked: each query is
  * a multiple of a key that it sees, by turns its own, the one before it and the first. Pages that

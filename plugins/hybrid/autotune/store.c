@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune_store: decisions as a file that people can read.
+ * store.c: decisions as a file that people can read.
  *
  *   line 1       "attnhost autotune decisions 1"
  *   each other   device, layer group, candidates, class, choice, times, with tabs between them

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route_table.h: an ordered table that says which child serves what.
+ * table.h: an ordered table that says which child serves what.
  *
  *   row   conditions, all of which have to hold, and a child; the first row that matches serves
  *         layers=0-3,8   layer ids                     kind=softmax,mla,linear,sparse

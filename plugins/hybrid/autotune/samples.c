@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune_samples: what samples say.
+ * samples.c: what samples say.
  */
 #include "autotune.h"
 
