@@ -8,7 +8,7 @@
 #ifndef CUDA_DEVICE_H
 #define CUDA_DEVICE_H
 
-#include "plugins/common/cuda_api.h"
+#include "plugins/common/cuda/cuda_api.h"
 
 #include "attn_problem.h"
 

@@ -79,7 +79,7 @@ START_TEST(has_what_the_driver_has)
     fixture_path("fake_cuda.so", path);
     void *real = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     ck_assert_ptr_null(dlsym(library, "cuMemAllocAsync"));
-    ck_assert_ptr_null(dlsym(library, "cuTensorMapEncodeTiled"));
+    ck_assert_ptr_null(dlsym(library, "cuTensorMapEncodeIm2col"));
     ck_assert_ptr_null(dlsym(library, "cuGetProcAddress_v2"));
     ck_assert_ptr_eq(dlsym(library, "cuDeviceGetCount"), dlsym(real, "cuDeviceGetCount"));
     ck_assert_ptr_ne(dlsym(library, "cuMemAlloc_v2"), dlsym(real, "cuMemAlloc_v2"));

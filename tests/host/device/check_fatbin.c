@@ -12,6 +12,7 @@
 
 extern const unsigned char noop_fatbin[];
 extern const uint64_t noop_fatbin_size;
+extern const char noop_fatbin_codes[];
 
 /* The head of a fatbin as the driver reads it: magic, version, bytes of the head, bytes after it.
  */
@@ -31,12 +32,20 @@ START_TEST(embedded_fatbin_is_whole)
 }
 END_TEST
 
+/* As tests/Makefile.am.inc asks for. */
+START_TEST(embedded_fatbin_says_what_for)
+{
+    ck_assert_str_eq(noop_fatbin_codes, "sm_80 sm_90a");
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *suite = suite_create("fatbin");
     TCase *tcase = tcase_create("embedded");
 
     tcase_add_test(tcase, embedded_fatbin_is_whole);
+    tcase_add_test(tcase, embedded_fatbin_says_what_for);
     suite_add_tcase(suite, tcase);
     return suite;
 }

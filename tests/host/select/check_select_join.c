@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
@@ -63,7 +64,7 @@ static void select_for(struct scene *scene, const char *model, const char *platf
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
                                           &scene->error.base);
     if (!status)
-        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
     if (!status)
         status = model_create(scene->config, &scene->model, &scene->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
@@ -180,15 +181,15 @@ END_TEST
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
 START_TEST(expanded_layers_stay_apart)
 {
-    static const char *const files[] = {"hybrid.so", "cpu_native.so", "linear.so"};
+    static const char *const files[] = {"hybrid.so", "cpu_native.so", "cpu_linear.so"};
     static const struct {
         const char *attention;
         const char *joined, *latent, *linear;
     } cases[] = {
-        {"attention_backend = cpu_native\nlinear_attn_backend = linear", "cpu_native-with-linear",
-         "cpu_native", "linear"},
+        {"attention_backend = cpu_native\nlinear_attn_backend = cpu_linear",
+         "cpu_native-with-cpu_linear", "cpu_native", "cpu_linear"},
         {"attention_backend = both\nlinear_attn_backend = both\n[backend.both]\n"
-         "type = hybrid_linear\nfull = cpu_native\nlinear = linear",
+         "type = hybrid_linear\nfull = cpu_native\nlinear = cpu_linear",
          "both", "both", "both"},
     };
     for (int expanded = 0; expanded < 2; expanded++) {

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * softmax.cuh: scores into probabilities, a tile of keys after the other.
+ *
+ * A thread has two rows, r and r + 8, and in each of them two columns of every eight:
+ *
+ *   values[4 k + 0], [4 k + 1]   row r,     columns 8 k + 2 (lane % 4) + {0, 1}
+ *   values[4 k + 2], [4 k + 3]   row r + 8, the same columns
+ *
+ * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 - reference).
+ * The reference has to be near the row's maximum, so that nothing overflows; which number it is does
+ * not matter, since the last division cancels it. So it is the maximum of the tile that came first,
+ * and no maximum is computed after that: the sum of a tile's probabilities tells whether one of them
+ * was large, and if it was (rarely), the tile is done again with a new reference, and what is there
+ * already is scaled to it. A number up to 2^13 loses nothing as a 16-bit float or in sums of fp32.
+ *
+ * A tile goes in two halves, with a branch (a wait) after each:
+ *
+ *   exponentials of the first half | sums, rounding of the first  | sums, rounding of the second
+ *                                  | exponentials of the second   |
+ *
+ * Where no branch stands between, the assembler puts each sum so soon after its exponential that it
+ * waits for it (64 times some 14 cycles instead of 8), and puts the wait for the second product before
+ * all of it, so that nothing overlaps any more.
+ */
+#ifndef FA3_LIKE_SOFTMAX_CUH
+#define FA3_LIKE_SOFTMAX_CUH
+
+#include "plugins/fa3_like/kernels/pipeline.cuh"
+
+#define NEGATIVE_INFINITY __int_as_float((int)0xff800000)
+#define POSITIVE_INFINITY __int_as_float(0x7f800000)
+#define SUM_LIMIT         8192.0f
+
+struct softmax {
+    float shift[2]; /* minus the reference; +inf: no key so far */
+    float sum[2];   /* of this thread's columns */
+};
+
+DEVICE void softmax_begin(struct softmax *x)
+{
+    x->shift[0] = x->shift[1] = POSITIVE_INFINITY;
+    x->sum[0] = x->sum[1] = 0.0f;
+}
+
+DEVICE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+DEVICE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+/* Scores under a cap: tanh(score * scale / cap); the factor cap is in score_log2. */
+template <int count> DEVICE void scores_cap(float (&s)[count], float factor)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        s[i] = tanh_fast(s[i] * factor);
+}
+
+/* Hides the keys of a border tile that a row does not see: those outside of [low, high), places in
+ * the tile, for row r; for row r + 8 both bounds are 8 further on, high at most `end`. */
+template <int count> DEVICE void scores_mask(float (&s)[count], int low, int high, int end)
+{
+    const int lane = 2 * (threadIdx.x % 4);
+    const int high0 = min(high, end) - lane, high1 = min(high + 8, end) - lane;
+    const int low0 = low - lane, low1 = low + 8 - lane;
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        const int column = i / 4 * 8 + i % 2;
+        const bool second = i / 2 % 2;
+        if (column >= (second ? high1 : high0) || column < (second ? low1 : low0))
+            s[i] = NEGATIVE_INFINITY;
+    }
+}
+
+/* Exponentials of scores [from, from + count). */
+template <int from, int all, int count>
+DEVICE void softmax_exp(const struct softmax &x, const float (&s)[all], float scale,
+                        float (&e)[count])
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        e[i] = exp2_fast(fmaf(s[from + i], scale, x.shift[i / 2 % 2]));
+    products_arrived(e);
+}
+
+/* They join the sums and are rounded, once, in the order in which the second product reads them: both
+ * share the layout. */
+template <bool half, int from, int all, int count>
+DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)[all])
+{
+    float part[2][2] = {{sum[0], e[1]}, {sum[1], e[3]}};
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        if (i != 1 && i != 3)
+            part[i / 2 % 2][i % 2] += e[i];
+#pragma unroll
+    for (int i = 0; i < count / 2; i++)
+        p[from / 2 + i] = pack_pair<half>(e[2 * i], e[2 * i + 1]);
+    sum[0] = part[0][0] + part[0][1];
+    sum[1] = part[1][0] + part[1][1];
+}
+
+/* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
+DEVICE bool softmax_grown(const float (&sum)[2])
+{
+    return __any_sync(0xffffffff, !(fmaxf(sum[0], sum[1]) <= SUM_LIMIT) ||
+                                      sum[0] + sum[1] != sum[0] + sum[1]);
+}
+
+/* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the output
+ * is left to the caller. */
+template <bool half, int all, int count>
+DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
+                          float (&factor)[2], unsigned (&p)[all])
+{
+    float top[2] = {s[0], s[2]};
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float next = fminf(x->shift[r], -quad_max(top[r]) * scale);
+        const bool none = next == POSITIVE_INFINITY; /* and inf - inf is no number */
+        factor[r] = none ? 1.0f : exp2_fast(next - x->shift[r]);
+        shift[r] = none ? 0.0f : next;
+        x->shift[r] = next;
+        x->sum[r] *= factor[r];
+        sum[r] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {
+        const int r = i / 2 % 2;
+        const float first = exp2_fast(fmaf(s[i], scale, shift[r]));
+        const float second = exp2_fast(fmaf(s[i + 1], scale, shift[r]));
+        sum[r] += first + second;
+        p[i / 2] = pack_pair<half>(first, second);
+    }
+}
+
+/* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
+ * multiplied by, 0 for a row without keys. */
+DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
+                           float (&lse)[2])
+{
+    const float ln2 = 0.693147180559945309f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = quad_sum(x->sum[r]), top = -x->shift[r];
+        float share = 1.0f;
+        if (sink) {
+            const float logit = *sink * 1.44269504088896341f;
+            const float next = fmaxf(top, logit);
+            share = top == NEGATIVE_INFINITY ? 0.0f : exp2_fast(top - next);
+            sum = sum * share + exp2_fast(logit - next);
+            top = next;
+        }
+        factor[r] = sum > 0.0f ? share / sum : 0.0f;
+        lse[r] = sum > 0.0f ? (top + __log2f(sum)) * ln2 : NEGATIVE_INFINITY;
+    }
+}
+
+#endif
