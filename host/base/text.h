@@ -54,7 +54,7 @@ extern const char text_out_of_memory[];
  * item of length 0 stands for a comma that has nothing before or after it. */
 const char *text_next_item(const char **cursor, size_t *length);
 
-/* Texts that somebody else owns. A zeroed list is an empty one. */
+/* Texts with other owners. A zeroed list is an empty one. */
 struct text_list {
     const char **items;
     size_t count;

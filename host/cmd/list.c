@@ -245,8 +245,8 @@ const struct command command_list = {
         "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"
         "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n",
     .options = options,
-    .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
-              "configuration; 3 a critical plugin is refused.\n"
+    .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+              "2 usage or configuration; 3 a critical plugin is refused.\n"
               "\n"
               "examples:\n"
               "  attnhost list\n"

@@ -119,7 +119,7 @@ void device_leave(const struct device *device);
  * entering each time would be felt. */
 int device_is_entered(const struct device *device);
 
-/* Has a call told that the device is beyond repair? From then on all but device_close() and the
+/* Has a call reported that the device is beyond repair? From then on all but device_close() and the
  * calls that release fail. */
 int device_is_lost(const struct device *device);
 

@@ -241,7 +241,7 @@ static void read_context(struct hf_source *source, const struct config *config)
 
 /* ---- Vision towers --------------------------------------------------------------------------- */
 
-/* Patches of a square image, and a class token; a default where the file does not tell. */
+/* Patches of a square image, and a class token; a default where the file does not say. */
 static int32_t image_tokens(const struct json_reader *vision)
 {
     const cJSON *image = json_get(vision, "image_size");

@@ -13,7 +13,7 @@
  *
  * The decoder's layers come first, encoders and vision towers after them, so that a tower does not
  * shift the numbers of the text model. A block with two mixers (attention next to a state space
- * model) is two layers; a block without one (an MLP of its own) is none: `block` tells where in the
+ * model) is two layers; a block without one (an MLP of its own) is none: `block` says where in the
  * checkpoint's stack a layer is.
  */
 #ifndef HOST_MODEL_MODEL_H

@@ -40,7 +40,7 @@ attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_p
 /* Forget the record, and unmap the file unless it was initialised. NULL is accepted. */
 void loader_close(struct loader_plugin *plugin);
 
-/* Make a usable record a refused one, for what its file alone does not tell. Returns `status`, or
+/* Make a usable record a refused one, for what its file alone does not say. Returns `status`, or
  * OUT_OF_HOST_MEMORY. */
 attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -271,7 +271,7 @@ static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, 
 }
 
 /* States by sequence, and further rows whose state is wanted. Padding reads nothing and writes slot
- * 0, which is nobody's. */
+ * 0, which belongs to none. */
 static void fill_states(const struct batch_step *step, int32_t num_seqs, int32_t num_rows,
                         struct batch_arrays *a)
 {

@@ -15,7 +15,7 @@ struct kept_replay {
     int32_t num_parts;
     reference_linear_replay *parts; /* the v heads, in order */
     int64_t position;               /* of the next row */
-    uint64_t stores;                /* behind which rows but the last states were stored: */
+    uint64_t stores;                /* after which rows but the last states were stored: */
                                     /* state_history_mix() */
     uint64_t bytes;
     uint64_t round;           /* when it was last asked for */

@@ -32,7 +32,7 @@ struct verify_sequence {
     int64_t first_sampled; /* into the list of sampled rows */
     int64_t num_sampled;
     const uint8_t *stored; /* recurrent layers: where the state it starts from was stored before */
-                           /* (state_history.h), nowhere behind prefix_len; NULL = nowhere */
+                           /* (state_history.h), nowhere after prefix_len; NULL = nowhere */
 };
 
 /* A step as verification sees it. `sampled` holds rows counted from each sequence's first. */

@@ -83,7 +83,7 @@ uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uin
 
 /* ---- Host metadata --------------------------------------------------------------------------- */
 
-/* Take `count` elements behind what is taken already. With base NULL only the size grows. */
+/* Take `count` elements after what is taken already. With base NULL only the size grows. */
 static void *take(char *base, uint64_t *size, int64_t count, uint64_t element)
 {
     void *taken = base ? base + *size : NULL;

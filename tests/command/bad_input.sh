@@ -213,7 +213,7 @@ $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
     "accepted: cpu_native, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
-edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
+edited "a missing child" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
 routes='s/^attention_backend = .*/&\nroute.3 = batch=1-8 -> cpu_native'
 edited "a route that never matches" "$routes\nroute.7 = phase=decode batch=2 -> cpu_native/" 12 \
     "attention.route.7: row 2 'phase=decode batch=2 -> cpu_native' can never match" \
@@ -374,7 +374,7 @@ edited "a pin that is no digest" "s/^path = .*/pin.1 = hybrid.so 12ab\n&/" 2 "pl
 edited "a pin of no file" "s/^path = .*/pin.1 = none.so $sum\n&/" 2 "plugins.pin.1" "none.so" \
     "No such file" "accepted: a plugin's file"
 edit "s/^path = .*/&\ncritical = nobody/"
-refused 3 "a critical plugin that is not there" "$folder/bad.ini:3: " "'nobody'" \
+refused 3 "a missing critical plugin" "$folder/bad.ini:3: " "'nobody'" \
     "accepted: the name of a plugin" -- run "$folder/bad.ini"
 refused 3 "inspect of a bad file" "$folder/p/text.so" "accepted: " -- inspect "$folder/p/text.so"
 refused 2 "inspect of an unknown backend" "'nobody'" -- inspect nobody

@@ -414,7 +414,7 @@ def main():
         result("backends of two devices", two_devices(folder))
     for name, texts, *arguments in REFUSED:
         result(name, refused(2, texts, *arguments))
-    result("a device that is not there", refused(
+    result("a missing device", refused(
         4, ["platform.device"], *NATIVE, "--shape", "kv_len=64", "--device", "cuda:7"))
     result("no backend serves a shape", refused(
         4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",

@@ -402,7 +402,7 @@ static int32_t count_grid(const struct check_subject *subject)
     return count > 0 ? count : 1;
 }
 
-/* A failure tells which rules it may be about. */
+/* A failure says which rules it may be about. */
 static void run_point(struct check_run *run, const struct grid *grid,
                       const struct grid_point *point)
 {

@@ -248,7 +248,7 @@ static void judge_memory(struct check_run *run, struct rig *rig, struct rig_sess
         free(rig_run(rig, run, metadata, 0));
 }
 
-/* Two failures: one that names a field, one that tells the bytes needed. */
+/* Two failures: one that names a field, one that gives the bytes needed. */
 static void judge_error(struct check_run *run, struct rig *rig, struct rig_session *session,
                         struct sized *sized, size_t to)
 {

@@ -536,7 +536,7 @@ static void run_beyond(struct check_run *run)
     without_forward(run, check_beyond);
 }
 
-/* Parts of a batch that the bounds do not tell of. */
+/* Parts of a batch that the bounds do not mention. */
 static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     static const char *const mask_words[] = {"mask", NULL}, *const item_words[] = {"multi", NULL};

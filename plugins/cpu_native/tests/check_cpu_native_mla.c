@@ -688,7 +688,7 @@ static struct mla_case *plain(void)
     return c;
 }
 
-/* Who asks for rounded probabilities is told of them, where there are any. */
+/* Rounded probabilities that are asked for are announced, where there are any. */
 START_TEST(rounding_is_noted)
 {
     struct mla_case *c = plain();

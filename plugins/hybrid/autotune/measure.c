@@ -140,7 +140,7 @@ static void compare(struct walk *walk, const struct class_id *id, tune_case *tun
 struct samples {
     int64_t ns[PICK_MAX_CHILDREN][TUNE_MAX_ROUNDS]; /* of a plan and its forwards */
     int rounds;
-    int forwards; /* behind each plan */
+    int forwards; /* after each plan */
     int repeats;  /* in a sample */
 };
 
@@ -193,7 +193,7 @@ static int take_samples(struct walk *walk, tune_case *tune, struct samples *samp
     return 1;
 }
 
-/* Whoever holds the class at first keeps it until another one is clearly faster. */
+/* The first holder of the class keeps it until another one is clearly faster. */
 static void decide(struct walk *walk, const struct class_id *id, tune_case *tune)
 {
     struct samples samples = {.rounds = (int)walk->own->options.rounds};

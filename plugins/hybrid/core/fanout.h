@@ -6,7 +6,7 @@
  *     host names a child that it cannot ask or make, the composite one whose own calls fail;
  *   - a child is asked about, and made for, the modes that are routed to it and no others;
  *   - metadata: scratch is shared (children run one after the other on one stream), all other
- *     regions lie one behind the other in the region of the composite.
+ *     regions lie one after the other in the region of the composite.
  */
 #ifndef HYBRID_FANOUT_H
 #define HYBRID_FANOUT_H
@@ -141,7 +141,7 @@ attn_status fanout_create(fanout *children, uint32_t c, const char *name,
                           const void *ctx, attn_error *error);
 
 /* A zeroed instance of `size` bytes that begins with its fanout: `num_children` of them, none made
- * yet, whose array lies `children_at` bytes behind its start. NULL, with OUT_OF_HOST_MEMORY in
+ * yet, whose array lies `children_at` bytes after its start. NULL, with OUT_OF_HOST_MEMORY in
  * *error. */
 attn_instance *fanout_allocate(const attn_services *services, size_t size, size_t children_at,
                                uint32_t num_children, const attn_problem *problems,
@@ -185,7 +185,7 @@ typedef const attn_bounds *(*fanout_narrow)(const attn_instance *instance, uint3
                                             attn_bounds *narrowed);
 
 /* What metadata of a composite takes: `own` bytes of host metadata, aligned to `alignment`, and all
- * parts behind them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
+ * parts after them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
 typedef struct fanout_metadata_form {
     uint64_t own;
     uint64_t alignment;

@@ -52,7 +52,7 @@ struct linear_options {
     const char *layers;            /* "" = by kind */
 };
 
-/* A number at *text, which moves behind it; -1 = none, or too large a one. */
+/* A number at *text, which moves past it; -1 = none, or too large a one. */
 static int64_t read_id(const char **text)
 {
     int64_t id = -1;

@@ -127,7 +127,7 @@ START_TEST(each_class_has_its_fastest)
     for (int c = 0; c < NUM_CLASSES; c++)
         assert_chosen(backend, classes[c], strstr(classes[c], " 1 sequence,") ? "alone" : "steady",
                       "measured");
-    /* What was computed to measure serves nobody. */
+    /* What was computed to measure is not a request's. */
     for (uint32_t n = 0; n < compose_num_nodes(backend->root); n++)
         ck_assert_int_eq(compose_node_at(backend->root, n)->rows, 0);
     attnhost_backend_destroy(backend);
@@ -135,7 +135,7 @@ START_TEST(each_class_has_its_fastest)
 }
 END_TEST
 
-/* Equal ones: whoever is first stays. */
+/* Equal ones: the first stays. */
 START_TEST(equal_candidates_change_nothing)
 {
     static const char *const candidates[] = {"first", "second"};
@@ -329,7 +329,7 @@ START_TEST(stale_decisions_are_left_out)
 }
 END_TEST
 
-/* Another device's or model's are nobody's business here, and stay. */
+/* Another device's or model's do not matter here, and stay. */
 START_TEST(decisions_of_others_stay)
 {
     static const char foreign[] = "a device\ta group\tx; y\tdecode\tx\t1.0 us; x 1.0 us\n";
@@ -346,7 +346,7 @@ START_TEST(decisions_of_others_stay)
 }
 END_TEST
 
-/* A file of somebody else's is not written over. */
+/* A file that autotune did not write is not written over. */
 START_TEST(another_file_is_refused)
 {
     leave_decisions();

@@ -52,7 +52,7 @@ attn_status create_metadata(void);
 void give_memory(void); /* as `size` says, exactly */
 attn_status plan(const attn_batch *batch);
 
-void check_guards(void);       /* nothing was written behind a region */
+void check_guards(void);       /* nothing was written after a region */
 void check_nothing_left(void); /* every child, metadata and allocation is gone */
 
 /* A MIXED batch: sequences of 2, 1 and 4 queries, then two of one query. Each pointer of it leads

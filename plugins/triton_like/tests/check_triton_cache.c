@@ -329,7 +329,7 @@ END_TEST
 /* ---- Many processes -------------------------------------------------------------------------- */
 
 /* Read, and write what is missing, until killed; a vandal damages files in their place. 1 = has
- * read what nobody wrote. */
+ * read what was not written. */
 static int work(int number, int rounds)
 {
     static unsigned char binary[KEYS][LARGE];
@@ -389,7 +389,7 @@ START_TEST(processes_share_a_folder)
         ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d: %#x", i,
                       (unsigned)status);
     }
-    ck_assert_int_eq(work(2000, 200), 0); /* nobody breaks anything any more */
+    ck_assert_int_eq(work(2000, 200), 0); /* nothing breaks any more */
     ck_assert_int_eq(count_files(".cubin"), KEYS);
     for (int key = 0; key < KEYS; key++) {
         static unsigned char binary[LARGE];

@@ -101,7 +101,7 @@ START_TEST(key_covers_the_sources)
 }
 END_TEST
 
-/* Headers that somebody adds are found by their #include lines, those in headers too; what only
+/* Headers that are added are found by their #include lines, those in headers too; what only
  * looks like one is passed over. */
 START_TEST(key_covers_new_headers)
 {
@@ -578,7 +578,7 @@ static int count_lines(const char *folder, const char *name)
     return lines;
 }
 
-/* `text` behind the last line of a file: the error names the file, by `shown`, and that line. */
+/* `text` after the last line of a file: the error names the file, by `shown`, and that line. */
 static void expect_error(const nvrtc_api *nvrtc, const char *name, const char *shown,
                          const char *text)
 {

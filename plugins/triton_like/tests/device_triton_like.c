@@ -151,7 +151,7 @@ static void fetch_outputs(setup *u, attn_case *c, twin *t)
     download(&c->lse, &t->lse);
 }
 
-/* ---- Keys that nobody sees ------------------------------------------------------------------- */
+/* ---- Keys that no query sees ----------------------------------------------------------------- */
 
 /* What query t of a sequence sees. */
 static reference_sight sight_of(const attn_case *c, int32_t s, int32_t t)

@@ -63,7 +63,7 @@ void remove_folder(const char *path);
  * they are installed. */
 void copy_kernels(const char *to);
 void write_text(const char *folder, const char *name, const char *text);
-/* The lines of `more` behind what the file has. */
+/* The lines of `more` after what the file has. */
 void append_text(const char *folder, const char *name, const char *more);
 /* Names in a folder that end so, sorted, at most `most`; returns their number. */
 int list_folder(const char *folder, const char *ending, char names[][256], int most);

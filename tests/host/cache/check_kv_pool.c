@@ -123,7 +123,7 @@ static void make_linear(attn_layer_group *group)
     group->linear = &linear;
 }
 
-/* A layer of a second group, with a state, beside that with a cache. */
+/* A layer of a second group, with a state, next to that with a cache. */
 static const struct kv_pool_group cache_and_state[] = {
     {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32}, {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE}};
 

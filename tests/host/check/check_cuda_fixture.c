@@ -732,7 +732,7 @@ START_TEST(test_launch_shapes_follow_from_bounds)
 }
 END_TEST
 
-/* A host that hands over other arrays than those of the capture is told so. */
+/* A host that passes other arrays than those of the capture is refused. */
 START_TEST(test_moved_arrays_are_refused)
 {
     struct engine e;

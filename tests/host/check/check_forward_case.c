@@ -414,7 +414,7 @@ static double bars_moved(struct lone_row *lone)
 }
 
 /* The least that the row moves when the needle is left out (or taken in), or has the value of a key
- * beside it. */
+ * next to it. */
 static double least_move(const struct forward_case *c, const struct case_needle *needle)
 {
     struct lone_row lone;

@@ -551,7 +551,7 @@ START_TEST(failure_at_every_call)
     ck_assert_uint_eq(fake.num_calls("cuModuleUnload"), 1);
     uint64_t destroys = fake.num_calls("cuStreamDestroy");
     for (size_t f = 0; f < sizeof failures / sizeof *failures; f++) {
-        /* A stream that is destroyed is waited for, and has nobody to tell. */
+        /* A stream that is destroyed is waited for, and has no one to report to. */
         uint64_t may_pass = strcmp(failures[f].call, "cuStreamSynchronize") == 0 ? destroys : 0;
         int happened = 1;
         uint64_t nth = 0;
