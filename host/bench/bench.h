@@ -48,7 +48,7 @@ struct bench_run {
 /* A shape with the backends it is measured on. */
 struct bench_entry {
     struct bench_shape shape;
-    char origin[96]; /* "layers 0-31", or "" for a shape of its own */
+    char origin[96]; /* "layers 0-31", or "" for a separate shape */
     struct bench_count count;
     uint32_t copies; /* of the inputs; 0 = nothing ran */
     struct bench_run *runs;

@@ -238,7 +238,7 @@ static int parse(struct arguments *arguments, int argc, char **argv)
     if (!options)
         return no_memory(arguments);
     int option, code = GO_ON;
-    optind = 0; /* begin anew: a process may parse more than one command line */
+    optind = 0; /* begin again: a process may parse more than one command line */
     while (code == GO_ON && (option = getopt_long(argc, argv, "h", options, NULL)) != -1)
         code = take_option(arguments, option, optarg);
     free(options);

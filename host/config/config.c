@@ -128,7 +128,7 @@ attn_status config_bad_value(const char *section, const struct config_key *key,
     return status;
 }
 
-/* Can the text be parsed? Into a member of its own: the real one is filled when all is known. */
+/* Can the text be parsed? Into a separate member: the real one is filled when all is known. */
 static attn_status check_value(const struct config_key *key, const struct config_value *value,
                                attn_error *error)
 {

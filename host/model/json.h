@@ -55,7 +55,7 @@ const char *json_string(const struct json_reader *reader, const char *keys, cons
 /* An array, or NULL if absent. With `length` >= 0 it must have that many elements. */
 const cJSON *json_array(const struct json_reader *reader, const char *key, int64_t length);
 
-/* The object `key` into *inner, as a reader of its own; false if it is absent or there is an error.
+/* The object `key` into *inner, as a separate reader; false if it is absent or there is an error.
  * `path` is what its fields are called by: "text_config.". */
 bool json_object(const struct json_reader *reader, const char *key, const char *path,
                  struct json_reader *inner);

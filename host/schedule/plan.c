@@ -66,7 +66,7 @@ static void pin_state(struct scheduler *scheduler, struct request *request)
     }
 }
 
-/* Find and lock the cached pages that the request can start behind, into scheduler->pages. At
+/* Find and lock the cached pages that the request can start after, into scheduler->pages. At
  * least one row is left to compute, as some row has to make the first output token. */
 static void lock_prefix(struct scheduler *scheduler, struct request *request)
 {

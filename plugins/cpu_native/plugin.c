@@ -13,7 +13,7 @@
  *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
  *   7. kernels.inc   the inner loops
  *
- * All of it reads as softmax attention; latent attention has a folder of its own (mla/mla.h).
+ * All of it reads as softmax attention; latent attention has its own folder (mla/mla.h).
  */
 #include "cpu_native.h"
 

@@ -391,7 +391,7 @@ static void judge_threads(struct family *family)
             return;
 }
 
-/* The same batch again, and in an instance of its own. */
+/* The same batch again, and in another instance. */
 static void judge_again(struct family *family)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};

@@ -77,7 +77,7 @@ static void run_describe_beyond(struct check_run *run)
 
 /* ---- init and fini --------------------------------------------------------------------------- */
 
-/* No instance is alive: the plugin may be finished and begin anew. Its services are kept, since it
+/* No instance is alive: the plugin may be finished and begin again. Its services are kept, since it
  * goes on using them until the host's fini. */
 static attn_status restart(const attn_plugin *table, struct process_state *between,
                            host_error *error)
@@ -177,7 +177,7 @@ static bool other_open(struct other *other, struct check_run *run, attn_instance
     attn_instance *own = NULL;
     if (!rig_open(&other->rig, run, run->seed + 1))
         return false;
-    /* Its batches take the forms of an instance of its own, which is gone at once. */
+    /* Its batches take the forms of a separate instance, which is gone at once. */
     attn_status status = rig_create(&other->rig, &own);
     if (status == ATTN_OK) {
         rig_destroy(&other->rig, own);

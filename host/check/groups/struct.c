@@ -141,7 +141,7 @@ static bool swap_tensors(struct rig *rig, struct sized *sized, size_t to)
 
 /* ---- Structs that are written ---------------------------------------------------------------- */
 
-/* Like a struct of a life, with a check of its own; `session` is an open one. */
+/* Like a struct of a life, with its own check; `session` is an open one. */
 typedef void (*judge_fn)(struct check_run *run, struct rig *rig, struct rig_session *session,
                          struct sized *sized, size_t to);
 
@@ -285,7 +285,7 @@ struct shape {
     enum stage stage;
     swap_fn swap;
     judge_fn judge;
-    bool may_zero; /* what is behind may become zero */
+    bool may_zero; /* what follows may become zero */
 };
 
 #define WHOLE(type)         sizeof(type), sizeof(type)

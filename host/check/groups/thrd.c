@@ -186,7 +186,7 @@ static void run_describe(struct check_run *run)
 
 /* ---- Two instances --------------------------------------------------------------------------- */
 
-/* A thread with an instance of its own; what it finds is put together by the main thread. */
+/* A thread with its own instance; what it finds is put together by the main thread. */
 struct lane {
     pthread_t thread;
     struct check_run run;

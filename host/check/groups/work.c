@@ -25,7 +25,7 @@ static void name_region(uint32_t region, char text[32])
              use_names[region % ATTN_USE_COUNT]);
 }
 
-/* Run `body` with a session of its own. */
+/* Run `body` with a separate session. */
 typedef void (*body_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
 
 static void with_session(struct check_run *run, body_fn body)

@@ -402,7 +402,7 @@ static double special_number(struct mla_case *c, int64_t row, int32_t d)
 {
     static const double specials[] = {INFINITY, -INFINITY, NAN, 0.0, -0.0, 6e4, -3e-5};
     switch (row % 6) {
-    case 0: /* a scale of its own for each group of 128, by magnitudes that differ a thousandfold */
+    case 0: /* a separate scale for each group of 128, by magnitudes that differ a thousandfold */
         return fixture_random(&c->random, 997) * pow(10, d / 128 - 3);
     case 1:
         return 0;

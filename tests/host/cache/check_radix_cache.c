@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_radix_cache.c: the prefix cache by literal examples, and by random use against a model that
- * keeps every cached prefix as an entry of its own and searches them one by one.
+ * keeps every cached prefix as a separate entry and searches them one by one.
  *
  * A page's content is named by one symbol; two symbols' pages differ in their last token only.
  */

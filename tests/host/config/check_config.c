@@ -447,7 +447,7 @@ START_TEST(long_lines_are_refused_not_cut)
             ASSERT_REFUSED(text, "t.ini:2: the line has ", "accepted: up to 198");
         }
     }
-    /* A rest that inih would take for a line of its own must not get through either. */
+    /* A rest that inih would take for a line must not get through either. */
     memset(value, ' ', 250);
     snprintf(value + 200, sizeof value - 200, "page_size = 8");
     snprintf(text, sizeof text, "[kv_cache]\ndtype = f32%s\n", value);
@@ -838,7 +838,7 @@ START_TEST(mutations_of_a_good_ini)
                     length = at + 1;
             }
         }
-        /* a block of its own, so that a byte read too far is seen */
+        /* a separate block, so that a byte read too far is seen */
         char *exact = malloc(length);
         memcpy(exact, text, length);
         assert_survives(exact, length);

@@ -325,7 +325,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
     }
 }
 
-/* The output tensor, with strides and an offset of its own; NaN between the rows. */
+/* The output tensor, with its own strides and offset; NaN between the rows. */
 static double numbers[MAX_ROWS][MAX_HEADS][MAX_WIDTH];
 static unsigned char memory[MAX_ROWS * (MAX_HEADS + 1) * (MAX_WIDTH + 3) * 4 + 16];
 static attn_tensor out;

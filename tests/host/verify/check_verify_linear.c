@@ -122,7 +122,7 @@ static struct linear_verifier *create(void)
     return verifier;
 }
 
-/* The step by a verifier of its own. */
+/* The step by a separate verifier. */
 static struct verify_result judge(int32_t layer, attn_dtype dtype)
 {
     struct verify_result result = {0};
