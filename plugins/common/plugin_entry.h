@@ -9,7 +9,8 @@
 #include "attn_plugin.h"
 
 /* attn_plugin_entry(): `mine` with the rest filled in, as far as the caller's struct goes. It has
- * set name, doc, num_backends and the calls. INCOMPATIBLE_VERSION. */
+ * set name, doc, num_backends and the calls, and version and vendor where they are not ours.
+ * INCOMPATIBLE_VERSION. */
 attn_status plugin_answer(const attn_host_info *host, const attn_plugin *mine, attn_plugin *plugin,
                           attn_error *error);
 

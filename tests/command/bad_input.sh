@@ -133,7 +133,7 @@ set_refused 2 "--set of an unknown key" kv_cache.page_sise=4 "--set: " "'page_si
 set_refused 2 "--set of a wrong value" kv_cache.page_size=four "--set: kv_cache.page_size" \
     "'four'" "accepted: an integer from 1 to 65536"
 refused 2 "an unknown backend on the command line" "--set: attention.attention_backend" \
-    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native" \
+    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_linear" \
     -- run "$folder/good.ini" --attention-backend cpu_nativ
 refused 2 "a report that cannot be written" "--json /nowhere/report.json" "No such file" \
     "accepted: a file that can be written" \
@@ -180,7 +180,7 @@ edited "an over-long section" "s/^.kv_cache./[$(printf 'k%.0s' $(seq 60))]/" 11 
 edited "a control character" 's/^page_size = 4/page_size = \x01/' 12 "control character (0x01)" \
     "accepted: text"
 edited "an unknown backend" 's/^attention_backend = .*/attention_backend = cpu_nativ/' 10 \
-    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native"
+    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_linear"
 edited "no trace" '/^trace/d' "" "workload.trace" "is missing" "accepted: a Mooncake .jsonl"
 edited "a pool without a page" 's/^page_size = 4/&\nmax_total_tokens = 3/' 13 \
     "kv_cache.max_total_tokens" "3 tokens" "accepted 4.."
@@ -210,7 +210,7 @@ edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backe
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
 $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
     "no backend type is called 'cpu_nativ'" "did you mean 'cpu_native'?" \
-    "accepted: cpu_native, hybrid_phase"
+    "accepted: cpu_linear, cpu_native, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a missing child" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
@@ -436,7 +436,7 @@ elsewhere()
     fi
 }
 elsewhere 4 "a named backend that is not installed, elsewhere" aiter \
-    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_native"
+    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_linear, cpu_native"
 elsewhere 0 "what would be chosen elsewhere is an answer" auto \
     "aiter_like: would be chosen; not installed here"
 printf '[order.mine]\nplatfrom = any\n' >"$folder/rules.ini"
