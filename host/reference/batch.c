@@ -142,7 +142,6 @@ struct forward {
     reference_result *result;
     reference_scratch scratch;
     double *query; /* [call->dim] */
-    int32_t with_naive;
 };
 
 static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
@@ -159,7 +158,7 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .alibi_slope = call->slopes ? (double)call->slopes[head] : 0,
         .sink = call->sinks ? (double)call->sinks[head] : 0,
         .has_sink = call->sinks != NULL,
-        .operand_dtype = forward->with_naive ? call->problem->q_dtype : ATTN_DTYPE_NONE,
+        .operand_dtype = call->problem->q_dtype,
         .out_dtype = call->problem->out_dtype,
         .query = forward->query,
         .sight = reference_sight_all(),
@@ -186,9 +185,11 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
         reference_kv kv = {read_key, &reader};
         reference_row row = make_row(forward, sequence, h);
         row.sight = sight;
-        status = reference_row_compute(&row, &kv, &forward->scratch,
-                                       forward->result->out + entry * row.v_head_dim,
-                                       &forward->result->rows[entry], error);
+        reference_result *result = forward->result;
+        int64_t first = entry * row.v_head_dim;
+        status = reference_row_compute(&row, &kv, &forward->scratch, result->out + first,
+                                       result->bars ? result->bars + first : NULL,
+                                       &result->rows[entry], error);
     }
     return status;
 }
@@ -213,7 +214,7 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
 /* ---- Results --------------------------------------------------------------------------------- */
 
 static attn_status allocate_result(reference_result *result, const reference_call *call,
-                                   attn_error *error)
+                                   int has_bars, attn_error *error)
 {
     const attn_layer_group *group = call->group;
     size_t rows = (size_t)call->num_rows, entries = rows * (size_t)group->num_q_heads;
@@ -222,12 +223,15 @@ static attn_status allocate_result(reference_result *result, const reference_cal
         .num_heads = group->num_q_heads,
         .v_head_dim = call->v_dim,
         .out_dtype = call->problem->out_dtype,
+        .has_bars = has_bars,
     };
     /* One more, so that an empty tensor is no failure. */
     result->kind = calloc(rows + 1, sizeof *result->kind);
     result->rows = calloc(entries + 1, sizeof *result->rows);
     result->out = calloc(entries * (size_t)call->v_dim + 1, sizeof *result->out);
-    if (result->kind && result->rows && result->out)
+    if (has_bars)
+        result->bars = calloc(entries * (size_t)call->v_dim + 1, sizeof *result->bars);
+    if (result->kind && result->rows && result->out && (result->bars || !has_bars))
         return ATTN_OK;
     reference_result_finish(result);
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for %lld rows",
@@ -241,15 +245,14 @@ void reference_result_finish(reference_result *result)
     free(result->kind);
     free(result->rows);
     free(result->out);
+    free(result->bars);
     *result = (reference_result){0};
 }
 
-static attn_status compute_all(const reference_call *call, const reference_options *options,
-                               reference_result *result, attn_error *error)
+static attn_status compute_all(const reference_call *call, reference_result *result,
+                               attn_error *error)
 {
     struct forward forward = {.call = call, .result = result};
-    forward.with_naive = !(options && options->without_naive);
-    result->has_naive = forward.with_naive;
     reference_scratch_init(&forward.scratch);
     forward.query = malloc((size_t)call->dim * sizeof *forward.query);
     attn_status status = ATTN_OK;
@@ -267,6 +270,7 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                               const reference_options *options, reference_result *result,
                               attn_error *error)
 {
+    int has_bars = !(options && options->without_bars);
     if (batch->mode == ATTN_MODE_IDLE) {
         const attn_layer_group *group = problem->group;
         int absorbed = reference_is_absorbed(problem, batch->mode) && group->mla;
@@ -274,17 +278,17 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                                      .v_head_dim =
                                          absorbed ? group->mla->kv_lora_rank : group->v_head_dim,
                                      .out_dtype = problem->out_dtype,
-                                     .has_naive = !(options && options->without_naive)};
+                                     .has_bars = has_bars};
         return ATTN_OK;
     }
     reference_call call;
     reference_result made;
     attn_status status = reference_call_init(&call, problem, batch, layer_id, args, options, error);
     if (status == ATTN_OK)
-        status = allocate_result(&made, &call, error);
+        status = allocate_result(&made, &call, has_bars, error);
     if (status != ATTN_OK)
         return status;
-    status = compute_all(&call, options, &made, error);
+    status = compute_all(&call, &made, error);
     if (status == ATTN_OK)
         *result = made;
     else
