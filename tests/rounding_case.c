@@ -247,19 +247,24 @@ static float hyperbolic(const struct rounding_row *row, const struct rounding_ar
 
 /* ---- Computing ------------------------------------------------------------------------------- */
 
+static int in_tensor_core(const struct rounding_row *row, const struct rounding_arithmetic *how)
+{
+    return how->tensor_core && row->row.operand_dtype != ATTN_F32;
+}
+
 static float dot(const struct rounding_row *row, const struct rounding_arithmetic *how,
                  const double *key)
 {
     const double *query = row->query;
     int32_t dim = row->row.head_dim;
     float sum = 0;
-    for (int32_t d = 0; how->tensor_core && d < dim; d += 16) {
+    for (int32_t d = 0; in_tensor_core(row, how) && d < dim; d += 16) {
         double part = 0;
         for (int32_t e = d; e < d + 16 && e < dim; e++)
             part += query[e] * key[e];
         sum = cut_off((double)sum + part);
     }
-    for (int32_t d = 0; !how->tensor_core && d < dim; d++) {
+    for (int32_t d = 0; !in_tensor_core(row, how) && d < dim; d++) {
         sum += (float)query[d] * (float)key[d];
         if (how->scores)
             sum = (float)dtype_round(how->scores, (double)sum);
@@ -294,14 +299,23 @@ static void add_total(const struct rounding_arithmetic *how, struct sums *sums, 
         sums->total = (float)dtype_round(how->row_sum, (double)sums->total);
 }
 
-static void add_value(const struct rounding_row *row, const struct rounding_arithmetic *how,
-                      struct sums *sums, float p, int64_t j)
+/* Values of keys [first, end) by their probabilities. */
+static void add_values(const struct rounding_row *row, const struct rounding_arithmetic *how,
+                       struct sums *sums, const float *p, int64_t first, int64_t end)
 {
-    const double *value = row->arrays.values + j * row->arrays.value_stride;
-    for (int32_t d = 0; d < row->row.v_head_dim; d++) {
-        float x = (float)value[d];
-        sums->out[d] = how->tensor_core ? cut_off((double)sums->out[d] + (double)p * (double)x)
-                                        : sums->out[d] + p * x;
+    const double *values = row->arrays.values;
+    int64_t stride = row->arrays.value_stride, dim = row->row.v_head_dim;
+    double part[ROUNDING_MAX_DIM];
+    for (int64_t j = first; j < end && !in_tensor_core(row, how); j++)
+        for (int64_t d = 0; d < dim; d++)
+            sums->out[d] += p[j] * (float)values[j * stride + d];
+    for (int64_t from = first; from < end && in_tensor_core(row, how); from += 16) {
+        memset(part, 0, sizeof part);
+        for (int64_t j = from; j < from + 16 && j < end; j++)
+            for (int64_t d = 0; d < dim; d++)
+                part[d] += (double)p[j] * values[j * stride + d];
+        for (int64_t d = 0; d < dim; d++)
+            sums->out[d] = cut_off((double)sums->out[d] + part[d]);
     }
 }
 
@@ -319,9 +333,9 @@ static void rescale(const struct rounding_row *row, const struct rounding_arithm
         sums->out[d] *= shrink;
 }
 
-/* Keys [first, end), whose scores are given. */
+/* Keys [first, end), whose scores become probabilities. */
 static void add_block(const struct rounding_row *row, const struct rounding_arithmetic *how,
-                      const float *scores, int64_t first, int64_t end, struct sums *sums)
+                      float *scores, int64_t first, int64_t end, struct sums *sums)
 {
     float largest = -INFINITY;
     for (int64_t j = first; j < end; j++)
@@ -329,14 +343,14 @@ static void add_block(const struct rounding_row *row, const struct rounding_arit
             largest = fmaxf(largest, scores[j]);
     rescale(row, how, sums, largest);
     for (int64_t j = first; j < end; j++) {
-        if (how->skips && j == row->needle)
-            continue;
         float p = exponential(how, scores[j] - sums->largest);
+        p = how->skips && j == row->needle ? 0 : p;
         float narrow = how->normalised ? p : round_probability(row, how, p);
         add_total(how, sums, how->sums_what_is_rounded ? narrow : p);
-        if (!how->normalised)
-            add_value(row, how, sums, narrow, j);
+        scores[j] = narrow;
     }
+    if (!how->normalised)
+        add_values(row, how, sums, scores, first, end);
 }
 
 static void add_sink(const struct rounding_row *row, const struct rounding_arithmetic *how,
@@ -349,15 +363,15 @@ static void add_sink(const struct rounding_row *row, const struct rounding_arith
     add_total(how, sums, exponential(how, sink - sums->largest));
 }
 
-/* Values by probabilities that were divided by their sum and then rounded. */
+/* Values by probabilities that are divided by their sum and then rounded; `largest` is what they
+ * are relative to. */
 static void add_normalised(const struct rounding_row *row, const struct rounding_arithmetic *how,
-                           const float *scores, struct sums *sums)
+                           float *scores, float largest, struct sums *sums)
 {
-    for (int64_t j = 0; j < row->row.kv_len; j++) {
-        float p = exponential(how, scores[j] - sums->largest) / sums->total;
-        if (!how->skips || j != row->needle)
-            add_value(row, how, sums, round_probability(row, how, p), j);
-    }
+    float factor = exponential(how, largest - sums->largest);
+    for (int64_t j = 0; j < row->row.kv_len; j++)
+        scores[j] = round_probability(row, how, scores[j] * factor / sums->total);
+    add_values(row, how, sums, scores, 0, row->row.kv_len);
 }
 
 double rounding_row_compute(const struct rounding_row *row, const struct rounding_arithmetic *how,
@@ -372,9 +386,10 @@ double rounding_row_compute(const struct rounding_row *row, const struct roundin
     for (int64_t first = 0; first < r->kv_len; first += block)
         add_block(row, how, scores, first, first + block < r->kv_len ? first + block : r->kv_len,
                   &sums);
+    float largest = sums.largest; /* of all keys: what is normalised is one block */
     add_sink(row, how, &sums);
     if (how->normalised)
-        add_normalised(row, how, scores, &sums);
+        add_normalised(row, how, scores, largest, &sums);
     float factor = how->normalised ? 1 : 1 / sums.total;
     for (int32_t d = 0; d < r->v_head_dim; d++) {
         float o = sums.total == 0 ? 0 : sums.out[d] * factor;

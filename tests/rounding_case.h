@@ -42,7 +42,7 @@ struct rounding_arithmetic {
     int32_t normalised;  /* after the division by their sum, and not before */
     int32_t sums_what_is_rounded;
     int32_t fast_exp;    /* off by up to 2 units in the last place */
-    int32_t tensor_core; /* 16 products at a time, sums cut off instead of rounded */
+    int32_t tensor_core; /* of 16 bits: 16 products at a time, sums cut off instead of rounded */
     attn_dtype scores;   /* what products of queries and keys are summed in; 0 = fp32 */
     int32_t round_score; /* each final score is rounded to the operand dtype */
     attn_dtype row_sum;  /* what probabilities are summed in; 0 = fp32 */
