@@ -4,10 +4,12 @@
  * from k and v where they are new, else from the cache.
  */
 #include "host/reference/call.h"
+#include "host/reference/row.h"
 
 #include "host/dtype.h"
 #include "host/error.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,9 +141,11 @@ static attn_status set_items(reference_sight *sight, const reference_call *call,
 /* What all rows of a forward share. */
 struct forward {
     const reference_call *call;
+    const reference_options *options; /* NULL = defaults */
     reference_result *result;
     reference_scratch scratch;
-    double *query; /* [call->dim] */
+    double *query;  /* [call->dim] */
+    double *vector; /* [max(dim, v_dim)] of a key that is asked about */
 };
 
 static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
@@ -163,6 +167,38 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .query = forward->query,
         .sight = reference_sight_all(),
     };
+}
+
+/* Without a key of weight p the output moves by p / (1 - p) times its distance from the value, with
+ * one of weight w besides by w / (1 + w). */
+static void answer(const struct forward *forward, const reference_row *row, const reference_kv *kv,
+                   int64_t entry, reference_probe *probe)
+{
+    const reference_result *result = forward->result;
+    const double *out = result->out + entry * row->v_head_dim;
+    const double *bars = result->bars + entry * row->v_head_dim;
+    double size, weight;
+    kv->read(kv->ctx, probe->key, forward->vector, NULL);
+    weight = exp(reference_score(row, forward->vector, probe->key, &size) - result->rows[entry].lse);
+    int seen = reference_sees(&row->sight, probe->key);
+    double share = seen ? weight / (1 - weight) : weight / (1 + weight);
+    kv->read(kv->ctx, probe->key, NULL, forward->vector);
+    probe->moves = 0;
+    for (int32_t d = 0; d < row->v_head_dim; d++) {
+        double moves = seen && weight >= 1 ? fabs(out[d]) / bars[d]
+                                           : share * fabs(forward->vector[d] - out[d]) / bars[d];
+        probe->moves = isnan(moves) ? INFINITY : fmax(probe->moves, moves);
+    }
+}
+
+static void answer_all(const struct forward *forward, const reference_row *row,
+                       const reference_kv *kv, int64_t entry)
+{
+    const reference_options *options = forward->options;
+    int32_t heads = forward->result->num_heads;
+    for (int32_t n = 0; options && forward->result->bars && n < options->num_probes; n++)
+        if (options->probes[n].row * heads + options->probes[n].head == entry)
+            answer(forward, row, kv, entry, &options->probes[n]);
 }
 
 static attn_status compute_heads(struct forward *forward, const reference_sequence *sequence,
@@ -190,6 +226,8 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
         status = reference_row_compute(&row, &kv, &forward->scratch, result->out + first,
                                        result->bars ? result->bars + first : NULL,
                                        &result->rows[entry], error);
+        if (status == ATTN_OK)
+            answer_all(forward, &row, &kv, entry);
     }
     return status;
 }
@@ -249,12 +287,14 @@ void reference_result_finish(reference_result *result)
     *result = (reference_result){0};
 }
 
-static attn_status compute_all(const reference_call *call, reference_result *result,
-                               attn_error *error)
+static attn_status compute_all(const reference_call *call, const reference_options *options,
+                               reference_result *result, attn_error *error)
 {
-    struct forward forward = {.call = call, .result = result};
+    struct forward forward = {.call = call, .options = options, .result = result};
+    size_t dim = (size_t)call->dim, v_dim = (size_t)call->v_dim, wide = dim > v_dim ? dim : v_dim;
     reference_scratch_init(&forward.scratch);
-    forward.query = malloc((size_t)call->dim * sizeof *forward.query);
+    forward.query = malloc((dim + wide) * sizeof *forward.query);
+    forward.vector = forward.query ? forward.query + dim : NULL;
     attn_status status = ATTN_OK;
     if (!forward.query)
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a query");
@@ -288,7 +328,7 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
         status = allocate_result(&made, &call, has_bars, error);
     if (status != ATTN_OK)
         return status;
-    status = compute_all(&call, &made, error);
+    status = compute_all(&call, options, &made, error);
     if (status == ATTN_OK)
         *result = made;
     else

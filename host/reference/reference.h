@@ -164,6 +164,15 @@ reference_verdict reference_check_lse(double actual, const reference_row_result 
 
 /* ---- A whole forward ------------------------------------------------------------------------- */
 
+/* A question beside a row: by how many bars, at its worst element, does it move if it is computed
+ * without this key, or, where it does not see it, with it? INFINITY: to what is not finite. */
+typedef struct reference_probe {
+    int64_t row;
+    int32_t head;
+    int64_t key;
+    double moves; /* the answer; 0 if the row is not computed */
+} reference_probe;
+
 /* How reference_forward() reads what the ABI leaves open. Zero is the default. */
 typedef struct reference_options {
     uint32_t index_form;            /* one ATTN_INDEX_*; 0 = the first there is of req_to_token, */
@@ -171,6 +180,8 @@ typedef struct reference_options {
     uint32_t reads_new_unquantised; /* ATTN_MODE_BIT set: modes that read new keys as given, not */
                                     /* as stored (the verdict's reads_new_kv_unquantised) */
     uint32_t without_bars;          /* 1 = no bars: the result can not be compared with */
+    int32_t num_probes;
+    reference_probe *probes; /* answered, if there are bars */
 } reference_options;
 
 /* What a row of the query tensor is. */
