@@ -289,6 +289,7 @@ static bool judge_outputs(struct run *run, bool second)
     status = reference_compare(&result, got.operands[ATTN_ROLE_OUT], got.operands[ATTN_ROLE_LSE],
                                &report, &run->error.base);
     reference_result_finish(&result);
+    reference_report_add(&c->judged, &report);
     if (!good(run, status, "the oracle's comparison"))
         return false;
     if (report.rows_failed + report.lse_failed + report.padding_failed == 0)
@@ -551,6 +552,11 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
     if (!verdict.good)
         session_begin_anew(session);
     return verdict.good ? ATTN_OK : host_fail(error, verdict.status, "%s", verdict.text);
+}
+
+const reference_report *forward_case_report(const struct forward_case *c)
+{
+    return &c->judged;
 }
 
 /* Do two runs agree to the bit in what the backend wrote? */

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const reasons[] = {
     [REFERENCE_PASS] = "passes",
@@ -141,6 +142,22 @@ attn_status reference_compare(const reference_result *result, const attn_tensor 
     }
     free(actual);
     return ATTN_OK;
+}
+
+void reference_report_add(reference_report *report, const reference_report *more)
+{
+    report->rows_checked += more->rows_checked;
+    report->rows_failed += more->rows_failed;
+    report->lse_checked += more->lse_checked;
+    report->lse_failed += more->lse_failed;
+    report->padding_checked += more->padding_checked;
+    report->padding_failed += more->padding_failed;
+    report->max_abs_error = fmax(report->max_abs_error, more->max_abs_error);
+    report->max_rel_error = fmax(report->max_rel_error, more->max_rel_error);
+    if (more->worst_ratio > report->worst_ratio || !report->message[0]) {
+        report->worst_ratio = more->worst_ratio;
+        memcpy(report->message, more->message, sizeof report->message);
+    }
 }
 
 int reference_report_passed(const reference_report *report)

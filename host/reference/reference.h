@@ -280,6 +280,9 @@ typedef struct reference_report {
 attn_status reference_compare(const reference_result *result, const attn_tensor *out,
                               const attn_tensor *lse, reference_report *report, attn_error *error);
 
+/* Add one report to another. */
+void reference_report_add(reference_report *report, const reference_report *more);
+
 /* 1 if something was compared and nothing failed. */
 int reference_report_passed(const reference_report *report);
 
