@@ -303,12 +303,6 @@ static void tell_memory(const question *ask, const attn_services *services, attn
     verdict->host_bytes = cpu_metadata_bytes(capacities, count, bounds);
 }
 
-/* Whether this processor does is asked when an instance is made: a config means the same on all. */
-static int rounds_probabilities(const question *ask)
-{
-    return ask->options.round_probabilities && is_latent(ask) && ask->problem.kv_dtype == ATTN_BF16;
-}
-
 attn_status cpu_query(const attn_backend_type *type, const attn_options *options,
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *given, attn_error *error)
@@ -327,8 +321,6 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
         verdict.notes = ALL_NOTES;
-        if (rounds_probabilities(&ask))
-            verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
         verdict.reads_new_kv_unquantised = 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;
