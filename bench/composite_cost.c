@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "attn_plugin.h"
-#include "host/clock.h"
+#include "host/base/clock.h"
 
 enum {
     LAYERS = 48,

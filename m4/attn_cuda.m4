@@ -5,8 +5,7 @@
 # Finds nvcc, which makes the fatbins that the host and CUDA plugins embed. Nothing links a CUDA library: the
 # driver is opened at run time, so that a build with kernels runs on a machine without a GPU, too.
 # Sets attn_cuda (nvcc's path, or why not), the conditional HAVE_NVCC, and substitutes NVCC,
-# NVCCFLAGS, NVCC_GENCODE (of the plugins' kernels), NVCC_HOST_GENCODE (of the host's),
-# INCLUDE_CUDA_DEPS.
+# NVCCFLAGS, NVCC_CODES (architectures of the folders that name none: plugins/nvcc.mk) and NVCC_RULES.
 AC_DEFUN([ATTN_CUDA], [
     AC_ARG_WITH([cuda],
         [AS_HELP_STRING([--with-cuda=auto|yes|no|DIR],
@@ -14,7 +13,7 @@ AC_DEFUN([ATTN_CUDA], [
         [], [with_cuda=auto])
     AC_ARG_WITH([cuda-arch],
         [AS_HELP_STRING([--with-cuda-arch=LIST],
-            [GPU architectures to build the plugins' kernels for, as in "80 90a" (default: 90a)])],
+            [GPU architectures of kernels whose folder names none, as in "80 90a" (default: 90a); of a plugin's: make NAME_GENCODE="sm_80 sm_90a"])],
         [], [with_cuda_arch=90a])
     AC_ARG_VAR([NVCC], [the CUDA compiler])
     AC_ARG_VAR([NVCCFLAGS], [flags of the CUDA compiler])
@@ -29,32 +28,28 @@ AC_DEFUN([ATTN_CUDA], [
          AS_IF([test "$with_cuda" != auto],
                [AC_MSG_ERROR([--with-cuda=$with_cuda: nvcc not found])])])
 
-    NVCC_GENCODE=
+    NVCC_CODES=
     for attn_arch in $(AS_ECHO(["$with_cuda_arch"]) | tr ',;' '  '); do
         AS_CASE([$attn_arch], [*[[!0-9af]]*|""],
             [AC_MSG_ERROR([--with-cuda-arch: "$attn_arch" is no architecture; accepted: 80, 90, 90a, 100a ...])])
-        NVCC_GENCODE="$NVCC_GENCODE -gencode arch=compute_$attn_arch,code=sm_$attn_arch"
+        NVCC_CODES="$NVCC_CODES sm_$attn_arch"
     done
-    # PTX, which the driver of every later GPU compiles.
-    NVCC_HOST_GENCODE="-gencode arch=compute_80,code=compute_80"
     AS_IF([test -n "$NVCC"], [_ATTN_CUDA_TRY])
-    AC_SUBST([NVCC_GENCODE])
-    AC_SUBST([NVCC_HOST_GENCODE])
+    AC_SUBST([NVCC_CODES])
     AM_CONDITIONAL([HAVE_NVCC], [test -n "$NVCC"])
+    NVCC_RULES=$srcdir/plugins/nvcc.mk
+    AC_SUBST_FILE([NVCC_RULES])])
 
-    # The dependency files that nvcc wrote; a line of GNU make, hidden from automake.
-    INCLUDE_CUDA_DEPS=
-    AS_IF([test -n "$NVCC"],
-        [INCLUDE_CUDA_DEPS='-include $(wildcard host/*/.deps/*.cu.d plugins/*/.deps/*.cu.d tests/*/.deps/*.cu.d)'])
-    AC_SUBST([INCLUDE_CUDA_DEPS])
-    AM_SUBST_NOTMAKE([INCLUDE_CUDA_DEPS])])
-
-# An nvcc without a host compiler, or too old for the architecture, is found here and not at the
-# first kernel.
+# An nvcc without a host compiler, or too old for the architectures, is found here and not at the
+# first kernel. compute_80 is PTX, which the driver of every later GPU compiles: the host's kernels.
 AC_DEFUN([_ATTN_CUDA_TRY], [
     AC_MSG_CHECKING([whether $NVCC makes fatbins for $with_cuda_arch and PTX for compute_80])
     AS_ECHO(['extern "C" __global__ void conftest() {}']) > conftest.cu
-    AS_IF([$NVCC $NVCC_GENCODE $NVCC_HOST_GENCODE -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+    attn_gencode="-gencode arch=compute_80,code=compute_80"
+    for attn_arch in $NVCC_CODES; do
+        attn_gencode="$attn_gencode -gencode arch=compute_${attn_arch#sm_},code=$attn_arch"
+    done
+    AS_IF([$NVCC $attn_gencode -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
         [AC_MSG_RESULT([yes])
          attn_cuda="$NVCC ($with_cuda_arch)"],
         [AC_MSG_RESULT([no])

@@ -5,7 +5,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 # none NAME FOUND: what must not be there was not found.
 none()

@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "host/bench/inputs.h"
-#include "host/clock.h"
-#include "host/cuda_driver.h"
-#include "host/error.h"
-#include "host/select.h"
+#include "host/base/clock.h"
+#include "host/device/cuda_driver.h"
+#include "host/base/error.h"
+#include "host/select/select.h"
 
 enum {
     LEAST_ROUNDS = 5,

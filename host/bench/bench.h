@@ -16,7 +16,7 @@
 #include "host/bench/ceilings.h"
 #include "host/bench/shape.h"
 #include "host/bench/timer.h"
-#include "host/text.h"
+#include "host/base/text.h"
 
 /* bench_run.outcome */
 enum {

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/clock.h"
-#include "host/error.h"
-#include "host/mix.h"
+#include "host/base/clock.h"
+#include "host/base/error.h"
+#include "host/base/mix.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

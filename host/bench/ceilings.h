@@ -11,7 +11,7 @@
 #define HOST_BENCH_CEILINGS_H
 
 #include "host/bench/timer.h"
-#include "host/threads.h"
+#include "host/base/threads.h"
 
 /* One ceiling. */
 struct bench_ceiling {

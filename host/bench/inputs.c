@@ -10,10 +10,10 @@
 
 #include "attnhost.h"
 #include "host/bench/timer.h"
-#include "host/dtype.h"
-#include "host/error.h"
-#include "host/generator.h"
-#include "host/mix.h"
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/workload/generator.h"
+#include "host/base/mix.h"
 
 enum { Q, K, V, OUT, K_CACHE, V_CACHE, NUM_OPERANDS };
 

@@ -10,7 +10,7 @@
 #define HOST_BENCH_INPUTS_H
 
 #include "host/bench/shape.h"
-#include "host/device.h"
+#include "host/device/device.h"
 
 /* ---- The problem ----------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 
 #include <cjson/cJSON.h>
 
-#include "host/dtype.h"
+#include "host/base/dtype.h"
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/dtype.h"
-#include "host/error.h"
-#include "host/text.h"
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/base/text.h"
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 

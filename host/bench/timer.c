@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "host/clock.h"
-#include "host/error.h"
+#include "host/base/clock.h"
+#include "host/base/error.h"
 
 enum { REST = 4 }; /* a cool device works a fifth of the time */
 

@@ -10,7 +10,7 @@
 #ifndef HOST_BENCH_TIMER_H
 #define HOST_BENCH_TIMER_H
 
-#include "host/device.h"
+#include "host/device/device.h"
 
 enum { BENCH_BLOCK = 3 }; /* samples of a block at most */
 

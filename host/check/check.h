@@ -6,7 +6,7 @@
  *                       their limits, collects results, writes the report
  *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that it
  *                       is told to run
- *   groups              one table of checks for each group of rules: check_load.c ... (groups.c)
+ *   groups              one table of checks for each group of rules: check/groups/load.c ... (groups.c)
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
  * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
@@ -17,9 +17,9 @@
 
 #include <stdbool.h>
 
-#include "host/compose.h"
-#include "host/device.h"
-#include "host/embed.h"
+#include "host/plugin/compose.h"
+#include "host/device/device.h"
+#include "host/embed/embed.h"
 
 /* What a case came to. */
 enum check_code {

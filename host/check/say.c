@@ -7,7 +7,7 @@
 
 #include "host/check/check.h"
 #include "host/check/trail.h"
-#include "host/text.h"
+#include "host/base/text.h"
 
 /* The first word stays. */
 static void say(struct check_run *run, enum check_code code, const char *format, va_list args)

@@ -6,8 +6,8 @@
 #include "host/reference/call.h"
 #include "host/reference/row.h"
 
-#include "host/dtype.h"
-#include "host/error.h"
+#include "host/base/dtype.h"
+#include "host/base/error.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
  */
 #include "host/reference/call.h"
 
-#include "host/dtype.h"
-#include "host/error.h"
+#include "host/base/dtype.h"
+#include "host/base/error.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,8 +5,8 @@
  */
 #include "host/reference/linear_call.h"
 
-#include "host/dtype.h"
-#include "host/error.h"
+#include "host/base/dtype.h"
+#include "host/base/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  */
 #include "host/reference/linear_step.h"
 
-#include "host/error.h"
+#include "host/base/error.h"
 
 #include <stdlib.h>
 

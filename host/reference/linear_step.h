@@ -5,7 +5,7 @@
 #ifndef HOST_REFERENCE_LINEAR_STEP_H
 #define HOST_REFERENCE_LINEAR_STEP_H
 
-#include "host/dtype.h"
+#include "host/base/dtype.h"
 #include "host/reference/linear_replay.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
  */
 #include "host/reference/row.h"
 
-#include "host/dtype.h"
+#include "host/base/dtype.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  */
 #include "host/reference/row.h"
 
-#include "host/error.h"
+#include "host/base/error.h"
 
 #include <math.h>
 #include <stdlib.h>

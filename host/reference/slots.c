@@ -4,7 +4,7 @@
  */
 #include "host/reference/call.h"
 
-#include "host/error.h"
+#include "host/base/error.h"
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
  */
 #include "host/reference/reference.h"
 
-#include "host/dtype.h"
+#include "host/base/dtype.h"
 
 #include <math.h>
 

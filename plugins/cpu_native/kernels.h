@@ -23,7 +23,7 @@
 #define CPU_NATIVE_KERNELS_H
 
 #include "attn_types.h"
-#include "latent.h"
+#include "plugins/cpu_native/mla/latent.h"
 #include "plugins/common/convert.h"
 
 enum {

@@ -3,7 +3,7 @@
  * plugin.c: composites that are ordinary plugins. Children come from the host through backend-ref
  * options; nothing here opens a file or knows another plugin's name.
  */
-#include "hybrid.h"
+#include "plugins/hybrid/core/hybrid.h"
 
 #include "plugins/common/plugin_entry.h"
 

@@ -10,6 +10,7 @@
 #endif
 #include "triton_like.h"
 
+#include "plugins/common/cuda/launch.h"
 #include "plugins/common/plugin_error.h"
 
 #include <signal.h>
@@ -147,7 +148,8 @@ static void set_options(const attn_instance *instance, const kernel_constants *c
     int major = 0, minor = 0;
     instance->nvrtc->nvrtcVersion(&major, &minor);
     snprintf(job->version, sizeof job->version, "nvrtc %d.%d", major, minor);
-    snprintf(job->architecture, sizeof job->architecture, "--gpu-architecture=sm_%u", instance->sm);
+    snprintf(job->architecture, sizeof job->architecture, "--gpu-architecture=sm_%u",
+             instance->device.sm);
     job->options[job->num_options++] = job->architecture;
     job->options[job->num_options++] = "-std=c++17";
     job->options[job->num_options++] = "-lineinfo";
@@ -195,15 +197,13 @@ static attn_status load_module(attn_instance *instance, const char *name,
 
 /* ---- A build --------------------------------------------------------------------------------- */
 
-static attn_status find_function(const cuda_api *cuda, cuda_module module, const char *name,
-                                 int32_t shared, cuda_function *function, attn_error *error)
+static attn_status find_function(const attn_instance *instance, cuda_module module,
+                                 const char *name, int32_t shared, cuda_function *function,
+                                 attn_error *error)
 {
-    int result = cuda->cuModuleGetFunction(function, module, name);
-    if (result == CUDA_OK && shared > 0)
-        result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_MAX_DYNAMIC_SHARED, shared);
-    if (result == CUDA_OK && shared > 0) /* or fewer blocks may fit than the launches count on */
-        result = cuda->cuFuncSetAttribute(*function, CUDA_FUNCTION_SHARED_CARVEOUT, 100);
-    return result == CUDA_OK ? ATTN_OK : cuda_fail(cuda, result, "kernels", name, error);
+    const cuda_wants wants = {.shared = (uint32_t)shared};
+    return cuda_function_find(instance->cuda, &instance->device, module, name, &wants, function,
+                              error);
 }
 
 /* Load a kernel file if the group's modes need it, and find its first kernel. */
@@ -223,8 +223,8 @@ static attn_status build_file(attn_instance *instance, const triton_group *group
     attn_status status =
         load_module(instance, names[file].file, constants, &build->modules[file], error);
     return status != ATTN_OK ? status
-                             : find_function(instance->cuda, build->modules[file],
-                                             names[file].kernel, shared[file], function, error);
+                             : find_function(instance, build->modules[file], names[file].kernel,
+                                             shared[file], function, error);
 }
 
 attn_status triton_build(attn_instance *instance, triton_group *group, int variant,
@@ -233,15 +233,15 @@ attn_status triton_build(attn_instance *instance, triton_group *group, int varia
     const cuda_api *cuda = instance->cuda;
     kernel_build *build = &group->builds[variant];
     kernel_constants constants;
-    build->shape = triton_shape(group, variant, instance->shared_memory);
+    build->shape = triton_shape(group, variant, instance->device.shared_memory);
     triton_constants(group, variant, &build->shape, &instance->options, &constants);
     attn_status status =
         build_file(instance, group, build, &constants, FILE_EXTEND, &build->extend, error);
     if (status == ATTN_OK)
         status = build_file(instance, group, build, &constants, FILE_DECODE, &build->decode, error);
     if (status == ATTN_OK && build->decode)
-        status = find_function(cuda, build->modules[FILE_DECODE], "attn_reduce", 0, &build->reduce,
-                               error);
+        status = find_function(instance, build->modules[FILE_DECODE], "attn_reduce", 0,
+                               &build->reduce, error);
     if (status == ATTN_OK)
         status = build_file(instance, group, build, &constants, FILE_SAVE_KV, &build->save, error);
     build->is_whole = status == ATTN_OK;

@@ -8,6 +8,7 @@
 #include "triton_like.h"
 
 #include "plugins/common/copy_sized.h"
+#include "plugins/common/cuda/launch.h"
 #include "plugins/common/operand.h"
 #include "plugins/common/plugin_error.h"
 
@@ -305,13 +306,12 @@ static attn_status launch(layer_call *call, cuda_function function, const char *
                           int32_t shared, attn_stream stream, attn_error *error)
 {
     void *params[] = {&call->params};
-    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0)
-        return ATTN_OK;
-    int result = call->instance->cuda->cuLaunchKernel(function, (unsigned)grid_x, (unsigned)grid_y,
-                                                      (unsigned)grid_z, (unsigned)threads, 1, 1,
-                                                      (unsigned)shared, stream, params, NULL);
-    return result == CUDA_OK ? ATTN_OK
-                             : cuda_fail(call->instance->cuda, result, "launch", name, error);
+    const cuda_launch run = {.function = function,
+                             .name = name,
+                             .grid = {grid_x, grid_y, grid_z},
+                             .block = {(uint32_t)threads},
+                             .shared = (uint32_t)shared};
+    return cuda_launch_run(call->instance->cuda, &run, params, stream, error);
 }
 
 /* Sizes that launch shapes are made of: of a graph's, the bounds. */

@@ -27,39 +27,13 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
     return ATTN_OK;
 }
 
-/* The device is that of the current context, which the host made. */
 static attn_status find_device(attn_instance *instance, const attn_problem *problem,
                                attn_error *error)
 {
-    const cuda_api *cuda = instance->cuda;
-    cuda_context context = NULL;
-    int device = 0, major = 0, minor = 0, sms = 0, shared = 0;
-    int result = cuda->cuCtxGetCurrent(&context);
-    if (result == CUDA_OK && !context)
-        return plugin_fail(error, ATTN_BAD_STATE, "no CUDA context is current");
-    if (result == CUDA_OK)
-        result = cuda->cuCtxGetDevice(&device);
-    if (result == CUDA_OK)
-        result = cuda->cuDeviceGetAttribute(&major, CUDA_DEVICE_MAJOR, device);
-    if (result == CUDA_OK)
-        result = cuda->cuDeviceGetAttribute(&minor, CUDA_DEVICE_MINOR, device);
-    if (result == CUDA_OK)
-        result = cuda->cuDeviceGetAttribute(&sms, CUDA_DEVICE_MULTIPROCESSORS, device);
-    if (result == CUDA_OK)
-        result = cuda->cuDeviceGetAttribute(&shared, CUDA_DEVICE_SHARED_MEMORY_OPTIN, device);
-    if (result != CUDA_OK)
-        return cuda_fail(cuda, result, "device", "asking it", error);
-    instance->sm = (uint32_t)(major * 10 + minor);
-    instance->num_sms = (uint32_t)sms;
-    instance->shared_memory = (uint32_t)shared;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        instance->groups[i].num_sms = instance->num_sms;
-    if (instance->sm != problem->device->sm)
-        return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
-                                 "the current device is sm_%u, the problem is for "
-                                 "sm_%u",
-                                 instance->sm, problem->device->sm);
-    return ATTN_OK;
+    attn_status status = cuda_facts_find(instance->cuda, problem->device, &instance->device, error);
+    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++)
+        instance->groups[i].num_sms = instance->device.num_sms;
+    return status;
 }
 
 attn_status triton_create(const attn_backend_type *type, const attn_problem *problems,

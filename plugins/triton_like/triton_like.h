@@ -16,7 +16,7 @@
 #define TRITON_LIKE_H
 
 #include "attn_plugin.h"
-#include "plugins/common/cuda_api.h"
+#include "plugins/common/cuda/device.h"
 #include "plugins/common/instance.h"
 #include "plugins/triton_like/kernels/params.h"
 #include "plugins/triton_like/kernels/splits.h"
@@ -166,9 +166,7 @@ struct attn_instance {
     const cuda_api *cuda;
     const nvrtc_api *nvrtc;
     triton_options options;
-    uint32_t sm;
-    uint32_t num_sms;
-    uint32_t shared_memory;
+    cuda_facts device;
     int32_t prepared;
     uint32_t num_groups;
     triton_group *groups; /* the groups and their layers lie behind the instance */

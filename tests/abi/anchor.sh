@@ -6,7 +6,7 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 abidiff=${ABIDIFF:-abidiff}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 if ! command -v "$abidiff" >/dev/null; then
     tap_skip "anchor.abi" "no abidiff here (Debian: abigail-tools)"

@@ -8,7 +8,7 @@
  */
 #include <cuda.h>
 
-#include "host/cuda_driver.h"
+#include "host/device/cuda_driver.h"
 
 #define SAME_RESULT(name, value, status) _Static_assert(CUDA_##name == (value), #name);
 CUDA_RESULT_MAP(SAME_RESULT)

@@ -6,7 +6,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

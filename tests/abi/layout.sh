@@ -6,7 +6,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 python=${PYTHON3:-python3}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 if ! command -v "$python" >/dev/null; then
     tap_skip "layout.golden" "no python3 here"

@@ -4,7 +4,7 @@
 # isa.sh: kernels that `isa = auto` does not take on a machine that has better ones: what linear
 # layers and absorbed latent attention mean, and the reasons of a no, with each isa that is named.
 set -u
-. "$ATTNHOST_TEST_SRCDIR/tests/tap.sh"
+. "$ATTNHOST_TEST_SRCDIR/tests/tools/tap.sh"
 
 # The reason why this plugin has no such kernels here, if it says so to the first case.
 lacks()
@@ -13,7 +13,7 @@ lacks()
 }
 
 for isa in generic avx2; do
-    for what in linear/MEAN-18 cpu_native/MEAN-19; do
+    for what in cpu_linear/MEAN-18 cpu_native/MEAN-19; do
         plugin=${what%/*} rule=${what#*/} name="$what with isa = $isa"
         output=$("$ATTNHOST_TEST_COMMAND" check "$ATTNHOST_TEST_PLUGIN_DIR/$plugin.so" \
             --option "isa=$isa" --filter "$rule.*" 2>&1 </dev/null)

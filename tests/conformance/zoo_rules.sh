@@ -6,7 +6,7 @@
 # zoo.txt, and docs/CONFORMANCE.md has them all.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT

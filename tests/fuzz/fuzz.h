@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "host/error.h"
+#include "host/base/error.h"
 
 /* The folder of the corpus. */
 extern const char fuzz_name[];

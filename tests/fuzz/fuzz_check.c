@@ -5,9 +5,9 @@
  */
 #include <string.h>
 
-#include "host/check/profile.h"
-#include "host/check/replay.h"
-#include "host/check/waivers.h"
+#include "host/check/suite/profile.h"
+#include "host/check/suite/replay.h"
+#include "host/check/suite/waivers.h"
 #include "tests/fuzz/fuzz.h"
 
 const char fuzz_name[] = "check";

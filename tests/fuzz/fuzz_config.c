@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/config.h"
-#include "host/model.h"
+#include "host/config/config.h"
+#include "host/model/model.h"
 #include "tests/fuzz/fuzz.h"
 
 static const char file_name[] = "fuzz.ini";

@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "host/model.h"
+#include "host/model/model.h"
 #include "tests/fuzz/fuzz.h"
 
 static const char file_name[] = "fuzz.json";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fuzz/fuzz_trace.h"
 
-#include "host/trace_row.h"
+#include "host/workload/trace_row.h"
 
 static void check_request(const struct trace *trace, int64_t index)
 {

@@ -5,7 +5,7 @@
 #ifndef TESTS_FUZZ_FUZZ_TRACE_H
 #define TESTS_FUZZ_FUZZ_TRACE_H
 
-#include "host/trace.h"
+#include "host/workload/trace.h"
 #include "tests/fuzz/fuzz.h"
 
 /* Read as `format` and as AUTO. Requests of what is accepted must be what trace.h says. */

@@ -4,7 +4,7 @@
 # the default run of `attnhost check`; see mutants.py. Arguments are its arguments.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
-. "$top/tests/tap.sh"
+. "$top/tests/tools/tap.sh"
 
 python=${PYTHON3:-python3}
 if test "$python" = no || ! command -v "$python" >/dev/null; then

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * error.h: one way to say what went wrong, shared by everything in host/.
+ *
+ * The first detector writes the message with its place (file, line, field, value, what is
+ * accepted); callers pass the status on silently. An attn_error pointer may be NULL.
+ */
+#ifndef HOST_BASE_ERROR_H
+#define HOST_BASE_ERROR_H
+
+#include "attn_types.h"
+
+/* An attn_error with room for its text; `base` is what is passed around. */
+typedef struct host_error {
+    attn_error base;
+    char text[1024];
+} host_error;
+
+/* An empty error whose text buffer is its own. The struct must not be copied afterwards. */
+void host_error_init(host_error *error);
+
+/* The message, never NULL: "" when nothing was written. */
+const char *host_error_text(const host_error *error);
+
+/* Write `code` and the formatted message into *error (which may be NULL) and return `code`. What is
+ * too long is cut before a character that has no room; control characters become '?'. */
+attn_status host_fail(attn_error *error, attn_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Put "prefix: " before the message that is already there, whose end is cut where there is no room
+ * for both; returns error's code, INTERNAL without an error. The arguments are not the message. */
+attn_status host_fail_prefix(attn_error *error, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* "INVALID_ARGUMENT" for ATTN_INVALID_ARGUMENT; "?" for an unknown code. */
+const char *host_status_name(attn_status status);
+
+#endif /* HOST_BASE_ERROR_H */

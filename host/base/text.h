@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * text.h: reading and building text, the same in every locale.
+ *
+ * The parsers take a whole string: no space before or after, no trailing characters, no empty text.
+ * They write their output only when they succeed. None of them looks at the process's locale, so an
+ * embedding program that has called setlocale() changes nothing.
+ */
+#ifndef HOST_BASE_TEXT_H
+#define HOST_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- Parsers --------------------------------------------------------------------------------- */
+
+/* A decimal integer with an optional sign; false if malformed or beyond the type. */
+bool text_parse_int64(const char *text, int64_t *value);
+
+/* Decimal digits only: a sign is malformed. */
+bool text_parse_uint64(const char *text, uint64_t *value);
+
+/* A finite decimal number such as 1, -0.5, .5 or 1e-3. NaN, infinity, hexadecimal and whatever
+ * overflows to infinity are refused; what underflows becomes the nearest double. */
+bool text_parse_double(const char *text, double *value);
+
+/* As text_parse_double(), and also nan, inf and infinity (any case, optional sign). */
+bool text_parse_any_double(const char *text, double *value);
+
+/* yes/no, true/false, on/off, 1/0; any case. */
+bool text_parse_bool(const char *text, bool *value);
+
+/* Bytes: digits and optionally K, M, G or T (any case), which multiply by powers of 1024. */
+bool text_parse_size(const char *text, uint64_t *bytes);
+
+/* A list of integers and ranges, `1 2 4 8-64/8`: separated by spaces or by one comma, each number
+ * in [min, max] (min >= 0) and larger than the one before, a range's end reached by its step (1
+ * when left out), at most `max_count` numbers.
+ *
+ * Returns NULL and *values (malloc'ed, the caller frees it; never NULL) with *count >= 1 numbers,
+ * or a static predicate for a message, such as "has a number out of range", or text_out_of_memory.
+ */
+const char *text_parse_range_list(const char *text, int64_t min, int64_t max, size_t max_count,
+                                  int64_t **values, size_t *count);
+
+/* What a parser that allocates returns when memory ran out; compared by address. */
+extern const char text_out_of_memory[];
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+/* The next item of a list separated by spaces or by one comma, starting at *cursor. Returns its
+ * first byte and *length, and moves *cursor behind the item and its separator; NULL at the end. An
+ * item of length 0 stands for a comma that has nothing before or after it. */
+const char *text_next_item(const char **cursor, size_t *length);
+
+/* ---- Words ----------------------------------------------------------------------------------- */
+
+/* ASCII equality that ignores case. */
+bool text_equal_ignoring_case(const char *a, const char *b);
+
+/* Space, tab, newline, carriage return, vertical tab or form feed. */
+bool text_is_space(char c);
+
+/* The name among names[0..count) that `word` is most likely a misspelling of (insertions,
+ * deletions, replacements and swapped neighbours, at most one per three characters and never a
+ * whole word); the first one if several are as near. Case is ignored. NULL entries are skipped.
+ * Returns an entry of `names`, or NULL when nothing is near. */
+const char *text_nearest(const char *word, const char *const *names, size_t count);
+
+/* Bytes as lower-case hexadecimal digits and a NUL: 2 * length + 1 characters. */
+void text_hex(const uint8_t *bytes, size_t length, char *hex);
+
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
+
+/* Where `text` was cut within a character of several bytes, end it before that character. */
+void text_cut_incomplete(char *text);
+
+/* ---- Growable string ------------------------------------------------------------------------- */
+
+/* A string under construction. When memory runs out, `failed` is set, further appends do nothing,
+ * and strbuf_steal() returns NULL: one check at the end is enough. */
+typedef struct strbuf {
+    char *data;    /* NUL-terminated; NULL while nothing was appended */
+    size_t length; /* bytes, without the NUL */
+    size_t capacity;
+    bool failed;
+} strbuf;
+
+void strbuf_init(strbuf *buffer);
+void strbuf_finish(strbuf *buffer);
+
+void strbuf_append(strbuf *buffer, const char *text);
+void strbuf_append_bytes(strbuf *buffer, const char *bytes, size_t length);
+void strbuf_appendf(strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* What is there so far, never NULL; valid until the next call. */
+const char *strbuf_text(const strbuf *buffer);
+
+/* Hand the string to the caller, who frees it, and leave the buffer empty. NULL when memory ran out
+ * on the way. */
+char *strbuf_steal(strbuf *buffer);
+
+#endif /* HOST_BASE_TEXT_H */

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_pool.h: the memory of KV caches and recurrent states.
+ *
+ * One buffer for each layer that owns one (model.buffers), in the layout its layer group's problem
+ * names:
+ *
+ *   kv.nhd/1, kv.hnd/1    `key` and `value` apart, [pages, ...]
+ *   mla.latent/1, _fp8/1  `key` alone: the latent, whose first part is the value
+ *   state.*               `state` [slots, heads, ...] and `conv` [slots, channels, width - 1]
+ *
+ * Page 0 and state slot 0 are padding: zero at the start, never allocated. A slot of the allocator
+ * is page * page_size + offset in every buffer alike.
+ */
+#ifndef HOST_CACHE_KV_POOL_H
+#define HOST_CACHE_KV_POOL_H
+
+#include "attn_plugin.h"
+#include "host/device/device.h"
+#include "host/model/model.h"
+
+/* What the pool is made of; one entry for each layer group of the model. */
+struct kv_pool_group {
+    const char *kv_layout;    /* NULL = no cache */
+    const char *state_layout; /* NULL = no state */
+    attn_dtype kv_dtype;
+};
+
+struct kv_pool_params {
+    const struct kv_pool_group *groups; /* [model.num_groups] */
+    int32_t page_size;                  /* tokens */
+    int64_t num_pages;                  /* page 0 included */
+    int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
+    bool poison; /* fill what nobody has written with NaN, so that reading it shows */
+};
+
+struct kv_pool_buffer {
+    attn_tensor key, value;  /* struct_size 0 = absent */
+    attn_tensor state, conv; /* likewise */
+};
+
+struct kv_pool {
+    const struct device *device;
+    uint32_t num_buffers;
+    struct kv_pool_buffer *buffers; /* [model.num_buffers] */
+    void **memory;                  /* what was allocated */
+    uint32_t num_memory;
+    uint64_t bytes; /* in all */
+};
+
+/* Bytes that one more token takes in all buffers together; states take none. */
+uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups);
+
+/* Bytes that one more state slot takes in all buffers together. */
+uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups);
+
+/* Allocate all buffers and fill them; that is done when it returns, whichever stream they are used
+ * in. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; nothing is left behind then. The
+ * pool is the caller's. */
+attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
+                           const struct device *device, struct kv_pool **pool, attn_error *error);
+
+/* NULL is accepted. */
+void kv_pool_destroy(struct kv_pool *pool);
+
+#endif /* HOST_CACHE_KV_POOL_H */

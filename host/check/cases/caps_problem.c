@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/caps_problem.h"
+
+#include "host/base/dtype.h"
+#include "host/base/mix.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+static void link_parts(struct caps_problem *p)
+{
+    p->group.layers = p->layers;
+    p->group.mla = p->group.mla ? &p->mla : NULL;
+    p->group.linear = p->group.linear ? &p->linear : NULL;
+    p->group.sparse = p->group.sparse ? &p->sparse : NULL;
+    p->problem.device = &p->device;
+    p->problem.group = &p->group;
+    p->problem.bounds = &p->bounds;
+    p->problem.features = p->problem.num_features ? p->features : NULL;
+}
+
+void caps_problem_init(struct caps_problem *p, const struct case_spec *spec,
+                       const attn_device *device)
+{
+    struct spec_problem posed;
+    spec_problem_init(&posed, spec, device);
+    memset(p, 0, sizeof *p);
+    p->device = *device;
+    memcpy(p->layers, posed.layers, sizeof p->layers);
+    p->group = posed.group;
+    p->bounds = posed.bounds;
+    p->problem = posed.problem;
+    p->mla = (attn_mla_dims){sizeof p->mla, 512, 64, 128};
+    p->linear = (attn_linear_dims){.struct_size = sizeof p->linear,
+                                   .num_k_heads = 2,
+                                   .num_v_heads = 4,
+                                   .head_k_dim = 64,
+                                   .head_v_dim = 64,
+                                   .conv_width = 4,
+                                   .state_dtype = ATTN_F32,
+                                   .conv_dtype = ATTN_BF16};
+    p->sparse = (attn_sparse_dims){.struct_size = sizeof p->sparse, .top_k = 64, .block_size = 1};
+    link_parts(p);
+}
+
+void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from)
+{
+    *to = *from;
+    link_parts(to);
+}
+
+/* ---- Setting a field ------------------------------------------------------------------------- */
+
+/* Members that are numbers: where they lie, by field. */
+enum number_type { NUMBER_I32, NUMBER_U32, NUMBER_I64, NUMBER_FLOAT };
+struct number_field {
+    uint32_t field;
+    enum number_type type;
+    size_t offset; /* in struct caps_problem */
+};
+#define AT(member) offsetof(struct caps_problem, member)
+
+static const struct number_field number_fields[] = {
+    {ATTN_FIELD_DEVICE_TYPE, NUMBER_I32, AT(device.type)},
+    {ATTN_FIELD_DEVICE_SM, NUMBER_U32, AT(device.sm)},
+    {ATTN_FIELD_DEVICE_SHARED_MEMORY, NUMBER_U32, AT(device.shared_memory)},
+    {ATTN_FIELD_DEVICE_DRIVER, NUMBER_U32, AT(device.driver_version)},
+    {ATTN_FIELD_DEVICE_CPU_ISA, NUMBER_U32, AT(device.cpu_isa)},
+    {ATTN_FIELD_KIND, NUMBER_U32, AT(group.kind)},
+    {ATTN_FIELD_ATTN_TYPE, NUMBER_U32, AT(group.attn_type)},
+    {ATTN_FIELD_NUM_Q_HEADS, NUMBER_I32, AT(group.num_q_heads)},
+    {ATTN_FIELD_NUM_KV_HEADS, NUMBER_I32, AT(group.num_kv_heads)},
+    {ATTN_FIELD_HEAD_DIM, NUMBER_I32, AT(group.head_dim)},
+    {ATTN_FIELD_V_HEAD_DIM, NUMBER_I32, AT(group.v_head_dim)},
+    {ATTN_FIELD_WINDOW_LEFT, NUMBER_I32, AT(group.window_left)},
+    {ATTN_FIELD_WINDOW_RIGHT, NUMBER_I32, AT(group.window_right)},
+    {ATTN_FIELD_ATTENTION_CHUNK, NUMBER_I32, AT(group.attention_chunk)},
+    {ATTN_FIELD_SM_SCALE, NUMBER_FLOAT, AT(group.sm_scale)},
+    {ATTN_FIELD_LOGIT_CAP, NUMBER_FLOAT, AT(group.logit_cap)},
+    {ATTN_FIELD_SCALE_GRANULARITY, NUMBER_U32, AT(group.kv_scale_granularity)},
+    {ATTN_FIELD_NUM_LAYERS, NUMBER_U32, AT(group.num_layers)},
+    {ATTN_FIELD_LAYERS, NUMBER_U32, AT(layers[0].flags)},
+    {ATTN_FIELD_PAGE_SIZE, NUMBER_I32, AT(problem.page_size)},
+    {ATTN_FIELD_MODES, NUMBER_U32, AT(bounds.modes)},
+    {ATTN_FIELD_MASK_KINDS, NUMBER_U32, AT(bounds.mask_kinds)},
+    {ATTN_FIELD_USES, NUMBER_U32, AT(bounds.uses)},
+    {ATTN_FIELD_MAX_SEQS, NUMBER_I32, AT(bounds.max_seqs)},
+    {ATTN_FIELD_MAX_TOKENS, NUMBER_I32, AT(bounds.max_tokens)},
+    {ATTN_FIELD_MAX_Q_LEN, NUMBER_I32, AT(bounds.max_q_len)},
+    {ATTN_FIELD_MAX_KV_LEN, NUMBER_I32, AT(bounds.max_kv_len)},
+    {ATTN_FIELD_MAX_KV_TOKENS, NUMBER_I64, AT(bounds.max_kv_tokens)},
+    {ATTN_FIELD_GRAPH_LEVEL, NUMBER_U32, AT(problem.graph_level)},
+    {ATTN_FIELD_NEED_NOTES, NUMBER_U32, AT(problem.need_notes)},
+    {ATTN_FIELD_MLA_EXPANDED, NUMBER_U32, AT(problem.mla_expanded)},
+    {ATTN_FIELD_KV_LORA_RANK, NUMBER_I32, AT(mla.kv_lora_rank)},
+    {ATTN_FIELD_ROPE_DIM, NUMBER_I32, AT(mla.rope_dim)},
+    {ATTN_FIELD_NOPE_DIM, NUMBER_I32, AT(mla.nope_dim)},
+    {ATTN_FIELD_LINEAR_FAMILY, NUMBER_U32, AT(linear.family)},
+    {ATTN_FIELD_LINEAR_FLAGS, NUMBER_U32, AT(linear.flags)},
+    {ATTN_FIELD_CONV_WIDTH, NUMBER_I32, AT(linear.conv_width)},
+    {ATTN_FIELD_INDEX_KIND, NUMBER_U32, AT(sparse.index_kind)},
+    {ATTN_FIELD_TOP_K, NUMBER_I32, AT(sparse.top_k)},
+    {ATTN_FIELD_BLOCK_SIZE, NUMBER_I32, AT(sparse.block_size)},
+    {ATTN_FIELD_LABEL_CACHE, NUMBER_I32, AT(sparse.label_dim)},
+};
+
+static const struct number_field dtype_fields[] = {
+    {ATTN_FIELD_Q_DTYPE, NUMBER_U32, AT(problem.q_dtype)},
+    {ATTN_FIELD_KV_DTYPE, NUMBER_U32, AT(problem.kv_dtype)},
+    {ATTN_FIELD_OUT_DTYPE, NUMBER_U32, AT(problem.out_dtype)},
+    {ATTN_FIELD_STATE_DTYPE, NUMBER_U32, AT(linear.state_dtype)},
+};
+
+#define NUM_FIELDS(fields) (sizeof(fields) / sizeof((fields)[0]))
+
+static const struct number_field *find_field(const struct number_field *fields, size_t count,
+                                             uint32_t field)
+{
+    for (size_t n = 0; n < count; n++)
+        if (fields[n].field == field)
+            return &fields[n];
+    return NULL;
+}
+
+static void write_number(struct caps_problem *p, const struct number_field *at, double value)
+{
+    char *to = (char *)p + at->offset;
+    int64_t whole = value >= 9.2e18 ? INT64_MAX : value <= -9.2e18 ? INT64_MIN : (int64_t)value;
+    int32_t i32 = (int32_t)(whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : whole);
+    uint32_t u32 = (uint32_t)whole;
+    float real = (float)value;
+    switch (at->type) {
+    case NUMBER_I32:
+        memcpy(to, &i32, sizeof i32);
+        break;
+    case NUMBER_U32:
+        memcpy(to, &u32, sizeof u32);
+        break;
+    case NUMBER_I64:
+        memcpy(to, &whole, sizeof whole);
+        break;
+    case NUMBER_FLOAT:
+        memcpy(to, &real, sizeof real);
+    }
+}
+
+static void set_flag(uint32_t *flags, uint32_t flag, bool on)
+{
+    *flags = on ? *flags | flag : *flags & ~flag;
+}
+
+static void drop_features(struct caps_problem *p)
+{
+    p->problem.num_features = 0;
+    p->problem.features = NULL;
+    p->group.flags &= (uint32_t)(ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI);
+}
+
+/* Layer kinds come with their dimensions. */
+static void complete_kind(struct caps_problem *p)
+{
+    p->group.mla = p->group.kind == ATTN_KIND_MLA ? &p->mla : NULL;
+    p->group.linear = p->group.kind == ATTN_KIND_LINEAR ? &p->linear : NULL;
+    p->group.sparse = p->group.kind == ATTN_KIND_SPARSE ? &p->sparse : NULL;
+}
+
+bool caps_can_set(uint32_t field)
+{
+    return find_field(number_fields, NUM_FIELDS(number_fields), field) ||
+           caps_is_dtype_field(field) || field == ATTN_FIELD_SINKS || field == ATTN_FIELD_ALIBI ||
+           field == ATTN_FIELD_GQA_RATIO || field == ATTN_FIELD_FEATURE ||
+           field == ATTN_FIELD_KV_LAYOUT || field == ATTN_FIELD_STATE_LAYOUT;
+}
+
+bool caps_is_dtype_field(uint32_t field)
+{
+    return find_field(dtype_fields, NUM_FIELDS(dtype_fields), field) != NULL;
+}
+
+bool caps_is_bound(uint32_t field)
+{
+    return (field >= ATTN_FIELD_MODES && field <= ATTN_FIELD_MAX_KV_TOKENS);
+}
+
+bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
+{
+    const struct number_field *at = find_field(number_fields, NUM_FIELDS(number_fields), field);
+    if (at)
+        write_number(p, at, value);
+    if (field == ATTN_FIELD_KIND)
+        complete_kind(p);
+    else if (field == ATTN_FIELD_LAYERS)
+        p->layers[1].flags = p->layers[0].flags; /* the field stands for those of all layers */
+    else if (at)
+        return true;
+    else if (field == ATTN_FIELD_SINKS)
+        set_flag(&p->group.flags, ATTN_GROUP_HAS_SINKS, value != 0);
+    else if (field == ATTN_FIELD_ALIBI)
+        set_flag(&p->group.flags, ATTN_GROUP_HAS_ALIBI, value != 0);
+    else if (field == ATTN_FIELD_GQA_RATIO)
+        p->group.num_q_heads = (int32_t)value * p->group.num_kv_heads;
+    else if (field == ATTN_FIELD_FEATURE)
+        drop_features(p);
+    else
+        return false;
+    return true;
+}
+
+/* ---- Words ----------------------------------------------------------------------------------- */
+
+struct word {
+    uint32_t field;
+    const char *word;
+    double value;
+};
+
+static const struct word words[] = {
+    {ATTN_FIELD_DEVICE_TYPE, "cpu", ATTN_DEVICE_CPU},
+    {ATTN_FIELD_DEVICE_TYPE, "cuda", ATTN_DEVICE_CUDA},
+    {ATTN_FIELD_DEVICE_CPU_ISA, "avx2", ATTN_CPU_AVX2},
+    {ATTN_FIELD_DEVICE_CPU_ISA, "avx512", ATTN_CPU_AVX2 | ATTN_CPU_AVX512},
+    {ATTN_FIELD_KIND, "softmax", ATTN_KIND_SOFTMAX},
+    {ATTN_FIELD_KIND, "mla", ATTN_KIND_MLA},
+    {ATTN_FIELD_KIND, "linear", ATTN_KIND_LINEAR},
+    {ATTN_FIELD_KIND, "sparse", ATTN_KIND_SPARSE},
+    {ATTN_FIELD_ATTN_TYPE, "decoder", ATTN_TYPE_DECODER},
+    {ATTN_FIELD_ATTN_TYPE, "encoder_only", ATTN_TYPE_ENCODER_ONLY},
+    {ATTN_FIELD_ATTN_TYPE, "cross", ATTN_TYPE_CROSS},
+    {ATTN_FIELD_SCALE_GRANULARITY, "none", ATTN_SCALE_NONE},
+    {ATTN_FIELD_SCALE_GRANULARITY, "per_tensor", ATTN_SCALE_PER_TENSOR},
+    {ATTN_FIELD_SCALE_GRANULARITY, "per_head", ATTN_SCALE_PER_HEAD},
+    {ATTN_FIELD_SINKS, "absent", 0},
+    {ATTN_FIELD_ALIBI, "absent", 0},
+    {ATTN_FIELD_FEATURE, "absent", 0},
+    {ATTN_FIELD_LOGIT_CAP, "absent", 0},
+    {ATTN_FIELD_LABEL_CACHE, "absent", 0},
+    {ATTN_FIELD_LINEAR_FAMILY, "gdn", ATTN_LINEAR_GDN},
+    {ATTN_FIELD_LINEAR_FAMILY, "mamba2", ATTN_LINEAR_MAMBA2},
+    {ATTN_FIELD_LINEAR_FAMILY, "kda", ATTN_LINEAR_KDA},
+    {ATTN_FIELD_LINEAR_FAMILY, "lightning", ATTN_LINEAR_LIGHTNING},
+    {ATTN_FIELD_LINEAR_FAMILY, "short_conv", ATTN_LINEAR_SHORT_CONV},
+};
+
+static const char *const layouts[] = {
+    ATTN_LAYOUT_KV_NHD,         ATTN_LAYOUT_KV_HND,       ATTN_LAYOUT_MLA_LATENT,
+    ATTN_LAYOUT_MLA_LATENT_FP8, ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
+};
+
+/* A layout that the public ids do not have cannot be tried: false. */
+static bool set_layout(const char **layout, const char *word)
+{
+    if (strcmp(word, "absent") == 0) {
+        *layout = NULL;
+        return true;
+    }
+    for (size_t n = 0; n < NUM_FIELDS(layouts); n++)
+        if (strcmp(layouts[n], word) == 0) {
+            *layout = layouts[n];
+            return true;
+        }
+    return false;
+}
+
+bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
+{
+    const struct number_field *dtype = find_field(dtype_fields, NUM_FIELDS(dtype_fields), field);
+    attn_dtype parsed;
+    if (dtype) {
+        if (dtype_parse(word, &parsed) != 0)
+            return false;
+        memcpy((char *)p + dtype->offset, &parsed, sizeof parsed);
+        return true;
+    }
+    if (field == ATTN_FIELD_KV_LAYOUT)
+        return set_layout(&p->problem.kv_layout, word);
+    if (field == ATTN_FIELD_STATE_LAYOUT)
+        return set_layout(&p->problem.state_layout, word);
+    for (size_t n = 0; n < NUM_FIELDS(words); n++)
+        if (words[n].field == field && strcmp(words[n].word, word) == 0)
+            return caps_set_number(p, field, words[n].value);
+    return false;
+}
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+/* A number without sign games: digits, maybe a minus before and a fraction behind, not the dots of
+ * a range. */
+static const char *read_number(const char *text, double *value)
+{
+    const char *end = text + (*text == '-');
+    if (!isdigit((unsigned char)*end))
+        return NULL;
+    while (isdigit((unsigned char)*end))
+        end++;
+    if (end[0] == '.' && isdigit((unsigned char)end[1]))
+        for (end++; isdigit((unsigned char)*end);)
+            end++;
+    char digits[64] = "";
+    if ((size_t)(end - text) >= sizeof digits)
+        return NULL;
+    memcpy(digits, text, (size_t)(end - text));
+    *value = strtod(digits, NULL);
+    return end;
+}
+
+static const char *read_range(const char *text, struct caps_item *item)
+{
+    const char *end = read_number(text, &item->from);
+    item->is_number = true;
+    item->to = item->from;
+    item->step = 1;
+    if (end && strncmp(end, "..", 2) == 0)
+        end = read_number(end + 2, &item->to);
+    if (end && *end == '/')
+        end = read_number(end + 1, &item->step);
+    return end && item->to >= item->from && item->step > 0 ? end : NULL;
+}
+
+/* Words begin with a letter and hold no range. */
+static const char *read_word(const char *text, struct caps_item *item)
+{
+    size_t length = strcspn(text, ",");
+    item->is_number = false;
+    if (length == 0 || length >= sizeof item->word || !isalpha((unsigned char)*text))
+        return NULL;
+    memcpy(item->word, text, length);
+    item->word[length] = '\0';
+    return strstr(item->word, "..") ? NULL : text + length;
+}
+
+int caps_next_item(const char **text, struct caps_item *item)
+{
+    const char *at = *text;
+    if (*at == '\0' || strcmp(at, "nothing") == 0)
+        return 0;
+    const char *end =
+        isdigit((unsigned char)*at) || *at == '-' ? read_range(at, item) : read_word(at, item);
+    if (!end)
+        return -1;
+    if (strncmp(end, ", ", 2) == 0 && end[2] != '\0')
+        end += 2;
+    else if (*end != '\0')
+        return -1;
+    *text = end;
+    return 1;
+}
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+/* What fields are set to; what is of no list stands among what is. */
+struct anything {
+    uint32_t field;
+    int32_t count;
+    double values[10];
+};
+
+static const struct anything anything[] = {
+    {ATTN_FIELD_DEVICE_TYPE, 3, {1, 2, 77}},
+    {ATTN_FIELD_DEVICE_SM, 5, {0, 70, 80, 90, 100}},
+    {ATTN_FIELD_DEVICE_CPU_ISA, 2, {0, 3}},
+    {ATTN_FIELD_KIND, 5, {0, 1, 2, 3, 4}},
+    {ATTN_FIELD_ATTN_TYPE, 4, {0, 1, 2, 3}},
+    {ATTN_FIELD_NUM_Q_HEADS, 6, {1, 2, 8, 64, 128, 3}},
+    {ATTN_FIELD_NUM_KV_HEADS, 5, {1, 2, 8, 16, 5}},
+    {ATTN_FIELD_HEAD_DIM, 10, {0, 1, 7, 64, 72, 128, 192, 256, 576, 4096}},
+    {ATTN_FIELD_V_HEAD_DIM, 10, {0, 1, 7, 64, 72, 128, 192, 256, 512, 4096}},
+    {ATTN_FIELD_WINDOW_LEFT, 5, {-1, 0, 15, 127, 4096}},
+    {ATTN_FIELD_WINDOW_RIGHT, 4, {-1, 0, 3, 100}},
+    {ATTN_FIELD_ATTENTION_CHUNK, 4, {0, 1, 64, 8192}},
+    {ATTN_FIELD_LOGIT_CAP, 3, {0, 30, 50}},
+    {ATTN_FIELD_SINKS, 2, {0, 1}},
+    {ATTN_FIELD_ALIBI, 2, {0, 1}},
+    {ATTN_FIELD_SCALE_GRANULARITY, 4, {0, 1, 2, 3}},
+    {ATTN_FIELD_NUM_LAYERS, 2, {1, 2}},
+    {ATTN_FIELD_LAYERS, 3, {0, 1, 256}},
+    {ATTN_FIELD_PAGE_SIZE, 7, {1, 3, 16, 64, 128, 256, 1000}},
+    {ATTN_FIELD_MODES, 10, {0, 1, 2, 3, 4, 8, 16, 63, 64, 0x80000001}},
+    {ATTN_FIELD_MASK_KINDS, 8, {0, 1, 2, 4, 8, 15, 16, 0x40000001}},
+    {ATTN_FIELD_USES, 10, {0, 1, 2, 4, 8, 16, 32, 63, 64, 0x20000000}},
+    {ATTN_FIELD_MAX_SEQS, 6, {-1, 0, 1, 64, 4096, 2147483647}},
+    {ATTN_FIELD_MAX_TOKENS, 5, {-5, 0, 64, 8192, 2147483647}},
+    {ATTN_FIELD_MAX_Q_LEN, 4, {-1, 0, 64, 8192}},
+    {ATTN_FIELD_MAX_KV_LEN, 5, {-1, 0, 512, 131072, 2147483647}},
+    {ATTN_FIELD_MAX_KV_TOKENS, 5, {-1, 0, 4096, 1 << 20, 1e12}},
+    {ATTN_FIELD_GRAPH_LEVEL, 5, {0, 1, 2, 3, 4}},
+    {ATTN_FIELD_NEED_NOTES, 7, {0, 1, 2, 3, 4, 7, 1 << 20}},
+};
+
+static const attn_dtype any_dtype[] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
+                                       ATTN_FP8_E5M2, ATTN_F64, ATTN_I32,  ATTN_U8};
+static const char *const any_layout[] = {
+    ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND, ATTN_LAYOUT_MLA_LATENT,
+    "kv.nhd/2",         "kv.nhd/1 ",        ATTN_LAYOUT_STATE_SSM_KV};
+
+static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
+{
+    return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
+}
+
+static void set_anything(struct caps_problem *p, uint64_t seed)
+{
+    enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 3, OTHERS = 4 };
+    int32_t which = draw(seed, 0, NUMBERS + DTYPES + OTHERS);
+    if (which < (int32_t)NUMBERS) {
+        const struct anything *any = &anything[which];
+        caps_set_number(p, any->field, any->values[draw(seed, 1, any->count)]);
+        p->elsewhere |= any->field <= ATTN_FIELD_DEVICE_CPU_ISA;
+    } else if (which < (int32_t)NUMBERS + DTYPES) {
+        attn_dtype dtype = any_dtype[draw(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
+        memcpy((char *)p + dtype_fields[which - (int32_t)NUMBERS].offset, &dtype, sizeof dtype);
+    } else if (which < (int32_t)NUMBERS + DTYPES + 2) {
+        p->problem.kv_layout = any_layout[draw(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
+    } else if (which == (int32_t)NUMBERS + DTYPES + 2) {
+        p->group.flags |= 1u << (2 + draw(seed, 1, 30));
+    } else {
+        p->features[0] = "attn.unheard_of/1";
+        p->problem.num_features = 1;
+        p->problem.features = p->features;
+    }
+}
+
+/* A cache where there is one, and none where there is not: else the problem makes no sense, and how
+ * to mend it cannot be told. */
+static void complete_cache(struct caps_problem *p)
+{
+    bool encoder = p->group.attn_type == ATTN_TYPE_ENCODER_ONLY;
+    if (encoder)
+        p->problem.kv_layout = NULL;
+    else if (!p->problem.kv_layout)
+        p->problem.kv_layout = ATTN_LAYOUT_KV_NHD;
+    if (encoder || p->problem.page_size == 0)
+        p->problem.page_size = encoder ? 0 : 16;
+}
+
+void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64_t seed)
+{
+    static const int32_t how_many[] = {0, 1, 1, 1, 2, 2, 3, 5};
+    struct grid_point point = grid->base;
+    struct case_spec spec;
+    for (uint64_t n = 0; n < 8; n++) {
+        struct grid_point drawn = grid_random(grid, seed, n);
+        if (grid_spec(grid, &drawn, &spec)) {
+            point = drawn;
+            break;
+        }
+    }
+    point.value[AXIS_FORM] = 0; /* the options are the backend's own */
+    grid_spec(grid, &point, &spec);
+    caps_problem_init(p, &spec, &grid->backend.device->info);
+    int32_t count = how_many[draw(seed, 1000, 8)];
+    for (int32_t n = 0; n < count; n++)
+        set_anything(p, mix_absorb(seed, (uint64_t)n + 1));
+    complete_cache(p);
+}
+
+/* ---- Telling it ------------------------------------------------------------------------------ */
+
+void caps_problem_describe(const struct caps_problem *p, char *text, size_t size)
+{
+    const attn_layer_group *g = &p->group;
+    const attn_bounds *b = &p->bounds;
+    snprintf(text, size,
+             "device %d sm %u isa %#x, kind %u, attn_type %u, flags %#x, layers %u of flags %#x, "
+             "heads %d/%d, dim %d/%d, window %d, %d, chunk %d, cap %g, granularity %u, layout %s, "
+             "q %s kv %s out %s, page %d, modes %#x, masks %#x, uses %#x, bounds %d %d %d %d %lld, "
+             "graph %u, notes %#x, features %u",
+             p->device.type, p->device.sm, p->device.cpu_isa, g->kind, g->attn_type, g->flags,
+             g->num_layers, p->layers[0].flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
+             g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
+             (double)g->logit_cap, g->kv_scale_granularity,
+             p->problem.kv_layout ? p->problem.kv_layout : "absent", dtype_name(p->problem.q_dtype),
+             dtype_name(p->problem.kv_dtype), dtype_name(p->problem.out_dtype),
+             p->problem.page_size, b->modes, b->mask_kinds, b->uses, b->max_seqs, b->max_tokens,
+             b->max_q_len, b->max_kv_len, (long long)b->max_kv_tokens, p->problem.graph_level,
+             p->problem.need_notes, p->problem.num_features);
+}
+
+/* ---- A batch for it -------------------------------------------------------------------------- */
+
+/* One of the bits of a set; -1 = it is empty. */
+static int32_t pick_bit(uint32_t set, uint64_t seed, uint64_t n)
+{
+    if (set == 0)
+        return -1;
+    for (int32_t skip = draw(seed, n, __builtin_popcount(set)); skip > 0; skip--)
+        set &= set - 1;
+    return __builtin_ctz(set);
+}
+
+static int32_t bounded(int32_t wanted, int64_t bound)
+{
+    return bound > 0 && bound < wanted ? (int32_t)bound : wanted;
+}
+
+/* As many sequences, queries and keys as the bounds leave, but few. */
+static bool fit_lengths(const struct caps_problem *p, struct case_spec *spec)
+{
+    const attn_bounds *b = &p->bounds;
+    bool decode = spec->mode == ATTN_MODE_DECODE;
+    int64_t page = spec->page_size > 0 ? spec->page_size : 1;
+    spec->num_sequences = bounded(3, b->max_seqs);
+    int32_t q_len = bounded(decode ? 1 : 5, b->max_q_len);
+    while (spec->num_sequences > 1 && b->max_tokens > 0 &&
+           (int64_t)spec->num_sequences * q_len > b->max_tokens)
+        spec->num_sequences--;
+    q_len = bounded(q_len, b->max_tokens);
+    while (spec->num_sequences > 1 && b->max_kv_tokens > 0 &&
+           b->max_kv_tokens / spec->num_sequences / page * page < q_len + 20)
+        spec->num_sequences--;
+    int32_t keys = bounded(q_len + 20, b->max_kv_len);
+    if (b->max_kv_tokens > 0)
+        keys = bounded(keys, b->max_kv_tokens / spec->num_sequences / page * page);
+    if (b->max_kv_tokens > 0 && b->max_kv_tokens / spec->num_sequences / page == 0)
+        return false;
+    if (q_len > keys)
+        q_len = keys;
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        spec->sequences[s] = (struct case_sequence){
+            .prefix_len = spec->attn_type == ATTN_TYPE_ENCODER_ONLY ? 0 : keys - q_len,
+            .num_new = q_len,
+            .num_new_keys = spec->attn_type == ATTN_TYPE_CROSS && !spec->from_cache ? q_len : 0};
+    return q_len > 0;
+}
+
+/* Uses that the batch may have, it has now and then. */
+static void choose_uses(const struct caps_problem *p, uint64_t seed, struct case_spec *spec)
+{
+    uint32_t uses = p->bounds.uses;
+    bool cached = spec->attn_type != ATTN_TYPE_ENCODER_ONLY;
+    bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS;
+    spec->explicit_positions = uses & ATTN_USES_POSITIONS && custom && !cross && draw(seed, 10, 2);
+    spec->multi_item = uses & ATTN_USES_MULTI_ITEM && spec->mask_kind == ATTN_MASK_LAYER &&
+                       !cross && draw(seed, 11, 2);
+    spec->wants_lse = uses & ATTN_USES_LSE;
+    if (uses & ATTN_USES_OMIT_SINK && draw(seed, 12, 2))
+        spec->flags |= ATTN_FORWARD_OMIT_SINK;
+    spec->from_cache =
+        cached && (p->layers[0].flags & ATTN_LAYER_KV_READ_ONLY || draw(seed, 13, 4) == 0);
+    bool unsaved = uses & ATTN_USES_UNSAVED_KV && draw(seed, 14, 2);
+    if (cached && !spec->from_cache && !unsaved)
+        spec->flags |= ATTN_FORWARD_SAVE_KV;
+}
+
+bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_spec *spec)
+{
+    const attn_layer_group *g = &p->group;
+    uint32_t modes = p->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    int32_t mode = pick_bit(modes, seed, 1), mask = pick_bit(p->bounds.mask_kinds, seed, 2);
+    if (g->kind != ATTN_KIND_SOFTMAX || p->elsewhere || mode < 0 || mask < 0)
+        return false;
+    bool encoder = g->attn_type == ATTN_TYPE_ENCODER_ONLY;
+    if (encoder && p->layers[0].flags & ATTN_LAYER_KV_READ_ONLY) /* of what? */
+        return false;
+    *spec = (struct case_spec){.mode = (uint32_t)mode,
+                               .attn_type = g->attn_type,
+                               .q_dtype = p->problem.q_dtype,
+                               .kv_dtype = p->problem.kv_dtype,
+                               .out_dtype = p->problem.out_dtype,
+                               .kv_layout = encoder ? NULL : p->problem.kv_layout,
+                               .num_q_heads = g->num_q_heads,
+                               .num_kv_heads = g->num_kv_heads,
+                               .head_dim = g->head_dim,
+                               .v_head_dim = g->v_head_dim,
+                               .page_size = encoder ? 0 : p->problem.page_size,
+                               .index_form = ATTN_INDEX_BLOCK_TABLE,
+                               .slots = SLOTS_SHUFFLED_PAGES,
+                               .mask_kind = (uint32_t)mask,
+                               .window_left = g->window_left,
+                               .window_right = g->window_right,
+                               .attention_chunk = g->attention_chunk,
+                               .logit_cap = g->logit_cap,
+                               .sm_scale = g->sm_scale,
+                               .alibi = g->flags & ATTN_GROUP_HAS_ALIBI,
+                               .sinks = g->flags & ATTN_GROUP_HAS_SINKS,
+                               .scale_granularity = g->kv_scale_granularity};
+    choose_uses(p, seed, spec);
+    return fit_lengths(p, spec) && !case_spec_defect(spec);
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps_problem.h: problems for the checks of query: random ones, and the same with single fields
+ * set to what a reason's `accepted` says.
+ */
+#ifndef HOST_CHECK_CASES_CAPS_PROBLEM_H
+#define HOST_CHECK_CASES_CAPS_PROBLEM_H
+
+#include <stdbool.h>
+
+#include "attn_problem.h"
+#include "host/check/cases/grid.h"
+
+/* A problem with all that it points to but strings. Initialised in place; caps_problem_copy() makes
+ * another. */
+struct caps_problem {
+    attn_device device;
+    attn_layer layers[2];
+    attn_layer_group group;
+    attn_mla_dims mla;
+    attn_linear_dims linear;
+    attn_sparse_dims sparse;
+    attn_bounds bounds;
+    const char *features[2];
+    attn_problem problem;
+    bool elsewhere; /* its device is not the one that is here */
+};
+
+/* The problem of a spec on a device. */
+void caps_problem_init(struct caps_problem *p, const struct case_spec *spec,
+                       const attn_device *device);
+void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from);
+
+/* A random problem: a point of the grid, accepted or not, with up to five fields set to anything,
+ * what is of no list included. A function of the seed. */
+void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64_t seed);
+
+/* One line that tells the problem, for messages. */
+void caps_problem_describe(const struct caps_problem *p, char *text, size_t size);
+
+/* A small batch within the bounds, for a problem of the device that is here: the spec of a case.
+ * False: there is none that can be made (no mode, another kind of layer, bounds of nothing). */
+bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_spec *spec);
+
+/* ---- The language of `accepted` -------------------------------------------------------------- */
+
+/* One item of a list: a number, a range, or a word. */
+struct caps_item {
+    bool is_number; /* from, to, step hold; a number is a range of one */
+    double from, to, step;
+    char word[160];
+};
+
+/* Read the next item of *text, which moves behind it. 1 = there is one, 0 = the list has ended, -1
+ * = this is none. "nothing" is an empty list. */
+int caps_next_item(const char **text, struct caps_item *item);
+
+/* Can this field be set? Of a reason with another field nothing can be tried. */
+bool caps_can_set(uint32_t field);
+
+/* Set a field to a number or a word. False: the word is none of this field's. */
+bool caps_set_number(struct caps_problem *p, uint32_t field, double value);
+bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word);
+
+/* Is it a field of the bounds, which metadata_size refuses, too? */
+bool caps_is_bound(uint32_t field);
+
+/* Is the word a data type's name, as CAPS-06 wants it? */
+bool caps_is_dtype_field(uint32_t field);
+
+#endif /* HOST_CHECK_CASES_CAPS_PROBLEM_H */

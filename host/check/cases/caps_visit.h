@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps_visit.h: random problems, one after the other, and what query answers to each: for the
+ * checks of group CAPS (check/groups/caps.c, caps_reasons.c).
+ */
+#ifndef HOST_CHECK_CASES_CAPS_VISIT_H
+#define HOST_CHECK_CASES_CAPS_VISIT_H
+
+#include "host/check/cases/caps_problem.h"
+#include "host/base/error.h"
+
+enum { CAPS_MAX_REASONS = 24 };
+
+/* What query answers. */
+struct caps_answer {
+    attn_status status;
+    attn_verdict verdict;
+    attn_reason reasons[CAPS_MAX_REASONS];
+    host_error error;
+};
+
+/* Ask with room for all reasons; their texts are terminated. */
+void caps_ask(const struct check_subject *subject, const attn_problem *problem,
+              struct caps_answer *answer);
+
+/* Is the answer yes? */
+bool caps_accepts(const struct check_subject *subject, const struct caps_problem *p);
+
+/* Reasons that are there to be looked at; 0 unless the answer is no. */
+uint32_t caps_num_reasons(const struct caps_answer *answer);
+
+/* Do two reasons say the same? */
+bool caps_same_reason(const attn_reason *a, const attn_reason *b);
+
+/* A case at its problems. */
+struct caps_visit {
+    struct check_run *run;
+    const struct grid *grid;
+    uint64_t seed; /* of the problem */
+    int64_t accepted, refused;
+};
+
+/* What a check makes of a problem and its answer. False: it was reported, and the case ends. */
+typedef bool (*caps_visitor)(struct caps_visit *visit, const struct caps_problem *p,
+                             const struct caps_answer *answer);
+
+/* The thousand problems of a case, and how many cases there are. */
+void caps_visit_problems(struct check_run *run, caps_visitor look);
+int32_t caps_count_cases(const struct check_subject *subject);
+
+/* Report a failure: what is wrong, and the problem. */
+void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *what);
+
+/* CAPS-04, CAPS-06, CAPS-07 (caps_reasons.c). */
+void caps_run_reasons(struct check_run *run);
+void caps_run_listed(struct check_run *run);
+void caps_run_language(struct check_run *run);
+void caps_run_capacity(struct check_run *run);
+
+#endif /* HOST_CHECK_CASES_CAPS_VISIT_H */

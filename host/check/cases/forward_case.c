@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/forward_case_private.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Specs ----------------------------------------------------------------------------------- */
+
+static bool has_custom_mask(const struct case_spec *spec)
+{
+    return spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
+}
+
+static const char *defect_of_numbers(const struct case_spec *spec)
+{
+    if (spec->num_sequences < 0 || spec->num_sequences > FORWARD_CASE_MAX_SEQS)
+        return "num_sequences";
+    if (spec->padded != 0 &&
+        (spec->padded < spec->num_sequences || spec->padded > FORWARD_CASE_MAX_PADDED))
+        return "padded";
+    if (spec->num_kv_heads < 1 || spec->num_q_heads < 1 ||
+        spec->num_q_heads % spec->num_kv_heads != 0 ||
+        spec->num_q_heads / spec->num_kv_heads > CASE_MAX_HEADS)
+        return "num_q_heads";
+    if (spec->head_dim < 1 || spec->v_head_dim < 1)
+        return "head_dim";
+    if (spec->first_row < 0)
+        return "first_row";
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        if (spec->sequences[s].prefix_len < 0 || spec->sequences[s].num_new < 0 ||
+            spec->sequences[s].num_new_keys < 0)
+            return "sequences";
+    return NULL;
+}
+
+static const char *defect_of_encoder(const struct case_spec *spec)
+{
+    if (spec->attn_type != ATTN_TYPE_ENCODER_ONLY)
+        return spec->kv_layout && spec->page_size > 0 ? NULL : "kv_layout";
+    if (spec->kv_layout || spec->from_cache || spec->read_only_layer || spec->special_values ||
+        spec->flags & ATTN_FORWARD_SAVE_KV || spec->kv_dtype != spec->q_dtype)
+        return "kv_layout";
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        if (spec->sequences[s].prefix_len != 0)
+            return "prefix_len";
+    return NULL;
+}
+
+static const char *defect_of_cross(const struct case_spec *spec)
+{
+    if (spec->attn_type != ATTN_TYPE_CROSS)
+        return NULL;
+    if (spec->window_left != -1 || spec->window_right != -1 || spec->attention_chunk != 0 ||
+        spec->alibi)
+        return "window";
+    return spec->mask_kind == ATTN_MASK_QLEN || spec->explicit_positions || spec->multi_item ||
+                   spec->partial
+               ? "mask_kind"
+               : NULL;
+}
+
+/* Does a row see anything but all keys up to its own? */
+static bool is_not_plain_causal(const struct case_spec *spec)
+{
+    return spec->mask_kind != ATTN_MASK_LAYER || spec->window_left != -1 ||
+           spec->window_right != 0 || spec->attention_chunk != 0;
+}
+
+static bool has_scales(const struct case_spec *spec)
+{
+    return dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
+}
+
+const char *case_spec_defect(const struct case_spec *spec)
+{
+    const char *defect = defect_of_numbers(spec);
+    if (!defect)
+        defect = defect_of_encoder(spec);
+    if (!defect)
+        defect = defect_of_cross(spec);
+    if (!defect)
+        defect = case_latent_defect(spec);
+    if (defect)
+        return defect;
+    bool saves = spec->flags & ATTN_FORWARD_SAVE_KV;
+    if (spec->from_cache && saves)
+        return "from_cache";
+    if (spec->partial &&
+        (spec->from_cache == case_is_expanded(spec) || saves || spec->mask_kind != ATTN_MASK_NONE))
+        return "partial";
+    if (spec->explicit_positions && !has_custom_mask(spec))
+        return "explicit_positions";
+    if (spec->multi_item && spec->mask_kind != ATTN_MASK_LAYER)
+        return "multi_item";
+    if (spec->unwritten_slots && !saves)
+        return "unwritten_slots";
+    if (spec->read_only_layer && (!saves || spec->unwritten_slots))
+        return "read_only_layer";
+    if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
+                                 spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
+        return "special_values";
+    if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec))
+        return "scale_granularity";
+    return NULL;
+}
+
+/* ---- Words ----------------------------------------------------------------------------------- */
+
+static const char *const mode_names[] = {"extend", "decode",        "mixed",
+                                         "idle",   "target_verify", "draft_extend"};
+static const char *const type_names[] = {"decoder", "encoder_only", "cross"};
+static const char *const mask_names[] = {"layer", "none", "full", "qlen"};
+static const char *const slot_names[] = {"contiguous", "shuffled_pages", "interleaved_pages",
+                                         "non_monotonic_extend"};
+static const char *const scale_names[] = {"unscaled", "per_tensor", "per_head"};
+
+/* A line that is written piece by piece and cut where it ends. */
+struct line {
+    char *text;
+    size_t size, length;
+};
+
+static void say(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(struct line *line, const char *format, ...)
+{
+    va_list args;
+    if (line->length >= line->size)
+        return;
+    va_start(args, format);
+    int count = vsnprintf(line->text + line->length, line->size - line->length, format, args);
+    va_end(args);
+    line->length += count > 0 ? (size_t)count : 0;
+}
+
+static void say_cache(struct line *line, const struct case_spec *spec)
+{
+    if (!spec->kv_layout)
+        return;
+    say(line, ", %s %s %s page %d %s", spec->kv_layout, dtype_name(spec->kv_dtype),
+        scale_names[spec->scale_granularity % 3], spec->page_size, slot_names[spec->slots % 4]);
+    say(line, ", k, v %s%s%s",
+        spec->from_cache                     ? "absent"
+        : spec->flags & ATTN_FORWARD_SAVE_KV ? "saved"
+                                             : "not saved",
+        spec->unwritten_slots ? ", slots of -1" : "", spec->partial ? ", prefix alone" : "");
+}
+
+static void say_rules(struct line *line, const struct case_spec *spec)
+{
+    if (spec->mask_kind != ATTN_MASK_LAYER)
+        say(line, ", mask %s%s", mask_names[spec->mask_kind % 4],
+            spec->explicit_positions ? " with positions" : "");
+    if (spec->multi_item)
+        say(line, ", multi_item");
+    if (spec->window_left != -1 || spec->window_right != -1)
+        say(line, ", window %d, %d", spec->window_left, spec->window_right);
+    if (spec->attention_chunk)
+        say(line, ", chunk %d", spec->attention_chunk);
+    if (spec->logit_cap > 0)
+        say(line, ", cap %g", (double)spec->logit_cap);
+    if (spec->sm_scale != 0)
+        say(line, ", sm_scale %g", (double)spec->sm_scale);
+    if (spec->alibi)
+        say(line, ", alibi");
+    if (spec->sinks)
+        say(line, ", sinks%s", spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
+    if (spec->growing_scores)
+        say(line, ", growing scores");
+    if (spec->special_values)
+        say(line, ", special values");
+    if (spec->read_only_layer)
+        say(line, ", read-only layer");
+}
+
+void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
+{
+    struct line line = {text, size, 0};
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS;
+    say(&line, "%s %s, q %s out %s%s, heads %d/%d, dim %d/%d",
+        spec->attn_type < 3 ? type_names[spec->attn_type] : "?",
+        spec->mode < 6 ? mode_names[spec->mode] : "?", dtype_name(spec->q_dtype),
+        dtype_name(spec->out_dtype), spec->wants_lse ? " lse" : "", spec->num_q_heads,
+        spec->num_kv_heads, spec->head_dim, spec->v_head_dim);
+    if (spec->latent.kv_lora_rank > 0)
+        say(&line, ", latent %d+%d %s", spec->latent.kv_lora_rank, spec->latent.rope_dim,
+            spec->latent.expanded ? "expanded" : "absorbed");
+    say_cache(&line, spec);
+    say_rules(&line, spec);
+    say(&line, ", prefix+new");
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        const struct case_sequence *sequence = &spec->sequences[s];
+        say(&line, " %d+%d", sequence->prefix_len,
+            spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
+        if (cross)
+            say(&line, "(%d)", sequence->num_new_keys);
+        if (spec->partial && case_is_expanded(spec))
+            say(&line, "(%d to %d)", sequence->chunk_end - sequence->num_new_keys,
+                sequence->chunk_end);
+    }
+    if (spec->padded > 0)
+        say(&line, ", padded to %d by %d", spec->padded, spec->fill);
+}
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+static uint32_t uses_of(const struct case_spec *spec)
+{
+    bool unsaved = spec->kv_layout && !spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV);
+    return (spec->explicit_positions ? (uint32_t)ATTN_USES_POSITIONS : 0u) |
+           (spec->multi_item ? (uint32_t)ATTN_USES_MULTI_ITEM : 0u) |
+           (unsaved ? (uint32_t)ATTN_USES_UNSAVED_KV : 0u) |
+           (spec->wants_lse ? (uint32_t)ATTN_USES_LSE : 0u) |
+           (spec->flags & ATTN_FORWARD_OMIT_SINK ? (uint32_t)ATTN_USES_OMIT_SINK : 0u);
+}
+
+static int32_t at_least_1(int32_t value)
+{
+    return value > 1 ? value : 1;
+}
+
+static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
+{
+    struct case_lengths l;
+    int64_t page = spec->page_size > 0 ? spec->page_size : 1;
+    int32_t slack = spec->loose_bounds;
+    case_lengths_init(&l, spec, 0);
+    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0];
+    *bounds = (attn_bounds){
+        .struct_size = sizeof *bounds,
+        .modes = ATTN_MODE_BIT(spec->mode),
+        .mask_kinds = ATTN_MASK_BIT(spec->mask_kind),
+        .uses = uses_of(spec),
+        .max_seqs = at_least_1(l.num_seqs) + 3 * slack,
+        .max_tokens = at_least_1(rows > l.num_seqs ? rows : l.num_seqs) + 17 * slack,
+        .max_q_len = at_least_1(l.max_q_len),
+        .max_kv_len = at_least_1(l.max_kv_len) + 70 * slack,
+    };
+    if (spec->mode != ATTN_MODE_DECODE)
+        bounds->max_q_len += 11 * slack;
+    else
+        bounds->max_tokens = bounds->max_seqs;
+    for (int32_t s = 0; s < l.num_seqs; s++)
+        bounds->max_kv_tokens += (l.kv_len[s] + page - 1) / page * page;
+    bounds->max_kv_tokens = at_least_1((int32_t)bounds->max_kv_tokens) + 100 * slack;
+}
+
+static void set_group(struct spec_problem *posed, const struct case_spec *spec)
+{
+    attn_layer_group *group = &posed->group;
+    for (int32_t n = 0; n < 2; n++)
+        posed->layers[n] = (attn_layer){.struct_size = sizeof(attn_layer),
+                                        .flags = n ? ATTN_LAYER_KV_READ_ONLY : 0,
+                                        .layer_id = n ? 7 : 3};
+    *group = (attn_layer_group){
+        .struct_size = sizeof *group,
+        .attn_type = spec->attn_type,
+        .flags = (spec->sinks ? (uint32_t)ATTN_GROUP_HAS_SINKS : 0u) |
+                 (spec->alibi ? (uint32_t)ATTN_GROUP_HAS_ALIBI : 0u),
+        .num_q_heads = spec->num_q_heads,
+        .num_kv_heads = spec->num_kv_heads,
+        .head_dim = spec->head_dim,
+        .v_head_dim = spec->v_head_dim,
+        .window_left = spec->window_left,
+        .window_right = spec->window_right,
+        .attention_chunk = spec->attention_chunk,
+        .sm_scale = spec->sm_scale != 0 ? spec->sm_scale : 1 / sqrtf((float)spec->head_dim),
+        .logit_cap = spec->logit_cap,
+        .kv_scale_granularity = spec->scale_granularity,
+        .num_layers = spec->read_only_layer ? 2 : 1,
+        .layers = posed->layers,
+    };
+}
+
+void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
+                       const attn_device *device)
+{
+    memset(posed, 0, sizeof *posed);
+    set_group(posed, spec);
+    set_bounds(&posed->bounds, spec);
+    posed->problem = (attn_problem){.struct_size = sizeof posed->problem,
+                                    .device = device,
+                                    .group = &posed->group,
+                                    .bounds = &posed->bounds,
+                                    .kv_layout = spec->kv_layout,
+                                    .q_dtype = spec->q_dtype,
+                                    .kv_dtype = spec->kv_dtype,
+                                    .out_dtype = spec->out_dtype,
+                                    .page_size = spec->kv_layout ? spec->page_size : 0,
+                                    .tp_size = 1};
+    if (spec->latent.kv_lora_rank > 0)
+        case_latent_pose(posed, spec);
+}
+
+const attn_problem *forward_case_problem(const struct forward_case *c)
+{
+    return &c->posed.problem;
+}
+
+/* ---- Cases ----------------------------------------------------------------------------------- */
+
+/* A base takes its own tokens. */
+static void own_tokens(struct case_spec *spec)
+{
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        spec->sequences[s].tokens_of = s;
+        spec->sequences[s].first_query = spec->sequences[s].first_key = 0;
+    }
+}
+
+/* Does the base have all tokens of a variant? */
+static bool has_tokens(const struct forward_case *c)
+{
+    const struct case_tokens *tokens = c->tokens;
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
+        const struct case_sequence *sequence = &c->spec.sequences[s];
+        int32_t from = sequence->tokens_of;
+        if (from < 0 || from >= CASE_MAX_SEQS || sequence->first_query < 0 ||
+            sequence->first_key < 0 ||
+            sequence->first_query + c->lengths.q_len[s] > tokens->num_q[from] ||
+            sequence->first_key + c->lengths.kv_len[s] > tokens->num_k[from])
+            return false;
+    }
+    return true;
+}
+
+static attn_status fill(struct forward_case *c, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    case_lengths_init(&c->lengths, &c->spec, c->seed);
+    case_lay_out(c);
+    if (c->tokens && !has_tokens(c))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "the base of a variant has not all of its tokens");
+    if (c->spec.kv_layout)
+        status = case_assign_pages(c, error);
+    if (status == ATTN_OK)
+        status = case_allocate(c, error);
+    if (status == ATTN_OK)
+        case_fill_batch(c, &c->lengths, c->image);
+    if (status == ATTN_OK && !c->tokens)
+        status = case_make_tokens(c, error);
+    if (status != ATTN_OK)
+        return status;
+    case_fill_constants(c);
+    return case_place_tokens(c, error);
+}
+
+static attn_status create(const struct case_spec *spec, uint64_t seed, const struct device *device,
+                          struct case_tokens *tokens, struct forward_case **made, attn_error *error)
+{
+    const char *defect = case_spec_defect(spec);
+    if (defect)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "case: %s contradicts itself", defect);
+    struct forward_case *c = calloc(1, sizeof *c);
+    if (!c)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
+    c->spec = *spec;
+    c->seed = seed;
+    c->device = device;
+    c->tokens = tokens;
+    if (!tokens)
+        own_tokens(&c->spec);
+    spec_problem_init(&c->posed, &c->spec, &device->info);
+    c->posed.group.kv_group = spec->kv_layout && case_coin(seed, DRAW_GROUPS);
+    c->posed.layers[0].layer_id = case_below(case_stream(seed, DRAW_LAYER, 0, 0, 0), 0, 90);
+    c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
+    attn_status status = fill(c, error);
+    if (status != ATTN_OK)
+        forward_case_destroy(c);
+    else
+        *made = c;
+    return status;
+}
+
+attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
+                                const struct device *device, struct forward_case **c,
+                                attn_error *error)
+{
+    return create(spec, mix_word(seed + MIX_INCREMENT), device, NULL, c, error);
+}
+
+attn_status forward_case_create_variant(const struct case_spec *spec,
+                                        const struct forward_case *base, struct forward_case **c,
+                                        attn_error *error)
+{
+    return create(spec, base->seed, base->device, base->tokens, c, error);
+}
+
+void forward_case_destroy(struct forward_case *c)
+{
+    if (!c)
+        return;
+    if (c->owns_tokens)
+        case_tokens_destroy(c->tokens);
+    device_release(c->device, ATTN_SPACE_DEVICE, c->memory);
+    free(c->image);
+    free(c->planning);
+    free(c->actual);
+    free(c->pages);
+    free(c->needles);
+    free(c);
+}
+
+const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head)
+{
+    return case_vector(c, c->actual, PART_OUT, c->lengths.first_row[s] + t, head, 0);
+}
+
+const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t, int32_t head)
+{
+    if (!c->parts[PART_LSE].bytes)
+        return NULL;
+    return (const float *)(const void *)case_vector(c, c->actual, PART_LSE,
+                                                    c->lengths.first_row[s] + t, head, 0);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case.h: a forward pass to check a backend with: a problem, a batch within its bounds, a
+ * poisoned KV cache, operands with needles at the borders.
+ *
+ *   spec      everything that is varied, in plain numbers: a layer of softmax attention, or of
+ * latent attention in one of its two forms case      a spec with a seed: all arrays and tensors, in
+ * one piece of host memory that the oracle reads, and a copy of it in the device's memory, where
+ * the backend works variant   a case whose sequences take their tokens from those of another case:
+ * the same text in another batch, other pages, other chunks session   an instance and its metadata,
+ * made through the raw tables of a backend judge     what a session makes of a case: statuses,
+ * outputs and LSE against the oracle, the cache against what it must hold, every other byte against
+ * what it was
+ *
+ * A case is a function of its spec and seed alone. Unused slots hold NaN, so do keys that no query
+ * sees; unused indices are huge; outputs are poisoned; red zones surround every array.
+ *
+ * Needles: some queries point at the keys beside every border of what they see (window, chunk, last
+ * key, mask, item) and beside borders of pages, prefix and splits, and at no other key; the values
+ * of those keys differ. So one such key too many, too few, or taken for its neighbour moves the row
+ * by much more than the bar.
+ */
+#ifndef HOST_CHECK_CASES_FORWARD_CASE_H
+#define HOST_CHECK_CASES_FORWARD_CASE_H
+
+#include <stdbool.h>
+
+#include "attn_plugin.h"
+#include "host/device/device.h"
+#include "host/reference/reference.h"
+
+enum { FORWARD_CASE_MAX_SEQS = 8, FORWARD_CASE_MAX_PADDED = 16 };
+
+/* ---- Spec ------------------------------------------------------------------------------------ */
+
+/* Where the slots of a sequence lie in the pool. */
+enum slot_order {
+    SLOTS_CONTIGUOUS,
+    SLOTS_SHUFFLED_PAGES,
+    SLOTS_INTERLEAVED_PAGES,    /* page p of every sequence, then page p + 1 */
+    SLOTS_NON_MONOTONIC_EXTEND, /* new tokens in descending pages */
+    SLOT_ORDERS
+};
+
+/* One sequence: keys in the cache before, and new queries. */
+struct case_sequence {
+    int32_t prefix_len; /* keys that are in the cache; cross: of the encoder */
+    int32_t num_new;    /* queries; DECODE: 1 whatever stands here */
+    /* Keys that come with this batch. Cross: of the encoder. A chunk of a prefix that was expanded
+     * (latent, partial): the last of its first chunk_end keys. Nobody else reads them. */
+    int32_t num_new_keys, chunk_end;
+    /* Of a variant: its tokens are those of this sequence of the base. */
+    int32_t tokens_of;
+    int32_t first_query; /* query 0 is that query of the base */
+    int32_t first_key;   /* key 0 is that key of the base */
+};
+
+/* What a layer of latent attention has besides; kv_lora_rank 0 = it is none. The spec's heads and
+ * dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is its
+ * first kv_lora_rank elements; expanded, nope_dim + rope_dim and v_dim. case_spec_set_form(). */
+struct case_latent {
+    int32_t kv_lora_rank, rope_dim, nope_dim, v_dim;
+    bool expanded;
+};
+
+/* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
+ * heads, dims, and windows (-1 = no limit). */
+struct case_spec {
+    uint32_t mode;      /* ATTN_MODE_* */
+    uint32_t attn_type; /* ATTN_TYPE_* */
+    attn_dtype q_dtype, kv_dtype, out_dtype;
+    const char *kv_layout; /* NULL = no cache: encoder-only */
+    int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
+    struct case_latent latent;
+    int32_t page_size;
+    uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
+                         /* choice; else all that it asks for are */
+    enum slot_order slots;
+    uint32_t mask_kind;                /* ATTN_MASK_* */
+    int32_t window_left, window_right; /* -1 = no limit */
+    int32_t attention_chunk;
+    float logit_cap, sm_scale; /* sm_scale 0 = 1 / sqrt(head_dim) */
+    bool alibi, sinks;
+    bool explicit_positions; /* with a custom mask */
+    bool multi_item;         /* with ATTN_MASK_LAYER */
+    uint32_t scale_granularity;
+    uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
+    bool from_cache;      /* k = v = NULL: all keys are in the cache */
+    bool partial;         /* MASK_NONE: the keys are those of the prefix alone, from_cache; of */
+                          /* expanded ones, a chunk of it */
+    bool unwritten_slots; /* some of out_cache_loc are -1 */
+    bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
+    /* The last new token of every sequence but the first is beyond the largest stored value,
+     * halfway between two or subnormal, and rows that see it are not judged; in every second of
+     * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
+     * has a NaN. Needs rows that see all keys up to their own. */
+    bool special_values;
+    bool read_only_layer; /* a second layer reads the first one's buffer after it */
+    bool wants_lse;
+    bool loose_bounds; /* bounds beyond what the batch needs */
+    int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
+    int32_t padded;    /* sequences, padding included; 0 = no padding */
+    int32_t fill;      /* seq_len of padding: what the verdict tells */
+    int32_t num_sequences;
+    struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
+};
+
+/* ---- Case ------------------------------------------------------------------------------------ */
+
+struct forward_case; /* forward_case_private.h */
+
+/* A case for this device, which stays open as long as the case lives. INVALID_ARGUMENT: a spec that
+ * contradicts itself, with the member's name. OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY. */
+attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
+                                const struct device *device, struct forward_case **c,
+                                attn_error *error);
+
+/* A case whose tokens are those of `base`, which has to outlive it; its sequences tell which. Seed
+ * and device are those of `base`. */
+attn_status forward_case_create_variant(const struct case_spec *spec,
+                                        const struct forward_case *base, struct forward_case **c,
+                                        attn_error *error);
+
+/* NULL is accepted. */
+void forward_case_destroy(struct forward_case *c);
+
+/* The problem that the case poses, for query and create. */
+const attn_problem *forward_case_problem(const struct forward_case *c);
+
+/* The problem that a spec would pose on a device of this kind, without making the case. */
+struct spec_problem {
+    attn_layer layers[2];
+    attn_mla_dims mla;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_problem problem; /* points into the struct */
+};
+void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
+                       const attn_device *device);
+
+/* NULL, or what contradicts itself in a spec. */
+const char *case_spec_defect(const struct case_spec *spec);
+
+/* The latent's form, and the heads and dims that follow from it. */
+void case_spec_set_form(struct case_spec *spec, bool expanded);
+
+/* One line that tells a spec, for messages. */
+void case_spec_describe(const struct case_spec *spec, char *text, size_t size);
+
+/* ---- Session --------------------------------------------------------------------------------- */
+
+/* What a session calls. */
+struct case_backend {
+    const attn_backend_type *type;
+    const attn_options *options;
+    const attn_services *services;
+    bool needs_host_lens; /* some backend of its tree plans with host arrays */
+};
+
+/* How its metadata is made. */
+struct case_setup {
+    uint32_t kind;             /* ATTN_METADATA_* */
+    const attn_bounds *bounds; /* NULL = those of the first case */
+    bool exact_memory;         /* exactly the bytes asked for, aligned no better than asked for */
+    /* Another layer group of the same instance, before that of the case or behind it; NULL = none.
+     * Nobody calls its layers. */
+    const attn_problem *beside;
+    bool beside_last;
+};
+
+struct case_session;
+
+/* Query, create, prepare, metadata. UNSUPPORTED and whatever else the backend says. */
+attn_status case_session_create(const struct case_backend *backend, const struct forward_case *c,
+                                const struct case_setup *setup, struct case_session **session,
+                                attn_error *error);
+void case_session_destroy(struct case_session *session);
+
+/* What query answered. */
+const attn_verdict *case_session_verdict(const struct case_session *session);
+
+/* What a run of a case came to. */
+struct case_verdict {
+    bool good;
+    attn_status status; /* of the backend's call that failed, or ATTN_OK */
+    char text[512];     /* the first thing that is wrong, with place, got and accepted */
+};
+
+/* Plan and forward the case, and judge everything. EAGER: one forward. GRAPH: captured on a batch
+ * of nothing but padding, then replayed with the case. May be repeated, and done with other cases
+ * whose problem differs in its bounds alone (within those of the session). */
+void case_session_judge(struct case_session *session, struct forward_case *c,
+                        struct case_verdict *verdict);
+
+/* Plan the case and forward it with something changed in the arguments, which the callback does in
+ * structs that are its own: what the backend says to that. Nothing is judged. EAGER alone. */
+typedef void (*case_change)(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                            const attn_scale **scales);
+attn_status case_session_try(struct case_session *session, struct forward_case *c,
+                             case_change change, void *ctx, attn_error *error);
+
+/* What all judgements of the case have compared. */
+const reference_report *forward_case_report(const struct forward_case *c);
+
+/* The output vector and the LSE (NULL = not wanted) that the last run left for a query. */
+const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
+const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
+
+/* How a case is judged as a whole. */
+struct case_run {
+    bool graph; /* GRAPH metadata, capture, replay */
+    bool exact_memory;
+    int32_t repeat;     /* runs; 0 = 1 */
+    bool deterministic; /* the outputs of all runs are equal to the bit */
+};
+
+/* A session for one case, from create to destroy. */
+void forward_case_judge(struct forward_case *c, const struct case_backend *backend,
+                        const struct case_run *how, struct case_verdict *verdict);
+
+#endif /* HOST_CHECK_CASES_FORWARD_CASE_H */

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_batch.c: the arrays of a case's batch: lengths, slots, masks, items.
+ */
+#include "host/check/cases/forward_case_private.h"
+
+#include "host/base/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_NEW_ROW = 2, FIRST_CSR_ENTRY = 4, FIRST_MASK_BYTE = 3, OWN_PREFIX_OF_CROSS = 5 };
+
+/* ---- Lengths --------------------------------------------------------------------------------- */
+
+/* Are the keys a chunk of the prefix that comes expanded? */
+static bool has_chunk(const struct case_spec *spec)
+{
+    return spec->partial && case_is_expanded(spec);
+}
+
+bool case_has_new_rows(const struct case_spec *spec, uint64_t seed)
+{
+    return spec->kv_layout && (spec->attn_type == ATTN_TYPE_CROSS || has_chunk(spec) ||
+                               (!spec->from_cache && case_coin(seed, DRAW_NEW_ROWS)));
+}
+
+static void set_real(struct case_lengths *l, const struct case_spec *spec, int32_t s)
+{
+    const struct case_sequence *sequence = &spec->sequences[s];
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS;
+    l->q_len[s] = spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new;
+    l->prefix[s] = cross ? OWN_PREFIX_OF_CROSS + s : sequence->prefix_len;
+    l->num_new[s] = cross || has_chunk(spec) ? sequence->num_new_keys : l->q_len[s];
+    if (cross && spec->from_cache)
+        l->num_new[s] = 0;
+    l->kv_len[s] = has_chunk(spec) ? sequence->chunk_end
+                                   : sequence->prefix_len + (spec->partial ? 0 : l->num_new[s]);
+}
+
+static void set_padding(struct case_lengths *l, const struct case_spec *spec, int32_t s)
+{
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS;
+    l->q_len[s] = 1;
+    l->prefix[s] = 0;
+    l->num_new[s] = cross ? 0 : 1;
+    l->kv_len[s] = spec->attn_type == ATTN_TYPE_ENCODER_ONLY ? 1 : spec->fill;
+}
+
+/* Sums, and what is largest. */
+static void finish_lengths(struct case_lengths *l, const struct case_spec *spec, bool new_rows)
+{
+    bool decode = spec->mode == ATTN_MODE_DECODE;
+    l->first_row[0] = decode ? 0 : spec->first_row;
+    l->first_new[0] = new_rows ? FIRST_NEW_ROW : l->first_row[0];
+    l->max_q_len = l->max_kv_len = 0;
+    for (int32_t s = 0; s < l->num_seqs; s++) {
+        l->first_row[s + 1] = l->first_row[s] + l->q_len[s];
+        l->first_new[s + 1] = l->first_new[s] + (new_rows ? l->num_new[s] : l->q_len[s]);
+        l->max_q_len = l->max_q_len > l->q_len[s] ? l->max_q_len : l->q_len[s];
+        l->max_kv_len = l->max_kv_len > l->kv_len[s] ? l->max_kv_len : l->kv_len[s];
+    }
+    l->num_decode_seqs = 0;
+    while (spec->mode == ATTN_MODE_MIXED && l->num_decode_seqs < l->num_seqs &&
+           l->q_len[l->num_seqs - 1 - l->num_decode_seqs] == 1)
+        l->num_decode_seqs++;
+}
+
+void case_lengths_init(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)
+{
+    memset(l, 0, sizeof *l);
+    l->num_real_seqs = spec->num_sequences;
+    l->num_seqs = spec->padded > 0 ? spec->padded : spec->num_sequences;
+    for (int32_t s = 0; s < l->num_seqs; s++)
+        if (s < l->num_real_seqs)
+            set_real(l, spec, s);
+        else
+            set_padding(l, spec, s);
+    finish_lengths(l, spec, case_has_new_rows(spec, seed));
+}
+
+void case_lengths_pad(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)
+{
+    l->num_real_seqs = 0;
+    for (int32_t s = 0; s < l->num_seqs; s++)
+        set_padding(l, spec, s);
+    finish_lengths(l, spec, case_has_new_rows(spec, seed));
+}
+
+/* ---- Pages ----------------------------------------------------------------------------------- */
+
+static int32_t num_pages_of(const struct forward_case *c, int32_t keys)
+{
+    return (keys + c->spec.page_size - 1) / c->spec.page_size;
+}
+
+/* Pages 1 .. num_pages - 1 in an order of their own. */
+static void shuffle(const struct forward_case *c, int32_t *order)
+{
+    uint64_t stream = case_stream(c->seed, DRAW_PAGES, 0, 0, 0);
+    int32_t count = c->num_pages - 1;
+    for (int32_t i = 0; i < count; i++)
+        order[i] = i + 1;
+    for (int32_t i = count - 1; i > 0; i--) {
+        int32_t other = case_below(stream, (uint64_t)i, i + 1), page = order[i];
+        order[i] = order[other];
+        order[other] = page;
+    }
+}
+
+static void hand_out_interleaved(struct forward_case *c, const int32_t *order)
+{
+    int32_t next = 0;
+    for (int32_t p = 0; p < c->pages_of_seq; p++)
+        for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
+            if (p < num_pages_of(c, c->lengths.kv_len[s]))
+                c->pages[s * c->pages_of_seq + p] = order[next++];
+}
+
+/* `descending`: the pages that begin with a new token come in the opposite order. */
+static void hand_out_by_sequence(struct forward_case *c, const int32_t *order, bool descending)
+{
+    int32_t next = 0;
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
+        int32_t *pages = &c->pages[s * c->pages_of_seq];
+        int32_t count = num_pages_of(c, c->lengths.kv_len[s]);
+        int32_t old = num_pages_of(c, c->spec.sequences[s].prefix_len);
+        for (int32_t p = 0; p < count; p++)
+            pages[descending && p >= old ? count - 1 - (p - old) : p] = order[next++];
+    }
+}
+
+attn_status case_assign_pages(struct forward_case *c, attn_error *error)
+{
+    size_t entries = (size_t)(c->lengths.num_seqs * c->pages_of_seq);
+    int32_t *order = calloc((size_t)c->num_pages, sizeof *order);
+    c->pages = calloc(entries, sizeof *c->pages); /* padding: page 0 */
+    if (!order || !c->pages) {
+        free(order);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the pages of a case");
+    }
+    if (c->spec.slots == SLOTS_SHUFFLED_PAGES)
+        shuffle(c, order);
+    else
+        for (int32_t i = 0; i < c->num_pages - 2; i++)
+            order[i] = i + 2; /* page 1 is nobody's, nor are the last ones */
+    if (c->spec.slots == SLOTS_INTERLEAVED_PAGES)
+        hand_out_interleaved(c, order);
+    else
+        hand_out_by_sequence(c, order, c->spec.slots == SLOTS_NON_MONOTONIC_EXTEND);
+    free(order);
+    return ATTN_OK;
+}
+
+int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j)
+{
+    int32_t page = c->spec.page_size;
+    return (int64_t)c->pages[s * c->pages_of_seq + j / page] * page + j % page;
+}
+
+/* ---- Arrays ---------------------------------------------------------------------------------- */
+
+/* What fill_*() write into. */
+struct filling {
+    struct forward_case *c;
+    const struct case_lengths *l;
+    char *arena;
+};
+
+static void *part_of(const struct filling *f, enum case_part_id part)
+{
+    return f->c->parts[part].bytes ? f->arena + f->c->parts[part].offset : NULL;
+}
+
+static bool is_real(const struct filling *f, int32_t s)
+{
+    return s < f->l->num_real_seqs;
+}
+
+static void fill_lengths(const struct filling *f)
+{
+    const struct case_lengths *l = f->l;
+    int32_t *seq_lens = part_of(f, PART_SEQ_LENS), *prefix = part_of(f, PART_PREFIX_LENS);
+    int32_t *indptr = part_of(f, PART_Q_INDPTR), *requests = part_of(f, PART_REQUESTS);
+    int32_t *kv_lens = part_of(f, PART_KV_LENS), *new_indptr = part_of(f, PART_NEW_INDPTR);
+    int32_t *num_real = part_of(f, PART_NUM_REAL);
+    bool decode = f->c->spec.mode == ATTN_MODE_DECODE;
+    for (int32_t s = 0; s <= l->num_seqs; s++) {
+        indptr[s] = decode ? CASE_UNUSED_INDEX : l->first_row[s];
+        if (new_indptr)
+            new_indptr[s] = l->first_new[s];
+    }
+    for (int32_t s = 0; s < l->num_seqs; s++) {
+        seq_lens[s] = is_real(f, s) ? l->prefix[s] + l->q_len[s] : f->c->spec.fill;
+        prefix[s] = decode ? -CASE_UNUSED_INDEX : l->prefix[s];
+        requests[s] = is_real(f, s) ? l->num_seqs - s + 1 : 0;
+        if (kv_lens)
+            kv_lens[s] = l->kv_len[s];
+    }
+    num_real[0] = l->num_real_seqs;
+    num_real[1] = l->first_row[l->num_real_seqs] - l->first_row[0];
+}
+
+static void fill_ints(int32_t *array, int64_t from, int64_t to, int32_t value)
+{
+    for (int64_t i = from; i < to; i++)
+        array[i] = value;
+}
+
+static int64_t slot_in(const struct filling *f, int32_t s, int32_t j)
+{
+    return is_real(f, s) ? case_slot(f->c, s, j) : j % f->c->spec.page_size;
+}
+
+static int32_t page_in(const struct filling *f, int32_t s, int32_t p)
+{
+    return is_real(f, s) ? f->c->pages[s * f->c->pages_of_seq + p] : 0;
+}
+
+static void fill_tables(const struct filling *f)
+{
+    const struct case_lengths *l = f->l;
+    struct forward_case *c = f->c;
+    int32_t *slots = part_of(f, PART_REQ_TO_TOKEN), *pages = part_of(f, PART_BLOCK_TABLE);
+    int32_t *requests = part_of(f, PART_REQUESTS);
+    fill_ints(slots, 0, c->stride_slots, 0);
+    fill_ints(slots, c->stride_slots, (int64_t)(l->num_seqs + 3) * c->stride_slots,
+              CASE_UNUSED_INDEX);
+    fill_ints(pages, 0, (int64_t)l->num_seqs * c->stride_pages, CASE_UNUSED_INDEX);
+    for (int32_t s = 0; s < l->num_seqs; s++) {
+        for (int32_t j = 0; is_real(f, s) && j < l->kv_len[s]; j++)
+            slots[requests[s] * c->stride_slots + j] = (int32_t)slot_in(f, s, j);
+        for (int32_t p = 0; p < num_pages_of(c, l->kv_len[s]); p++)
+            pages[s * c->stride_pages + p] = page_in(f, s, p);
+    }
+}
+
+static void fill_csr(const struct filling *f)
+{
+    const struct case_lengths *l = f->l;
+    struct forward_case *c = f->c;
+    int32_t *indptr = part_of(f, PART_KV_INDPTR), *indices = part_of(f, PART_KV_INDICES);
+    int32_t *last = part_of(f, PART_LAST_PAGE_LEN);
+    fill_ints(indices, 0, (int64_t)(c->parts[PART_KV_INDICES].bytes / sizeof *indices),
+              CASE_UNUSED_INDEX);
+    indptr[0] = FIRST_CSR_ENTRY;
+    for (int32_t s = 0; s < l->num_seqs; s++) {
+        int32_t count = num_pages_of(c, l->kv_len[s]);
+        indptr[s + 1] = indptr[s] + count;
+        last[s] = count == 0 ? 0 : l->kv_len[s] - (count - 1) * c->spec.page_size;
+        for (int32_t p = 0; p < count; p++)
+            indices[indptr[s] + p] = page_in(f, s, p);
+    }
+}
+
+/* The slots of new keys. Those of padding are 0 or -1. */
+static void fill_new_slots(const struct filling *f)
+{
+    const struct case_lengths *l = f->l;
+    int64_t *loc = part_of(f, PART_OUT_CACHE_LOC);
+    uint64_t stream = case_stream(f->c->seed, DRAW_SLOTS, 0, 0, 0);
+    for (uint64_t i = 0; i < f->c->parts[PART_OUT_CACHE_LOC].bytes / sizeof *loc; i++)
+        loc[i] = CASE_UNUSED_INDEX;
+    for (int32_t s = 0; s < l->num_seqs; s++)
+        for (int32_t n = 0; n < l->first_new[s + 1] - l->first_new[s]; n++) {
+            int64_t row = l->first_new[s] + n;
+            int32_t j = l->kv_len[s] - l->num_new[s] + n;
+            if (!is_real(f, s))
+                loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
+            else if (f->c->spec.partial || j < 0 ||
+                     (f->c->spec.unwritten_slots && case_below(stream, (uint64_t)row, 3) == 0))
+                loc[row] = -1;
+            else
+                loc[row] = case_slot(f->c, s, j);
+        }
+}
+
+/* ---- Masks ----------------------------------------------------------------------------------- */
+
+/* Some rows see nothing, some all, most about every other column. */
+static bool draw_bit(uint64_t stream, int32_t t, int32_t column)
+{
+    switch (case_below(stream, (uint64_t)t, 8)) {
+    case 0:
+        return false;
+    case 1:
+        return true;
+    default:
+        return mix_stream(stream ^ (uint64_t)(t + 1), (uint64_t)column) >> 63;
+    }
+}
+
+static void fill_mask(const struct filling *f)
+{
+    const struct case_lengths *l = f->l;
+    uint8_t *bits = part_of(f, PART_MASK_BITS);
+    int64_t *indptr = part_of(f, PART_MASK_INDPTR);
+    bool full = f->c->spec.mask_kind == ATTN_MASK_FULL;
+    indptr[0] = FIRST_MASK_BYTE;
+    for (int32_t s = 0; s < l->num_seqs; s++) {
+        int64_t columns = full ? l->kv_len[s] : l->q_len[s];
+        uint64_t stream = case_stream(f->c->seed, DRAW_MASK, (uint64_t)s, 0, 0);
+        for (int64_t t = 0; t < l->q_len[s]; t++)
+            for (int64_t column = 0; column < columns; column++) {
+                int64_t bit = indptr[s] * 8 + t * columns + column;
+                uint8_t one = (uint8_t)(1u << bit % 8);
+                bool seen = draw_bit(stream, (int32_t)t, (int32_t)column);
+                bits[bit / 8] = (uint8_t)(seen ? bits[bit / 8] | one : bits[bit / 8] & ~one);
+            }
+        indptr[s + 1] = indptr[s] + (l->q_len[s] * columns + 7) / 8;
+    }
+}
+
+/* Depths of a tree of tokens: never beyond the row's own place. */
+static void fill_positions(const struct filling *f)
+{
+    int32_t *positions = part_of(f, PART_POSITIONS);
+    fill_ints(positions, 0, (int64_t)(f->c->parts[PART_POSITIONS].bytes / sizeof *positions),
+              CASE_UNUSED_INDEX);
+    for (int32_t s = 0; s < f->l->num_seqs; s++) {
+        uint64_t stream = case_stream(f->c->seed, DRAW_POSITIONS, (uint64_t)s, 0, 0);
+        for (int32_t t = 0; t < f->l->q_len[s]; t++)
+            positions[f->l->first_row[s] + t] =
+                f->l->prefix[s] + case_below(stream, (uint64_t)t, t / 2 + 1);
+    }
+}
+
+/* Items of up to 20 tokens behind a prefix of any length. */
+static void fill_items(const struct filling *f)
+{
+    int32_t *prefix = part_of(f, PART_ITEM_PREFIX), *longest = part_of(f, PART_ITEM_LEN);
+    uint16_t *token_pos = part_of(f, PART_TOKEN_POS);
+    for (int32_t s = 0; s < f->l->num_seqs; s++) {
+        uint64_t stream = case_stream(f->c->seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
+        int32_t left = 0, p = 0;
+        prefix[s] = case_below(stream, UINT32_MAX, f->l->prefix[s] + f->l->q_len[s] + 1);
+        longest[s] = 0;
+        for (int32_t i = 0; i < f->c->stride_items; i++, p = p < left ? p + 1 : 0) {
+            if (p == 0)
+                left = case_below(stream, (uint64_t)i, 20);
+            token_pos[s * f->c->stride_items + i] = (uint16_t)p;
+            longest[s] = longest[s] > p ? longest[s] : p;
+        }
+    }
+}
+
+void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths, char *arena)
+{
+    struct filling f = {c, lengths, arena};
+    fill_lengths(&f);
+    if (c->spec.kv_layout) {
+        fill_tables(&f);
+        fill_csr(&f);
+        fill_new_slots(&f);
+    }
+    if (c->parts[PART_MASK_BITS].bytes)
+        fill_mask(&f);
+    if (c->spec.explicit_positions)
+        fill_positions(&f);
+    if (c->spec.multi_item)
+        fill_items(&f);
+}
+
+/* ---- What a query sees ----------------------------------------------------------------------- */
+
+static void sight_of_mask(reference_sight *sight, const struct forward_case *c, int32_t s,
+                          int32_t t)
+{
+    const int64_t *indptr = case_part(c, PART_MASK_INDPTR);
+    if (!indptr)
+        return;
+    bool full = c->spec.mask_kind == ATTN_MASK_FULL;
+    sight->mask_columns = full ? c->lengths.kv_len[s] : c->lengths.q_len[s];
+    sight->mask_bits = case_part(c, PART_MASK_BITS);
+    sight->mask_first_bit = indptr[s] * 8 + t * sight->mask_columns;
+}
+
+reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
+{
+    reference_sight sight = reference_sight_all();
+    const int32_t *positions = case_part(c, PART_POSITIONS);
+    int32_t row = c->lengths.first_row[s];
+    sight.mask_kind = c->spec.mask_kind;
+    sight.prefix_len = c->lengths.prefix[s];
+    if (case_is_expanded(&c->spec))
+        sight.first_key = c->lengths.kv_len[s] - c->lengths.num_new[s];
+    sight.has_position = c->spec.attn_type != ATTN_TYPE_CROSS;
+    sight.position = c->lengths.prefix[s] + t;
+    sight.window_left = c->spec.window_left;
+    sight.window_right = c->spec.window_right;
+    sight.attention_chunk = c->spec.attention_chunk;
+    sight_of_mask(&sight, c, s, t);
+    if (positions) {
+        sight.position = positions[row + t];
+        sight.key_positions = positions + row;
+    }
+    if (c->spec.multi_item) {
+        const int32_t *prefix = case_part(c, PART_ITEM_PREFIX);
+        const uint16_t *token_pos = case_part(c, PART_TOKEN_POS);
+        int64_t column = sight.position - prefix[s];
+        sight.has_items = 1;
+        sight.items_prefix_len = prefix[s];
+        if (column >= 0)
+            sight.token_pos_in_item = token_pos[s * c->stride_items + column];
+    }
+    return sight;
+}

@@ -1,0 +1,614 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_judge.c: a run of a case, and what is to be said of it.
+ *
+ * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
+ * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,
+ * whose contents the oracle tells.
+ */
+#include "host/check/cases/forward_case_session.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One run and its judgement. */
+struct run {
+    struct case_session *session;
+    struct forward_case *c;
+    struct case_verdict *verdict;
+    host_error error;
+    char *expected; /* a copy of the arena as it should be */
+};
+
+static bool bad(struct run *run, attn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static bool bad(struct run *run, attn_status status, const char *format, ...)
+{
+    va_list args;
+    if (!run->verdict->good)
+        return false;
+    run->verdict->good = false;
+    run->verdict->status = status;
+    va_start(args, format);
+    vsnprintf(run->verdict->text, sizeof run->verdict->text, format, args);
+    va_end(args);
+    return false;
+}
+
+/* `status` of a call, or the run is bad: "what: what it said". */
+static bool good(struct run *run, attn_status status, const char *what)
+{
+    if (status == ATTN_OK)
+        return true;
+    return bad(run, status, "%s: %s: %s", what, host_status_name(status),
+               host_error_text(&run->error));
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static void place_init(struct case_place *place, const struct run *run, bool second)
+{
+    const struct case_session *session = run->session;
+    const struct forward_case *c = run->c;
+    /* Whoever splits a MIXED batch has to know where its rows begin. */
+    bool needs_host = session->backend.needs_host_lens ||
+                      (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
+    *place = (struct case_place){
+        .arena = c->memory,
+        .planning = needs_host || case_coin(c->seed, DRAW_HOST) ? c->planning : NULL,
+        .device_type = session->device->type,
+        .device_id = session->device->id,
+        .index_forms = session->index_forms ? session->index_forms : c->spec.index_form,
+        .graph = session->kind == ATTN_METADATA_GRAPH,
+        .second = second,
+    };
+}
+
+/* Bring a copy of the arena to the device and plan its batch. What host arrays hold afterwards must
+ * not matter. */
+static bool plan(struct run *run, const char *arena, const struct case_lengths *lengths)
+{
+    struct case_session *session = run->session;
+    struct forward_case *c = run->c;
+    struct case_view view;
+    struct case_place place;
+    place_init(&place, run, false);
+    memcpy(c->planning, arena, c->bytes);
+    attn_status status =
+        device_copy(c->device, c->memory, arena, c->bytes, session->stream, &run->error.base);
+    if (!good(run, status, "copy to the device"))
+        return false;
+    case_view_init(&view, c, lengths, &place);
+    status = session->backend.type->ops->init_forward_metadata(session->metadata, &view.batch,
+                                                               session->stream, &run->error.base);
+    memset(c->planning, CASE_RED, c->bytes);
+    return good(run, status, "init_forward_metadata");
+}
+
+/* What is changed in the arguments of a forward; NULL = nothing. */
+struct altering {
+    case_change change;
+    void *ctx;
+    uint32_t flags; /* on top */
+};
+
+static bool forward_layer(struct run *run, const struct case_lengths *lengths, bool second,
+                          const struct altering *altering)
+{
+    struct case_session *session = run->session;
+    const attn_backend_ops *ops = session->backend.type->ops;
+    struct case_view view;
+    struct case_place place;
+    place_init(&place, run, second);
+    case_view_init(&view, run->c, lengths, &place);
+    view.args.flags |= altering->flags;
+    if (altering->change)
+        altering->change(altering->ctx, &view.args, view.operands, view.scales);
+    bool decode = run->c->spec.mode == ATTN_MODE_DECODE;
+    int32_t layer = run->c->posed.layers[second].layer_id;
+    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
+                           attn_error *) = decode ? ops->forward_decode : ops->forward_extend;
+    if (!forward)
+        return bad(run, ATTN_UNSUPPORTED, "query accepts the mode, but %s is NULL",
+                   decode ? "forward_decode" : "forward_extend");
+    attn_status status =
+        forward(session->metadata, layer, &view.args, session->stream, &run->error.base);
+    return good(run, status, decode ? "forward_decode" : "forward_extend");
+}
+
+static bool forward_all(struct run *run, const struct case_lengths *lengths, uint32_t flags)
+{
+    struct altering altering = {.flags = flags};
+    for (int second = 0; second <= run->c->spec.read_only_layer; second++)
+        if (!forward_layer(run, lengths, second, &altering))
+            return false;
+    return true;
+}
+
+/* Batches of several queries for each sequence, where they are all that can be captured. */
+static bool is_uniform(const struct run *run)
+{
+    const struct case_lengths *l = &run->c->lengths;
+    return run->session->verdict.graph_level == ATTN_GRAPH_UNIFORM && l->max_q_len > 1;
+}
+
+/* What is captured: as many sequences, all padding (or as long ones), with zero q, k and v. */
+static void make_padding(struct run *run, char *arena, struct case_lengths *lengths)
+{
+    static const enum case_part_id inputs[] = {PART_Q,    PART_K,    PART_V,
+                                               PART_Q_PE, PART_C_KV, PART_K_PE};
+    struct forward_case *c = run->c;
+    *lengths = c->lengths;
+    memcpy(arena, c->image, c->bytes);
+    if (!is_uniform(run)) {
+        case_lengths_pad(lengths, &c->spec, c->seed);
+        case_fill_batch(c, lengths, arena);
+    }
+    for (int i = 0; i < 6; i++)
+        if (c->parts[inputs[i]].bytes)
+            memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
+}
+
+/* As the host does: padding is planned, run once to warm up, and captured. */
+static bool capture(struct run *run)
+{
+    struct case_session *session = run->session;
+    struct case_lengths lengths;
+    make_padding(run, run->expected, &lengths);
+    if (!plan(run, run->expected, &lengths) || !forward_all(run, &lengths, 0))
+        return false;
+    attn_status status = device_synchronize(session->device, session->stream, &run->error.base);
+    if (status == ATTN_OK)
+        status = device_capture_begin(session->device, session->stream, &run->error.base);
+    if (!good(run, status, "begin of a capture"))
+        return false;
+    if (!forward_all(run, &lengths, ATTN_FORWARD_CAPTURING)) {
+        device_capture_end(session->device, session->stream, NULL, NULL);
+        return false;
+    }
+    session->captured = run->c;
+    status =
+        device_capture_end(session->device, session->stream, &session->graph, &run->error.base);
+    return good(run, status, "end of a capture");
+}
+
+static bool execute(struct run *run)
+{
+    struct case_session *session = run->session;
+    bool graph = session->kind == ATTN_METADATA_GRAPH;
+    if (graph && session->captured && session->captured != run->c)
+        return bad(run, ATTN_INVALID_ARGUMENT, "a graph serves one case, whose memory it knows");
+    if (graph && !session->graph && !capture(run))
+        return false;
+    if (!plan(run, run->c->image, &run->c->lengths))
+        return false;
+    attn_status status = session_spoil_scratch(session, &run->error.base);
+    if (!good(run, status, "filling the scratch"))
+        return false;
+    if (!graph)
+        return forward_all(run, &run->c->lengths, 0);
+    status =
+        device_graph_launch(session->device, session->graph, session->stream, &run->error.base);
+    return good(run, status, "launch of the graph");
+}
+
+static bool fetch(struct run *run)
+{
+    struct forward_case *c = run->c;
+    attn_stream stream = run->session->stream;
+    attn_status status = device_synchronize(c->device, stream, &run->error.base);
+    if (!good(run, status, "the forward's work"))
+        return false;
+    status = device_copy(c->device, c->actual, c->memory, c->bytes, stream, &run->error.base);
+    if (status == ATTN_OK)
+        status = device_synchronize(c->device, stream, &run->error.base);
+    return good(run, status, "copy from the device");
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+/* The oracle's view of a copy of the arena. */
+static void oracle_view(struct case_view *view, const struct run *run, char *arena, bool second)
+{
+    struct case_place place = {.arena = arena,
+                               .device_type = ATTN_DEVICE_CPU,
+                               .index_forms = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE |
+                                              ATTN_INDEX_CSR,
+                               .second = second};
+    case_view_init(view, run->c, &run->c->lengths, &place);
+}
+
+/* The last row sees the values at the limits; those that are not finite may reach all rows of the
+ * sequence (KV-06). */
+static void excuse_special_rows(const struct forward_case *c, reference_result *result)
+{
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
+        for (int32_t r = c->lengths.first_row[s]; r < c->lengths.first_row[s + 1]; r++)
+            if (case_is_infinite(c, s) ||
+                (case_is_special(c, s) && r == c->lengths.first_row[s + 1] - 1))
+                result->kind[r] = REFERENCE_ROW_ABSENT;
+}
+
+/* The questions whether the needles are needles: NULL for none, or no memory. */
+static reference_probe *probe_needles(const struct forward_case *c)
+{
+    reference_probe *probes = calloc((size_t)c->num_needles + 1, sizeof *probes);
+    for (int32_t n = 0; probes && n < c->num_needles; n++) {
+        const struct case_needle *needle = &c->needles[n];
+        probes[n] = (reference_probe){.row = c->lengths.first_row[needle->s] + needle->t,
+                                      .head = needle->head,
+                                      .key = needle->key};
+    }
+    return probes;
+}
+
+/* Each needle must move its row by this many bars, or the case could not tell a wrong border. */
+static const double least_move = 10;
+
+static bool needles_stand_out(struct run *run, const reference_probe *probes)
+{
+    const struct forward_case *c = run->c;
+    for (int32_t n = 0; probes && n < c->num_needles; n++) {
+        const struct case_needle *needle = &c->needles[n];
+        if (probes[n].moves < least_move && !case_is_special(c, needle->s))
+            return bad(run, ATTN_INTERNAL,
+                       "the suite is wrong: needle %d of sequence %d moves query %d, head %d, by "
+                       "%.3g bars: accepted %g and more",
+                       needle->key, needle->s, needle->t, needle->head, probes[n].moves,
+                       least_move);
+    }
+    return true;
+}
+
+static bool judge_outputs(struct run *run, bool second)
+{
+    struct forward_case *c = run->c;
+    struct case_view truth, got;
+    reference_result result = {0};
+    reference_report report = {0};
+    reference_options options = {.reads_new_unquantised =
+                                     run->session->verdict.reads_new_kv_unquantised,
+                                 .probes = probe_needles(run->c),
+                                 .num_probes = run->c->num_needles};
+    oracle_view(&truth, run, second ? run->expected : c->image, second);
+    oracle_view(&got, run, c->actual, second);
+    attn_status status =
+        reference_forward(&c->posed.problem, &truth.batch, c->posed.layers[second].layer_id,
+                          &truth.args, &options, &result, &run->error.base);
+    bool stand_out = status != ATTN_OK || needles_stand_out(run, options.probes);
+    free(options.probes);
+    if (!stand_out || !good(run, status, "the oracle"))
+        return false;
+    excuse_special_rows(c, &result);
+    status = reference_compare(&result, got.operands[ATTN_ROLE_OUT], got.operands[ATTN_ROLE_LSE],
+                               &report, &run->error.base);
+    reference_result_finish(&result);
+    reference_report_add(&c->judged, &report);
+    if (!good(run, status, "the oracle's comparison"))
+        return false;
+    if (report.rows_failed + report.lse_failed + report.padding_failed == 0)
+        return true;
+    return bad(run, ATTN_OK, "%s%lld of %lld rows, %lld of %lld LSE, %lld of %lld padding: %s",
+               second ? "layer that reads another's cache: " : "", (long long)report.rows_failed,
+               (long long)report.rows_checked, (long long)report.lse_failed,
+               (long long)report.lse_checked, (long long)report.padding_failed,
+               (long long)report.padding_checked, report.message);
+}
+
+/* ---- Everything else ------------------------------------------------------------------------- */
+
+/* What the caches must hold. */
+static bool expect_cache(struct run *run)
+{
+    struct forward_case *c = run->c;
+    struct case_view before, after;
+    if (!c->spec.kv_layout)
+        return true;
+    oracle_view(&before, run, c->image, false);
+    oracle_view(&after, run, run->expected, false);
+    bool latent = c->spec.latent.kv_lora_rank > 0;
+    attn_status status = reference_expected_kv(
+        &c->posed.problem, &before.batch, c->posed.layers[0].layer_id, &before.args,
+        after.operands[latent ? ATTN_ROLE_LATENT_CACHE : ATTN_ROLE_K_CACHE],
+        after.operands[ATTN_ROLE_V_CACHE], &run->error.base);
+    return good(run, status, "the oracle of the cache");
+}
+
+/* A latent is one for all heads. */
+static int32_t heads_of(const struct forward_case *c, enum case_part_id cache)
+{
+    return cache == PART_LATENT_CACHE ? 1 : c->spec.num_kv_heads;
+}
+
+/* A NaN is a NaN, whatever its bits. */
+static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
+{
+    struct forward_case *c = run->c;
+    attn_dtype dtype = c->spec.kv_dtype;
+    int64_t size = attn_dtype_size(dtype), count = c->shapes[cache].shape[3];
+    if (cache == PART_LATENT_CACHE)
+        case_latent_allow_nan(&c->spec, case_slot_vector(c, run->expected, cache, slot, 0),
+                              case_slot_vector(c, c->actual, cache, slot, 0));
+    for (int32_t h = 0; h < c->spec.num_kv_heads && cache != PART_LATENT_CACHE; h++) {
+        char *expected = case_slot_vector(c, run->expected, cache, slot, h);
+        const char *actual = case_slot_vector(c, c->actual, cache, slot, h);
+        for (int64_t d = 0; d < count; d++)
+            if (isnan(dtype_load(dtype, expected, d)) && isnan(dtype_load(dtype, actual, d)))
+                memcpy(expected + d * size, actual + d * size, (size_t)size);
+    }
+}
+
+/* What the run was free to write: take it for expected. */
+static void allow_rows(struct run *run, enum case_part_id part)
+{
+    struct forward_case *c = run->c;
+    const struct case_shape *shape = &c->shapes[part];
+    const struct case_lengths *l = &c->lengths;
+    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
+    if (!c->parts[part].bytes)
+        return;
+    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_seqs]; row++)
+        for (int64_t head = 0; head < shape->shape[1]; head++)
+            memcpy(case_vector(c, run->expected, part, row, head, 0),
+                   case_vector(c, c->actual, part, row, head, 0),
+                   (size_t)count * attn_dtype_size(shape->dtype));
+}
+
+static void allow_page_0(struct run *run, enum case_part_id cache)
+{
+    struct forward_case *c = run->c;
+    const struct case_shape *shape = &c->shapes[cache];
+    size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
+    for (int64_t slot = 0; slot < c->spec.page_size; slot++)
+        for (int32_t h = 0; h < heads_of(c, cache); h++)
+            memcpy(case_slot_vector(c, run->expected, cache, slot, h),
+                   case_slot_vector(c, c->actual, cache, slot, h), size);
+}
+
+static void allow_all(struct run *run)
+{
+    struct forward_case *c = run->c;
+    allow_rows(run, PART_OUT);
+    allow_rows(run, PART_LSE);
+    allow_rows(run, PART_OUT_SECOND);
+    allow_rows(run, PART_LSE_SECOND);
+    for (int i = 0; i < 3; i++) {
+        static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
+        enum case_part_id cache = caches[i];
+        if (!c->parts[cache].bytes)
+            continue;
+        allow_page_0(run, cache);
+        for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
+            for (int32_t j = c->lengths.kv_len[s] - c->lengths.num_new[s];
+                 c->spec.flags & ATTN_FORWARD_SAVE_KV && j < c->lengths.kv_len[s]; j++)
+                allow_nan(run, cache, case_slot(c, s, j));
+    }
+}
+
+static const char *const part_names[CASE_PARTS] = {[PART_SEQ_LENS] = "seq_lens",
+                                                   [PART_PREFIX_LENS] = "prefix_lens",
+                                                   [PART_Q_INDPTR] = "q_indptr",
+                                                   [PART_POSITIONS] = "positions",
+                                                   [PART_REQUESTS] = "req_pool_indices",
+                                                   [PART_KV_LENS] = "kv_lens",
+                                                   [PART_OUT_CACHE_LOC] = "out_cache_loc",
+                                                   [PART_NEW_INDPTR] = "kv_new_indptr",
+                                                   [PART_REQ_TO_TOKEN] = "req_to_token",
+                                                   [PART_BLOCK_TABLE] = "block_table",
+                                                   [PART_KV_INDPTR] = "kv_indptr",
+                                                   [PART_KV_INDICES] = "kv_indices",
+                                                   [PART_LAST_PAGE_LEN] = "last_page_len",
+                                                   [PART_MASK_BITS] = "mask.bits",
+                                                   [PART_MASK_INDPTR] = "mask.indptr",
+                                                   [PART_ITEM_PREFIX] = "multi_item.prefix_lens",
+                                                   [PART_ITEM_LEN] = "multi_item.max_item_len",
+                                                   [PART_TOKEN_POS] = "multi_item.token_pos",
+                                                   [PART_NUM_REAL] = "num_real_seqs_device",
+                                                   [PART_Q] = "q",
+                                                   [PART_K] = "k",
+                                                   [PART_V] = "v",
+                                                   [PART_OUT] = "out",
+                                                   [PART_LSE] = "lse",
+                                                   [PART_K_CACHE] = "k_cache",
+                                                   [PART_V_CACHE] = "v_cache",
+                                                   [PART_SINKS] = "sinks",
+                                                   [PART_SLOPES] = "alibi_slopes",
+                                                   [PART_K_SCALE] = "scale of k_cache",
+                                                   [PART_V_SCALE] = "scale of v_cache",
+                                                   [PART_OUT_SECOND] = "out of the second layer",
+                                                   [PART_LSE_SECOND] = "lse of the second layer",
+                                                   [PART_Q_PE] = "q_pe",
+                                                   [PART_C_KV] = "c_kv",
+                                                   [PART_K_PE] = "k_pe",
+                                                   [PART_LATENT_CACHE] = "latent_cache",
+                                                   [PART_LATENT_SCALE] = "scale of latent_cache"};
+
+/* The part a byte of the arena belongs to, or whose red zone it is in. */
+static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
+{
+    enum case_part_id nearest = PART_SEQ_LENS;
+    uint64_t least = UINT64_MAX;
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
+        uint64_t begin = c->parts[part].offset, end = begin + c->parts[part].bytes;
+        uint64_t distance = at < begin ? begin - at : at >= end ? at - end + 1 : 0;
+        if (c->parts[part].bytes && distance < least) {
+            least = distance;
+            nearest = part;
+        }
+    }
+    return nearest;
+}
+
+/* Where in a cache the first difference is, for people. */
+static bool tell_cache(struct run *run, enum case_part_id part)
+{
+    struct case_view expected, got;
+    uint32_t role = part == PART_K_CACHE   ? ATTN_ROLE_K_CACHE
+                    : part == PART_V_CACHE ? ATTN_ROLE_V_CACHE
+                                           : ATTN_ROLE_LATENT_CACHE;
+    int64_t place[4] = {0};
+    oracle_view(&expected, run, run->expected, false);
+    oracle_view(&got, run, run->c->actual, false);
+    if (!got.operands[role]) /* it was not given */
+        return false;
+    int64_t bytes = reference_compare_kv(&run->c->posed.problem, got.operands[role],
+                                         expected.operands[role], place);
+    if (bytes == 0)
+        return false;
+    bad(run, ATTN_OK,
+        "%s: %lld bytes differ from what was saved there before or is to be saved, the first one "
+        "in page %lld, offset %lld, head %lld, element %lld",
+        part_names[part], (long long)bytes, (long long)place[0], (long long)place[1],
+        (long long)place[2], (long long)place[3]);
+    return true;
+}
+
+static bool judge_bytes(struct run *run)
+{
+    struct forward_case *c = run->c;
+    allow_all(run);
+    if (memcmp(run->expected, c->actual, c->bytes) == 0)
+        return true;
+    uint64_t at = 0;
+    while (run->expected[at] == c->actual[at])
+        at++;
+    enum case_part_id part = part_at(c, at);
+    bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE;
+    if (is_cache && tell_cache(run, part))
+        return false;
+    return bad(run, ATTN_OK,
+               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and is not to be written",
+               part_names[part], (long long)(at - c->parts[part].offset),
+               (unsigned long long)c->parts[part].bytes, (uint8_t)c->actual[at],
+               (uint8_t)run->expected[at]);
+}
+
+/* ---- Verdicts -------------------------------------------------------------------------------- */
+
+static void judge_run(struct run *run)
+{
+    struct forward_case *c = run->c;
+    bool ran = execute(run);
+    session_leave(run->session);
+    run->session->num_runs++;
+    if (!ran)
+        session_begin_anew(run->session);
+    if (!ran || !fetch(run))
+        return;
+    memcpy(run->expected, c->image, c->bytes);
+    if (!expect_cache(run))
+        return;
+    for (int second = 0; second <= c->spec.read_only_layer; second++)
+        if (!judge_outputs(run, second))
+            return;
+    if (!judge_bytes(run))
+        return;
+    attn_status status = session_check_memory(run->session, &run->error.base);
+    good(run, status, "the memory around the metadata");
+}
+
+void case_session_judge(struct case_session *session, struct forward_case *c,
+                        struct case_verdict *verdict)
+{
+    struct run run = {.session = session, .c = c, .verdict = verdict};
+    *verdict = (struct case_verdict){.good = true};
+    host_error_init(&run.error);
+    if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill) {
+        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query answers %d",
+            c->spec.fill, session->verdict.graph_seq_len_fill);
+        return;
+    }
+    run.expected = malloc(c->bytes);
+    if (!run.expected) {
+        bad(&run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a case of %llu bytes should be",
+            (unsigned long long)c->bytes);
+        return;
+    }
+    if (good(&run, session_enter(session, &run.error.base), "entering the device"))
+        judge_run(&run);
+    free(run.expected);
+}
+
+attn_status case_session_try(struct case_session *session, struct forward_case *c,
+                             case_change change, void *ctx, attn_error *error)
+{
+    struct case_verdict verdict = {.good = true};
+    struct run run = {.session = session, .c = c, .verdict = &verdict};
+    struct altering altering = {.change = change, .ctx = ctx};
+    host_error_init(&run.error);
+    if (!good(&run, session_enter(session, &run.error.base), "entering the device"))
+        return host_fail(error, verdict.status, "%s", verdict.text);
+    if (plan(&run, c->image, &c->lengths))
+        forward_layer(&run, &c->lengths, false, &altering);
+    session_leave(session);
+    attn_status status = device_synchronize(session->device, session->stream, &run.error.base);
+    good(&run, status, "the forward's work");
+    if (!verdict.good)
+        session_begin_anew(session);
+    return verdict.good ? ATTN_OK : host_fail(error, verdict.status, "%s", verdict.text);
+}
+
+const reference_report *forward_case_report(const struct forward_case *c)
+{
+    return &c->judged;
+}
+
+/* Do two runs agree to the bit in what the backend wrote? */
+static bool same_outputs(const struct forward_case *c, const char *first)
+{
+    static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND,
+                                                PART_LSE_SECOND};
+    for (int i = 0; i < 4; i++) {
+        const struct case_part *part = &c->parts[outputs[i]];
+        if (memcmp(first + part->offset, c->actual + part->offset, part->bytes) != 0)
+            return false;
+    }
+    return true;
+}
+
+static void judge_repeats(struct case_session *session, struct forward_case *c,
+                          const struct case_run *how, struct case_verdict *verdict)
+{
+    char *first = NULL;
+    for (int32_t n = 0; n < (how->repeat > 1 ? how->repeat : 1); n++) {
+        case_session_judge(session, c, verdict);
+        if (!verdict->good)
+            break;
+        if (!first && how->deterministic) {
+            first = malloc(c->bytes);
+            if (first)
+                memcpy(first, c->actual, c->bytes);
+        } else if (first && !same_outputs(c, first)) {
+            verdict->good = false;
+            snprintf(verdict->text, sizeof verdict->text,
+                     "run %d gives other bits than the first: DETERMINISTIC is declared", n + 1);
+            break;
+        }
+    }
+    free(first);
+}
+
+void forward_case_judge(struct forward_case *c, const struct case_backend *backend,
+                        const struct case_run *how, struct case_verdict *verdict)
+{
+    struct case_session *session = NULL;
+    struct case_setup setup = {.kind = how->graph ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER,
+                               .exact_memory = how->exact_memory};
+    host_error error;
+    host_error_init(&error);
+    attn_status status = case_session_create(backend, c, &setup, &session, &error.base);
+    if (status != ATTN_OK) {
+        *verdict = (struct case_verdict){.status = status};
+        snprintf(verdict->text, sizeof verdict->text, "%s: %.450s", host_status_name(status),
+                 host_error_text(&error));
+        return;
+    }
+    judge_repeats(session, c, how, verdict);
+    case_session_destroy(session);
+}

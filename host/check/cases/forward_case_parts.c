@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_parts.c: where the arrays and tensors of a case lie, and the ABI's structs that
+ * point to them.
+ */
+#include "host/check/cases/forward_case_private.h"
+
+#include "host/base/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TENSOR_BYTE_OFFSET = 64 };
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static void add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes)
+{
+    if (bytes == 0)
+        return;
+    uint64_t at = c->bytes + CASE_RED_ZONE;
+    at = (at + CASE_ALIGNMENT - 1) / CASE_ALIGNMENT * CASE_ALIGNMENT;
+    c->parts[part] = (struct case_part){at, bytes};
+    c->bytes = at + bytes + CASE_RED_ZONE;
+}
+
+static void add_ints(struct forward_case *c, enum case_part_id part, int64_t count)
+{
+    add_part(c, part, (uint64_t)count * sizeof(int32_t));
+}
+
+/* Vectors are dense, or lie apart by what a strided view of a larger tensor has between them. */
+static void add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
+                       uint32_t ndim, const int64_t *extents)
+{
+    struct case_shape *shape = &c->shapes[part];
+    uint32_t size = attn_dtype_size(dtype);
+    int64_t stride = 1;
+    shape->ndim = ndim;
+    shape->dtype = dtype;
+    bool apart = ndim > 1 && case_coin(c->seed, DRAW_SLACK);
+    for (uint32_t d = ndim; d-- > 0;) {
+        shape->shape[d] = extents[d];
+        shape->strides[d] = stride;
+        stride *= extents[d] > 0 ? extents[d] : 1;
+        if (apart && d == ndim - 1)
+            stride += 16 / size;
+        if (apart && d == 1)
+            stride += 64 / size;
+    }
+    add_part(c, part, TENSOR_BYTE_OFFSET + (uint64_t)stride * size);
+}
+
+static void lay_out_arrays(struct forward_case *c)
+{
+    const struct case_lengths *l = &c->lengths;
+    const struct case_spec *spec = &c->spec;
+    int64_t seqs = l->num_seqs, rows = l->first_row[seqs], new_rows = l->first_new[seqs];
+    bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
+    add_ints(c, PART_SEQ_LENS, seqs);
+    add_ints(c, PART_PREFIX_LENS, seqs);
+    add_ints(c, PART_Q_INDPTR, seqs + 1);
+    add_ints(c, PART_REQUESTS, seqs);
+    add_ints(c, PART_NUM_REAL, 2);
+    if (spec->explicit_positions)
+        add_ints(c, PART_POSITIONS, rows + seqs);
+    if (spec->kv_layout) {
+        add_ints(c, PART_KV_LENS, seqs);
+        add_ints(c, PART_NEW_INDPTR, seqs + 1);
+        add_part(c, PART_OUT_CACHE_LOC, (uint64_t)(new_rows + seqs) * sizeof(int64_t));
+        add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
+        add_ints(c, PART_BLOCK_TABLE, seqs * c->stride_pages);
+        add_ints(c, PART_KV_INDPTR, seqs + 1);
+        add_ints(c, PART_KV_INDICES, 5 + seqs * c->pages_of_seq);
+        add_ints(c, PART_LAST_PAGE_LEN, seqs);
+    }
+    if (custom) {
+        uint64_t bytes = 3;
+        for (int32_t s = 0; s < l->num_seqs; s++)
+            bytes += 1 + (uint64_t)l->q_len[s] * (uint64_t)(l->kv_len[s] + l->q_len[s] + 1) / 8;
+        add_part(c, PART_MASK_BITS, bytes);
+        add_part(c, PART_MASK_INDPTR, (uint64_t)(seqs + 1) * sizeof(int64_t));
+    }
+    if (spec->multi_item) {
+        add_ints(c, PART_ITEM_PREFIX, seqs);
+        add_ints(c, PART_ITEM_LEN, seqs);
+        add_part(c, PART_TOKEN_POS, (uint64_t)(seqs * c->stride_items) * sizeof(uint16_t));
+    }
+}
+
+static void lay_out_caches(struct forward_case *c)
+{
+    const struct case_spec *spec = &c->spec;
+    bool hnd = strcmp(spec->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+    int64_t page = spec->page_size, heads = spec->num_kv_heads;
+    if (spec->latent.kv_lora_rank > 0) {
+        add_tensor(c, PART_LATENT_CACHE, case_is_packed(spec) ? ATTN_U8 : spec->kv_dtype, 3,
+                   (int64_t[]){c->num_pages, page, case_latent_width(spec)});
+        if (spec->scale_granularity != ATTN_SCALE_NONE)
+            add_ints(c, PART_LATENT_SCALE, 1);
+        return;
+    }
+    int64_t extents[] = {c->num_pages, hnd ? heads : page, hnd ? page : heads, spec->head_dim};
+    add_tensor(c, PART_K_CACHE, spec->kv_dtype, 4, extents);
+    extents[3] = spec->v_head_dim;
+    add_tensor(c, PART_V_CACHE, spec->kv_dtype, 4, extents);
+    if (spec->scale_granularity != ATTN_SCALE_NONE) {
+        add_ints(c, PART_K_SCALE, heads);
+        add_ints(c, PART_V_SCALE, heads);
+    }
+}
+
+static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_rows)
+{
+    const struct case_spec *spec = &c->spec;
+    const struct case_latent *latent = &spec->latent;
+    int64_t q_heads = spec->num_q_heads, kv_heads = spec->num_kv_heads;
+    bool absorbed = case_is_absorbed(spec);
+    int32_t q_dim = absorbed ? latent->kv_lora_rank : spec->head_dim;
+    add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, q_dim});
+    if (absorbed)
+        add_tensor(c, PART_Q_PE, spec->q_dtype, 3, (int64_t[]){rows, q_heads, latent->rope_dim});
+    if (spec->from_cache)
+        return;
+    if (!absorbed) {
+        add_tensor(c, PART_K, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
+        add_tensor(c, PART_V, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
+    }
+    if (latent->kv_lora_rank > 0) {
+        add_tensor(c, PART_C_KV, spec->q_dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
+        add_tensor(c, PART_K_PE, spec->q_dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
+    }
+}
+
+void case_lay_out(struct forward_case *c)
+{
+    const struct case_spec *spec = &c->spec;
+    int32_t seqs = c->lengths.num_seqs, page = spec->page_size > 0 ? spec->page_size : 1;
+    c->stride_slots = c->lengths.max_kv_len + 5;
+    c->pages_of_seq = (c->lengths.max_kv_len + page - 1) / page + 1;
+    c->stride_pages = c->pages_of_seq + 2;
+    c->stride_items = c->lengths.max_kv_len + c->lengths.max_q_len + 2;
+    c->num_pages = seqs * c->pages_of_seq + 4;
+    lay_out_arrays(c);
+
+    /* Room for a row of every sequence, which a batch of nothing but padding has. */
+    int64_t rows = c->lengths.first_row[seqs] + seqs, q_heads = spec->num_q_heads;
+    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + seqs);
+    for (int second = 0; second <= spec->read_only_layer; second++) {
+        add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
+                   (int64_t[]){rows, q_heads, spec->v_head_dim});
+        if (spec->wants_lse)
+            add_tensor(c, second ? PART_LSE_SECOND : PART_LSE, ATTN_F32, 2,
+                       (int64_t[]){rows, q_heads});
+    }
+    if (spec->kv_layout)
+        lay_out_caches(c);
+    if (spec->sinks)
+        add_tensor(c, PART_SINKS, ATTN_F32, 1, &q_heads);
+    if (spec->alibi)
+        add_tensor(c, PART_SLOPES, ATTN_F32, 1, &q_heads);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+attn_status case_allocate(struct forward_case *c, attn_error *error)
+{
+    c->image = malloc(c->bytes);
+    c->planning = malloc(c->bytes);
+    c->actual = malloc(c->bytes);
+    if (!c->image || !c->planning || !c->actual)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case of %llu bytes",
+                         (unsigned long long)c->bytes);
+    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, CASE_ALIGNMENT);
+    if (!c->memory)
+        return host_fail(error, device_exhausted(c->device, ATTN_SPACE_DEVICE),
+                         "no memory on the device for a case of %llu bytes",
+                         (unsigned long long)c->bytes);
+    memset(c->image, CASE_RED, c->bytes);
+    return ATTN_OK;
+}
+
+void *case_part(const struct forward_case *c, enum case_part_id part)
+{
+    return c->parts[part].bytes ? c->image + c->parts[part].offset : NULL;
+}
+
+char *case_vector(const struct forward_case *c, char *arena, enum case_part_id part, int64_t i,
+                  int64_t j, int64_t k)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    int64_t at = i * shape->strides[0];
+    if (shape->ndim > 1)
+        at += j * shape->strides[1];
+    if (shape->ndim > 3)
+        at += k * shape->strides[2];
+    return arena + c->parts[part].offset + TENSOR_BYTE_OFFSET +
+           at * (int64_t)attn_dtype_size(shape->dtype);
+}
+
+char *case_slot_vector(const struct forward_case *c, char *arena, enum case_part_id cache,
+                       int64_t slot, int32_t kv_head)
+{
+    bool hnd = strcmp(c->spec.kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+    int64_t page = slot / c->spec.page_size, offset = slot % c->spec.page_size;
+    return case_vector(c, arena, cache, page, hnd ? kv_head : offset, hnd ? offset : kv_head);
+}
+
+/* ---- Views ----------------------------------------------------------------------------------- */
+
+/* What view_*() are given. */
+struct viewing {
+    struct case_view *view;
+    const struct forward_case *c;
+    const struct case_lengths *lengths;
+    const struct case_place *place;
+};
+
+static const void *at(const struct viewing *v, char *arena, enum case_part_id part)
+{
+    return arena && v->c->parts[part].bytes ? arena + v->c->parts[part].offset : NULL;
+}
+
+static attn_i32_array ints(const struct viewing *v, enum case_part_id part)
+{
+    return (attn_i32_array){at(v, v->place->planning, part), at(v, v->place->arena, part)};
+}
+
+static attn_i64_array longs(const struct viewing *v, enum case_part_id part)
+{
+    return (attn_i64_array){at(v, v->place->planning, part), at(v, v->place->arena, part)};
+}
+
+static void view_kv(const struct viewing *v)
+{
+    const struct forward_case *c = v->c;
+    uint32_t group = (uint32_t)c->posed.group.kv_group, forms = v->place->index_forms;
+    attn_kv_batch *kv = &v->view->kv_groups[group];
+    if (group == 1)
+        v->view->kv_groups[0] =
+            (attn_kv_batch){.struct_size = sizeof(attn_kv_batch), .page_size = 1};
+    *kv = (attn_kv_batch){.struct_size = sizeof *kv,
+                          .index_forms = forms,
+                          .page_size = c->spec.page_size,
+                          .out_cache_loc = longs(v, PART_OUT_CACHE_LOC)};
+    bool own_lens = c->spec.attn_type == ATTN_TYPE_CROSS || c->spec.partial;
+    if (own_lens || case_coin(c->seed, DRAW_LENS))
+        kv->kv_lens = v->view->kv_groups[0].kv_lens = ints(v, PART_KV_LENS);
+    if (case_has_new_rows(&c->spec, c->seed))
+        kv->kv_new_indptr = ints(v, PART_NEW_INDPTR);
+    if (forms & ATTN_INDEX_REQ_TO_TOKEN) {
+        kv->req_to_token = ints(v, PART_REQ_TO_TOKEN);
+        kv->req_to_token_stride = c->stride_slots;
+    }
+    if (forms & ATTN_INDEX_BLOCK_TABLE) {
+        kv->block_table = ints(v, PART_BLOCK_TABLE);
+        kv->block_table_stride = c->stride_pages;
+    }
+    if (forms & ATTN_INDEX_CSR) {
+        kv->kv_indptr = ints(v, PART_KV_INDPTR);
+        kv->kv_indices = ints(v, PART_KV_INDICES);
+        kv->last_page_len = ints(v, PART_LAST_PAGE_LEN);
+    }
+    v->view->batch.num_kv_groups = group + 1;
+    v->view->batch.kv_groups = v->view->kv_groups;
+}
+
+static void view_mask(const struct viewing *v)
+{
+    const struct forward_case *c = v->c;
+    v->view->mask = (attn_mask){.struct_size = sizeof v->view->mask,
+                                .kind = c->spec.mask_kind,
+                                .bits = at(v, v->place->arena, PART_MASK_BITS),
+                                .indptr = longs(v, PART_MASK_INDPTR)};
+    if (c->spec.mask_kind != ATTN_MASK_LAYER || case_coin(c->seed, DRAW_MASK))
+        v->view->batch.mask = &v->view->mask;
+    if (!c->spec.multi_item)
+        return;
+    v->view->items = (attn_multi_item){.struct_size = sizeof v->view->items,
+                                       .token_pos_stride = c->stride_items,
+                                       .prefix_lens = ints(v, PART_ITEM_PREFIX),
+                                       .token_pos = at(v, v->place->arena, PART_TOKEN_POS),
+                                       .max_item_len = ints(v, PART_ITEM_LEN)};
+    v->view->batch.multi_item = &v->view->items;
+}
+
+/* Drafted tokens are told where there are as many of every sequence. */
+static void view_spec(const struct viewing *v)
+{
+    const struct case_lengths *l = v->lengths;
+    int64_t rows = l->first_row[l->num_seqs] - l->first_row[0];
+    if (v->c->spec.mode != ATTN_MODE_TARGET_VERIFY || rows != (int64_t)l->num_seqs * l->max_q_len)
+        return;
+    v->view->spec = (attn_spec){
+        .struct_size = sizeof v->view->spec, .num_draft_tokens = l->max_q_len, .top_k = 1};
+    v->view->batch.spec = &v->view->spec;
+}
+
+static void view_batch(const struct viewing *v)
+{
+    const struct case_lengths *l = v->lengths;
+    attn_batch *batch = &v->view->batch;
+    bool decode = v->c->spec.mode == ATTN_MODE_DECODE;
+    *batch = (attn_batch){.struct_size = sizeof *batch,
+                          .mode = v->c->spec.mode,
+                          .num_seqs = l->num_seqs,
+                          .num_tokens = l->first_row[l->num_seqs] - l->first_row[0],
+                          .num_real_seqs = l->num_real_seqs,
+                          .num_real_tokens = l->first_row[l->num_real_seqs] - l->first_row[0],
+                          .num_decode_seqs = l->num_decode_seqs,
+                          .max_q_len = l->max_q_len,
+                          .max_kv_len = l->max_kv_len,
+                          .seq_lens = ints(v, PART_SEQ_LENS),
+                          .prefix_lens = ints(v, PART_PREFIX_LENS),
+                          .positions = ints(v, PART_POSITIONS),
+                          .req_pool_indices = ints(v, PART_REQUESTS)};
+    if (!decode || case_coin(v->c->seed, DRAW_FORMS)) /* which DECODE does not read */
+        batch->q_indptr = ints(v, PART_Q_INDPTR);
+    if (v->place->graph) {
+        batch->num_real_seqs_device = at(v, v->place->arena, PART_NUM_REAL);
+        batch->num_real_tokens_device = batch->num_real_seqs_device + 1;
+    }
+    view_mask(v);
+    view_spec(v);
+    if (v->c->spec.kv_layout)
+        view_kv(v);
+}
+
+static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_id part)
+{
+    const struct case_shape *shape = &v->c->shapes[part];
+    attn_tensor *tensor = &v->view->tensors[role];
+    if (!v->c->parts[part].bytes)
+        return;
+    bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE ||
+                   ((role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE ||
+                     role == ATTN_ROLE_LATENT_CACHE) &&
+                    v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second);
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
+                            .flags = written ? 0 : ATTN_TENSOR_READ_ONLY,
+                            .data = v->place->arena + v->c->parts[part].offset,
+                            .byte_offset = TENSOR_BYTE_OFFSET,
+                            .device_type = v->place->device_type,
+                            .device_id = v->place->device_id,
+                            .dtype = shape->dtype,
+                            .ndim = shape->ndim,
+                            .alignment = TENSOR_BYTE_OFFSET};
+    memcpy(tensor->shape, shape->shape, sizeof tensor->shape);
+    memcpy(tensor->strides, shape->strides, sizeof tensor->strides);
+    v->view->operands[role] = tensor;
+}
+
+/* What is neither read nor written, latents of expanded keys that are not saved, may be absent. */
+static bool has_latents(const struct viewing *v)
+{
+    const struct case_spec *spec = &v->c->spec;
+    return !case_is_expanded(spec) || spec->flags & ATTN_FORWARD_SAVE_KV ||
+           case_coin(v->c->seed, DRAW_UNREAD);
+}
+
+static void view_operands(const struct viewing *v)
+{
+    bool second = v->place->second;
+    view_tensor(v, case_is_absorbed(&v->c->spec) ? ATTN_ROLE_Q_NOPE : ATTN_ROLE_Q, PART_Q);
+    view_tensor(v, ATTN_ROLE_Q_PE, PART_Q_PE);
+    if (!second) {
+        view_tensor(v, ATTN_ROLE_K, PART_K);
+        view_tensor(v, ATTN_ROLE_V, PART_V);
+    }
+    if (!second && has_latents(v)) {
+        view_tensor(v, ATTN_ROLE_C_KV, PART_C_KV);
+        view_tensor(v, ATTN_ROLE_K_PE, PART_K_PE);
+    }
+    if (has_latents(v))
+        view_tensor(v, ATTN_ROLE_LATENT_CACHE, PART_LATENT_CACHE);
+    view_tensor(v, ATTN_ROLE_OUT, second ? PART_OUT_SECOND : PART_OUT);
+    view_tensor(v, ATTN_ROLE_LSE, second ? PART_LSE_SECOND : PART_LSE);
+    view_tensor(v, ATTN_ROLE_K_CACHE, PART_K_CACHE);
+    view_tensor(v, ATTN_ROLE_V_CACHE, PART_V_CACHE);
+    view_tensor(v, ATTN_ROLE_SINKS, PART_SINKS);
+    view_tensor(v, ATTN_ROLE_ALIBI_SLOPES, PART_SLOPES);
+}
+
+/* On the host always, on the device sometimes: both are allowed. */
+static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
+{
+    const struct case_spec *spec = &v->c->spec;
+    bool per_head = spec->scale_granularity == ATTN_SCALE_PER_HEAD;
+    return (attn_scale){
+        .struct_size = sizeof(attn_scale),
+        .granularity = spec->scale_granularity,
+        .count = per_head ? (uint32_t)spec->num_kv_heads : 1,
+        .host = case_part(v->c, part),
+        .device = case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
+    };
+}
+
+void case_view_init(struct case_view *view, const struct forward_case *c,
+                    const struct case_lengths *lengths, const struct case_place *place)
+{
+    struct viewing v = {view, c, lengths, place};
+    memset(view, 0, sizeof *view);
+    view_batch(&v);
+    view_operands(&v);
+    view->k_scale = view_scale(&v, PART_K_SCALE);
+    view->v_scale = view_scale(&v, PART_V_SCALE);
+    if (c->parts[PART_K_SCALE].bytes) {
+        view->scales[ATTN_ROLE_K_CACHE] = &view->k_scale;
+        view->scales[ATTN_ROLE_V_CACHE] = &view->v_scale;
+    }
+    view->latent_scale = view_scale(&v, PART_LATENT_SCALE);
+    if (view->operands[ATTN_ROLE_LATENT_CACHE] && c->parts[PART_LATENT_SCALE].bytes)
+        view->scales[ATTN_ROLE_LATENT_CACHE] = &view->latent_scale;
+    uint32_t flags = c->spec.flags;
+    if (place->second)
+        flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;
+    view->args = (attn_forward_args){.struct_size = sizeof view->args,
+                                     .flags = flags,
+                                     .num_operands = ATTN_ROLE_COUNT,
+                                     .num_scales = ATTN_ROLE_COUNT,
+                                     .operands = view->operands,
+                                     .scales = view->scales};
+}

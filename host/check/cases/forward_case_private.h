@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_private.h: a case from the inside, for the files forward_case*.c and for checks that
+ * change one thing in a case.
+ *
+ *   part    an array or a tensor of the case; all of them lie in one piece of memory, the arena,
+ *           each between red zones
+ *   view    the ABI's structs with pointers into a copy of the arena
+ *   tokens  queries, keys and values before they are put anywhere
+ *
+ * There are four copies of the arena. `image` is what was there before, which the oracle reads;
+ * `planning` is what the host pointers of the batch point to, gone once the batch is planned;
+ * `memory` is the device's; `actual` is what the device's holds after a run.
+ */
+#ifndef HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H
+#define HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H
+
+#include "host/check/cases/forward_case.h"
+#include "host/base/mix.h"
+
+enum {
+    CASE_ALIGNMENT = 256, /* of each part */
+    CASE_RED_ZONE = 64,   /* bytes before and behind it, at least */
+    CASE_RED = 0xA5,
+    CASE_POISON = 0xFF, /* NaN in every floating-point type */
+    CASE_UNUSED_INDEX = 0x7ffffff0,
+    CASE_MAX_SEQS = FORWARD_CASE_MAX_PADDED,
+    CASE_MAX_NEEDLES = 4096,
+    CASE_MAX_HEADS = 256
+};
+
+enum case_part_id {
+    PART_SEQ_LENS,
+    PART_PREFIX_LENS,
+    PART_Q_INDPTR,
+    PART_POSITIONS,
+    PART_REQUESTS,
+    PART_KV_LENS,
+    PART_OUT_CACHE_LOC,
+    PART_NEW_INDPTR,
+    PART_REQ_TO_TOKEN,
+    PART_BLOCK_TABLE,
+    PART_KV_INDPTR,
+    PART_KV_INDICES,
+    PART_LAST_PAGE_LEN,
+    PART_MASK_BITS,
+    PART_MASK_INDPTR,
+    PART_ITEM_PREFIX,
+    PART_ITEM_LEN,
+    PART_TOKEN_POS,
+    PART_NUM_REAL, /* sequences, tokens */
+    PART_Q,
+    PART_K,
+    PART_V,
+    PART_OUT,
+    PART_LSE,
+    PART_K_CACHE,
+    PART_V_CACHE,
+    PART_SINKS,
+    PART_SLOPES,
+    PART_K_SCALE,
+    PART_V_SCALE,
+    PART_OUT_SECOND, /* of the second layer */
+    PART_LSE_SECOND,
+    PART_Q_PE, /* latent attention; its q_nope is PART_Q */
+    PART_C_KV,
+    PART_K_PE,
+    PART_LATENT_CACHE,
+    PART_LATENT_SCALE,
+    CASE_PARTS
+};
+
+struct case_part {
+    uint64_t offset; /* in the arena */
+    uint64_t bytes;  /* 0 = the case has no such part */
+};
+
+/* How a tensor lies in its part. */
+struct case_shape {
+    uint32_t ndim;
+    attn_dtype dtype;
+    int64_t shape[ATTN_MAX_DIMS];
+    int64_t strides[ATTN_MAX_DIMS];
+};
+
+/* Lengths of a batch, padding included. */
+struct case_lengths {
+    int32_t num_seqs, num_real_seqs, num_decode_seqs;
+    int32_t q_len[CASE_MAX_SEQS];
+    int32_t prefix[CASE_MAX_SEQS]; /* tokens before query 0 */
+    int32_t kv_len[CASE_MAX_SEQS];
+    int32_t num_new[CASE_MAX_SEQS];       /* keys of k and v */
+    int32_t first_row[CASE_MAX_SEQS + 1]; /* of q; the last one = where they end */
+    int32_t first_new[CASE_MAX_SEQS + 1]; /* of k, v and out_cache_loc */
+    int32_t max_q_len, max_kv_len;
+};
+
+/* The ABI's structs; initialised in place and never copied. */
+struct case_view {
+    attn_batch batch;
+    attn_kv_batch kv_groups[2]; /* the layers' own, and sometimes one before it that they do not */
+                                /* read */
+    attn_mask mask;
+    attn_multi_item items;
+    attn_spec spec;
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_scale k_scale, v_scale, latent_scale;
+    const attn_scale *scales[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
+
+/* Vectors as they come from the model, rounded to q's type, of the sequences of a case. */
+struct case_tokens {
+    int32_t num_q[CASE_MAX_SEQS], num_k[CASE_MAX_SEQS];
+    int64_t first_q[CASE_MAX_SEQS], first_k[CASE_MAX_SEQS]; /* sums of the above */
+    float *q;                                               /* [queries, q_heads, head_dim] */
+    float *k;                                               /* [keys, kv_heads, head_dim] */
+    float *v;                                               /* [keys, kv_heads, v_head_dim] */
+    float *latents;                                         /* of expanded keys: c_kv | k_pe */
+    float gentle_slope;                                     /* of ALiBi: far keys still count */
+};
+
+/* A key that a query points at, at a border. */
+struct case_needle {
+    int32_t s, t, head; /* the query */
+    int32_t key;
+    int32_t is_seen;
+};
+
+struct forward_case {
+    struct case_spec spec;
+    uint64_t seed;
+    const struct device *device;
+    struct spec_problem posed;
+
+    struct case_lengths lengths;
+    struct case_part parts[CASE_PARTS];
+    struct case_shape shapes[CASE_PARTS];
+    uint64_t bytes; /* of the arena */
+    char *image, *planning, *memory, *actual;
+
+    int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
+    int32_t num_pages, pages_of_seq;
+    int32_t *pages; /* [num_seqs, pages_of_seq] */
+
+    struct case_tokens *tokens;
+    bool owns_tokens;
+    struct case_needle *needles;
+    int32_t num_needles;
+    reference_report judged; /* all that was compared */
+};
+
+/* ---- Draws ----------------------------------------------------------------------------------- */
+
+/* What is drawn from the seed. */
+enum case_draw {
+    DRAW_PAGES = 1,
+    DRAW_MASK,
+    DRAW_POSITIONS,
+    DRAW_ITEMS,
+    DRAW_NEEDLES,
+    DRAW_Q,
+    DRAW_K,
+    DRAW_V,
+    DRAW_DIRECTION,
+    DRAW_PEAK,
+    DRAW_SINKS,
+    DRAW_SCALES,
+    DRAW_SLOTS,
+    DRAW_LAYER,
+    DRAW_NEW_ROWS,
+    DRAW_SLACK,
+    DRAW_FORMS,
+    DRAW_GROUPS,
+    DRAW_LENS,
+    DRAW_HIDE,
+    DRAW_HOST,
+    DRAW_SPECIAL,
+    DRAW_LATENT,
+    DRAW_UNREAD
+};
+
+/* The state of the stream of one thing. */
+static inline uint64_t case_stream(uint64_t seed, enum case_draw what, uint64_t a, uint64_t b,
+                                   uint64_t c)
+{
+    uint64_t state = mix_absorb(seed, (uint64_t)what);
+    return mix_absorb(mix_absorb(mix_absorb(state, a), b), c);
+}
+
+/* A number below `count`, and one in [-1, 1), number `index` of a stream. */
+static inline int32_t case_below(uint64_t stream, uint64_t index, int32_t count)
+{
+    return (int32_t)mix_below((uint32_t)(mix_stream(stream, index) >> 32), (uint64_t)count);
+}
+
+static inline float case_unit(uint64_t stream, uint64_t index)
+{
+    return (float)(int32_t)(mix_stream(stream, index) >> 32) * 0x1p-31f;
+}
+
+/* One in two, by seed and thing. */
+static inline bool case_coin(uint64_t seed, enum case_draw what)
+{
+    return mix_stream(case_stream(seed, what, 0, 0, 0), UINT64_MAX) >> 63;
+}
+
+/* ---- Arena (forward_case_parts.c) ------------------------------------------------------------ */
+
+/* Give every part its place, from the lengths and the number of pages. */
+void case_lay_out(struct forward_case *c);
+
+/* Allocate the copies; fill `image` with red zones and nothing else. */
+attn_status case_allocate(struct forward_case *c, attn_error *error);
+
+/* Where a part lies in `image`; NULL = the case has no such part. */
+void *case_part(const struct forward_case *c, enum case_part_id part);
+
+/* Vector [i, j, k] (k: tensors of four dimensions) of a tensor in a copy of the arena. */
+char *case_vector(const struct forward_case *c, char *arena, enum case_part_id part, int64_t i,
+                  int64_t j, int64_t k);
+
+/* The vector of a slot in a cache; a latent has no heads. */
+char *case_slot_vector(const struct forward_case *c, char *arena, enum case_part_id cache,
+                       int64_t slot, int32_t kv_head);
+
+/* Pointers into `arena`, and into `planning` (NULL = no host arrays). `second` = the call of the
+ * second layer. */
+struct case_place {
+    char *arena, *planning;
+    int32_t device_type, device_id;
+    uint32_t index_forms;
+    bool graph; /* num_real_* on the device */
+    bool second;
+};
+void case_view_init(struct case_view *view, const struct forward_case *c,
+                    const struct case_lengths *lengths, const struct case_place *place);
+
+/* ---- Batch (forward_case_batch.c) ------------------------------------------------------------ */
+
+void case_lengths_init(struct case_lengths *lengths, const struct case_spec *spec, uint64_t seed);
+
+/* Are the rows of k and v others than those of q, so that kv_new_indptr is given? */
+bool case_has_new_rows(const struct case_spec *spec, uint64_t seed);
+
+/* As many sequences, all of them padding. */
+void case_lengths_pad(struct case_lengths *lengths, const struct case_spec *spec, uint64_t seed);
+
+/* Who has which page. OUT_OF_HOST_MEMORY. */
+attn_status case_assign_pages(struct forward_case *c, attn_error *error);
+int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j);
+
+/* Write all arrays of the batch into a copy of the arena. */
+void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths, char *arena);
+
+/* What query t of sequence s sees. */
+reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t);
+
+/* ---- Tokens (forward_case_tokens.c) ---------------------------------------------------------- */
+
+/* Make the tokens and plan the needles; borrow the base's for a variant. */
+attn_status case_make_tokens(struct forward_case *c, attn_error *error);
+void case_tokens_destroy(struct case_tokens *tokens);
+
+/* Put them into `image`: q, k, v, caches; poison what no query sees. */
+attn_status case_place_tokens(struct forward_case *c, attn_error *error);
+
+/* Write sinks, slopes and scales. */
+void case_fill_constants(struct forward_case *c);
+
+/* Does this sequence end with values at the limits, and are some of them not finite?
+ * (special_values) */
+bool case_is_special(const struct forward_case *c, int32_t s);
+bool case_is_infinite(const struct forward_case *c, int32_t s);
+
+/* The token of query t and key j: index of a row of tokens. */
+int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);
+int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);
+
+/* ---- Latent attention (forward_case_latent.c) ------------------------------------------------ */
+
+/* In the form in which keys are rows of the latent cache? In the one in which they are given? */
+static inline bool case_is_absorbed(const struct case_spec *spec)
+{
+    return spec->latent.kv_lora_rank > 0 && !spec->latent.expanded;
+}
+
+static inline bool case_is_expanded(const struct case_spec *spec)
+{
+    return spec->latent.kv_lora_rank > 0 && spec->latent.expanded;
+}
+
+/* Is its cache mla.latent_fp8/1? */
+bool case_is_packed(const struct case_spec *spec);
+
+/* NULL, or what contradicts itself in what a spec says of latents. */
+const char *case_latent_defect(const struct case_spec *spec);
+
+/* Kind, dimensions and form. */
+void case_latent_pose(struct spec_problem *posed, const struct case_spec *spec);
+
+/* Elements, or bytes of a packed one, of a row of the cache. */
+int32_t case_latent_width(const struct case_spec *spec);
+
+/* c_kv | k_pe of key j as it came from the model. */
+float *case_latent_of(const struct forward_case *c, int32_t s, int32_t j);
+
+/* Draw what expanded keys were expanded from. */
+void case_latent_make(struct forward_case *c);
+
+/* Write a latent to a new row, if row >= 0, else to its slot of the cache in `image`. */
+void case_latent_put(struct forward_case *c, int64_t row, int64_t slot, const float *latent);
+
+/* NaN in all rows of the cache, of new ones and of q_pe; zero in page 0. */
+void case_latent_poison(struct forward_case *c);
+
+/* The scale of the cache, if it has one. */
+void case_latent_fill_scale(struct forward_case *c);
+
+/* Where two rows of the cache have NaN in the same place, `expected` gets the bits of `actual`. */
+void case_latent_allow_nan(const struct case_spec *spec, char *expected, const char *actual);
+
+#endif /* HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H */

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_session.c: an instance and metadata, made through a backend's raw tables as the host
+ * makes them, in memory between red zones.
+ */
+#include "host/check/cases/forward_case_session.h"
+
+#include "host/base/error.h"
+#include "host/select/select.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOOSE_ALIGNMENT = 256, LOOSE_BYTES = 4096 };
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+attn_status session_enter(const struct case_session *session, attn_error *error)
+{
+    return device_enter(session->device, error);
+}
+
+void session_leave(const struct case_session *session)
+{
+    device_leave(session->device);
+}
+
+static attn_status ask(struct case_session *session, const attn_problem *problem, attn_error *error)
+{
+    const struct case_backend *backend = &session->backend;
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict *verdict = &session->verdict;
+    *verdict =
+        (attn_verdict){.struct_size = sizeof *verdict, .reasons_capacity = 1, .reasons = &reason};
+    attn_status status = backend->type->query(backend->type, backend->options, backend->services,
+                                              problem, verdict, error);
+    verdict->reasons = NULL;
+    if (status != ATTN_OK || verdict->supported)
+        return status;
+    char text[512];
+    select_reason_text(&reason, text, sizeof text);
+    return host_fail(error, ATTN_UNSUPPORTED, "query refuses: %s", text);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static uint32_t space_of(uint32_t region)
+{
+    return region / ATTN_USE_COUNT;
+}
+
+/* Where a region begins in what is allocated for it: not before the red zone, and aligned to what
+ * was asked for but to no more. */
+static uint64_t begin_of(const struct case_session *session, const char *memory, uint64_t alignment)
+{
+    uint64_t address = (uint64_t)(uintptr_t)memory, at = address + CASE_RED_ZONE;
+    at = (at + alignment - 1) / alignment * alignment;
+    if (session->exact_memory && at / alignment % 2 == 0)
+        at += alignment;
+    return at - address;
+}
+
+static attn_status make_region(struct case_session *session, uint32_t region, attn_error *error)
+{
+    uint64_t alignment = session->size.alignment[region] ? session->size.alignment[region] : 1;
+    uint64_t bytes = session->size.size[region];
+    struct session_region *made = &session->regions[region];
+    if (bytes == 0)
+        return ATTN_OK;
+    if (!session->exact_memory) {
+        alignment = alignment > LOOSE_ALIGNMENT ? alignment : LOOSE_ALIGNMENT;
+        bytes += LOOSE_BYTES;
+    }
+    made->bytes = bytes + 2 * alignment + 2 * CASE_RED_ZONE;
+    made->memory = device_allocate(session->device, space_of(region), made->bytes, 64);
+    if (!made->memory)
+        return host_fail(error, device_exhausted(session->device, space_of(region)),
+                         "no memory for region %u of %llu bytes", region,
+                         (unsigned long long)bytes);
+    made->begin = begin_of(session, made->memory, alignment);
+    session->memory.base[region] = made->memory + made->begin;
+    session->memory.size[region] = bytes;
+    int poison = region % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : CASE_POISON;
+    attn_status status =
+        device_fill(session->device, made->memory, CASE_RED, made->bytes, session->stream, error);
+    return status == ATTN_OK ? device_fill(session->device, session->memory.base[region], poison,
+                                           bytes, session->stream, error)
+                             : status;
+}
+
+static attn_status make_memory(struct case_session *session, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    session->memory = (attn_memory){.struct_size = sizeof session->memory};
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
+        status = make_region(session, region, error);
+    return status == ATTN_OK ? device_synchronize(session->device, session->stream, error) : status;
+}
+
+/* Scratch holds nothing from one forward to the next, so it may hold anything. */
+attn_status session_spoil_scratch(struct case_session *session, attn_error *error)
+{
+    static const int bytes[] = {CASE_POISON, 0x5A, 0x00};
+    int byte = bytes[session->num_runs % 3];
+    attn_status status = ATTN_OK;
+    for (uint32_t space = 0; space < ATTN_SPACE_COUNT && status == ATTN_OK; space++) {
+        uint32_t region = ATTN_REGION(space, ATTN_USE_SCRATCH);
+        if (session->memory.size[region] > 0)
+            status = device_fill(session->device, session->memory.base[region], byte,
+                                 session->memory.size[region], session->stream, error);
+    }
+    return status;
+}
+
+void session_begin_anew(struct case_session *session)
+{
+    for (uint32_t space = 0; space < ATTN_SPACE_COUNT; space++) {
+        uint32_t region = ATTN_REGION(space, ATTN_USE_ZEROED);
+        if (session->memory.size[region] > 0)
+            device_fill(session->device, session->memory.base[region], 0,
+                        session->memory.size[region], session->stream, NULL);
+    }
+    device_synchronize(session->device, session->stream, NULL);
+}
+
+/* The first byte that is not CASE_RED, from `from` to `to`; -1 = all are. */
+static int64_t find_damage(const char *copy, uint64_t from, uint64_t to)
+{
+    for (uint64_t i = from; i < to; i++)
+        if ((uint8_t)copy[i] != CASE_RED)
+            return (int64_t)i;
+    return -1;
+}
+
+static attn_status check_region(struct case_session *session, uint32_t region, attn_error *error)
+{
+    const struct session_region *made = &session->regions[region];
+    uint64_t end = made->begin + session->memory.size[region];
+    char *copy = malloc(made->bytes);
+    if (!copy)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of a region");
+    attn_status status =
+        device_copy(session->device, copy, made->memory, made->bytes, session->stream, error);
+    if (status == ATTN_OK)
+        status = device_synchronize(session->device, session->stream, error);
+    int64_t before = find_damage(copy, 0, made->begin);
+    int64_t behind = find_damage(copy, end, made->bytes);
+    free(copy);
+    if (status != ATTN_OK)
+        return status;
+    if (before >= 0)
+        return host_fail(error, ATTN_INTERNAL,
+                         "region %u of its memory was written to %lld bytes "
+                         "before its beginning",
+                         region, (long long)made->begin - before);
+    if (behind >= 0)
+        return host_fail(error, ATTN_INTERNAL,
+                         "region %u of its memory, %llu bytes, was written "
+                         "to at byte %lld",
+                         region, (unsigned long long)session->memory.size[region],
+                         (long long)(behind - (int64_t)made->begin));
+    return ATTN_OK;
+}
+
+attn_status session_check_memory(struct case_session *session, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
+        if (session->regions[region].memory)
+            status = check_region(session, region, error);
+    return status;
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+static attn_status make_instance(struct case_session *session, const attn_problem *problem,
+                                 const struct case_setup *setup, attn_error *error)
+{
+    const struct case_backend *backend = &session->backend;
+    attn_problem problems[2] = {*problem, *problem};
+    if (setup->beside)
+        problems[setup->beside_last] = *setup->beside;
+    attn_status status =
+        backend->type->create(backend->type, problems, setup->beside ? 2 : 1, backend->options,
+                              backend->services, &session->instance, error);
+    if (status != ATTN_OK)
+        return host_fail_prefix(error, "create");
+    const attn_backend_ops *ops = backend->type->ops;
+    if (ops->prepare && ops->prepare(session->instance, NULL, NULL, error) != ATTN_OK)
+        return host_fail_prefix(error, "prepare");
+    session->index_forms = ops->index_forms(session->instance);
+    return ATTN_OK;
+}
+
+static attn_status make_metadata(struct case_session *session, attn_error *error)
+{
+    const attn_backend_ops *ops = session->backend.type->ops;
+    session->size = (attn_memory_size){.struct_size = sizeof session->size};
+    attn_status status = ops->metadata_size(session->instance, session->kind, &session->bounds,
+                                            &session->size, error);
+    if (status != ATTN_OK)
+        return host_fail_prefix(error, "metadata_size");
+    status = make_memory(session, error);
+    if (status != ATTN_OK)
+        return status;
+    status = ops->metadata_create(session->instance, session->kind, &session->bounds,
+                                  &session->memory, &session->metadata, error);
+    return status == ATTN_OK ? ATTN_OK : host_fail_prefix(error, "metadata_create");
+}
+
+static attn_status make_all(struct case_session *session, const attn_problem *problem,
+                            const struct case_setup *setup, attn_error *error)
+{
+    attn_status status = ask(session, problem, error);
+    if (status == ATTN_OK)
+        status = device_stream_create(session->device, &session->stream, error);
+    if (status == ATTN_OK)
+        status = session_enter(session, error);
+    if (status != ATTN_OK)
+        return status;
+    status = make_instance(session, problem, setup, error);
+    if (status == ATTN_OK)
+        status = make_metadata(session, error);
+    session_leave(session);
+    return status;
+}
+
+attn_status case_session_create(const struct case_backend *backend, const struct forward_case *c,
+                                const struct case_setup *setup, struct case_session **session,
+                                attn_error *error)
+{
+    return session_create(backend, &c->posed.problem, c->device, setup, session, error);
+}
+
+attn_status session_create(const struct case_backend *backend, const attn_problem *problem,
+                           const struct device *device, const struct case_setup *setup,
+                           struct case_session **session, attn_error *error)
+{
+    struct case_session *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+    made->backend = *backend;
+    made->device = device;
+    made->kind = setup->kind;
+    made->exact_memory = setup->exact_memory;
+    made->bounds = setup->bounds ? *setup->bounds : *problem->bounds;
+    attn_status status = make_all(made, problem, setup, error);
+    if (status != ATTN_OK)
+        case_session_destroy(made);
+    else
+        *session = made;
+    return status;
+}
+
+const attn_verdict *case_session_verdict(const struct case_session *session)
+{
+    return &session->verdict;
+}
+
+void case_session_destroy(struct case_session *session)
+{
+    if (!session)
+        return;
+    const attn_backend_ops *ops = session->backend.type->ops;
+    device_graph_destroy(session->device, session->graph);
+    if (session_enter(session, NULL) == ATTN_OK) {
+        ops->metadata_destroy(session->metadata);
+        ops->destroy(session->instance);
+        session_leave(session);
+    }
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
+        device_release(session->device, space_of(region), session->regions[region].memory);
+    device_stream_destroy(session->device, session->stream);
+    free(session);
+}

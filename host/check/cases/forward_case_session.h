@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_session.h: a session from the inside, for forward_case_session.c, which makes it,
+ * and forward_case_judge.c, which runs cases with it.
+ */
+#ifndef HOST_CHECK_CASES_FORWARD_CASE_SESSION_H
+#define HOST_CHECK_CASES_FORWARD_CASE_SESSION_H
+
+#include "host/check/cases/forward_case_private.h"
+
+/* Memory of a region, red zones included. */
+struct session_region {
+    char *memory;
+    uint64_t bytes;
+    uint64_t begin; /* of the region itself */
+};
+
+struct case_session {
+    struct case_backend backend;
+    const struct device *device;
+    attn_stream stream;
+    attn_verdict verdict;
+    uint32_t kind;
+    attn_bounds bounds;
+    bool exact_memory;
+    attn_instance *instance;
+    attn_metadata *metadata;
+    uint32_t index_forms;
+    attn_memory_size size;
+    attn_memory memory;
+    struct session_region regions[ATTN_REGION_COUNT];
+    struct device_graph *graph;          /* GRAPH: once it was captured */
+    const struct forward_case *captured; /* the case whose memory the graph works on */
+    int32_t num_runs;
+};
+
+/* case_session_create() for any problem, whose bounds are those of the metadata unless the setup
+ * has others. */
+attn_status session_create(const struct case_backend *backend, const attn_problem *problem,
+                           const struct device *device, const struct case_setup *setup,
+                           struct case_session **session, attn_error *error);
+
+/* The device's context is current in between, as the host makes it for every call. */
+attn_status session_enter(const struct case_session *session, attn_error *error);
+void session_leave(const struct case_session *session);
+
+/* Fill the scratch with something, another thing each run. */
+attn_status session_spoil_scratch(struct case_session *session, attn_error *error);
+
+/* After a failed forward: what has to be zero is zero. */
+void session_begin_anew(struct case_session *session);
+
+/* Are the red zones around the metadata's memory whole? INTERNAL with the place. */
+attn_status session_check_memory(struct case_session *session, attn_error *error);
+
+#endif /* HOST_CHECK_CASES_FORWARD_CASE_SESSION_H */

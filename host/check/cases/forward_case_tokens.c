@@ -1,0 +1,649 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case_tokens.c: queries, keys and values of a case, with needles at the borders.
+ *
+ * In each sequence and KV head there is a direction u of ones and minus ones. An ordinary key leans
+ * against it, a needle key is u itself. An ordinary query is random, some with peaked scores; a
+ * query of a needle row is a multiple of u: all needle keys it sees have one and the same high
+ * score, all others next to no weight, so its output is the mean of the needle keys' values. One
+ * key more or less moves that mean by ten bars or more: the judge asks the oracle for each needle.
+ */
+#include "host/check/cases/forward_case_private.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    NEEDLE_KEYS = 24,      /* of a sequence and KV head */
+    NEEDLE_KEYS_ALIBI = 6, /* where their scores are not quite equal */
+    NEEDLE_KINDS = 8,      /* of their values */
+    NEEDLE_ROWS = 3,       /* queries of a sequence that point at them */
+    MAX_BORDERS = 1024
+};
+static const float needle_score = 7.5f, needle_value = 4, growth = 130;
+
+static float sm_scale_of(const struct forward_case *c)
+{
+    return c->posed.group.sm_scale;
+}
+
+/* ---- Which tokens ---------------------------------------------------------------------------- */
+
+int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t)
+{
+    const struct case_sequence *sequence = &c->spec.sequences[s];
+    return c->tokens->first_q[sequence->tokens_of] + sequence->first_query + t;
+}
+
+int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
+{
+    const struct case_sequence *sequence = &c->spec.sequences[s];
+    return c->tokens->first_k[sequence->tokens_of] + sequence->first_key + j;
+}
+
+static float *query_of(const struct forward_case *c, int32_t s, int32_t t, int32_t head)
+{
+    int64_t row = case_query_token(c, s, t) * c->spec.num_q_heads + head;
+    return c->tokens->q + row * c->spec.head_dim;
+}
+
+static float *key_of(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
+{
+    int64_t row = case_key_token(c, s, j) * c->spec.num_kv_heads + head;
+    return c->tokens->k + row * c->spec.head_dim;
+}
+
+/* The value of a latent is the first part of its key. */
+static float *value_of(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
+{
+    if (case_is_absorbed(&c->spec))
+        return key_of(c, s, j, head);
+    int64_t row = case_key_token(c, s, j) * c->spec.num_kv_heads + head;
+    return c->tokens->v + row * c->spec.v_head_dim;
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+static void round_vector(const struct forward_case *c, float *vector, int32_t count)
+{
+    for (int32_t d = 0; d < count; d++)
+        vector[d] = (float)dtype_round(c->spec.q_dtype, (double)vector[d]);
+}
+
+/* Component d of the direction of a sequence and KV head: 1 or -1; 0 in a key's part that is its
+ * value. */
+static float direction(const struct forward_case *c, int32_t s, int32_t head, int32_t d)
+{
+    uint64_t stream = case_stream(c->seed, DRAW_DIRECTION, (uint64_t)s, (uint64_t)head, 0);
+    if (case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank)
+        return 0;
+    return mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
+}
+
+/* How many components it has. */
+static int32_t direction_dim(const struct forward_case *c)
+{
+    return case_is_absorbed(&c->spec) ? c->spec.latent.rope_dim : c->spec.head_dim;
+}
+
+static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
+{
+    uint64_t stream = case_stream(c->seed, DRAW_K, (uint64_t)s, (uint64_t)j, (uint64_t)head);
+    uint64_t values = case_stream(c->seed, DRAW_V, (uint64_t)s, (uint64_t)j, (uint64_t)head);
+    float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
+    int32_t dim = c->spec.head_dim;
+    float length = growth * (float)j / (float)c->lengths.kv_len[s] /
+                   (sm_scale_of(c) * (float)direction_dim(c));
+    for (int32_t d = 0; d < dim; d++) {
+        float noise = case_unit(stream, (uint64_t)d);
+        key[d] = c->spec.growing_scores ? length + 0.01f * noise
+                                        : 0.7f * noise - 0.5f * direction(c, s, head, d);
+    }
+    for (int32_t d = 0; d < c->spec.v_head_dim; d++)
+        value[d] = case_unit(values, (uint64_t)d);
+    round_vector(c, key, dim);
+    round_vector(c, value, c->spec.v_head_dim);
+}
+
+static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t head)
+{
+    static const float peaks[] = {1, 1, 3, 6};
+    uint64_t stream = case_stream(c->seed, DRAW_Q, (uint64_t)s, (uint64_t)t, (uint64_t)head);
+    float *query = query_of(c, s, t, head);
+    int32_t dim = c->spec.head_dim;
+    float peak = peaks[case_below(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
+    for (int32_t d = 0; d < dim; d++)
+        query[d] = c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d);
+    round_vector(c, query, dim);
+}
+
+/* The value of a needle key is large in every NEEDLE_KINDS-th component, and small in others:
+ * where one key stands out among few, leaving it out moves much and roundings move little. A pair
+ * of neighbours has the same components with opposite signs, or other ones, so that sums are near 0
+ * and one is never the other. */
+static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
+{
+    uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)j, (uint64_t)head);
+    float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
+    for (int32_t d = 0; d < c->spec.head_dim; d++)
+        key[d] = direction(c, s, head, d);
+    for (int32_t d = 0; d < c->spec.v_head_dim; d++) {
+        int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
+        float noise = 0.1f * case_unit(stream, (uint64_t)d);
+        value[d] = j / 2 % kinds != d % kinds ? noise : j % 2 ? noise - needle_value
+                                                              : noise + needle_value;
+    }
+    round_vector(c, value, c->spec.v_head_dim);
+}
+
+static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int32_t head)
+{
+    int32_t kv_head = head / (c->spec.num_q_heads / c->spec.num_kv_heads);
+    float *query = query_of(c, s, t, head);
+    float length = needle_score / (sm_scale_of(c) * (float)direction_dim(c));
+    for (int32_t d = 0; d < c->spec.head_dim; d++)
+        query[d] = length * direction(c, s, kv_head, d);
+    round_vector(c, query, c->spec.head_dim);
+}
+
+/* ---- Borders --------------------------------------------------------------------------------- */
+
+/* Keys beside which an error by one would be: (key, key + 1) for each entry. */
+struct borders {
+    int32_t count;
+    int32_t keys[MAX_BORDERS];
+};
+
+static void add_border(struct borders *borders, int64_t key)
+{
+    if (borders->count < MAX_BORDERS)
+        borders->keys[borders->count++] = (int32_t)key;
+}
+
+/* Where what the query sees begins or ends, and where something else changes that a program goes
+ * by.
+ */
+static void find_borders(const struct forward_case *c, int32_t s, int32_t t,
+                         struct borders *borders)
+{
+    reference_sight sight = case_sight(c, s, t);
+    int32_t kv_len = c->lengths.kv_len[s], page = c->spec.page_size > 0 ? c->spec.page_size : 16;
+    uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)t, 1);
+    int64_t here = sight.position < kv_len ? sight.position : kv_len - 1;
+    int was = 0, last = -1;
+    borders->count = 0;
+    for (int32_t j = 0; j < kv_len; j++) {
+        int is = reference_sees(&sight, j);
+        if (is != was)
+            add_border(borders, j - 1);
+        if (is)
+            last = j;
+        was = is;
+    }
+    add_border(borders, last);
+    add_border(borders, kv_len - 1);
+    add_border(borders, page - 1);
+    add_border(borders, here / page * page - 1);
+    add_border(borders, (int64_t)c->spec.sequences[s].prefix_len - 1);
+    for (int32_t split = 64; split <= 512 && split < kv_len; split *= 2) {
+        add_border(borders, here / split * split - 1);
+        add_border(borders, split * (1 + case_below(stream, (uint64_t)split, kv_len / split)) - 1);
+    }
+}
+
+/* ---- Needles --------------------------------------------------------------------------------- */
+
+/* The needle keys of one sequence and KV head, while they are chosen. */
+struct planting {
+    struct forward_case *c;
+    int32_t s, kv_head;
+    int32_t room;     /* needle keys that may still be made */
+    uint8_t *is_made; /* [kv_len] */
+};
+
+static void record_needle(struct planting *p, int32_t t, int32_t head, int32_t key)
+{
+    struct forward_case *c = p->c;
+    reference_sight sight = case_sight(c, p->s, t);
+    if (c->num_needles < CASE_MAX_NEEDLES)
+        c->needles[c->num_needles++] =
+            (struct case_needle){p->s, t, head, key, reference_sees(&sight, key)};
+}
+
+/* Both keys beside a border, for query t of these heads. Is there one? */
+static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int32_t *heads,
+                       int32_t num_heads)
+{
+    int32_t kv_len = p->c->lengths.kv_len[p->s];
+    int32_t first = (int32_t)case_sight(p->c, p->s, t).first_key;
+    bool planted = false;
+    for (int32_t j = border; j <= border + 1; j++) {
+        if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
+            continue;
+        if (!p->is_made[j]) {
+            make_needle_key(p->c, p->s, j, p->kv_head);
+            p->room--;
+        }
+        p->is_made[j] = planted = true;
+        for (int32_t h = 0; h < num_heads; h++)
+            record_needle(p, t, heads[h], j);
+    }
+    return planted;
+}
+
+/* The query heads of the KV head whose query t is a needle row. Far keys count for nothing in heads
+ * with steep slopes. */
+static int32_t choose_heads(const struct planting *p, int32_t t, int32_t *heads)
+{
+    const struct forward_case *c = p->c;
+    int32_t ratio = c->spec.num_q_heads / c->spec.num_kv_heads, count = 0;
+    uint64_t stream = case_stream(c->seed, DRAW_PEAK, (uint64_t)p->s, (uint64_t)t, 0);
+    for (int32_t head = p->kv_head * ratio; head < (p->kv_head + 1) * ratio; head++) {
+        bool steep = c->spec.alibi && head % 3 == 2;
+        bool spared = ratio > 1 && case_below(stream, (uint64_t)head, 4) == 0;
+        if (!steep && !spared)
+            heads[count++] = head;
+    }
+    return count;
+}
+
+static void plant_row(struct planting *p, int32_t t, int32_t room)
+{
+    struct forward_case *c = p->c;
+    int32_t heads[CASE_MAX_HEADS], num_heads = choose_heads(p, t, heads);
+    struct borders borders;
+    uint64_t stream =
+        case_stream(c->seed, DRAW_NEEDLES, (uint64_t)p->s, (uint64_t)t, 2 + (uint64_t)p->kv_head);
+    if (num_heads == 0)
+        return;
+    for (int32_t h = 0; h < num_heads; h++)
+        make_needle_query(c, p->s, t, heads[h]);
+    find_borders(c, p->s, t, &borders);
+    int32_t least = p->room - room > 0 ? p->room - room : 0;
+    for (int32_t left = borders.count; left > 0 && p->room > least; left--) {
+        int32_t pick = case_below(stream, (uint64_t)left, left);
+        int32_t border = borders.keys[pick];
+        borders.keys[pick] = borders.keys[left - 1];
+        bool planted = plant_pair(p, t, border, heads, num_heads);
+        /* With one component, means of more values than two may be near each other. */
+        if (planted && c->spec.v_head_dim == 1)
+            p->room = 0;
+    }
+}
+
+/* The first, the last and one more query of the sequence. */
+static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_head,
+                                  attn_error *error)
+{
+    int32_t q_len = c->lengths.q_len[s], kv_len = c->lengths.kv_len[s];
+    struct planting p = {.c = c, .s = s, .kv_head = kv_head};
+    uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)kv_head, 3);
+    if (q_len == 0 || kv_len == 0)
+        return ATTN_OK;
+    int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, case_below(stream, 0, q_len)};
+    p.room = c->spec.alibi ? NEEDLE_KEYS_ALIBI : NEEDLE_KEYS;
+    p.is_made = calloc((size_t)kv_len, 1);
+    if (!p.is_made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the needles of a case");
+    int32_t share = p.room / (q_len < NEEDLE_ROWS ? q_len : NEEDLE_ROWS);
+    for (int32_t r = 0; r < NEEDLE_ROWS && p.room > 0; r++)
+        if (r == 0 || (rows[r] != rows[0] && (r == 1 || rows[r] != rows[1])))
+            plant_row(&p, rows[r], share);
+    free(p.is_made);
+    return ATTN_OK;
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+static attn_status allocate_tokens(struct forward_case *c, attn_error *error)
+{
+    struct case_tokens *tokens = c->tokens = calloc(1, sizeof *tokens);
+    const struct case_spec *spec = &c->spec;
+    int64_t queries = 0, keys = 0;
+    for (int32_t s = 0; tokens && s < c->lengths.num_real_seqs; s++) {
+        tokens->first_q[s] = queries;
+        tokens->first_k[s] = keys;
+        queries += tokens->num_q[s] = c->lengths.q_len[s];
+        keys += tokens->num_k[s] = c->lengths.kv_len[s];
+    }
+    c->needles = calloc(CASE_MAX_NEEDLES, sizeof *c->needles);
+    if (tokens) { /* one more, so that nothing is no failure */
+        tokens->q = calloc((size_t)(queries * spec->num_q_heads * spec->head_dim + 1), 4);
+        tokens->k = calloc((size_t)(keys * spec->num_kv_heads * spec->head_dim + 1), 4);
+        tokens->v = calloc((size_t)(keys * spec->num_kv_heads * spec->v_head_dim + 1), 4);
+        tokens->latents =
+            calloc((size_t)(keys * (spec->latent.kv_lora_rank + spec->latent.rope_dim) + 1), 4);
+    }
+    if (tokens && tokens->q && tokens->k && tokens->v && tokens->latents && c->needles)
+        return ATTN_OK;
+    return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the tokens of a case");
+}
+
+void case_tokens_destroy(struct case_tokens *tokens)
+{
+    if (!tokens)
+        return;
+    free(tokens->q);
+    free(tokens->k);
+    free(tokens->v);
+    free(tokens->latents);
+    free(tokens);
+}
+
+attn_status case_make_tokens(struct forward_case *c, attn_error *error)
+{
+    c->owns_tokens = true;
+    attn_status status = allocate_tokens(c, error);
+    if (status != ATTN_OK)
+        return status;
+    c->tokens->gentle_slope = 0x1p-5f;
+    while (c->tokens->gentle_slope * (float)c->lengths.max_kv_len > 2)
+        c->tokens->gentle_slope /= 2;
+    if (case_is_expanded(&c->spec))
+        case_latent_make(c);
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
+        for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+            for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
+                make_key(c, s, j, head);
+        for (int32_t t = 0; t < c->lengths.q_len[s]; t++)
+            for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+                make_query(c, s, t, head);
+        for (int32_t head = 0; head < c->spec.num_kv_heads && status == ATTN_OK; head++)
+            if (!c->spec.growing_scores)
+                status = plant_sequence(c, s, head, error);
+    }
+    return status;
+}
+
+/* ---- Placing --------------------------------------------------------------------------------- */
+
+static void fill_vectors(struct forward_case *c, enum case_part_id part, double value)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    if (!c->parts[part].bytes)
+        return;
+    int64_t inner = shape->ndim > 3 ? shape->shape[2] : 1, dim = shape->shape[shape->ndim - 1];
+    for (int64_t i = 0; i < shape->shape[0]; i++)
+        for (int64_t j = 0; j < shape->shape[1]; j++)
+            for (int64_t k = 0; k < inner; k++)
+                for (int64_t d = 0; d < dim; d++)
+                    dtype_store(shape->dtype, case_vector(c, c->image, part, i, j, k), d, value);
+}
+
+/* NaN everywhere but in page 0, which is zero. */
+static void fill_cache(struct forward_case *c, enum case_part_id part)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    size_t size = (size_t)shape->shape[3] * attn_dtype_size(shape->dtype);
+    fill_vectors(c, part, (double)NAN);
+    for (int64_t i = 0; i < shape->shape[1]; i++)
+        for (int64_t j = 0; j < shape->shape[2]; j++)
+            memset(case_vector(c, c->image, part, 0, i, j), 0, size);
+}
+
+static void store(const struct forward_case *c, char *to, const float *from, int32_t count)
+{
+    dtype_from_float(c->spec.q_dtype, from, count, to);
+}
+
+static void quantise(const struct forward_case *c, char *to, const float *from, int32_t count,
+                     float scale)
+{
+    for (int32_t d = 0; d < count; d++)
+        dtype_quantise(c->spec.kv_dtype, to, d, from[d], scale);
+}
+
+static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t head)
+{
+    const float *scales = case_part(c, part);
+    return scales ? scales[c->spec.scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0] : 1;
+}
+
+/* The row of k and v that holds key j; -1 = it is in the cache. */
+static int64_t new_row_of(const struct forward_case *c, int32_t s, int32_t j)
+{
+    int32_t n = j - (c->lengths.kv_len[s] - c->lengths.num_new[s]);
+    return c->spec.from_cache || n < 0 ? -1 : c->lengths.first_new[s] + n;
+}
+
+static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, const float *key,
+                    const float *value)
+{
+    int32_t dim = c->spec.head_dim, v_dim = c->spec.v_head_dim;
+    int64_t row = new_row_of(c, s, j);
+    if (case_is_absorbed(&c->spec)) {
+        case_latent_put(c, row, case_slot(c, s, j), key);
+        return;
+    }
+    if (row >= 0) {
+        store(c, case_vector(c, c->image, PART_K, row, head, 0), key, dim);
+        store(c, case_vector(c, c->image, PART_V, row, head, 0), value, v_dim);
+        return;
+    }
+    if (case_is_expanded(&c->spec)) /* nobody may look for it */
+        return;
+    int64_t slot = case_slot(c, s, j);
+    quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
+             scale_of(c, PART_K_SCALE, head));
+    quantise(c, case_slot_vector(c, c->image, PART_V_CACHE, slot, head), value, v_dim,
+             scale_of(c, PART_V_SCALE, head));
+}
+
+/* ---- What is not seen ------------------------------------------------------------------------ */
+
+static bool is_seen(const reference_sight *sights, int32_t count, int32_t j)
+{
+    for (int32_t t = 0; t < count; t++)
+        if (reference_sees(&sights[t], j))
+            return true;
+    return false;
+}
+
+/* Keys that no query of their sequence sees become NaN, as freed pages are; new ones sometimes. */
+static attn_status hide_keys(struct forward_case *c, int32_t s, attn_error *error)
+{
+    int32_t q_len = c->lengths.q_len[s];
+    int32_t most = c->spec.head_dim > c->spec.v_head_dim ? c->spec.head_dim : c->spec.v_head_dim;
+    reference_sight *sights = calloc((size_t)q_len + 1, sizeof *sights);
+    float *nan = calloc((size_t)most, sizeof *nan);
+    if (!sights || !nan) {
+        free(sights);
+        free(nan);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the sights of a case");
+    }
+    for (int32_t d = 0; d < most; d++)
+        nan[d] = NAN;
+    for (int32_t t = 0; t < q_len; t++)
+        sights[t] = case_sight(c, s, t);
+    for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
+        bool spared = new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE);
+        for (int32_t h = 0; h < c->spec.num_kv_heads && !spared && !is_seen(sights, q_len, j); h++)
+            put_key(c, s, j, h, nan, nan);
+    }
+    free(nan);
+    free(sights);
+    return ATTN_OK;
+}
+
+/* ---- Values at the limits of a quantised type ------------------------------------------------ */
+
+/* In units of the scale: halfway between two stored values, about the largest one, subnormal, and
+ * what is none. */
+static const float special_values[] = {
+    1.0625f,  1.1875f,    -1.0625f, 1.125f,   1.375f,   448.0f,    456.0f,     464.0f,
+    480.0f,   -1e4f,      57344.0f, 61440.0f, -65536.f, 0x1p-10f,  0x1.8p-9f,  0x1p-7f,
+    0x1p-17f, 0x1.8p-16f, -0.0f,    0x1p-6f,  1e30f,    HUGE_VALF, -HUGE_VALF, NAN};
+
+bool case_is_special(const struct forward_case *c, int32_t s)
+{
+    return c->spec.special_values && s > 0 && c->lengths.num_new[s] > 0;
+}
+
+bool case_is_infinite(const struct forward_case *c, int32_t s)
+{
+    return case_is_special(c, s) && s % 2 == 0;
+}
+
+/* One of the values, times the scale; a finite one that any query type holds where that matters. */
+static float draw_special(const struct forward_case *c, int32_t s, uint64_t stream, int32_t n,
+                          float scale)
+{
+    enum { COUNT = sizeof special_values / sizeof special_values[0] };
+    float x = scale * special_values[case_below(stream, (uint64_t)n, COUNT)];
+    return case_is_infinite(c, s) || fabsf(x) < 3e4f ? x : scale * 448;
+}
+
+/* A new key, a new value, or what a latent has instead: c_kv, k_pe. In every other block of packed
+ * ones all is below the least scale. */
+static void make_special_vector(struct forward_case *c, int32_t s, int32_t head, int32_t v)
+{
+    static const enum case_part_id parts[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
+    static const enum case_part_id scales[] = {PART_K_SCALE, PART_V_SCALE, PART_LATENT_SCALE,
+                                               PART_LATENT_SCALE};
+    bool latent = c->spec.latent.kv_lora_rank > 0, packed = case_is_packed(&c->spec) && v == 0;
+    uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)head, 0);
+    enum case_part_id part = parts[2 * latent + v];
+    float scale = scale_of(c, scales[2 * latent + v], head);
+    int64_t row = new_row_of(c, s, c->lengths.kv_len[s] - 1);
+    char *to = case_vector(c, c->image, part, row, head, 0);
+    for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
+        float x = draw_special(c, s, stream, 2 * d + v, scale);
+        dtype_store(c->spec.q_dtype, to, d, (double)x * (packed && d / 128 % 2 ? 0x1p-128 : 1));
+    }
+}
+
+static void make_special(struct forward_case *c, int32_t s)
+{
+    int32_t heads = c->spec.latent.kv_lora_rank > 0 ? 1 : c->spec.num_kv_heads;
+    for (int32_t h = 0; h < heads; h++)
+        for (int32_t v = 0; v < 2; v++)
+            make_special_vector(c, s, h, v);
+}
+
+/* NaN in one element of a value that all rows of the first sequence see: it is NaN in theirs. */
+static void make_seen_nan(struct forward_case *c)
+{
+    for (int32_t h = 0; h < c->spec.num_kv_heads && c->lengths.kv_len[0] > 0; h++) {
+        float *value = value_of(c, 0, 0, h), *element = &value[(3 + h) % c->spec.v_head_dim];
+        float before = *element;
+        *element = NAN;
+        put_key(c, 0, 0, h, key_of(c, 0, 0, h), value);
+        *element = before;
+    }
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+/* A query, or zeros for padding, in one tensor or two. */
+static void put_query(struct forward_case *c, int64_t row, int32_t head, const float *query)
+{
+    int32_t dim = (int32_t)c->shapes[PART_Q].shape[2];
+    store(c, case_vector(c, c->image, PART_Q, row, head, 0), query, dim);
+    if (c->parts[PART_Q_PE].bytes)
+        store(c, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
+              c->spec.head_dim - dim);
+}
+
+static attn_status place_queries(struct forward_case *c, attn_error *error)
+{
+    const struct case_lengths *l = &c->lengths;
+    float *zeros = calloc((size_t)c->spec.head_dim, sizeof *zeros);
+    if (!zeros)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the padding of a case");
+    for (int32_t s = 0; s < l->num_seqs; s++)
+        for (int32_t t = 0; t < l->q_len[s]; t++)
+            for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+                put_query(c, l->first_row[s] + t, head,
+                          s < l->num_real_seqs ? query_of(c, s, t, head) : zeros);
+    free(zeros);
+    return ATTN_OK;
+}
+
+static void zero_padding(struct forward_case *c)
+{
+    static const enum case_part_id inputs[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
+    const struct case_lengths *l = &c->lengths;
+    for (int i = 0; i < 4; i++) {
+        const struct case_shape *shape = &c->shapes[inputs[i]];
+        int64_t heads = shape->ndim == 3 ? shape->shape[1] : 1;
+        size_t size = attn_dtype_size(c->spec.q_dtype);
+        if (!c->parts[inputs[i]].bytes)
+            continue;
+        for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs]; row++)
+            for (int64_t head = 0; head < heads; head++)
+                memset(case_vector(c, c->image, inputs[i], row, head, 0), 0,
+                       size * (size_t)shape->shape[shape->ndim - 1]);
+    }
+}
+
+/* What is not written is seen. */
+static void poison_outputs(struct forward_case *c)
+{
+    static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND,
+                                                PART_LSE_SECOND};
+    for (int i = 0; i < 4; i++)
+        if (c->parts[outputs[i]].bytes)
+            memset(c->image + c->parts[outputs[i]].offset, CASE_POISON, c->parts[outputs[i]].bytes);
+}
+
+/* What expanded keys were expanded from, to be saved. */
+static void place_latents(struct forward_case *c, int32_t s)
+{
+    for (int32_t j = 0; case_is_expanded(&c->spec) && j < c->lengths.kv_len[s]; j++)
+        if (new_row_of(c, s, j) >= 0)
+            case_latent_put(c, new_row_of(c, s, j), -1, case_latent_of(c, s, j));
+}
+
+attn_status case_place_tokens(struct forward_case *c, attn_error *error)
+{
+    poison_outputs(c);
+    fill_vectors(c, PART_Q, (double)NAN);
+    fill_vectors(c, PART_K, (double)NAN);
+    fill_vectors(c, PART_V, (double)NAN);
+    if (c->spec.latent.kv_lora_rank > 0)
+        case_latent_poison(c);
+    for (enum case_part_id cache = PART_K_CACHE; cache <= PART_V_CACHE; cache++)
+        if (c->parts[cache].bytes)
+            fill_cache(c, cache);
+    attn_status status = place_queries(c, error);
+    zero_padding(c);
+    for (int32_t s = 0; s < c->lengths.num_real_seqs && status == ATTN_OK; s++) {
+        for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+            for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
+                put_key(c, s, j, head, key_of(c, s, j, head), value_of(c, s, j, head));
+        place_latents(c, s);
+        status = hide_keys(c, s, error);
+        if (case_is_special(c, s))
+            make_special(c, s);
+    }
+    if (c->spec.special_values)
+        make_seen_nan(c);
+    return status;
+}
+
+void case_fill_constants(struct forward_case *c)
+{
+    uint64_t sinks = case_stream(c->seed, DRAW_SINKS, 0, 0, 0);
+    uint64_t scales = case_stream(c->seed, DRAW_SCALES, 0, 0, 0);
+    for (int32_t h = 0; h < c->spec.num_q_heads; h++) {
+        float sink = h % 5 == 4 ? -INFINITY : 1.5f + 3.5f * case_unit(sinks, (uint64_t)h);
+        float gentle = h % 2 ? c->tokens->gentle_slope / 2 : c->tokens->gentle_slope;
+        if (c->spec.sinks)
+            memcpy(case_vector(c, c->image, PART_SINKS, h, 0, 0), &sink, sizeof sink);
+        float slope = h % 3 == 2 ? 0.3f : gentle;
+        if (c->spec.alibi)
+            memcpy(case_vector(c, c->image, PART_SLOPES, h, 0, 0), &slope, sizeof slope);
+    }
+    case_latent_fill_scale(c);
+    float *k_scales = case_part(c, PART_K_SCALE), *v_scales = case_part(c, PART_V_SCALE);
+    for (int32_t h = 0; k_scales && h < c->spec.num_kv_heads; h++) {
+        k_scales[h] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * h), 10);
+        v_scales[h] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * h + 1), 10);
+        if (c->spec.special_values)
+            k_scales[h] = v_scales[h] = 0x1p-4f / (float)(1 << h % 3);
+    }
+}

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/gpu_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "host/base/clock.h"
+#include "host/device/cuda.h"
+#include "host/base/dtype.h"
+
+#define BIT(value) (1u << (value))
+
+/* ---- Points ---------------------------------------------------------------------------------- */
+
+static const struct grid_choice choices[GRID_MAX_CHOICES + 1] = {
+    {AXIS_MODE,
+     BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+    {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)},
+};
+
+int32_t gpu_num_points(const struct check_subject *subject)
+{
+    return numerics_count(subject, choices);
+}
+
+/* Verified drafts come in batches of equally many queries for each sequence. */
+static bool is_uniform(uint32_t mode)
+{
+    return mode == ATTN_MODE_TARGET_VERIFY || mode == ATTN_MODE_DECODE;
+}
+
+static uint32_t level_needed(uint32_t mode)
+{
+    if (mode == ATTN_MODE_DECODE)
+        return ATTN_GRAPH_SINGLE_TOKEN;
+    return is_uniform(mode) ? ATTN_GRAPH_UNIFORM : ATTN_GRAPH_ALWAYS;
+}
+
+/* Lengths that leave room below them. A padded sequence has one query, so it is none of those with
+ * equally many. */
+static void set_largest(struct case_spec *spec)
+{
+    static const int32_t largest[][2] = {{75, 9}, {33, 7}, {60, 5}, {130, 8}};
+    enum { COUNT = sizeof largest / sizeof largest[0], DRAFTED = 4 };
+    if (spec->attn_type == ATTN_TYPE_DECODER) {
+        spec->num_sequences = COUNT;
+        for (int32_t s = 0; s < COUNT; s++) {
+            spec->sequences[s] =
+                (struct case_sequence){.prefix_len = largest[s][0], .num_new = largest[s][1]};
+            if (spec->mode == ATTN_MODE_TARGET_VERIFY)
+                spec->sequences[s].num_new = DRAFTED;
+            if (spec->mode == ATTN_MODE_MIXED && s >= COUNT / 2)
+                spec->sequences[s].num_new = 1;
+        }
+    }
+    spec->padded = spec->mode == ATTN_MODE_TARGET_VERIFY ? 0 : spec->num_sequences;
+}
+
+/* ---- Refilling ------------------------------------------------------------------------------- */
+
+/* Up to `most`, and not below `least`: the largest, the smallest, or drawn. */
+static int32_t draw(uint64_t stream, int32_t thing, uint64_t number, int32_t least, int32_t most)
+{
+    if (number == 0 || most <= least)
+        return most;
+    return number == 1 ? least : least + case_below(stream, (uint64_t)thing, most - least + 1);
+}
+
+static void draw_lengths(const struct gpu_case *g, uint64_t number, int32_t real,
+                         struct case_spec *spec)
+{
+    uint64_t stream = mix_absorb(g->seed, ~number);
+    *spec = g->spec;
+    if (spec->padded > 0)
+        spec->num_sequences = real >= 0 ? real : draw(stream, 0, number, 1, spec->num_sequences);
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        bool fixed = is_uniform(spec->mode) || sequence->num_new == 1;
+        sequence->prefix_len = draw(stream, 4 * s + 1, number, 0, sequence->prefix_len);
+        if (!fixed)
+            sequence->num_new = draw(stream, 4 * s + 2, number, number == 1, sequence->num_new);
+        sequence->num_new_keys = draw(stream, 4 * s + 3, number, 0, sequence->num_new_keys);
+    }
+}
+
+/* Which arrays there are and how tensors lie is drawn from c->seed, and must stay; all else is
+ * drawn from `seed`. */
+static attn_status fill(struct gpu_case *g, uint64_t seed)
+{
+    struct forward_case *c = g->c;
+    attn_error *error = &g->error.base;
+    attn_status status = ATTN_OK;
+    free(c->pages);
+    free(c->needles);
+    case_tokens_destroy(c->tokens);
+    c->pages = NULL;
+    c->needles = NULL;
+    c->tokens = NULL;
+    c->num_needles = 0;
+    memset(c->image, CASE_RED, c->bytes);
+    c->seed = seed;
+    if (c->spec.kv_layout)
+        status = case_assign_pages(c, error);
+    if (status == ATTN_OK) {
+        case_fill_batch(c, &c->lengths, c->image);
+        status = case_make_tokens(c, error);
+    }
+    c->seed = g->seed;
+    if (status != ATTN_OK)
+        return status;
+    case_fill_constants(c);
+    c->seed = seed;
+    status = case_place_tokens(c, error);
+    c->seed = g->seed;
+    return status;
+}
+
+bool gpu_case_refill(struct gpu_case *g, uint64_t number, int32_t real)
+{
+    struct forward_case *c = g->c;
+    draw_lengths(g, number, real, &c->spec);
+    case_lengths_init(&c->lengths, &c->spec, g->seed);
+    case_spec_describe(&c->spec, g->what, sizeof g->what);
+    check_note(g->run, "contents %llu: %s", (unsigned long long)number, g->what);
+    return gpu_good(g, fill(g, mix_absorb(g->seed, number)), "contents of the case");
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* What query says of the largest lengths. */
+static bool ask(struct gpu_case *g)
+{
+    const struct check_subject *subject = g->run->subject;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    attn_status status = subject->type->query(subject->type, g->options, subject->services,
+                                              forward_case_problem(g->c), &verdict, NULL);
+    if (status != ATTN_OK || !verdict.supported)
+        check_skip(g->run, "query does not accept this case; %s", g->what);
+    g->level = verdict.graph_level;
+    g->needed = level_needed(g->spec.mode);
+    g->notes = verdict.notes;
+    return status == ATTN_OK && verdict.supported;
+}
+
+static bool make(struct gpu_case *g, int32_t point)
+{
+    struct check_run at_point = *g->run;
+    at_point.index = point;
+    g->grid = grid_of(g->run->subject);
+    if (!g->grid) {
+        check_fail(g->run, "no memory for the grid");
+        return false;
+    }
+    if (!numerics_spec(&at_point, g->grid, choices, &g->spec, &g->options)) {
+        check_skip(g->run, "%s", at_point.text);
+        return false;
+    }
+    set_largest(&g->spec);
+    case_spec_describe(&g->spec, g->what, sizeof g->what);
+    g->c = numerics_case(g->run, &g->spec, NULL);
+    if (!g->c || !ask(g))
+        return false;
+    g->seed = g->c->seed;
+    for (int n = 0; n < GPU_UPLOADS; n++) {
+        g->pinned[n] = device_allocate(g->c->device, ATTN_SPACE_PINNED, g->c->bytes, 64);
+        if (!g->pinned[n]) {
+            check_skip(g->run, "no pinned memory for a case of %llu bytes",
+                       (unsigned long long)g->c->bytes);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool gpu_case_open(struct gpu_case *g, struct check_run *run, int32_t point)
+{
+    *g = (struct gpu_case){.run = run};
+    host_error_init(&g->error);
+    if (make(g, point))
+        return true;
+    gpu_case_close(g);
+    return false;
+}
+
+bool gpu_case_open_captured(struct gpu_case *g, struct check_run *run, int32_t point)
+{
+    static const char *const names[] = {"NEVER", "SINGLE_TOKEN", "UNIFORM", "ALWAYS"};
+    if (!gpu_case_open(g, run, point))
+        return false;
+    if (g->level >= g->needed)
+        return true;
+    check_skip(run, "query answers graph level %s, and this needs %s; %s",
+               g->level < ATTN_GRAPH_COUNT ? names[g->level] : "?", names[g->needed], g->what);
+    gpu_case_close(g);
+    return false;
+}
+
+void gpu_case_close(struct gpu_case *g)
+{
+    for (int n = 0; n < GPU_UPLOADS && g->c; n++)
+        device_release(g->c->device, ATTN_SPACE_PINNED, g->pinned[n]);
+    forward_case_destroy(g->c);
+    if (g->grid)
+        grid_release(g->run->subject, g->grid);
+}
+
+struct case_session *gpu_session(struct gpu_case *g, uint32_t kind)
+{
+    struct case_setup setup = {.kind = kind, .exact_memory = true};
+    return numerics_session(g->run, g->c, &g->spec, g->options, &setup);
+}
+
+bool gpu_good(struct gpu_case *g, attn_status status, const char *what)
+{
+    if (status == ATTN_OK)
+        return true;
+    check_fail(g->run, "%s: %s: %s; %s", what, host_status_name(status), host_error_text(&g->error),
+               g->what);
+    return false;
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+static void lengths_of(const struct gpu_case *g, enum gpu_contents contents,
+                       struct case_lengths *lengths)
+{
+    *lengths = g->c->lengths;
+    if (contents == GPU_PADDING)
+        case_lengths_pad(lengths, &g->c->spec, g->seed);
+}
+
+/* Batches of padding have zero q, k and v. */
+static void write_padding(struct gpu_case *g, char *arena)
+{
+    static const enum case_part_id inputs[] = {PART_Q, PART_K, PART_V};
+    struct case_lengths lengths;
+    lengths_of(g, GPU_PADDING, &lengths);
+    case_fill_batch(g->c, &lengths, arena);
+    for (int i = 0; i < 3; i++)
+        if (g->c->parts[inputs[i]].bytes)
+            memset(arena + g->c->parts[inputs[i]].offset, 0, g->c->parts[inputs[i]].bytes);
+}
+
+attn_status gpu_upload(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+{
+    struct forward_case *c = g->c;
+    char *pinned = g->pinned[g->num_uploads++ % GPU_UPLOADS];
+    memcpy(pinned, c->image, c->bytes);
+    if (contents == GPU_PADDING)
+        write_padding(g, pinned);
+    memcpy(c->planning, pinned, c->bytes);
+    return device_copy(c->device, c->memory, pinned, c->bytes, session->stream, &g->error.base);
+}
+
+static void view_init(const struct gpu_case *g, const struct case_session *session,
+                      const struct case_lengths *lengths, bool second, struct case_view *view)
+{
+    const struct forward_case *c = g->c;
+    struct case_place place = {
+        .arena = c->memory,
+        .planning = c->planning,
+        .device_type = c->device->type,
+        .device_id = c->device->id,
+        .index_forms = session->index_forms ? session->index_forms : c->spec.index_form,
+        .graph = session->kind == ATTN_METADATA_GRAPH,
+        .second = second,
+    };
+    case_view_init(view, c, lengths, &place);
+}
+
+attn_status gpu_plan(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+{
+    struct case_lengths lengths;
+    struct case_view view;
+    lengths_of(g, contents, &lengths);
+    view_init(g, session, &lengths, false, &view);
+    attn_status status = session->backend.type->ops->init_forward_metadata(
+        session->metadata, &view.batch, session->stream, &g->error.base);
+    memset(g->c->planning, CASE_RED, g->c->bytes);
+    return status;
+}
+
+attn_status gpu_forward(struct gpu_case *g, struct case_session *session,
+                        enum gpu_contents contents, uint32_t flags)
+{
+    const attn_backend_ops *ops = session->backend.type->ops;
+    bool decode = g->c->spec.mode == ATTN_MODE_DECODE;
+    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
+                           attn_error *) = decode ? ops->forward_decode : ops->forward_extend;
+    struct case_lengths lengths;
+    struct case_view view;
+    attn_status status = ATTN_OK;
+    if (!forward)
+        return host_fail(&g->error.base, ATTN_UNSUPPORTED, "forward_%s is NULL",
+                         decode ? "decode" : "extend");
+    lengths_of(g, contents, &lengths);
+    for (int second = 0; second <= g->c->spec.read_only_layer && status == ATTN_OK; second++) {
+        view_init(g, session, &lengths, second, &view);
+        view.args.flags |= flags;
+        status = forward(session->metadata, g->c->posed.layers[second].layer_id, &view.args,
+                         session->stream, &g->error.base);
+    }
+    return status;
+}
+
+attn_status gpu_run(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+{
+    attn_status status = gpu_upload(g, session, contents);
+    if (status == ATTN_OK)
+        status = gpu_plan(g, session, contents);
+    if (status == ATTN_OK)
+        status = gpu_forward(g, session, contents, 0);
+    return status == ATTN_OK ? device_synchronize(session->device, session->stream, &g->error.base)
+                             : status;
+}
+
+attn_status gpu_capture(struct gpu_case *g, struct case_session *session, unsigned int mode)
+{
+    struct cuda *cuda = cuda_of(session->device);
+    attn_error *error = &g->error.base;
+    attn_status status = gpu_run(g, session, GPU_PADDING);
+    if (status != ATTN_OK)
+        return status;
+    cuda_result result = cuda->driver.cuStreamBeginCapture(session->stream, mode);
+    status = cuda_check(cuda, result, "cuStreamBeginCapture", error);
+    if (status != ATTN_OK)
+        return status;
+    status = gpu_forward(g, session, GPU_PADDING, ATTN_FORWARD_CAPTURING);
+    if (status != ATTN_OK) {
+        device_capture_end(session->device, session->stream, NULL, NULL);
+        return status;
+    }
+    status = device_capture_end(session->device, session->stream, &session->graph, error);
+    if (status == ATTN_OK)
+        session->captured = g->c;
+    return status;
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* The largest value and the largest difference of a vector; differing NaN are infinitely far. */
+static void measure(attn_dtype dtype, const char *a, const char *b, int64_t count, double *largest,
+                    double *difference)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double x = dtype_load(dtype, a, i), y = dtype_load(dtype, b, i);
+        if (isnan(x) != isnan(y) || (isinf(x) && x != y))
+            *difference = INFINITY;
+        if (!isfinite(x) || !isfinite(y))
+            continue;
+        *largest = fmax(*largest, fabs(x));
+        *difference = fmax(*difference, fabs(x - y));
+    }
+}
+
+/* Do the rows of an output that are no padding differ? */
+static bool differs(const struct gpu_case *g, char *a, char *b, enum case_part_id part, bool exact)
+{
+    const struct forward_case *c = g->c;
+    const struct case_shape *shape = &c->shapes[part];
+    const struct case_lengths *l = &c->lengths;
+    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
+    double largest = 0, difference = 0;
+    bool same = true;
+    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_real_seqs]; row++)
+        for (int64_t head = 0; head < shape->shape[1]; head++) {
+            const char *x = case_vector(c, a, part, row, head, 0);
+            const char *y = case_vector(c, b, part, row, head, 0);
+            same = same && memcmp(x, y, (size_t)count * attn_dtype_size(shape->dtype)) == 0;
+            measure(shape->dtype, x, y, count, &largest, &difference);
+        }
+    return exact ? !same : difference > largest / 50;
+}
+
+const char *gpu_difference(const struct gpu_case *g, const char *a, const char *b, bool exact)
+{
+    static const struct {
+        enum case_part_id part;
+        const char *name;
+    } outputs[] = {{PART_OUT, "the output"},
+                   {PART_LSE, "the LSE"},
+                   {PART_OUT_SECOND, "the output of the second layer"},
+                   {PART_LSE_SECOND, "the LSE of the second layer"}};
+    for (int i = 0; i < 4; i++)
+        if (g->c->parts[outputs[i].part].bytes &&
+            differs(g, (char *)(uintptr_t)a, (char *)(uintptr_t)b, outputs[i].part, exact))
+            return outputs[i].name;
+    return NULL;
+}
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+static void wait_at_gate(void *argument)
+{
+    struct gpu_gate *gate = argument;
+    const struct timespec moment = {.tv_nsec = 200000};
+    while (!atomic_load(&gate->open) && clock_now_ns() < gate->until_ns)
+        nanosleep(&moment, NULL);
+    atomic_store(&gate->passed, 1);
+}
+
+attn_status gpu_gate_close(struct gpu_case *g, struct gpu_gate *gate, attn_stream stream)
+{
+    struct cuda *cuda = cuda_of(g->c->device);
+    atomic_init(&gate->open, 0);
+    atomic_init(&gate->passed, 0);
+    gate->until_ns = clock_now_ns() + GPU_GATE_MS * (int64_t)1000000;
+    cuda_result result = cuda->driver.cuLaunchHostFunc(stream, wait_at_gate, gate);
+    return cuda_check(cuda, result, "cuLaunchHostFunc", &g->error.base);
+}
+
+void gpu_gate_open(struct gpu_case *g, struct gpu_gate *gate, attn_stream stream)
+{
+    atomic_store(&gate->open, 1);
+    gpu_good(g, device_synchronize(g->c->device, stream, &g->error.base), "the stream's work");
+}
+
+/* ---- The spy --------------------------------------------------------------------------------- */
+
+bool gpu_find_spy(struct check_run *run, struct spy_cuda *spy)
+{
+    char why[160];
+    bool found = spy_find(spy, why, sizeof why);
+    if (!found)
+        check_skip(run, "%s", why);
+    return found;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grid.h: which cases a backend is checked with.
+ *
+ *   axis   one thing that varies, with a fixed list of values (grid_axes.c)
+ *   point  a value for each axis; a point is a case's spec
+ *   grid   the points that a backend's own query accepts: a base, and a list that has every pair of
+ *          values of two axes that any accepted point has
+ *
+ * What the list has is asked for greedily and decided by the seed alone, so it is the same on every
+ * machine, and so is its digest. Combinations that query refuses are left out; whether its refusals
+ * are honest is for the checks of group CAPS.
+ */
+#ifndef HOST_CHECK_CASES_GRID_H
+#define HOST_CHECK_CASES_GRID_H
+
+#include "host/check/check.h"
+#include "host/check/cases/forward_case.h"
+
+enum grid_axis {
+    AXIS_TYPE,
+    AXIS_MODE,
+    AXIS_DTYPE,
+    AXIS_OUT,
+    AXIS_KV, /* dtype of the cache and granularity of its scales */
+    AXIS_DIM,
+    AXIS_V_DIM,
+    AXIS_HEADS,
+    AXIS_PAGE,
+    AXIS_LAYOUT,
+    AXIS_FORM, /* of the KV indices: option values that make an instance ask for others */
+    AXIS_SLOTS,
+    AXIS_MASK,
+    AXIS_WINDOW,
+    AXIS_CHUNK,
+    AXIS_CAP,
+    AXIS_SCALE,
+    AXIS_ALIBI,
+    AXIS_SINK,
+    AXIS_SOURCE, /* where keys come from and go to */
+    AXIS_LENGTHS,
+    AXIS_LSE,
+    AXIS_SCORES,
+    AXIS_PADDING,
+    AXIS_BOUNDS,
+    AXIS_ROW,
+    GRID_AXES
+};
+
+/* Values of some axes, by name; the others are counted. */
+enum { TYPE_DECODER, TYPE_ENCODER_ONLY, TYPE_CROSS };
+enum { MODE_EXTEND, MODE_DECODE, MODE_MIXED, MODE_VERIFY, MODE_DRAFT };
+enum { DTYPE_BF16, DTYPE_F16, DTYPE_F32 };
+enum { KV_AS_Q, KV_E4M3, KV_E4M3_PER_HEAD, KV_E5M2, KV_E5M2_PER_HEAD };
+enum {
+    MASK_LAYER,
+    MASK_NONE,
+    MASK_FULL,
+    MASK_QLEN,
+    MASK_FULL_POSITIONS,
+    MASK_QLEN_POSITIONS,
+    MASK_ITEMS
+};
+enum {
+    WINDOW_CAUSAL,
+    WINDOW_NONE,
+    WINDOW_SELF,  /* 0, 0 */
+    WINDOW_15,    /* 15, 0 */
+    WINDOW_63,    /* 63, 0 */
+    WINDOW_100,   /* 100, 0 */
+    WINDOW_BOTH,  /* 7, 3 */
+    WINDOW_RIGHT, /* -1, 3 */
+};
+enum { SINK_NONE, SINK_GIVEN, SINK_OMITTED };
+enum {
+    SOURCE_SAVED,
+    SOURCE_UNSAVED,
+    SOURCE_CACHE,
+    SOURCE_SOME_SAVED, /* some slots are -1 */
+    SOURCE_PREFIX,     /* the cache's prefix alone, with MASK_NONE */
+    SOURCE_SHARED      /* a second layer reads the first one's buffer */
+};
+enum {
+    LENGTHS_PAGES, /* at and beside borders of pages */
+    LENGTHS_EMPTY, /* some without queries, some without keys */
+    LENGTHS_SPLITS,
+    LENGTHS_SHORT,
+    LENGTHS_ROWS, /* many queries */
+    LENGTHS_SINGLE
+};
+
+enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
+
+struct grid_point {
+    uint8_t value[GRID_AXES];
+};
+
+/* What it is that asks. */
+struct grid_backend {
+    const attn_backend_type *type;
+    const attn_options *options;
+    const attn_services *services;
+    const struct device *device;
+};
+
+/* One way to be asked for index forms: the options that lead to it. */
+struct grid_form {
+    attn_options options;
+    attn_option_value *values; /* NULL = the backend's own options */
+    uint32_t forms; /* that an instance asks for; one of them where it leaves the choice */
+    char name[64];  /* "" or "key = value" */
+};
+
+struct grid {
+    struct grid_backend backend;
+    uint64_t seed;
+    struct grid_form forms[GRID_MAX_FORMS];
+    int32_t num_forms;
+    struct grid_point base; /* as plain as the backend allows */
+    struct grid_point *points;
+    int32_t num_points, room;
+    char digest[65];   /* SHA-256 of the points, as grid_spec() reads them */
+    uint32_t notes;    /* ATTN_NOTE_* of the base */
+    char refusal[512]; /* why there is no base; "" = there is one */
+};
+
+/* Ask the backend; *grid is the caller's. With a backend that accepts nothing the grid is empty.
+ * OUT_OF_HOST_MEMORY, or what the backend answers that is no answer. */
+attn_status grid_create(const struct grid_backend *backend, uint64_t seed, bool exhaustive,
+                        struct grid **grid, attn_error *error);
+void grid_destroy(struct grid *grid);
+
+/* The grid of a subject: made once, where it has a place for it (check_subject.grid), and given
+ * back by grid_release(). NULL when memory ran out. */
+struct grid *grid_of(const struct check_subject *subject);
+void grid_release(const struct check_subject *subject, struct grid *grid);
+
+/* ---- Axes (grid_axes.c) ---------------------------------------------------------------------- */
+
+/* Values of an axis; of AXIS_FORM the grid's forms are fewer. */
+int32_t grid_num_values(const struct grid *grid, enum grid_axis axis);
+const char *grid_axis_name(enum grid_axis axis);
+
+/* The spec of a point. False: the point contradicts itself. */
+bool grid_spec(const struct grid *grid, const struct grid_point *point, struct case_spec *spec);
+
+/* The options of a point's backend. */
+const attn_options *grid_options(const struct grid *grid, const struct grid_point *point);
+
+/* The rules of docs/ABI.md that a point's case exercises: "MEAN-04, MEAN-06, KV-01". */
+void grid_rules(const struct grid_point *point, char *text, size_t size);
+
+/* ---- Questions (grid.c) ---------------------------------------------------------------------- */
+
+/* Does query accept the point? *spec (may be NULL) gets its spec, padding's length included. If
+ * not, the first reason stands in `reason` (may be NULL): "head_dim 7: accepted 64, 128". */
+bool grid_accepts(const struct grid *grid, const struct grid_point *point, struct case_spec *spec,
+                  char *reason, size_t size);
+
+/* The same for a spec that was made of a point and changed; its padding's length is set. */
+bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
+                       char *reason, size_t size);
+
+/* Point n of a stream of random ones, accepted or not. */
+struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n);
+
+/* Values of some axes, as sets of bits; every point that has one of each, and is as the base else.
+ */
+struct grid_choice {
+    enum grid_axis axis;
+    uint32_t values;
+};
+enum { GRID_MAX_CHOICES = 6 };
+
+/* Point `index` of those, counted over accepted ones, and how many there are; a choice without
+ * values ends the list. The reason of the first that is refused is in `reason` if none is accepted.
+ */
+int32_t grid_product(const struct grid *grid, const struct grid_choice *choices, int32_t index,
+                     struct grid_point *point, char *reason, size_t size);
+
+#endif /* HOST_CHECK_CASES_GRID_H */

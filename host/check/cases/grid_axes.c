@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grid_axes.c: the axes of the grid: their values, and the spec that a point makes of them.
+ */
+#include "host/check/cases/grid.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
+                                 ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
+static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32};
+static const attn_dtype out_dtypes[] = {ATTN_DTYPE_NONE, ATTN_F32, ATTN_BF16, ATTN_F16};
+
+static const struct {
+    attn_dtype dtype; /* NONE = q's */
+    uint32_t granularity;
+} kv_dtypes[] = {{ATTN_DTYPE_NONE, ATTN_SCALE_NONE},
+                 {ATTN_FP8_E4M3, ATTN_SCALE_PER_TENSOR},
+                 {ATTN_FP8_E4M3, ATTN_SCALE_PER_HEAD},
+                 {ATTN_FP8_E5M2, ATTN_SCALE_PER_TENSOR},
+                 {ATTN_FP8_E5M2, ATTN_SCALE_PER_HEAD}};
+
+static const int32_t dims[] = {64, 128, 16, 32, 80, 96, 192, 256, 1, 7, 20, 129, 512};
+static const int32_t v_dims[] = {0, 64, 128, 33, 1}; /* 0 = as head_dim */
+static const int32_t heads[][2] = {{4, 2}, {4, 4}, {8, 1}, {1, 1}, {6, 2}, {7, 1}, {26, 2}};
+static const int32_t pages[] = {16, 1, 64, 32, 3, 128};
+static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
+static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {0, 0}, {15, 0},
+                                     {63, 0}, {100, 0}, {7, 3}, {-1, 3}};
+static const int32_t chunks[] = {0, 16, 7, 64, 1};
+static const float caps[] = {0, 30, 5};
+static const float sm_scales[] = {0, 0.3f};
+
+static const struct {
+    uint32_t kind;
+    bool positions, items;
+} masks[] = {{ATTN_MASK_LAYER, false, false}, {ATTN_MASK_NONE, false, false},
+             {ATTN_MASK_FULL, false, false},  {ATTN_MASK_QLEN, false, false},
+             {ATTN_MASK_FULL, true, false},   {ATTN_MASK_QLEN, true, false},
+             {ATTN_MASK_LAYER, false, true}};
+
+/* Prefix and new tokens of each sequence. -N stands for about N pages: one token less, as many, or
+ * one more, by the sequence's number. */
+static const int32_t lengths[][4][2] = {
+    [LENGTHS_PAGES] = {{-1, 3}, {0, -1}, {-2, 2}, {-1, 1}},
+    [LENGTHS_EMPTY] = {{0, 0}, {5, 0}, {0, 3}, {33, 1}},
+    [LENGTHS_SPLITS] = {{513, 3}, {63, 2}, {127, 5}, {0, 1}},
+    [LENGTHS_SHORT] = {{0, 1}, {1, 1}, {2, 4}, {0, 3}},
+    [LENGTHS_ROWS] = {{0, 70}, {12, 37}},
+    [LENGTHS_SINGLE] = {{100, 17}},
+};
+static const int32_t num_sequences[] = {4, 4, 4, 4, 2, 1};
+
+static const struct {
+    const char *name;
+    int32_t count;
+} axes[GRID_AXES] = {
+    [AXIS_TYPE] = {"attn_type", ATTN_TYPE_COUNT},
+    [AXIS_MODE] = {"mode", COUNT(modes)},
+    [AXIS_DTYPE] = {"q_dtype", COUNT(dtypes)},
+    [AXIS_OUT] = {"out_dtype", COUNT(out_dtypes)},
+    [AXIS_KV] = {"kv_dtype", COUNT(kv_dtypes)},
+    [AXIS_DIM] = {"head_dim", COUNT(dims)},
+    [AXIS_V_DIM] = {"v_head_dim", COUNT(v_dims)},
+    [AXIS_HEADS] = {"heads", COUNT(heads)},
+    [AXIS_PAGE] = {"page_size", COUNT(pages)},
+    [AXIS_LAYOUT] = {"kv_layout", COUNT(layouts)},
+    [AXIS_FORM] = {"index_form", GRID_MAX_FORMS},
+    [AXIS_SLOTS] = {"slots", SLOT_ORDERS},
+    [AXIS_MASK] = {"mask", COUNT(masks)},
+    [AXIS_WINDOW] = {"window", COUNT(windows)},
+    [AXIS_CHUNK] = {"attention_chunk", COUNT(chunks)},
+    [AXIS_CAP] = {"logit_cap", COUNT(caps)},
+    [AXIS_SCALE] = {"sm_scale", COUNT(sm_scales)},
+    [AXIS_ALIBI] = {"alibi", 2},
+    [AXIS_SINK] = {"sinks", 3},
+    [AXIS_SOURCE] = {"source", 6},
+    [AXIS_LENGTHS] = {"lengths", COUNT(num_sequences)},
+    [AXIS_LSE] = {"lse", 2},
+    [AXIS_SCORES] = {"scores", 2},
+    [AXIS_PADDING] = {"padding", 2},
+    [AXIS_BOUNDS] = {"bounds", 2},
+    [AXIS_ROW] = {"first_row", 2},
+};
+
+int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
+{
+    return axis == AXIS_FORM ? grid->num_forms : axes[axis].count;
+}
+
+const char *grid_axis_name(enum grid_axis axis)
+{
+    return axes[axis].name;
+}
+
+const attn_options *grid_options(const struct grid *grid, const struct grid_point *point)
+{
+    const struct grid_form *form = &grid->forms[point->value[AXIS_FORM]];
+    return form->values ? &form->options : grid->backend.options;
+}
+
+/* ---- Specs ----------------------------------------------------------------------------------- */
+
+static void set_operands(struct case_spec *spec, const uint8_t *value)
+{
+    spec->attn_type = value[AXIS_TYPE];
+    spec->mode = modes[value[AXIS_MODE]];
+    spec->q_dtype = dtypes[value[AXIS_DTYPE]];
+    spec->out_dtype = out_dtypes[value[AXIS_OUT]] ? out_dtypes[value[AXIS_OUT]] : spec->q_dtype;
+    spec->kv_dtype =
+        kv_dtypes[value[AXIS_KV]].dtype ? kv_dtypes[value[AXIS_KV]].dtype : spec->q_dtype;
+    spec->scale_granularity = kv_dtypes[value[AXIS_KV]].granularity;
+    spec->head_dim = dims[value[AXIS_DIM]];
+    spec->v_head_dim = v_dims[value[AXIS_V_DIM]] ? v_dims[value[AXIS_V_DIM]] : spec->head_dim;
+    spec->num_q_heads = heads[value[AXIS_HEADS]][0];
+    spec->num_kv_heads = heads[value[AXIS_HEADS]][1];
+    spec->page_size = pages[value[AXIS_PAGE]];
+    spec->kv_layout = layouts[value[AXIS_LAYOUT]];
+    spec->slots = (enum slot_order)value[AXIS_SLOTS];
+}
+
+static void set_rules(struct case_spec *spec, const uint8_t *value)
+{
+    spec->mask_kind = masks[value[AXIS_MASK]].kind;
+    spec->explicit_positions = masks[value[AXIS_MASK]].positions;
+    spec->multi_item = masks[value[AXIS_MASK]].items;
+    spec->window_left = windows[value[AXIS_WINDOW]][0];
+    spec->window_right = windows[value[AXIS_WINDOW]][1];
+    spec->attention_chunk = chunks[value[AXIS_CHUNK]];
+    spec->logit_cap = caps[value[AXIS_CAP]];
+    spec->sm_scale = sm_scales[value[AXIS_SCALE]];
+    spec->alibi = value[AXIS_ALIBI];
+    spec->sinks = value[AXIS_SINK] != SINK_NONE;
+    if (value[AXIS_SINK] == SINK_OMITTED)
+        spec->flags |= ATTN_FORWARD_OMIT_SINK;
+    spec->wants_lse = value[AXIS_LSE] == 0;
+    spec->growing_scores = value[AXIS_SCORES];
+    spec->loose_bounds = value[AXIS_BOUNDS];
+    spec->first_row = value[AXIS_ROW] ? 5 : 0;
+}
+
+static void set_source(struct case_spec *spec, uint8_t source)
+{
+    bool saved = source == SOURCE_SAVED || source == SOURCE_SOME_SAVED || source == SOURCE_SHARED;
+    if (saved)
+        spec->flags |= ATTN_FORWARD_SAVE_KV;
+    spec->from_cache = source == SOURCE_CACHE || source == SOURCE_PREFIX;
+    spec->partial = source == SOURCE_PREFIX;
+    spec->unwritten_slots = source == SOURCE_SOME_SAVED;
+    spec->read_only_layer = source == SOURCE_SHARED;
+}
+
+/* `length` as it stands, or about -length pages. */
+static int32_t about_pages(int32_t length, int32_t page, int32_t s)
+{
+    return length >= 0 ? length : -length * page + s % 3 - 1;
+}
+
+static void set_lengths(struct case_spec *spec, uint8_t profile)
+{
+    spec->num_sequences = num_sequences[profile];
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        sequence->prefix_len = about_pages(lengths[profile][s][0], spec->page_size, s);
+        sequence->num_new = about_pages(lengths[profile][s][1], spec->page_size, s);
+        if (sequence->num_new > 70)
+            sequence->num_new = 70;
+        if (spec->mode == ATTN_MODE_MIXED && s > 0 && s >= spec->num_sequences - 2)
+            sequence->num_new = 1;
+        if (spec->mode == ATTN_MODE_TARGET_VERIFY)
+            sequence->num_new = 4; /* drafted tokens: as many of each sequence */
+        if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY && spec->mode != ATTN_MODE_TARGET_VERIFY)
+            *sequence = (struct case_sequence){
+                .num_new = sequence->prefix_len > 70 ? 70 : sequence->prefix_len};
+        if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY)
+            sequence->prefix_len = 0;
+        if (spec->attn_type == ATTN_TYPE_CROSS)
+            sequence->num_new_keys = s % 2 ? 0 : 11;
+    }
+}
+
+/* An encoder has no cache: what belongs to one is not varied. */
+static bool is_of_no_use(const uint8_t *value)
+{
+    static const enum grid_axis of_cache[] = {AXIS_KV,   AXIS_PAGE,  AXIS_LAYOUT,
+                                              AXIS_FORM, AXIS_SLOTS, AXIS_SOURCE};
+    for (int32_t i = 0; value[AXIS_TYPE] == TYPE_ENCODER_ONLY && i < COUNT(of_cache); i++)
+        if (value[of_cache[i]] != 0)
+            return true;
+    return value[AXIS_MODE] == MODE_DECODE && value[AXIS_ROW] != 0;
+}
+
+bool grid_spec(const struct grid *grid, const struct grid_point *point, struct case_spec *spec)
+{
+    const uint8_t *value = point->value;
+    if (is_of_no_use(value))
+        return false;
+    memset(spec, 0, sizeof *spec);
+    set_operands(spec, value);
+    set_rules(spec, value);
+    set_source(spec, value[AXIS_SOURCE]);
+    spec->index_form = grid->forms[value[AXIS_FORM]].forms;
+    set_lengths(spec, value[AXIS_LENGTHS]);
+    if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY) {
+        spec->kv_layout = NULL;
+        spec->flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;
+    }
+    if (value[AXIS_PADDING])
+        spec->padded = spec->num_sequences + 2;
+    return case_spec_defect(spec) == NULL;
+}
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+/* Writes "RULE, RULE ..." piece by piece. */
+struct rule_list {
+    char *text;
+    size_t size, length;
+};
+
+static void add_rule(struct rule_list *list, const char *rule, bool is)
+{
+    if (!is || list->length >= list->size)
+        return;
+    int count = snprintf(list->text + list->length, list->size - list->length, "%s%s",
+                         list->length ? ", " : "", rule);
+    list->length += count > 0 ? (size_t)count : 0;
+}
+
+static void add_meanings(struct rule_list *list, const uint8_t *value)
+{
+    uint8_t mask = value[AXIS_MASK];
+    bool custom = mask >= MASK_FULL && mask <= MASK_QLEN_POSITIONS;
+    bool narrowed = value[AXIS_WINDOW] >= WINDOW_SELF || value[AXIS_CHUNK] != 0;
+    add_rule(list, "MEAN-02", value[AXIS_MODE] == MODE_MIXED);
+    add_rule(list, "MEAN-03", value[AXIS_MODE] == MODE_DECODE || value[AXIS_ROW] != 0);
+    add_rule(list, "MEAN-04", value[AXIS_TYPE] != TYPE_CROSS);
+    add_rule(list, "MEAN-05", mask == MASK_FULL_POSITIONS || mask == MASK_QLEN_POSITIONS);
+    add_rule(list, "MEAN-06", value[AXIS_WINDOW] != WINDOW_NONE);
+    add_rule(list, "MEAN-07", value[AXIS_CHUNK] != 0);
+    add_rule(list, "MEAN-08", value[AXIS_TYPE] == TYPE_CROSS);
+    add_rule(list, "MEAN-09",
+             value[AXIS_CAP] != 0 || value[AXIS_ALIBI] != 0 || value[AXIS_SCALE] != 0);
+    add_rule(list, "MEAN-10", mask == MASK_NONE || custom);
+    add_rule(list, "MEAN-11", custom && narrowed);
+    add_rule(list, "MEAN-12", value[AXIS_SINK] != SINK_NONE);
+    add_rule(list, "MEAN-13", value[AXIS_LSE] == 0);
+    add_rule(list, "MEAN-14", custom || value[AXIS_LENGTHS] == LENGTHS_EMPTY);
+    add_rule(list, "MEAN-15", value[AXIS_SOURCE] == SOURCE_PREFIX);
+    add_rule(list, "MEAN-16", mask == MASK_ITEMS);
+    add_rule(list, "MEAN-17", heads[value[AXIS_HEADS]][0] != heads[value[AXIS_HEADS]][1]);
+}
+
+void grid_rules(const struct grid_point *point, char *text, size_t size)
+{
+    const uint8_t *value = point->value;
+    struct rule_list list = {text, size, 0};
+    uint8_t source = value[AXIS_SOURCE];
+    bool cached = value[AXIS_TYPE] != TYPE_ENCODER_ONLY;
+    bool saved = source == SOURCE_SAVED || source == SOURCE_SOME_SAVED || source == SOURCE_SHARED;
+    text[0] = '\0';
+    add_meanings(&list, value);
+    add_rule(&list, "KV-01", cached && saved);
+    add_rule(&list, "KV-02", cached && source != SOURCE_SAVED);
+    add_rule(&list, "KV-03", source == SOURCE_SHARED);
+    add_rule(&list, "KV-04", value[AXIS_KV] != KV_AS_Q);
+    add_rule(&list, "KV-06", cached);
+    add_rule(&list, "KV-08", value[AXIS_FORM] != 0);
+    add_rule(&list, "CAPT-04", value[AXIS_PADDING] != 0);
+}

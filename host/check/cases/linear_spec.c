@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_spec.c: specs of linear cases, drawn and told.
+ */
+#include "host/check/cases/linear_case.h"
+
+#include "host/base/dtype.h"
+#include "host/base/mix.h"
+
+#include <math.h>
+#include <stdio.h>
+
+struct draw {
+    uint64_t seed, count;
+};
+
+static int32_t below(struct draw *draw, int32_t count)
+{
+    uint32_t bits = (uint32_t)(mix_stream(draw->seed, draw->count++) >> 32);
+    return (int32_t)mix_below(bits, (uint64_t)count);
+}
+
+/* ---- Drawing --------------------------------------------------------------------------------- */
+
+static void draw_dims(struct linear_spec *spec, struct draw *draw)
+{
+    /* The bar of a row is made of its elements: where all are of one product of sums, or there is
+     * one alone, it would be a matter of luck. So no 1/1, and no convolution where one is 1. Nor
+     * for checks that compare bits: that takes a note of the backend, and they judge all rows
+     * besides. */
+    static const int32_t dims[][2] = {{64, 64},   {128, 32}, {16, 16},  {32, 128},
+                                      {5, 7},     {33, 48},  {16, 1},   {1, 16},
+                                      {128, 128}, {256, 64}, {129, 130}};
+    static const int32_t heads[][2] = {{1, 2}, {2, 2}, {1, 3}, {2, 4}, {1, 6}, {3, 3}};
+    static const int32_t widths[] = {4, 4, 0, 2, 3, 1, 5, 8};
+    bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
+    int32_t shape = below(draw, 11);
+    bool large = dims[shape][0] * dims[shape][1] > 4096; /* then few heads: time and memory */
+    int32_t which = below(draw, large ? 2 : 6);
+    spec->k_heads = short_conv ? 0 : heads[which][0];
+    spec->v_heads = heads[which][1];
+    spec->k_dim = short_conv ? 0 : dims[shape][0];
+    spec->v_dim = dims[shape][1];
+    spec->width = spec->k_dim == 1 || spec->v_dim == 1 ? 0 : widths[below(draw, 8)];
+    if (short_conv && spec->width == 0)
+        spec->width = 4;
+    spec->bias = below(draw, 2);
+    spec->z = below(draw, 2);
+    spec->skip = spec->family == ATTN_LINEAR_MAMBA2 ? below(draw, 3) : 0;
+    spec->vk = below(draw, 2);
+}
+
+static void draw_gates(struct linear_spec *spec, struct draw *draw)
+{
+    bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
+    bool gated = delta || spec->family == ATTN_LINEAR_MAMBA2;
+    if (gated && below(draw, 4) > 0)
+        spec->flags |= ATTN_LINEAR_RAW_GATES;
+    if (delta && below(draw, 4) > 0)
+        spec->flags |= ATTN_LINEAR_QK_L2NORM;
+    if (below(draw, 4) == 0)
+        spec->flags |= ATTN_LINEAR_CONV_IDENTITY;
+    if (spec->family == ATTN_LINEAR_KDA && below(draw, 2))
+        spec->lower_bound = -5;
+    if (spec->family == ATTN_LINEAR_MAMBA2 && below(draw, 2)) {
+        spec->dt_min = 0.25f;
+        spec->dt_max = below(draw, 2) ? 1.5f : 0;
+    }
+    spec->steep = below(draw, 4) == 0;
+}
+
+static void draw_dtypes(struct linear_spec *spec, struct draw *draw)
+{
+    static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32, ATTN_F16};
+    spec->q_dtype = dtypes[below(draw, 3)];
+    spec->conv_dtype = below(draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
+    spec->state_dtype = below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
+}
+
+static void draw_sequences(struct linear_spec *spec, struct draw *draw)
+{
+    static const int32_t lengths[] = {1, 0, 2, 5, 8, 9, 16, 17, 63, 64, 65, 127, 130, 200};
+    static const int32_t few[] = {1, 2, 3, 4, 5, 7};
+    bool verify = spec->mode == ATTN_MODE_TARGET_VERIFY;
+    spec->num_sequences = 1 + below(draw, 4);
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        struct linear_case_sequence *sequence = &spec->sequences[s];
+        bool decodes = spec->mode == ATTN_MODE_DECODE ||
+                       (spec->mode == ATTN_MODE_MIXED && s == spec->num_sequences - 1);
+        sequence->rows = decodes  ? 1
+                         : verify ? few[below(draw, 6)]
+                                  : lengths[below(draw, sizeof lengths / sizeof lengths[0])];
+        sequence->has_initial = below(draw, 4) > 0;
+        sequence->in_place = below(draw, 2);
+        sequence->dropped = below(draw, 8) == 0;
+    }
+}
+
+void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
+{
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND,       ATTN_MODE_DECODE,
+                                     ATTN_MODE_MIXED,        ATTN_MODE_TARGET_VERIFY,
+                                     ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_EXTEND};
+    struct draw draw = {.seed = seed};
+    *spec = (struct linear_spec){.family = family, .mode = modes[below(&draw, 6)]};
+    draw_dims(spec, &draw);
+    draw_gates(spec, &draw);
+    draw_dtypes(spec, &draw);
+    draw_sequences(spec, &draw);
+    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || below(&draw, 8) == 0;
+    spec->absent_arrays = below(&draw, 6) == 0;
+    spec->gap = below(&draw, 3) == 0 ? 16 : 0;
+    spec->first_row = spec->mode != ATTN_MODE_DECODE && below(&draw, 3) == 0 ? 3 : 0;
+    spec->padded = below(&draw, 3) == 0 ? 2 : 0;
+    bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
+    spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
+    spec->out_dtype = below(&draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
+}
+
+/* ---- Telling --------------------------------------------------------------------------------- */
+
+void linear_spec_describe(const struct linear_spec *spec, char *text, size_t size)
+{
+    static const char *const families[] = {"gdn", "mamba2", "kda", "lightning", "short_conv"};
+    static const char *const modes[] = {"extend", "decode", "mixed", "idle", "verify", "draft"};
+    size_t length = (size_t)snprintf(
+        text, size,
+        "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
+        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, rows",
+        families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
+        dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
+        dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
+        spec->width, spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip,
+        (double)spec->dt_min, (double)spec->dt_max, (double)spec->lower_bound,
+        spec->steep ? ", steep" : "",
+        spec->sparse      ? ", sparse snapshots"
+        : spec->snapshots ? ", snapshots"
+                          : "",
+        spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
+        spec->turn);
+    for (int32_t s = 0; s < spec->num_sequences && length < size; s++)
+        length += (size_t)snprintf(
+            text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,
+            spec->sequences[s].has_initial ? "i" : "", spec->sequences[s].in_place ? "p" : "",
+            spec->sequences[s].dropped ? "d" : "");
+}
+
+/* ---- The problem ----------------------------------------------------------------------------- */
+
+static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
+{
+    int32_t longest = 1, rows = spec->padded;
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        rows += spec->sequences[s].rows;
+        longest = spec->sequences[s].rows > longest ? spec->sequences[s].rows : longest;
+    }
+    *bounds = (attn_bounds){.struct_size = sizeof *bounds,
+                            .modes = ATTN_MODE_BIT(spec->mode) | spec->modes,
+                            .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+                            .max_seqs = spec->num_sequences + spec->padded,
+                            .max_tokens = rows > 0 ? rows : 1,
+                            .max_q_len = longest,
+                            .max_kv_len = longest + 8,
+                            .max_kv_tokens = (int64_t)spec->num_sequences * (longest + 8)};
+}
+
+void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
+                 const attn_device *device)
+{
+    bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
+    *posed = (struct linear_posed){.layer = {.struct_size = sizeof posed->layer, .layer_id = 5}};
+    posed->dims =
+        (attn_linear_dims){.struct_size = sizeof posed->dims,
+                           .family = spec->family,
+                           .flags = spec->flags,
+                           .num_k_heads = spec->k_heads,
+                           .num_v_heads = spec->v_heads,
+                           .head_k_dim = spec->k_dim,
+                           .head_v_dim = spec->v_dim,
+                           .num_groups = spec->family == ATTN_LINEAR_MAMBA2 ? spec->k_heads : 0,
+                           .conv_width = spec->width,
+                           .state_dtype = spec->state_dtype,
+                           .conv_dtype = spec->conv_dtype,
+                           .dt_min = spec->dt_min,
+                           .dt_max = spec->dt_max,
+                           .lower_bound = spec->lower_bound};
+    posed->group = (attn_layer_group){
+        .struct_size = sizeof posed->group,
+        .kind = ATTN_KIND_LINEAR,
+        .attn_type = ATTN_TYPE_DECODER,
+        .num_q_heads = spec->v_heads,
+        .num_kv_heads = spec->k_heads > 0 ? spec->k_heads : 1,
+        .head_dim = spec->k_dim > 0 ? spec->k_dim : spec->v_dim,
+        .v_head_dim = spec->v_dim,
+        .window_left = -1,
+        .sm_scale = delta ? 1.0f / sqrtf((float)spec->k_dim) : 0.5f,
+        .num_layers = 1,
+        .layers = &posed->layer,
+        .linear = &posed->dims,
+    };
+    set_bounds(&posed->bounds, spec);
+    posed->problem = (attn_problem){.struct_size = sizeof posed->problem,
+                                    .device = device,
+                                    .group = &posed->group,
+                                    .bounds = &posed->bounds,
+                                    .state_layout = spec->vk ? ATTN_LAYOUT_STATE_SSM_VK
+                                                             : ATTN_LAYOUT_STATE_SSM_KV,
+                                    .q_dtype = spec->q_dtype,
+                                    .kv_dtype = spec->q_dtype,
+                                    .out_dtype = spec->out_dtype,
+                                    .tp_size = 1};
+}

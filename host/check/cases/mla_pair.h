@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla_pair.h: one batch of latent attention in both of its forms: random weights W_UK and W_UV, the
+ * queries of the absorbed case times W_UK, the keys and values of the expanded one its latents
+ * times W_UK and W_UV. What the expanded form computes is W_UV times what the absorbed one does.
+ */
+#ifndef HOST_CHECK_CASES_MLA_PAIR_H
+#define HOST_CHECK_CASES_MLA_PAIR_H
+
+#include "host/check/cases/numerics.h"
+
+struct mla_pair {
+    struct check_run *run;
+    const attn_options *options;
+    struct case_spec spec, expanded_spec; /* spec: of the absorbed case */
+    struct forward_case *absorbed, *expanded;
+    float *w_uk; /* [heads, nope_dim, kv_lora_rank] */
+    float *w_uv; /* [heads, v_dim, kv_lora_rank] */
+};
+
+/* The pair of an absorbed spec. False: it was reported. Finish it in either case. */
+bool mla_pair_init(struct mla_pair *pair, struct check_run *run, const struct case_spec *spec,
+                   const attn_options *options);
+void mla_pair_finish(struct mla_pair *pair);
+
+/* Run both, each in an instance of its own, and judge them. False: it was reported. */
+bool mla_pair_judge(struct mla_pair *pair);
+
+/* Of cases that were run: are their outputs the same but for W_UV, and their LSE? */
+void mla_pair_compare(struct mla_pair *pair);
+
+/* Bring what `writer` has left in the cache, the key of a sequence of the pair for each key that
+ * `reader`, a variant of the absorbed case, finds in its own. */
+void mla_pair_hand_over(const struct forward_case *writer, struct forward_case *reader);
+
+#endif /* HOST_CHECK_CASES_MLA_PAIR_H */

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/numerics.h"
+
+#include "host/base/error.h"
+
+enum { SPEC_TEXT = 600 };
+
+struct case_backend numerics_backend(const struct check_subject *subject,
+                                     const attn_options *options)
+{
+    struct case_backend backend = {.type = subject->type,
+                                   .options = options ? options : subject->options,
+                                   .services = subject->services};
+    for (uint32_t n = 0; n < compose_num_nodes(subject->node); n++)
+        if (compose_node_at(subject->node, n)->type->type->flags & ATTN_TYPE_NEEDS_HOST_LENS)
+            backend.needs_host_lens = true;
+    return backend;
+}
+
+int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(subject);
+    struct grid_point point;
+    int32_t count = grid ? grid_product(grid, choices, 0, &point, NULL, 0) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+bool numerics_spec(struct check_run *run, const struct grid *grid,
+                   const struct grid_choice *choices, struct case_spec *spec,
+                   const attn_options **options)
+{
+    struct grid_point point = grid->base;
+    char reason[512] = "";
+    int32_t count = grid_product(grid, choices, run->index, &point, reason, sizeof reason);
+    if (run->index >= count) {
+        check_skip(run, "%s", grid->refusal[0] ? grid->refusal : reason);
+        return false;
+    }
+    *options = grid_options(grid, &point);
+    return grid_accepts(grid, &point, spec, NULL, 0);
+}
+
+int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice)
+{
+    struct grid *grid = grid_of(subject);
+    struct mla_point point;
+    int32_t count = grid ? mla_product(grid, choice, 0, &point, NULL, 0) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
+                       const struct mla_choice *choice, struct case_spec *spec,
+                       const attn_options **options)
+{
+    struct mla_point point;
+    char reason[512] = "";
+    if (run->index >= mla_product(grid, choice, run->index, &point, reason, sizeof reason)) {
+        check_skip(run, "%s", reason);
+        return false;
+    }
+    *options = grid_options(grid, &point.common);
+    return mla_accepts(grid, &point, spec, NULL, 0);
+}
+
+void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
+                     const char *text)
+{
+    char what[SPEC_TEXT];
+    case_spec_describe(spec, what, sizeof what);
+    if (status == ATTN_DEPENDENCY_MISSING)
+        check_skip(run, "%s", text);
+    else if (status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY)
+        check_skip(run, "%s; %s", text, what);
+    else
+        check_fail(run, "%s; %s", text, what);
+}
+
+struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
+                                   const struct forward_case *base)
+{
+    char what[SPEC_TEXT];
+    struct forward_case *c = NULL;
+    host_error error;
+    host_error_init(&error);
+    case_spec_describe(spec, what, sizeof what);
+    check_note(run, "%s", what);
+    attn_status status =
+        base ? forward_case_create_variant(spec, base, &c, &error.base)
+             : forward_case_create(spec, run->seed, run->subject->device, &c, &error.base);
+    if (status != ATTN_OK)
+        numerics_report(run, spec, status, host_error_text(&error));
+    return c;
+}
+
+struct case_session *numerics_session(struct check_run *run, const struct forward_case *c,
+                                      const struct case_spec *spec, const attn_options *options,
+                                      const struct case_setup *setup)
+{
+    struct case_backend backend = numerics_backend(run->subject, options);
+    struct case_session *session = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = case_session_create(&backend, c, setup, &session, &error.base);
+    if (status != ATTN_OK)
+        numerics_report(run, spec, status, host_error_text(&error));
+    return session;
+}
+
+bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
+                    const struct case_spec *spec)
+{
+    struct case_verdict verdict;
+    case_session_judge(session, c, &verdict);
+    if (!verdict.good)
+        numerics_report(run, spec, verdict.status, verdict.text);
+    return verdict.good;
+}
+
+double numerics_unit(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 0x1p-12 : dtype == ATTN_F16 ? 0x1p-9 : 0x1p-6;
+}
+
+void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,
+                  const struct case_run *how)
+{
+    struct case_backend backend = numerics_backend(run->subject, options);
+    struct case_verdict verdict;
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    if (!c)
+        return;
+    forward_case_judge(c, &backend, how, &verdict);
+    if (!verdict.good)
+        numerics_report(run, spec, verdict.status, verdict.text);
+    forward_case_destroy(c);
+}

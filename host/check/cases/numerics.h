@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * numerics.h: what the checks that run cases have in common: from a spec to PASS, FAIL or SKIP.
+ */
+#ifndef HOST_CHECK_CASES_NUMERICS_H
+#define HOST_CHECK_CASES_NUMERICS_H
+
+#include "host/check/check.h"
+#include "host/check/cases/forward_case.h"
+#include "host/check/cases/grid.h"
+#include "host/check/cases/mla_spec.h"
+
+/* The subject as sessions call it. `options` NULL = its own. */
+struct case_backend numerics_backend(const struct check_subject *subject,
+                                     const attn_options *options);
+
+/* What went wrong with a case of this spec; a kernel or memory that this machine lacks is SKIP. */
+void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
+                     const char *text);
+
+/* A case of the run's seed, or a variant of `base`. NULL: it was reported. */
+struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
+                                   const struct forward_case *base);
+
+/* A session for the case. NULL: it was reported. */
+struct case_session *numerics_session(struct check_run *run, const struct forward_case *c,
+                                      const struct case_spec *spec, const attn_options *options,
+                                      const struct case_setup *setup);
+
+/* Judge a case in a session. False: it was reported. */
+bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
+                    const struct case_spec *spec);
+
+/* How many cases a product of choices gives: as many as are accepted, or one that is skipped with
+ * the reason. */
+int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices);
+
+/* The spec of case run->index of a product, and the options it is run with. False: it was skipped.
+ */
+bool numerics_spec(struct check_run *run, const struct grid *grid,
+                   const struct grid_choice *choices, struct case_spec *spec,
+                   const attn_options **options);
+
+/* The same for latent layers. */
+int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice);
+bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
+                       const struct mla_choice *choice, struct case_spec *spec,
+                       const attn_options **options);
+
+/* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
+ * places: some last bits of the type. */
+double numerics_unit(attn_dtype dtype);
+
+/* All of it for one spec, in memory of exactly the size that is asked for. */
+void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,
+                  const struct case_run *how);
+
+#endif /* HOST_CHECK_CASES_NUMERICS_H */

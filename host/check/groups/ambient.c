@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* dladdr, uselocale, NSIG */
+#endif
+#include "host/check/groups/ambient.h"
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- Take ------------------------------------------------------------------------------------ */
+
+/* Rounding, denormals and traps, without the flags that any arithmetic raises. */
+static uint64_t fpu_control(void)
+{
+#if defined(__x86_64__)
+    uint32_t sse = 0;
+    uint16_t x87 = 0;
+    __asm__ volatile("stmxcsr %0" : "=m"(sse));
+    __asm__ volatile("fnstcw %0" : "=m"(x87));
+    return (uint64_t)x87 << 32 | (sse & ~UINT32_C(0x3f));
+#elif defined(__aarch64__)
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    return control;
+#else
+    return 0;
+#endif
+}
+
+static mode_t creation_mask(void)
+{
+    mode_t mask = umask(077);
+    umask(mask);
+    return mask;
+}
+
+void ambient_take(struct ambient *ambient)
+{
+    memset(ambient, 0, sizeof *ambient);
+    fegetenv(&ambient->environment);
+    ambient->rounding = fegetround();
+    ambient->control = fpu_control();
+    ambient->thread_locale = uselocale((locale_t)0);
+    const char *locale = setlocale(LC_ALL, NULL);
+    snprintf(ambient->locale, sizeof ambient->locale, "%s", locale ? locale : "");
+    pthread_sigmask(SIG_SETMASK, NULL, &ambient->mask);
+    for (int s = 1; s < NSIG; s++)
+        sigaction(s, NULL, &ambient->handlers[s]); /* those of the C library stay zero */
+    ambient->creation_mask = creation_mask();
+    if (!getcwd(ambient->directory, sizeof ambient->directory))
+        ambient->directory[0] = '\0';
+}
+
+/* ---- Compare --------------------------------------------------------------------------------- */
+
+static const char *rounding_name(int rounding)
+{
+    switch (rounding) {
+    case FE_TONEAREST:
+        return "to nearest";
+    case FE_UPWARD:
+        return "upward";
+    case FE_DOWNWARD:
+        return "downward";
+    case FE_TOWARDZERO:
+        return "toward zero";
+    default:
+        return "unknown";
+    }
+}
+
+static void restore_fpu(const struct ambient *before, const struct ambient *now, char text[256])
+{
+    if (now->rounding != before->rounding)
+        snprintf(text, 256, "rounds %s, before: %s", rounding_name(now->rounding),
+                 rounding_name(before->rounding));
+    else if (now->control != before->control)
+        snprintf(text, 256, "control word of the FPU is 0x%llx, before: 0x%llx",
+                 (unsigned long long)now->control, (unsigned long long)before->control);
+    else
+        return;
+    fesetenv(&before->environment);
+}
+
+static void restore_locale(const struct ambient *before, const struct ambient *now, char text[256])
+{
+    if (strcmp(now->locale, before->locale) != 0) {
+        snprintf(text, 256, "locale is %.100s, before: %.100s", now->locale, before->locale);
+        setlocale(LC_ALL, before->locale);
+    }
+    if (now->thread_locale != before->thread_locale) {
+        snprintf(text, 256, "uselocale() was called");
+        uselocale(before->thread_locale);
+    }
+}
+
+/* The C library has a flag of its own, which comes with the first sigaction(). */
+static int same_handler(const struct sigaction *a, const struct sigaction *b)
+{
+    const int flags = SA_SIGINFO | SA_RESTART | SA_NODEFER | SA_ONSTACK;
+    int is_own = a->sa_handler != SIG_DFL && a->sa_handler != SIG_IGN; /* else flags do nothing */
+    return a->sa_handler == b->sa_handler &&
+           (!is_own || (a->sa_flags & flags) == (b->sa_flags & flags));
+}
+
+static void describe_handler(const struct sigaction *action, char *text, size_t size)
+{
+    Dl_info object;
+    if (action->sa_handler == SIG_DFL || action->sa_handler == SIG_IGN)
+        snprintf(text, size, "%s", action->sa_handler == SIG_DFL ? "the default" : "to ignore it");
+    else if (dladdr((void *)(uintptr_t)action->sa_sigaction, &object) && object.dli_fname)
+        snprintf(text, size, "in %s", object.dli_fname);
+    else
+        snprintf(text, size, "at %p", (void *)(uintptr_t)action->sa_sigaction);
+}
+
+static void restore_signals(const struct ambient *before, const struct ambient *now, char text[256])
+{
+    char where[192];
+    for (int s = 1; s < NSIG; s++) {
+        if (sigismember(&now->mask, s) != sigismember(&before->mask, s))
+            snprintf(text, 256, "signal %d is %s, before: %s", s,
+                     sigismember(&now->mask, s) ? "blocked" : "not blocked",
+                     sigismember(&before->mask, s) ? "blocked" : "not blocked");
+        if (!same_handler(&now->handlers[s], &before->handlers[s])) {
+            describe_handler(&now->handlers[s], where, sizeof where);
+            snprintf(text, 256, "signal %d has another handler, %s", s, where);
+            sigaction(s, &before->handlers[s], NULL);
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &before->mask, NULL);
+}
+
+static void restore_directory(const struct ambient *before, const struct ambient *now,
+                              char text[256])
+{
+    if (strcmp(now->directory, before->directory) != 0) {
+        snprintf(text, 256, "working directory is %.100s, before: %.100s", now->directory,
+                 before->directory);
+        if (chdir(before->directory) != 0)
+            snprintf(text, 256, "working directory is %.100s and cannot be left", now->directory);
+    }
+    if (now->creation_mask != before->creation_mask) {
+        snprintf(text, 256, "umask is %03o, before: %03o", (unsigned)now->creation_mask,
+                 (unsigned)before->creation_mask);
+        umask(before->creation_mask);
+    }
+}
+
+void ambient_restore(const struct ambient *before, char changes[AMBIENT_KINDS][256])
+{
+    struct ambient now;
+    ambient_take(&now);
+    for (int kind = 0; kind < AMBIENT_KINDS; kind++)
+        changes[kind][0] = '\0';
+    restore_fpu(before, &now, changes[AMBIENT_FPU]);
+    restore_locale(before, &now, changes[AMBIENT_LOCALE]);
+    restore_signals(before, &now, changes[AMBIENT_SIGNALS]);
+    restore_directory(before, &now, changes[AMBIENT_CWD]);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * other_host.h: a subject's backend once more, on a pool with another number of threads.
+ */
+#ifndef HOST_CHECK_GROUPS_OTHER_HOST_H
+#define HOST_CHECK_GROUPS_OTHER_HOST_H
+
+#include "host/check/check.h"
+#include "host/base/threads.h"
+
+struct other_host {
+    struct threads *threads;
+    struct composer composer;
+    struct compose_node *node; /* the backend's tree, resolved anew */
+};
+
+/* other_host_finish() in any case. */
+attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
+                            uint32_t num_threads, attn_error *error);
+void other_host_finish(struct other_host *other);
+
+#endif /* HOST_CHECK_GROUPS_OTHER_HOST_H */

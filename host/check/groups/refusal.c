@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/groups/refusal.h"
+
+#include <string.h>
+
+/* Bytes that follow a lead byte; -1 = it is none. C0, C1 and F5 .. begin no character. */
+static int num_following(unsigned char lead)
+{
+    if (lead < 0x80)
+        return 0;
+    return lead < 0xC2 ? -1 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : -1;
+}
+
+bool refusal_is_utf8(const char *text)
+{
+    for (const unsigned char *at = (const unsigned char *)text; *at;) {
+        int following = num_following(*at++);
+        for (; following > 0; following--)
+            if ((*at++ & 0xC0) != 0x80)
+                return false;
+        if (following < 0)
+            return false;
+    }
+    return true;
+}
+
+bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
+                     const char *what)
+{
+    const char *text = host_error_text(error);
+    if (status == ATTN_OK)
+        check_fail(run, "%s: succeeded; accepted: a failure", what);
+    else if (status < 0 || status >= ATTN_STATUS_COUNT)
+        check_fail(run, "%s: status %d: accepted 0..%d", what, status, ATTN_STATUS_COUNT - 1);
+    else if (error->base.code != status)
+        check_fail(run, "%s: error.code is %d: accepted %d, what was returned (%s)", what,
+                   error->base.code, status, text);
+    else if (!*text)
+        check_fail(run, "%s: %s without a message", what, host_status_name(status));
+    else if (!refusal_is_utf8(text))
+        check_fail(run, "%s: the message is not UTF-8", what);
+    else
+        return true;
+    return false;
+}
+
+bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
+                const host_error *error, const char *what)
+{
+    bool by_child = status == ATTN_CHILD_FAILED && run->subject->type &&
+                    run->subject->type->flags & ATTN_TYPE_COMPOSITE;
+    if (status != wanted && !by_child) {
+        check_fail(run, "%s: %s (%s): accepted %s", what, host_status_name(status),
+                   host_error_text(error), host_status_name(wanted));
+        return false;
+    }
+    return refusal_is_told(run, status, error, what);
+}
+
+bool refusal_names(const host_error *error, const char *const *words)
+{
+    for (; *words; words++)
+        if (strstr(host_error_text(error), *words))
+            return true;
+    return false;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * child_private.h: what the files child*.c share.
+ */
+#ifndef HOST_CHECK_SUITE_CHILD_PRIVATE_H
+#define HOST_CHECK_SUITE_CHILD_PRIVATE_H
+
+#include "host/check/groups/ambient.h"
+#include "host/check/check.h"
+#include "host/check/suite/child.h"
+#include "host/base/error.h"
+
+/* A backend of the plugin, made when it is asked for first. */
+struct child_subject {
+    const attn_backend_type *type;
+    size_t num_options; /* that --option gives it */
+    struct compose_node *node;
+    struct device *device, *cpu; /* `device` may be `cpu` */
+    host_error missing;          /* why it is, if it was not wanted; "" */
+    bool made;                   /* `code` and `error` tell how it went */
+    int code;                    /* EXIT_GOOD, or why there is no subject */
+    host_error error;
+    struct grid *grid; /* of the numerics, kept between cases */
+    struct check_subject view;
+};
+
+struct check_child {
+    const struct check_params *params;
+    struct check_trail *trail;
+    attnhost *host;
+    uint32_t plugin; /* its index, once it is open */
+    char *file;      /* absolute */
+    struct child_subject *subjects;
+    uint32_t num_subjects;
+    struct check_subject file_view; /* for checks about the file */
+    struct ambient before;          /* the question that is being answered */
+};
+
+/* Load the plugin and those of --with, define the backends with their options. An exit code. */
+int child_open(struct check_child *child, host_error *error);
+
+/* The subject of this backend on this device ("cpu", "cuda:1"; "auto": one that it serves). NULL if
+ * the plugin has no such backend; look at its `code`. */
+struct child_subject *child_subject(struct check_child *child, const char *backend,
+                                    const char *device);
+
+/* Close all subjects and the host. */
+void child_close(struct check_child *child);
+
+/* "cpu", "cuda:1". */
+void child_device_text(const struct device *device, char text[16]);
+
+#endif /* HOST_CHECK_SUITE_CHILD_PRIVATE_H */

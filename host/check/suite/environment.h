@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef HOST_CHECK_SUITE_ENVIRONMENT_H
+#define HOST_CHECK_SUITE_ENVIRONMENT_H
+
+/* The machine, for reports. "" and 0 for what it does not tell. */
+struct check_environment {
+    char system[256]; /* "Linux 6.1.0 x86_64" */
+    char cpu[128];
+    long cpus; /* that are online */
+};
+
+void check_environment_take(struct check_environment *here);
+
+#endif /* HOST_CHECK_SUITE_ENVIRONMENT_H */

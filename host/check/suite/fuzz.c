@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/suite/fuzz.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/suite/json.h"
+#include "host/check/suite/suite.h"
+#include "host/base/clock.h"
+#include "host/base/error.h"
+#include "host/cmd/exit_codes.h"
+#include "host/base/mix.h"
+
+enum {
+    MAX_FAILURES = 10,     /* then it is enough */
+    NUM_COMPLICATIONS = 32 /* bits of check_run.without */
+};
+
+/* A check on a backend. */
+struct target {
+    const struct check_backend *backend;
+    const struct check *check;
+};
+
+struct fuzz {
+    struct suite suite;
+    const struct check_params *params;
+    FILE *out;
+    struct target *targets;
+    size_t num_targets;
+    uint64_t chunks;
+    int failures;
+};
+
+/* ---- Targets --------------------------------------------------------------------------------- */
+
+/* Can the check be made on this backend here? */
+static bool is_possible(struct fuzz *fuzz, const struct check_backend *backend,
+                        const struct check *check)
+{
+    char id[CASE_ID_SIZE];
+    struct sandbox_reply reply;
+    case_id_write(id, backend->name, check, -1);
+    sandbox_ask(&fuzz->suite.sandbox, suite_question("count", "id", id, backend->device), &reply);
+    suite_note_end(&fuzz->suite, &reply);
+    bool possible = reply.end == SANDBOX_ANSWERED &&
+                    json_number(reply.answer, "exit") == EXIT_GOOD &&
+                    !*json_text(reply.answer, "skip");
+    sandbox_reply_finish(&reply);
+    return possible;
+}
+
+static void add_targets(struct fuzz *fuzz, const struct check_backend *backend)
+{
+    for (const struct check *const *group = check_groups(); *group; group++)
+        for (const struct check *check = *group; check->rule; check++) {
+            if (!(check->needs & CHECK_FUZZABLE) || !is_possible(fuzz, backend, check))
+                continue;
+            struct target *targets =
+                realloc(fuzz->targets, (fuzz->num_targets + 1) * sizeof *targets);
+            if (!targets)
+                return;
+            fuzz->targets = targets;
+            targets[fuzz->num_targets++] = (struct target){backend, check};
+        }
+}
+
+static void find_targets(struct fuzz *fuzz)
+{
+    char why[512];
+    struct check_report *report = fuzz->suite.report;
+    for (size_t b = 0; b < report->num_backends && !fuzz->suite.stopped; b++)
+        if (suite_subject(&fuzz->suite, &report->backends[b], why))
+            add_targets(fuzz, &report->backends[b]);
+}
+
+/* ---- A failure ------------------------------------------------------------------------------- */
+
+static enum check_code run_alone(struct fuzz *fuzz, const struct suite_case *what)
+{
+    struct check_result result;
+    sandbox_kill(&fuzz->suite.sandbox);
+    suite_run_case(&fuzz->suite, what, &result);
+    enum check_code code = result.code;
+    suite_result_finish(&result);
+    return code;
+}
+
+/* Leave out one complication after the other, where it still fails in the same way. To wait for
+ * what hangs again and again is not worth it. */
+static void shrink(struct fuzz *fuzz, struct suite_case *what, enum check_code code)
+{
+    for (int bit = 0; bit < NUM_COMPLICATIONS && code != CHECK_TIMEOUT && !fuzz->suite.stopped;
+         bit++) {
+        struct suite_case smaller = *what;
+        smaller.without |= UINT32_C(1) << bit;
+        if (run_alone(fuzz, &smaller) == code)
+            *what = smaller;
+    }
+}
+
+static void write_down(struct fuzz *fuzz, const struct suite_case *what, const char *id)
+{
+    char path[4096];
+    const char *folder = fuzz->params->output ? fuzz->params->output : ".";
+    snprintf(path, sizeof path, "%s/fuzz-%s-%s.%s-%016llx.replay", folder, what->backend,
+             what->check->rule, what->check->name, (unsigned long long)what->seed);
+    FILE *file = fopen(path, "we");
+    if (file)
+        replay_write(fuzz->params, id, what->seed, what->without, what->device, file);
+    if (!file || fclose(file) != 0)
+        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path, strerror(errno));
+    else
+        fprintf(fuzz->out, "  attnhost check --replay %s\n", path);
+}
+
+static void take_failure(struct fuzz *fuzz, struct suite_case *what,
+                         const struct check_result *result)
+{
+    fuzz->failures++;
+    fprintf(fuzz->out, "%s seed %llu: %s: %s\n", result->id, (unsigned long long)what->seed,
+            check_code_name(result->code), result->text);
+    if (result->trail && *result->trail)
+        fprintf(fuzz->out, "  where: %s\n", result->trail);
+    enum check_code again = run_alone(fuzz, what);
+    if (again == result->code)
+        shrink(fuzz, what, again);
+    else
+        fprintf(fuzz->out, "  alone in a process it is %s\n", check_code_name(again));
+    write_down(fuzz, what, result->id);
+    fflush(fuzz->out);
+}
+
+/* ---- Chunks ---------------------------------------------------------------------------------- */
+
+static void run_chunk(struct fuzz *fuzz, uint64_t chunk)
+{
+    struct check_result result;
+    uint64_t seed = mix_stream(mix_word(fuzz->params->seed), chunk);
+    uint64_t choice = mix_below((uint32_t)(mix_word(seed) >> 32), fuzz->num_targets);
+    const struct target *target = &fuzz->targets[choice];
+    struct suite_case what = {.backend = target->backend->name,
+                              .check = target->check,
+                              .index = -1,
+                              .seed = seed,
+                              .device = target->backend->device};
+    suite_run_case(&fuzz->suite, &what, &result);
+    if (!fuzz->suite.stopped) {
+        fuzz->chunks++;
+        if (check_code_fails(result.code))
+            take_failure(fuzz, &what, &result);
+    }
+    suite_result_finish(&result);
+}
+
+static void run_chunks(struct fuzz *fuzz)
+{
+    int64_t start = clock_now_ns(), end = start + (int64_t)(fuzz->params->time * 1e9);
+    for (uint64_t n = 0; clock_now_ns() < end && fuzz->failures < MAX_FAILURES; n++) {
+        run_chunk(fuzz, n);
+        if (fuzz->suite.stopped)
+            break;
+    }
+    fprintf(fuzz->out, "chunks %llu in %.1f s, %d failed\n", (unsigned long long)fuzz->chunks,
+            (double)(clock_now_ns() - start) * 1e-9, fuzz->failures);
+}
+
+static int code_of(const struct fuzz *fuzz, attn_error *error)
+{
+    const struct check_report *report = fuzz->suite.report;
+    if (fuzz->suite.sandbox.interrupted)
+        return 128 + fuzz->suite.sandbox.interrupted;
+    if (fuzz->suite.code != EXIT_GOOD)
+        return host_fail(error, ATTN_INTERNAL, "%s", fuzz->suite.why), fuzz->suite.code;
+    if (report->refused)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", report->refused), EXIT_PLUGIN;
+    if (fuzz->failures || (fuzz->suite.stopped && report->num_results))
+        return EXIT_CHECK_FAILED;
+    if (!fuzz->num_targets)
+        return host_fail(error, ATTN_UNSUPPORTED, "no check of this plugin can be fuzzed here"),
+               EXIT_NOTHING;
+    return EXIT_GOOD;
+}
+
+int fuzz_run(const struct check_params *params, struct check_report *report, FILE *out,
+             attn_error *error)
+{
+    struct fuzz fuzz = {.params = params, .out = out};
+    suite_open(&fuzz.suite, params, report);
+    find_targets(&fuzz);
+    if (fuzz.num_targets && !fuzz.suite.stopped)
+        run_chunks(&fuzz);
+    int code = code_of(&fuzz, error);
+    suite_finish(&fuzz.suite);
+    free(fuzz.targets);
+    return code;
+}

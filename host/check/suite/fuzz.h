@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz.h: checks that are CHECK_FUZZABLE with random seeds, for a while. A chunk that fails is made
+ * as small as it goes and written down (replay.h).
+ */
+#ifndef HOST_CHECK_SUITE_FUZZ_H
+#define HOST_CHECK_SUITE_FUZZ_H
+
+#include <stdio.h>
+
+#include "host/check/suite/result.h"
+
+/* Chunk n of a seed is the same on every machine. Failures and a last line of counts go to `out`,
+ * replay files into params->output (NULL = the working directory). An exit code; with one but
+ * EXIT_GOOD and EXIT_CHECK_FAILED `error` tells more, unless it was interrupted. */
+int fuzz_run(const struct check_params *params, struct check_report *report, FILE *out,
+             attn_error *error);
+
+#endif /* HOST_CHECK_SUITE_FUZZ_H */

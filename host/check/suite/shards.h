@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shards.h: cases side by side. Copies of this process, made before it opens a sandbox, each have a
+ * sandbox of their own and take every n-th case; what they found comes back in shared memory. The
+ * suite then goes through all cases as ever, and takes what was found instead of running it. A case
+ * that no shard answered is run then, as are those that are CHECK_ALONE.
+ */
+#ifndef HOST_CHECK_SUITE_SHARDS_H
+#define HOST_CHECK_SUITE_SHARDS_H
+
+#include "host/check/suite/suite.h"
+
+/* What a case came to in a shard; the texts are the shards'. */
+struct shard_result {
+    const char *id;
+    enum check_code code;
+    int64_t ns;
+    const char *text, *trail, *output;
+};
+
+struct shards {
+    size_t count; /* processes */
+    struct shard {
+        pid_t process; /* 0 = ended, or never started */
+        int memory;    /* what it writes to */
+        cJSON *found;
+    } * items;
+    struct shard_result *results; /* by id */
+    size_t num_results;
+};
+
+/* Start params->jobs processes. Fewer are no error: what they do not do is done without them. */
+void shards_start(struct shards *shards, const struct check_params *params);
+
+/* Wait for them, with the suite's sandbox open: an interruption is handed on. What they saw around
+ * their cases is added to the suite's. */
+void shards_wait(struct shards *shards, struct suite *suite);
+
+/* The result of a case, or NULL. */
+const struct shard_result *shards_find(const struct shards *shards, const char *id);
+
+void shards_finish(struct shards *shards);
+
+#endif /* HOST_CHECK_SUITE_SHARDS_H */

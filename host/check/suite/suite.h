@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * suite.h: all checks of a plugin, in order: the file, then each backend, in a sandbox.
+ */
+#ifndef HOST_CHECK_SUITE_SUITE_H
+#define HOST_CHECK_SUITE_SUITE_H
+
+#include <nettle/sha2.h>
+
+#include "host/check/groups/groups.h"
+#include "host/check/suite/replay.h"
+#include "host/check/suite/result.h"
+#include "host/check/suite/sandbox.h"
+
+/* What was seen around the cases of one backend (rule ERR-03): the first time for each matter. */
+struct suite_surroundings {
+    char *backend;
+    size_t cases;
+    struct suite_sight {
+        size_t times;
+        char *text; /* of the first time; NULL = none */
+    } sights[CORE_ENDS - CORE_SILENT + 1];
+    enum sandbox_end end; /* of its child, the worst */
+};
+
+struct shards;
+
+struct suite {
+    const struct check_params *params;
+    struct shards *shards; /* which have done most already; NULL = none */
+    struct suite_shard {
+        size_t index, count; /* which cases are run; count 0 = all */
+        size_t turn;         /* cases so far */
+    } shard;
+    struct check_report *report;
+    struct sandbox sandbox;
+    struct suite_surroundings *surroundings;
+    size_t num_surroundings;
+    FILE *list; /* ids are written here instead of being run; NULL = run */
+    size_t listed;
+    struct sha256_ctx cases; /* of report->cases_sha256 */
+    bool stopped;            /* nothing more can be asked */
+    int code;                /* EXIT_GOOD, or how the command has to end */
+    char why[512];           /* with another code */
+};
+
+/* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
+ * filters let through). EXIT_GOOD: look at the report; else there was something wrong with the
+ * command line or with the tool, and `error` tells. */
+int suite_run(const struct check_params *params, const struct replay *replay, FILE *list,
+              struct check_report *report, attn_error *error);
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* A case to be run. */
+struct suite_case {
+    const char *backend;
+    const struct check *check;
+    int32_t index; /* < 0: the check has one */
+    uint64_t seed;
+    uint32_t without;
+    const char *device; /* as the answer to "subject" told */
+};
+
+/* Run the cases of suite->shard alone, which is set; the suite and its report are to be looked at,
+ * not finished, afterwards. */
+void suite_run_shard(struct suite *suite, const struct check_params *params,
+                     struct check_report *report);
+
+/* Open the sandbox and ask the plugin who it is. The suite is zeroed before, and may be stopped
+ * then. suite_finish() in any case. */
+void suite_open(struct suite *suite, const struct check_params *params,
+                struct check_report *report);
+void suite_finish(struct suite *suite);
+
+/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) tells. */
+bool suite_subject(struct suite *suite, struct check_backend *backend, char why[512]);
+
+/* Run a case, once more alone in a new child if it crashed in one that others used before. The
+ * result's texts are the caller's: suite_result_finish(). */
+void suite_run_case(struct suite *suite, const struct suite_case *what,
+                    struct check_result *result);
+void suite_result_finish(struct check_result *result);
+
+/* Note that nothing more can be asked, if that is how a question ended. */
+void suite_note_end(struct suite *suite, const struct sandbox_reply *reply);
+
+/* Do the filters let this id through? */
+bool suite_wants(const struct suite *suite, const char *id);
+
+/* Write a line on suite->list instead of running. */
+void suite_list(struct suite *suite, const struct check_result *result);
+
+/* What a case is that got no answer. */
+enum check_code suite_code_of(enum sandbox_end end);
+
+/* A question about something: {"ask": ask, name: value, "device": device}; `name` and `device` may
+ * be NULL. To be given to sandbox_ask(). */
+cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device);
+
+#endif /* HOST_CHECK_SUITE_SUITE_H */

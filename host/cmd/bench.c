@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost bench: how fast backends are on shapes, side by side.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "host/cmd/arguments.h"
+#include "host/bench/bench.h"
+#include "host/cmd/bench_plan.h"
+#include "host/cmd/commands.h"
+#include "host/config/config.h"
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/cmd/exit_codes.h"
+#include "host/cmd/json_file.h"
+#include "host/select/open_host.h"
+#include "host/base/progress.h"
+
+static const char help[] =
+    "usage: attnhost bench --backend NAME[,NAME]... --shape KEY=VALUE[,KEY=VALUE]... [OPTION]...\n"
+    "       attnhost bench CONFIG.ini [OPTION]...\n"
+    "\n"
+    "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...), each\n"
+    "warmed up, on random values that rotate through more memory than the last-level cache has;\n"
+    "on a GPU by its events, from graphs where the backend can be captured. Each is set beside\n"
+    "the first backend, and beside what the device does at best, measured in the same run.\n"
+    "\n"
+    "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill of\n"
+    "workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
+    "sequences of as many keys, on the backends that it chooses. --shape gives other shapes, "
+    "whose\n"
+    "missing keys are the model's; --backend other backends.\n"
+    "\n"
+    "  --backend NAME[,NAME]...    backends, or NAMEs of [backend.NAME] sections; may be repeated\n"
+    "  --shape KEY=VALUE[,...]     a shape, as below; may be repeated\n"
+    "  --device auto|cpu|cuda:N    platform.device; auto is that on which `run` serves the ini,\n"
+    "                              or the one that all of --backend serve on\n"
+    "  --seconds S                 measure each backend on each shape for about so long (1)\n"
+    "  --sustain S                 keep the device busy for so long before each measurement, and\n"
+    "                              leave out the rests that keep a GPU cool (0)\n"
+    "  --seed N                    workload.seed, of values and of the order of pages\n"
+    "  --json FILE|-               write everything, each sample too, as JSON; - is stdout\n"
+    "  --set section.key=value     any key of the ini, as backend.NAME.type or plugins.path\n"
+    "  --help\n"
+    "\n"
+    "A VALUE is one or more items separated by ':', each of which makes a shape; of several keys\n"
+    "all combinations are measured. An item is a word or a number, A-BxF (A, A*F ... B),\n"
+    "A-B/S (A, A+S ... B), or for lengths N+N+N: those of a batch's sequences in turn.\n"
+    "\n";
+
+static const char help_end[] =
+    "\n"
+    "The table goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
+    "configuration; 3 a critical plugin is refused; 4 no backend can serve some shape; 5 a "
+    "backend\n"
+    "failed while running.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost bench --backend cpu_native --shape mode=decode,batch=8,kv_len=1024-4096x2\n"
+    "  attnhost bench --device cuda:0 --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
+    "  attnhost bench examples/quickstart.ini --json -\n";
+
+static const struct arguments_spec spec = {
+    .command = "bench",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_BENCH | ARGUMENTS_JSON_FILE | ARGUMENTS_OPTIONAL,
+};
+
+/* What is open during a bench. */
+struct bench {
+    const struct arguments *arguments;
+    const struct config *config;
+    attnhost *host;
+    struct device *device;
+    struct bench_report report;
+    struct progress progress;
+};
+
+/* ---- Command line ---------------------------------------------------------------------------- */
+
+static int usage(const struct arguments *arguments, const char *message)
+{
+    arguments_complain(arguments, "%s", message);
+    fputs("`attnhost bench --help` tells what is accepted\n", stderr);
+    return EXIT_USAGE;
+}
+
+static int check_given(const struct arguments *arguments)
+{
+    if (arguments->target)
+        return EXIT_GOOD;
+    if (arguments->backends.count == 0)
+        return usage(arguments, "no backend is given; accepted: CONFIG.ini, or --backend NAME");
+    if (arguments->shapes.count == 0)
+        return usage(arguments, "no shape is given; accepted: CONFIG.ini, or --shape KEY=VALUE");
+    return EXIT_GOOD;
+}
+
+static int read_seconds(const struct arguments *arguments, const char *option, const char *text,
+                        double *seconds)
+{
+    if (!text || (text_parse_double(text, seconds) && *seconds >= 0 && *seconds <= 3600))
+        return EXIT_GOOD;
+    arguments_complain(arguments, "%s '%s': accepted: a number of seconds from 0 to 3600", option,
+                       text);
+    return EXIT_USAGE;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static void show_progress(void *ctx, size_t done, size_t total, const char *what)
+{
+    struct progress *progress = ctx;
+    if (done == 0)
+        progress_begin(progress, "bench", (int64_t)total);
+    progress_update(progress, (int64_t)done, what);
+    if (done == total)
+        progress_end(progress);
+}
+
+static int measure(struct bench *bench, attn_error *error)
+{
+    struct bench_params params = {
+        .host = bench->host,
+        .threads = bench->host->threads,
+        .progress = show_progress,
+        .progress_ctx = &bench->progress,
+    };
+    attn_device described;
+    if (bench->config->platform.simulate)
+        return exit_code_of(
+            config_fail(bench->config, "platform.simulate", error,
+                        "a simulated device cannot run; `attnhost explain` takes it"));
+    attn_status status =
+        bench_plan(bench->arguments, bench->config, bench->host, &described, &bench->report, error);
+    if (status == ATTN_OK)
+        status = device_open(described.type, described.id, &bench->device, error);
+    params.device = bench->device;
+    if (status == ATTN_OK)
+        status = bench_measure(&params, &bench->report, error);
+    return exit_code_of(status);
+}
+
+/* What ended well may still hold a shape that nobody served, or a backend that failed. */
+static int judge(const struct bench_report *report)
+{
+    int code = EXIT_GOOD;
+    for (size_t e = 0; e < report->num_entries; e++) {
+        const struct bench_entry *entry = &report->entries[e];
+        uint32_t ran = 0;
+        for (uint32_t r = 0; r < entry->num_runs; r++) {
+            ran += entry->runs[r].outcome == BENCH_RAN;
+            if (entry->runs[r].outcome == BENCH_FAILED)
+                return EXIT_RUN_TIME;
+        }
+        if (ran == 0)
+            code = EXIT_NO_BACKEND;
+    }
+    return code;
+}
+
+static void tell_missing(const struct bench *bench)
+{
+    const struct bench_ceilings *c = &bench->report.ceilings;
+    const struct bench_ceiling *const all[] = {&c->copy, &c->read, &c->matrix};
+    static const char *const names[] = {"copy", "read", "matrix"};
+    for (int i = 0; i < 3; i++)
+        if (all[i]->rate <= 0)
+            arguments_complain(bench->arguments, "ceiling %s was not measured: %s", names[i],
+                               all[i]->why);
+}
+
+/* With everything open; `json` gets the report. */
+static int run(struct bench *bench, struct json_file *json)
+{
+    host_error error;
+    host_error_init(&error);
+    int code = open_host(bench->config, &bench->host, &error.base);
+    if (code == EXIT_GOOD) {
+        open_host_print_refused(bench->host, "bench", stderr);
+        code = measure(bench, &error.base);
+    }
+    if (code != EXIT_GOOD) {
+        arguments_complain(bench->arguments, "%s", host_error_text(&error));
+        json_file_close(json, NULL, 0);
+        return code;
+    }
+    tell_missing(bench);
+    if (json->file != stdout)
+        bench_print(&bench->report, stdout);
+    char *text = json->file ? bench_json(&bench->report) : NULL;
+    int written = json_file_close(json, text, 1);
+    free(text);
+    return written == EXIT_GOOD ? judge(&bench->report) : written;
+}
+
+static int bench_config(const struct arguments *arguments, const struct config *config)
+{
+    struct json_file json;
+    struct bench bench = {.arguments = arguments,
+                          .config = config,
+                          .report = {.seed = config->workload.seed, .seconds = 1}};
+    int code = read_seconds(arguments, "--seconds", arguments->seconds, &bench.report.seconds);
+    if (code == EXIT_GOOD)
+        code = read_seconds(arguments, "--sustain", arguments->sustain, &bench.report.sustain);
+    if (code == EXIT_GOOD)
+        code = json_file_open(&json, arguments);
+    if (code != EXIT_GOOD)
+        return code;
+    code = run(&bench, &json);
+    bench_report_finish(&bench.report);
+    device_close(bench.device);
+    attnhost_destroy(bench.host);
+    return code;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == EXIT_GOOD) { /* after --help */
+        bench_shape_print_keys(stdout);
+        fputs(help_end, stdout);
+    }
+    if (code == ARGUMENTS_GO_ON && check_given(&arguments) != EXIT_GOOD)
+        code = EXIT_USAGE;
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = bench_config(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
+}

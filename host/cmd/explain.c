@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost explain: which backend is chosen for each phase and layer group, and why no other.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/cmd/arguments.h"
+#include "host/cmd/commands.h"
+#include "host/config/config.h"
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/cmd/exit_codes.h"
+#include "host/select/open_host.h"
+#include "host/select/routes.h"
+#include "host/select/select.h"
+
+static const char help[] =
+    "usage: attnhost explain CONFIG.ini [OPTION]...\n"
+    "\n"
+    "Tells which backend a run of this configuration would choose for each phase and layer group,\n"
+    "and for each other candidate all reasons why it cannot serve. Nothing is computed and no GPU\n"
+    "is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks as if it were "
+    "that\n"
+    "platform, and names what would be chosen there, installed here or not.\n"
+    "\n"
+    "  --set section.key=value   override any key of the ini; may be repeated\n"
+    "  --json                    the same as JSON\n"
+    "  --help\n"
+    "\n"
+    "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is served, "
+    "or\n"
+    "on a simulated platform would be; 2 usage or configuration; 3 a critical plugin is refused; 4 "
+    "no\n"
+    "backend can serve some layer, or the named one cannot.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost explain examples/quickstart.ini\n"
+    "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n";
+
+static const struct arguments_spec spec = {
+    .command = "explain",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_JSON,
+};
+
+/* Lines, as an array "notes" that is absent if there are none. */
+static bool add_notes(const char *notes, cJSON *tree)
+{
+    cJSON *array = *notes ? cJSON_AddArrayToObject(tree, "notes") : NULL;
+    bool good = array || !*notes;
+    while (*notes && good) {
+        size_t length = strcspn(notes, "\n");
+        char *line = strndup(notes, length);
+        good = line && cJSON_AddItemToArray(array, cJSON_CreateString(line));
+        free(line);
+        notes += length + (notes[length] == '\n');
+    }
+    return good;
+}
+
+static int show_json(const struct config *config, const struct selection *selection,
+                     const char *notes)
+{
+    cJSON *tree = select_to_json(selection);
+    bool good = tree && routes_add_json(config, tree) && add_notes(notes, tree);
+    char *text = good ? cJSON_Print(tree) : NULL;
+    if (text)
+        puts(text);
+    else
+        fputs("attnhost explain: no memory for the answer\n", stderr);
+    cJSON_free(text);
+    cJSON_Delete(tree);
+    return text ? EXIT_GOOD : EXIT_RUN_TIME;
+}
+
+static int show(const attnhost *host, const struct config *config,
+                const struct selection *selection, int json)
+{
+    strbuf notes;
+    strbuf_init(&notes);
+    routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
+                         "the model's context; in a run, its longest request's", &notes);
+    int code = EXIT_GOOD;
+    if (json) {
+        code = show_json(config, selection, strbuf_text(&notes));
+    } else {
+        routes_print(config, stdout);
+        fputs(strbuf_text(&notes), stdout);
+        select_print(selection, stdout);
+    }
+    strbuf_finish(&notes);
+    return code;
+}
+
+/* Model, platform and selection of a configuration whose host is open. */
+static int explain(attnhost *host, const struct config *config, int json)
+{
+    host_error error;
+    attn_device device;
+    struct model *model = NULL;
+    struct selection *selection = NULL;
+    host_error_init(&error);
+    attn_status status = model_create(config, &model, &error.base);
+    if (!status)
+        status = select_create_here(host, config, model, &device, &selection, &error.base);
+    int shown = selection ? show(host, config, selection, json) : EXIT_GOOD;
+    /* Elsewhere the rules' choice is an answer, installed here or not. */
+    if (status && config->platform.simulate && selection && select_is_settled(selection))
+        status = ATTN_OK;
+    if (status)
+        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+    select_destroy(selection);
+    model_destroy(model);
+    return status ? exit_code_of(status) : shown;
+}
+
+static int open_and_explain(const struct arguments *arguments, const struct config *config)
+{
+    host_error error;
+    attnhost *host = NULL;
+    host_error_init(&error);
+    int code = open_host(config, &host, &error.base);
+    if (code != EXIT_GOOD)
+        arguments_complain(arguments, "%s", host_error_text(&error));
+    else
+        code = explain(host, config, arguments->json != NULL);
+    attnhost_destroy(host);
+    return code;
+}
+
+int cmd_explain(int argc, char **argv)
+{
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = open_and_explain(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
+}

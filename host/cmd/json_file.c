@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/cmd/json_file.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/cmd/exit_codes.h"
+
+int json_file_open(struct json_file *json, const struct arguments *arguments)
+{
+    const char *path = arguments->json;
+    *json = (struct json_file){.arguments = arguments};
+    if (!path)
+        return EXIT_GOOD;
+    json->is_new = access(path, F_OK) != 0;
+    json->file = strcmp(path, "-") == 0 ? stdout : fopen(path, "a");
+    if (json->file)
+        return EXIT_GOOD;
+    arguments_complain(arguments, "--json %s: %s; accepted: a file that can be written, or -", path,
+                       strerror(errno));
+    return EXIT_USAGE;
+}
+
+int json_file_close(struct json_file *json, const char *text, int ended)
+{
+    const char *path = json->arguments->json;
+    if (!json->file)
+        return EXIT_GOOD;
+    int failed = 0;
+    if (ended) {
+        if (json->file != stdout && ftruncate(fileno(json->file), 0) != 0)
+            errno = 0; /* a pipe or a device */
+        failed = !text || fputs(text, json->file) == EOF;
+    }
+    failed |= (json->file == stdout ? fflush(stdout) : fclose(json->file)) != 0;
+    if (failed)
+        arguments_complain(json->arguments, "--json %s: cannot be written: %s", path,
+                           strerror(errno));
+    if (!ended && json->is_new && json->file != stdout)
+        unlink(path);
+    return failed ? EXIT_RUN_TIME : EXIT_GOOD;
+}

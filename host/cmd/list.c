@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost list: plugins and backends found, usable here or why not.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "host/cmd/arguments.h"
+#include "host/cmd/commands.h"
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/cmd/exit_codes.h"
+#include "host/select/matrix.h"
+#include "host/select/open_host.h"
+#include "host/select/probe.h"
+
+static const char help[] =
+    "usage: attnhost list [CONFIG.ini] [OPTION]...\n"
+    "\n"
+    "Lists the plugin files that were found and their backends: usable here, or why not. A file\n"
+    "that is refused is listed with its reason. Searched are the paths of the ini, the folders of\n"
+    "ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n"
+    "\n"
+    "  --set section.key=value   override any key of the ini; may be repeated\n"
+    "  --json                    the same as JSON\n"
+    "  --matrix                  what each backend can do, side by side, as a Markdown table: "
+    "asked\n"
+    "                            about one change at a time of a plain problem\n"
+    "  --help\n"
+    "\n"
+    "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
+    "configuration; 3 a critical plugin is refused.\n"
+    "\n"
+    "examples:\n"
+    "  attnhost list\n"
+    "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
+    "  attnhost list --matrix\n";
+
+static const struct arguments_spec spec = {
+    .command = "list",
+    .names = "CONFIG.ini",
+    .help = help,
+    .takes = ARGUMENTS_JSON | ARGUMENTS_MATRIX | ARGUMENTS_OPTIONAL,
+};
+
+/* "usable", "composite", or "not here: ..." */
+static void state_of(const attnhost *host, const attn_backend_type *type, char *text, size_t size)
+{
+    char why[320];
+    if (type->flags & ATTN_TYPE_COMPOSITE)
+        snprintf(text, size, "usable, a composite");
+    else if (probe_here(host, type, why, sizeof why))
+        snprintf(text, size, "usable");
+    else
+        snprintf(text, size, "not on this machine's cpu%s%s", why[0] ? ": " : "", why);
+}
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin,
+                         const char *shadowed_by)
+{
+    if (shadowed_by) {
+        printf("%s\n  not used: %s provides it already\n", plugin->file, shadowed_by);
+        return;
+    }
+    if (plugin->status) {
+        printf("%s\n  refused (%s): %s\n", plugin->file, attnhost_status_name(plugin->status),
+               plugin->reason);
+        return;
+    }
+    printf("%s\n  %s %s by %s, ABI %u.%u: %s\n", plugin->file, plugin->name, plugin->version,
+           plugin->vendor, plugin->abi_major, plugin->abi_minor, plugin->doc);
+    for (uint32_t i = 0; i < plugin->num_backends; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        char state[384];
+        if (attnhost_type(host, plugin->first_backend + i, &info, NULL))
+            continue;
+        state_of(host, info.type, state, sizeof state);
+        printf("    %-20s %s\n    %-20s %s\n", info.type->name, info.type->doc, "", state);
+    }
+}
+
+static int print_all(const attnhost *host)
+{
+    uint32_t count = attnhost_num_plugins(host);
+    for (uint32_t i = 0; i < count; i++) {
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_plugin(host, i, &plugin, NULL) == ATTN_OK)
+            print_plugin(host, &plugin, host->registry.plugins[i]->shadowed_by);
+    }
+    if (count == 0)
+        fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
+              "ATTNHOST_PLUGIN_PATH, or installed ones\n",
+              stderr);
+    return EXIT_GOOD;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+/* Memory that runs out on the way shows as a NULL from cJSON_Print() or as a missing entry; the
+ * sums of a list are small enough that the first allocation to fail is the printing. */
+static cJSON *plugin_json(const attnhost *host, const attnhost_plugin_info *plugin,
+                          const char *shadowed_by)
+{
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddStringToObject(object, "file", plugin->file);
+    cJSON_AddStringToObject(object, "status", attnhost_status_name(plugin->status));
+    cJSON_AddStringToObject(object, "reason", plugin->reason);
+    cJSON_AddStringToObject(object, "shadowed_by", shadowed_by ? shadowed_by : "");
+    cJSON_AddStringToObject(object, "name", plugin->name);
+    cJSON_AddStringToObject(object, "version", plugin->version);
+    cJSON_AddStringToObject(object, "vendor", plugin->vendor);
+    cJSON *backends = cJSON_AddArrayToObject(object, "backends");
+    for (uint32_t i = 0; i < plugin->num_backends; i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        char state[384];
+        if (attnhost_type(host, plugin->first_backend + i, &info, NULL))
+            continue;
+        cJSON *backend = cJSON_CreateObject();
+        state_of(host, info.type, state, sizeof state);
+        cJSON_AddStringToObject(backend, "name", info.type->name);
+        cJSON_AddStringToObject(backend, "doc", info.type->doc);
+        cJSON_AddBoolToObject(backend, "usable", strncmp(state, "usable", 6) == 0);
+        cJSON_AddStringToObject(backend, "state", state);
+        if (!cJSON_AddItemToArray(backends, backend))
+            cJSON_Delete(backend);
+    }
+    return object;
+}
+
+static int print_json(const attnhost *host)
+{
+    cJSON *array = cJSON_CreateArray();
+    for (uint32_t i = 0; i < attnhost_num_plugins(host); i++) {
+        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (attnhost_plugin(host, i, &plugin, NULL))
+            continue;
+        cJSON *object = plugin_json(host, &plugin, host->registry.plugins[i]->shadowed_by);
+        if (!cJSON_AddItemToArray(array, object))
+            cJSON_Delete(object);
+    }
+    char *text = cJSON_Print(array);
+    if (text)
+        puts(text);
+    else
+        fputs("attnhost list: no memory for the answer\n", stderr);
+    int code = text ? EXIT_GOOD : EXIT_RUN_TIME;
+    cJSON_free(text);
+    cJSON_Delete(array);
+    return code;
+}
+
+/* ---- Matrix ---------------------------------------------------------------------------------- */
+
+/* Backends that are no column of the matrix. */
+static void print_others(const attnhost *host, const struct matrix_column *columns,
+                         uint32_t num_columns, bool composite, const char *sentence)
+{
+    const char *separator = sentence;
+    for (uint32_t i = 0, c = 0; i < attnhost_num_types(host); i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(host, i, &info, NULL))
+            continue;
+        bool told = c < num_columns && columns[c].name == info.type->name;
+        c += told;
+        if (told || !(info.type->flags & ATTN_TYPE_COMPOSITE) == composite)
+            continue;
+        printf("%s`%s`", separator, info.type->name);
+        separator = ", ";
+    }
+    if (separator != sentence)
+        puts(".");
+}
+
+/* The columns are the caller's; *num_columns of them are filled in any case. */
+static bool ask_all(const attnhost *host, struct matrix_column *columns, uint32_t *num_columns)
+{
+    for (uint32_t i = 0; i < attnhost_num_types(host); i++) {
+        attnhost_type_info info = {.struct_size = sizeof info};
+        if (attnhost_type(host, i, &info, NULL))
+            continue;
+        cJSON *rows = matrix_ask(host, info.type);
+        if (!rows)
+            return false;
+        if (cJSON_GetArraySize(rows) > 0)
+            columns[(*num_columns)++] = (struct matrix_column){info.type->name, rows};
+        else
+            cJSON_Delete(rows);
+    }
+    return true;
+}
+
+/* Backends in the order in which they were found. */
+static int print_matrix(const attnhost *host)
+{
+    uint32_t num_columns = 0;
+    struct matrix_column *columns = calloc(attnhost_num_types(host) + 1u, sizeof *columns);
+    bool good = columns && ask_all(host, columns, &num_columns);
+    if (good) {
+        matrix_write(columns, num_columns, stdout);
+        print_others(host, columns, num_columns, true,
+                     "\nComposites can do what their children can: ");
+        print_others(host, columns, num_columns, false,
+                     "\nNot for plain softmax attention, which this table is about: ");
+    } else {
+        fputs("attnhost list: no memory for the answer\n", stderr);
+    }
+    for (uint32_t c = 0; c < num_columns; c++)
+        cJSON_Delete((cJSON *)columns[c].rows);
+    free(columns);
+    return good ? EXIT_GOOD : EXIT_RUN_TIME;
+}
+
+/* ---- The command ----------------------------------------------------------------------------- */
+
+static int list(const struct arguments *arguments, const struct config *config)
+{
+    host_error error;
+    attnhost *host = NULL;
+    host_error_init(&error);
+    int code = open_host(config, &host, &error.base);
+    if (code != EXIT_GOOD)
+        arguments_complain(arguments, "%s", host_error_text(&error));
+    else if (arguments->matrix)
+        code = print_matrix(host);
+    else
+        code = arguments->json ? print_json(host) : print_all(host);
+    attnhost_destroy(host);
+    return code;
+}
+
+int cmd_list(int argc, char **argv)
+{
+    struct arguments arguments;
+    struct config *config = NULL;
+    int code = arguments_parse(argc, argv, &spec, &arguments);
+    if (code == ARGUMENTS_GO_ON)
+        code = arguments_load_config(&arguments, arguments.target, &config);
+    if (code == ARGUMENTS_GO_ON)
+        code = list(&arguments, config);
+    config_destroy(config);
+    arguments_finish(&arguments);
+    return code;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * main.c: the attnhost command. Each sub-command is a file cmd_<name>.c.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/check/suite/child.h"
+#include "host/cmd/commands.h"
+#include "host/cmd/exit_codes.h"
+#include "host/base/text.h"
+
+static const struct command commands[] = {
+    {"run", cmd_run, "drive a serving trace through the backends that an ini names"},
+    {"list", cmd_list, "plugins and backends found, usable here or why not"},
+    {"inspect", cmd_inspect, "what a backend or a plugin file can do, and its options"},
+    {"explain", cmd_explain, "which backend is chosen for each phase and layer group, and why"},
+    {"bench", cmd_bench, "how fast backends are, side by side"},
+    {"check", cmd_check, "whether a plugin file keeps the rules of the ABI and computes attention"},
+    {"fuzz", cmd_fuzz, "the same with random cases"},
+};
+
+/* What `check` starts. */
+static const struct command hidden[] = {
+    {"check-child", cmd_check_child, NULL},
+    {"check-load", cmd_check_load, NULL},
+};
+
+#define NUM_COMMANDS (sizeof commands / sizeof commands[0])
+#define NUM_HIDDEN   (sizeof hidden / sizeof hidden[0])
+
+static void print_help(FILE *file)
+{
+    fputs(
+        "attnhost loads attention backends from shared objects and composes them by an ini file.\n"
+        "\n"
+        "usage: attnhost COMMAND [ARGUMENT]...\n"
+        "\n",
+        file);
+    for (size_t c = 0; c < NUM_COMMANDS; c++)
+        fprintf(file, "  %-8s  %s\n", commands[c].name, commands[c].help);
+    fputs("\n"
+          "`attnhost COMMAND --help` explains a command; `attnhost --version` tells the version.\n"
+          "\n"
+          "exit codes: 0 good; 1 a check or verification failed; 2 usage or configuration;\n"
+          "3 a plugin file is refused; 4 no backend can serve; 5 failed while running;\n"
+          "77 nothing could be checked here\n",
+          file);
+}
+
+static int unknown_command(const char *name)
+{
+    const char *names[NUM_COMMANDS];
+    for (size_t c = 0; c < NUM_COMMANDS; c++)
+        names[c] = commands[c].name;
+    const char *near = text_nearest(name, names, NUM_COMMANDS);
+    fprintf(stderr, "attnhost: unknown command '%s'", name);
+    if (near)
+        fprintf(stderr, ", did you mean '%s'?", near);
+    fputs(" (accepted:", stderr);
+    for (size_t c = 0; c < NUM_COMMANDS; c++)
+        fprintf(stderr, " %s", names[c]);
+    fputs(")\n", stderr);
+    return EXIT_USAGE;
+}
+
+/* getopt's messages begin with argv[0]. */
+static int run_command(const struct command *command, int argc, char **argv)
+{
+    char name[32];
+    snprintf(name, sizeof name, "attnhost %s", command->name);
+    argv[0] = name;
+    int code = command->run(argc, argv);
+    /* What could not be written must not look like an answer. */
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "%s: stdout cannot be written: %s\n", name, strerror(errno));
+        return code == EXIT_GOOD ? EXIT_RUN_TIME : code;
+    }
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        print_help(stdout);
+        return EXIT_GOOD;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("attnhost %s, plugin ABI %u.%u\n", ATTNHOST_VERSION, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
+        return EXIT_GOOD;
+    }
+    for (size_t c = 0; c < NUM_COMMANDS; c++)
+        if (strcmp(argv[1], commands[c].name) == 0)
+            return run_command(&commands[c], argc - 1, argv + 1);
+    for (size_t c = 0; c < NUM_HIDDEN; c++)
+        if (strcmp(argv[1], hidden[c].name) == 0)
+            return run_command(&hidden[c], argc - 1, argv + 1);
+    return unknown_command(argv[1]);
+}

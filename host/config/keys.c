@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * keys.c: the table of keys, and finding a row in it.
+ *
+ * A new key is one row here and one member in config.h.
+ */
+#include "host/config/keys.h"
+
+#include <string.h>
+
+/* ---- Choices --------------------------------------------------------------------------------- */
+
+static const struct config_choice layer_types[] = {
+    {"full", CONFIG_LAYER_FULL},
+    {"sliding", CONFIG_LAYER_SLIDING},
+    {"chunked", CONFIG_LAYER_CHUNKED},
+    {"linear", CONFIG_LAYER_LINEAR},
+    {"cross", CONFIG_LAYER_CROSS},
+    {"encoder", CONFIG_LAYER_ENCODER},
+    {NULL, 0},
+};
+static const struct config_choice model_dtypes[] = {
+    {"f32", ATTN_F32}, {"f16", ATTN_F16}, {"bf16", ATTN_BF16}, {NULL, 0}};
+static const struct config_choice cache_dtypes[] = {
+    {"auto", ATTN_DTYPE_NONE},
+    {"f32", ATTN_F32},
+    {"f16", ATTN_F16},
+    {"bf16", ATTN_BF16},
+    {"fp8_e4m3", ATTN_FP8_E4M3},
+    {"fp8_e5m2", ATTN_FP8_E5M2},
+    {NULL, 0},
+};
+static const struct config_choice attn_types[] = {
+    {"decoder", ATTN_TYPE_DECODER}, {"encoder_only", ATTN_TYPE_ENCODER_ONLY}, {NULL, 0}};
+static const struct config_choice speculative_modes[] = {
+    {"prefill", CONFIG_SPECULATIVE_PREFILL}, {"decode", CONFIG_SPECULATIVE_DECODE}, {NULL, 0}};
+static const struct config_choice mla_forms[] = {
+    {"absorbed", CONFIG_MLA_ABSORBED}, {"expanded", CONFIG_MLA_EXPANDED}, {NULL, 0}};
+static const struct config_choice wraps[] = {
+    {"validate", CONFIG_WRAP_VALIDATE}, {"trace", CONFIG_WRAP_TRACE}, {NULL, 0}};
+static const struct config_choice layouts[] = {{"auto", CONFIG_LAYOUT_AUTO},
+                                               {"nhd", CONFIG_LAYOUT_NHD},
+                                               {"hnd", CONFIG_LAYOUT_HND},
+                                               {NULL, 0}};
+static const struct config_choice latent_layouts[] = {{"auto", CONFIG_LATENT_AUTO},
+                                                      {"latent", CONFIG_LATENT_PLAIN},
+                                                      {"latent_fp8", CONFIG_LATENT_FP8},
+                                                      {NULL, 0}};
+static const struct config_choice formats[] = {{"auto", CONFIG_FORMAT_AUTO},
+                                               {"mooncake", CONFIG_FORMAT_MOONCAKE},
+                                               {"azure", CONFIG_FORMAT_AZURE},
+                                               {NULL, 0}};
+static const struct config_choice clocks[] = {
+    {"virtual", CONFIG_CLOCK_VIRTUAL}, {"wall", CONFIG_CLOCK_WALL}, {NULL, 0}};
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+/* Rows of a section stand together: the order here is the order of --print-config. */
+#define KEY(section_, name_, member_, kind_, default_, ...)                                        \
+    {                                                                                              \
+        .section = #section_, .name = name_, .kind = &config_kind_##kind_,                         \
+        .offset = offsetof(struct config, section_.member_), .default_text = default_, __VA_ARGS__ \
+    }
+#define RANGE(min_, max_) .min = (min_), .max = (max_)
+#define WORDS(choices_)   .choices = (choices_)
+
+/* clang-format off */
+const struct config_key config_keys[] = {
+    KEY(plugins, "path", path, paths, "", .flags = CONFIG_REPEATABLE,
+        .help = "A directory whose .so files are loaded, or one .so file; searched in this order."),
+    KEY(plugins, "pin.<n>", pins, pin, "", .flags = CONFIG_NUMBERED,
+        .help = "This plugin file is loaded only if its content has this digest."),
+    KEY(plugins, "critical", critical, words, "", .flags = CONFIG_REPEATABLE,
+        .help = "A plugin whose refusal ends the program instead of being noted."),
+
+    KEY(platform, "device", device, device, "auto",
+        .help = "Where attention runs; auto: a CUDA device if it serves and no CPU backend is named."),
+    KEY(platform, "simulate", simulate, word, "",
+        .help = "Select as if on this platform: sm90, gfx942, npu, cpu_amx ... (for explain)."),
+
+    KEY(model, "config", config, path, "",
+        .help = "A Hugging Face config.json that describes the model."),
+    KEY(model, "num_layers", num_layers, int, "", RANGE(1, 4096),
+        .help = "Attention layers."),
+    KEY(model, "num_q_heads", num_q_heads, int, "", RANGE(1, 4096),
+        .help = "Query heads."),
+    KEY(model, "num_kv_heads", num_kv_heads, int, "", RANGE(1, 4096),
+        .help = "Key and value heads, a divisor of the query heads; left out: as many."),
+    KEY(model, "head_dim", head_dim, int, "", RANGE(1, 4096),
+        .help = "Elements of a query or key vector of one head."),
+    KEY(model, "v_head_dim", v_head_dim, int, "", RANGE(1, 4096),
+        .help = "Elements of a value vector of one head; left out: head_dim."),
+    KEY(model, "layer_types", layer_types, pattern, "", WORDS(layer_types),
+        .help = "Type of each layer; a shorter pattern is repeated up to num_layers."),
+    KEY(model, "sliding_window", sliding_window, int, "", RANGE(1, 2147483647),
+        .help = "Tokens that a sliding layer's query sees, itself counted."),
+    KEY(model, "attention_chunk", attention_chunk, int, "", RANGE(1, 2147483647),
+        .help = "Tokens of a chunk; a chunked layer's query sees its own chunk only."),
+    KEY(model, "logit_cap", logit_cap, double, "0", RANGE(0, 1e6),
+        .help = "Scores s become cap * tanh(s / cap); 0 = off."),
+    KEY(model, "sinks", sinks, bool, "no",
+        .help = "Each query head has one extra logit in the softmax's denominator."),
+    KEY(model, "alibi", alibi, bool, "no",
+        .help = "Scores fall linearly with the distance of query and key."),
+    KEY(model, "sm_scale", sm_scale, double, "", RANGE(0, 1e6), .flags = CONFIG_ABOVE_MIN,
+        .help = "Factor of the scores; left out: 1 / sqrt(head_dim)."),
+    KEY(model, "dtype", dtype, dtype, "bf16", WORDS(model_dtypes),
+        .help = "Type of queries, new keys and values, and outputs."),
+    KEY(model, "kv_lora_rank", kv_lora_rank, int, "", RANGE(1, 65536),
+        .help = "MLA: elements of the compressed key and value; makes the layers MLA layers."),
+    KEY(model, "qk_rope_head_dim", qk_rope_head_dim, int, "", RANGE(1, 4096),
+        .help = "MLA: elements of a head that carry the position."),
+    KEY(model, "qk_nope_head_dim", qk_nope_head_dim, int, "", RANGE(1, 4096),
+        .help = "MLA: elements of a head that carry no position."),
+    KEY(model, "max_context_len", max_context_len, int, "", RANGE(1, 2147483647),
+        .help = "Tokens of the longest request, input and output."),
+    KEY(model, "attn_type", attn_type, choice, "decoder", WORDS(attn_types),
+        .help = "encoder_only: every token sees every token and nothing is cached."),
+
+    KEY(attention, "attention_backend", attention_backend, word, "auto",
+        .help = "Backend of all phases: auto, a backend, an alias or the NAME of a section."),
+    KEY(attention, "prefill_attention_backend", prefill_attention_backend, word, "",
+        .help = "Backend of prefill; left out: attention_backend."),
+    KEY(attention, "decode_attention_backend", decode_attention_backend, word, "",
+        .help = "Backend of decode; left out: attention_backend."),
+    KEY(attention, "mm_attention_backend", mm_attention_backend, word, "",
+        .help = "Backend of encoder_only layers, such as a vision tower's; left out: auto."),
+    KEY(attention, "linear_attn_backend", linear_attn_backend, word, "",
+        .help = "Backend of linear layers; left out: auto."),
+    KEY(attention, "speculative_attention_mode", speculative_attention_mode, choice, "prefill",
+        WORDS(speculative_modes),
+        .help = "Whose backend serves the verification of drafts."),
+    KEY(attention, "speculative_eagle_topk", speculative_eagle_topk, int, "0", RANGE(0, 64),
+        .help = "Branches of a tree of drafts, 1: a chain; 0: no drafts (for explain)."),
+    KEY(attention, "mla_prefill", mla_prefill, choice, "absorbed", WORDS(mla_forms),
+        .help = "MLA: form of steps of prompts alone; with expanded, outputs are fp32."),
+    KEY(attention, "rules", rules, path, "",
+        .help = "A file of selection rules in the place of the installed selection.ini."),
+    KEY(attention, "fallback", fallback, word, "",
+        .help = "Backend that repeats a batch which another one failed; left out: none."),
+    KEY(attention, "layers", layers, set, "", WORDS(wraps),
+        .help = "What is wrapped around the backends, outermost first."),
+    KEY(attention, "route.<n>", routes, route, "", .flags = CONFIG_NUMBERED,
+        .help = "The first route whose conditions hold, by ascending n, names the backend."),
+
+    KEY(kv_cache, "page_size", page_size, int, "1", RANGE(1, 65536),
+        .help = "Tokens of a page."),
+    KEY(kv_cache, "dtype", dtype, dtype, "auto", WORDS(cache_dtypes),
+        .help = "Type of the cached keys and values; auto: the model's."),
+    KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
+        .help = "Scale of cached keys or latents: stored = key / scale. Must be known for fp8."),
+    KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),
+        .help = "Scale of cached values, as k_scale; latents have none."),
+    KEY(kv_cache, "layout", layout, choice, "auto", WORDS(layouts),
+        .help = "nhd: [pages, page_size, heads, dim]; hnd: [pages, heads, page_size, dim]."),
+    KEY(kv_cache, "latent_layout", latent_layout, choice, "auto", WORDS(latent_layouts),
+        .help = "latent: elements of dtype; latent_fp8: fp8_e4m3 with scales in each row."),
+    KEY(kv_cache, "max_total_tokens", max_total_tokens, int, "", RANGE(1, 1099511627776),
+        .help = "Tokens that the cache holds; left out: what mem_fraction yields."),
+    KEY(kv_cache, "mem_fraction", mem_fraction, double, "0.8", RANGE(0, 1),
+        .flags = CONFIG_ABOVE_MIN,
+        .help = "Share of the device memory free at start that the cache takes."),
+    KEY(kv_cache, "prefix_cache", prefix_cache, bool, "yes",
+        .help = "Keep the cache of finished requests for later ones with the same prefix."),
+    KEY(kv_cache, "cached_states", cached_states, int, "32", RANGE(0, 1048576),
+        .help = "Recurrent states kept for it; 0: models that have them share no prefixes."),
+
+    KEY(cuda_graph, "enable", enable, bool, "yes",
+        .help = "Capture decode steps into CUDA graphs where the backend can."),
+    KEY(cuda_graph, "bs", bs, ranges, "1 2 4 8-64/8", RANGE(1, 65536),
+        .help = "Batch sizes to capture."),
+
+    KEY(workload, "trace", trace, path, "",
+        .help = "The requests: a Mooncake .jsonl or an Azure LLM .csv file."),
+    KEY(workload, "format", format, choice, "auto", WORDS(formats),
+        .help = "Format of the trace; auto: by its content."),
+    KEY(workload, "length_scale", length_scale, double, "1", RANGE(0, 1000),
+        .flags = CONFIG_ABOVE_MIN,
+        .help = "Factor of all lengths of the trace."),
+    KEY(workload, "chunked_prefill_size", chunked_prefill_size, int, "2048",
+        RANGE(-1, 2147483647),
+        .help = "Prompt tokens of a step; longer prompts are split. 0 or -1: never split."),
+    KEY(workload, "max_running_requests", max_running_requests, int, "64", RANGE(1, 65536),
+        .help = "Requests that run at the same time."),
+    KEY(workload, "max_requests", max_requests, int, "0", RANGE(0, 2147483647),
+        .help = "Requests taken from the trace; 0 = all."),
+    KEY(workload, "clock", clock, choice, "virtual", WORDS(clocks),
+        .help = "virtual: requests arrive in order, nobody waits; wall: at their timestamps."),
+    KEY(workload, "mixed", mixed, bool, "no",
+        .help = "Let one batch hold prompt chunks and decodes."),
+    KEY(workload, "seed", seed, uint64, "1",
+        .help = "Seed of all vectors, and of the rows that are verified."),
+    KEY(workload, "num_threads", num_threads, int, "0", RANGE(0, 1024),
+        .help = "Threads of the CPU plugins; 0 = one per processor."),
+
+    KEY(verify, "rate", rate, double, "0.01", RANGE(0, 1),
+        .help = "Share of the computed rows that is compared with the reference; 0 = none."),
+};
+/* clang-format on */
+
+_Static_assert(sizeof config_keys / sizeof *config_keys <= CONFIG_MAX_KEYS, "names[] has room");
+
+const size_t config_num_keys = sizeof config_keys / sizeof *config_keys;
+
+/* Does "route.12" fit the row "route.<n>"? Leading zeros do not: route.1 has one name. */
+static bool match_numbered(const struct config_key *key, const char *name, int64_t *number)
+{
+    size_t stem = strlen(key->name) - strlen("<n>");
+    if (strncmp(key->name, name, stem) != 0)
+        return false;
+    const char *digits = name + stem;
+    if (digits[0] == '+' || (digits[0] == '0' && digits[1]))
+        return false;
+    return text_parse_int64(digits, number) && *number >= 0 && *number <= CONFIG_MAX_NUMBER;
+}
+
+const struct config_key *config_key_find(const char *section, const char *name, int64_t *number)
+{
+    for (size_t i = 0; i < config_num_keys; i++) {
+        const struct config_key *key = &config_keys[i];
+        if (strcmp(key->section, section) != 0)
+            continue;
+        *number = 0;
+        if (key->flags & CONFIG_NUMBERED ? match_numbered(key, name, number)
+                                         : strcmp(key->name, name) == 0)
+            return key;
+    }
+    return NULL;
+}
+
+size_t config_key_names(const char *section, const char *names[CONFIG_MAX_KEYS])
+{
+    size_t count = 0;
+    for (size_t i = 0; i < config_num_keys; i++) {
+        const struct config_key *key = &config_keys[i];
+        if (section && strcmp(key->section, section) == 0)
+            names[count++] = key->name;
+        /* rows of a section stand together */
+        if (!section && (i == 0 || strcmp(key->section, key[-1].section) != 0))
+            names[count++] = key->section;
+    }
+    return count;
+}

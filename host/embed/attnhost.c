@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attnhost.c: the handle `attnhost`: its life, its plugins, its configuration, questions to it.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* secure_getenv */
+#endif
+#include "host/embed/embed.h"
+
+#include "host/plugin/answer.h"
+#include "host/select/routes.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+void embed_give(void *to, const void *from, size_t size)
+{
+    const size_t head = sizeof(uint32_t);
+    uint32_t room = *(const uint32_t *)to;
+    size_t end = room < size ? room : size;
+    if (end > head)
+        memcpy((char *)to + head, (const char *)from + head, end - head);
+}
+
+/* ---- Host ------------------------------------------------------------------------------------ */
+
+const char *attnhost_version(void)
+{
+    return ATTNHOST_VERSION;
+}
+
+const char *attnhost_status_name(attn_status status)
+{
+    return host_status_name(status);
+}
+
+attn_status attnhost_create(const attnhost_params *params, attnhost **host, attn_error *error)
+{
+    attnhost_params given = {.struct_size = sizeof given};
+    if (params)
+        memcpy(&given, params,
+               params->struct_size < sizeof given ? params->struct_size : sizeof given);
+    attnhost *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    attn_status status = threads_create(given.num_threads, &made->threads, error);
+    if (status != ATTN_OK) {
+        free(made);
+        return status;
+    }
+    host_log_init(&made->log, given.log, given.log_ctx, given.log_level);
+    registry_init(&made->registry);
+    composer_init(&made->composer, &made->registry, made->threads, &made->log);
+    *host = made;
+    return ATTN_OK;
+}
+
+void attnhost_destroy(attnhost *host)
+{
+    if (!host)
+        return;
+    composer_finish(&host->composer);
+    registry_finish(&host->registry);
+    threads_destroy(host->threads);
+    host_log_finish(&host->log);
+    free(host);
+}
+
+/* ---- Plugins --------------------------------------------------------------------------------- */
+
+attn_status attnhost_load_plugin(attnhost *host, const char *file, attn_error *error)
+{
+    return registry_load_file(&host->registry, file, error);
+}
+
+attn_status attnhost_load_directory(attnhost *host, const char *directory, attn_error *error)
+{
+    return registry_load_directory(&host->registry, directory, error);
+}
+
+static int exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* A folder of the search path: what came before it, as the files that an ini names, wins silently.
+ */
+static attn_status search_folder(attnhost *host, const char *folder, attn_error *error)
+{
+    host->registry.num_shadowing = host->registry.num_plugins;
+    attn_status status = attnhost_load_directory(host, folder, error);
+    host->registry.num_shadowing = 0;
+    return status;
+}
+
+/* Every folder of a list separated by colons. */
+static attn_status load_folders(attnhost *host, const char *list, attn_error *error)
+{
+    char *copy = strdup(list), *rest = copy, *folder;
+    attn_status status =
+        copy ? ATTN_OK : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    while (status == ATTN_OK && (folder = strsep(&rest, ":"))) {
+        if (!*folder)
+            continue;
+        if (*folder != '/')
+            status = host_fail(error, ATTN_CONFIG_ERROR,
+                               "ATTNHOST_PLUGIN_PATH: '%s' is relative; accepted: absolute folders",
+                               folder);
+        else
+            status = search_folder(host, folder, error);
+    }
+    free(copy);
+    return status;
+}
+
+attn_status attnhost_load_installed(attnhost *host, attn_error *error)
+{
+    const char *list = secure_getenv("ATTNHOST_PLUGIN_PATH");
+    attn_status status = list ? load_folders(host, list, error) : ATTN_OK;
+    if (status == ATTN_OK && exists(ATTNHOST_PLUGIN_DIR))
+        status = search_folder(host, ATTNHOST_PLUGIN_DIR, error);
+    return status;
+}
+
+/* The value of a hexadecimal digit, or -1. */
+static int hex_value(char c)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *found = c ? strchr(digits, c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sha256,
+                                attn_error *error)
+{
+    uint8_t bytes[32];
+    int good = strlen(sha256) == 64;
+    for (int i = 0; i < 32 && good; i++) {
+        int high = hex_value(sha256[2 * i]), low = hex_value(sha256[2 * i + 1]);
+        good = high >= 0 && low >= 0;
+        bytes[i] = (uint8_t)(good ? high << 4 | low : 0);
+    }
+    if (!good)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: '%.80s' is no SHA-256; accepted: 64 hexadecimal digits", file,
+                         sha256);
+    return registry_pin(&host->registry, file, bytes, error);
+}
+
+uint32_t attnhost_num_plugins(const attnhost *host)
+{
+    return host->registry.num_plugins;
+}
+
+static const char *text_or_empty(const char *text)
+{
+    return text ? text : "";
+}
+
+static uint32_t first_type_of(const struct registry *registry, uint32_t plugin)
+{
+    uint32_t t = 0;
+    while (t < registry->num_types && registry->types[t].plugin_index < plugin)
+        t++;
+    return t;
+}
+
+attn_status attnhost_plugin(const attnhost *host, uint32_t index, attnhost_plugin_info *info,
+                            attn_error *error)
+{
+    if (index >= host->registry.num_plugins)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "plugin %u: there are %u", index,
+                         host->registry.num_plugins);
+    const struct loader_plugin *plugin = host->registry.plugins[index];
+    attnhost_plugin_info told = {
+        .struct_size = sizeof told,
+        .status = plugin->status,
+        .reason = plugin->reason,
+        .file = plugin->file,
+        .name = text_or_empty(plugin->table.name),
+        .version = text_or_empty(plugin->table.version),
+        .vendor = text_or_empty(plugin->table.vendor),
+        .doc = text_or_empty(plugin->table.doc),
+        .build = plugin->table.build,
+        .abi_major = plugin->table.abi_major,
+        .abi_minor = plugin->table.abi_minor,
+        .num_backends = plugin->num_types,
+        .first_backend = first_type_of(&host->registry, index),
+    };
+    embed_give(info, &told, sizeof told);
+    return ATTN_OK;
+}
+
+uint32_t attnhost_num_types(const attnhost *host)
+{
+    return host->registry.num_types;
+}
+
+attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_info *info,
+                          attn_error *error)
+{
+    if (index >= host->registry.num_types)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "backend type %u: there are %u", index,
+                         host->registry.num_types);
+    const struct registry_type *type = &host->registry.types[index];
+    attnhost_type_info told = {
+        .struct_size = sizeof told, .plugin = type->plugin_index, .type = type->type};
+    embed_give(info, &told, sizeof told);
+    return ATTN_OK;
+}
+
+/* ---- Configuration --------------------------------------------------------------------------- */
+
+/* A path of [plugins] is a folder or a file. A file that is refused stays on record. */
+static attn_status load_path(attnhost *host, const struct config *config, const char *path,
+                             attn_error *error)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return config_fail(config, "plugins.path", error,
+                           "%s does not exist; accepted: a folder of plugins, or a plugin's file",
+                           path);
+    if (!S_ISDIR(info.st_mode)) {
+        attn_status status = attnhost_load_plugin(host, path, NULL);
+        return status == ATTN_OUT_OF_HOST_MEMORY
+                   ? host_fail(error, status, "%s: out of memory", path)
+                   : ATTN_OK;
+    }
+    host_error said;
+    host_error_init(&said);
+    attn_status status = attnhost_load_directory(host, path, &said.base);
+    if (status == ATTN_CONFIG_ERROR)
+        return config_fail(config, "plugins.path", error, "%s", host_error_text(&said));
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
+}
+
+attn_status embed_load_plugins(attnhost *host, const struct config *config, attn_error *error)
+{
+    const struct config_plugins *plugins = &config->plugins;
+    attn_status status = ATTN_OK;
+    for (size_t p = 0; p < plugins->pins.count && status == ATTN_OK; p++) {
+        const struct config_pin *pin = &plugins->pins.items[p];
+        host_error said;
+        host_error_init(&said);
+        if (registry_pin(&host->registry, pin->file, pin->sha256, &said.base) != ATTN_OK)
+            status = host_fail(error, ATTN_CONFIG_ERROR, "%s: plugins.pin.%lld: %s", pin->place,
+                               (long long)pin->number, host_error_text(&said));
+    }
+    for (size_t p = 0; p < plugins->path.count && status == ATTN_OK; p++)
+        status = load_path(host, config, plugins->path.items[p], error);
+    return status;
+}
+
+attn_status embed_check_critical(const attnhost *host, const struct config *config,
+                                 attn_error *error)
+{
+    const struct config_texts *critical = &config->plugins.critical;
+    for (size_t c = 0; c < critical->count; c++) {
+        const struct loader_plugin *plugin =
+            registry_find_plugin(&host->registry, critical->items[c]);
+        if (!plugin)
+            return host_fail(
+                error, ATTN_DEPENDENCY_MISSING,
+                "%s: critical plugin '%s' is not in any of the paths; accepted: the name "
+                "of a plugin, or of its file",
+                config_place(config, "plugins.critical"), critical->items[c]);
+        if (plugin->status != ATTN_OK)
+            return host_fail(error, plugin->status, "critical plugin: %s", plugin->reason);
+    }
+    return ATTN_OK;
+}
+
+static attn_status define_section(attnhost *host, const struct config_backend *section,
+                                  attn_error *error)
+{
+    struct options_text *texts = calloc(section->num_options + 1, sizeof *texts);
+    if (!texts)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    for (size_t o = 0; o < section->num_options; o++) {
+        const struct config_option *option = &section->options[o];
+        texts[o] = (struct options_text){option->key, option->value, option->place, option->base};
+    }
+    attn_status status = composer_define(&host->composer, section->name, section->type,
+                                         section->place, texts, section->num_options, error);
+    free(texts);
+    return status;
+}
+
+attn_status embed_define_backends(attnhost *host, const struct config *config, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (size_t b = 0; b < config->backends.count && status == ATTN_OK; b++)
+        status = define_section(host, &config->backends.items[b], error);
+    return status == ATTN_OK ? routes_define(&host->composer, config, error) : status;
+}
+
+static attn_status configure(attnhost *host, struct config *config, attn_error *error)
+{
+    attn_status status = embed_load_plugins(host, config, error);
+    if (status == ATTN_OK)
+        status = embed_check_critical(host, config, error);
+    if (status == ATTN_OK)
+        status = embed_define_backends(host, config, error);
+    config_destroy(config);
+    return status;
+}
+
+attn_status attnhost_configure_file(attnhost *host, const char *path, attn_error *error)
+{
+    struct config *config;
+    attn_status status = config_load(path, NULL, 0, &config, error);
+    return status == ATTN_OK ? configure(host, config, error) : status;
+}
+
+attn_status attnhost_configure_text(attnhost *host, const char *text, uint64_t length,
+                                    const char *name, const char *base, attn_error *error)
+{
+    struct config *config;
+    attn_status status =
+        config_load_text(text, (size_t)length, name, base, NULL, 0, &config, error);
+    return status == ATTN_OK ? configure(host, config, error) : status;
+}
+
+attn_status attnhost_define_backend(attnhost *host, const char *name, const char *type,
+                                    const char *const *pairs, uint32_t num_options,
+                                    attn_error *error)
+{
+    char *base = realpath(".", NULL);
+    int why = base ? 0 : errno;
+    struct options_text *texts = calloc((size_t)num_options + 1, sizeof *texts);
+    attn_status status = ATTN_OK;
+    if (!texts || why == ENOMEM)
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    else if (!base && num_options > 0)
+        status = host_fail(error, ATTN_BAD_STATE,
+                           "attnhost_define_backend: %s: the working folder, which relative paths "
+                           "begin at: %s; accepted: one that can be reached",
+                           name, strerror(why));
+    for (uint32_t o = 0; o < num_options && status == ATTN_OK; o++) {
+        const char *key = pairs[2 * o], *value = pairs[2 * o + 1];
+        texts[o] = (struct options_text){key, value, "attnhost_define_backend", base};
+        if (!key || !value)
+            status = host_fail(error, ATTN_INVALID_ARGUMENT,
+                               "attnhost_define_backend: %s: option %u has no %s", name, o,
+                               key ? "value" : "key");
+    }
+    if (status == ATTN_OK)
+        status = composer_define(&host->composer, name, type, "attnhost_define_backend", texts,
+                                 num_options, error);
+    free(texts);
+    free(base);
+    return status;
+}
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+attn_status attnhost_device_init(attn_device *device, int32_t type, int32_t id, attn_error *error)
+{
+    attn_device info;
+    attn_status status = device_describe(type, id, &info, error);
+    if (status == ATTN_OK)
+        embed_give(device, &info, sizeof info);
+    return status;
+}
+
+attn_status attnhost_query(const attnhost *host, const char *name, const attn_problem *problem,
+                           attn_verdict *verdict, attn_error *error)
+{
+    struct compose_node *root;
+    attn_status status = embed_check_problems(problem, 1, error);
+    if (status == ATTN_OK)
+        status = compose_resolve(&host->composer, name, NULL, &root, error);
+    if (status != ATTN_OK)
+        return status;
+    status = compose_query(root, problem, verdict, error);
+    compose_destroy(root);
+    return status;
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * backend.c: the handle `attnhost_backend`: a tree of backends with its instances.
+ */
+#include "host/embed/embed.h"
+
+#include "host/plugin/answer.h"
+
+#include <stdlib.h>
+
+/* ---- Context --------------------------------------------------------------------------------- */
+
+attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error)
+{
+    *entered = 0;
+    if (device_is_entered(backend->device))
+        return ATTN_OK;
+    attn_status status = device_enter(backend->device, error);
+    *entered = status == ATTN_OK;
+    return status;
+}
+
+void embed_leave(const attnhost_backend *backend, int entered)
+{
+    if (entered)
+        device_leave(backend->device);
+}
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+static const attn_problem *problem_at(const attn_problem *problems, uint32_t index)
+{
+    return attn_at(problems, index);
+}
+
+static attn_status check_problem(const attn_problem *problem, uint32_t index, attn_error *error)
+{
+    const attn_layer_group *group = problem->group;
+    const char *missing = !problem->device   ? "device"
+                          : !group           ? "group"
+                          : !problem->bounds ? "bounds"
+                                             : NULL;
+    if (missing)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: %s is NULL", index, missing);
+    if (group->num_layers == 0 || !group->layers)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: no layers; accepted: 1 or more",
+                         index);
+    if (problem->num_features > 0 && !problem->features)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: features is NULL", index);
+    return ATTN_OK;
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static uint64_t count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    uint64_t count = 0;
+    for (uint32_t p = 0; p < num_problems; p++)
+        count += problem_at(problems, p)->group->num_layers;
+    return count;
+}
+
+static attn_status check_layer_ids(const attn_problem *problems, uint32_t num_problems,
+                                   attn_error *error)
+{
+    uint64_t count = count_layers(problems, num_problems), filled = 0;
+    int32_t *ids = calloc(count, sizeof *ids);
+    if (!ids)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_layer_group *group = problem_at(problems, p)->group;
+        for (uint32_t l = 0; l < group->num_layers; l++)
+            ids[filled++] = ((const attn_layer *)attn_at(group->layers, l))->layer_id;
+    }
+    qsort(ids, count, sizeof *ids, compare_ids);
+    attn_status status = ATTN_OK;
+    if (ids[0] < 0)
+        status =
+            host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: accepted: 0 or more", ids[0]);
+    for (uint64_t i = 1; i < count && status == ATTN_OK; i++)
+        if (ids[i] == ids[i - 1])
+            status = host_fail(error, ATTN_INVALID_ARGUMENT,
+                               "layer_id %d stands in two layers; accepted: unique ids", ids[i]);
+    free(ids);
+    return status;
+}
+
+attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,
+                                 attn_error *error)
+{
+    if (!problems || num_problems == 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "no problem; accepted: 1 or more");
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_problem *problem = problem_at(problems, p);
+        attn_status status = check_problem(problem, p, error);
+        if (status != ATTN_OK)
+            return status;
+        const attn_device *device = problem->device, *first = problems->device;
+        if (device->type != first->type || device->id != first->id)
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "problem %u: on another device than problem 0; accepted: one device",
+                             p);
+    }
+    return check_layer_ids(problems, num_problems, error);
+}
+
+/* ---- Create ---------------------------------------------------------------------------------- */
+
+static int has_group(const attnhost_backend *backend, int32_t group)
+{
+    for (uint32_t g = 0; g < backend->num_kv_groups; g++)
+        if (backend->kv_groups[g] == group)
+            return 1;
+    return 0;
+}
+
+/* Which KV groups a batch must carry: those of the layers that have a cache. */
+static attn_status note_kv_groups(attnhost_backend *backend, const attn_problem *problems,
+                                  uint32_t num_problems, attn_error *error)
+{
+    backend->kv_groups = calloc(num_problems, sizeof *backend->kv_groups);
+    if (!backend->kv_groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_problem *problem = problem_at(problems, p);
+        if (problem->kv_layout && !has_group(backend, problem->group->kv_group))
+            backend->kv_groups[backend->num_kv_groups++] = problem->group->kv_group;
+    }
+    return ATTN_OK;
+}
+
+/* What the tree answers once and for all. */
+static attn_status note_answers(attnhost_backend *backend, attn_error *error)
+{
+    const uint32_t known = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR;
+    backend->index_forms = backend->child.type->ops->index_forms(backend->child.instance);
+    if (backend->index_forms & ~known)
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: defect of the plugin: it reads unknown index forms (0x%x)",
+                         backend->root->name, backend->index_forms);
+    uint32_t count = compose_num_nodes(backend->root);
+    for (uint32_t n = 0; n < count; n++)
+        if (compose_node_at(backend->root, n)->type->type->flags & ATTN_TYPE_NEEDS_HOST_LENS)
+            backend->needs_host_lens = 1;
+    return ATTN_OK;
+}
+
+static attn_status make_tree(attnhost_backend *backend, const char *name,
+                             const attn_problem *problems, uint32_t num_problems, attn_error *error)
+{
+    attn_status status =
+        compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
+    if (status == ATTN_OK)
+        status = note_kv_groups(backend, problems, num_problems, error);
+    if (status == ATTN_OK)
+        status = compose_create(backend->root, problems, num_problems, &backend->child, error);
+    if (status == ATTN_OK)
+        status = note_answers(backend, error);
+    return status;
+}
+
+static attn_status make(attnhost_backend *backend, const char *name, const attn_problem *problems,
+                        uint32_t num_problems, attn_error *error)
+{
+    const attn_device *device = problems->device;
+    int entered;
+    attn_status status = device_open(device->type, device->id, &backend->device, error);
+    if (status == ATTN_OK)
+        status = embed_enter(backend, &entered, error);
+    if (status != ATTN_OK)
+        return status;
+    status = make_tree(backend, name, problems, num_problems, error);
+    embed_leave(backend, entered);
+    return status;
+}
+
+attn_status attnhost_compose(attnhost *host, const char *name, const attn_problem *problems,
+                             uint32_t num_problems, attnhost_backend **backend, attn_error *error)
+{
+    attn_status status = embed_check_problems(problems, num_problems, error);
+    if (status != ATTN_OK)
+        return status;
+    attnhost_backend *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
+    made->host = host;
+    made->child.struct_size = sizeof made->child;
+    host->num_backends++;
+    status = make(made, name, problems, num_problems, error);
+    if (status != ATTN_OK)
+        attnhost_backend_destroy(made);
+    else
+        *backend = made;
+    return status;
+}
+
+static void destroy_scratch(attnhost_backend *backend)
+{
+    for (uint32_t space = 0; space < ATTN_SPACE_COUNT; space++) {
+        if (!backend->scratch[space])
+            continue;
+        device_release(backend->device, space, backend->scratch[space]->base);
+        free(backend->scratch[space]);
+    }
+}
+
+/* A device that is lost may not be entered; what is on it is destroyed all the same. */
+static void destroy_tree(attnhost_backend *backend)
+{
+    int entered;
+    embed_enter(backend, &entered, NULL);
+    if (backend->child.instance)
+        backend->child.type->ops->destroy(backend->child.instance);
+    compose_destroy(backend->root);
+    destroy_scratch(backend);
+    embed_leave(backend, entered);
+}
+
+void attnhost_backend_destroy(attnhost_backend *backend)
+{
+    if (!backend)
+        return;
+    if (backend->device)
+        destroy_tree(backend);
+    device_close(backend->device);
+    backend->host->num_backends--;
+    free(backend->kv_groups);
+    free(backend);
+}
+
+/* ---- Use ------------------------------------------------------------------------------------- */
+
+attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress progress,
+                                     void *progress_ctx, attn_error *error)
+{
+    const attn_backend_ops *ops = backend->child.type->ops;
+    if (!ops->prepare)
+        return ATTN_OK;
+    host_error said;
+    int entered;
+    host_error_init(&said);
+    attn_status status = embed_enter(backend, &entered, &said.base);
+    if (status == ATTN_OK) {
+        status = ops->prepare(backend->child.instance, progress, progress_ctx, &said.base);
+        embed_leave(backend, entered);
+        compose_reset_rows(backend->root);
+    }
+    return status == ATTN_OK ? status
+                             : answer_fail(status, &said, error, "%s", backend->root->name);
+}
+
+const char *embed_explanation(const attnhost_backend *backend)
+{
+    const attn_backend_ops *ops = backend->child.type->ops;
+    if (!ATTN_HAS(ops, attn_backend_ops, get_extension) || !ops->get_extension)
+        return NULL;
+    return ops->get_extension(backend->child.instance, ATTN_EXTENSION_EXPLAIN);
+}
+
+uint32_t attnhost_backend_index_forms(const attnhost_backend *backend)
+{
+    return backend->index_forms;
+}
+
+uint32_t attnhost_backend_needs_host_lens(const attnhost_backend *backend)
+{
+    return backend->needs_host_lens;
+}
+
+uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend)
+{
+    return compose_num_nodes(backend->root);
+}
+
+attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t index,
+                                  attnhost_node_info *info, attn_error *error)
+{
+    const struct compose_node *node = compose_node_at(backend->root, index);
+    if (!node)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "node %u: there are %u", index,
+                         compose_num_nodes(backend->root));
+    attnhost_node_info told = {.struct_size = sizeof told,
+                               .depth = node->depth,
+                               .name = node->name,
+                               .type = node->type->type->name,
+                               .plugin_file = node->type->plugin->file,
+                               .rows = node->rows,
+                               .num_children = node->num_children};
+    embed_give(info, &told, sizeof told);
+    return ATTN_OK;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * build.h: putting a model together, layer by layer. Private to model*.c.
+ */
+#ifndef HOST_MODEL_BUILD_H
+#define HOST_MODEL_BUILD_H
+
+#include "host/model/model.h"
+
+enum {
+    MODEL_MAX_LAYERS = 4096,
+    MODEL_MAX_HEADS = 4096,
+    MODEL_MAX_DIM = 65536,         /* of a head */
+    MODEL_MAX_CONTEXT = INT32_MAX, /* tokens */
+    MODEL_DEFAULT_CONTEXT = 32768, /* where a model has no limit of its own (recurrences) */
+    MODEL_DEFAULT_ENCODER = 4096   /* tokens of an image or a sentence where nothing is said */
+};
+
+/* A layer's parameters: an attn_layer_group whose layers are not set yet, with room for what its
+ * pointers point to. */
+struct model_spec {
+    attn_layer_group group;
+    attn_mla_dims mla;
+    attn_linear_dims linear;
+    attn_sparse_dims sparse;
+};
+
+/* Causal softmax attention without window, chunk, cap; sm_scale 1 / sqrt(head_dim). */
+void model_spec_softmax(struct model_spec *spec, int32_t num_q_heads, int32_t num_kv_heads,
+                        int32_t head_dim, int32_t v_head_dim);
+
+/* Bidirectional attention of an encoder. */
+void model_spec_encoder(struct model_spec *spec, int32_t num_heads, int32_t head_dim);
+
+/* Keys of an encoder, seen by all queries. */
+void model_spec_cross(struct model_spec *spec, int32_t num_heads, int32_t num_kv_heads,
+                      int32_t head_dim, int32_t v_head_dim);
+
+/* Latent attention; the ABI's head_dim is nope + rope, sm_scale its inverse root. */
+void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_rank,
+                    int32_t nope_dim, int32_t rope_dim, int32_t v_head_dim);
+
+/* A recurrence; `dims` is copied. Head counts of the group are those of the recurrence. */
+void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);
+
+/* An empty model; NULL when memory ran out. */
+struct model *model_new(const char *name, const char *architecture);
+
+/* Append a layer with a buffer of its own where its kind has one, to the group of equal parameters
+ * or to a new one. `stack` is static. OUT_OF_HOST_MEMORY; CONFIG_ERROR beyond MODEL_MAX_LAYERS. */
+attn_status model_add_layer(struct model *model, const struct model_spec *spec, const char *stack,
+                            int32_t block, attn_error *error);
+
+/* Append a layer that reads the buffer of the layer `owner` (an id) and never writes it. */
+attn_status model_add_shared_layer(struct model *model, const struct model_spec *spec,
+                                   const char *stack, int32_t block, int32_t owner,
+                                   attn_error *error);
+
+/* Settle what depends on all layers (KV groups' limits). Call once, after the last layer. */
+void model_settle(struct model *model);
+
+#endif /* HOST_MODEL_BUILD_H */

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hf.c: a model from a Hugging Face config.json: what all families share, and the whole.
+ *
+ * The table of architectures is in model/hf_table.c; a family's layers are in the file named after
+ * it: model/hf_dense.c, model/hf_mla.c, model/hf_state.c, model/hf_hybrid.c, model/hf_encoder.c.
+ */
+#include "host/model/hf.h"
+
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/base/text.h"
+
+/* ---- What families share --------------------------------------------------------------------- */
+
+bool hf_ok(const struct hf_source *source)
+{
+    return *source->root.status == ATTN_OK;
+}
+
+void hf_add(struct hf_source *source, const struct model_spec *spec, const char *stack,
+            int32_t block)
+{
+    if (hf_ok(source))
+        *source->root.status =
+            model_add_layer(source->model, spec, stack, block, source->root.error);
+}
+
+int32_t hf_int(const struct hf_source *source, const char *keys, int32_t otherwise, int32_t max)
+{
+    return (int32_t)json_int(&source->text, keys, otherwise ? otherwise : JSON_REQUIRED, 1, max);
+}
+
+int32_t hf_num_layers(const struct hf_source *source)
+{
+    return hf_int(source, "num_hidden_layers|n_layers", source->defaults->num_layers,
+                  MODEL_MAX_LAYERS);
+}
+
+int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys, int32_t num_heads)
+{
+    int64_t hidden = json_int(reader, hidden_keys, JSON_REQUIRED, 1, INT32_MAX);
+    if (hidden % num_heads != 0 || hidden / num_heads > MODEL_MAX_DIM) {
+        json_fail(reader, hidden_keys,
+                  "got %lld: accepted a multiple of the %d heads, of at most %d elements each",
+                  (long long)hidden, num_heads, MODEL_MAX_DIM);
+        return 1;
+    }
+    return (int32_t)(hidden / num_heads);
+}
+
+struct hf_heads hf_read_heads(const struct hf_source *source)
+{
+    const struct hf_defaults *defaults = source->defaults;
+    struct hf_heads heads;
+    heads.num_heads = hf_int(source, "num_attention_heads", defaults->num_heads, MODEL_MAX_HEADS);
+    heads.num_kv_heads =
+        hf_int(source, "num_key_value_heads",
+               defaults->num_kv_heads ? defaults->num_kv_heads : heads.num_heads, MODEL_MAX_HEADS);
+    if (heads.num_heads % heads.num_kv_heads != 0)
+        json_fail(&source->text, "num_attention_heads",
+                  "got %d: accepted a multiple of num_key_value_heads = %d", heads.num_heads,
+                  heads.num_kv_heads);
+    if (json_has(&source->text, "head_dim|attention_head_dim") || defaults->head_dim)
+        heads.head_dim =
+            hf_int(source, "head_dim|attention_head_dim", defaults->head_dim, MODEL_MAX_DIM);
+    else
+        heads.head_dim = hf_split_heads(&source->text, "hidden_size", heads.num_heads);
+    return heads;
+}
+
+void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear_dims *dims)
+{
+    if (dims->num_v_heads % dims->num_groups != 0)
+        json_fail(&source->text, key, "got %d: accepted a multiple of the %d groups",
+                  dims->num_v_heads, dims->num_groups);
+    dims->struct_size = sizeof *dims;
+    dims->family = ATTN_LINEAR_MAMBA2;
+    dims->flags = ATTN_LINEAR_RAW_GATES;
+    dims->num_k_heads = dims->num_groups;
+    dims->state_dtype = hf_state_dtype(source);
+    dims->conv_dtype = source->model->dtype;
+    source->model->conv_bias = json_bool(&source->text, "use_conv_bias|mamba_conv_bias", true);
+    /* [lowest, highest]; an infinite bound is none. Nemotron-H's has a key of its own. */
+    const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
+    const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
+    if (cJSON_IsNumber(low) && dims->dt_min == 0)
+        dims->dt_min = (float)low->valuedouble;
+    if (cJSON_IsNumber(high) && high->valuedouble < (double)FLT_MAX)
+        dims->dt_max = (float)high->valuedouble;
+}
+
+attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dtype otherwise)
+{
+    static const struct {
+        const char *name;
+        attn_dtype dtype;
+    } names[] = {{"bfloat16", ATTN_BF16},
+                 {"float16", ATTN_F16},
+                 {"half", ATTN_F16},
+                 {"float32", ATTN_F32},
+                 {"float", ATTN_F32}};
+    const char *name = json_string(reader, keys, NULL);
+    if (!name)
+        return otherwise;
+    const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(bare, names[i].name) == 0)
+            return names[i].dtype;
+    json_fail(reader, keys, "got \"%.40s\": accepted bfloat16, float16, float32", name);
+    return otherwise;
+}
+
+attn_dtype hf_state_dtype(const struct hf_source *source)
+{
+    attn_dtype dtype = hf_dtype(&source->text, "mamba_ssm_dtype", ATTN_F32);
+    if (dtype != ATTN_F32 && dtype != ATTN_BF16)
+        json_fail(&source->text, "mamba_ssm_dtype", "accepted float32, bfloat16");
+    return dtype;
+}
+
+/* ---- Which architecture ---------------------------------------------------------------------- */
+
+/* Length of a name without its task: 5 of LlamaForCausalLM, 4 of BertModel. */
+static size_t family_length(const char *name)
+{
+    const char *task = strstr(name, "For");
+    if (!task)
+        task = strstr(name, "Model");
+    return task ? (size_t)(task - name) : strlen(name);
+}
+
+/* The families of the table, each once: all names would not fit a message. */
+static void append_families(strbuf *list)
+{
+    for (size_t i = 0; i < hf_num_architectures; i++) {
+        const char *name = hf_architectures[i].name;
+        size_t length = family_length(name);
+        const char *before = i ? hf_architectures[i - 1].name : "";
+        if (family_length(before) == length && memcmp(before, name, length) == 0)
+            continue;
+        strbuf_append(list, i ? ", " : "");
+        strbuf_append_bytes(list, name, length);
+    }
+}
+
+static void fail_unknown(const struct json_reader *root, const char *got)
+{
+    const char **names = calloc(hf_num_architectures, sizeof *names);
+    if (!names) {
+        *root->status = host_fail(root->error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a message");
+        return;
+    }
+    for (size_t i = 0; i < hf_num_architectures; i++)
+        names[i] = hf_architectures[i].name;
+    const char *near = text_nearest(got, names, hf_num_architectures);
+    strbuf list;
+    strbuf_init(&list);
+    append_families(&list);
+    json_fail(root, "architectures[0]",
+              "unknown architecture \"%.60s\"%s%s%s: accepted are the families %s", got,
+              near ? " (did you mean " : "", near ? near : "", near ? "?)" : "",
+              strbuf_text(&list));
+    strbuf_finish(&list);
+    free(names);
+}
+
+static const struct hf_architecture *find_architecture(const struct json_reader *root)
+{
+    const cJSON *list = json_array(root, "architectures", -1);
+    const cJSON *first = list ? cJSON_GetArrayItem(list, 0) : NULL;
+    if (!cJSON_IsString(first)) {
+        json_fail(root, "architectures",
+                  "is missing or not a list of names: accepted as [\"LlamaForCausalLM\"]");
+        return NULL;
+    }
+    for (size_t i = 0; i < hf_num_architectures; i++)
+        if (strcmp(first->valuestring, hf_architectures[i].name) == 0)
+            return &hf_architectures[i];
+    fail_unknown(root, first->valuestring);
+    return NULL;
+}
+
+/* ---- What the user may say too --------------------------------------------------------------- */
+
+/* A config.json is the model: other keys of [model] would be ignored, so they are refused. */
+static attn_status check_overrides(const struct config *config, attn_error *error)
+{
+    static const char *const keys[] = {"model.num_layers",
+                                       "model.num_q_heads",
+                                       "model.num_kv_heads",
+                                       "model.head_dim",
+                                       "model.v_head_dim",
+                                       "model.layer_types",
+                                       "model.sliding_window",
+                                       "model.attention_chunk",
+                                       "model.logit_cap",
+                                       "model.sinks",
+                                       "model.alibi",
+                                       "model.sm_scale",
+                                       "model.kv_lora_rank",
+                                       "model.qk_rope_head_dim",
+                                       "model.qk_nope_head_dim",
+                                       "model.attn_type"};
+    for (size_t i = 0; config && i < sizeof keys / sizeof *keys; i++)
+        if (config_is_set(config, keys[i]))
+            return config_fail(config, keys[i], error,
+                               "the model comes from model.config: accepted with it are "
+                               "model.dtype and model.max_context_len");
+    return ATTN_OK;
+}
+
+static void read_dtype(struct hf_source *source, const struct config *config)
+{
+    attn_dtype otherwise = source->defaults->dtype ? source->defaults->dtype : ATTN_F32;
+    attn_dtype outer = hf_dtype(&source->root, "dtype|torch_dtype", otherwise);
+    source->model->dtype = hf_dtype(&source->text, "dtype|torch_dtype", outer);
+    if (config && config_is_set(config, "model.dtype"))
+        source->model->dtype = config->model.dtype;
+}
+
+static void read_context(struct hf_source *source, const struct config *config)
+{
+    static const char keys[] = "max_position_embeddings|max_target_positions|model_max_length";
+    const struct hf_defaults *defaults = source->defaults;
+    int64_t stated = json_int(&source->text, keys, defaults->max_positions, 1, MODEL_MAX_CONTEXT);
+    if (defaults->flags & HF_PADDED_POSITIONS && stated > 2)
+        stated -= 2;
+    int64_t wanted = config ? config->model.max_context_len : 0;
+    if (stated > 0 && wanted > stated && !*source->root.status)
+        *source->root.status = config_fail(config, "model.max_context_len", source->root.error,
+                                           "%lld: accepted 1 to %lld, the positions of %s",
+                                           (long long)wanted, (long long)stated, source->root.file);
+    source->model->max_context_len = (int32_t)(wanted   ? wanted
+                                               : stated ? stated
+                                                        : MODEL_DEFAULT_CONTEXT);
+}
+
+/* ---- Vision towers --------------------------------------------------------------------------- */
+
+/* Patches of a square image, and a class token; a default where the file does not tell. */
+static int32_t image_tokens(const struct json_reader *vision)
+{
+    const cJSON *image = json_get(vision, "image_size");
+    const cJSON *patch = json_get(vision, "patch_size");
+    if (!cJSON_IsNumber(image) || !cJSON_IsNumber(patch) || patch->valuedouble < 1 ||
+        image->valuedouble < patch->valuedouble || image->valuedouble > 32768)
+        return MODEL_DEFAULT_ENCODER;
+    int32_t side = (int32_t)(image->valuedouble / patch->valuedouble);
+    return side * side + 1;
+}
+
+static void add_vision_tower(struct hf_source *source)
+{
+    struct json_reader vision;
+    struct model_spec spec;
+    if (!json_object(&source->root, "vision_config", "vision_config.", &vision))
+        return;
+    int32_t layers =
+        (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers|vt_num_hidden_layers",
+                          JSON_REQUIRED, 1, MODEL_MAX_LAYERS);
+    int32_t heads =
+        (int32_t)json_int(&vision, "num_attention_heads|num_heads|vt_num_attention_heads",
+                          JSON_REQUIRED, 1, MODEL_MAX_HEADS);
+    int32_t head_dim = json_has(&vision, "head_dim")
+                           ? (int32_t)json_int(&vision, "head_dim", JSON_REQUIRED, 1, MODEL_MAX_DIM)
+                           : hf_split_heads(&vision, "embed_dim|hidden_size|vt_hidden_size", heads);
+    if (!hf_ok(source))
+        return;
+    model_spec_encoder(&spec, heads, head_dim);
+    for (int32_t i = 0; i < layers; i++)
+        hf_add(source, &spec, "vision", i);
+    source->model->max_encoder_len = image_tokens(&vision);
+}
+
+/* ---- The whole ------------------------------------------------------------------------------- */
+
+static void build(struct hf_source *source, const struct hf_architecture *architecture,
+                  const struct config *config)
+{
+    source->text = source->root;
+    source->defaults = architecture->defaults;
+    json_object(&source->root, "text_config", "text_config.", &source->text);
+    read_dtype(source, config);
+    read_context(source, config);
+    if (hf_ok(source))
+        architecture->build(source);
+    if (hf_ok(source))
+        add_vision_tower(source);
+    if (hf_ok(source) && source->model->num_layers == 0)
+        json_fail(&source->text, "", "has no attention layer");
+}
+
+static attn_status create(const cJSON *tree, const char *name, const struct config *config,
+                          struct model **out, attn_error *error)
+{
+    attn_status status = check_overrides(config, error);
+    if (status)
+        return status;
+    struct hf_source source = {
+        .root = {.file = name, .object = tree, .path = "", .status = &status, .error = error}};
+    const struct hf_architecture *architecture = find_architecture(&source.root);
+    if (!architecture)
+        return status;
+    source.model = model_new(name, architecture->name);
+    if (!source.model)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for a model", name);
+    build(&source, architecture, config);
+    if (status) {
+        model_destroy(source.model);
+        return status;
+    }
+    model_settle(source.model);
+    *out = source.model;
+    return ATTN_OK;
+}
+
+attn_status model_create_hf_text(const char *text, size_t length, const char *name,
+                                 const struct config *config, struct model **model,
+                                 attn_error *error)
+{
+    host_error own;
+    host_error_init(&own);
+    cJSON *tree = json_parse(text, length, name, &own.base);
+    if (!tree)
+        return host_fail(error, own.base.code, "%s", host_error_text(&own));
+    attn_status status = create(tree, name, config, model, error);
+    cJSON_Delete(tree);
+    return status;
+}
+
+attn_status model_create_hf(const char *path, const struct config *config, struct model **model,
+                            attn_error *error)
+{
+    host_error own;
+    host_error_init(&own);
+    cJSON *tree = json_parse_file(path, &own.base);
+    if (!tree)
+        return host_fail(error, own.base.code, "%s", host_error_text(&own));
+    attn_status status = create(tree, path, config, model, error);
+    cJSON_Delete(tree);
+    return status;
+}

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model.c: the builder that groups layers, and what can be asked of a model.
+ */
+#include "host/model/model.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/model/build.h"
+
+/* ---- Parameters of a layer ------------------------------------------------------------------- */
+
+static void spec_init(struct model_spec *spec, uint32_t kind, uint32_t attn_type)
+{
+    memset(spec, 0, sizeof *spec);
+    spec->group.struct_size = sizeof spec->group;
+    spec->group.kind = kind;
+    spec->group.attn_type = attn_type;
+    spec->group.window_left = -1;
+    spec->group.window_right = attn_type == ATTN_TYPE_DECODER ? 0 : -1;
+}
+
+static void spec_heads(struct model_spec *spec, int32_t num_q_heads, int32_t num_kv_heads,
+                       int32_t head_dim, int32_t v_head_dim)
+{
+    spec->group.num_q_heads = num_q_heads;
+    spec->group.num_kv_heads = num_kv_heads;
+    spec->group.head_dim = head_dim;
+    spec->group.v_head_dim = v_head_dim;
+    spec->group.sm_scale = (float)(1.0 / sqrt((double)head_dim));
+}
+
+void model_spec_softmax(struct model_spec *spec, int32_t num_q_heads, int32_t num_kv_heads,
+                        int32_t head_dim, int32_t v_head_dim)
+{
+    spec_init(spec, ATTN_KIND_SOFTMAX, ATTN_TYPE_DECODER);
+    spec_heads(spec, num_q_heads, num_kv_heads, head_dim, v_head_dim);
+}
+
+void model_spec_encoder(struct model_spec *spec, int32_t num_heads, int32_t head_dim)
+{
+    spec_init(spec, ATTN_KIND_SOFTMAX, ATTN_TYPE_ENCODER_ONLY);
+    spec_heads(spec, num_heads, num_heads, head_dim, head_dim);
+}
+
+void model_spec_cross(struct model_spec *spec, int32_t num_heads, int32_t num_kv_heads,
+                      int32_t head_dim, int32_t v_head_dim)
+{
+    spec_init(spec, ATTN_KIND_SOFTMAX, ATTN_TYPE_CROSS);
+    spec_heads(spec, num_heads, num_kv_heads, head_dim, v_head_dim);
+}
+
+void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_rank,
+                    int32_t nope_dim, int32_t rope_dim, int32_t v_head_dim)
+{
+    spec_init(spec, ATTN_KIND_MLA, ATTN_TYPE_DECODER);
+    spec_heads(spec, num_heads, num_heads, nope_dim + rope_dim, v_head_dim);
+    spec->mla.struct_size = sizeof spec->mla;
+    spec->mla.kv_lora_rank = kv_lora_rank;
+    spec->mla.nope_dim = nope_dim;
+    spec->mla.rope_dim = rope_dim;
+}
+
+void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims)
+{
+    spec_init(spec, ATTN_KIND_LINEAR, ATTN_TYPE_DECODER);
+    spec->linear = *dims;
+    spec->linear.struct_size = sizeof spec->linear;
+    /* The ABI's rule is query heads = a multiple of KV heads; in a recurrence the values' heads are
+     * the many, the keys' heads the few. */
+    spec_heads(spec, dims->num_v_heads, dims->num_k_heads, dims->head_k_dim, dims->head_v_dim);
+    if (dims->family != ATTN_LINEAR_GDN && dims->family != ATTN_LINEAR_KDA)
+        spec->group.sm_scale = 1; /* only the delta rules scale their queries */
+}
+
+/* ---- Grouping -------------------------------------------------------------------------------- */
+
+static bool same_dims(const void *a, const void *b, size_t size)
+{
+    return (!a && !b) || (a && b && memcmp(a, b, size) == 0);
+}
+
+/* Equal in everything that a backend plans by. Compared field by field: the structs hold pointers
+ * and floats. */
+static bool same_parameters(const attn_layer_group *a, const attn_layer_group *b)
+{
+    return a->kind == b->kind && a->attn_type == b->attn_type && a->flags == b->flags &&
+           a->kv_group == b->kv_group && a->num_q_heads == b->num_q_heads &&
+           a->num_kv_heads == b->num_kv_heads && a->head_dim == b->head_dim &&
+           a->v_head_dim == b->v_head_dim && a->window_left == b->window_left &&
+           a->window_right == b->window_right && a->attention_chunk == b->attention_chunk &&
+           !(a->sm_scale < b->sm_scale || a->sm_scale > b->sm_scale) &&
+           !(a->logit_cap < b->logit_cap || a->logit_cap > b->logit_cap) &&
+           same_dims(a->mla, b->mla, sizeof *a->mla) &&
+           same_dims(a->linear, b->linear, sizeof *a->linear) &&
+           same_dims(a->sparse, b->sparse, sizeof *a->sparse);
+}
+
+/* `array` of `count` elements grown by one, zeroed; false when memory ran out. The capacity is the
+ * next power of two, so the test for growth needs no member of its own. */
+static bool grow(void *array, uint32_t count, size_t size)
+{
+    void *old, *grown;
+    memcpy(&old, array, sizeof old);
+    if (count == 0 || (count & (count - 1)) == 0) {
+        grown = realloc(old, (count ? (size_t)count * 2 : 1) * size);
+        if (!grown)
+            return false;
+        memcpy(array, &grown, sizeof grown);
+        old = grown;
+    }
+    memset((char *)old + (size_t)count * size, 0, size);
+    return true;
+}
+
+static bool copy_dims(const void *dims, size_t size, const void *out)
+{
+    void *copy = malloc(size);
+    if (!copy)
+        return false;
+    memcpy(copy, dims, size);
+    memcpy((void *)(uintptr_t)out, &copy, sizeof copy);
+    return true;
+}
+
+static void group_finish(attn_layer_group *group)
+{
+    free((void *)(uintptr_t)group->layers);
+    free((void *)(uintptr_t)group->mla);
+    free((void *)(uintptr_t)group->linear);
+    free((void *)(uintptr_t)group->sparse);
+}
+
+/* A new, empty group with its own copies of the dimensions. */
+static bool group_copy(const attn_layer_group *from, attn_layer_group *to)
+{
+    attn_layer_group group = *from;
+    group.num_layers = 0;
+    group.layers = NULL;
+    group.mla = NULL;
+    group.linear = NULL;
+    group.sparse = NULL;
+    bool ok = (!from->mla || copy_dims(from->mla, sizeof *from->mla, &group.mla)) &&
+              (!from->linear || copy_dims(from->linear, sizeof *from->linear, &group.linear)) &&
+              (!from->sparse || copy_dims(from->sparse, sizeof *from->sparse, &group.sparse));
+    if (!ok) {
+        group_finish(&group);
+        return false;
+    }
+    *to = group;
+    return true;
+}
+
+/* The index of the group with these parameters, made if there is none; false without memory. */
+static bool find_group(struct model *model, const attn_layer_group *parameters, uint32_t *index)
+{
+    for (uint32_t i = 0; i < model->num_groups; i++)
+        if (same_parameters(&model->groups[i], parameters)) {
+            *index = i;
+            return true;
+        }
+    if (!grow(&model->groups, model->num_groups, sizeof *model->groups) ||
+        !group_copy(parameters, &model->groups[model->num_groups]))
+        return false;
+    *index = model->num_groups++;
+    return true;
+}
+
+/* Index of the KV group that holds `holds`, made if there is none. */
+static int32_t find_kv_group(struct model *model, uint32_t holds)
+{
+    for (uint32_t i = 0; i < model->num_kv_groups; i++)
+        if (model->kv_groups[i].holds == holds)
+            return (int32_t)i;
+    model->kv_groups[model->num_kv_groups] = (struct model_kv_group){.holds = holds};
+    return (int32_t)model->num_kv_groups++;
+}
+
+/* The spec's group with its pointers set. One slot space serves window and global layers alike. */
+static attn_layer_group spec_group(struct model *model, const struct model_spec *spec)
+{
+    attn_layer_group group = spec->group;
+    group.mla = spec->mla.struct_size ? &spec->mla : NULL;
+    group.linear = spec->linear.struct_size ? &spec->linear : NULL;
+    group.sparse = spec->sparse.struct_size ? &spec->sparse : NULL;
+    group.kv_group = 0;
+    if (model_group_has_kv(&group)) {
+        group.kv_group = find_kv_group(
+            model, group.attn_type == ATTN_TYPE_CROSS ? MODEL_KV_ENCODER : MODEL_KV_DECODER);
+        model->kv_groups[group.kv_group].num_layers++;
+    }
+    return group;
+}
+
+static attn_status add_layer(struct model *model, const struct model_spec *spec, const char *stack,
+                             int32_t block, int32_t owner, attn_error *error)
+{
+    if (model->num_layers >= MODEL_MAX_LAYERS)
+        return host_fail(error, ATTN_CONFIG_ERROR, "%s: more than %d attention layers", model->name,
+                         MODEL_MAX_LAYERS);
+    attn_layer_group parameters = spec_group(model, spec);
+    bool owns =
+        owner < 0 && (model_group_has_kv(&parameters) || model_group_has_state(&parameters));
+    uint32_t index;
+    if (!find_group(model, &parameters, &index))
+        goto no_memory;
+    attn_layer_group *group = &model->groups[index];
+    if (!grow(&group->layers, group->num_layers, sizeof *group->layers) ||
+        !grow(&model->layers, model->num_layers, sizeof *model->layers) ||
+        (owns && !grow(&model->buffers, model->num_buffers, sizeof *model->buffers)))
+        goto no_memory;
+
+    int32_t id = (int32_t)model->num_layers;
+    int32_t buffer = owns         ? (int32_t)model->num_buffers
+                     : owner >= 0 ? model->layers[owner].kv_buffer
+                                  : -1;
+    if (owns)
+        model->buffers[model->num_buffers++] = (struct model_buffer){id, index};
+    model->layers[model->num_layers++] =
+        (struct model_layer){id, index, group->num_layers, buffer, block, stack};
+    attn_layer *layers = (attn_layer *)(uintptr_t)group->layers;
+    layers[group->num_layers++] = (attn_layer){
+        sizeof(attn_layer), owner >= 0 ? (uint32_t)ATTN_LAYER_KV_READ_ONLY : 0u, id, buffer};
+    return ATTN_OK;
+no_memory:
+    return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for its layers", model->name);
+}
+
+attn_status model_add_layer(struct model *model, const struct model_spec *spec, const char *stack,
+                            int32_t block, attn_error *error)
+{
+    return add_layer(model, spec, stack, block, -1, error);
+}
+
+attn_status model_add_shared_layer(struct model *model, const struct model_spec *spec,
+                                   const char *stack, int32_t block, int32_t owner,
+                                   attn_error *error)
+{
+    return add_layer(model, spec, stack, block, owner, error);
+}
+
+void model_settle(struct model *model)
+{
+    for (uint32_t i = 0; i < model->num_kv_groups; i++)
+        model->kv_groups[i].max_kv_len = model->kv_groups[i].holds == MODEL_KV_ENCODER
+                                             ? model->max_encoder_len
+                                             : model->max_context_len;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+struct model *model_new(const char *name, const char *architecture)
+{
+    struct model *model = calloc(1, sizeof *model);
+    if (!model)
+        return NULL;
+    model->name = strdup(name);
+    model->architecture = strdup(architecture);
+    if (!model->name || !model->architecture) {
+        model_destroy(model);
+        return NULL;
+    }
+    return model;
+}
+
+attn_status model_create(const struct config *config, struct model **model, attn_error *error)
+{
+    attn_status status = config->model.config
+                             ? model_create_hf(config->model.config, config, model, error)
+                             : model_create_ini(config, model, error);
+    bool expanded = status == ATTN_OK && config->attention.mla_prefill == CONFIG_MLA_EXPANDED;
+    for (uint32_t g = 0; expanded && g < (*model)->num_groups; g++)
+        if ((*model)->groups[g].kind == ATTN_KIND_MLA)
+            (*model)->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    return status;
+}
+
+void model_destroy(struct model *model)
+{
+    if (!model)
+        return;
+    for (uint32_t i = 0; i < model->num_groups; i++)
+        group_finish(&model->groups[i]);
+    free(model->groups);
+    free(model->layers);
+    free(model->buffers);
+    free(model->architecture);
+    free(model->name);
+    free(model);
+}
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+bool model_group_expands(const struct model *model, const attn_layer_group *group)
+{
+    return group->kind == ATTN_KIND_MLA && model->mla_expanded != 0;
+}
+
+attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group)
+{
+    return model_group_expands(model, group) ? ATTN_F32 : model->dtype;
+}
+
+bool model_group_has_kv(const attn_layer_group *group)
+{
+    return group->kind != ATTN_KIND_LINEAR && group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+bool model_group_has_state(const attn_layer_group *group)
+{
+    return group->kind == ATTN_KIND_LINEAR;
+}
+
+bool model_group_decodes(const attn_layer_group *group)
+{
+    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+static const char *name_of(const char *const *names, size_t count, uint32_t index)
+{
+    return index < count ? names[index] : "?";
+}
+
+const char *model_kind_name(uint32_t kind)
+{
+    static const char *const names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
+    return name_of(names, ATTN_KIND_COUNT, kind);
+}
+
+const char *model_attn_type_name(uint32_t attn_type)
+{
+    static const char *const names[ATTN_TYPE_COUNT] = {"decoder", "encoder_only", "cross"};
+    return name_of(names, ATTN_TYPE_COUNT, attn_type);
+}
+
+const char *model_linear_name(uint32_t family)
+{
+    static const char *const names[ATTN_LINEAR_COUNT] = {"gdn", "mamba2", "kda", "lightning",
+                                                         "short_conv"};
+    return name_of(names, ATTN_LINEAR_COUNT, family);
+}
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+/* Text into a fixed buffer; what does not fit is left out and marked once, at the end. */
+struct cut_text {
+    char *text;
+    size_t size, length;
+};
+
+static void cut_append(struct cut_text *out, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void cut_append(struct cut_text *out, const char *format, ...)
+{
+    if (out->length + 1 >= out->size)
+        return;
+    va_list args;
+    va_start(args, format);
+    int wanted = vsnprintf(out->text + out->length, out->size - out->length, format, args);
+    va_end(args);
+    if (wanted < 0)
+        return;
+    out->length += (size_t)wanted;
+    if (out->length >= out->size) {
+        out->length = out->size - 1;
+        if (out->size > 4)
+            memcpy(out->text + out->size - 4, "...", 4);
+    }
+}
+
+void model_layers_text(const attn_layer_group *group, char *text, size_t size)
+{
+    struct cut_text out = {text, size, 0};
+    if (size > 0)
+        text[0] = '\0';
+    for (uint32_t i = 0; i < group->num_layers;) {
+        const attn_layer *first = attn_at(group->layers, i);
+        int32_t last = first->layer_id;
+        for (i++; i < group->num_layers; i++) {
+            const attn_layer *next = attn_at(group->layers, i);
+            if (next->layer_id != last + 1)
+                break;
+            last++;
+        }
+        const char *comma = out.length > 0 ? "," : "";
+        if (last == first->layer_id)
+            cut_append(&out, "%s%d", comma, last);
+        else
+            cut_append(&out, "%s%d-%d", comma, first->layer_id, last);
+    }
+}
+
+static void append_masks(struct cut_text *out, const attn_layer_group *group)
+{
+    if (group->window_left >= 0)
+        cut_append(out, ", window_left %d", group->window_left);
+    if (group->window_right > 0)
+        cut_append(out, ", window_right %d", group->window_right);
+    if (group->attention_chunk > 0)
+        cut_append(out, ", attention_chunk %d", group->attention_chunk);
+    if (group->logit_cap > 0)
+        cut_append(out, ", logit_cap %g", (double)group->logit_cap);
+    if (group->flags & ATTN_GROUP_HAS_SINKS)
+        cut_append(out, ", sinks");
+    if (group->flags & ATTN_GROUP_HAS_ALIBI)
+        cut_append(out, ", alibi");
+}
+
+void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
+                      size_t size)
+{
+    struct cut_text out = {text, size, 0};
+    if (size > 0)
+        text[0] = '\0';
+    if (group->linear) {
+        const attn_linear_dims *dims = group->linear;
+        cut_append(&out, "linear %s, %d key heads of %d, %d value heads of %d, conv width %d",
+                   model_linear_name(dims->family), dims->num_k_heads, dims->head_k_dim,
+                   dims->num_v_heads, dims->head_v_dim, dims->conv_width);
+        if (model->conv_bias && dims->conv_width > 0)
+            cut_append(&out, " with bias");
+        return;
+    }
+    cut_append(&out, "%s %s, %d query heads", model_kind_name(group->kind),
+               model_attn_type_name(group->attn_type), group->num_q_heads);
+    if (group->mla)
+        cut_append(&out, ", kv_lora_rank %d, rope_dim %d, nope_dim %d", group->mla->kv_lora_rank,
+                   group->mla->rope_dim, group->mla->nope_dim);
+    else
+        cut_append(&out, ", %d kv heads, head_dim %d", group->num_kv_heads, group->head_dim);
+    if (group->mla || group->v_head_dim != group->head_dim)
+        cut_append(&out, ", v_head_dim %d", group->v_head_dim);
+    if (group->sparse)
+        cut_append(&out, ", top_k %d", group->sparse->top_k);
+    append_masks(&out, group);
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model.h: what attnhost knows of a model: its attention layers, and nothing else.
+ *
+ *   struct model
+ *     layers[]      every attention layer in order; layer_id is the index
+ *     groups[]      layers that differ in nothing but ids and buffers, as the ABI describes them
+ *     kv_groups[]   sets of layers that share slots: the decoder's cache, the encoder's
+ *     buffers[]     one for each layer that owns a cache or a state
+ *
+ * A model comes from the [model] section (model/ini.c) or from a Hugging Face config.json
+ * (model/hf.c); both add layers one by one to a builder, which groups them.
+ *
+ * The decoder's layers come first, encoders and vision towers after them, so that a tower does not
+ * shift the numbers of the text model. A block with two mixers (attention beside a state space
+ * model) is two layers; a block without one (an MLP of its own) is none: `block` tells where in the
+ * checkpoint's stack a layer is.
+ */
+#ifndef HOST_MODEL_MODEL_H
+#define HOST_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "attn_plugin.h"
+#include "host/config/config.h"
+
+/* What a KV group holds the keys of. */
+enum { MODEL_KV_DECODER = 0, MODEL_KV_ENCODER = 1, MODEL_KV_COUNT = 2 };
+
+struct model_layer {
+    int32_t layer_id;  /* its index in model.layers */
+    uint32_t group;    /* index into model.groups */
+    uint32_t index;    /* index into that group's layers */
+    int32_t kv_buffer; /* index into model.buffers; -1 = no cache and no state */
+    int32_t block;     /* index in its stack of the checkpoint */
+    const char *stack; /* static: "decoder", "encoder", "vision", "cross" */
+};
+
+struct model_kv_group {
+    uint32_t holds;      /* MODEL_KV_* */
+    int32_t max_kv_len;  /* keys of one sequence at most */
+    uint32_t num_layers; /* that read it */
+};
+
+/* A cache or state of one layer; other layers may read it (ATTN_LAYER_KV_READ_ONLY). */
+struct model_buffer {
+    int32_t layer_id; /* the owner */
+    uint32_t group;   /* the owner's: its shape follows from attn_layer_group */
+};
+
+struct model {
+    char *name;         /* the config.json, or the ini's name; for people */
+    char *architecture; /* "LlamaForCausalLM"; "ini" */
+    attn_dtype dtype;   /* of activations, and of the KV cache unless kv_cache.dtype is given */
+    int32_t max_context_len; /* tokens of one request, prompt and output together */
+    uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
+    int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
+    bool conv_bias;          /* the convolutions of its linear layers have a bias */
+    uint32_t num_layers;
+    uint32_t num_groups;
+    uint32_t num_kv_groups;
+    uint32_t num_buffers;
+    struct model_layer *layers;
+    attn_layer_group *groups; /* kv_scale_granularity is NONE: problem_init() fills it */
+    struct model_kv_group kv_groups[MODEL_KV_COUNT];
+    struct model_buffer *buffers;
+};
+
+/* The model that `config` describes: its [model] section, or the config.json it names. *model is
+ * the caller's. CONFIG_ERROR names file, place, what was got and what is accepted. */
+attn_status model_create(const struct config *config, struct model **model, attn_error *error);
+
+/* From a [model] section without `config`. */
+attn_status model_create_ini(const struct config *config, struct model **model, attn_error *error);
+
+/* From a Hugging Face config.json. `config` gives what the user may override: dtype and
+ * max_context_len; NULL = nothing. */
+attn_status model_create_hf(const char *path, const struct config *config, struct model **model,
+                            attn_error *error);
+
+/* The same from text in memory, called `name` in messages. */
+attn_status model_create_hf_text(const char *text, size_t length, const char *name,
+                                 const struct config *config, struct model **model,
+                                 attn_error *error);
+
+/* NULL is accepted. */
+void model_destroy(struct model *model);
+
+/* Does this group have a KV cache (or latent cache)? Does it have a recurrent state? */
+bool model_group_has_kv(const attn_layer_group *group);
+bool model_group_has_state(const attn_layer_group *group);
+
+/* Is the group called in the expanded form in some mode? */
+bool model_group_expands(const struct model *model, const attn_layer_group *group);
+
+/* Type of what a group writes: the model's, but fp32 for latent layers that have an expanded form,
+ * as partial results are merged before anything is rounded. */
+attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group);
+
+/* Does the group have a decode phase? Encoders run once, in EXTEND. */
+bool model_group_decodes(const attn_layer_group *group);
+
+/* "0-3,5" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
+void model_layers_text(const attn_layer_group *group, char *text, size_t size);
+
+/* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, window_left 4095": one group of the
+ * model for people, cut to `size`. */
+void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
+                      size_t size);
+
+/* "softmax", "mla", "linear", "sparse"; "?" for an unknown kind. */
+const char *model_kind_name(uint32_t kind);
+
+/* "decoder", "encoder_only", "cross"; "?" for an unknown type. */
+const char *model_attn_type_name(uint32_t attn_type);
+
+/* "gdn", "mamba2" ...; "?" for an unknown family. */
+const char *model_linear_name(uint32_t family);
+
+#endif /* HOST_MODEL_MODEL_H */

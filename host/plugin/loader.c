@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loader.c: see loader.h.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* dladdr1, dlinfo */
+#endif
+#include "host/plugin/loader.h"
+
+#include "host/plugin/answer.h"
+#include "host/plugin/services.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Open ------------------------------------------------------------------------------------ */
+
+/* What dlerror() says, without the file's name before it and a newline in it. */
+static const char *clean_dlerror(const char *file, char text[512])
+{
+    const char *said = dlerror();
+    size_t length = strlen(file);
+    if (!said)
+        said = "no reason given";
+    if (strncmp(said, file, length) == 0 && strncmp(said + length, ": ", 2) == 0)
+        said += length + 2;
+    snprintf(text, 512, "%s", said);
+    text[strcspn(text, "\n")] = '\0';
+    return text;
+}
+
+static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
+{
+    char said[512];
+    dlerror();
+    plugin->handle = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
+    if (plugin->handle)
+        return ATTN_OK;
+    return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s", plugin->file,
+                     clean_dlerror(plugin->file, said));
+}
+
+/* dlsym() also searches what the object links; an entry found there is somebody else's. */
+static attn_status resolve_entry(const struct loader_plugin *plugin, attn_plugin_entry_fn *entry,
+                                 attn_error *error)
+{
+    Dl_info info;
+    void *home = NULL;
+    struct link_map *own = NULL;
+    void *symbol = dlsym(plugin->handle, ATTN_PLUGIN_ENTRY);
+    bool here = symbol && dladdr1(symbol, &info, &home, RTLD_DL_LINKMAP) != 0 &&
+                dlinfo(plugin->handle, RTLD_DI_LINKMAP, &own) == 0 && home == own;
+    if (!here)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: no symbol " ATTN_PLUGIN_ENTRY "%s; accepted: a shared object that "
+                         "exports it",
+                         plugin->file, symbol ? " of its own" : "");
+    memcpy(entry, &symbol, sizeof *entry); /* ISO C has no cast from data to function */
+    return ATTN_OK;
+}
+
+/* ---- Version --------------------------------------------------------------------------------- */
+
+/* One row for each ABI major that the host drives. `adopt` makes today's table of what the entry
+ * of that major filled in; an older major gets a file loader_v<major>.c and a row here. */
+struct adapter {
+    uint32_t major;
+    attn_status (*adopt)(const attn_plugin *answer, attn_plugin *table, attn_error *error);
+};
+
+static attn_status adopt_current(const attn_plugin *answer, attn_plugin *table, attn_error *error)
+{
+    (void)error;
+    *table = *answer;
+    return ATTN_OK;
+}
+
+static const struct adapter adapters[] = {{ATTN_ABI_MAJOR, adopt_current}};
+
+#define NUM_ADAPTERS (sizeof adapters / sizeof *adapters)
+
+static const struct adapter *find_adapter(uint32_t major)
+{
+    for (size_t a = 0; a < NUM_ADAPTERS; a++)
+        if (adapters[a].major == major)
+            return &adapters[a];
+    return NULL;
+}
+
+static attn_status call_entry(const struct loader_plugin *plugin, attn_plugin_entry_fn entry,
+                              const attn_host_info *host, attn_plugin *answer, attn_error *error)
+{
+    host_error said;
+    host_error_init(&said);
+    attn_status status = entry(host, answer, &said.base);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    if (status == ATTN_INCOMPATIBLE_VERSION)
+        return answer_fail(status, &said, error,
+                           "%s: speaks no ABI major of this host; accepted: %u..%u; it says",
+                           plugin->file, host->abi_major_min, host->abi_major_max);
+    return answer_fail(status, &said, error, "%s: " ATTN_PLUGIN_ENTRY " failed", plugin->file);
+}
+
+static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn entry,
+                             attn_error *error)
+{
+    attn_host_info host = {.struct_size = sizeof host,
+                           .abi_major_min = adapters[NUM_ADAPTERS - 1].major,
+                           .abi_major_max = adapters[0].major,
+                           .abi_minor = ATTN_ABI_MINOR,
+                           .name = "attnhost",
+                           .version = ATTNHOST_VERSION};
+    attn_plugin answer = {.struct_size = sizeof answer};
+    attn_status status = call_entry(plugin, entry, &host, &answer, error);
+    if (status != ATTN_OK)
+        return status;
+    const struct adapter *adapter = find_adapter(answer.abi_major);
+    if (!adapter)
+        return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
+                         "%s: chose ABI major %u; accepted: %u..%u", plugin->file, answer.abi_major,
+                         host.abi_major_min, host.abi_major_max);
+    return adapter->adopt(&answer, &plugin->table, error);
+}
+
+/* ---- Record ---------------------------------------------------------------------------------- */
+
+static attn_status check_content(const struct loader_plugin *plugin, const uint8_t *sha256,
+                                 attn_error *error)
+{
+    int descriptor;
+    attn_status status = loader_check_file(plugin->file, &descriptor, error);
+    if (status != ATTN_OK)
+        return status;
+    if (sha256)
+        status = loader_check_pin(plugin->file, descriptor, sha256, error);
+    if (status == ATTN_OK)
+        status = loader_check_object(plugin->file, descriptor, error);
+    close(descriptor);
+    return status;
+}
+
+static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256, attn_error *error)
+{
+    attn_plugin_entry_fn entry = NULL;
+    attn_status status = check_content(plugin, sha256, error);
+    if (status == ATTN_OK)
+        status = open_object(plugin, error);
+    if (status == ATTN_OK)
+        status = resolve_entry(plugin, &entry, error);
+    if (status == ATTN_OK)
+        status = negotiate(plugin, entry, error);
+    if (status == ATTN_OK)
+        status = loader_read_types(plugin, error);
+    return status;
+}
+
+attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
+{
+    char reason[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reason, sizeof reason, format, args);
+    va_end(args);
+    char *copy = strdup(reason);
+    if (!copy)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    free(plugin->reason);
+    plugin->reason = copy;
+    plugin->status = status;
+    plugin->num_types = 0;
+    return status;
+}
+
+attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_plugin **plugin,
+                        attn_error *error)
+{
+    struct loader_plugin *made = calloc(1, sizeof *made);
+    if (!made)
+        goto out_of_memory;
+    made->reason = strdup("");
+    made->file = realpath(file, NULL);
+    int why = errno;
+    bool exists = made->file != NULL;
+    if (!exists)
+        made->file = strdup(file);
+    if (!made->reason || !made->file)
+        goto out_of_memory;
+    host_error said;
+    host_error_init(&said);
+    attn_status status = exists
+                             ? run_steps(made, sha256, &said.base)
+                             : host_fail(&said.base, ATTN_INVALID_ARGUMENT,
+                                         "%s: %s; accepted: a plugin's file", file, strerror(why));
+    if (status != ATTN_OK &&
+        loader_refuse(made, status, "%s", host_error_text(&said)) == ATTN_OUT_OF_HOST_MEMORY)
+        goto out_of_memory;
+    *plugin = made;
+    return ATTN_OK;
+
+out_of_memory:
+    loader_close(made);
+    return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* Objects that were initialised, in the whole process; never removed, as they are never unmapped.
+ */
+struct library {
+    void *handle;
+    uint32_t acquired;
+    attn_services *services; /* between init and fini */
+    struct library *next;
+};
+
+static pthread_mutex_t libraries_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct library *libraries;
+
+static struct library *find_library(const void *handle)
+{
+    struct library *library = libraries;
+    while (library && library->handle != handle)
+        library = library->next;
+    return library;
+}
+
+static struct library *require_library(void *handle)
+{
+    struct library *library = find_library(handle);
+    if (library)
+        return library;
+    library = calloc(1, sizeof *library);
+    if (!library)
+        return NULL;
+    library->handle = handle;
+    library->next = libraries;
+    libraries = library;
+    return library;
+}
+
+static attn_status initialise(const struct loader_plugin *plugin, struct library *library,
+                              attn_error *error)
+{
+    if (!plugin->table.init)
+        return ATTN_OK;
+    attn_services *services = services_create_for_plugin();
+    if (!services)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+    host_error said;
+    host_error_init(&said);
+    attn_status status = plugin->table.init(services, &said.base);
+    if (status == ATTN_OK) {
+        library->services = services;
+        return ATTN_OK;
+    }
+    free(services);
+    return answer_fail(status, &said, error, "%s: init failed", plugin->file);
+}
+
+attn_status loader_acquire(const struct loader_plugin *plugin, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    pthread_mutex_lock(&libraries_mutex);
+    struct library *library = require_library(plugin->handle);
+    if (!library)
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+    else if (library->acquired == 0)
+        status = initialise(plugin, library, error);
+    if (status == ATTN_OK)
+        library->acquired++;
+    pthread_mutex_unlock(&libraries_mutex);
+    return status;
+}
+
+void loader_release(const struct loader_plugin *plugin)
+{
+    pthread_mutex_lock(&libraries_mutex);
+    struct library *library = find_library(plugin->handle);
+    if (library && library->acquired > 0 && --library->acquired == 0 && plugin->table.fini) {
+        plugin->table.fini();
+        free(library->services);
+        library->services = NULL;
+    }
+    pthread_mutex_unlock(&libraries_mutex);
+}
+
+void loader_close(struct loader_plugin *plugin)
+{
+    if (!plugin)
+        return;
+    pthread_mutex_lock(&libraries_mutex);
+    if (plugin->handle && !find_library(plugin->handle))
+        dlclose(plugin->handle);
+    pthread_mutex_unlock(&libraries_mutex);
+    free(plugin->types);
+    free(plugin->file);
+    free(plugin->reason);
+    free(plugin);
+}

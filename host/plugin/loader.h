@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loader.h: from a file to the tables of a plugin.
+ *
+ *   check file   a regular file, not writable by others        loader_trust.c
+ *   pin          its SHA-256 is the one the user wrote down    loader_trust.c
+ *   object       a whole shared object for this machine        loader_object.c
+ *   open         dlopen(RTLD_NOW | RTLD_LOCAL)                 loader.c
+ *   resolve      attn_plugin_entry, in that very object        loader.c
+ *   negotiate    the plugin picks an ABI major                 loader.c
+ *   read types   everything the host will call is there        loader_types.c
+ *
+ * The first step that fails makes the record a refused one with a status and a sentence that names
+ * the file, what was found and what is accepted. A plugin that was initialised is never unmapped,
+ * since a driver, a thread or an exit handler may still point into it.
+ */
+#ifndef HOST_PLUGIN_LOADER_H
+#define HOST_PLUGIN_LOADER_H
+
+#include "attn_plugin.h"
+
+/* A file that was looked at. */
+struct loader_plugin {
+    attn_status status; /* ATTN_OK = usable */
+    char *reason;       /* why it was refused; "" for a usable one */
+    char *file;         /* absolute with links resolved; as it was given if it does not exist */
+    const char
+        *shadowed_by;  /* the file that has its backends already, if that is why; registry.h */
+    attn_plugin table; /* as the plugin filled it; all zero before that */
+    const attn_backend_type **types; /* [num_types]; validated */
+    uint32_t num_types;              /* 0 if refused */
+    void *handle;                    /* of dlopen; NULL if it did not come to that */
+};
+
+/* Look at `file`; `sha256` are the 32 bytes it must have, NULL = any. OUT_OF_HOST_MEMORY alone is
+ * returned; all else is in the record, which is the caller's. */
+attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_plugin **plugin,
+                        attn_error *error);
+
+/* Forget the record, and unmap the file unless it was initialised. NULL is accepted. */
+void loader_close(struct loader_plugin *plugin);
+
+/* Make a usable record a refused one, for what its file alone does not tell. Returns `status`, or
+ * OUT_OF_HOST_MEMORY. */
+attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Before the first create: init(), unless an earlier acquire has not been released. Counted for the
+ * process, since two hosts may have opened one file. Any thread. */
+attn_status loader_acquire(const struct loader_plugin *plugin, attn_error *error);
+
+/* After the last destroy: fini() when the last acquire is released. */
+void loader_release(const struct loader_plugin *plugin);
+
+/* ---- Steps, for loader.c and tests ----------------------------------------------------------- */
+
+/* Open `file` (an absolute path without links) for reading. INVALID_ARGUMENT if it is no regular
+ * file, or if it or its folder belongs to somebody else or can be written by others. */
+attn_status loader_check_file(const char *file, int *descriptor, attn_error *error);
+
+/* The same test for a folder that is to be searched. */
+attn_status loader_check_folder(const char *folder, attn_error *error);
+
+/* Does the content of the open file have this SHA-256? CONFIG_ERROR with both. */
+attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
+                             attn_error *error);
+
+/* The SHA-256 of the open file; 0, or -1 and errno. */
+int loader_hash(int descriptor, uint8_t sha256[32]);
+
+/* Is the open file a whole shared object for this machine? INVALID_ARGUMENT. Not left to dlopen(),
+ * which maps a file that was cut off and dies of a bus error. */
+attn_status loader_check_object(const char *file, int descriptor, attn_error *error);
+
+/* Describe all backend types of plugin->table and check every mandatory string and slot. INTERNAL
+ * with what is wrong, or what describe returned. */
+attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error);
+
+#endif /* HOST_PLUGIN_LOADER_H */

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loader_types.c: every string the host will print and every slot it will call, checked once.
+ */
+#include "host/plugin/loader.h"
+
+#include "host/plugin/answer.h"
+#include "host/plugin/options.h"
+
+#include <stdlib.h>
+
+enum { MAX_TYPES = 4096 }; /* more is a number that was never set */
+
+#define MANDATORY(pointer, member)                                                                 \
+    {                                                                                              \
+#member, (pointer)->member != NULL                                                         \
+    }
+
+struct mandatory {
+    const char *name;
+    int present;
+};
+
+/* The first one that is NULL, or NULL. */
+static const char *find_missing(const struct mandatory *members, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!members[i].present)
+            return members[i].name;
+    return NULL;
+}
+
+static attn_status check_plugin(const struct loader_plugin *plugin, attn_error *error)
+{
+    const attn_plugin *table = &plugin->table;
+    const struct mandatory members[] = {MANDATORY(table, name), MANDATORY(table, version),
+                                        MANDATORY(table, vendor), MANDATORY(table, doc),
+                                        MANDATORY(table, describe)};
+    const char *missing = find_missing(members, sizeof members / sizeof *members);
+    if (missing)
+        return host_fail(error, ATTN_INTERNAL, "%s: attn_plugin.%s is NULL", plugin->file, missing);
+    if (!options_is_name(table->name))
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: the plugin's name is '%.100s'; accepted: [a-z][a-z0-9_]*",
+                         plugin->file, table->name);
+    if (table->num_backends == 0 || table->num_backends > MAX_TYPES)
+        return host_fail(error, ATTN_INTERNAL, "%s: num_backends is %u; accepted: 1..%d",
+                         plugin->file, table->num_backends, MAX_TYPES);
+    if (!table->init != !table->fini)
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: one of init and fini is NULL; accepted: both "
+                         "or neither",
+                         plugin->file);
+    return ATTN_OK;
+}
+
+static attn_status check_ops(const char *file, const attn_backend_type *type, attn_error *error)
+{
+    const attn_backend_ops *ops = type->ops;
+    if (!ATTN_HAS(ops, attn_backend_ops, get_extension))
+        return host_fail(
+            error, ATTN_INTERNAL,
+            "%s: backend type %s: attn_backend_ops.struct_size is %u; accepted: %zu or "
+            "more",
+            file, type->name, ops->struct_size, sizeof *ops);
+    const struct mandatory members[] = {
+        MANDATORY(ops, destroy),          MANDATORY(ops, index_forms),
+        MANDATORY(ops, metadata_size),    MANDATORY(ops, metadata_create),
+        MANDATORY(ops, metadata_destroy), MANDATORY(ops, init_forward_metadata)};
+    const char *missing = find_missing(members, sizeof members / sizeof *members);
+    if (missing)
+        return host_fail(error, ATTN_INTERNAL, "%s: backend type %s: attn_backend_ops.%s is NULL",
+                         file, type->name, missing);
+    if (!ops->forward_extend && !ops->forward_decode)
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: backend type %s has neither forward_extend nor forward_decode", file,
+                         type->name);
+    return ATTN_OK;
+}
+
+/* Composites declare children, and nobody else does. */
+static attn_status check_children(const char *file, const attn_backend_type *type,
+                                  attn_error *error)
+{
+    int refs = 0;
+    for (uint32_t o = 0; o < type->num_options; o++) {
+        const attn_option *option = attn_at(type->options, o);
+        refs += option->type == ATTN_OPTION_BACKEND_REF;
+    }
+    int composite = (type->flags & ATTN_TYPE_COMPOSITE) != 0;
+    if (composite == (refs > 0))
+        return ATTN_OK;
+    return host_fail(error, ATTN_INTERNAL,
+                     "%s: backend type %s %s ATTN_TYPE_COMPOSITE, but has %d backend-ref options",
+                     file, type->name, composite ? "declares" : "does not declare", refs);
+}
+
+static attn_status check_type(const char *file, uint32_t index, const attn_backend_type *type,
+                              attn_error *error)
+{
+    if (!type)
+        return host_fail(error, ATTN_INTERNAL, "%s: backend %u: describe gave NULL", file, index);
+    if (!ATTN_HAS(type, attn_backend_type, create))
+        return host_fail(
+            error, ATTN_INTERNAL,
+            "%s: backend %u: attn_backend_type.struct_size is %u; accepted: %zu or more", file,
+            index, type->struct_size, sizeof *type);
+    const struct mandatory members[] = {MANDATORY(type, name), MANDATORY(type, doc),
+                                        MANDATORY(type, ops), MANDATORY(type, query),
+                                        MANDATORY(type, create)};
+    const char *missing = find_missing(members, sizeof members / sizeof *members);
+    if (missing)
+        return host_fail(error, ATTN_INTERNAL, "%s: backend %u: attn_backend_type.%s is NULL", file,
+                         index, missing);
+    if (!options_is_name(type->name))
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: backend %u: its name is '%.100s'; accepted: [a-z][a-z0-9_]*", file,
+                         index, type->name);
+    for (uint32_t l = 0; l < type->num_layouts; l++)
+        if (!type->layouts || !type->layouts[l])
+            return host_fail(error, ATTN_INTERNAL, "%s: backend type %s: layout %u is NULL", file,
+                             type->name, l);
+    attn_status status = options_check_type(type, error);
+    if (status != ATTN_OK)
+        return host_fail_prefix(error, "%s", file), status;
+    status = check_ops(file, type, error);
+    return status == ATTN_OK ? check_children(file, type, error) : status;
+}
+
+/* What describe answers, as a status that has a meaning and a message that names the file. */
+static attn_status describe(const struct loader_plugin *plugin, uint32_t index,
+                            const attn_backend_type **type, attn_error *error)
+{
+    host_error said;
+    host_error_init(&said);
+    attn_status status = plugin->table.describe(index, type, &said.base);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    return answer_fail(status, &said, error, "%s: backend %u of %u: describe failed", plugin->file,
+                       index, plugin->table.num_backends);
+}
+
+attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
+{
+    attn_status status = check_plugin(plugin, error);
+    if (status != ATTN_OK)
+        return status;
+    uint32_t count = plugin->table.num_backends;
+    const attn_backend_type **types = calloc(count, sizeof *types);
+    if (!types)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+    for (uint32_t b = 0; b < count && status == ATTN_OK; b++) {
+        status = describe(plugin, b, &types[b], error);
+        if (status == ATTN_OK)
+            status = check_type(plugin->file, b, types[b], error);
+    }
+    if (status != ATTN_OK) {
+        free(types);
+        return status;
+    }
+    plugin->types = types;
+    plugin->num_types = count;
+    return ATTN_OK;
+}

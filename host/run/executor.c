@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * executor.c: a step: vectors, forwards, times.
+ */
+#include "host/run/executor_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/clock.h"
+#include "host/base/error.h"
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+int32_t executor_unit_of(const struct executor *executor, int32_t layer)
+{
+    const struct executor_params *p = &executor->params;
+    return p->selection->groups[p->model->layers[layer].group].unit;
+}
+
+attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
+                            attn_error *error)
+{
+    if (executor->params.config->verify.rate <= 0 || !rows)
+        return ATTN_OK;
+    uint64_t bytes =
+        (uint64_t)rows->shape[0] * (uint64_t)rows->strides[0] * attn_dtype_size(rows->dtype);
+    return device_fill(executor->params.device, rows->data, 0xFF, bytes, executor->stream, error);
+}
+
+/* Enqueue what a layer reads: its vectors; and poison where it writes. */
+static attn_status make_inputs(struct executor *executor, int32_t layer,
+                               const struct layer_operands *o, attn_error *error)
+{
+    const struct step_rows *rows = &executor->batch.rows;
+    attn_status status = step_kernels_generate(executor->kernels, o->form, rows, o->vectors,
+                                               o->num_vectors, executor->stream, error);
+    if (status == ATTN_OK && o->num_latents > 0)
+        status = step_kernels_generate(executor->kernels, layer, rows, o->vectors + o->num_vectors,
+                                       o->num_latents, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_poison(executor, o->operands[ATTN_ROLE_OUT], error);
+    return status == ATTN_OK ? executor_poison(executor, o->operands[ATTN_ROLE_LSE], error)
+                             : status;
+}
+
+static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
+                           const struct layer_operands *o, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    if (p->probe && run->step)
+        p->probe(p->probe_ctx, run->step, layer, o->operands);
+    int64_t start = clock_now_ns();
+    attn_status status = attnhost_forward(run->metadata[executor_unit_of(executor, layer)], layer,
+                                          &o->args, executor->stream, error);
+    if (run->flight)
+        run->flight->forward_ns += clock_now_ns() - start;
+    return status;
+}
+
+static attn_status run_layer(struct executor *executor, const struct layers_run *run, int32_t layer,
+                             attn_error *error)
+{
+    struct layer_operands operands;
+    executor_operands_set(executor, layer, executor->batch.rows.count, run->flags, &operands);
+    const struct step_output output = {operands.out.data, operands.written.dtype,
+                                       operands_row_elements(&operands.written)};
+    attn_status status = ATTN_OK;
+    if (run->flight)
+        status = executor_rows_make_room(executor, run->flight, layer, error);
+    if (status == ATTN_OK)
+        status = make_inputs(executor, layer, &operands, error);
+    if (status == ATTN_OK)
+        status = forward(executor, run, layer, &operands, error);
+    if (status == ATTN_OK && operands.form != layer)
+        status = executor_prefix_run(executor, run, layer, &operands, error);
+    if (status == ATTN_OK)
+        status = step_kernels_watch(executor->kernels, layer, &executor->batch.rows, &output,
+                                    executor->batch.arrays.watch, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_rows_gather(executor, run->flight, layer, &output, error);
+    return status;
+}
+
+attn_status executor_run_layers(struct executor *executor, const struct layers_run *run,
+                                attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
+        status = run_layer(executor, run, (int32_t)l, error);
+    return status;
+}
+
+attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
+                          attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
+        status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
+                                                executor->stream, error);
+    return status;
+}
+
+/* ---- Submit ---------------------------------------------------------------------------------- */
+
+static attn_status run_eagerly(struct executor *executor, const struct batch_step *step,
+                               struct flight *flight, attn_error *error)
+{
+    struct layers_run run = {.metadata = executor->eager, .step = step, .flight = flight};
+    int64_t start = clock_now_ns();
+    attn_status status = executor_plan(executor, executor->eager, error);
+    flight->forward_ns += clock_now_ns() - start;
+    return status == ATTN_OK ? executor_run_layers(executor, &run, error) : status;
+}
+
+static attn_status replay(struct executor *executor, const struct graph_entry *entry,
+                          struct flight *flight, attn_error *error)
+{
+    int64_t start = clock_now_ns();
+    attn_status status = executor_plan(executor, entry->metadata, error);
+    if (status == ATTN_OK)
+        status =
+            device_graph_launch(executor->params.device, entry->graph, executor->stream, error);
+    flight->forward_ns += clock_now_ns() - start;
+    return status;
+}
+
+/* Everything that a step enqueues. */
+static attn_status enqueue(struct executor *executor, const struct batch_step *step,
+                           const struct graph_entry *entry, struct flight *flight,
+                           attn_error *error)
+{
+    const struct device *device = executor->params.device;
+    uint32_t slot = (uint32_t)(flight - executor->flights);
+    attn_status status =
+        forward_batch_upload(&executor->batch, slot, executor->kernels, executor->stream, error);
+    if (status == ATTN_OK)
+        status = executor_rows_list(executor, flight, step, error);
+    if (status == ATTN_OK)
+        status = device_event_record(device, flight->start, executor->stream, error);
+    if (status == ATTN_OK)
+        status = entry ? replay(executor, entry, flight, error)
+                       : run_eagerly(executor, step, flight, error);
+    if (status == ATTN_OK)
+        status = executor_rows_fetch(executor, flight, error);
+    if (status == ATTN_OK)
+        status = device_event_record(device, flight->end, executor->stream, error);
+    return status;
+}
+
+attn_status executor_submit(struct executor *executor, const struct batch_step *step,
+                            attn_error *error)
+{
+    int64_t start = clock_now_ns();
+    uint32_t slot = (executor->first + executor->in_flight) % executor->num_flights;
+    struct flight *flight = &executor->flights[slot];
+    const struct graph_entry *entry = graph_runner_find(executor, step);
+    struct batch_step padded = *step;
+    padded.padded = entry ? entry->size : 0;
+    padded.seq_len_fill = executor->graphs.seq_len_fill;
+    flight->mode = step->mode;
+    flight->forward_ns = 0;
+    attn_status status = device_enter(executor->params.device, error); /* once for all layers */
+    if (status != ATTN_OK)
+        return status;
+    status = forward_batch_fill(&executor->batch, slot, &padded, error);
+    if (status == ATTN_OK)
+        status = enqueue(executor, &padded, entry, flight, error);
+    device_leave(executor->params.device);
+    flight->submit_ns = clock_now_ns() - start;
+    if (status == ATTN_OK)
+        executor->in_flight++;
+    else if (status != ATTN_DEVICE_LOST) /* its staging block is used again for the next step */
+        device_synchronize(executor->params.device, executor->stream, NULL);
+    return status;
+}
+
+/* ---- Finish ---------------------------------------------------------------------------------- */
+
+/* Wait for a step and judge its rows, unless that was done. */
+static attn_status settle(struct executor *executor, struct flight *flight, attn_error *error)
+{
+    if (flight->settled)
+        return ATTN_OK;
+    attn_status status = device_event_synchronize(executor->params.device, flight->end, error);
+    if (status != ATTN_OK)
+        return status;
+    flight->settled = true;
+    return executor_rows_judge(executor, flight, error);
+}
+
+attn_status executor_settle_earlier(struct executor *executor, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < executor->in_flight && status == ATTN_OK; i++)
+        status = settle(executor, &executor->flights[(executor->first + i) % executor->num_flights],
+                        error);
+    return status;
+}
+
+/* On the CPU a step's duration is that of the backends' work alone; on a device that works by
+ * itself it is the device's for the whole step, and the host's own work is told beside it. */
+static attn_status add_times(struct executor *executor, const struct flight *flight,
+                             attn_error *error)
+{
+    struct report *report = executor->params.report;
+    bool decode = flight->mode == ATTN_MODE_DECODE;
+    struct report_times *steps = decode ? &report->decode : &report->prefill;
+    if (executor_on_cpu(executor))
+        return report_add_time(steps, flight->forward_ns, error);
+    double microseconds;
+    attn_status status = device_event_elapsed(executor->params.device, flight->start, flight->end,
+                                              &microseconds, error);
+    if (status == ATTN_OK)
+        status = report_add_time(steps, (int64_t)(microseconds * 1000), error);
+    if (status == ATTN_OK)
+        status = report_add_time(decode ? &report->host.decode : &report->host.prefill,
+                                 flight->submit_ns, error);
+    if (status == ATTN_OK)
+        status =
+            report_add_time(decode ? &report->host.decode_launch : &report->host.prefill_launch,
+                            flight->forward_ns, error);
+    return status;
+}
+
+attn_status executor_finish(struct executor *executor, attn_error *error)
+{
+    struct flight *flight = &executor->flights[executor->first];
+    attn_status status = settle(executor, flight, error);
+    executor->first = (executor->first + 1) % executor->num_flights;
+    executor->in_flight--;
+    return status == ATTN_OK ? add_times(executor, flight, error) : status;
+}
+
+uint32_t executor_in_flight(const struct executor *executor)
+{
+    return executor->in_flight;
+}
+
+/* ---- Report ---------------------------------------------------------------------------------- */
+
+attn_status executor_report(struct executor *executor, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
+        attnhost_backend *backend = executor->units[u].backend;
+        uint32_t nodes = attnhost_backend_num_nodes(backend);
+        for (uint32_t n = 0; n < nodes && status == ATTN_OK; n++) {
+            attnhost_node_info node = {.struct_size = sizeof node};
+            status = attnhost_backend_node(backend, n, &node, error);
+            if (status == ATTN_OK && node.num_children == 0)
+                status =
+                    report_add_rows(executor->params.report, node.name, (int64_t)node.rows, error);
+        }
+    }
+    return status;
+}

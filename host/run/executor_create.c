@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * executor_create.c: from a selection to composed backends with their metadata, and the memory of a
+ * step.
+ */
+#include "host/run/executor_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/select/problem.h"
+
+static attn_status out_of_memory(attn_error *error, const char *what)
+{
+    return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %s", what);
+}
+
+/* ---- Units ----------------------------------------------------------------------------------- */
+
+/* What a backend chose in prepare(), line by line. */
+static void note_explanation(const struct executor *executor, const struct unit *unit)
+{
+    const char *text = executor->params.notes ? embed_explanation(unit->backend) : NULL;
+    while (text && *text) {
+        int length = (int)strcspn(text, "\n");
+        fprintf(executor->params.notes, "  %.*s\n", length, text);
+        text += length + (text[length] != '\0');
+    }
+}
+
+/* Pose the problems of a unit's groups once more, for create. */
+static attn_status compose_unit(struct executor *executor, uint32_t u, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    const struct select_unit *chosen = &p->selection->units[u];
+    struct unit *unit = &executor->units[u];
+    struct problem *posed = calloc(chosen->num_groups, sizeof *posed);
+    attn_problem *problems = calloc(chosen->num_groups, sizeof *problems);
+    attn_status status = ATTN_OK;
+    if (!posed || !problems) {
+        status = out_of_memory(error, "problems");
+        goto release;
+    }
+    for (uint32_t i = 0; i < chosen->num_groups; i++) {
+        uint32_t g = chosen->groups[i];
+        const struct select_group *group = &p->selection->groups[g];
+        problem_init(&posed[i], p->config, p->model, g, &p->selection->device, chosen->modes,
+                     group->kv_layout ? group->kv_layout : group->state_layout);
+        problems[i] = posed[i].problem;
+    }
+    status = attnhost_compose(p->host, chosen->backend, problems, chosen->num_groups,
+                              &unit->backend, error);
+    if (status == ATTN_OK)
+        status = attnhost_backend_prepare(unit->backend, NULL, NULL, error);
+    if (status == ATTN_OK) {
+        attn_bounds bounds = p->bounds;
+        bounds.modes = chosen->modes;
+        problem_bounds_expand(&bounds, p->model, &p->model->groups[chosen->groups[0]]);
+        unit->index_forms = attnhost_backend_index_forms(unit->backend);
+        note_explanation(executor, unit);
+        status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,
+                                          &executor->eager[u], error);
+    }
+release:
+    free(problems);
+    free(posed);
+    return status;
+}
+
+static attn_status make_units(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    uint32_t count = p->selection->num_units;
+    executor->units = calloc(count ? count : 1, sizeof *executor->units);
+    executor->eager = calloc(count ? count : 1, sizeof *executor->eager);
+    if (!executor->units || !executor->eager)
+        return out_of_memory(error, "the executor");
+    executor->num_units = count;
+    attn_status status = ATTN_OK;
+    for (uint32_t u = 0; u < count && status == ATTN_OK; u++)
+        status = compose_unit(executor, u, error);
+    return status;
+}
+
+/* ---- Memory of a step ------------------------------------------------------------------------ */
+
+static bool has_state(const struct model *model)
+{
+    bool found = false;
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        found |= model_group_has_state(&model->groups[g]);
+    return found;
+}
+
+static attn_status make_batch(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    uint32_t forms = 0;
+    for (uint32_t u = 0; u < executor->num_units; u++)
+        forms |= executor->units[u].index_forms;
+    struct forward_batch_params params = {
+        .device = p->device,
+        .num_staging = executor->num_flights,
+        .max_seqs = p->bounds.max_seqs,
+        .max_tokens = p->bounds.max_tokens,
+        .max_kv_tokens = p->bounds.max_kv_tokens,
+        .max_kv_len = p->bounds.max_kv_len,
+        .page_size = (int32_t)p->config->kv_cache.page_size,
+        .index_forms = forms,
+        .has_state = has_state(p->model),
+        .table_rows = p->table_rows,
+        .table_columns = p->model->max_context_len,
+    };
+    return forward_batch_init(&executor->batch, &params, error);
+}
+
+static attn_status make_flights(struct executor *executor, attn_error *error)
+{
+    const struct device *device = executor->params.device;
+    executor->num_flights = executor_on_cpu(executor) ? 1 : EXECUTOR_MAX_IN_FLIGHT;
+    executor->flights = calloc(executor->num_flights, sizeof *executor->flights);
+    if (!executor->flights)
+        return out_of_memory(error, "steps in flight");
+    attn_status status = ATTN_OK;
+    for (uint32_t f = 0; f < executor->num_flights && status == ATTN_OK; f++) {
+        status = device_event_create(device, 1, &executor->flights[f].start, error);
+        if (status == ATTN_OK)
+            status = device_event_create(device, 1, &executor->flights[f].end, error);
+    }
+    return status == ATTN_OK ? executor_rows_create(executor, error) : status;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* All that needs memory or a backend; on failure executor_destroy() takes back what there is. */
+static attn_status build(struct executor *executor, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    attn_status status = device_stream_create(p->device, &executor->stream, error);
+    if (status == ATTN_OK)
+        status = step_kernels_create(p->device, p->generator, p->workload, p->threads,
+                                     &executor->kernels, error);
+    if (status == ATTN_OK)
+        status = executor_constants_create(executor, error);
+    if (status == ATTN_OK)
+        status = make_units(executor, error);
+    if (status == ATTN_OK)
+        status = executor_operands_create(executor, error);
+    if (status == ATTN_OK)
+        status = executor_prefix_create(executor, error);
+    if (status == ATTN_OK)
+        status = make_flights(executor, error);
+    if (status == ATTN_OK)
+        status = make_batch(executor, error);
+    return status == ATTN_OK ? graph_runner_create(executor, error) : status;
+}
+
+attn_status executor_create(const struct executor_params *params, struct executor **executor,
+                            attn_error *error)
+{
+    struct executor *made = calloc(1, sizeof *made);
+    if (!made)
+        return out_of_memory(error, "the executor");
+    made->params = *params;
+    attn_status status = build(made, error);
+    if (status != ATTN_OK)
+        executor_destroy(made);
+    else
+        *executor = made;
+    return status;
+}
+
+static void destroy_units(struct executor *executor)
+{
+    for (uint32_t u = executor->num_units; u-- > 0;) {
+        attnhost_metadata_destroy(executor->eager[u]);
+        attnhost_backend_destroy(executor->units[u].backend);
+    }
+    free(executor->eager);
+    free(executor->units);
+}
+
+static void release_step(struct executor *executor)
+{
+    const struct device *device = executor->params.device;
+    executor_constants_destroy(executor);
+    executor_operands_destroy(executor);
+    executor_rows_destroy(executor);
+    for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++) {
+        device_event_destroy(device, executor->flights[f].start);
+        device_event_destroy(device, executor->flights[f].end);
+    }
+    free(executor->flights);
+    forward_batch_finish(&executor->batch);
+}
+
+void executor_destroy(struct executor *executor)
+{
+    if (!executor)
+        return;
+    const struct device *device = executor->params.device;
+    if (executor->stream)
+        device_synchronize(device, executor->stream, NULL);
+    graph_runner_destroy(executor);
+    executor_prefix_destroy(executor);
+    destroy_units(executor);
+    release_step(executor);
+    step_kernels_destroy(executor->kernels);
+    if (executor->stream)
+        device_stream_destroy(device, executor->stream);
+    free(executor);
+}

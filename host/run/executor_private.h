@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * executor_private.h: what executor.c (a step), executor_operands.c (what its forwards are given),
+ * executor_create.c (its making), executor_rows.c (its sampled rows) and graph_runner.c (captured
+ * steps) share.
+ *
+ * Memory of a step: the rows of one layer's operands, for the widest layer and the largest step;
+ * they are made again for each layer, so memory never holds more than one layer's vectors. Steps in
+ * flight share them, as they share the stream.
+ */
+#ifndef HOST_RUN_EXECUTOR_PRIVATE_H
+#define HOST_RUN_EXECUTOR_PRIVATE_H
+
+#include "host/run/executor.h"
+#include "host/kinds/operands.h"
+#include "host/run/step_kernels.h"
+
+#define EXECUTOR_ALIGNMENT 256u
+
+/* A composed backend. */
+struct unit {
+    attnhost_backend *backend;
+    uint32_t index_forms;
+};
+
+/* Arrays of step_sample, in one block: indptr, offset, rows. */
+struct sample_arrays {
+    void *memory;
+    int32_t *indptr;  /* [layers + 1] */
+    uint64_t *offset; /* [layers] */
+    int32_t *rows;    /* [layers * max_tokens] */
+};
+
+/* A step on its way. */
+struct flight {
+    struct row_list list;
+    struct sample_arrays sample; /* pinned, list's arrays; the device's own on the CPU */
+    char *outputs;               /* pinned: sampled rows that came back */
+    uint64_t *watch;             /* pinned */
+    int32_t judged;              /* layers whose rows are judged */
+    bool settled;                /* waited for and judged */
+    struct device_event *start, *end;
+    uint32_t mode;
+    int64_t submit_ns;  /* the host's time in executor_submit */
+    int64_t forward_ns; /* of that, in init_forward_metadata and forwards, or the graph's launch */
+};
+
+/* Decode batches of one padded size, captured. */
+struct graph_entry {
+    int32_t size;
+    attnhost_metadata **metadata; /* [num_units], GRAPH */
+    struct device_graph *graph;
+};
+
+struct graph_runner {
+    struct graph_entry *entries; /* ascending by size */
+    uint32_t count;
+    int32_t seq_len_fill;
+};
+
+/* What is the same at every step. */
+enum { EXECUTOR_CONSTANTS_MAX = 5 };
+
+struct layer_constants {
+    uint32_t count;
+    uint32_t roles[EXECUTOR_CONSTANTS_MAX];
+    uint64_t offsets[EXECUTOR_CONSTANTS_MAX]; /* bytes into executor.constants_memory */
+    attn_tensor tensors[EXECUTOR_CONSTANTS_MAX];
+};
+
+/* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
+ * step has at most, in the memory of the step's own. */
+struct prefix_calls {
+    attnhost_metadata **metadata; /* [num_units]; NULL, all or one, = there are no such calls */
+    int32_t *kv_lens;             /* [max_seqs] */
+    int32_t *new_indptr;          /* [max_seqs + 1] */
+    int32_t *request, *position;  /* [max_tokens] of each row of keys */
+    float *out, *lse;             /* what a chunk gives, as wide as the layer's own */
+};
+
+struct executor {
+    struct executor_params params;
+    attn_stream stream;
+    struct step_kernels *kernels;
+    uint32_t num_units;
+    struct unit *units;
+    attnhost_metadata **eager;         /* [num_units] EAGER metadata */
+    struct layer_constants *constants; /* [num_layers] */
+    void *constants_memory;            /* of theirs; on the device */
+    struct graph_runner graphs;
+    struct prefix_calls prefix;
+
+    struct forward_batch batch;
+    void *operands[ATTN_ROLE_COUNT]; /* by role: [max_tokens, widest]; NULL = no layer has it */
+    struct sample_arrays sample;
+    char *gathered; /* sampled rows; on the CPU flights[0].outputs */
+    int64_t gathered_capacity;
+
+    uint32_t num_flights; /* of the ring */
+    struct flight *flights;
+    uint32_t first, in_flight;
+};
+
+static inline bool executor_on_cpu(const struct executor *executor)
+{
+    return executor->params.device->type == ATTN_DEVICE_CPU;
+}
+
+/* One layer's operands; entries of `operands` and `scales` point into the struct, into the pool, or
+ * are NULL. */
+struct layer_operands {
+    int32_t form; /* operands_form() of the layer */
+    uint32_t num_vectors, num_latents;
+    struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the form, then for the latents */
+    attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
+    struct row_operand written;
+    attn_tensor out, lse;
+    attn_scale key_scale, value_scale;
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    const attn_scale *scales[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
+
+/* How the layers of a step are enqueued. */
+struct layers_run {
+    attnhost_metadata *const *metadata; /* [num_units] */
+    const struct batch_step *step;      /* for the probe; NULL = a capture or its warm-up */
+    struct flight *flight;              /* NULL likewise */
+    uint32_t flags;                     /* ATTN_FORWARD_CAPTURING */
+};
+
+/* Wait for the steps in flight before the one that is being submitted, and judge their rows: of a
+ * row that two steps compute, the earlier one counts. */
+attn_status executor_settle_earlier(struct executor *executor, attn_error *error);
+
+/* Enqueue, if rows are looked at: NaN into dense rows, as one that is not written must not pass for
+ * the one that stood there before. NULL is fine. */
+attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
+                            attn_error *error);
+
+/* The unit that serves a layer. */
+int32_t executor_unit_of(const struct executor *executor, int32_t layer);
+
+/* Enqueue all layers of the batch that was filled last. */
+attn_status executor_run_layers(struct executor *executor, const struct layers_run *run,
+                                attn_error *error);
+
+/* init_forward_metadata of each unit. */
+attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
+                          attn_error *error);
+
+/* ---- Constants (executor_constants.c) -------------------------------------------------------- */
+
+attn_status executor_constants_create(struct executor *executor, attn_error *error);
+void executor_constants_destroy(struct executor *executor);
+
+/* ---- Operands (executor_operands.c) ---------------------------------------------------------- */
+
+/* Memory for the rows of all operands. */
+attn_status executor_operands_create(struct executor *executor, attn_error *error);
+void executor_operands_destroy(struct executor *executor);
+
+/* What the forward of layer `l` over `rows` rows is given; `flags` are ATTN_FORWARD_* besides
+ * SAVE_KV. */
+void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
+                           struct layer_operands *operands);
+
+/* Dense rows of an operand, in memory of the executor. */
+void executor_view_rows(const struct executor *executor, const struct row_operand *operand,
+                        void *memory, int64_t rows, attn_tensor *tensor);
+
+/* ---- Prefixes of the expanded form (executor_prefix.c) --------------------------------------- */
+
+/* Nothing if no layer is called in the expanded form. */
+attn_status executor_prefix_create(struct executor *executor, attn_error *error);
+void executor_prefix_destroy(struct executor *executor);
+
+/* After the forward over the new rows of a layer in the expanded form, whose operands these are:
+ * what the prefixes of the step add, chunk by chunk, is merged into its output. */
+attn_status executor_prefix_run(struct executor *executor, const struct layers_run *run,
+                                int32_t layer, const struct layer_operands *operands,
+                                attn_error *error);
+
+/* ---- Sampled rows (executor_rows.c) ---------------------------------------------------------- */
+
+attn_status executor_rows_create(struct executor *executor, attn_error *error);
+void executor_rows_destroy(struct executor *executor);
+
+/* List the rows of a step, lay them out, upload the lists. */
+attn_status executor_rows_list(struct executor *executor, struct flight *flight,
+                               const struct batch_step *step, attn_error *error);
+
+/* Before a layer: make room if its rows do not fit behind those of the layers before it. */
+attn_status executor_rows_make_room(struct executor *executor, struct flight *flight, int32_t layer,
+                                    attn_error *error);
+
+/* Enqueue: gather the layer's rows. */
+attn_status executor_rows_gather(struct executor *executor, struct flight *flight, int32_t layer,
+                                 const struct step_output *output, attn_error *error);
+
+/* Enqueue: bring back what was gathered, and the watch. */
+attn_status executor_rows_fetch(struct executor *executor, struct flight *flight,
+                                attn_error *error);
+
+/* The step is over and everything has come back: judge it. */
+attn_status executor_rows_judge(struct executor *executor, struct flight *flight,
+                                attn_error *error);
+
+/* ---- Graphs (graph_runner.c) ----------------------------------------------------------------- */
+
+/* Capture what can be, largest size first. */
+attn_status graph_runner_create(struct executor *executor, attn_error *error);
+void graph_runner_destroy(struct executor *executor);
+
+/* The entry that a step is replayed from: the smallest that holds it; NULL = run it eagerly. */
+const struct graph_entry *graph_runner_find(const struct executor *executor,
+                                            const struct batch_step *step);
+
+#endif /* HOST_RUN_EXECUTOR_PRIVATE_H */

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/run/forward_batch.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+
+enum { ALIGNMENT = 256 };
+
+static int32_t pages_of(int64_t tokens, int32_t page_size)
+{
+    return (int32_t)((tokens + page_size - 1) / page_size); /* kv_len <= INT32_MAX: check_bounds */
+}
+
+static bool on_cpu(const struct forward_batch *b)
+{
+    return b->params.device->type == ATTN_DEVICE_CPU;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* Cut `count` elements off the block; with base NULL only the size is counted. */
+static void *carve(char *base, uint64_t *used, uint64_t count, size_t size)
+{
+    void *at = base ? base + *used : NULL;
+    *used = (*used + count * size + 63) / 64 * 64;
+    return at;
+}
+
+/* What every batch uploads whole: one entry for each sequence, or fewer. */
+static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *base,
+                                  struct batch_arrays *a)
+{
+    uint64_t used = 0, seqs = (uint64_t)p->max_seqs;
+    a->watch = carve(base, &used, 1, sizeof *a->watch);
+    a->num_real_seqs = carve(base, &used, 1, sizeof *a->num_real_seqs);
+    a->num_real_tokens = carve(base, &used, 1, sizeof *a->num_real_tokens);
+    a->seq_lens = carve(base, &used, seqs, sizeof *a->seq_lens);
+    a->prefix_lens = carve(base, &used, seqs, sizeof *a->prefix_lens);
+    a->req_pool_indices = carve(base, &used, seqs, sizeof *a->req_pool_indices);
+    a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
+    a->q_indptr = carve(base, &used, seqs + 1, sizeof *a->q_indptr);
+    a->kv_indptr = carve(base, &used, seqs + 1, sizeof *a->kv_indptr);
+    if (p->has_state) {
+        a->state_slot = carve(base, &used, seqs, sizeof *a->state_slot);
+        a->state_dst = carve(base, &used, seqs, sizeof *a->state_dst);
+        a->state_initial = carve(base, &used, seqs, sizeof *a->state_initial);
+    }
+    return used;
+}
+
+/* One path for counting and for placing, so that the two cannot differ. `with_pages`: the block is
+ * the device's, which has room for page ids. Returns the block's bytes. */
+static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, char *base,
+                        struct batch_arrays *a)
+{
+    uint64_t used = lay_out_sequences(p, base, a);
+    uint64_t tokens = (uint64_t)p->max_tokens, seqs = (uint64_t)p->max_seqs;
+    a->out_cache_loc = carve(base, &used, tokens, sizeof *a->out_cache_loc);
+    a->row_request = carve(base, &used, tokens, sizeof *a->row_request);
+    a->row_position = carve(base, &used, tokens, sizeof *a->row_position);
+    if (p->has_state)
+        a->snapshots = carve(base, &used, tokens, sizeof *a->snapshots);
+    if (with_pages && p->index_forms & ATTN_INDEX_BLOCK_TABLE)
+        a->block_table = carve(base, &used, seqs * (uint64_t)pages_of(p->max_kv_len, p->page_size),
+                               sizeof *a->block_table);
+    if (with_pages && p->index_forms & ATTN_INDEX_CSR)
+        a->kv_indices = carve(base, &used, (uint64_t)(p->max_kv_tokens / p->page_size) + seqs,
+                              sizeof *a->kv_indices);
+    return used;
+}
+
+static attn_status no_memory(const struct forward_batch *b, uint32_t space, uint64_t bytes,
+                             attn_error *error)
+{
+    return device_no_memory(b->params.device, space, error,
+                            "batches of %d sequences and %d tokens: %llu bytes of index arrays",
+                            b->params.max_seqs, b->params.max_tokens, (unsigned long long)bytes);
+}
+
+static void *allocate_zeroed(const struct forward_batch *b, uint64_t bytes, attn_status *status,
+                             attn_error *error)
+{
+    const struct device *device = b->params.device;
+    void *memory = device_allocate(device, ATTN_SPACE_DEVICE, bytes, ALIGNMENT);
+    if (!memory) {
+        *status = no_memory(b, ATTN_SPACE_DEVICE, bytes, error);
+        return NULL;
+    }
+    *status = device_fill_now(device, memory, 0, bytes, error);
+    return memory;
+}
+
+static attn_status allocate_device(struct forward_batch *b, attn_error *error)
+{
+    const struct forward_batch_params *p = &b->params;
+    attn_status status;
+    b->memory = allocate_zeroed(b, lay_out(p, true, NULL, &b->arrays), &status, error);
+    if (status != ATTN_OK)
+        return status;
+    lay_out(p, true, b->memory, &b->arrays);
+    if (on_cpu(b))
+        return ATTN_OK;
+    uint64_t bytes = (uint64_t)p->table_rows * (uint64_t)p->table_columns * sizeof(int32_t);
+    b->req_to_token = allocate_zeroed(b, bytes, &status, error);
+    return status;
+}
+
+static attn_status allocate_staging(struct forward_batch *b, struct batch_staging *staging,
+                                    attn_error *error)
+{
+    const struct forward_batch_params *p = &b->params;
+    if (on_cpu(b)) {
+        staging->arrays = b->arrays;
+        return ATTN_OK;
+    }
+    uint64_t bytes = lay_out(p, false, NULL, &staging->arrays);
+    uint64_t updates = (uint64_t)p->max_seqs * sizeof *staging->updates;
+    staging->memory = device_allocate(p->device, ATTN_SPACE_PINNED, bytes, ALIGNMENT);
+    staging->updates = device_allocate(p->device, ATTN_SPACE_PINNED, updates, ALIGNMENT);
+    if (!staging->memory || !staging->updates)
+        return no_memory(b, ATTN_SPACE_PINNED, bytes + updates, error);
+    lay_out(p, false, staging->memory, &staging->arrays);
+    return ATTN_OK;
+}
+
+attn_status forward_batch_init(struct forward_batch *batch,
+                               const struct forward_batch_params *params, attn_error *error)
+{
+    memset(batch, 0, sizeof *batch);
+    batch->params = *params;
+    batch->staging = calloc(params->num_staging, sizeof *batch->staging);
+    attn_status status = batch->staging
+                             ? allocate_device(batch, error)
+                             : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for batches");
+    for (uint32_t s = 0; s < params->num_staging && status == ATTN_OK; s++)
+        status = allocate_staging(batch, &batch->staging[s], error);
+    if (status != ATTN_OK)
+        forward_batch_finish(batch);
+    return status;
+}
+
+void forward_batch_finish(struct forward_batch *batch)
+{
+    const struct device *device = batch->params.device;
+    for (uint32_t s = 0; batch->staging && s < batch->params.num_staging; s++) {
+        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].memory);
+        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].updates);
+        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].changed);
+    }
+    free(batch->staging);
+    if (device) {
+        device_release(device, ATTN_SPACE_DEVICE, batch->req_to_token);
+        device_release(device, ATTN_SPACE_DEVICE, batch->memory);
+    }
+    memset(batch, 0, sizeof *batch);
+}
+
+/* ---- Bounds ---------------------------------------------------------------------------------- */
+
+static int64_t kv_len(const struct batch_sequence *sequence)
+{
+    return (int64_t)sequence->prefix_len + sequence->num_new;
+}
+
+static attn_status check_bounds(const struct forward_batch *b, const struct batch_step *step,
+                                attn_error *error)
+{
+    const struct forward_batch_params *p = &b->params;
+    int64_t tokens = 0, pages = 0, longest = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        int64_t keys = kv_len(sequence);
+        tokens += sequence->num_new;
+        pages += (keys + p->page_size - 1) / p->page_size;
+        longest = keys > longest ? keys : longest;
+    }
+    int32_t seqs = step->padded > step->num_sequences ? step->padded : step->num_sequences;
+    if (seqs <= p->max_seqs && tokens + seqs - step->num_sequences <= p->max_tokens &&
+        longest <= p->max_kv_len && pages * p->page_size <= p->max_kv_tokens)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INTERNAL,
+                     "step of %d sequences, %lld tokens, %lld pages, %lld keys: the bounds are %d, "
+                     "%d, %lld, %d",
+                     seqs, (long long)tokens, (long long)pages, (long long)longest, p->max_seqs,
+                     p->max_tokens, (long long)(p->max_kv_tokens / p->page_size), p->max_kv_len);
+}
+
+/* ---- req_to_token's copy --------------------------------------------------------------------- */
+
+static attn_status grow_changed(const struct forward_batch *b, struct batch_staging *staging,
+                                int64_t count, attn_error *error)
+{
+    if (count <= staging->changed_capacity)
+        return ATTN_OK;
+    const struct device *device = b->params.device;
+    int64_t capacity = count + count / 2;
+    uint64_t bytes = (uint64_t)capacity * sizeof *staging->changed;
+    device_release(device, ATTN_SPACE_PINNED, staging->changed);
+    staging->changed_capacity = 0;
+    staging->changed = device_allocate(device, ATTN_SPACE_PINNED, bytes, ALIGNMENT);
+    if (!staging->changed)
+        return no_memory(b, ATTN_SPACE_PINNED, bytes, error);
+    staging->changed_capacity = capacity;
+    return ATTN_OK;
+}
+
+/* List the slots that the step's sequences have got since their last step. */
+static attn_status list_updates(const struct forward_batch *b, struct batch_staging *staging,
+                                const struct batch_step *step, attn_error *error)
+{
+    int64_t total = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++)
+        total += kv_len(&step->sequences[s]) - step->sequences[s].table_changed;
+    attn_status status = grow_changed(b, staging, total, error);
+    if (status != ATTN_OK)
+        return status;
+    staging->num_updates = staging->longest_update = 0;
+    int32_t used = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        const int32_t *row =
+            step->req_to_token + (int64_t)sequence->table_row * step->req_to_token_stride;
+        int32_t first = sequence->table_changed, count = (int32_t)kv_len(sequence) - first;
+        memcpy(staging->changed + used, row + first, (size_t)count * sizeof *row);
+        staging->updates[staging->num_updates++] =
+            (struct step_update){sequence->table_row, first, count, used};
+        used += count;
+        staging->longest_update = count > staging->longest_update ? count : staging->longest_update;
+    }
+    return ATTN_OK;
+}
+
+/* ---- Filling --------------------------------------------------------------------------------- */
+
+static void fill_rows(struct batch_arrays *a, const struct batch_sequence *sequence, int32_t row)
+{
+    for (int32_t t = 0; t < sequence->num_new; t++) {
+        a->row_request[row + t] = (int32_t)sequence->request;
+        a->row_position[row + t] = sequence->prefix_len + t;
+    }
+}
+
+/* Sequence `s`, whose first row is `row`; *pages counts on. */
+static void fill_sequence(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
+                          const struct batch_sequence *sequence, int32_t row, int32_t *pages)
+{
+    int32_t page_size = b->params.page_size, length = (int32_t)kv_len(sequence);
+    int32_t count = pages_of(length, page_size);
+    a->seq_lens[s] = length;
+    a->prefix_lens[s] = sequence->prefix_len;
+    a->req_pool_indices[s] = sequence->table_row;
+    a->q_indptr[s] = row;
+    a->kv_indptr[s] = *pages;
+    a->last_page_len[s] = count == 0 ? 0 : length - (count - 1) * page_size;
+    *pages += count;
+}
+
+/* A row that stands for nobody: request row 0, slot 0, zero vectors. */
+static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
+                         const struct batch_step *step, int32_t row, int32_t *pages)
+{
+    struct batch_sequence padding = {.num_new = step->seq_len_fill};
+    fill_sequence(b, a, s, &padding, row, pages);
+    a->out_cache_loc[row] = 0;
+    a->row_request[row] = -1;
+    a->row_position[row] = 0;
+}
+
+/* States by sequence, and rows whose state is wanted besides. Padding reads nothing and writes slot
+ * 0, which is nobody's. */
+static void fill_states(const struct batch_step *step, int32_t num_seqs, int32_t num_rows,
+                        struct batch_arrays *a)
+{
+    for (int32_t s = 0; s < num_seqs; s++) {
+        struct batch_sequence padding = {0};
+        const struct batch_sequence *sequence =
+            s < step->num_sequences ? &step->sequences[s] : &padding;
+        a->state_slot[s] = sequence->state_slot;
+        a->state_dst[s] = sequence->state_dst;
+        a->state_initial[s] = sequence->state_slot > 0;
+    }
+    for (int32_t row = 0; row < num_rows; row++)
+        a->snapshots[row] = -1;
+    for (int32_t n = 0; n < step->num_snapshots; n++)
+        a->snapshots[step->snapshots[n].row] = step->snapshots[n].slot;
+}
+
+/* Returns the number of rows, padding included. */
+static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
+                           const struct batch_step *step)
+{
+    int32_t row = 0, pages = 0, s = 0;
+    attn_batch *batch = &b->batch;
+    for (; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        fill_sequence(b, a, s, sequence, row, &pages);
+        fill_rows(a, sequence, row);
+        row += sequence->num_new;
+        batch->max_q_len =
+            sequence->num_new > batch->max_q_len ? sequence->num_new : batch->max_q_len;
+        batch->max_kv_len = a->seq_lens[s] > batch->max_kv_len ? a->seq_lens[s] : batch->max_kv_len;
+    }
+    if (row > 0)
+        memcpy(a->out_cache_loc, step->slots, (size_t)row * sizeof *a->out_cache_loc);
+    batch->num_real_tokens = row;
+    for (; s < step->padded; s++)
+        fill_padding(b, a, s, step, row++, &pages);
+    if (step->padded > 0) {
+        batch->max_q_len = 1;
+        if (batch->max_kv_len < step->seq_len_fill)
+            batch->max_kv_len = step->seq_len_fill;
+    }
+    if (b->params.has_state)
+        fill_states(step, s, row, a);
+    a->q_indptr[s] = row;
+    a->kv_indptr[s] = pages;
+    *a->watch = UINT64_MAX;
+    *a->num_real_seqs = step->num_sequences;
+    *a->num_real_tokens = batch->num_real_tokens;
+    return row;
+}
+
+/* ---- The batch ------------------------------------------------------------------------------- */
+
+#define BOTH(name)                                                                                 \
+    {                                                                                              \
+        staged->name, b->arrays.name                                                               \
+    }
+
+static void describe_kv_group(struct forward_batch *b, const struct batch_arrays *staged,
+                              const struct batch_step *step)
+{
+    uint32_t forms = b->params.index_forms;
+    attn_kv_batch *kv = &b->kv;
+    *kv = (attn_kv_batch){
+        .struct_size = sizeof *kv,
+        .index_forms = forms,
+        .page_size = b->params.page_size,
+        .kv_lens = BOTH(seq_lens),
+        .out_cache_loc = BOTH(out_cache_loc),
+    };
+    b->table = on_cpu(b) ? step->req_to_token : b->req_to_token;
+    b->table_stride = step->req_to_token_stride;
+    if (forms & ATTN_INDEX_REQ_TO_TOKEN) {
+        kv->req_to_token = (attn_i32_array){step->req_to_token, b->table};
+        kv->req_to_token_stride = b->table_stride;
+    }
+    if (forms & ATTN_INDEX_BLOCK_TABLE) {
+        kv->block_table = (attn_i32_array)BOTH(block_table);
+        kv->block_table_stride = pages_of(b->params.max_kv_len, b->params.page_size);
+    }
+    if (forms & ATTN_INDEX_CSR) {
+        kv->kv_indptr = (attn_i32_array)BOTH(kv_indptr);
+        kv->kv_indices = (attn_i32_array)BOTH(kv_indices);
+        kv->last_page_len = (attn_i32_array)BOTH(last_page_len);
+    }
+}
+
+static void describe_state(struct forward_batch *b, const struct batch_arrays *staged,
+                           const struct batch_step *step)
+{
+    b->state = (attn_state_batch){
+        .struct_size = sizeof b->state,
+        .slot = BOTH(state_slot),
+        .dst_slot = BOTH(state_dst),
+        .has_initial = BOTH(state_initial),
+    };
+    if (step->num_snapshots > 0)
+        b->state.snapshots = (attn_i32_array)BOTH(snapshots);
+}
+
+static void describe(struct forward_batch *b, const struct batch_arrays *staged,
+                     const struct batch_step *step)
+{
+    attn_batch *batch = &b->batch;
+    *batch = (attn_batch){
+        .struct_size = sizeof *batch,
+        .mode = step->mode,
+        .num_seqs = step->padded > 0 ? step->padded : step->num_sequences,
+        .num_real_seqs = step->num_sequences,
+        .num_decode_seqs = step->mode == ATTN_MODE_MIXED ? step->num_decode : 0,
+        .num_kv_groups = 1,
+        .num_real_seqs_device = step->padded > 0 ? b->arrays.num_real_seqs : NULL,
+        .num_real_tokens_device = step->padded > 0 ? b->arrays.num_real_tokens : NULL,
+        .seq_lens = BOTH(seq_lens),
+        .prefix_lens = BOTH(prefix_lens),
+        .q_indptr = BOTH(q_indptr),
+        .req_pool_indices = BOTH(req_pool_indices),
+        .kv_groups = &b->kv,
+        .state = b->params.has_state ? &b->state : NULL,
+    };
+    if (b->params.has_state)
+        describe_state(b, staged, step);
+    describe_kv_group(b, staged, step);
+}
+
+attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
+                               const struct batch_step *step, attn_error *error)
+{
+    struct batch_staging *staging = &b->staging[slot];
+    attn_status status = check_bounds(b, step, error);
+    if (status == ATTN_OK && !on_cpu(b))
+        status = list_updates(b, staging, step, error);
+    if (status != ATTN_OK)
+        return status;
+    describe(b, &staging->arrays, step);
+    b->batch.num_tokens = fill_arrays(b, &staging->arrays, step);
+    b->rows =
+        (struct step_rows){b->arrays.row_request, b->arrays.row_position, b->batch.num_tokens};
+    return ATTN_OK;
+}
+
+/* ---- Upload ---------------------------------------------------------------------------------- */
+
+static attn_status copy_rows(const struct forward_batch *b, const struct batch_arrays *staged,
+                             attn_stream stream, attn_error *error)
+{
+    const struct batch_arrays *a = &b->arrays;
+    uint64_t rows = (uint64_t)b->batch.num_tokens;
+    const struct {
+        void *to;
+        const void *from;
+        uint64_t size;
+    } copies[] = {
+        {a->out_cache_loc, staged->out_cache_loc, sizeof *a->out_cache_loc},
+        {a->row_request, staged->row_request, sizeof *a->row_request},
+        {a->row_position, staged->row_position, sizeof *a->row_position},
+        {a->snapshots, staged->snapshots, sizeof *a->snapshots},
+    };
+    size_t count = sizeof copies / sizeof *copies - (b->params.has_state ? 0 : 1);
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < count && status == ATTN_OK && rows > 0; i++)
+        status = device_copy(b->params.device, copies[i].to, copies[i].from, rows * copies[i].size,
+                             stream, error);
+    return status;
+}
+
+static attn_status copy_arrays(const struct forward_batch *b, const struct batch_staging *staging,
+                               const struct step_kernels *kernels, attn_stream stream,
+                               attn_error *error)
+{
+    struct batch_arrays unused;
+    uint64_t bytes = lay_out_sequences(&b->params, NULL, &unused);
+    attn_status status =
+        device_copy(b->params.device, b->memory, staging->memory, bytes, stream, error);
+    if (status == ATTN_OK)
+        status = copy_rows(b, &staging->arrays, stream, error);
+    if (status == ATTN_OK && staging->num_updates > 0)
+        status = step_kernels_update_table(kernels, staging->updates, staging->num_updates,
+                                           staging->longest_update, staging->changed,
+                                           b->req_to_token, b->params.table_columns, stream, error);
+    return status;
+}
+
+static attn_status index_pages(const struct forward_batch *b, const struct step_kernels *kernels,
+                               attn_stream stream, attn_error *error)
+{
+    const struct forward_batch_params *p = &b->params;
+    struct step_index index = {
+        .req_to_token = b->table,
+        .req_to_token_stride = b->table_stride,
+        .req_pool_indices = b->arrays.req_pool_indices,
+        .kv_lens = b->arrays.seq_lens,
+        .num_seqs = b->batch.num_seqs,
+        .page_size = p->page_size,
+        .max_pages = pages_of(b->batch.max_kv_len, p->page_size),
+        .block_table = b->arrays.block_table,
+        .block_table_stride = pages_of(p->max_kv_len, p->page_size),
+        .kv_indptr = b->arrays.kv_indptr,
+        .kv_indices = b->arrays.kv_indices,
+    };
+    return step_kernels_index_pages(kernels, &index, stream, error);
+}
+
+attn_status forward_batch_upload(struct forward_batch *b, uint32_t slot,
+                                 const struct step_kernels *kernels, attn_stream stream,
+                                 attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (!on_cpu(b))
+        status = copy_arrays(b, &b->staging[slot], kernels, stream, error);
+    if (status != ATTN_OK || b->batch.num_seqs == 0 ||
+        !(b->params.index_forms & (ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR)))
+        return status;
+    return index_pages(b, kernels, stream, error);
+}

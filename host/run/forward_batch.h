@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_batch.h: a step of the scheduler as the attn_batch that backends read.
+ *
+ * The arrays exist in two places. On the device they lie in one block that is allocated once for
+ * the largest step, so their addresses are the same for every batch, as graphs need it. The host
+ * writes them in staging blocks of the same shape, several, so that the next batches can be written
+ * while earlier ones are still on their way. On the CPU both are one block.
+ *
+ * req_to_token: on the CPU the scheduler's own table is handed on. On another device the batch
+ * keeps a copy there, which step_kernels.h brings up to date; page ids are taken from it there,
+ * too, so no list of keys ever crosses the bus.
+ */
+#ifndef HOST_RUN_FORWARD_BATCH_H
+#define HOST_RUN_FORWARD_BATCH_H
+
+#include <stdbool.h>
+
+#include "attn_plugin.h"
+#include "host/device/device.h"
+#include "host/run/step_kernels.h"
+
+/* One sequence of a step. */
+struct batch_sequence {
+    int32_t table_row;     /* row of req_to_token */
+    int32_t prefix_len;    /* tokens before the first new one */
+    int32_t num_new;       /* rows of the step; 1 for a decode */
+    int32_t table_changed; /* first position whose slot is not as the step before left it */
+    int64_t request;       /* index in the workload: whose vectors these are */
+    int32_t state_slot;    /* recurrent state to start from; 0 = zero */
+    int32_t state_dst;     /* where it goes */
+};
+
+/* A further slot that gets the state after a row. */
+struct batch_snapshot {
+    int32_t row; /* of the step */
+    int32_t slot;
+};
+
+/* A step: extend sequences first, then num_decode sequences of one row each. */
+struct batch_step {
+    uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED or _IDLE */
+    int32_t num_sequences;
+    int32_t num_decode; /* MIXED: the last ones; else 0 */
+    const struct batch_sequence *sequences;
+    const int64_t *slots; /* where the new tokens go, row by row */
+    const int32_t
+        *req_to_token; /* [rows, stride] slots by position; the step's are in it already */
+    int32_t req_to_token_stride; /* elements */
+    int32_t num_snapshots;
+    const struct batch_snapshot *snapshots;
+    int32_t padded;       /* DECODE: sequences to pad the batch to; 0 = none */
+    int32_t seq_len_fill; /* seq_len of those */
+};
+
+/* What the arrays must hold. */
+struct forward_batch_params {
+    const struct device *device;
+    uint32_t num_staging; /* batches that may be on their way at once; 1 on the CPU */
+    int32_t max_seqs, max_tokens;
+    int64_t max_kv_tokens; /* keys of a step, each sequence rounded up to pages */
+    int32_t max_kv_len;
+    int32_t page_size;
+    uint32_t index_forms;              /* ATTN_INDEX_* to fill */
+    bool has_state;                    /* recurrent layers: fill attn_batch.state */
+    int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
+};
+
+/* Where the arrays are in a block. */
+struct batch_arrays {
+    uint64_t *watch; /* step_kernels_watch(): all bits set until a row is not finite */
+    int32_t *num_real_seqs, *num_real_tokens;
+    int32_t *seq_lens, *prefix_lens, *q_indptr, *req_pool_indices;
+    int32_t *kv_indptr, *last_page_len;
+    int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
+    int64_t *out_cache_loc;
+    int32_t *row_request, *row_position;
+    int32_t *snapshots;
+    int32_t *block_table, *kv_indices; /* device only */
+};
+
+/* A block of host memory that the device copies from. */
+struct batch_staging {
+    void *memory;
+    struct batch_arrays arrays;
+    struct step_update *updates; /* [max_seqs] of req_to_token; pinned, read by the kernel */
+    int32_t num_updates, longest_update;
+    int32_t *changed; /* their slots, one after the other; grows */
+    int64_t changed_capacity;
+};
+
+struct forward_batch {
+    struct forward_batch_params params;
+    attn_batch batch;           /* what is handed to backends: the batch that was filled last */
+    attn_kv_batch kv;           /* its one KV group */
+    attn_state_batch state;     /* its states, if there are any */
+    struct step_rows rows;      /* whose its rows are; device arrays */
+    struct batch_arrays arrays; /* on the device */
+    void *memory;               /* of these; on the CPU staging[0]'s */
+    int32_t *req_to_token;      /* copy on the device; NULL on the CPU */
+    const int32_t *table;       /* the one that kernels read: that copy, or the scheduler's own */
+    int32_t table_stride;
+    struct batch_staging *staging;
+};
+
+/* Allocate. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; on failure nothing is left.
+ * Released by forward_batch_finish(). */
+attn_status forward_batch_init(struct forward_batch *batch,
+                               const struct forward_batch_params *params, attn_error *error);
+
+/* Nothing of it is in use. A zeroed one is fine. */
+void forward_batch_finish(struct forward_batch *batch);
+
+/* Write batch->batch and its arrays from a step within the bounds into staging block `slot`, which
+ * nothing that was enqueued reads any more. INTERNAL if the step is not within the bounds,
+ * OUT_OF_HOST_MEMORY. On the CPU the batch is complete then, but for its page ids. */
+attn_status forward_batch_fill(struct forward_batch *batch, uint32_t slot,
+                               const struct batch_step *step, attn_error *error);
+
+/* Enqueue what makes the batch that was filled last complete on the device: the copy of `slot`, the
+ * update of req_to_token, page ids. */
+attn_status forward_batch_upload(struct forward_batch *batch, uint32_t slot,
+                                 const struct step_kernels *kernels, attn_stream stream,
+                                 attn_error *error);
+
+#endif /* HOST_RUN_FORWARD_BATCH_H */

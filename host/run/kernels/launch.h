@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch.h: what the kernels of step_kernels.cu are launched with.
+ *
+ * Kernel step_NAME has one parameter, a struct NAME_launch. Block (x, y) of a grid does a part of
+ * piece x of the work (a row, an update, a sequence): its threads y * STEP_BLOCK and up, in strides
+ * of all threads of the piece. So any grid does all of a piece, and none need be larger than a
+ * driver accepts.
+ */
+#ifndef HOST_RUN_KERNELS_LAUNCH_H
+#define HOST_RUN_KERNELS_LAUNCH_H
+
+#include "host/run/step_kernels.h"
+
+enum {
+    STEP_BLOCK = 128,       /* threads of a block */
+    STEP_MAX_GRID_Y = 65535 /* of CUDA */
+};
+
+/* X(name) */
+#define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather)
+
+/* Dense [rows, heads, dim]. */
+struct generate_vectors {
+    void *q, *k, *v; /* k = v = NULL: not made */
+    attn_dtype dtype;
+};
+
+struct generate_launch {
+    struct generator generator; /* its layers are not the device's: NULL */
+    generator_layer geometry;
+    const struct request_tokens *requests; /* of the whole workload */
+    struct step_rows rows;
+    struct generate_vectors vectors;
+    uint64_t num_words; /* of a row */
+    int32_t layer;
+};
+
+struct update_table_launch {
+    const struct step_update *updates;
+    const int32_t *slots;
+    int32_t *req_to_token;
+    int64_t stride;
+};
+
+struct index_pages_launch {
+    struct step_index index;
+};
+
+struct watch_launch {
+    struct step_rows rows;
+    struct step_output output;
+    uint64_t *first;
+    int32_t layer;
+};
+
+struct gather_launch {
+    struct step_sample sample;
+    const void *rows;
+    uint64_t row_bytes;
+    int32_t layer;
+};
+
+#endif /* HOST_RUN_KERNELS_LAUNCH_H */

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step_kernels.cu: the kernels of step_kernels.h. They are C that a test compiles for the processor
+ * as well (portable.h): no shared memory, no barriers, and the only atomic is a minimum.
+ */
+#include "host/run/kernels/launch.h"
+#include "host/base/portable.h"
+#include "host/workload/vectors.h"
+
+/* This thread among those of its piece of the work, and how many there are. */
+PORTABLE uint64_t first_of_piece(void)
+{
+    return (uint64_t)blockIdx.y * blockDim.x + threadIdx.x;
+}
+
+PORTABLE uint64_t stride_of_piece(void)
+{
+    return (uint64_t)gridDim.y * blockDim.x;
+}
+
+/* May all memory at these addresses, or this number of bytes apart, be moved 16 bytes at a time? */
+PORTABLE int is_aligned(uint64_t addresses_and_sizes)
+{
+    return addresses_and_sizes % sizeof(uint4) == 0;
+}
+
+PORTABLE uint64_t address(const void *memory)
+{
+    return (uint64_t)(uintptr_t)memory;
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+/* One word of a row: up to eight elements of a head. */
+struct word_place {
+    char *to;
+    int32_t role, head, group;
+    int32_t count; /* elements */
+};
+
+/* Word `index` of the row in an operand that begins with word 0. */
+PORTABLE struct word_place place_in(void *data, uint32_t element_bytes, int32_t role, int32_t heads,
+                                    int32_t dim, uint64_t row, uint64_t index)
+{
+    uint64_t groups = (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+    struct word_place place;
+    place.role = role;
+    place.head = (int32_t)(index / groups);
+    place.group = (int32_t)(index - (uint64_t)place.head * groups);
+    int32_t d = place.group * VECTORS_GROUP;
+    place.count = dim - d < VECTORS_GROUP ? dim - d : VECTORS_GROUP;
+    uint64_t element = (row * (uint64_t)heads + (uint64_t)place.head) * (uint64_t)dim + (uint64_t)d;
+    place.to = (char *)data + element * element_bytes;
+    return place;
+}
+
+PORTABLE struct word_place find_place(const struct generate_launch *work, uint64_t row,
+                                      uint64_t index)
+{
+    const generator_layer *layer = &work->geometry;
+    const struct generate_vectors *to = &work->vectors;
+    uint32_t bytes = to->dtype == ATTN_F32 ? 4 : 2;
+    uint64_t groups = (uint64_t)(layer->head_dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+    uint64_t q_words = groups * (uint64_t)layer->num_q_heads;
+    uint64_t k_words = groups * (uint64_t)layer->num_kv_heads;
+    if (index < q_words)
+        return place_in(to->q, bytes, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, row,
+                        index);
+    index -= q_words;
+    if (index < k_words)
+        return place_in(to->k, bytes, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, row,
+                        index);
+    return place_in(to->v, bytes, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, row,
+                    index - k_words);
+}
+
+/* The stream of a head; that of padding is never asked for. */
+PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, int32_t request,
+                                           int64_t position, const struct word_place *place)
+{
+    struct request_tokens tokens = *DEVICE_AT(&work->requests[request]);
+    uint64_t token = vectors_token(&work->generator, token_key_at(&tokens, position));
+    if (place->role == GENERATOR_QUERY)
+        return vectors_query(&work->generator, &work->geometry, &tokens, position, token,
+                             work->layer, place->head);
+    struct vectors_scaled kv = {0, 1, 0};
+    kv.stream = vectors_stream(token, work->geometry.kv_layer, place->head, place->role);
+    return kv;
+}
+
+/* The bits of one element, in the low bits. */
+PORTABLE uint32_t element_bits(uint64_t word, int32_t index, int32_t factor, attn_dtype dtype)
+{
+    int32_t raw = vectors_element(word, index) * factor;
+    return dtype == ATTN_F32 ? vectors_f32(raw)
+                             : (dtype == ATTN_F16 ? vectors_f16(raw) : vectors_bf16(raw));
+}
+
+/* Elements `index` and up as 16 bytes. */
+PORTABLE uint4 pack(uint64_t word, int32_t index, int32_t factor, attn_dtype dtype)
+{
+    uint32_t bits[8];
+    uint4 packed;
+    int32_t count = dtype == ATTN_F32 ? 4 : 8;
+    for (int32_t i = 0; i < 8; i++)
+        bits[i] = i < count ? element_bits(word, index + i, factor, dtype) : 0;
+    if (dtype != ATTN_F32)
+        for (int32_t i = 0; i < 4; i++)
+            bits[i] = bits[2 * i] | bits[2 * i + 1] << 16;
+    packed.x = bits[0];
+    packed.y = bits[1];
+    packed.z = bits[2];
+    packed.w = bits[3];
+    return packed;
+}
+
+PORTABLE void store_word(const struct word_place *place, uint64_t word, int32_t factor,
+                         attn_dtype dtype)
+{
+    if (place->count == VECTORS_GROUP && is_aligned(address(place->to))) {
+        uint4 *to = (uint4 *)place->to;
+        *DEVICE_AT(to) = pack(word, 0, factor, dtype);
+        if (dtype == ATTN_F32)
+            *DEVICE_AT(to + 1) = pack(word, 4, factor, dtype);
+        return;
+    }
+    for (int32_t i = 0; i < place->count; i++) {
+        uint32_t bits = element_bits(word, i, factor, dtype);
+        if (dtype == ATTN_F32)
+            *DEVICE_AT((uint32_t *)place->to + i) = bits;
+        else
+            *DEVICE_AT((uint16_t *)place->to + i) = (uint16_t)bits;
+    }
+}
+
+/* A thread makes a word: those of all query heads come first, then keys, then values. */
+KERNEL step_generate(struct generate_launch work)
+{
+    uint64_t row = blockIdx.x;
+    int32_t request = *DEVICE_AT(&work.rows.request[row]);
+    int32_t position = request < 0 ? 0 : *DEVICE_AT(&work.rows.position[row]);
+    for (uint64_t i = first_of_piece(); i < work.num_words; i += stride_of_piece()) {
+        struct word_place place = find_place(&work, row, i);
+        struct vectors_scaled stream = {0, 1, 0};
+        uint64_t word = 0;
+        if (request >= 0) {
+            stream = find_stream(&work, request, position, &place);
+            word = vectors_word(stream.stream, (uint64_t)place.group);
+        }
+        store_word(&place, word, stream.factor, work.vectors.dtype);
+    }
+}
+
+/* ---- Indices --------------------------------------------------------------------------------- */
+
+KERNEL step_update_table(struct update_table_launch work)
+{
+    struct step_update update = *DEVICE_AT(&work.updates[blockIdx.x]);
+    int32_t *row = work.req_to_token + update.row * work.stride + update.first;
+    const int32_t *slots = work.slots + update.source;
+    for (uint64_t i = first_of_piece(); (int64_t)i < update.count; i += stride_of_piece())
+        *DEVICE_AT(row + i) = *DEVICE_AT(slots + i);
+}
+
+KERNEL step_index_pages(struct index_pages_launch work)
+{
+    const struct step_index *index = &work.index;
+    uint64_t s = blockIdx.x;
+    int64_t page_size = index->page_size;
+    int64_t pages = (*DEVICE_AT(&index->kv_lens[s]) + page_size - 1) / page_size;
+    const int32_t *slots =
+        index->req_to_token + *DEVICE_AT(&index->req_pool_indices[s]) * index->req_to_token_stride;
+    int32_t *table = index->block_table;
+    int32_t *indices = index->kv_indices;
+    if (table)
+        table += s * (uint64_t)index->block_table_stride;
+    if (indices)
+        indices += *DEVICE_AT(&index->kv_indptr[s]);
+    for (uint64_t p = first_of_piece(); (int64_t)p < pages; p += stride_of_piece()) {
+        int32_t page = *DEVICE_AT(slots + p * (uint64_t)page_size) / index->page_size;
+        if (table)
+            *DEVICE_AT(table + p) = page;
+        if (indices)
+            *DEVICE_AT(indices + p) = page;
+    }
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+/* Bits that are all set in an infinity or a NaN, in an element (f32) or in each of two. */
+PORTABLE uint32_t exponent_bits(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 0x7f800000u : (dtype == ATTN_F16 ? 0x7c007c00u : 0x7f807f80u);
+}
+
+/* Is an element of these 32 bits not finite? */
+PORTABLE int is_bad(uint32_t bits, uint32_t exponent, attn_dtype dtype)
+{
+    uint32_t set = bits & exponent;
+    if (dtype == ATTN_F32)
+        return set == exponent;
+    return set >> 16 == exponent >> 16 || (set & 0xffffu) == (exponent & 0xffffu);
+}
+
+/* 16 bytes: zero them, or tell whether one of their elements is not finite. */
+PORTABLE int watch_16(uint4 *at, int is_padding, attn_dtype dtype)
+{
+    uint32_t exponent = exponent_bits(dtype);
+    uint4 value = {0, 0, 0, 0};
+    if (is_padding)
+        *DEVICE_AT(at) = value;
+    else
+        value = *DEVICE_AT(at);
+    return is_bad(value.x, exponent, dtype) || is_bad(value.y, exponent, dtype) ||
+           is_bad(value.z, exponent, dtype) || is_bad(value.w, exponent, dtype);
+}
+
+/* The same with element `i`. */
+PORTABLE int watch_one(char *row, uint64_t i, int is_padding, attn_dtype dtype)
+{
+    uint32_t value = 0;
+    if (dtype == ATTN_F32) {
+        uint32_t *at = (uint32_t *)row + i;
+        if (is_padding)
+            *DEVICE_AT(at) = 0;
+        else
+            value = *DEVICE_AT(at);
+    } else {
+        uint16_t *at = (uint16_t *)row + i;
+        if (is_padding)
+            *DEVICE_AT(at) = 0;
+        else
+            value = *DEVICE_AT(at);
+    }
+    return is_bad(value, exponent_bits(dtype), dtype);
+}
+
+KERNEL step_watch(struct watch_launch work)
+{
+    uint64_t row = blockIdx.x;
+    attn_dtype dtype = work.output.dtype;
+    uint64_t elements = (uint64_t)work.output.row_elements;
+    uint64_t bytes = elements * (dtype == ATTN_F32 ? 4 : 2);
+    char *data = (char *)work.output.data + row * bytes;
+    int is_padding = *DEVICE_AT(&work.rows.request[row]) < 0, bad = 0;
+    if (is_aligned(address(data) | bytes)) {
+        for (uint64_t i = first_of_piece(); i < bytes / sizeof(uint4); i += stride_of_piece())
+            bad |= watch_16((uint4 *)data + i, is_padding, dtype);
+    } else {
+        for (uint64_t i = first_of_piece(); i < elements; i += stride_of_piece())
+            bad |= watch_one(data, i, is_padding, dtype);
+    }
+    if (bad)
+        atomicMin(DEVICE_AT((unsigned long long *)work.first),
+                  (unsigned long long)(uint32_t)work.layer << 32 | row);
+}
+
+/* One row, by the threads of a piece. */
+PORTABLE void copy_row(char *to, const char *from, uint64_t bytes)
+{
+    if (is_aligned(address(to) | address(from) | bytes)) {
+        for (uint64_t i = first_of_piece(); i < bytes / sizeof(uint4); i += stride_of_piece())
+            *DEVICE_AT((uint4 *)to + i) = *DEVICE_AT((const uint4 *)from + i);
+    } else {
+        for (uint64_t i = first_of_piece(); i < bytes; i += stride_of_piece())
+            *DEVICE_AT(to + i) = *DEVICE_AT(from + i);
+    }
+}
+
+KERNEL step_gather(struct gather_launch work)
+{
+    const struct step_sample *sample = &work.sample;
+    int64_t first = *DEVICE_AT(&sample->indptr[work.layer]);
+    int64_t end = *DEVICE_AT(&sample->indptr[work.layer + 1]);
+    char *to = (char *)sample->to + *DEVICE_AT(&sample->offset[work.layer]);
+    for (int64_t i = first + blockIdx.x; i < end; i += gridDim.x) {
+        uint64_t row = (uint64_t)*DEVICE_AT(&sample->rows[i]);
+        copy_row(to + (uint64_t)(i - first) * work.row_bytes,
+                 (const char *)work.rows + row * work.row_bytes, work.row_bytes);
+    }
+}

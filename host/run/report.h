@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.h: what a run comes to, and how it is told: JSON for programs, a few lines for people.
+ */
+#ifndef HOST_RUN_REPORT_H
+#define HOST_RUN_REPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "attn_plugin.h"
+
+/* Which backend serves which layers in which phase. */
+struct report_choice {
+    char *layers;  /* "0-3,5" */
+    char *phase;   /* "prefill", "decode" */
+    char *backend; /* as it was asked for */
+};
+
+/* Rows that one backend computed: query rows times layers. */
+struct report_path {
+    char *name; /* owned */
+    int64_t rows;
+};
+
+/* Durations of steps, in the order in which they happened. */
+struct report_times {
+    int64_t *ns;
+    size_t count, capacity;
+};
+
+struct report {
+    int64_t requests, steps;
+    struct {
+        int64_t prefill;    /* rows computed */
+        int64_t decode;     /* rows computed */
+        int64_t prefix_hit; /* tokens found in the prefix cache, above what the request ever had */
+        int64_t recomputed; /* rows of `prefill` that the request had before */
+    } tokens;
+    double wall_s;
+    uint32_t num_choices;
+    struct report_choice *choices;
+    uint32_t num_paths;
+    struct report_path *paths;
+    struct {
+        int64_t rows_checked, rows_failed; /* (request, position, layer) */
+        int64_t steps_not_finite;          /* steps with an output that is NaN or infinite */
+        double max_abs_err, max_rel_err;
+        char first_failure[256];
+    } verify;
+    struct {
+        int64_t capacity, peak, leaked; /* tokens */
+    } kv;
+    struct {
+        bool present;                   /* the model has recurrent layers */
+        int64_t capacity, peak, leaked; /* states that the prefix cache can keep, kept, lost */
+    } states;
+    struct report_times prefill, decode; /* of a step, all layers: executor.c tells what is in it */
+    struct { /* a device that works by itself: the host's own time for the same steps, and of that
+              */
+        struct report_times prefill, decode;               /* the time in init_forward_metadata */
+        struct report_times prefill_launch, decode_launch; /* and forwards, or the graph's launch */
+    } host;
+    struct {
+        int64_t count;          /* captured; 0 = every step was run eagerly */
+        int64_t metadata_bytes; /* device memory, as computed before */
+        int64_t bytes;          /* device memory that was gone after the captures */
+    } graphs;
+    int64_t device_losses; /* survived */
+    char digest[65];
+    uint64_t seed;
+};
+
+/* Zero everything. */
+void report_init(struct report *report);
+
+/* Release what it holds. */
+void report_finish(struct report *report);
+
+/* Note the duration of a step. OUT_OF_HOST_MEMORY. */
+attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error);
+
+/* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any step, or without memory
+ * to sort them in. */
+double report_quantile_us(const struct report_times *times, double p);
+
+/* Did the steps run on a device that works by itself? Then `host` holds a time for each. */
+bool report_has_device(const struct report *report);
+
+/* The host's own time over the steps' time on the device, all steps; 0 without a device. */
+double report_host_share(const struct report *report);
+
+/* Append a choice; the texts are copied. OUT_OF_HOST_MEMORY. */
+attn_status report_add_choice(struct report *report, const char *layers, const char *phase,
+                              const char *backend, attn_error *error);
+
+/* Find or append the path `name` and add rows to it. OUT_OF_HOST_MEMORY. */
+attn_status report_add_rows(struct report *report, const char *name, int64_t rows,
+                            attn_error *error);
+
+/* The report as JSON text with a final newline; malloc'ed, the caller frees it; NULL when memory
+ * ran out. Counts and the seed are exact. JSON knows no NaN and no infinity: an error that is not
+ * finite is told as 1e308. verify.first_failure is there only if there is one. */
+char *report_json(const struct report *report);
+
+/* The report as a few lines. */
+void report_print(const struct report *report, FILE *file);
+
+#endif /* HOST_RUN_REPORT_H */

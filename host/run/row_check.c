@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/run/row_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/verify/digest.h"
+#include "host/base/error.h"
+#include "host/kinds/operands.h"
+#include "host/verify/sample.h"
+
+struct row_check {
+    struct row_check_params params;
+    struct verifier *verifier;
+    struct digest digest;
+    int64_t rows_checked;
+    int64_t steps_not_finite;
+    char first_not_finite[VERIFY_FAILURE_TEXT];
+    uint64_t threshold;
+    uint64_t *row_states; /* [max_tokens] of a step's rows */
+    int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
+    uint8_t **computed;   /* [num_requests] bit for each position; NULL = none yet */
+    struct state_history states; /* of the steps that have ended */
+};
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static attn_status make_verifier(struct row_check *check, attn_error *error)
+{
+    const struct row_check_params *p = &check->params;
+    struct verify_params params = {
+        .model = p->model,
+        .workload = p->workload,
+        .generator = p->generator,
+        .scales = p->scales,
+        .reads_new_unquantised = p->reads_new_unquantised,
+        .threads = p->threads,
+    };
+    return verifier_create(&params, &check->verifier, error);
+}
+
+/* For the longest request, if there are states and rows to be judged. */
+static attn_status make_history(struct row_check *check, attn_error *error)
+{
+    const struct row_check_params *p = &check->params;
+    int64_t longest = 0;
+    if (p->num_state_slots == 0 || check->threshold == 0)
+        return ATTN_OK;
+    for (int64_t r = 0; r < p->workload->num_requests; r++) {
+        const workload_request *request = &p->workload->requests[r];
+        int64_t tokens = request->input_length + request->output_length;
+        longest = tokens > longest ? tokens : longest;
+    }
+    return state_history_init(&check->states, p->num_state_slots, longest, error);
+}
+
+attn_status row_check_create(const struct row_check_params *params, struct row_check **check,
+                             attn_error *error)
+{
+    struct row_check *made = calloc(1, sizeof *made);
+    size_t tokens = (size_t)params->max_tokens;
+    if (made) {
+        made->params = *params;
+        made->threshold = sample_threshold(params->config->verify.rate);
+        digest_init(&made->digest);
+        made->row_states = calloc(tokens, sizeof *made->row_states);
+        made->sampled = calloc(tokens, sizeof *made->sampled);
+        made->computed = calloc((size_t)params->workload->num_requests + 1, sizeof *made->computed);
+    }
+    attn_status status = ATTN_OK;
+    if (!made || !made->row_states || !made->sampled || !made->computed)
+        status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                           "no memory for the verification of steps of %zu tokens", tokens);
+    if (status == ATTN_OK)
+        status = make_verifier(made, error);
+    if (status == ATTN_OK)
+        status = make_history(made, error);
+    if (status != ATTN_OK)
+        row_check_destroy(made);
+    else
+        *check = made;
+    return status;
+}
+
+void row_check_destroy(struct row_check *check)
+{
+    if (!check)
+        return;
+    verifier_destroy(check->verifier);
+    digest_finish(&check->digest, NULL);
+    for (int64_t r = 0; check->computed && r < check->params.workload->num_requests; r++)
+        free(check->computed[r]);
+    free(check->computed);
+    free(check->sampled);
+    free(check->row_states);
+    state_history_finish(&check->states);
+    free(check);
+}
+
+/* ---- Which rows ------------------------------------------------------------------------------ */
+
+/* What a layer writes in batches of this mode. */
+static struct row_operand written_in(const struct row_check *check, uint32_t mode, int32_t layer)
+{
+    const struct model *model = check->params.model;
+    return operands_output(model, operands_form(model, layer, mode));
+}
+
+uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32_t layer)
+{
+    struct row_operand out = written_in(check, mode, layer);
+    return operands_row_bytes(&out);
+}
+
+static void list_sequences(const struct row_check *check, const struct batch_step *step,
+                           struct row_list *list)
+{
+    uint64_t seed = check->params.config->workload.seed;
+    int64_t row = 0;
+    list->mode = step->mode;
+    list->num_sequences = step->num_sequences;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        list->sequences[s] = (struct verify_sequence){
+            .request = sequence->request,
+            .prefix_len = sequence->prefix_len,
+            .num_rows = sequence->num_new,
+            .first_row = row,
+            .stored = state_history_of(&check->states, sequence->state_slot),
+        };
+        for (int32_t t = 0; t < sequence->num_new && check->threshold > 0; t++)
+            check->row_states[row + t] =
+                sample_row_state(seed, sequence->request, sequence->prefix_len + t);
+        row += sequence->num_new;
+    }
+}
+
+/* What the step does to the states: snapshots of a sequence before its own, which may be written
+ * where it was read. */
+static void list_writes(const struct row_check *check, const struct batch_step *step,
+                        struct row_list *list)
+{
+    int32_t row = 0, n = 0;
+    list->num_writes = 0;
+    if (!check->states.bits)
+        return;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        struct state_write write = {.from = sequence->state_slot};
+        for (; n < step->num_snapshots && step->snapshots[n].row < row + sequence->num_new; n++) {
+            write.to = step->snapshots[n].slot;
+            write.position = sequence->prefix_len + step->snapshots[n].row - row + 1;
+            list->writes[list->num_writes++] = write;
+        }
+        write.to = sequence->state_dst;
+        write.position = sequence->prefix_len + sequence->num_new;
+        list->writes[list->num_writes++] = write;
+        row += sequence->num_new;
+    }
+}
+
+static int64_t num_rows(const struct row_list *list)
+{
+    if (list->num_sequences == 0)
+        return 0;
+    const struct verify_sequence *last = &list->sequences[list->num_sequences - 1];
+    return last->first_row + last->num_rows;
+}
+
+void row_check_list(const struct row_check *check, const struct batch_step *step,
+                    struct row_list *list)
+{
+    list_sequences(check, step, list);
+    list_writes(check, step, list);
+    if (check->threshold == 0)
+        return;
+    int64_t rows = num_rows(list);
+    int32_t count = 0;
+    for (uint32_t layer = 0; layer < check->params.model->num_layers; layer++) {
+        list->indptr[layer] = count;
+        for (int64_t row = 0; row < rows; row++)
+            if (sample_in_layer(check->row_states[row], (int32_t)layer, check->threshold))
+                list->rows[count++] = (int32_t)row;
+    }
+    list->indptr[check->params.model->num_layers] = count;
+}
+
+/* ---- What becomes of them -------------------------------------------------------------------- */
+
+static bool is_computed(const struct row_check *check, int64_t request, int64_t position)
+{
+    const uint8_t *bits = check->computed[request];
+    return bits && bits[position / 8] >> position % 8 & 1;
+}
+
+/* The rows that are computed for the first time enter the count and the digest. */
+static attn_status add_row(struct row_check *check, const struct verify_sequence *sequence,
+                           int64_t t, int32_t layer, const void *row, uint64_t bytes,
+                           attn_error *error)
+{
+    int64_t position = sequence->prefix_len + t;
+    if (is_computed(check, sequence->request, position))
+        return ATTN_OK;
+    const struct row_check_params *p = &check->params;
+    check->rows_checked++;
+    if (p->listener)
+        p->listener(p->listener_ctx, sequence->request, position, layer, row, bytes);
+    return digest_add(&check->digest, sequence->request, position, layer, row, bytes, error);
+}
+
+/* A layer's sampled rows, sequence by sequence, as the verifier wants them. */
+static attn_status split_rows(struct row_check *check, const struct row_list *list, int32_t layer,
+                              const char *rows, attn_error *error)
+{
+    int32_t first = list->indptr[layer], last = list->indptr[layer + 1], i = first;
+    uint64_t bytes = row_check_row_bytes(check, list->mode, layer);
+    attn_status status = ATTN_OK;
+    for (int32_t s = 0; s < list->num_sequences; s++) {
+        struct verify_sequence *sequence = &list->sequences[s];
+        int64_t end = sequence->first_row + sequence->num_rows;
+        sequence->first_sampled = i - first;
+        for (; i < last && list->rows[i] < end && status == ATTN_OK; i++) {
+            int64_t t = list->rows[i] - sequence->first_row;
+            check->sampled[i - first] = (int32_t)t;
+            status = add_row(check, sequence, t, layer, rows + (uint64_t)(i - first) * bytes, bytes,
+                             error);
+        }
+        sequence->num_sampled = i - first - sequence->first_sampled;
+    }
+    return status;
+}
+
+attn_status row_check_layer(struct row_check *check, const struct row_list *list, int32_t layer,
+                            void *rows, attn_error *error)
+{
+    struct row_operand written = written_in(check, list->mode, layer);
+    int64_t count = list->indptr[layer + 1] - list->indptr[layer];
+    if (count == 0)
+        return ATTN_OK;
+    attn_tensor out = {
+        .struct_size = sizeof out,
+        .data = rows,
+        .device_type = ATTN_DEVICE_CPU,
+        .dtype = written.dtype,
+        .ndim = 3,
+        .alignment = 1,
+        .shape = {count, written.heads, written.dim},
+        .strides = {operands_row_elements(&written), written.dim, 1},
+    };
+    struct verify_step step = {
+        .mode = list->mode,
+        .num_sequences = list->num_sequences,
+        .sequences = list->sequences,
+        .sampled = check->sampled,
+        .compact = 1,
+    };
+    attn_status status = split_rows(check, list, layer, rows, error);
+    return status == ATTN_OK ? verifier_check(check->verifier, &step, layer, &out, error) : status;
+}
+
+void row_check_watch(struct row_check *check, const struct row_list *list, uint64_t watch)
+{
+    if (watch == UINT64_MAX)
+        return;
+    int64_t row = (int64_t)(watch & UINT32_MAX);
+    int32_t s = 0;
+    while (s + 1 < list->num_sequences && list->sequences[s + 1].first_row <= row)
+        s++;
+    const struct verify_sequence *sequence = &list->sequences[s];
+    if (check->steps_not_finite++ == 0)
+        snprintf(check->first_not_finite, sizeof check->first_not_finite,
+                 "request %lld, position %lld, layer %u: an output is not finite",
+                 (long long)sequence->request,
+                 (long long)(sequence->prefix_len + row - sequence->first_row),
+                 (unsigned int)(watch >> 32));
+}
+
+static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
+                                 attn_error *error)
+{
+    uint8_t **bits = &check->computed[sequence->request];
+    if (!*bits) {
+        const workload_request *r = &check->params.workload->requests[sequence->request];
+        *bits = calloc((size_t)(r->input_length + r->output_length) / 8 + 1, 1);
+        if (!*bits)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
+    }
+    for (int64_t t = 0; t < sequence->num_rows; t++) {
+        int64_t position = sequence->prefix_len + t;
+        (*bits)[position / 8] |= (uint8_t)(1u << position % 8);
+    }
+    return ATTN_OK;
+}
+
+attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (int32_t s = 0; s < list->num_sequences && status == ATTN_OK; s++)
+        status = mark_computed(check, &list->sequences[s], error);
+    for (int32_t n = 0; n < list->num_writes; n++)
+        state_history_write(&check->states, &list->writes[n]);
+    return status;
+}
+
+void row_check_report(struct row_check *check, struct report *report)
+{
+    struct verify_result result;
+    verifier_result(check->verifier, &result);
+    report->verify.rows_checked = check->rows_checked;
+    report->verify.rows_failed = result.rows_failed;
+    report->verify.steps_not_finite = check->steps_not_finite;
+    report->verify.max_abs_err = result.max_abs_error;
+    report->verify.max_rel_err = result.max_rel_error;
+    memcpy(report->verify.first_failure,
+           result.first_failure[0] ? result.first_failure : check->first_not_finite,
+           sizeof report->verify.first_failure);
+    digest_finish(&check->digest, report->digest);
+}

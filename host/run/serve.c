@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve.c: the scheduler's steps through the executor.
+ *
+ *   plan -> submit -> advance ... finish -> confirm
+ *
+ * On a GPU a few steps are in flight: the host plans and submits the next ones while the device
+ * works on the first. If the device is lost, what was not confirmed is undone, everything on the
+ * device is made again, and all requests that ran are prefilled again.
+ */
+#include "host/run/session_private.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "host/base/clock.h"
+#include "host/cmd/exit_codes.h"
+#include "host/base/progress.h"
+
+struct serve {
+    struct session *s;
+    struct batch_sequence *sequences; /* [max_running_requests] of a step */
+    struct batch_snapshot *snapshots; /* [SCHEDULER_SNAPSHOTS_PER_SEQ * max_running_requests] */
+    struct progress progress;
+};
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* A failed step is the failure of its requests, not of the run; the first one is remembered. */
+static void note_failure(struct session *s, const host_error *said)
+{
+    if (s->failed_steps++ == 0)
+        host_fail(&s->failure.base, said->base.code, "%s", host_error_text(said));
+}
+
+/* Undo what was not confirmed, and make everything on the device again. `said` tells of the loss;
+ * an error is the run's. */
+static attn_status recover(struct session *s, host_error *said, attn_error *error)
+{
+    scheduler_device_lost(s->scheduler);
+    attn_status status = executor_report(s->executor, &said->base);
+    if (status == ATTN_OK)
+        status = session_reset_device(s, &said->base);
+    if (status != ATTN_OK)
+        return host_fail(error, status, "%s", host_error_text(said));
+    return session_make_device_side(s, error);
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+/* The scheduler's step in the executor's words. */
+static void translate(const struct serve *serve, const struct scheduler_step *planned,
+                      struct batch_step *step)
+{
+    const struct request_table *table = scheduler_request_table(serve->s->scheduler);
+    for (int32_t i = 0; i < planned->num_seqs; i++) {
+        const struct scheduler_seq *seq = &planned->seqs[i];
+        serve->sequences[i] = (struct batch_sequence){
+            .table_row = seq->row,
+            .prefix_len = seq->prefix_len,
+            .num_new = seq->num_new,
+            .table_changed = seq->table_changed,
+            .request = seq->request,
+            .state_slot = seq->state_slot,
+            .state_dst = seq->state_dst,
+        };
+    }
+    for (int32_t n = 0; n < planned->num_snapshots; n++)
+        serve->snapshots[n] =
+            (struct batch_snapshot){planned->snapshots[n].row, planned->snapshots[n].slot};
+    *step = (struct batch_step){
+        .mode = planned->mode,
+        .num_sequences = planned->num_seqs,
+        .num_decode = planned->num_decode_seqs,
+        .sequences = serve->sequences,
+        .slots = planned->out_cache_loc,
+        .req_to_token = table->slots,
+        .req_to_token_stride = table->max_context_len,
+        .num_snapshots = planned->num_snapshots,
+        .snapshots = serve->snapshots,
+    };
+}
+
+static void show_progress(struct serve *serve, uint32_t mode)
+{
+    static const char *const modes[ATTN_MODE_COUNT] = {
+        [ATTN_MODE_EXTEND] = "prefill", [ATTN_MODE_DECODE] = "decode", [ATTN_MODE_MIXED] = "mixed"};
+    struct scheduler_counts counts;
+    scheduler_count(serve->s->scheduler, &counts);
+    progress_update(&serve->progress,
+                    counts.prefill + counts.prefix_hit - counts.recomputed + counts.decode,
+                    modes[mode]);
+}
+
+/* Submit a planned step; an error is the run's. */
+static attn_status submit(struct serve *serve, const struct scheduler_step *planned,
+                          attn_error *error)
+{
+    struct session *s = serve->s;
+    struct batch_step step;
+    host_error said;
+    host_error_init(&said);
+    translate(serve, planned, &step);
+    show_progress(serve, step.mode);
+    attn_status status = executor_submit(s->executor, &step, &said.base);
+    if (status == ATTN_DEVICE_LOST)
+        return recover(s, &said, error);
+    if (status == ATTN_OK) {
+        scheduler_advance(s->scheduler);
+    } else {
+        note_failure(s, &said);
+        scheduler_drop(s->scheduler);
+    }
+    return ATTN_OK;
+}
+
+/* Wait for the oldest step in flight; an error is the run's. */
+static attn_status finish(struct serve *serve, attn_error *error)
+{
+    struct session *s = serve->s;
+    host_error said;
+    host_error_init(&said);
+    attn_status status = executor_finish(s->executor, &said.base);
+    if (status == ATTN_DEVICE_LOST)
+        return recover(s, &said, error);
+    if (status == ATTN_OK) {
+        scheduler_confirm(s->scheduler);
+        s->losses = 0;
+        return ATTN_OK;
+    }
+    /* What came of it is not known, nor of the steps that build on it. */
+    note_failure(s, &said);
+    while (executor_in_flight(s->executor) > 0)
+        executor_finish(s->executor, NULL);
+    scheduler_drop_flight(s->scheduler);
+    return ATTN_OK;
+}
+
+static void sleep_until(const struct session *s, int64_t wake_us)
+{
+    int64_t us = wake_us - (clock_now_ns() - s->start_ns) / 1000;
+    if (us <= 0)
+        return;
+    struct timespec wait = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    nanosleep(&wait, NULL);
+}
+
+/* ---- The run --------------------------------------------------------------------------------- */
+
+static attn_status serve_all(struct serve *serve, attn_error *error)
+{
+    struct session *s = serve->s;
+    attn_status status = ATTN_OK;
+    while (status == ATTN_OK) {
+        const struct scheduler_step *planned;
+        int64_t wake_us;
+        switch (scheduler_next(s->scheduler, &planned, &wake_us)) {
+        case SCHEDULER_STEP:
+            status = submit(serve, planned, error);
+            break;
+        case SCHEDULER_DRAIN:
+            status = finish(serve, error);
+            break;
+        case SCHEDULER_WAIT:
+            sleep_until(s, wake_us);
+            break;
+        case SCHEDULER_DONE:
+            return ATTN_OK;
+        }
+    }
+    return status;
+}
+
+int session_serve(struct session *s, attn_error *error)
+{
+    size_t seqs = (size_t)s->config->workload.max_running_requests;
+    struct serve serve = {
+        .s = s,
+        .sequences = calloc(seqs, sizeof *serve.sequences),
+        .snapshots = calloc(SCHEDULER_SNAPSHOTS_PER_SEQ * seqs, sizeof *serve.snapshots),
+    };
+    if (!serve.sequences || !serve.snapshots) {
+        free(serve.sequences);
+        free(serve.snapshots);
+        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
+        return EXIT_RUN_TIME;
+    }
+    progress_begin(&serve.progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
+    s->start_ns = clock_now_ns();
+    attn_status status = serve_all(&serve, error);
+    s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
+    progress_end(&serve.progress);
+    free(serve.sequences);
+    free(serve.snapshots);
+    return status == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
+}

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/run/session_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/clock.h"
+#include "host/embed/embed.h"
+#include "host/cmd/exit_codes.h"
+#include "host/select/open_host.h"
+#include "host/kinds/operands.h"
+#include "host/select/problem.h"
+
+/* ---- Plugins --------------------------------------------------------------------------------- */
+
+static int load_plugins(struct session *s, attn_error *error)
+{
+    int code = open_host(s->config, &s->host, error);
+    if (code == EXIT_GOOD && s->params->choices)
+        open_host_print_refused(s->host, "run", s->params->choices);
+    return code;
+}
+
+/* ---- Model ----------------------------------------------------------------------------------- */
+
+/* A run drives layers that decode over a KV cache. */
+static attn_status check_drivable(const struct session *s, attn_error *error)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        const attn_layer_group *group = &s->model->groups[g];
+        if (group->attn_type != ATTN_TYPE_DECODER)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
+                             "tells about all)",
+                             s->model->name, g, model_attn_type_name(group->attn_type));
+        if (group->kind == ATTN_KIND_SPARSE)
+            return host_fail(
+                error, ATTN_CONFIG_ERROR,
+                "%s: layer group %u is sparse: `run` serves softmax, latent and linear "
+                "layers (`explain` tells about all)",
+                s->model->name, g);
+    }
+    return ATTN_OK;
+}
+
+/* Operands of latent and linear layers are made, and their rows judged, on the processor alone. */
+static attn_status check_kinds(const struct session *s, attn_error *error)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        uint32_t kind = s->model->groups[g].kind;
+        if (kind != ATTN_KIND_SOFTMAX && s->described.type != ATTN_DEVICE_CPU)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s, which `run` serves on the processor alone: "
+                             "accepted platform.device = cpu",
+                             s->model->name, g, model_kind_name(kind));
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_keys(const struct session *s, attn_error *error)
+{
+    const struct config_attention *attention = &s->config->attention;
+    if (attention->fallback)
+        return config_fail(s->config, "attention.fallback", error,
+                           "is not served by this version; accepted: not given");
+    if (attention->layers.count > 0)
+        return config_fail(s->config, "attention.layers", error,
+                           "is not served by this version; accepted: not given");
+    if (attention->speculative_eagle_topk > 0)
+        return config_fail(s->config, "attention.speculative_eagle_topk", error,
+                           "a run makes no drafts; `attnhost explain` takes it; accepted: 0");
+    if (s->config->platform.simulate)
+        return config_fail(s->config, "platform.simulate", error,
+                           "a simulated device cannot run; `attnhost explain` takes it");
+    return ATTN_OK;
+}
+
+static int read_model(struct session *s, attn_error *error)
+{
+    attn_status status = check_keys(s, error);
+    if (status == ATTN_OK)
+        status = model_create(s->config, &s->model, error);
+    if (status == ATTN_OK)
+        status = check_drivable(s, error);
+    for (uint32_t g = 0; status == ATTN_OK && g < s->model->num_groups; g++)
+        s->has_state |= model_group_has_state(&s->model->groups[g]);
+    if (s->has_state && s->config->kv_cache.prefix_cache)
+        s->num_cached_states = s->config->kv_cache.cached_states;
+    return exit_code_of(status);
+}
+
+/* ---- Workload -------------------------------------------------------------------------------- */
+
+static int read_workload(struct session *s, attn_error *error)
+{
+    const struct config_workload *workload = &s->config->workload;
+    if (!workload->trace) {
+        config_fail(s->config, "workload.trace", error,
+                    "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
+        return EXIT_USAGE;
+    }
+    attn_status status = trace_init(&s->trace, workload->trace, workload->format, error);
+    if (status == ATTN_OK)
+        status = workload_init(&s->workload, &s->trace, workload->length_scale,
+                               workload->max_requests, s->model->max_context_len, error);
+    return exit_code_of(status);
+}
+
+/* ---- Selection ------------------------------------------------------------------------------- */
+
+static int select_backends(struct session *s, attn_error *error)
+{
+    attn_status status =
+        select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
+    if (s->selection && s->params->choices)
+        select_print_choices(s->selection, s->params->choices);
+    if (status == ATTN_OK)
+        status = check_kinds(s, error);
+    return exit_code_of(status);
+}
+
+/* Who serves what, for the report. */
+static attn_status note_choices(const struct session *s, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t g = 0; g < s->model->num_groups; g++)
+        for (uint32_t phase = 0; phase < SELECT_PHASES && status == ATTN_OK; phase++) {
+            char layers[1024];
+            const char *backend = select_backend(s->selection, g, phase);
+            if (!backend)
+                continue;
+            model_layers_text(&s->model->groups[g], layers, sizeof layers);
+            status = report_add_choice(s->report, layers, select_phase_name(phase), backend, error);
+        }
+    return status;
+}
+
+/* ---- KV pool --------------------------------------------------------------------------------- */
+
+/* KV rows of one request: its prompt, and all outputs but the last. */
+static int64_t request_rows(const workload_request *request)
+{
+    return request->input_length + (request->output_length > 0 ? request->output_length - 1 : 0);
+}
+
+static int64_t pages_for(int64_t tokens, int64_t page_size)
+{
+    return (tokens + page_size - 1) / page_size;
+}
+
+/* Pages that every request of the workload together would take: more are of no use. */
+static int64_t useful_pages(const struct session *s)
+{
+    int64_t pages = 0;
+    for (int64_t r = 0; r < s->workload.num_requests; r++)
+        pages += pages_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
+    return pages;
+}
+
+static void pool_groups(const struct session *s, struct kv_pool_group *groups)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++)
+        groups[g] = (struct kv_pool_group){
+            .kv_layout = s->selection->groups[g].kv_layout,
+            .state_layout = s->selection->groups[g].state_layout,
+            .kv_dtype = problem_kv_dtype(s->config, s->model),
+        };
+}
+
+/* Slot 0, one for each request that runs, those of the prefix cache. */
+static int64_t num_state_slots(const struct session *s)
+{
+    return s->has_state ? 1 + s->config->workload.max_running_requests + s->num_cached_states : 0;
+}
+
+/* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
+ * first. */
+static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token,
+                               uint64_t state_bytes, uint64_t free_bytes)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    if (cache->max_total_tokens > 0)
+        return cache->max_total_tokens / cache->page_size;
+    double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
+    int64_t affordable = bytes_per_token > 0
+                             ? (int64_t)(bytes / (double)bytes_per_token) / cache->page_size
+                             : INT64_MAX;
+    int64_t useful = useful_pages(s);
+    return useful < affordable ? useful : affordable;
+}
+
+/* Pages that can be: at least one, and no more than an int32 can number slots. */
+static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t bytes_per_token,
+                                  attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    int64_t most = INT32_MAX / cache->page_size - 1; /* page 0 is one more */
+    if (pages >= 1 && pages <= most)
+        return ATTN_OK;
+    if (cache->max_total_tokens > 0)
+        return config_fail(s->config, "kv_cache.max_total_tokens", error,
+                           "%lld tokens: accepted %lld..%lld, in pages of %lld",
+                           (long long)cache->max_total_tokens, (long long)cache->page_size,
+                           (long long)(most * cache->page_size), (long long)cache->page_size);
+    return config_fail(s->config, "kv_cache.mem_fraction", error,
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token, "
+                       "beside %lld recurrent states: accepted what holds 1..%lld pages",
+                       cache->mem_fraction, (long long)pages, (long long)cache->page_size,
+                       (unsigned long long)bytes_per_token, (long long)num_state_slots(s),
+                       (long long)most);
+}
+
+/* How many pages the pool shall have. */
+static attn_status size_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
+    pool_groups(s, groups);
+    uint64_t bytes_per_token = kv_pool_bytes_per_token(s->model, groups);
+    uint64_t state_bytes = kv_pool_bytes_per_state(s->model, groups) * (uint64_t)num_state_slots(s);
+    uint64_t free_bytes = 0, total_bytes;
+    free(groups);
+    attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
+    if (status != ATTN_OK)
+        return status;
+    int64_t pages = choose_capacity(s, bytes_per_token, state_bytes, free_bytes);
+    s->num_pages = pages + 1;
+    return check_capacity(s, pages, bytes_per_token, error);
+}
+
+static int size_device(struct session *s, attn_error *error)
+{
+    host_error said;
+    attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
+    if (status != ATTN_OK)
+        return exit_code_of(status);
+    do {
+        host_error_init(&said);
+        status = size_pool(s, &said.base);
+    } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
+    return status == ATTN_OK ? EXIT_GOOD
+                             : exit_code_of(host_fail(error, status, "%s", host_error_text(&said)));
+}
+
+/* ---- Scheduler ------------------------------------------------------------------------------- */
+
+static void token_keys(void *ctx, int64_t request, int64_t position, int64_t count, token_key *keys)
+{
+    workload_token_keys(ctx, request, position, count, keys);
+}
+
+/* Microseconds since the run began: the scale of arrival times. */
+static int64_t now_us(void *ctx)
+{
+    const struct session *s = ctx;
+    return (clock_now_ns() - s->start_ns) / 1000;
+}
+
+static attn_status add_requests(struct session *s, attn_error *error)
+{
+    for (int64_t r = 0; r < s->workload.num_requests; r++) {
+        const workload_request *request = &s->workload.requests[r];
+        struct scheduler_request added = {
+            .input_length = request->input_length,
+            .output_length = request->output_length,
+            .shareable_length = request->num_whole * s->workload.block_size,
+            .arrival_us = request->arrival_us,
+        };
+        attn_status status = scheduler_add(s->scheduler, &added, error);
+        if (status != ATTN_OK)
+            return host_fail_prefix(error, "%s:%lld", s->trace.path,
+                                    (long long)s->trace.requests[r].line);
+    }
+    return ATTN_OK;
+}
+
+static int make_scheduler(struct session *s, attn_error *error)
+{
+    const struct config_workload *workload = &s->config->workload;
+    struct scheduler_params params = {
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .max_running_requests = (int32_t)workload->max_running_requests,
+        .max_context_len = s->model->max_context_len,
+        .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
+        .mixed = workload->mixed,
+        .prefix_cache = s->config->kv_cache.prefix_cache,
+        .has_state = s->has_state,
+        .num_cached_states = s->num_cached_states,
+        .share_unit = s->workload.block_size,
+        .keys = token_keys,
+        .keys_context = &s->workload,
+        .now_us = workload->clock == CONFIG_CLOCK_WALL ? now_us : NULL,
+        .clock_context = s,
+        .max_in_flight = s->device->type == ATTN_DEVICE_CPU ? 1 : EXECUTOR_MAX_IN_FLIGHT,
+    };
+    attn_status status = scheduler_create(&params, &s->scheduler, error);
+    if (status == ATTN_OK)
+        status = add_requests(s, error);
+    return exit_code_of(status);
+}
+
+/* ---- Executor -------------------------------------------------------------------------------- */
+
+static attn_status make_generator(struct session *s, attn_error *error)
+{
+    int32_t forms = operands_num_forms(s->model);
+    s->layers = calloc((size_t)forms, sizeof *s->layers);
+    if (!s->layers)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %u layers",
+                         s->model->num_layers);
+    for (int32_t l = 0; l < forms; l++)
+        s->layers[l] = operands_geometry(s->model, l);
+    int64_t chunk = s->config->workload.chunked_prefill_size;
+    return generator_init(&s->generator, s->config->workload.seed, s->layers, forms,
+                          (int32_t)s->config->kv_cache.page_size, chunk > 0 ? (int32_t)chunk : 0,
+                          error);
+}
+
+static int compare_descending(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Keys of a step at most: those of the longest requests that can run together. */
+static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_error *error)
+{
+    int64_t count = s->workload.num_requests, page_size = s->config->kv_cache.page_size;
+    int64_t *tokens = calloc((size_t)count + 1, sizeof *tokens);
+    if (!tokens)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
+                         (long long)count);
+    for (int64_t r = 0; r < count; r++)
+        tokens[r] = pages_for(request_rows(&s->workload.requests[r]), page_size) * page_size;
+    qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
+    *most = 0;
+    for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)
+        *most += tokens[r];
+    free(tokens);
+    return ATTN_OK;
+}
+
+/* The problem's bounds, narrowed to what this workload can have. */
+static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, attn_error *error)
+{
+    int64_t longest = 1, most = 0;
+    attn_status status = most_kv_tokens(s, &most, error);
+    for (int64_t r = 0; r < s->workload.num_requests; r++) {
+        int64_t rows = request_rows(&s->workload.requests[r]);
+        longest = rows > longest ? rows : longest;
+    }
+    problem_bounds(bounds, s->config, s->model, 0);
+    bounds->max_tokens = (int32_t)scheduler_max_tokens(s->scheduler);
+    bounds->max_kv_len = (int32_t)longest;
+    bounds->max_q_len = (int32_t)(longest < bounds->max_tokens ? longest : bounds->max_tokens);
+    bounds->max_kv_tokens = most;
+    return status;
+}
+
+static bool is_packed(const struct session *s, uint32_t g)
+{
+    const char *layout = s->selection->groups[g].kv_layout;
+    return layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
+/* Quantisation of each layer group's cache; the same numbers serve all but packed latents. */
+static attn_status make_scales(struct session *s, attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    size_t count = cache->k_scale.count;
+    s->scales = calloc(s->model->num_groups, sizeof *s->scales);
+    s->reads_new_unquantised = calloc(s->model->num_groups, sizeof *s->reads_new_unquantised);
+    s->scale_values = calloc(count + cache->v_scale.count + 1, sizeof *s->scale_values);
+    if (!s->scales || !s->reads_new_unquantised || !s->scale_values)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for scales");
+    for (size_t i = 0; i < count; i++)
+        s->scale_values[i] = (float)cache->k_scale.items[i];
+    for (size_t i = 0; i < cache->v_scale.count; i++)
+        s->scale_values[count + i] = (float)cache->v_scale.items[i];
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        const float *k = count > 0 && !is_packed(s, g) ? s->scale_values : NULL;
+        s->scales[g] = (struct verify_scales){
+            .kv_dtype = problem_kv_dtype(s->config, s->model),
+            .packed = is_packed(s, g),
+            .k = k,
+            .v = k ? k + count : NULL,
+            .count = (uint32_t)count,
+        };
+        s->reads_new_unquantised[g] = s->selection->groups[g].verdict.reads_new_kv_unquantised;
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_check(struct session *s, attn_error *error)
+{
+    struct row_check_params params = {
+        .config = s->config,
+        .model = s->model,
+        .workload = &s->workload,
+        .generator = &s->generator,
+        .scales = s->scales,
+        .reads_new_unquantised = s->reads_new_unquantised,
+        .threads = s->host->threads,
+        .max_tokens = s->bounds.max_tokens,
+        .max_seqs = s->bounds.max_seqs,
+        .num_state_slots = (int32_t)num_state_slots(s),
+        .listener = s->params->listener,
+        .listener_ctx = s->params->listener_ctx,
+    };
+    return row_check_create(&params, &s->check, error);
+}
+
+static attn_status allocate_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
+    pool_groups(s, groups);
+    struct kv_pool_params params = {
+        .groups = groups,
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .num_state_slots = num_state_slots(s),
+        .poison = s->config->verify.rate > 0,
+    };
+    attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    free(groups);
+    return status;
+}
+
+static attn_status compose_executor(struct session *s, attn_error *error)
+{
+    struct executor_params params = {
+        .config = s->config,
+        .model = s->model,
+        .selection = s->selection,
+        .workload = &s->workload,
+        .generator = &s->generator,
+        .scales = s->scales,
+        .pool = s->pool,
+        .device = s->device,
+        .check = s->check,
+        .threads = s->host->threads,
+        .host = s->host,
+        .report = s->report,
+        .notes = s->params->choices,
+        .bounds = s->bounds,
+        .table_rows = (int32_t)s->config->workload.max_running_requests + 1,
+        .probe = s->params->probe,
+        .probe_ctx = s->params->probe_ctx,
+    };
+    return executor_create(&params, &s->executor, error);
+}
+
+attn_status session_reset_device(struct session *s, attn_error *error)
+{
+    executor_destroy(s->executor);
+    s->executor = NULL;
+    kv_pool_destroy(s->pool);
+    s->pool = NULL;
+    if (s->losses++ >= SESSION_MAX_LOSSES)
+        return ATTN_DEVICE_LOST;
+    s->report->device_losses++;
+    return device_reset(s->device, error);
+}
+
+attn_status session_make_device_side(struct session *s, attn_error *error)
+{
+    host_error said;
+    attn_status status;
+    do {
+        host_error_init(&said);
+        status = allocate_pool(s, &said.base);
+        if (status == ATTN_OK)
+            status = compose_executor(s, &said.base);
+    } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
+}
+
+static int make_executor(struct session *s, attn_error *error)
+{
+    attn_status status = make_generator(s, error);
+    if (status == ATTN_OK)
+        status = make_scales(s, error);
+    if (status == ATTN_OK)
+        status = narrow_bounds(s, &s->bounds, error);
+    if (status == ATTN_OK)
+        status = make_check(s, error);
+    if (status == ATTN_OK)
+        status = session_make_device_side(s, error);
+    return exit_code_of(status);
+}
+
+/* ---- Report ---------------------------------------------------------------------------------- */
+
+static int conclude(struct session *s, attn_error *error)
+{
+    struct report *report = s->report;
+    struct scheduler_counts counts;
+    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, error) != ATTN_OK)
+        return EXIT_RUN_TIME;
+    row_check_report(s->check, report);
+    scheduler_count(s->scheduler, &counts);
+    report->requests = counts.finished;
+    report->steps = counts.steps;
+    report->tokens.prefill = counts.prefill;
+    report->tokens.decode = counts.decode;
+    report->tokens.prefix_hit = counts.prefix_hit;
+    report->tokens.recomputed = counts.recomputed;
+    report->kv.capacity = counts.kv_capacity;
+    report->kv.peak = counts.kv_peak;
+    report->kv.leaked = scheduler_leaked(s->scheduler);
+    report->states.present = s->has_state;
+    report->states.capacity = counts.state_capacity;
+    report->states.peak = counts.state_peak;
+    report->states.leaked = scheduler_leaked_states(s->scheduler);
+    report->seed = s->config->workload.seed;
+    if (s->failed_steps > 0) {
+        host_fail(error, s->failure.base.code,
+                  "%lld steps failed and %lld requests were dropped; "
+                  "the first: %s",
+                  (long long)s->failed_steps, (long long)counts.dropped,
+                  host_error_text(&s->failure));
+        return EXIT_RUN_TIME;
+    }
+    bool good = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
+                report->kv.leaked == 0 && report->states.leaked == 0;
+    return good ? EXIT_GOOD : EXIT_CHECK_FAILED;
+}
+
+static void close_session(struct session *s)
+{
+    executor_destroy(s->executor);
+    row_check_destroy(s->check);
+    scheduler_destroy(s->scheduler);
+    free(s->scale_values);
+    free(s->reads_new_unquantised);
+    free(s->scales);
+    free(s->layers);
+    kv_pool_destroy(s->pool);
+    device_close(s->device);
+    select_destroy(s->selection);
+    workload_finish(&s->workload);
+    trace_finish(&s->trace);
+    model_destroy(s->model);
+    attnhost_destroy(s->host);
+}
+
+int session_run(const struct session_params *params, struct report *report, attn_error *error)
+{
+    static int (*const stages[])(struct session *, attn_error *) = {
+        load_plugins,   read_model,    read_workload, select_backends, size_device,
+        make_scheduler, make_executor, session_serve, conclude,
+    };
+    struct session *s = calloc(1, sizeof *s);
+    if (!s) {
+        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+        return EXIT_RUN_TIME;
+    }
+    s->params = params;
+    s->config = params->config;
+    s->report = report;
+    host_error_init(&s->failure);
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && code == EXIT_GOOD; i++)
+        code = stages[i](s, error);
+    close_session(s);
+    free(s);
+    return code;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session.h: a run from its configuration to its report.
+ *
+ *   plugins -> model -> workload -> selection -> KV pool -> scheduler and executor -> report
+ *
+ * Each stage is one function in session.c, in this order; whatever is wrong with a configuration is
+ * found before memory is taken or a backend is made.
+ */
+#ifndef HOST_RUN_SESSION_H
+#define HOST_RUN_SESSION_H
+
+#include <stdio.h>
+
+#include "host/config/config.h"
+#include "host/run/executor.h"
+#include "host/run/report.h"
+
+struct session_params {
+    const struct config *config;
+    FILE *choices;        /* where one line for each chosen backend goes; NULL = nowhere */
+    executor_probe probe; /* NULL = none (executor.h) */
+    void *probe_ctx;
+    row_check_listener listener; /* NULL = none (row_check.h) */
+    void *listener_ctx;
+};
+
+/* Run to the end. Returns an exit code (exit_codes.h): EXIT_GOOD and EXIT_CHECK_FAILED come with a
+ * full report, which the caller releases in any case; all others with an error. */
+int session_run(const struct session_params *params, struct report *report, attn_error *error);
+
+#endif /* HOST_RUN_SESSION_H */

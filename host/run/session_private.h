@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session_private.h: what session.c (the stages of a run) and serve.c (its steps) share.
+ */
+#ifndef HOST_RUN_SESSION_PRIVATE_H
+#define HOST_RUN_SESSION_PRIVATE_H
+
+#include "host/base/error.h"
+#include "host/run/row_check.h"
+#include "host/schedule/scheduler.h"
+#include "host/run/session.h"
+
+/* Everything a run is made of, in the order in which it is made. */
+struct session {
+    const struct session_params *params;
+    const struct config *config;
+    struct report *report;
+    attnhost *host;
+    struct model *model;
+    attn_device described;
+    struct trace trace;
+    struct workload workload;
+    struct selection *selection;
+    struct device *device;
+    int64_t num_pages; /* page 0 included */
+    bool has_state;    /* recurrent layers */
+    int64_t num_cached_states;
+    struct kv_pool *pool;
+    generator_layer *layers; /* [model.num_layers] */
+    struct generator generator;
+    struct scheduler *scheduler;
+    float *scale_values;             /* k scales, then v scales of the KV cache */
+    struct verify_scales *scales;    /* [model.num_groups] */
+    uint32_t *reads_new_unquantised; /* [model.num_groups] */
+    attn_bounds bounds;              /* of the largest step */
+    struct row_check *check;
+    struct executor *executor;
+    int losses; /* of the device, since a step was confirmed */
+    int64_t start_ns;
+    int64_t failed_steps;
+    host_error failure; /* of the first step that failed */
+};
+
+/* Losses in a row, without a step confirmed in between, after which a run gives up. */
+enum { SESSION_MAX_LOSSES = 3 };
+
+/* Allocate the KV pool, compose the backends, make what runs steps; once more if the device is lost
+ * meanwhile. */
+attn_status session_make_device_side(struct session *s, attn_error *error);
+
+/* After a loss: nothing on the device outlives it, so nothing there is kept. DEVICE_LOST if that
+ * was one loss too many, or the driver gives no new context; *error is written in the latter case.
+ */
+attn_status session_reset_device(struct session *s, attn_error *error);
+
+/* serve.c: run every request to its end. Returns an exit code. */
+int session_serve(struct session *s, attn_error *error);
+
+#endif /* HOST_RUN_SESSION_PRIVATE_H */

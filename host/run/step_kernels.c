@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step_kernels.c: what the host computes in a step on the processor; on CUDA, step_kernels_cuda.c
+ * is asked.
+ */
+#include "host/run/step_kernels_private.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/workload/generator_linear.h"
+
+#define ROWS_PER_TASK 64
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+attn_status step_kernels_create(const struct device *device, const struct generator *generator,
+                                const struct workload *workload, struct threads *threads,
+                                struct step_kernels **kernels, attn_error *error)
+{
+    struct step_kernels *made = calloc(1, sizeof *made);
+    attn_status status = ATTN_OK;
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the host's kernels");
+    made->device = device;
+    made->generator = generator;
+    made->workload = workload;
+    made->threads = threads;
+    if (device->type != ATTN_DEVICE_CPU)
+        status = step_cuda_create(device, workload, &made->cuda, error);
+    if (status != ATTN_OK)
+        free(made);
+    else
+        *kernels = made;
+    return status;
+}
+
+void step_kernels_destroy(struct step_kernels *kernels)
+{
+    if (!kernels)
+        return;
+    step_cuda_destroy(kernels->device, kernels->cuda);
+    free(kernels);
+}
+
+/* Of which types vectors and outputs may be. */
+static attn_status check_dtype(attn_dtype dtype, const char *what, attn_error *error)
+{
+    if (dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: got data type 0x%x, accepted: f32, f16 and bf16", what, dtype);
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+struct fill {
+    const struct step_kernels *kernels;
+    int32_t layer;
+    const struct step_rows *rows;
+    const struct step_vectors *vectors;
+    uint32_t num_vectors;
+};
+
+static bool is_linear(const struct row_operand *operand)
+{
+    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+}
+
+static attn_status check_vectors(const struct step_vectors *vectors, uint32_t num_vectors,
+                                 attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t v = 0; v < num_vectors && status == ATTN_OK; v++) {
+        const struct row_operand *operand = &vectors[v].operand;
+        const char *name = operands_role_name(operand->role);
+        status = check_dtype(operand->dtype, name, error);
+        if (status == ATTN_OK && !is_linear(operand) &&
+            (operand->stream < GENERATOR_KEY || operand->stream > GENERATOR_QUERY))
+            status = host_fail(error, ATTN_INVALID_ARGUMENT,
+                               "%s: got stream %d, accepted: keys, values, queries and operands of "
+                               "linear layers",
+                               name, operand->stream);
+    }
+    return status;
+}
+
+/* One row of one operand. */
+static void fill_row(const struct fill *fill, const struct step_vectors *vectors, int64_t row)
+{
+    const struct step_kernels *kernels = fill->kernels;
+    const struct row_operand *operand = &vectors->operand;
+    int32_t request = fill->rows->request[row];
+    uint64_t bytes = operands_row_bytes(operand);
+    generator_tensor to = {
+        .data = (char *)vectors->memory + (uint64_t)row * bytes,
+        .dtype = operand->dtype,
+        .token_stride = operands_row_elements(operand),
+        .head_stride = operand->dim,
+        .first = operand->first,
+        .dim = operand->dim,
+    };
+    if (request < 0)
+        memset(to.data, 0, bytes);
+    else if (is_linear(operand))
+        generator_linear_row(
+            kernels->generator, vectors->group, fill->layer,
+            workload_token_key(kernels->workload, request, fill->rows->position[row]),
+            operand->role, operand->dtype, to.data);
+    else
+        generator_fill(kernels->generator, kernels->workload, request, fill->rows->position[row], 1,
+                       fill->layer, operand->stream, &to);
+}
+
+static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct fill *fill = arg;
+    int64_t first = task * ROWS_PER_TASK, last = first + ROWS_PER_TASK;
+    if (last > fill->rows->count)
+        last = fill->rows->count;
+    for (int64_t row = first; row < last; row++)
+        for (uint32_t v = 0; v < fill->num_vectors; v++)
+            fill_row(fill, &fill->vectors[v], row);
+    return ATTN_OK;
+}
+
+attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
+                                  const struct step_rows *rows, const struct step_vectors *vectors,
+                                  uint32_t num_vectors, attn_stream stream, attn_error *error)
+{
+    attn_status status = check_vectors(vectors, num_vectors, error);
+    if (status != ATTN_OK)
+        return status;
+    if (kernels->cuda)
+        return step_cuda_generate(kernels, layer, rows, vectors, num_vectors, stream, error);
+    struct fill fill = {kernels, layer, rows, vectors, num_vectors};
+    int64_t num_tasks = ((int64_t)rows->count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
+    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
+}
+
+/* ---- Indices --------------------------------------------------------------------------------- */
+
+attn_status step_kernels_update_table(const struct step_kernels *kernels,
+                                      const struct step_update *updates, int32_t num_updates,
+                                      int32_t longest, const int32_t *slots, int32_t *req_to_token,
+                                      int64_t stride, attn_stream stream, attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_update_table(kernels, updates, num_updates, longest, slots, req_to_token,
+                                      stride, stream, error);
+    for (int32_t u = 0; u < num_updates; u++) {
+        const struct step_update *update = &updates[u];
+        int32_t *row = req_to_token + update->row * stride + update->first;
+        for (int32_t i = 0; i < update->count; i++)
+            row[i] = slots[(int64_t)update->source + i];
+    }
+    return ATTN_OK;
+}
+
+attn_status step_kernels_index_pages(const struct step_kernels *kernels,
+                                     const struct step_index *index, attn_stream stream,
+                                     attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_index_pages(kernels, index, stream, error);
+    for (int32_t s = 0; s < index->num_seqs; s++) {
+        const int32_t *slots =
+            index->req_to_token + index->req_pool_indices[s] * index->req_to_token_stride;
+        int64_t pages = ((int64_t)index->kv_lens[s] + index->page_size - 1) / index->page_size;
+        for (int64_t p = 0; p < pages; p++) {
+            int32_t page = slots[p * index->page_size] / index->page_size;
+            if (index->block_table)
+                index->block_table[s * index->block_table_stride + p] = page;
+            if (index->kv_indices)
+                index->kv_indices[index->kv_indptr[s] + p] = page;
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+static size_t row_bytes(const struct step_output *output)
+{
+    return (size_t)output->row_elements * attn_dtype_size(output->dtype);
+}
+
+static int is_finite_f32(const char *row, int64_t count)
+{
+    const uint32_t exponent = 0x7f800000u;
+    int finite = 1;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, row + i * (int64_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+static int is_finite_16(const char *row, int64_t count, uint16_t exponent)
+{
+    int finite = 1;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, row + i * (int64_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    return finite;
+}
+
+static int is_finite_row(const char *row, const struct step_output *output)
+{
+    if (output->dtype == ATTN_F32)
+        return is_finite_f32(row, output->row_elements);
+    return is_finite_16(row, output->row_elements, output->dtype == ATTN_F16 ? 0x7c00 : 0x7f80);
+}
+
+attn_status step_kernels_watch(const struct step_kernels *kernels, int32_t layer,
+                               const struct step_rows *rows, const struct step_output *output,
+                               uint64_t *first, attn_stream stream, attn_error *error)
+{
+    attn_status status = check_dtype(output->dtype, "outputs", error);
+    if (status != ATTN_OK)
+        return status;
+    if (kernels->cuda)
+        return step_cuda_watch(kernels, layer, rows, output, first, stream, error);
+    for (int32_t r = 0; r < rows->count; r++) {
+        char *row = (char *)output->data + (size_t)r * row_bytes(output);
+        uint64_t place = (uint64_t)layer << 32 | (uint32_t)r;
+        if (rows->request[r] < 0)
+            memset(row, 0, row_bytes(output));
+        else if (place < *first && !is_finite_row(row, output))
+            *first = place;
+    }
+    return ATTN_OK;
+}
+
+struct merge {
+    const struct step_partial *into, *from;
+    int64_t count; /* rows x heads */
+    int32_t dim;
+};
+
+/* An empty part, of LSE -inf, weighs nothing, whatever its output is. */
+static void merge_one(const struct merge *merge, int64_t i)
+{
+    float *out = merge->into->out + i * merge->dim, *lse = &merge->into->lse[i];
+    const float *other = merge->from->out + i * merge->dim;
+    float other_lse = merge->from->lse[i];
+    if (isinf(other_lse) && other_lse < 0)
+        return;
+    if (isinf(*lse) && *lse < 0) {
+        memcpy(out, other, (size_t)merge->dim * sizeof *out);
+        *lse = other_lse;
+        return;
+    }
+    float most = fmaxf(*lse, other_lse);
+    float a = expf(*lse - most), b = expf(other_lse - most), sum = a + b;
+    for (int32_t d = 0; d < merge->dim; d++)
+        out[d] = (a * out[d] + b * other[d]) / sum;
+    *lse = most + logf(sum);
+}
+
+static attn_status merge_task(void *arg, int64_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct merge *merge = arg;
+    int64_t last = (task + 1) * ROWS_PER_TASK;
+    for (int64_t i = task * ROWS_PER_TASK; i < last && i < merge->count; i++)
+        merge_one(merge, i);
+    return ATTN_OK;
+}
+
+attn_status step_kernels_merge(const struct step_kernels *kernels, const struct step_partial *into,
+                               const struct step_partial *from, int32_t rows, int32_t heads,
+                               int32_t dim, attn_error *error)
+{
+    struct merge merge = {into, from, (int64_t)rows * heads, dim};
+    if (kernels->cuda)
+        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged on the CPU alone");
+    int64_t num_tasks = (merge.count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    attn_status status = threads_for(kernels->threads, num_tasks, merge_task, &merge);
+    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "merging failed");
+}
+
+attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t layer,
+                                const struct step_sample *sample, const struct step_output *output,
+                                int32_t max_rows, attn_stream stream, attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_gather(kernels, layer, sample, output, max_rows, stream, error);
+    char *to = (char *)sample->to + sample->offset[layer];
+    for (int32_t i = sample->indptr[layer]; i < sample->indptr[layer + 1]; i++) {
+        memcpy(to, (const char *)output->data + (size_t)sample->rows[i] * row_bytes(output),
+               row_bytes(output));
+        to += row_bytes(output);
+    }
+    return ATTN_OK;
+}

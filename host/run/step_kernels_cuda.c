@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step_kernels_cuda.c: launches the kernels of kernels/step_kernels.cu, and gives them what of the
+ * workload they read.
+ */
+#include "host/run/step_kernels_private.h"
+
+#include <stdlib.h>
+
+#include "host/base/error.h"
+#include "host/run/kernels/launch.h"
+#include "host/workload/vectors.h"
+
+/* The kernels as PTX, which the driver compiles for its device; what stands in for them in a build
+ * without nvcc says so. A driver refuses it; one that tests put in its place need not. */
+#ifdef HAVE_NVCC
+extern const unsigned char step_kernels_fatbin[];
+extern const uint64_t step_kernels_fatbin_size;
+#define IMAGE      step_kernels_fatbin
+#define IMAGE_SIZE step_kernels_fatbin_size
+#else
+static const char no_image[] = "this host was built without nvcc: its device kernels are not here";
+#define IMAGE      no_image
+#define IMAGE_SIZE (sizeof no_image - 1)
+#endif
+
+struct step_cuda {
+    struct device_module *module;
+#define FUNCTION(name) struct device_function *name;
+    STEP_KERNELS(FUNCTION)
+#undef FUNCTION
+    struct request_tokens *requests; /* the device's, and what they point to */
+    int64_t *hash_ids;
+};
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static attn_status load_kernels(const struct device *device, struct step_cuda *cuda,
+                                attn_error *error)
+{
+    attn_status status =
+        device_module_load(device, IMAGE, IMAGE_SIZE, "the host's kernels", &cuda->module, error);
+#ifndef HAVE_NVCC
+    if (status == ATTN_DEPENDENCY_MISSING)
+        return host_fail(error, status, "cuda:%d: %s", device->id, no_image);
+#endif
+#define FIND(name)                                                                                 \
+    if (status == ATTN_OK)                                                                         \
+        status = device_function(device, cuda->module, "step_" #name, &cuda->name, error);
+    STEP_KERNELS(FIND)
+#undef FIND
+    return status;
+}
+
+/* Memory of the device with the contents of `from`. */
+static attn_status upload(const struct device *device, const void *from, uint64_t size,
+                          const char *what, void **memory, attn_error *error)
+{
+    *memory = device_allocate(device, ATTN_SPACE_DEVICE, size, sizeof(uint64_t));
+    if (!*memory)
+        return device_no_memory(device, ATTN_SPACE_DEVICE, error,
+                                "cuda:%d: no memory for %llu bytes of %s", device->id,
+                                (unsigned long long)size, what);
+    attn_status status = device_copy(device, *memory, from, size, NULL, error);
+    return status == ATTN_OK ? device_synchronize(device, NULL, error) : status;
+}
+
+static int64_t count_hash_ids(const struct workload *workload)
+{
+    int64_t count = 0;
+    for (int64_t r = 0; r < workload->num_requests; r++)
+        count += workload->requests[r].num_whole;
+    return count;
+}
+
+/* All that is used of the trace's hash ids, one request after the other. */
+static attn_status upload_hash_ids(const struct device *device, const struct workload *workload,
+                                   struct step_cuda *cuda, attn_error *error)
+{
+    int64_t count = count_hash_ids(workload), at = 0;
+    int64_t *ids = calloc((size_t)count + 1, sizeof *ids);
+    void *memory = NULL;
+    if (!ids)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld hash ids",
+                         (long long)count);
+    for (int64_t r = 0; r < workload->num_requests; r++) {
+        struct request_tokens tokens = workload_tokens(workload, r);
+        for (int64_t i = 0; i < tokens.num_whole; i++)
+            ids[at++] = tokens.hash_ids[i];
+    }
+    attn_status status =
+        upload(device, ids, (uint64_t)count * sizeof *ids, "hash ids", &memory, error);
+    cuda->hash_ids = memory;
+    free(ids);
+    return status;
+}
+
+static attn_status upload_requests(const struct device *device, const struct workload *workload,
+                                   struct step_cuda *cuda, attn_error *error)
+{
+    size_t count = (size_t)workload->num_requests;
+    struct request_tokens *requests = calloc(count + 1, sizeof *requests);
+    const int64_t *ids = cuda->hash_ids;
+    void *memory = NULL;
+    if (!requests)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %zu requests", count);
+    for (size_t r = 0; r < count; r++) {
+        requests[r] = workload_tokens(workload, (int64_t)r);
+        requests[r].hash_ids = ids;
+        ids += requests[r].num_whole;
+    }
+    attn_status status =
+        upload(device, requests, count * sizeof *requests, "requests", &memory, error);
+    cuda->requests = memory;
+    free(requests);
+    return status;
+}
+
+attn_status step_cuda_create(const struct device *device, const struct workload *workload,
+                             struct step_cuda **cuda, attn_error *error)
+{
+    struct step_cuda *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the host's kernels");
+    attn_status status = load_kernels(device, made, error);
+    if (status == ATTN_OK)
+        status = upload_hash_ids(device, workload, made, error);
+    if (status == ATTN_OK)
+        status = upload_requests(device, workload, made, error);
+    if (status == ATTN_OK) {
+        *cuda = made;
+        return ATTN_OK;
+    }
+    device_synchronize(device, NULL, NULL); /* a copy may be under way */
+    step_cuda_destroy(device, made);
+    return status;
+}
+
+void step_cuda_destroy(const struct device *device, struct step_cuda *cuda)
+{
+    if (!cuda)
+        return;
+    device_release(device, ATTN_SPACE_DEVICE, cuda->requests);
+    device_release(device, ATTN_SPACE_DEVICE, cuda->hash_ids);
+    device_module_unload(device, cuda->module);
+    free(cuda);
+}
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* `pieces` pieces of work for up to `threads` threads each (launch.h). */
+static attn_status launch(const struct step_kernels *kernels, struct device_function *function,
+                          int32_t pieces, uint64_t threads, void *argument, attn_stream stream,
+                          attn_error *error)
+{
+    uint64_t blocks = threads / STEP_BLOCK + (threads % STEP_BLOCK > 0);
+    uint32_t grid[3] = {(uint32_t)pieces, STEP_MAX_GRID_Y, 1}, block[3] = {STEP_BLOCK, 1, 1};
+    void *arguments[] = {argument};
+    if (pieces < 1 || blocks == 0)
+        return ATTN_OK;
+    if (blocks < STEP_MAX_GRID_Y)
+        grid[1] = (uint32_t)blocks;
+    return device_launch(kernels->device, function, grid, block, arguments, stream, error);
+}
+
+static uint64_t groups_of(int32_t dim)
+{
+    return (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+}
+
+/* The kernel makes whole vectors of softmax layers: query, key and value, of one type. */
+static attn_status place_vectors(const generator_layer *geometry,
+                                 const struct step_vectors *vectors, uint32_t num_vectors,
+                                 struct generate_vectors *placed, attn_error *error)
+{
+    for (uint32_t i = 0; i < num_vectors; i++) {
+        const struct row_operand *operand = &vectors[i].operand;
+        bool is_value = operand->role == ATTN_ROLE_V;
+        if (geometry->latent || operand->role > ATTN_ROLE_V || operand->first != 0 ||
+            operand->dtype != vectors[0].operand.dtype ||
+            operand->dim != (is_value ? geometry->v_head_dim : geometry->head_dim))
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "%s: a GPU makes q, k and v of softmax layers alone, whole and of "
+                             "one type",
+                             operands_role_name(operand->role));
+        void **to[] = {&placed->q, &placed->k, &placed->v};
+        *to[operand->role] = vectors[i].memory;
+        placed->dtype = operand->dtype;
+    }
+    if (!placed->q || !placed->k != !placed->v)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "vectors: a GPU makes q alone, or q, k and v together");
+    return ATTN_OK;
+}
+
+attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
+                               const struct step_rows *rows, const struct step_vectors *vectors,
+                               uint32_t num_vectors, attn_stream stream, attn_error *error)
+{
+    const generator_layer *geometry = &kernels->generator->layers[layer];
+    struct generate_launch work = {
+        .generator = *kernels->generator,
+        .geometry = *geometry,
+        .requests = kernels->cuda->requests,
+        .rows = *rows,
+        .num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads,
+        .layer = layer,
+    };
+    attn_status status = place_vectors(geometry, vectors, num_vectors, &work.vectors, error);
+    if (status != ATTN_OK)
+        return status;
+    work.generator.layers = NULL;
+    if (work.vectors.k)
+        work.num_words += (groups_of(geometry->head_dim) + groups_of(geometry->v_head_dim)) *
+                          (uint64_t)geometry->num_kv_heads;
+    return launch(kernels, kernels->cuda->generate, rows->count, work.num_words, &work, stream,
+                  error);
+}
+
+attn_status step_cuda_update_table(const struct step_kernels *kernels,
+                                   const struct step_update *updates, int32_t num_updates,
+                                   int32_t longest, const int32_t *slots, int32_t *req_to_token,
+                                   int64_t stride, attn_stream stream, attn_error *error)
+{
+    struct update_table_launch work = {
+        .updates = updates,
+        .slots = slots,
+        .req_to_token = req_to_token,
+        .stride = stride,
+    };
+    uint64_t threads = longest > 0 ? (uint64_t)longest : 0;
+    return launch(kernels, kernels->cuda->update_table, num_updates, threads, &work, stream, error);
+}
+
+attn_status step_cuda_index_pages(const struct step_kernels *kernels,
+                                  const struct step_index *index, attn_stream stream,
+                                  attn_error *error)
+{
+    struct index_pages_launch work = {.index = *index};
+    uint64_t threads = index->max_pages > 0 ? (uint64_t)index->max_pages : 0;
+    return launch(kernels, kernels->cuda->index_pages, index->num_seqs, threads, &work, stream,
+                  error);
+}
+
+/* As many threads for a row as it has pieces of 16 bytes. */
+static uint64_t threads_of_row(uint64_t bytes)
+{
+    return (bytes + 15) / 16;
+}
+
+static uint64_t row_bytes(const struct step_output *output)
+{
+    return (uint64_t)output->row_elements * attn_dtype_size(output->dtype);
+}
+
+attn_status step_cuda_watch(const struct step_kernels *kernels, int32_t layer,
+                            const struct step_rows *rows, const struct step_output *output,
+                            uint64_t *first, attn_stream stream, attn_error *error)
+{
+    struct watch_launch work = {.rows = *rows, .output = *output, .first = first, .layer = layer};
+    return launch(kernels, kernels->cuda->watch, rows->count, threads_of_row(row_bytes(output)),
+                  &work, stream, error);
+}
+
+attn_status step_cuda_gather(const struct step_kernels *kernels, int32_t layer,
+                             const struct step_sample *sample, const struct step_output *output,
+                             int32_t max_rows, attn_stream stream, attn_error *error)
+{
+    struct gather_launch work = {
+        .sample = *sample,
+        .rows = output->data,
+        .row_bytes = row_bytes(output),
+        .layer = layer,
+    };
+    return launch(kernels, kernels->cuda->gather, max_rows, threads_of_row(work.row_bytes), &work,
+                  stream, error);
+}

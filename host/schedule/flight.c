@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What becomes of a step: launched, confirmed, dropped, or lost with the device.
+ *
+ * A launch moves requests on as if the step had ended, which is what the plan of the next one
+ * needs, and leaves a record of what the end will add. Records are confirmed in order, so the mark
+ * that rows are counted against at launch is the one that will be confirmed before them.
+ */
+#include <assert.h>
+
+#include "host/schedule/private.h"
+
+static struct flight *flight_at(const struct scheduler *scheduler, int32_t index)
+{
+    return &scheduler
+                ->flights[(scheduler->oldest_flight + index) % scheduler->params.max_in_flight];
+}
+
+int32_t scheduler_in_flight(const struct scheduler *scheduler)
+{
+    return scheduler->num_flights;
+}
+
+/* ---- Launched -------------------------------------------------------------------------------- */
+
+/* Each row is looked at; nothing is derived from the sums that are to be checked. */
+static void count_prompt_rows(struct flight *flight, struct request *request)
+{
+    if (request->computed > request->mark) { /* only a hit can have moved it past the mark */
+        flight->prefix_hit += request->computed - request->mark;
+        request->mark = request->computed;
+    }
+    for (int32_t i = 0; i < request->num_new; i++) {
+        flight->prefill++;
+        flight->recomputed += request->computed + i < request->mark;
+    }
+}
+
+/* Let later requests see the pages that hold nothing but complete units of shareable tokens. */
+static void publish(struct scheduler *scheduler, struct request *request)
+{
+    int32_t page_size = scheduler->slots.page_size;
+    int32_t first = request->cached_pages;
+    int32_t count = visible_pages(scheduler, request, request->computed) - first;
+    if (count <= 0)
+        return;
+    const int32_t *row = request_table_row(&scheduler->table, request->row);
+    scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request),
+                           (int64_t)first * page_size, (int64_t)count * page_size, scheduler->keys);
+    for (int32_t i = 0; i < count; i++)
+        scheduler->pages[i] = row[(size_t)(first + i) * (size_t)page_size] / page_size;
+    int32_t taken = (int32_t)radix_cache_insert(scheduler->cache, scheduler->keys, count,
+                                                scheduler->pages, &request->node);
+    request->cached_pages += taken;
+    for (int32_t i = 0; i < taken; i++) {
+        int32_t position = (first + i) * page_size;
+        if (row[position] == scheduler->pages[i] * page_size)
+            continue;
+        scheduler_write_pages(scheduler, request, first + i, 1, &scheduler->pages[i]);
+        request->table_changed = min_i32(request->table_changed, position);
+    }
+}
+
+/* The states behind pages that are published now; the others wait. */
+static void publish_states(struct scheduler *scheduler, struct request *request)
+{
+    int32_t kept = 0;
+    for (int32_t i = 0; i < request->num_snapshots; i++) {
+        struct snapshot *snapshot = &request->snapshots[i];
+        int32_t pages_back = request->cached_pages - snapshot->rows / scheduler->slots.page_size;
+        if (pages_back >= 0)
+            radix_cache_put_state(scheduler->cache, request->node, pages_back, snapshot->slot);
+        else
+            request->snapshots[kept++] = *snapshot;
+    }
+    request->num_snapshots = kept;
+    if (request->state_node) /* the step that read it was launched */
+        radix_cache_unpin_state(scheduler->cache, request->state_node);
+    request->state_node = NULL;
+}
+
+static void advance(struct scheduler *scheduler, struct flight *flight, struct request *request)
+{
+    bool is_prompt = request->computed < request->target;
+    if (is_prompt)
+        count_prompt_rows(flight, request);
+    else
+        flight->decode++;
+    request->computed += request->num_new;
+    request->num_new = 0;
+    request->mark = max_i32(request->mark, request->computed);
+    if (is_prompt) {
+        publish(scheduler, request);
+        publish_states(scheduler, request);
+    }
+    flight->seqs[flight->num_seqs++] =
+        (struct flight_seq){number_of(scheduler, request), request->mark};
+}
+
+/* No step is out any more; `running` loses whoever does not run any more. */
+static void end_step(struct scheduler *scheduler)
+{
+    int32_t kept = 0;
+    for (int32_t i = 0; i < scheduler->num_running; i++)
+        if (running_at(scheduler, i)->state == REQUEST_RUNNING)
+            scheduler->running[kept++] = scheduler->running[i];
+    scheduler->num_running = kept;
+    scheduler->step.number += scheduler->step_is_out;
+    scheduler->step_is_out = false;
+}
+
+void scheduler_advance(struct scheduler *scheduler)
+{
+    assert(scheduler->step_is_out);
+    struct flight *flight = flight_at(scheduler, scheduler->num_flights++);
+    *flight = (struct flight){.seqs = flight->seqs};
+    for (int32_t i = 0; i < scheduler->step.num_seqs; i++) {
+        struct request *request = &scheduler->requests[scheduler->seqs[i].request];
+        advance(scheduler, flight, request);
+        if (request->computed < request->num_rows)
+            continue;
+        scheduler_release(scheduler, request);
+        request->state = REQUEST_THROUGH;
+    }
+    end_step(scheduler);
+}
+
+/* ---- Confirmed ------------------------------------------------------------------------------- */
+
+void scheduler_confirm(struct scheduler *scheduler)
+{
+    assert(scheduler->num_flights > 0);
+    const struct flight *flight = flight_at(scheduler, 0);
+    struct scheduler_counts *counts = &scheduler->counts;
+    counts->prefill += flight->prefill;
+    counts->decode += flight->decode;
+    counts->prefix_hit += flight->prefix_hit;
+    counts->recomputed += flight->recomputed;
+    counts->steps++;
+    for (int32_t i = 0; i < flight->num_seqs; i++) {
+        struct request *request = &scheduler->requests[flight->seqs[i].request];
+        request->confirmed = flight->seqs[i].mark;
+        if (request->confirmed < request->num_rows)
+            continue;
+        assert(request->state == REQUEST_THROUGH);
+        request->state = REQUEST_FINISHED;
+        counts->finished++;
+    }
+    scheduler->oldest_flight++;
+    scheduler->num_flights--;
+}
+
+void scheduler_complete(struct scheduler *scheduler)
+{
+    assert(scheduler->num_flights == 0);
+    scheduler_advance(scheduler);
+    scheduler_confirm(scheduler);
+}
+
+/* ---- Dropped --------------------------------------------------------------------------------- */
+
+/* It may hold memory, wait after a retraction, be through, or have been dropped before. */
+static void drop(struct scheduler *scheduler, int64_t number)
+{
+    struct request *request = &scheduler->requests[number];
+    if (request->state == REQUEST_DROPPED)
+        return;
+    if (request->state == REQUEST_RUNNING)
+        scheduler_release(scheduler, request);
+    request->state = REQUEST_DROPPED;
+    scheduler->counts.dropped++;
+}
+
+void scheduler_drop(struct scheduler *scheduler)
+{
+    assert(scheduler->step_is_out);
+    for (int32_t i = 0; i < scheduler->step.num_seqs; i++)
+        drop(scheduler, scheduler->seqs[i].request);
+    end_step(scheduler);
+}
+
+/* A request that reads what an unconfirmed step published took it over in that step or a later one,
+ * so it is in an unconfirmed step itself and dropped here. Then nobody locks such a page, and
+ * flushing what is not locked removes them all. A state may have been put behind a page that
+ * somebody else locks, so all states go; whoever pinned one is in the step that is out. */
+void scheduler_drop_flight(struct scheduler *scheduler)
+{
+    for (int32_t i = 0; scheduler->step_is_out && i < scheduler->step.num_seqs; i++)
+        drop(scheduler, scheduler->seqs[i].request);
+    for (; scheduler->num_flights > 0; scheduler->num_flights--) {
+        const struct flight *flight = flight_at(scheduler, scheduler->num_flights - 1);
+        for (int32_t i = 0; i < flight->num_seqs; i++)
+            drop(scheduler, flight->seqs[i].request);
+    }
+    end_step(scheduler);
+    radix_cache_drop_states(scheduler->cache);
+    radix_cache_flush(scheduler->cache);
+}
+
+/* ---- Lost ------------------------------------------------------------------------------------ */
+
+/* What the steps in flight did to marks and states. Their requests hold nothing any more. */
+static void undo_flights(struct scheduler *scheduler)
+{
+    for (; scheduler->num_flights > 0; scheduler->num_flights--) {
+        const struct flight *flight = flight_at(scheduler, scheduler->num_flights - 1);
+        for (int32_t i = 0; i < flight->num_seqs; i++) {
+            struct request *request = &scheduler->requests[flight->seqs[i].request];
+            request->mark = request->confirmed;
+            if (request->state != REQUEST_THROUGH)
+                continue;
+            request->state = REQUEST_WAITING;
+            if (flight->seqs[i].request < scheduler->first_waiting)
+                scheduler->first_waiting = flight->seqs[i].request;
+        }
+    }
+}
+
+void scheduler_device_lost(struct scheduler *scheduler)
+{
+    while (scheduler->num_running > 0)
+        scheduler_retract_last(scheduler);
+    undo_flights(scheduler);
+    end_step(scheduler);
+    radix_cache_flush(scheduler->cache);
+}

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What runs next: all of the scheduler that allocates.
+ */
+#include <assert.h>
+
+#include "attn_problem.h"
+#include "host/schedule/private.h"
+
+/* Decode rows reserved for each request when one starts. SGLang keeps as many steps ahead after a
+ * retraction (SGLANG_RETRACT_DECODE_STEPS). */
+#define RESERVED_ROWS 20
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static int64_t available_pages(const struct scheduler *scheduler)
+{
+    return scheduler->slots.num_free + radix_cache_evictable(scheduler->cache);
+}
+
+static void evict_for(struct scheduler *scheduler, int32_t pages)
+{
+    if (pages > scheduler->slots.num_free)
+        radix_cache_evict(scheduler->cache, pages - scheduler->slots.num_free);
+}
+
+/* ---- Planning: prompts ----------------------------------------------------------------------- */
+
+/* Slots for up to `wanted` more prompt rows; returns for how many there was room. */
+static int32_t extend(struct scheduler *scheduler, struct request *request, int32_t wanted)
+{
+    struct slots *slots = &scheduler->slots;
+    int64_t most =
+        (slots_pages(slots, request->computed) + available_pages(scheduler)) * slots->page_size -
+        request->computed;
+    int32_t count = wanted < most ? wanted : (int32_t)most;
+    int32_t *row = request_table_row(&scheduler->table, request->row);
+    int32_t last_slot = request->computed > 0 ? row[request->computed - 1] : 0;
+    evict_for(scheduler, slots_pages_to_extend(slots, request->computed, count));
+    bool done =
+        slots_alloc_extend(slots, request->computed, count, last_slot, row + request->computed);
+    assert(done);
+    request->num_new = done ? count : 0;
+    return request->num_new;
+}
+
+/* Pages to keep free for the next decode rows of a request that has `length` rows. */
+static int32_t reserve_for(const struct scheduler *scheduler, const struct request *request,
+                           int32_t length)
+{
+    return slots_pages_to_extend(&scheduler->slots, length,
+                                 min_i32(RESERVED_ROWS, request->num_rows - length));
+}
+
+/* Step back to where the cached prefix has a state, which nobody may take until it was read. */
+static void pin_state(struct scheduler *scheduler, struct request *request)
+{
+    int64_t pages = request->cached_pages;
+    request->parted_at = request->cached_pages * scheduler->slots.page_size;
+    request->node = radix_cache_find_state(scheduler->cache, request->node, &pages);
+    request->cached_pages = (int32_t)pages;
+    radix_cache_lock(scheduler->cache, request->node);
+    if (pages > 0) {
+        request->state_node = request->node;
+        radix_cache_pin_state(scheduler->cache, request->node);
+    }
+}
+
+/* Find and lock the cached pages that the request can start behind, into scheduler->pages. At
+ * least one row is left to compute, as somebody has to make the first output token. */
+static void lock_prefix(struct scheduler *scheduler, struct request *request)
+{
+    int32_t page_size = scheduler->slots.page_size;
+    int32_t most = min_i32(request->shareable, request->target - 1) / page_size;
+    request->node = radix_cache_root(scheduler->cache);
+    request->cached_pages = request->parted_at = 0;
+    if (most == 0)
+        return;
+    scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request), 0,
+                           (int64_t)most * page_size, scheduler->keys);
+    request->cached_pages = (int32_t)radix_cache_match(scheduler->cache, scheduler->keys, most,
+                                                       scheduler->pages, &request->node);
+    if (scheduler->params.has_state)
+        pin_state(scheduler, request);
+    else
+        radix_cache_lock(scheduler->cache, request->node);
+}
+
+static void unlock_prefix(struct scheduler *scheduler, struct request *request)
+{
+    if (request->state_node)
+        radix_cache_unpin_state(scheduler->cache, request->state_node);
+    request->state_node = NULL;
+    radix_cache_unlock(scheduler->cache, request->node);
+}
+
+/* Let the oldest waiting request run if its pages fit behind *reserved ones, to which its own
+ * reserve is added. Where nothing else runs it always fits: all pages but its own can be evicted.
+ */
+static bool start(struct scheduler *scheduler, struct request *request, int64_t *reserved)
+{
+    request->target = max_i32(request->input_length, request->mark);
+    lock_prefix(scheduler, request);
+    int64_t reserve = *reserved + reserve_for(scheduler, request, request->target);
+    int64_t pages = slots_pages(&scheduler->slots, request->target) - request->cached_pages;
+    if (scheduler->num_running > 0 && pages + reserve > available_pages(scheduler)) {
+        unlock_prefix(scheduler, request);
+        return false;
+    }
+    request->row = request_table_acquire(&scheduler->table);
+    scheduler_write_pages(scheduler, request, 0, request->cached_pages, scheduler->pages);
+    request->computed = request->cached_pages * scheduler->slots.page_size;
+    request->num_new = request->table_changed = 0;
+    request->state = REQUEST_RUNNING;
+    scheduler->running[scheduler->num_running++] = number_of(scheduler, request);
+    *reserved = reserve;
+    return true;
+}
+
+static int64_t reserve_for_all(const struct scheduler *scheduler)
+{
+    int64_t pages = 0;
+    for (int32_t i = 0; i < scheduler->num_running; i++) {
+        const struct request *request = running_at(scheduler, i);
+        pages += reserve_for(scheduler, request, request->computed + request->num_new);
+    }
+    return pages;
+}
+
+/* Up to a chunk of prompt rows: first of the prompt that is in pieces, then of those that can
+ * start. Returns how many. */
+static int32_t plan_prompts(struct scheduler *scheduler, int64_t now_us)
+{
+    const struct scheduler_params *params = &scheduler->params;
+    int32_t chunk = params->chunked_prefill_size > 0 ? params->chunked_prefill_size : INT32_MAX;
+    int32_t left = chunk;
+    struct request *last =
+        scheduler->num_running > 0 ? running_at(scheduler, scheduler->num_running - 1) : NULL;
+    if (last && last->computed < last->target) {
+        left -= extend(scheduler, last, min_i32(left, last->target - last->computed));
+        if (last->computed + last->num_new < last->target)
+            return chunk - left;
+    }
+    int64_t reserved = reserve_for_all(scheduler);
+    while (left > 0 && scheduler->num_running < params->max_running_requests) {
+        struct request *request = scheduler_find_waiting(scheduler);
+        if (!request || request->arrival_us > now_us || !start(scheduler, request, &reserved))
+            break;
+        left -= extend(scheduler, request, min_i32(left, request->target - request->computed));
+    }
+    return chunk - left;
+}
+
+/* ---- Planning: decodes and the step ---------------------------------------------------------- */
+
+static bool decode(struct scheduler *scheduler, struct request *request)
+{
+    int32_t *row = request_table_row(&scheduler->table, request->row);
+    int32_t length = request->computed;
+    int32_t pages = slots_pages_to_extend(&scheduler->slots, length, 1);
+    if (pages > available_pages(scheduler))
+        return false;
+    evict_for(scheduler, pages);
+    request->num_new = 1;
+    return slots_alloc_decode(&scheduler->slots, length + 1, row[length - 1], &row[length]);
+}
+
+/* One row for each request whose prompt is through; the oldest are served first, and those that
+ * started last make room for them. */
+static void plan_decodes(struct scheduler *scheduler)
+{
+    for (int32_t i = 0; i < scheduler->num_running; i++) {
+        struct request *request = running_at(scheduler, i);
+        if (request->computed < request->target)
+            continue;
+        while (request->state == REQUEST_RUNNING && !decode(scheduler, request))
+            scheduler_retract_last(scheduler);
+    }
+}
+
+/* Have the state after the first `rows` rows kept, if its row is in the step and a slot is free. */
+static void add_snapshot(struct scheduler *scheduler, struct request *request, int32_t rows)
+{
+    struct scheduler_step *step = &scheduler->step;
+    if (rows <= request->computed || rows > request->computed + request->num_new ||
+        request->num_snapshots == SCHEDULER_SNAPSHOTS_PER_SEQ)
+        return;
+    int32_t slot = radix_cache_take_state(scheduler->cache);
+    if (slot == 0)
+        return;
+    request->snapshots[request->num_snapshots++] = (struct snapshot){rows, slot};
+    scheduler->snapshots[step->num_snapshots++] = (struct scheduler_snapshot){
+        .row = step->num_tokens + rows - request->computed - 1,
+        .slot = scheduler->params.max_running_requests + slot,
+    };
+}
+
+/* At the last page that this step makes visible, and where the request parted from another. */
+static void add_snapshots(struct scheduler *scheduler, struct request *request)
+{
+    if (scheduler->states.num_pages == 0 || request->computed >= request->target)
+        return;
+    int32_t visible = visible_pages(scheduler, request, request->computed + request->num_new);
+    int32_t border = visible * scheduler->slots.page_size;
+    if (request->parted_at < border)
+        add_snapshot(scheduler, request, request->parted_at);
+    add_snapshot(scheduler, request, border);
+    if (request->parted_at > border)
+        add_snapshot(scheduler, request, request->parted_at);
+}
+
+static int32_t state_to_read(const struct scheduler *scheduler, const struct request *request)
+{
+    if (request->state_node)
+        return scheduler->params.max_running_requests + radix_cache_state(request->state_node);
+    return request->computed > 0 ? request->row : 0;
+}
+
+static void emit_seq(struct scheduler *scheduler, struct request *request)
+{
+    struct scheduler_step *step = &scheduler->step;
+    int32_t length = request->computed + request->num_new;
+    const int32_t *row = request_table_row(&scheduler->table, request->row);
+    bool has_state = scheduler->params.has_state;
+    add_snapshots(scheduler, request);
+    for (int32_t position = request->computed; position < length; position++)
+        scheduler->out_cache_loc[step->num_tokens++] = row[position];
+    scheduler->seqs[step->num_seqs++] = (struct scheduler_seq){
+        .request = number_of(scheduler, request),
+        .row = request->row,
+        .prefix_len = request->computed,
+        .num_new = request->num_new,
+        .table_changed = request->table_changed,
+        .state_slot = has_state ? state_to_read(scheduler, request) : 0,
+        .state_dst = has_state ? request->row : 0,
+    };
+    request->table_changed = length;
+    step->max_q_len = max_i32(step->max_q_len, request->num_new);
+    step->max_kv_len = max_i32(step->max_kv_len, length);
+}
+
+/* List the requests that got rows: prompts first, then decodes. */
+static void emit_step(struct scheduler *scheduler)
+{
+    struct scheduler_step *step = &scheduler->step;
+    int64_t number = step->number;
+    *step = (struct scheduler_step){
+        .number = number,
+        .seqs = scheduler->seqs,
+        .out_cache_loc = scheduler->out_cache_loc,
+        .snapshots = scheduler->snapshots,
+    };
+    for (int decodes = 0; decodes < 2; decodes++) {
+        int32_t before = step->num_seqs;
+        for (int32_t i = 0; i < scheduler->num_running; i++) {
+            struct request *request = running_at(scheduler, i);
+            if (request->num_new > 0 && (request->computed >= request->target) == decodes)
+                emit_seq(scheduler, request);
+        }
+        step->num_decode_seqs = step->num_seqs - before;
+    }
+    step->mode = step->num_decode_seqs == 0                ? ATTN_MODE_EXTEND
+                 : step->num_decode_seqs == step->num_seqs ? ATTN_MODE_DECODE
+                                                           : ATTN_MODE_MIXED;
+}
+
+void scheduler_plan(struct scheduler *scheduler, int64_t now_us)
+{
+    bool mixed = scheduler->params.mixed;
+    if (mixed)
+        plan_decodes(scheduler); /* first, as they are the older requests' */
+    int32_t num_prompt_rows = plan_prompts(scheduler, now_us);
+    if (!mixed && num_prompt_rows == 0)
+        plan_decodes(scheduler);
+    emit_step(scheduler);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler.h: continuous batching; which rows of which requests make up the next step.
+ *
+ *   scheduler_add()*  ->  scheduler_next()  ->  the caller runs the step  ->  scheduler_complete()
+ *                              ^                                                     |
+ *                              +-----------------------------------------------------+
+ *
+ * or, with steps in flight,
+ *
+ *   scheduler_add()*  ->  scheduler_next()  ->  the caller launches it  ->  scheduler_advance()
+ *                              ^                                                    |
+ *                              +------ scheduler_confirm() for each that ended -----+
+ *
+ * Rows. A request of input length L and output length n computes the KV of L prompt rows and, as
+ * its first output token comes from prefill, of n - 1 decode rows (none for n = 0). A row is one
+ * token at one position.
+ *
+ * Policy. Requests start in the order in which they were added. As in SGLang, prefill goes before
+ * decode: while there is a prompt to compute, or one that can start, steps are EXTEND, else DECODE
+ * of everything that runs. A step has at most chunked_prefill_size prompt rows; a prompt that is
+ * cut there goes on first in the next step, so at most one is in pieces. With `mixed`, decode rows
+ * join every step that has prompt rows (they do not count towards the chunk size), and those are
+ * MIXED.
+ *
+ * Memory. A request starts when the pages of its prompt are free or can be evicted from the prefix
+ * cache, with a reserve of 20 decode rows (or what is left, if less) for itself and everything that
+ * runs, so that it is not soon thrown out again. When a decode row finds no page, the request that
+ * started last is retracted: its pages are freed, and it waits in front of those that have not
+ * started. So the requests that run are always older than those that wait, the oldest is never
+ * retracted, and as each fits the pool alone (scheduler_add() sees to that), each one ends.
+ *
+ * A retracted request prefills again exactly the rows it had, then goes on.
+ *
+ * Prefix cache. Of a request's tokens the first shareable_length may be equal to another's; they
+ * become visible to later requests in units of share_unit tokens when the prefill step that
+ * completes the unit was launched, cut to whole pages. A request starts behind the longest prefix
+ * that is cached, but computes at least its last prompt row itself. Whatever two requests computed
+ * twice, because none saw the other's, is kept once.
+ *
+ * Nothing depends on the outputs of a step, and the order of everything is deterministic unless a
+ * clock is given. One step at a time is out: scheduler_next() must not be called before the step
+ * before it was advanced, completed, dropped or lost.
+ *
+ * Steps in flight. As no plan depends on outputs, the next step can be planned while launched ones
+ * still run, if the device runs them in the order in which they were launched: pages that a
+ * launched step gives up are handed out at once, for whoever writes them comes later, and shared
+ * prefixes are visible at once, for whoever reads them comes later too. So the sequence of steps
+ * does not depend on how many are in flight. What does wait for the end of a step is what is said
+ * of it: counts, and what a request has computed for good, follow confirmed steps alone.
+ *
+ * All layers share one slot space: every KV group of a batch gets the same req_to_token and
+ * out_cache_loc.
+ *
+ * States. With has_state every request has one recurrent state (of all layers alike), in the state
+ * slot that its row of the table names, 1 .. max_running_requests. A cached page is of use to such
+ * a request only if the state behind it was kept, too. So the last row of each prefill step behind
+ * which pages become visible leaves a copy of the state, a snapshot, in one of num_cached_states
+ * further slots, and a request starts at the deepest snapshot of its cached prefix: its first step
+ * reads that one and writes its own, which leaves the shared one whole. Where the cached pages
+ * reach further than the states do, two requests have parted in the midst of what one step
+ * computed; then another snapshot is taken at that very page, and whoever comes next starts there.
+ */
+#ifndef HOST_SCHEDULE_SCHEDULER_H
+#define HOST_SCHEDULE_SCHEDULER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attn_types.h"
+#include "host/cache/request_table.h"
+#include "host/workload/token_key.h"
+
+struct scheduler;
+
+struct scheduler_params {
+    int32_t page_size;            /* tokens */
+    int64_t num_pages;            /* page 0, the padding, included */
+    int32_t max_running_requests; /* rows of req_to_token, less row 0 */
+    int32_t max_context_len;      /* elements of a row */
+    int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
+    bool mixed;                   /* prompt and decode rows in one step */
+    int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
+    bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
+    bool has_state;               /* recurrent layers */
+    int64_t num_cached_states; /* with has_state: slots behind those of the rows; 0 = nothing is */
+                               /* shared */
+    int64_t share_unit;        /* tokens, >= 1: a trace's block */
+
+    /* The identities of `count` tokens of `request` from `position` on; called for positions below
+     * shareable_length only. */
+    void (*keys)(void *keys_context, int64_t request, int64_t position, int64_t count,
+                 token_key *keys);
+    void *keys_context;
+
+    /* The time on the scale of arrival_us. NULL = virtual clock: everybody has arrived. */
+    int64_t (*now_us)(void *clock_context);
+    void *clock_context;
+};
+
+struct scheduler_request {
+    int64_t input_length;     /* tokens, >= 1 */
+    int64_t output_length;    /* tokens, >= 0 */
+    int64_t shareable_length; /* tokens, 0 .. input_length */
+    int64_t arrival_us;       /* not started before; in order of addition, nobody overtakes */
+};
+
+/* One sequence of a step: rows at positions [prefix_len, prefix_len + num_new). */
+struct scheduler_seq {
+    int64_t request;
+    int32_t row;           /* of req_to_token */
+    int32_t prefix_len;    /* tokens before the first query, all in the cache */
+    int32_t num_new;       /* >= 1 */
+    int32_t table_changed; /* first position whose entry in the row is not as the request's step */
+                           /* before had it; <= prefix_len, 0 in its first step */
+    int32_t state_slot;    /* state to start from; 0 = zero, or there is none */
+    int32_t state_dst;     /* where the state goes; 0 = there is none */
+};
+
+/* Rows whose state is wanted besides: a state slot gets the state after a row of the step. */
+enum { SCHEDULER_SNAPSHOTS_PER_SEQ = 2 }; /* at most */
+
+struct scheduler_snapshot {
+    int32_t row; /* of the step */
+    int32_t slot;
+};
+
+/* What to run. Extend sequences first, decode sequences last, each in order of start. */
+struct scheduler_step {
+    int64_t number;                   /* of this step, from 0; one that failed counts */
+    uint32_t mode;                    /* ATTN_MODE_EXTEND, _DECODE or _MIXED */
+    int32_t num_seqs;                 /* >= 1 */
+    int32_t num_decode_seqs;          /* all in DECODE, the last ones in MIXED, 0 in EXTEND */
+    int32_t num_tokens;               /* sum of num_new */
+    int32_t max_q_len;                /* largest num_new */
+    int32_t max_kv_len;               /* largest prefix_len + num_new */
+    const struct scheduler_seq *seqs; /* [num_seqs] */
+    const int64_t *out_cache_loc;     /* [num_tokens] slots of the rows, sequence by sequence */
+    int32_t num_snapshots;
+    const struct scheduler_snapshot *snapshots; /* [num_snapshots] ascending by row */
+};
+
+enum scheduler_state {
+    SCHEDULER_STEP,  /* here is a step */
+    SCHEDULER_WAIT,  /* nobody has arrived, and nothing is in flight; come back at *wake_us */
+    SCHEDULER_DRAIN, /* no step now, but some are in flight: confirm the oldest, then ask again */
+    SCHEDULER_DONE   /* every request has ended, and nothing is in flight */
+};
+
+/* Every request keeps a mark: its positions that ever had KV, computed or found. Rows computed
+ * below the mark are recomputed rows, cached positions above it are hits. So once all have
+ * finished, prefill + prefix_hit - recomputed = sum of input lengths, and decode = sum of max(0,
+ * output length - 1). Rows, steps and the end of a request count when the step is confirmed: one
+ * that failed, or was lost with the device, counts nothing, and what it did to marks is undone. */
+struct scheduler_counts {
+    int64_t requests; /* added */
+    int64_t finished;
+    int64_t dropped;
+    int64_t retractions;    /* counted at once: a plan or a loss made them */
+    int64_t steps;          /* confirmed */
+    int64_t prefill;        /* rows computed in prefill, the recomputed ones included */
+    int64_t decode;         /* rows */
+    int64_t prefix_hit;     /* rows */
+    int64_t recomputed;     /* rows */
+    int64_t kv_capacity;    /* tokens */
+    int64_t kv_peak;        /* tokens; most that pages were allocated for, cached ones included */
+    int64_t state_capacity; /* states that can be cached */
+    int64_t state_peak;     /* most that were */
+};
+
+/* The params are copied; what they point to must live on. INVALID_ARGUMENT: something is out of
+ * range. OUT_OF_HOST_MEMORY. */
+attn_status scheduler_create(const struct scheduler_params *params, struct scheduler **scheduler,
+                             attn_error *error);
+
+/* NULL is accepted, at any time. */
+void scheduler_destroy(struct scheduler *scheduler);
+
+/* Queue a request; its number is the count of those added before. Not while a step is out.
+ * INVALID_ARGUMENT: a length is out of range. CONFIG_ERROR: it has more rows than max_context_len,
+ * or than the pool has slots, so that it could never end; the message has the numbers.
+ * OUT_OF_HOST_MEMORY. On failure it is not queued. */
+attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_request *request,
+                          attn_error *error);
+
+/* Plan the next step: slots are allocated, written to req_to_token and listed in *step, which stays
+ * valid, as does req_to_token, until the step is advanced, completed, dropped or lost: a device
+ * that reads either later reads a copy. Sets *step only with SCHEDULER_STEP, *wake_us only with
+ * SCHEDULER_WAIT. SCHEDULER_DRAIN goes before SCHEDULER_WAIT, so whoever waits for arrivals keeps
+ * no ended step unconfirmed. Cannot fail. */
+enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
+                                    int64_t *wake_us);
+
+/* The step that is out was launched, and is in flight now: its requests advance, what they can
+ * share becomes visible, those that are through give back their memory. */
+void scheduler_advance(struct scheduler *scheduler);
+
+/* The oldest step in flight has ended well: it is counted, and requests that it completed have
+ * finished. A step may be out. */
+void scheduler_confirm(struct scheduler *scheduler);
+
+/* The step that is out ran: scheduler_advance() and scheduler_confirm(). No other is in flight. */
+void scheduler_complete(struct scheduler *scheduler);
+
+/* The step that is out failed, and the device is fine: its requests are dropped. It was not
+ * launched; or as far as it was, it runs between the steps before and after it. Steps in flight go
+ * on, and rows that these requests have in them still count. */
+void scheduler_drop(struct scheduler *scheduler);
+
+/* The steps in flight failed, and with them the step that is out, if one is. None of them runs any
+ * more, and the device is fine: all requests that have rows in them are dropped, those that they
+ * completed or that were retracted since included. What they wrote is gone from the prefix cache,
+ * and, for simplicity, whatever else no running request holds. */
+void scheduler_drop_flight(struct scheduler *scheduler);
+
+/* The device and all KV are lost, with the steps in flight and the one that is out: every request
+ * that runs is retracted, those that an unconfirmed step completed wait again, and the prefix cache
+ * is emptied. No request is lost; each goes on from what was confirmed. */
+void scheduler_device_lost(struct scheduler *scheduler);
+
+/* Steps launched and neither confirmed nor lost; the one that is out is not among them. */
+int32_t scheduler_in_flight(const struct scheduler *scheduler);
+
+/* req_to_token; owned by the scheduler, as large as the params say. */
+const struct request_table *scheduler_request_table(const struct scheduler *scheduler);
+
+/* The most rows that a step can have. */
+int64_t scheduler_max_tokens(const struct scheduler *scheduler);
+
+void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts);
+
+/* Empty the prefix cache; returns capacity - free, in tokens: 0 once every request has ended, or
+ * pages have leaked. */
+int64_t scheduler_leaked(struct scheduler *scheduler);
+
+/* The same of slots for cached states. */
+int64_t scheduler_leaked_states(struct scheduler *scheduler);
+
+#endif /* HOST_SCHEDULE_SCHEDULER_H */

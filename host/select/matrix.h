@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * matrix.h: what backends can do, side by side, as their own query answers it: a row for each
+ * matter of probe.h, a column for each backend.
+ */
+#ifndef HOST_SELECT_MATRIX_H
+#define HOST_SELECT_MATRIX_H
+
+#include <stdio.h>
+
+#include <cjson/cJSON.h>
+
+#include "attnhost.h"
+
+/* What a backend accepts: an array of {"matter": text, "values": [text ...]}, the caller's. Empty
+ * for one that accepts no plain problem, as a composite without children. NULL when memory ran out.
+ */
+cJSON *matrix_ask(const attnhost *host, const attn_backend_type *type);
+
+/* `rows` as matrix_ask() answers, or NULL: nothing is known of it. */
+struct matrix_column {
+    const char *name;
+    const cJSON *rows;
+};
+
+/* A table in Markdown; in a cell "none" where nothing is accepted, "-" where nothing was asked. */
+void matrix_write(const struct matrix_column *columns, size_t num_columns, FILE *file);
+
+#endif /* HOST_SELECT_MATRIX_H */

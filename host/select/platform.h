@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * platform.h: which device problems are posed for: one of this machine, or a simulated one.
+ */
+#ifndef HOST_SELECT_PLATFORM_H
+#define HOST_SELECT_PLATFORM_H
+
+#include <stdbool.h>
+
+#include "attn_plugin.h"
+#include "host/config/config.h"
+
+/* Devices that the ABI has no type for, by their codes in DLPack. They are only simulated: rules
+ * tell what would be chosen on them, and no backend is asked. */
+enum { PLATFORM_ROCM = 10, PLATFORM_NPU = 12, PLATFORM_XPU = 14 };
+
+/* Describe the device that [platform] asks for: the simulated one if platform.simulate is given,
+ * else the device of this machine; `auto` is the processor
+ * (select_create_here() looks for a better one). CONFIG_ERROR for a platform
+ * that is not in the table (with the nearest one and all), DEPENDENCY_MISSING for a device that is
+ * not here. */
+attn_status platform_describe(const struct config *config, attn_device *device, attn_error *error);
+
+/* Describe a typical device of a platform, "sm90", "gfx942", "cpu_amx" ...; 0, or -1 for an unknown
+ * one. */
+int platform_simulate(const char *name, attn_device *device);
+
+/* Is it one that the ABI has no type for? */
+bool platform_is_foreign(const attn_device *device);
+
+/* "cpu", "cuda", "rocm", "npu", "xpu". */
+const char *platform_type_name(int32_t type);
+
+/* "cpu", "cuda sm90": what rules are looked up by, for people. */
+void platform_text(const attn_device *device, char *text, size_t size);
+
+#endif /* HOST_SELECT_PLATFORM_H */

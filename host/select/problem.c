@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * problem.c: from configuration and model to attn_problem.
+ */
+#include "host/select/problem.h"
+
+#include <string.h>
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/reference/reference.h"
+
+/* Modes of speculative decoding, if `phase` serves them. */
+static uint32_t draft_modes(const struct config *config, int32_t phase)
+{
+    const struct config_attention *attention = &config->attention;
+    if (attention->speculative_eagle_topk == 0 || attention->speculative_attention_mode != phase)
+        return 0;
+    return ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY) | ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND);
+}
+
+uint32_t problem_prefill_modes(const struct config *config)
+{
+    uint32_t mixed = config->workload.mixed ? ATTN_MODE_BIT(ATTN_MODE_MIXED) : 0;
+    return ATTN_MODE_BIT(ATTN_MODE_EXTEND) | mixed |
+           draft_modes(config, CONFIG_SPECULATIVE_PREFILL);
+}
+
+uint32_t problem_decode_modes(const struct config *config)
+{
+    return ATTN_MODE_BIT(ATTN_MODE_DECODE) | draft_modes(config, CONFIG_SPECULATIVE_DECODE);
+}
+
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model)
+{
+    return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
+}
+
+/* ---- Scales ---------------------------------------------------------------------------------- */
+
+/* Is the group's cache quantised by scales of the configuration? Packed latents have their own. */
+static bool is_scaled(const struct config *config, const attn_layer_group *group)
+{
+    return model_group_has_kv(group) &&
+           !(group->mla && config->kv_cache.latent_layout == CONFIG_LATENT_FP8);
+}
+
+static attn_status check_count(const struct config *config, const struct model *model,
+                               const char *key, size_t count, attn_error *error)
+{
+    if (count == 0)
+        return config_fail(
+            config, key, error,
+            "is missing: a KV cache of type %s needs it; accepted one number, or one "
+            "for each KV head",
+            dtype_name(config->kv_cache.dtype));
+    for (uint32_t i = 0; i < model->num_groups; i++) {
+        const attn_layer_group *group = &model->groups[i];
+        if (count == 1 || !is_scaled(config, group))
+            continue;
+        if (group->mla)
+            return config_fail(config, key, error,
+                               "%zu numbers: accepted 1, as latents have no heads", count);
+        if (count != (size_t)group->num_kv_heads)
+            return config_fail(config, key, error,
+                               "%zu numbers: accepted 1, or %d, one for each KV head", count,
+                               group->num_kv_heads);
+    }
+    return ATTN_OK;
+}
+
+/* Which scales do the caches need? A latent is key and value in one. */
+static void find_scaled(const struct config *config, const struct model *model, bool *keys,
+                        bool *values)
+{
+    *keys = *values = false;
+    for (uint32_t i = 0; i < model->num_groups; i++)
+        if (is_scaled(config, &model->groups[i])) {
+            *keys = true;
+            *values |= !model->groups[i].mla;
+        }
+}
+
+attn_status problem_check_scales(const struct config *config, const struct model *model,
+                                 attn_error *error)
+{
+    const struct config_kv_cache *cache = &config->kv_cache;
+    bool keys, values;
+    find_scaled(config, model, &keys, &values);
+    if (!dtype_is_fp8(problem_kv_dtype(config, model)) || !keys)
+        return ATTN_OK;
+    attn_status status =
+        check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
+    if (status || !values)
+        return status;
+    status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
+    if (!status && cache->k_scale.count != cache->v_scale.count)
+        status = config_fail(config, "kv_cache.v_scale", error,
+                             "%zu numbers: accepted %zu, as many as kv_cache.k_scale",
+                             cache->v_scale.count, cache->k_scale.count);
+    return status;
+}
+
+attn_status problem_check_latents(const struct config *config, const struct model *model,
+                                  attn_error *error)
+{
+    bool asked = config->kv_cache.latent_layout == CONFIG_LATENT_FP8;
+    host_error said;
+    host_error_init(&said);
+    for (uint32_t i = 0; asked && i < model->num_groups; i++) {
+        const attn_mla_dims *mla = model->groups[i].mla;
+        if (mla && reference_mla_check_packed(mla, problem_kv_dtype(config, model), &said.base))
+            return config_fail(config, "kv_cache.latent_layout", error, "%s",
+                               host_error_text(&said));
+    }
+    return ATTN_OK;
+}
+
+/* mla.latent_fp8/1 has scales of its own, beside the codes. */
+static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
+{
+    const char *layout = problem->kv_layout;
+    if (!dtype_is_fp8(problem->kv_dtype) ||
+        (layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0))
+        return ATTN_SCALE_NONE;
+    return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
+}
+
+/* ---- Bounds ---------------------------------------------------------------------------------- */
+
+static int32_t min_i64(int64_t a, int64_t b)
+{
+    int64_t least = a < b ? a : b;
+    return (int32_t)(least < INT32_MAX ? least : INT32_MAX);
+}
+
+static int32_t longest_kv(const struct model *model)
+{
+    return model->max_encoder_len > model->max_context_len ? model->max_encoder_len
+                                                           : model->max_context_len;
+}
+
+void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
+                    uint32_t modes)
+{
+    const struct config_workload *workload = &config->workload;
+    int64_t page = config->kv_cache.page_size > 0 ? config->kv_cache.page_size : 1;
+    int64_t seqs = workload->max_running_requests;
+    int32_t longest = longest_kv(model);
+    /* Tokens of a step: a chunk of prompts; where prompts are not split, a prompt of each. */
+    int64_t chunk = workload->chunked_prefill_size;
+    int64_t prefill = chunk > 0 ? chunk : seqs * longest;
+    bool extends = (modes & ~ATTN_MODE_BIT(ATTN_MODE_DECODE)) != 0;
+    bool trees = config->attention.speculative_eagle_topk > 1 &&
+                 modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
+    int64_t decodes = modes & ATTN_MODE_BIT(ATTN_MODE_MIXED) || !extends ? seqs : 0;
+
+    memset(bounds, 0, sizeof *bounds);
+    bounds->struct_size = sizeof *bounds;
+    bounds->modes = modes;
+    bounds->mask_kinds =
+        ATTN_MASK_BIT(ATTN_MASK_LAYER) | (trees ? ATTN_MASK_BIT(ATTN_MASK_FULL) : 0);
+    bounds->max_seqs = min_i64(seqs, INT32_MAX);
+    bounds->max_tokens = min_i64((extends ? prefill : 0) + decodes, INT32_MAX);
+    if (bounds->max_tokens < bounds->max_seqs)
+        bounds->max_tokens = bounds->max_seqs;
+    bounds->max_q_len = extends ? min_i64(chunk > 0 ? chunk : longest, longest) : 1;
+    bounds->max_kv_len = longest;
+    bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
+}
+
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
+                           const attn_layer_group *group)
+{
+    if (!model_group_expands(model, group) || !(bounds->modes & model->mla_expanded))
+        return;
+    bounds->mask_kinds |= ATTN_MASK_BIT(ATTN_MASK_NONE);
+    bounds->uses |= ATTN_USES_LSE | ATTN_USES_UNSAVED_KV;
+}
+
+/* ---- The problem ----------------------------------------------------------------------------- */
+
+void problem_init(struct problem *out, const struct config *config, const struct model *model,
+                  uint32_t group, const attn_device *device, uint32_t modes, const char *layout)
+{
+    memset(out, 0, sizeof *out);
+    out->group = model->groups[group];
+    out->device = *device;
+    problem_bounds(&out->bounds, config, model, modes);
+    bool has_kv = model_group_has_kv(&out->group);
+
+    attn_problem *problem = &out->problem;
+    problem->struct_size = sizeof *problem;
+    problem->device = &out->device;
+    problem->group = &out->group;
+    problem->bounds = &out->bounds;
+    problem->q_dtype = model->dtype;
+    problem->out_dtype = model_out_dtype(model, &out->group);
+    if (out->group.kind == ATTN_KIND_MLA)
+        problem->mla_expanded = model->mla_expanded & modes;
+    problem_bounds_expand(&out->bounds, model, &out->group);
+    problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;
+    problem->kv_layout = has_kv ? layout : NULL;
+    problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
+    problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
+    problem->tp_size = 1;
+    if (has_kv)
+        out->group.kv_scale_granularity = scale_granularity(config, problem);
+}

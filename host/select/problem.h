@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * problem.h: the question that backends are asked: a layer group of a model, on a device, with the
+ * KV cache and the batches that the configuration asks for.
+ */
+#ifndef HOST_SELECT_PROBLEM_H
+#define HOST_SELECT_PROBLEM_H
+
+#include "attn_plugin.h"
+#include "host/config/config.h"
+#include "host/model/model.h"
+
+/* An attn_problem with all that it points to but the layers, dimensions and layout ids, which are
+ * borrowed. Initialised in place and never copied: `problem` points into the struct. */
+struct problem {
+    attn_problem problem;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_device device;
+};
+
+/* Modes that a run of this configuration has, as ATTN_MODE_BIT sets. The verification of drafts, if
+ * there are any, is with the phase that speculative_attention_mode names. */
+uint32_t problem_prefill_modes(const struct config *config);
+uint32_t problem_decode_modes(const struct config *config);
+
+/* Type of the KV cache: kv_cache.dtype, or the model's. */
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);
+
+/* Are there scales where the KV cache needs them, one or one for each KV head of every group?
+ * Packed latents that are asked for (kv_cache.latent_layout) need none. CONFIG_ERROR names the key.
+ */
+attn_status problem_check_scales(const struct config *config, const struct model *model,
+                                 attn_error *error);
+
+/* Can the model's latents be packed, if that is asked for (kv_cache.latent_layout)? CONFIG_ERROR.
+ */
+attn_status problem_check_latents(const struct config *config, const struct model *model,
+                                  attn_error *error);
+
+/* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
+ * or a state layout id for a linear group; it is ignored for groups without either. No graph level
+ * is demanded: what the verdict tells decides what is captured. `model`, `layout` outlive the
+ * problem, `device` is copied. */
+void problem_init(struct problem *problem, const struct config *config, const struct model *model,
+                  uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
+
+/* Add what calls of the group in the expanded form need of bounds that have these modes: partial
+ * results over chunks of the prefix. Nothing if it has no such form in them. */
+void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
+                           const attn_layer_group *group);
+
+/* Bounds of the batches a run makes, for the modes given. */
+void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
+                    uint32_t modes);
+
+#endif /* HOST_SELECT_PROBLEM_H */

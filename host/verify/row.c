@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * row.c: see verify/row.h.
+ */
+#include "host/verify/row.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "host/base/dtype.h"
+
+void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const double *truth,
+                      const double *bars, int32_t dim, const reference_row_result *result,
+                      double *actual, struct row_verdict *found)
+{
+    const char *at =
+        (const char *)out->data + out->byte_offset +
+        (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
+    dtype_to_double(out->dtype, at, dim, actual);
+    found->verdict = reference_check_row(actual, truth, bars, dim, out->dtype, result);
+    found->largest = 0;
+    for (int32_t d = 0; d < dim; d++)
+        found->largest = fmax(found->largest, fabs(truth[d]));
+}
+
+void row_verdict_add_error(const struct row_verdict *found, struct verify_result *result)
+{
+    double error = found->verdict.error;
+    if (!isfinite(error))
+        return;
+    result->max_abs_error = fmax(result->max_abs_error, error);
+    if (found->largest > 0)
+        result->max_rel_error = fmax(result->max_rel_error, error / found->largest);
+}
+
+void row_verdict_text(const struct row_verdict *found, int64_t request, int64_t position,
+                      int32_t layer, int32_t head, char text[VERIFY_FAILURE_TEXT])
+{
+    const reference_verdict *verdict = &found->verdict;
+    snprintf(text, VERIFY_FAILURE_TEXT,
+             "request %lld, position %lld, layer %d, head %d, dimension %d: error %.3g, accepted "
+             "up to %.3g",
+             (long long)request, (long long)position, layer, head, verdict->dimension,
+             verdict->error, verdict->bar);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sample.h: which output rows are verified and enter the digest.
+ *
+ * The sample is a function of seed, request, position and layer alone, so it does not depend on how
+ * requests were batched, and anyone can evaluate it from the trace. To the bit (mix.h; all
+ * arithmetic modulo 2^64):
+ *
+ *   state = 0x6174746e686f7374                         ("attnhost")
+ *   for word in seed, request, position, layer:  state = mix_absorb(state, word)
+ *   sampled = (state >> 11) < threshold,  threshold = floor(rate * 2^53)
+ *
+ * rate * 2^53 is exact in IEEE double, and state >> 11 < 2^53, so rate 1 takes every row and rate 0
+ * none.
+ */
+#ifndef HOST_VERIFY_SAMPLE_H
+#define HOST_VERIFY_SAMPLE_H
+
+#include <stdint.h>
+
+/* floor(rate * 2^53); a rate below 0 or NaN counts as 0, one above 1 as 1. */
+uint64_t sample_threshold(double rate);
+
+/* 1 if the row of `request` (index in the workload) at absolute `position` in `layer` is sampled
+ * at `rate`, else 0. */
+int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate);
+
+/* The same in two parts, for a row that is looked at in many layers: the state after `position`,
+ * and whether the row is sampled in a layer. */
+uint64_t sample_row_state(uint64_t seed, int64_t request, int64_t position);
+int sample_in_layer(uint64_t row_state, int32_t layer, uint64_t threshold);
+
+#endif /* HOST_VERIFY_SAMPLE_H */

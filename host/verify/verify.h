@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verify.h: compare output rows of a run with the fp64 oracle.
+ *
+ * Keys and values are functions of the trace (generator.h), so the oracle makes them again, rounds
+ * them as they are stored, and computes a sampled row alone. Nothing is read from the KV pool: what
+ * a backend left there is judged by the rows that read it.
+ */
+#ifndef HOST_VERIFY_VERIFY_H
+#define HOST_VERIFY_VERIFY_H
+
+#include "attnhost.h"
+#include "host/workload/generator.h"
+#include "host/model/model.h"
+#include "host/base/threads.h"
+#include "host/workload/workload.h"
+
+/* Quantisation of one layer's KV, as the pool stores it; a latent has k alone. */
+struct verify_scales {
+    attn_dtype kv_dtype;
+    const float *k, *v; /* one value, or one for each KV head; NULL if the cache needs none */
+    uint32_t count;     /* 1 or the number of KV heads */
+    bool packed;        /* mla.latent_fp8/1: each row has scales of its own */
+};
+
+/* One sequence of a step and the rows of it that are sampled. */
+struct verify_sequence {
+    int64_t request;
+    int64_t prefix_len;    /* tokens before the first row of the step */
+    int64_t num_rows;      /* rows of the step */
+    int64_t first_row;     /* its first row in the output tensor */
+    int64_t first_sampled; /* into the list of sampled rows */
+    int64_t num_sampled;
+    const uint8_t *stored; /* recurrent layers: where the state it starts from was stored before */
+                           /* (state_history.h), nowhere behind prefix_len; NULL = nowhere */
+};
+
+/* A step as verification sees it. `sampled` holds rows counted from each sequence's first. */
+struct verify_step {
+    uint32_t mode; /* ATTN_MODE_* */
+    int64_t num_sequences;
+    const struct verify_sequence *sequences;
+    const int32_t *sampled;
+    int compact; /* 1 = `out` holds the sampled rows alone, in their order; first_row is not read */
+};
+
+struct verifier;
+
+/* All that is borrowed outlives the verifier. `reads_new_unquantised` is the backend's word on each
+ * layer group: a mask of modes for each of model.num_groups. */
+struct verify_params {
+    const struct model *model;
+    const struct workload *workload;
+    const struct generator *generator;
+    const struct verify_scales *scales;    /* [model.num_groups] */
+    const uint32_t *reads_new_unquantised; /* [model.num_groups] */
+    struct threads *threads;
+    uint64_t max_kept_bytes; /* of a KV head's keys and values, for each thread: where a sequence */
+                             /* has more they are made again for each row; 0 = 64 MiB */
+};
+
+enum { VERIFY_FAILURE_TEXT = 256 };
+
+/* What was found. A row is one (request, position, layer), all heads of it. */
+struct verify_result {
+    int64_t rows_failed;
+    double max_abs_error; /* of finite outputs; a NaN is a failure, not an error's size */
+    double max_rel_error; /* of the same: a row's error over its largest |truth| */
+    char first_failure[VERIFY_FAILURE_TEXT]; /* for people; "" if none */
+};
+
+attn_status verifier_create(const struct verify_params *params, struct verifier **verifier,
+                            attn_error *error);
+
+/* NULL is accepted. */
+void verifier_destroy(struct verifier *verifier);
+
+/* Judge the sampled rows of one layer: `out` is [tokens, heads, dim] in host memory, with heads and
+ * dim as operands_output() tells. */
+attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
+                           const attn_tensor *out, attn_error *error);
+
+/* Everything found so far. */
+void verifier_result(const struct verifier *verifier, struct verify_result *result);
+
+#endif /* HOST_VERIFY_VERIFY_H */

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device.h: the device that an instance is made on: that of the context which is current in create
+ * and which the host has made.
+ */
+#ifndef PLUGINS_CUDA_DEVICE_H
+#define PLUGINS_CUDA_DEVICE_H
+
+#include "attn_problem.h"
+#include "plugins/common/cuda/cuda_api.h"
+
+typedef struct cuda_facts {
+    int ordinal;
+    uint32_t sm;            /* 10 * major + minor of the compute capability */
+    uint32_t num_sms;       /* multiprocessors */
+    uint32_t shared_memory; /* bytes one block may opt in to */
+} cuda_facts;
+
+/* Ask the current device, and compare it with the one of the problem. BAD_STATE without a current
+ * context; DEPENDENCY_MISSING where it is of another architecture; a failure of the driver. */
+attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda_facts *facts,
+                            attn_error *error);
+
+#endif /* PLUGINS_CUDA_DEVICE_H */

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * image.h: kernels that were compiled ahead of time: which devices run them, and which of them the
+ * device at hand gets.
+ *
+ * A .cu file of a plugin is embedded (plugins/Makefile.am.inc) with the architectures that it was
+ * compiled for, "sm_80 sm_90a compute_90", as nvcc calls them:
+ *
+ *   sm_86       a cubin: devices of the same major number from that minor one on, 86..89
+ *   sm_90a      one that uses what this device alone has: 90
+ *   sm_100f     a cubin of a family: as without the f
+ *   compute_80  PTX, which the driver compiles: every device from sm_80 on
+ *
+ *   CUDA_IMAGE_DECLARE(decode_sm90a)
+ *   CUDA_IMAGE_DECLARE(decode)
+ *   static const cuda_image images[] = {CUDA_IMAGE(decode_sm90a), CUDA_IMAGE(decode)};
+ *
+ * is a table: of the images that a device runs the first is taken. In a build without nvcc they
+ * hold nothing, which create finds out; query answers by the architectures that the plugin was to
+ * be compiled for, so that it is explained on any machine.
+ */
+#ifndef PLUGINS_CUDA_IMAGE_H
+#define PLUGINS_CUDA_IMAGE_H
+
+#include "plugins/common/cuda/device.h"
+
+typedef struct cuda_image {
+    const char *name;  /* of the .cu file, for messages */
+    const char *codes; /* architectures, one space between two; NULL = not built */
+    const void *data;  /* a fatbin; NULL = not built */
+} cuda_image;
+
+#ifdef HAVE_NVCC
+#define CUDA_IMAGE_DECLARE(name)                                                                   \
+    extern const unsigned char name##_fatbin[];                                                    \
+    extern const char name##_fatbin_codes[];
+#define CUDA_IMAGE(name)                                                                           \
+    {                                                                                              \
+#name, name##_fatbin_codes, name##_fatbin                                                  \
+    }
+#else
+#define CUDA_IMAGE_DECLARE(name)
+#define CUDA_IMAGE(name)                                                                           \
+    {                                                                                              \
+#name, NULL, NULL                                                                          \
+    }
+#endif
+
+/* Does a device of compute capability `sm` run one of these? [any-thread] */
+int cuda_codes_run(const char *codes, uint32_t sm);
+
+/* Add the reasons why a device cannot run kernels compiled for `codes`: it is no CUDA device, or
+ * its architecture is none of theirs; accepted: "80..89, 90". Asks no driver. [any-thread] */
+void cuda_codes_check(const char *codes, const attn_device *device, attn_verdict *verdict);
+
+/* The first of the `count` images that the device runs, into the current context; the caller
+ * unloads the module. `picked` (which may be NULL) is its place in the table. DEPENDENCY_MISSING if
+ * none was built, or none is for this device: with its architecture and those that there are; a
+ * failure of the driver. *module is set on success alone. */
+attn_status cuda_image_load(const cuda_api *cuda, const cuda_facts *facts, const cuda_image *images,
+                            uint32_t count, cuda_module *module, uint32_t *picked,
+                            attn_error *error);
+
+#endif /* PLUGINS_CUDA_IMAGE_H */

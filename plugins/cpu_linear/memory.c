@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * memory.c: the regions of a metadata, and how they are laid out.
+ *
+ *   device scratch    [worker 0][worker 1] ...      the most any group needs
+ *   host metadata     attn_metadata, sequences, snapshots
+ */
+#include "cpu_linear.h"
+
+#include "plugins/common/region.h"
+
+enum { ALIGNMENT = 64 };
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+uint64_t linear_worker_bytes(const linear_group *groups, uint32_t count)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = aligned((uint64_t)linear_scratch_floats(&groups[i]) * sizeof(float));
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+uint64_t linear_metadata_bytes(const attn_bounds *bounds)
+{
+    return aligned(sizeof(attn_metadata)) +
+           aligned((uint64_t)bounds->max_seqs * sizeof(linear_sequence)) +
+           aligned((uint64_t)bounds->max_tokens * sizeof(int32_t));
+}
+
+/* ---- Slots of the ABI ------------------------------------------------------------------------ */
+
+enum {
+    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
+    METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+};
+
+/* Sizes of the two regions. */
+static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                           attn_bounds *bounds, uint64_t *scratch, uint64_t *host,
+                           attn_error *error)
+{
+    attn_status status = region_read_eager_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = linear_require_bounds(bounds, error);
+    if (status != ATTN_OK)
+        return status;
+    *scratch = linear_worker_bytes(instance->groups, instance->num_groups) *
+               instance->services->num_workers;
+    *host = linear_metadata_bytes(bounds);
+    return ATTN_OK;
+}
+
+attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                                 attn_memory_size *size, attn_error *error)
+{
+    attn_bounds bounds;
+    uint64_t scratch, host;
+    attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
+    if (status != ATTN_OK)
+        return status;
+    region_tell_size(size, scratch, host, ALIGNMENT);
+    return ATTN_OK;
+}
+
+attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                                   const attn_memory *memory, attn_metadata **metadata,
+                                   attn_error *error)
+{
+    attn_bounds bounds;
+    uint64_t scratch, host;
+    attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
+    if (status == ATTN_OK)
+        status = region_check(memory, SCRATCH, "device scratch", scratch, ALIGNMENT, error);
+    if (status == ATTN_OK)
+        status = region_check(memory, METADATA, "host metadata", host, ALIGNMENT, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_metadata *made = memory->base[METADATA];
+    char *behind = (char *)made + aligned(sizeof *made);
+    *made = (attn_metadata){
+        .instance = instance,
+        .bounds = bounds,
+        .scratch = memory->base[SCRATCH],
+        .worker_bytes = linear_worker_bytes(instance->groups, instance->num_groups),
+        .sequences = (linear_sequence *)(void *)behind,
+        .snapshots = (int32_t *)(void *)(behind + aligned((uint64_t)bounds.max_seqs *
+                                                          sizeof(linear_sequence)))};
+    *metadata = made;
+    return ATTN_OK;
+}
+
+/* All of it lies in the caller's memory. */
+void linear_metadata_destroy(attn_metadata *metadata)
+{
+    (void)metadata;
+}

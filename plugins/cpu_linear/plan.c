@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c: a batch, checked against the bounds: rows and slots of its sequences. Slots are copied,
+ * since host arrays do not outlive the call.
+ */
+#include "cpu_linear.h"
+
+#include "plugins/common/batch.h"
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+#include "plugins/common/verdict.h"
+
+#include <string.h>
+
+#define FAIL(error, ...)                                                                           \
+    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
+
+/* What is read of a batch, in structs of ours. */
+typedef struct plan_source {
+    attn_batch batch;
+    attn_state_batch state;
+    const int32_t *indptr; /* NULL in DECODE */
+    const int32_t *slot;
+    const int32_t *dst_slot;    /* NULL = slot */
+    const int32_t *has_initial; /* NULL = all 1 */
+    const int32_t *snapshots;   /* NULL = none */
+    const int32_t *seq_lens;    /* NULL = not given: nothing depends on them */
+} plan_source;
+
+/* ---- The batch as a whole -------------------------------------------------------------------- */
+
+static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
+                               attn_error *error)
+{
+    attn_status status = batch_check_mode(&metadata->bounds, batch->mode, error);
+    if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
+        return status;
+    status = batch_check_counts(&metadata->bounds, batch, error);
+    if (status == ATTN_OK && (batch->num_real_seqs < 0 || batch->num_real_seqs > batch->num_seqs))
+        status =
+            FAIL(error, "num_real_seqs %d: accepted 0..%d", batch->num_real_seqs, batch->num_seqs);
+    return status;
+}
+
+static attn_status check_parts(const attn_batch *batch, attn_error *error)
+{
+    if (batch->mask && batch->mask->kind != ATTN_MASK_LAYER)
+        return FAIL(error, "mask kind %u: accepted 0", batch->mask->kind);
+    if (batch_read_i32(&batch->positions) || batch->multi_item)
+        return FAIL(error, "positions or multi_item are given: accepted neither");
+    if (batch->spec && batch->spec->top_k > 1)
+        return FAIL(error, "spec.top_k %d: accepted 1: a recurrence has no branches",
+                    batch->spec->top_k);
+    return ATTN_OK;
+}
+
+static attn_status find_arrays(plan_source *from, attn_error *error)
+{
+    const attn_batch *batch = &from->batch;
+    if (!batch->state)
+        return batch->num_seqs > 0 ? FAIL(error, "state is missing") : ATTN_OK;
+    COPY_SIZED(&from->state, batch->state);
+    from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : batch_read_i32(&batch->q_indptr);
+    from->seq_lens = batch_read_i32(&batch->seq_lens);
+    from->slot = batch_read_i32(&from->state.slot);
+    from->dst_slot = batch_read_i32(&from->state.dst_slot);
+    from->has_initial = batch_read_i32(&from->state.has_initial);
+    from->snapshots = batch_read_i32(&from->state.snapshots);
+    if (batch->num_seqs > 0 && !from->slot)
+        return FAIL(error, "state.slot is missing");
+    if (batch->num_seqs > 0 && batch->mode != ATTN_MODE_DECODE && !from->indptr)
+        return FAIL(error, "q_indptr is missing");
+    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens < batch->num_seqs)
+        return FAIL(error, "num_tokens %d: accepted num_seqs, %d, in DECODE", batch->num_tokens,
+                    batch->num_seqs);
+    return ATTN_OK;
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------- */
+
+static attn_status find_rows(attn_metadata *metadata, const plan_source *from, int32_t s,
+                             linear_sequence *sequence, attn_error *error)
+{
+    sequence->first_row = from->indptr ? from->indptr[s] : s;
+    sequence->num_rows = from->indptr ? from->indptr[s + 1] - from->indptr[s] : 1;
+    int64_t behind = (int64_t)sequence->first_row + sequence->num_rows;
+    if (sequence->num_rows < 0 || sequence->first_row < metadata->first_row ||
+        behind > metadata->row_end)
+        return FAIL(error, "sequence %d has rows %d..%lld: accepted within %d..%d", s,
+                    sequence->first_row, (long long)behind - 1, metadata->first_row,
+                    metadata->row_end - 1);
+    return batch_check_bound("queries of a sequence", sequence->num_rows,
+                             metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
+}
+
+static attn_status find_slots(attn_metadata *metadata, const plan_source *from, int32_t s,
+                              linear_sequence *sequence, attn_error *error)
+{
+    int32_t most = from->slot[s], least = from->slot[s];
+    sequence->slot = !from->has_initial || from->has_initial[s] ? from->slot[s] : 0;
+    sequence->dst = from->dst_slot ? from->dst_slot[s] : from->slot[s];
+    least = sequence->dst < least ? sequence->dst : least;
+    most = sequence->dst > most ? sequence->dst : most;
+    for (int32_t t = 0; t < sequence->num_rows; t++) {
+        int32_t row = sequence->first_row + t;
+        int32_t slot = from->snapshots ? from->snapshots[row] : -1;
+        metadata->snapshots[row - metadata->first_row] = slot > 0 ? slot : 0;
+        sequence->snapshots += slot > 0;
+        most = slot > most ? slot : most;
+    }
+    if (least < 0)
+        return FAIL(error, "state slot %d of sequence %d: accepted 0 and more", least, s);
+    metadata->most_slot = most > metadata->most_slot ? most : metadata->most_slot;
+    return ATTN_OK;
+}
+
+/* Lengths decide nothing here; bounds are bounds nevertheless. */
+static attn_status check_lengths(const attn_metadata *metadata, const plan_source *from,
+                                 attn_error *error)
+{
+    const attn_bounds *bounds = &metadata->bounds;
+    int64_t longest = 0, all = 0;
+    for (int32_t s = 0; from->seq_lens && s < from->batch.num_seqs; s++) {
+        longest = from->seq_lens[s] > longest ? from->seq_lens[s] : longest;
+        all += from->seq_lens[s];
+    }
+    attn_status status = ATTN_OK;
+    if (bounds->max_kv_len > 0)
+        status = batch_check_bound("tokens of a sequence", longest, bounds->max_kv_len,
+                                   ATTN_FIELD_MAX_KV_LEN, error);
+    if (status == ATTN_OK && bounds->max_kv_tokens > 0)
+        status = batch_check_bound("tokens of all sequences", all, bounds->max_kv_tokens,
+                                   ATTN_FIELD_MAX_KV_TOKENS, error);
+    return status;
+}
+
+static attn_status find_sequences(attn_metadata *metadata, const plan_source *from,
+                                  attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    metadata->first_row = from->indptr && from->batch.num_seqs > 0 ? from->indptr[0] : 0;
+    metadata->row_end = metadata->pad_first = metadata->first_row;
+    metadata->row_end += from->batch.num_tokens;
+    metadata->num_seqs = from->batch.num_real_seqs;
+    metadata->most_slot = 0;
+    for (int32_t s = 0; s < metadata->num_seqs && status == ATTN_OK; s++) {
+        linear_sequence *sequence = &metadata->sequences[s];
+        *sequence = (linear_sequence){0};
+        status = find_rows(metadata, from, s, sequence, error);
+        if (status == ATTN_OK)
+            status = find_slots(metadata, from, s, sequence, error);
+        if (sequence->num_rows > 0)
+            metadata->pad_first = sequence->first_row + sequence->num_rows;
+    }
+    return status;
+}
+
+attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                         attn_stream stream, attn_error *error)
+{
+    (void)stream;
+    plan_source from = {0};
+    if (!metadata || !batch)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+    metadata->planned = 0;
+    COPY_SIZED(&from.batch, batch);
+    if (from.batch.num_real_seqs_device)
+        from.batch.num_real_seqs = *from.batch.num_real_seqs_device;
+    attn_status status = check_batch(metadata, &from.batch, error);
+    if (status == ATTN_OK && from.batch.mode != ATTN_MODE_IDLE) {
+        status = check_parts(&from.batch, error);
+        if (status == ATTN_OK)
+            status = find_arrays(&from, error);
+        if (status == ATTN_OK)
+            status = check_lengths(metadata, &from, error);
+        if (status == ATTN_OK)
+            status = find_sequences(metadata, &from, error);
+    }
+    metadata->mode = from.batch.mode;
+    metadata->planned = status == ATTN_OK;
+    return status;
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * autotune.h: what the files of autotune share.
+ *
+ *   autotune.c          options, rules, query, create, prepare; the type
+ *   autotune_measure.c  who is right and who is fastest, class by class
+ *   autotune_samples.c  what samples say
+ *   autotune_case.c     a batch of random numbers for a class, run through one candidate
+ *   autotune_store.c    the file of decisions
+ *
+ * A class is a layer group, a phase (prefill, decode), a range of sequences and a range of keys.
+ * Its candidate is chosen in prepare(), on made-up batches, so that forward stays what it is
+ * without autotune: it measures nothing and changes its mind never. Before prepare(), and for what
+ * is not measured, the first candidate serves.
+ */
+#ifndef HYBRID_AUTOTUNE_H
+#define HYBRID_AUTOTUNE_H
+
+#include "attn_plugin.h"
+#include "plugins/hybrid/core/pick.h"
+
+enum { TUNE_DECODE = 0, TUNE_PREFILL = 1, TUNE_PHASES = 2 };
+enum {
+    TUNE_BATCHES = 5,
+    TUNE_LENGTHS = 4,
+    TUNE_CLASSES = TUNE_PHASES * TUNE_BATCHES * TUNE_LENGTHS
+};
+enum { TUNE_MAX_ROUNDS = 31 };
+
+/* Last value of each range; the last range is open. */
+extern const int32_t tune_batch_ends[TUNE_BATCHES];
+extern const int32_t tune_length_ends[TUNE_LENGTHS];
+
+/* Where a decision comes from. */
+enum { TUNE_UNDECIDED = 0, TUNE_STORED = 1, TUNE_MEASURED = 2 };
+
+/* A decision. */
+typedef struct tune_class {
+    uint8_t choice; /* candidate */
+    uint8_t from;   /* TUNE_* */
+    float us[2];    /* microseconds of a sample, the first candidate's and the choice's; 0 = not */
+                    /* measured here */
+} tune_class;
+
+/* A layer group, as far as it is needed after create. */
+typedef struct tune_group {
+    uint32_t part;   /* as pick.h names it */
+    char text[192];  /* what it is: the store's key */
+    char layers[32]; /* "0-31", for people */
+    attn_problem
+        problem; /* without pointers but `device`, `group` and `bounds`, which are these: */
+    attn_layer_group group;
+    attn_bounds bounds;
+    int is_hnd;
+    int32_t layer_id;                 /* of its first layer */
+    tune_class classes[TUNE_CLASSES]; /* as tune_class_index() counts them */
+} tune_group;
+
+typedef struct tune_options {
+    char store[1024]; /* "" = decisions are not kept */
+    double margin, seconds;
+    int64_t rounds;
+    uint64_t memory; /* bytes of made-up cache */
+} tune_options;
+
+/* What an instance of autotune has of its own. */
+typedef struct tuning {
+    pick_rules rules;
+    tune_options options;
+    attn_device device;
+    char device_text[64];
+    char versions[PICK_MAX_CHILDREN][96]; /* of the candidates: a stored decision was for these */
+    uint32_t dropped;                     /* candidates that were found wrong, as a mask */
+    uint32_t num_groups;
+    char told[4096]; /* decisions, for people */
+    tune_group groups[];
+} tuning;
+
+/* The index of a class, and back. */
+static inline uint32_t tune_class_index(uint32_t phase, uint32_t batch, uint32_t length)
+{
+    return (phase * TUNE_BATCHES + batch) * TUNE_LENGTHS + length;
+}
+
+static inline void tune_class_of(uint32_t index, uint32_t *phase, uint32_t *batch, uint32_t *length)
+{
+    *length = index % TUNE_LENGTHS;
+    *batch = index / TUNE_LENGTHS % TUNE_BATCHES;
+    *phase = index / TUNE_LENGTHS / TUNE_BATCHES;
+}
+
+/* ---- Classes --------------------------------------------------------------------------------- */
+
+/* Is there a batch of this class within the group's bounds? Then the largest. */
+int tune_class_exists(const tune_group *group, uint32_t index, int32_t *num_seqs, int32_t *kv_len);
+
+/* "decode, 2-4 sequences, 513-4096 keys" */
+void tune_class_text(uint32_t index, char *text, size_t size);
+
+/* Why nothing can be measured for this group, or NULL. */
+const char *tune_why_not(const tune_group *group);
+
+/* ---- A case ---------------------------------------------------------------------------------- */
+
+typedef struct tune_case tune_case;
+
+/* A batch of random numbers for a class. */
+attn_status tune_case_create(attn_instance *instance, const tune_group *group, uint32_t phase,
+                             int32_t num_seqs, int32_t kv_len, uint64_t memory, tune_case **made,
+                             attn_error *error);
+void tune_case_destroy(tune_case *tune);
+
+/* Plan it for a candidate. One is planned at a time for each candidate; the next plan or the end of
+ * the case frees what was taken. */
+attn_status tune_case_plan(tune_case *tune, uint32_t candidate, attn_error *error);
+
+/* Plan the batch again, as each step does. */
+attn_status tune_case_replan(tune_case *tune, uint32_t candidate, attn_error *error);
+
+/* One forward of the candidate, which on a GPU is under way then; and the end of all. */
+attn_status tune_case_run(tune_case *tune, uint32_t candidate, attn_error *error);
+attn_status tune_case_wait(tune_case *tune, attn_error *error);
+
+/* Fill the output with what is not a number, so that it is seen where nothing is written; keep it
+ * as what others are compared with; and compare. The largest difference, as a multiple of what two
+ * right answers may differ by: above 1, or not a number, is wrong. */
+void tune_case_poison(tune_case *tune);
+attn_status tune_case_fetch(tune_case *tune, attn_error *error); /* when it has been computed */
+void tune_case_keep_output(tune_case *tune);
+double tune_case_difference(const tune_case *tune);
+
+/* ---- Measuring ------------------------------------------------------------------------------- */
+
+/* Decide all classes that no stored decision decides, within the options' time. */
+attn_status tune_measure(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                         attn_error *error);
+
+double tune_median(const int64_t *ns, int count);
+
+/* Is a challenger faster than who holds a class, by the margin and in most rounds? */
+int tune_is_faster(const int64_t *challenger, const int64_t *holder, int count, double margin);
+
+/* ---- The store ------------------------------------------------------------------------------- */
+
+/* Take decisions from the file, if there is one. CONFIG_ERROR if it is not a file of autotune;
+ * entries that do not fit are left, with a message. */
+attn_status tune_store_read(attn_instance *instance, attn_error *error);
+
+/* Write the decisions; entries that speak of other devices and layers stay. A failure is a message
+ * alone. */
+void tune_store_write(attn_instance *instance);
+
+/* "message" to the user, printf's. */
+void tune_log(const attn_instance *instance, uint32_t level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif /* HYBRID_AUTOTUNE_H */

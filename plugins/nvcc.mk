@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# nvcc.mk: how a .cu file is compiled, and when again. GNU make; configure puts it into the Makefile as
+# it stands, as automake would take offence at it.
+
+# The variable NAME_$1 of the file $2 (without suffix) or of the nearest folder around it that has one:
+# of plugins/fa3_like/kernels/decode one of decode_, kernels_, fa3_like_, plugins_.
+nvcc_nearest = $(or $($(notdir $2)_$1),$(if $(filter-out ./,$(dir $2)),$(call nvcc_nearest,$1,$(patsubst %/,%,$(dir $2)))))
+
+# Architectures, as nvcc calls them: sm_90a is a cubin, compute_80 PTX.
+nvcc_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
+nvcc_gencode = $(foreach code,$(nvcc_codes),-gencode arch=$(code:sm_%=compute_%),code=$(code))
+nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) $(NVCCFLAGS) $(call nvcc_nearest,NVCCFLAGS,$1) $(PLUGIN_CPPFLAGS))
+
+# The same of the target at hand, for recipes: what it is compiled with, its file of dependencies.
+NVCC_CODES_HERE = $(call nvcc_codes,$*)
+NVCC_FLAGS_HERE = $(call nvcc_flags,$*)
+NVCC_DEPENDENCIES = .deps/nvcc/$(subst /,-,$*).d
+
+# What nvcc found to be included; and a line that makes a file anew whose compiler or flags have changed.
+-include $(wildcard .deps/nvcc/*.d)
+nvcc-flags-changed:
+.PHONY: nvcc-flags-changed

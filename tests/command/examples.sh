@@ -1,0 +1,81 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# examples.sh: the examples' inis of models with recurrent and latent layers run as they stand: prefixes
+# are shared, nothing leaks, every sampled row is right, each backend that is named does its part. The
+# same without a prefix cache computes what was shared.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
+. "$top/tests/tools/tap.sh"
+
+umask 022
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$folder" || exit 1
+ATTNHOST_PLUGIN_PATH=$ATTNHOST_TEST_PLUGIN_DIR:$folder
+export ATTNHOST_PLUGIN_PATH
+
+# value REPORT SECTION KEY: a number of the report; without SECTION it is "".
+value()
+{
+    awk -v section="\"$2\":" -v key="\"$3\":" '
+        $2 == "{" || $2 == "[{" { inside = $1 }
+        $1 ~ /^}/ { inside = "" }
+        $1 == key && (section == "\"\":" || inside == section) { print $2 + 0; exit }' "$1"
+}
+
+# holds NAME REPORT CONDITION...: test CONDITION, with the report in view if it fails.
+holds()
+{
+    what=$1 shown=$2
+    shift 2
+    if test "$@"; then tap_ok "$what"; else tap_not_ok "$what: $*" "$(cat "$shown")"; fi
+}
+
+# good LABEL REPORT [OPTION...]: the command's own word (0: no row failed, no token leaked) and its
+# report's.
+good()
+{
+    label=$1 report=$2
+    shift 2
+    tap_try "$label runs" "$ATTNHOST_TEST_COMMAND" run "$ini" --json "$report" "$@"
+    test -s "$report" || return 1
+    holds "$label: rows were checked" "$report" "$(value "$report" verify rows_checked)" -gt 100
+    holds "$label: none failed" "$report" "$(value "$report" verify rows_failed)" -eq 0
+    holds "$label: no token leaked" "$report" "$(value "$report" kv leaked)" -eq 0
+    holds "$label: no token was computed twice" "$report" \
+        "$(value "$report" tokens recomputed)" -eq 0
+    case $backends in
+    *linear*)
+        holds "$label: no state leaked" "$report" "$(value "$report" states leaked)" -eq 0 ;;
+    esac
+    for backend in $backends; do
+        holds "$label: rows of $backend" "$report" "$(value "$report" paths "$backend")" -gt 0
+    done
+}
+
+# example NAME BACKEND...
+example()
+{
+    name=$1 ini=$top/examples/$1.ini
+    shift
+    backends=$*
+    with=$folder/$name.json without=$folder/$name.none.json
+    good "$name" "$with" || return
+    good "$name without a prefix cache" "$without" --set kv_cache.prefix_cache=no || return
+    hits=$(value "$with" tokens prefix_hit)
+    holds "$name: prefixes were shared" "$with" "$hits" -gt 0
+    holds "$name without a prefix cache: none was" "$without" \
+        "$(value "$without" tokens prefix_hit)" -eq 0
+    holds "$name: what is shared is what is not computed" "$with" \
+        $(($(value "$with" tokens prefill) + hits)) -eq "$(value "$without" tokens prefill)"
+    holds "$name: outputs are as long" "$with" "$(value "$with" tokens decode)" -eq \
+        "$(value "$without" tokens decode)"
+}
+
+example qwen3_next cpu_linear cpu_native example_rows
+example falcon_h1 cpu_linear cpu_native example_rows
+example minimax cpu_linear cpu_native example_rows
+example lfm2 cpu_linear cpu_native example_rows
+example deepseek_v3 cpu_native second
+tap_end

@@ -1,0 +1,105 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# installcheck.sh: the installed package by itself. The command finds its plugins; an author's plugin
+# and the programs that embed the host are built from the installed examples with what pkg-config says,
+# and run.
+# shellcheck disable=SC2086,SC2046,SC2016
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tools/tap.sh"
+. "$top/tests/command/plugin_guide.sh"
+
+attnhost=$ATTNHOST_TEST_BINDIR/attnhost
+compiler=${CC:-cc}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+umask 022
+PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
+LD_LIBRARY_PATH=$ATTNHOST_TEST_LIBDIR
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
+
+if test -n "$ATTNHOST_TEST_DESTDIR"; then
+    tap_skip "installed package" "pkg-config's paths do not know DESTDIR"
+    tap_end
+fi
+
+variable()
+{
+    pkg-config --variable="$1" attnhost-plugin
+}
+
+tap_try "attnhost-plugin.pc: the map file is installed" test -f "$(variable mapfile)"
+tap_try "attnhost-plugin.pc: plugindir" test "$(variable plugindir)" = "$ATTNHOST_TEST_INSTALLED_PLUGINS"
+tap_try "attnhost-plugin.pc: no libraries" test -z "$(pkg-config --libs attnhost-plugin)"
+tap_try "attnhost-plugin.pc: the conformance tool" test -x "$(variable conformance_tool)"
+cat >"$scratch/version.c" <<EOF
+#include <attn_plugin.h>
+_Static_assert(ATTN_ABI_MAJOR == $(variable abi_major), "major");
+_Static_assert(ATTN_ABI_MINOR == $(variable abi_minor), "minor");
+EOF
+tap_try "attnhost-plugin.pc: the version is the headers'" \
+    $compiler $(pkg-config --cflags attnhost-plugin) -c -o "$scratch/version.o" "$scratch/version.c"
+
+tap_try "attnhost list" "$attnhost" list
+tap_try "attnhost list names cpu_native" sh -c '"$0" list | grep -q cpu_native' "$attnhost"
+tap_try "attnhost inspect cpu_native" "$attnhost" inspect cpu_native
+
+# The examples as a user has them: a copy, elsewhere, writable.
+cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
+chmod -R u+w "$scratch/examples"
+cd "$scratch/examples" || exit 1
+for example in quickstart deepseek_v3; do
+    tap_try "attnhost run $example.ini" "$attnhost" run "$example.ini"
+done
+
+# The rules of selection: installed, and read where the program lies, wherever that is.
+tap_try "the rules are installed" test -r "$(dirname "$(variable mapfile)")/selection.ini"
+mkdir -p moved/bin moved/share/attnhost
+cp "$attnhost" moved/bin/
+sed 's/^text = processors$/text = these very rules/' "$top/host/select/selection.ini" \
+    >moved/share/attnhost/select/selection.ini
+tap_try "a program reads the rules beside it" sh -c '
+    moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
+        --set platform.simulate=cpu | grep -q "these very rules"'
+echo '[ordr.x]' >>moved/share/attnhost/select/selection.ini
+tap_try "and tells what is wrong with them" sh -c '
+    moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
+
+# Another backend by one line, and the folder in which its file lies.
+tap_try "make in examples/plugin" make -C plugin CC="$compiler"
+tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
+tap_try "attnhost check example.so" "$attnhost" check plugin/example.so
+for example in hybrid qwen3_next falcon_h1 minimax lfm2; do
+    tap_try "attnhost run $example.ini" \
+        "$attnhost" run "$example.ini" --set plugins.path=plugin/example.so
+done
+if command -v cmake >/dev/null; then
+    tap_try "cmake in examples/plugin" cmake -S plugin -B plugin/build
+    tap_try "cmake --build" cmake --build plugin/build
+    tap_try "attnhost check of what CMake built" "$attnhost" check plugin/build/example.so
+else
+    tap_skip "examples/plugin by CMake" "cmake is not installed"
+fi
+tap_try "profiles are installed" "$attnhost" check --profile paged-kv --list plugin/example.so
+sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
+tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini
+tap_try "attnhost run with attention_backend = example_rows" \
+    "$attnhost" run example.ini --set plugins.path="$scratch/examples/plugin" --json result.json
+tap_try "example_rows did the work" grep -q '"example_rows' result.json
+
+tap_try "embed.c builds" $compiler -O2 -o embed embed.c $(pkg-config --cflags --libs attnhost) -lm
+tap_try "embed runs" ./embed
+tap_try "embed_cuda.c builds" \
+    $compiler -O2 -o embed_cuda embed_cuda.c $(pkg-config --cflags --libs attnhost) -lm -ldl
+output=$(./embed_cuda 2>&1 </dev/null)
+case $? in
+0) tap_ok "embed_cuda runs" ;;
+77) tap_skip "embed_cuda runs" "$output" ;;
+*) tap_not_ok "embed_cuda runs" "$output" ;;
+esac
+PREFIX=$(variable prefix)
+export PREFIX
+plugin_guide "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch"
+tap_end

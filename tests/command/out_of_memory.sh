@@ -1,0 +1,114 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# out_of_memory.sh: one allocation after the other is refused, over a whole `attnhost run` and over
+# the example of embedding. Neither dies of a signal, and who reports success has the whole answer:
+# the same one as with all its memory.
+#
+# The one runs a backend by itself, the other a composed one. TRIES=N in the environment: so many
+# allocations of each, evenly spread, instead of every single one.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tools/tap.sh"
+
+preload=$ATTNHOST_TEST_FIXTURE_DIR/fail_malloc.so
+plugins=$ATTNHOST_TEST_PLUGIN_DIR
+tries=${TRIES:-0}
+
+if nm -D "$ATTNHOST_TEST_COMMAND" | grep -q -e __asan_ -e __tsan_; then
+    tap_skip "allocations that fail" "the sanitizer has an allocator of its own"
+    tap_end
+fi
+umask 022
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+unset ATTNHOST_PLUGIN_PATH
+
+for i in 1 2 3; do
+    echo "{\"timestamp\": $i, \"input_length\": 3$i, \"output_length\": 3, \"hash_ids\": [1]}"
+done >"$folder/trace.jsonl"
+cat >"$folder/run.ini" <<END
+[plugins]
+path = $plugins
+[model]
+num_layers = 2
+num_q_heads = 2
+num_kv_heads = 1
+head_dim = 8
+max_context_len = 64
+[attention]
+attention_backend = cpu_native
+[kv_cache]
+page_size = 4
+[workload]
+trace = trace.jsonl
+num_threads = 1
+[verify]
+rate = 0.2
+END
+
+# ---- Commands: the answer, without what the clock says, goes to $folder/answer -----------------------
+
+run_command()
+{
+    rm -f "$folder/report.json"
+    env LD_PRELOAD="$preload" FAIL_MALLOC_AT="$1" FAIL_MALLOC_COUNT="$folder/count" \
+        "$ATTNHOST_TEST_COMMAND" run "$folder/run.ini" --json "$folder/report.json" \
+        >/dev/null 2>"$folder/err" </dev/null
+    result=$?
+    cp "$folder/report.json" "$folder/answer" 2>/dev/null || : >"$folder/answer"
+    return $result
+}
+
+run_embed()
+{
+    env LD_PRELOAD="$preload" FAIL_MALLOC_AT="$1" FAIL_MALLOC_COUNT="$folder/count" \
+        "$ATTNHOST_TEST_BUILDDIR/tests/command/embed" "$plugins" cpu_native cpu_native \
+        >"$folder/answer" 2>"$folder/err" </dev/null
+}
+
+# What of an answer is the same in each run; the digest of all outputs among it.
+essence()
+{
+    grep -vE '"(wall_s|p50|p99)":' "$1"
+}
+
+# refuse_each NAME COMMAND: COMMAND's allocations are refused, evenly spread.
+refuse_each()
+{
+    if ! "$2" 0; then
+        tap_not_ok "$1: with all memory" "$(cat "$folder/err")"
+        return
+    fi
+    tap_ok "$1: with all memory"
+    essence "$folder/answer" >"$folder/expected"
+    count=$(cat "$folder/count")
+    stride=1
+    test "$tries" -eq 0 || stride=$((count / tries + 1))
+    failed=0 at=1
+    : >"$folder/wrong"
+    while test "$at" -le "$count"; do
+        "$2" "$at"
+        code=$?
+        if test $code -ge 128; then
+            echo "allocation $at of $count: exit code $code: $(tail -1 "$folder/err")"
+        elif test $code -ne 0; then
+            failed=$((failed + 1))
+            test -s "$folder/err" || echo "allocation $at of $count: exit code $code, no message"
+        elif ! essence "$folder/answer" | cmp -s - "$folder/expected"; then
+            echo "allocation $at of $count: success with another answer"
+        fi >>"$folder/wrong"
+        at=$((at + stride))
+    done
+    if test -s "$folder/wrong"; then
+        tap_not_ok "$1: an allocation of $count is refused" "$(head -20 "$folder/wrong")"
+    elif test "$failed" -eq 0; then
+        tap_not_ok "$1: an allocation of $count is refused" "no run failed: was any refused?"
+    else
+        tap_ok "$1: an allocation of $count is refused"
+    fi
+}
+
+refuse_each "attnhost run" run_command
+refuse_each "examples/embed" run_embed
+tap_end

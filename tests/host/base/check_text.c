@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_text.c: host/base/text.c.
+ */
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/base/text.h"
+#include "tests/tools/test_main.h"
+
+START_TEST(int64_takes_the_whole_range_and_nothing_more)
+{
+    static const struct {
+        const char *text;
+        int64_t value;
+    } good[] = {{"0", 0},
+                {"-0", 0},
+                {"+7", 7},
+                {"007", 7},
+                {"-1", -1},
+                {"9223372036854775807", INT64_MAX},
+                {"-9223372036854775808", INT64_MIN}};
+    static const char *const bad[] = {"",
+                                      " 1",
+                                      "1 ",
+                                      "1.0",
+                                      "0x10",
+                                      "--1",
+                                      "+-1",
+                                      "-",
+                                      "1e3",
+                                      "1k",
+                                      "9223372036854775808",
+                                      "nan",
+                                      "+",
+                                      "1,0",
+                                      "-9223372036854775809",
+                                      "99999999999999999999999"};
+    int64_t value;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        ck_assert_msg(text_parse_int64(good[i].text, &value), "%s", good[i].text);
+        ck_assert_int_eq(value, good[i].value);
+    }
+    value = 42;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_msg(!text_parse_int64(bad[i], &value), "'%s'", bad[i]);
+    ck_assert_int_eq(value, 42);
+}
+END_TEST
+
+START_TEST(uint64_has_no_sign)
+{
+    uint64_t value = 42;
+    ck_assert(!text_parse_uint64("-1", &value));
+    ck_assert(!text_parse_uint64("+1", &value));
+    ck_assert(!text_parse_uint64("18446744073709551616", &value));
+    ck_assert(!text_parse_uint64("", &value));
+    ck_assert_uint_eq(value, 42);
+    ck_assert(text_parse_uint64("18446744073709551615", &value));
+    ck_assert_uint_eq(value, UINT64_MAX);
+}
+END_TEST
+
+START_TEST(random_integers_survive_printing)
+{
+    uint64_t state = 12345;
+    for (int i = 0; i < 20000; i++) {
+        char text[32];
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        uint64_t number = state >> (state >> 58);
+        int64_t sign_value, expected = (int64_t)number;
+        uint64_t value;
+        snprintf(text, sizeof text, "%llu", (unsigned long long)number);
+        ck_assert(text_parse_uint64(text, &value));
+        ck_assert_uint_eq(value, number);
+        snprintf(text, sizeof text, "%lld", (long long)expected);
+        ck_assert(text_parse_int64(text, &sign_value));
+        ck_assert_int_eq(sign_value, expected);
+    }
+}
+END_TEST
+
+START_TEST(double_is_finite_and_decimal)
+{
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = {{"0", 0},        {"-0.5", -0.5}, {".5", 0.5},  {"5.", 5},       {"1e-3", 1e-3},
+                {"+1E+3", 1000}, {"1e-999", 0},  {"0.1", 0.1}, {"1e308", 1e308}};
+    static const char *const bad[] = {"",      " 1",  "1 ",    "nan",      "inf",   "-inf", "0x1p3",
+                                      "1e999", "1,5", "1.2.3", "e5",       "1e",    "-",    ".",
+                                      "1f",    "--1", "NaN",   "infinity", "nan(1)"};
+    double value = 42;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_msg(!text_parse_double(bad[i], &value), "'%s'", bad[i]);
+    ck_assert(value == 42);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        ck_assert_msg(text_parse_double(good[i].text, &value), "%s", good[i].text);
+        ck_assert_msg(value == good[i].value, "%s -> %g", good[i].text, value);
+    }
+}
+END_TEST
+
+START_TEST(any_double_takes_nan_and_infinity)
+{
+    double value;
+    ck_assert(text_parse_any_double("NaN", &value) && isnan(value));
+    ck_assert(text_parse_any_double("-nan", &value) && isnan(value) && signbit(value));
+    ck_assert(text_parse_any_double("inf", &value) && isinf(value) && value > 0);
+    ck_assert(text_parse_any_double("-Infinity", &value) && isinf(value) && value < 0);
+    ck_assert(text_parse_any_double("2.5", &value) && value == 2.5);
+    ck_assert(!text_parse_any_double("infi", &value));
+    ck_assert(!text_parse_any_double("", &value));
+    ck_assert(!text_parse_any_double("+-inf", &value));
+}
+END_TEST
+
+/* A locale whose decimal sign is a comma, if the machine has one. */
+START_TEST(locale_changes_nothing)
+{
+    static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (setlocale(LC_ALL, names[i]))
+            break;
+    double value = 0;
+    ck_assert(text_parse_double("1.5", &value));
+    ck_assert(value == 1.5);
+    ck_assert(!text_parse_double("1,5", &value));
+    setlocale(LC_ALL, "C");
+}
+END_TEST
+
+START_TEST(bool_words)
+{
+    static const char *const yes[] = {"yes", "true", "on", "1", "YES", "True"};
+    static const char *const no[] = {"no", "false", "off", "0", "Off"};
+    static const char *const bad[] = {"", "y", "2", "yess", "ye", " yes", "truefalse"};
+    bool value;
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
+        ck_assert(text_parse_bool(yes[i], &value) && value);
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++)
+        ck_assert(text_parse_bool(no[i], &value) && !value);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_msg(!text_parse_bool(bad[i], &value), "'%s'", bad[i]);
+}
+END_TEST
+
+START_TEST(sizes_are_multiples_of_1024)
+{
+    static const char *const bad[] = {"", "K", "1KB", "-1", "1.5K", "1 K", "16777216T", "1P"};
+    uint64_t bytes;
+    ck_assert(text_parse_size("17", &bytes) && bytes == 17);
+    ck_assert(text_parse_size("3K", &bytes) && bytes == 3072);
+    ck_assert(text_parse_size("2m", &bytes) && bytes == 2097152);
+    ck_assert(text_parse_size("5G", &bytes) && bytes == 5368709120u);
+    ck_assert(text_parse_size("16777215T", &bytes) && bytes == 16777215ull << 40);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_msg(!text_parse_size(bad[i], &bytes), "'%s'", bad[i]);
+}
+END_TEST
+
+static void assert_range_list(const char *text, size_t count, const int64_t *expected)
+{
+    int64_t *values = NULL;
+    size_t got = 0;
+    const char *problem = text_parse_range_list(text, 0, 100, 20, &values, &got);
+    ck_assert_msg(!problem, "'%s': %s", text, problem ? problem : "");
+    ck_assert_uint_eq(got, count);
+    for (size_t i = 0; i < count; i++)
+        ck_assert_int_eq(values[i], expected[i]);
+    free(values);
+}
+
+START_TEST(range_lists_are_written_out)
+{
+    assert_range_list("1 2 4 8-24/8", 6, (int64_t[]){1, 2, 4, 8, 16, 24});
+    assert_range_list("0,  3 ,5-7", 5, (int64_t[]){0, 3, 5, 6, 7});
+    assert_range_list("  100 ", 1, (int64_t[]){100});
+    assert_range_list("9-9/4", 1, (int64_t[]){9});
+    assert_range_list("1-20", 20, (int64_t[]){1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                              11, 12, 13, 14, 15, 16, 17, 18, 19, 20});
+}
+END_TEST
+
+START_TEST(range_lists_are_checked_strictly)
+{
+    static const char *const bad[] = {"",
+                                      "  ",
+                                      ",",
+                                      "1,,2",
+                                      "1,",
+                                      ",1",
+                                      "1 1",
+                                      "2 1",
+                                      "8-24/7",
+                                      "8-24/0",
+                                      "9-8",
+                                      "101",
+                                      "-1",
+                                      "1-",
+                                      "1/2",
+                                      "1-2-3",
+                                      "a",
+                                      "1-2/",
+                                      "1.5",
+                                      "1 ; 2",
+                                      "0-100",
+                                      "0-99999999999999999999",
+                                      "1-9223372036854775807",
+                                      "18446744073709551615",
+                                      "5-18446744073709551615/9",
+                                      "1 2 x"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int64_t *values = NULL;
+        size_t count = 77;
+        const char *problem = text_parse_range_list(bad[i], 0, 100, 20, &values, &count);
+        ck_assert_msg(problem != NULL && *problem, "'%s'", bad[i]);
+        ck_assert_ptr_null(values);
+        ck_assert_uint_eq(count, 77);
+    }
+}
+END_TEST
+
+START_TEST(nearest_name)
+{
+    static const char *const names[] = {"page_size", "dtype",        NULL, "k_scale",
+                                        "v_scale",   "mem_fraction", "bs", "sinks"};
+    const size_t count = sizeof names / sizeof *names;
+    ck_assert_str_eq(text_nearest("pagesize", names, count), "page_size");
+    ck_assert_str_eq(text_nearest("page_sise", names, count), "page_size");
+    ck_assert_str_eq(text_nearest("PAGE-SIZE", names, count), "page_size");
+    ck_assert_str_eq(text_nearest("dytpe", names, count), "dtype");
+    ck_assert_str_eq(text_nearest("w_scale", names, count), "k_scale");
+    ck_assert_str_eq(text_nearest("vscale", names, count), "v_scale");
+    ck_assert_str_eq(text_nearest("b", names, count), "bs");
+    ck_assert_str_eq(text_nearest("sink", names, count), "sinks");
+    ck_assert_ptr_null(text_nearest("banana", names, count));
+    ck_assert_ptr_null(text_nearest("", names, count));
+    ck_assert_ptr_null(text_nearest("xy", names, count));
+    ck_assert_ptr_null(text_nearest("page_size", names, 0));
+    ck_assert_ptr_null(text_nearest(
+        "page_size_page_size_page_size_page_size_page_size_page_size_page_size", names, count));
+}
+END_TEST
+
+START_TEST(hex_has_two_digits_a_byte)
+{
+    const uint8_t bytes[] = {0x00, 0x0f, 0xa0, 0xff};
+    char hex[10] = "xxxxxxxxx";
+    text_hex(bytes, sizeof bytes, hex);
+    ck_assert_str_eq(hex, "000fa0ff");
+    ck_assert_int_eq(hex[9], '\0');
+    text_hex(bytes, 0, hex);
+    ck_assert_str_eq(hex, "");
+}
+END_TEST
+
+START_TEST(words_ignore_case)
+{
+    ck_assert(text_equal_ignoring_case("", ""));
+    ck_assert(text_equal_ignoring_case("AbC", "aBc"));
+    ck_assert(!text_equal_ignoring_case("ab", "abc"));
+    ck_assert(!text_equal_ignoring_case("abc", "ab"));
+    ck_assert(!text_equal_ignoring_case("[", "{")); /* 0x20 apart, as letters are */
+}
+END_TEST
+
+START_TEST(strbuf_grows)
+{
+    strbuf buffer;
+    strbuf_init(&buffer);
+    ck_assert_str_eq(strbuf_text(&buffer), "");
+    for (int i = 0; i < 1000; i++) {
+        strbuf_append(&buffer, "ab");
+        strbuf_appendf(&buffer, "%03d", i);
+        strbuf_append_bytes(&buffer, "xyz", 1);
+    }
+    ck_assert_uint_eq(buffer.length, 6000);
+    ck_assert_uint_eq(strlen(strbuf_text(&buffer)), 6000);
+    char *text = strbuf_steal(&buffer);
+    ck_assert(memcmp(text + 6 * 789, "ab789x", 6) == 0);
+    free(text);
+    ck_assert_str_eq(strbuf_text(&buffer), "");
+    text = strbuf_steal(&buffer);
+    ck_assert_str_eq(text, "");
+    free(text);
+}
+END_TEST
+
+START_TEST(strbuf_remembers_failure)
+{
+    strbuf buffer;
+    strbuf_init(&buffer);
+    strbuf_append(&buffer, "kept");
+    strbuf_append_bytes(&buffer, "", SIZE_MAX / 2); /* refused before a byte is read */
+    ck_assert(buffer.failed);
+    strbuf_append(&buffer, "more");
+    ck_assert_str_eq(strbuf_text(&buffer), "kept");
+    ck_assert_ptr_null(strbuf_steal(&buffer));
+    strbuf_append(&buffer, "again");
+    ck_assert_str_eq(strbuf_text(&buffer), "again");
+    strbuf_finish(&buffer);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *text = suite_create("text");
+    TCase *parsers = tcase_create("parsers");
+    tcase_add_test(parsers, int64_takes_the_whole_range_and_nothing_more);
+    tcase_add_test(parsers, uint64_has_no_sign);
+    tcase_add_test(parsers, random_integers_survive_printing);
+    tcase_add_test(parsers, double_is_finite_and_decimal);
+    tcase_add_test(parsers, any_double_takes_nan_and_infinity);
+    tcase_add_test(parsers, locale_changes_nothing);
+    tcase_add_test(parsers, bool_words);
+    tcase_add_test(parsers, sizes_are_multiples_of_1024);
+    tcase_add_test(parsers, range_lists_are_written_out);
+    tcase_add_test(parsers, range_lists_are_checked_strictly);
+    suite_add_tcase(text, parsers);
+    TCase *words = tcase_create("words");
+    tcase_add_test(words, nearest_name);
+    tcase_add_test(words, words_ignore_case);
+    tcase_add_test(words, hex_has_two_digits_a_byte);
+    suite_add_tcase(text, words);
+    TCase *strings = tcase_create("strbuf");
+    tcase_add_test(strings, strbuf_grows);
+    tcase_add_test(strings, strbuf_remembers_failure);
+    suite_add_tcase(text, strings);
+    return text;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

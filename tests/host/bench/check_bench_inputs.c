@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_bench_inputs.c: what `attnhost bench` feeds to backends is a valid batch with values that
+ * mean something: cpu_native computes on it what the oracle computes, and a GPU (the fake one) gets
+ * the same bytes.
+ */
+#include "host/bench/inputs.h"
+
+#include "host/base/dtype.h"
+#include "host/reference/reference.h"
+#include "tests/host/embed/attnhost_fixture.h"
+#include "tests/tools/fake_cuda_test.h"
+
+#include <math.h>
+
+static struct device *cpu;
+static struct bench_inputs *inputs;
+
+static void set_up(void)
+{
+    setup();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CPU, 0, &cpu, &error.base), ATTN_OK);
+    inputs = NULL;
+}
+
+static void tear_down(void)
+{
+    bench_inputs_destroy(inputs);
+    device_close(cpu);
+    teardown();
+}
+
+static struct bench_shape shape_of(const char *text)
+{
+    struct bench_shapes shapes = {0};
+    struct bench_shape base, made;
+    bench_shape_init(&base);
+    attn_status status = bench_shapes_add(&shapes, text, &base, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    made = shapes.items[0];
+    bench_shapes_finish(&shapes);
+    return made;
+}
+
+/* Few bytes beyond a cache: tests need no more copies than that. */
+static void make(const char *text, uint64_t seed, struct device *on)
+{
+    struct bench_shape shape = shape_of(text);
+    on->info.l2_bytes = 100000;
+    bench_inputs_destroy(inputs);
+    inputs = NULL;
+    attn_status status = bench_inputs_create(on, &shape, seed, &inputs, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+}
+
+/* ---- Against the oracle ---------------------------------------------------------------------- */
+
+static const char *const cases[] = {
+    "batch=3,kv_len=37+80+5,q_heads=4,kv_heads=2,head_dim=24,v_head_dim=40,page_size=8",
+    "batch=2,kv_len=64,q_heads=4,kv_heads=4,head_dim=16,dtype=f32,layout=hnd,new_kv=args",
+    "batch=2,kv_len=33,q_heads=4,kv_heads=2,head_dim=16,kv_dtype=fp8_e4m3,scales=head,window=9",
+    "batch=2,kv_len=33,q_heads=4,kv_heads=2,head_dim=16,kv_dtype=fp8_e5m2,layout=hnd,sinks=yes",
+    "mode=extend,batch=3,q_len=4+9,kv_len=21+9,q_heads=4,kv_heads=1,head_dim=32,dtype=f16,"
+    "page_size=1",
+    "mode=extend,kv_len=50,q_heads=2,kv_heads=2,head_dim=16,causal=no,logit_cap=2,dtype=f32",
+    "mode=extend,batch=2,q_len=30,kv_len=40,q_heads=4,kv_heads=2,head_dim=16,chunk=16,alibi=yes",
+    "mode=extend,batch=2,q_len=7,kv_len=40,q_heads=4,kv_heads=2,head_dim=16,new_kv=cached,"
+    "sm_scale=0.5,kv_dtype=f32,dtype=f32",
+    "mode=mixed,batch=5,decodes=3,q_len=6,kv_len=19+7+64,q_heads=6,kv_heads=3,head_dim=16",
+};
+
+static void load_cpu_native(void)
+{
+    char path[4400];
+    const char *built = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    ck_assert_msg(built && realpath(built, path), "ATTNHOST_TEST_PLUGIN_DIR is not set");
+    strcat(path, "/cpu_native.so");
+    attn_status status = attnhost_load_plugin(host, path, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+}
+
+/* Outputs of copy `copy` as cpu_native computes them, judged by the oracle's, which is computed
+ * first: with k and v saved a forward changes the cache. */
+static void judge(const struct bench_problem *problem, attnhost_metadata *metadata, uint32_t copy,
+                  const reference_options *options)
+{
+    struct bench_call call;
+    reference_result result = {0};
+    reference_report report = {0};
+    bench_inputs_call(inputs, copy, problem->problem.kv_layout, &call);
+    memset(call.out.data, 0xFF,
+           (size_t)call.out.shape[0] * (size_t)call.out.strides[0] *
+               attn_dtype_size(call.out.dtype));
+    attn_status status = reference_forward(&problem->problem, &inputs->batch, 0, &call.args,
+                                           options, &result, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_forward(metadata, 0, &call.args, NULL, &error.base);
+    if (status == ATTN_OK)
+        status = reference_compare(&result, &call.out, NULL, &report, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    ck_assert_msg(reference_report_passed(&report), "%s", report.message);
+    ck_assert_int_eq(report.rows_checked, inputs->count.tokens * inputs->shape.q_heads);
+    reference_result_finish(&result);
+}
+
+START_TEST(test_oracle)
+{
+    struct bench_problem problem;
+    attnhost_backend *backend = NULL;
+    attnhost_metadata *metadata = NULL;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    load_cpu_native();
+    make(cases[_i], 7 + (uint64_t)_i, cpu);
+    const char *layout =
+        inputs->shape.layout == BENCH_LAYOUT_HND ? ATTN_LAYOUT_KV_HND : ATTN_LAYOUT_KV_NHD;
+    bench_problem_init(&problem, &inputs->shape, &cpu->info, layout, ATTN_GRAPH_NEVER);
+    attn_status status =
+        attnhost_query(host, "cpu_native", &problem.problem, &verdict, &error.base);
+    ck_assert_msg(status == ATTN_OK && verdict.supported, "%s", host_error_text(&error));
+    status = attnhost_compose(host, "cpu_native", &problem.problem, 1, &backend, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_metadata_create(backend, ATTN_METADATA_EAGER, &problem.bounds, NULL,
+                                          &metadata, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_init_forward_metadata(metadata, &inputs->batch, NULL, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    const uint32_t forms[] = {ATTN_INDEX_REQ_TO_TOKEN, ATTN_INDEX_BLOCK_TABLE, ATTN_INDEX_CSR};
+    for (uint32_t f = 0; f < 3; f++) {
+        const reference_options options = {
+            .index_form = forms[f], .reads_new_unquantised = verdict.reads_new_kv_unquantised};
+        judge(&problem, metadata, f % inputs->copies, &options);
+    }
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* ---- Arrays and values ----------------------------------------------------------------------- */
+
+/* Every page but page 0 is somebody's, once, and not in order. */
+START_TEST(test_pages)
+{
+    make("batch=7,kv_len=100+333,q_heads=1,kv_heads=1,head_dim=8,page_size=4", 3, cpu);
+    int64_t pages = inputs->count.pages, in_place = 0;
+    ck_assert_int_eq(pages, 4 * 25 + 3 * 84);
+    char *met = calloc(1, (size_t)pages + 1);
+    for (int64_t p = 0; p < pages; p++) {
+        int32_t page = inputs->arrays.kv_indices[p];
+        ck_assert_msg(page >= 1 && page <= pages && !met[page], "page %d of %lld", page,
+                      (long long)p);
+        met[page] = 1;
+        in_place += page == p + 1;
+    }
+    ck_assert_int_lt(in_place, pages / 10);
+    free(met);
+    struct bench_inputs *first = inputs;
+    inputs = NULL;
+    make("batch=7,kv_len=100+333,q_heads=1,kv_heads=1,head_dim=8,page_size=4", 4, cpu);
+    ck_assert_mem_ne(first->arrays.kv_indices, inputs->arrays.kv_indices,
+                     (size_t)pages * sizeof(int32_t));
+    bench_inputs_destroy(first);
+}
+END_TEST
+
+/* Mean and variance of a tensor's elements, all of which are finite. */
+static void measure(const attn_tensor *tensor, float scale, double *mean, double *variance)
+{
+    int64_t count = tensor->shape[0] * tensor->strides[0];
+    double sum = 0, squares = 0; /* not finite if an element is not */
+    for (int64_t i = 0; i < count; i++) {
+        double x = dtype_load(tensor->dtype, tensor->data, i) * (double)scale;
+        sum += x;
+        squares += x * x;
+    }
+    ck_assert(isfinite(squares));
+    *mean = sum / (double)count;
+    *variance = squares / (double)count - *mean * *mean;
+}
+
+START_TEST(test_values)
+{
+    static const char *const types[] = {"bf16", "f32", "f16", "fp8_e4m3", "fp8_e5m2"};
+    char text[128];
+    snprintf(text, sizeof text, "batch=8,kv_len=900,q_heads=32,kv_heads=4,head_dim=64,kv_dtype=%s",
+             types[_i]);
+    make(text, 11, cpu);
+    struct bench_call call, other;
+    bench_inputs_call(inputs, 0, ATTN_LAYOUT_KV_NHD, &call);
+    const attn_tensor *const tensors[] = {&call.q, &call.k_cache, &call.v_cache};
+    for (int t = 0; t < 3; t++) {
+        double mean, variance;
+        float scale = _i >= 3 && t > 0 ? inputs->arrays.k_scale[0] : 1;
+        measure(tensors[t], scale, &mean, &variance);
+        ck_assert_double_le(fabs(mean), 0.05);
+        ck_assert_double_le(fabs(variance - 1), 0.05);
+    }
+    ck_assert_uint_ge(inputs->copies, 2);
+    bench_inputs_call(inputs, 1, ATTN_LAYOUT_KV_NHD, &other);
+    ck_assert_ptr_ne(call.k_cache.data, other.k_cache.data);
+    ck_assert_mem_ne(call.k_cache.data, other.k_cache.data, 4096);
+    ck_assert_mem_ne(call.q.data, other.q.data, 4096);
+    ck_assert_mem_ne(call.k_cache.data, call.v_cache.data, 4096);
+}
+END_TEST
+
+/* Copies go beyond the cache: four times a small one, and no fewer than two. */
+START_TEST(test_copies)
+{
+    make("batch=4,kv_len=100,q_heads=2,kv_heads=1,head_dim=16,dtype=f32", 1, cpu);
+    ck_assert_double_ge(inputs->copies * inputs->count.bytes, 400000);
+    ck_assert_double_lt((inputs->copies - 1) * inputs->count.bytes, 400000);
+    make("batch=4,kv_len=10000,q_heads=2,kv_heads=1,head_dim=16,dtype=f32", 1, cpu);
+    ck_assert_uint_eq(inputs->copies, 2);
+}
+END_TEST
+
+START_TEST(test_graph_levels)
+{
+    struct bench_shape shape = shape_of("batch=3,kv_len=5+6");
+    ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_SINGLE_TOKEN);
+    shape = shape_of("mode=extend,batch=3,q_len=4,kv_len=5+6");
+    ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_UNIFORM);
+    shape = shape_of("mode=extend,batch=3,kv_len=5+6");
+    ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_ALWAYS);
+    shape = shape_of("mode=mixed,batch=3,q_len=4,kv_len=5");
+    ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_ALWAYS);
+}
+END_TEST
+
+/* ---- On a GPU -------------------------------------------------------------------------------- */
+
+static void assert_fetched(const struct device *gpu, const void *from, const void *expected,
+                           uint64_t bytes)
+{
+    char *fetched = malloc(bytes);
+    ck_assert_int_eq(device_copy(gpu, fetched, from, bytes, NULL, NULL), ATTN_OK);
+    ck_assert_int_eq(device_synchronize(gpu, NULL, NULL), ATTN_OK);
+    ck_assert_mem_eq(fetched, expected, bytes);
+    free(fetched);
+}
+
+static void assert_same_operands(const struct device *gpu, const struct bench_inputs *here,
+                                 uint32_t copy)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_Q,   ATTN_ROLE_K,       ATTN_ROLE_V,
+                                     ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
+    struct bench_call ours, theirs;
+    bench_inputs_call(here, copy, ATTN_LAYOUT_KV_NHD, &ours);
+    bench_inputs_call(inputs, copy, ATTN_LAYOUT_KV_NHD, &theirs);
+    for (size_t r = 0; r < sizeof roles / sizeof roles[0]; r++) {
+        const attn_tensor *a = ours.operands[roles[r]], *b = theirs.operands[roles[r]];
+        uint64_t bytes = (uint64_t)(a->shape[0] * a->strides[0]) * attn_dtype_size(a->dtype);
+        ck_assert_int_eq(b->device_type, ATTN_DEVICE_CUDA);
+        assert_fetched(gpu, b->data, a->data, bytes);
+    }
+}
+
+START_TEST(test_same_bytes_on_a_gpu)
+{
+    static const char text[] = "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,"
+                               "kv_dtype=fp8_e4m3";
+    struct device *gpu = NULL;
+    use_fake_cuda();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, &error.base), ATTN_OK);
+    make(text, 5, cpu);
+    struct bench_inputs *here = inputs;
+    inputs = NULL;
+    make(text, 5, gpu);
+    ck_assert_ptr_ne(inputs->block, inputs->device_block);
+    ck_assert_mem_eq(inputs->block, here->block, here->block_bytes);
+    assert_fetched(gpu, inputs->device_block, here->block, here->block_bytes);
+    ck_assert_uint_eq(inputs->copies, here->copies);
+    for (uint32_t c = 0; c < here->copies; c++)
+        assert_same_operands(gpu, here, c);
+    const attn_batch *batch = &inputs->batch;
+    ck_assert_ptr_eq(batch->seq_lens.host, inputs->arrays.seq_lens);
+    ck_assert_int_eq((const char *)batch->seq_lens.device - inputs->device_block,
+                     (const char *)batch->seq_lens.host - inputs->block);
+    bench_inputs_destroy(here);
+    bench_inputs_destroy(inputs);
+    inputs = NULL;
+    device_close(gpu);
+    assert_nothing_left();
+    assert_clean();
+}
+END_TEST
+
+START_TEST(test_no_memory_on_a_gpu)
+{
+    struct bench_shape shape = shape_of("batch=8,kv_len=4096");
+    struct device *gpu = NULL;
+    use_fake_cuda();
+    fake.set_memory(0, 1 << 20);
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, &error.base), ATTN_OK);
+    ck_assert_int_eq(bench_inputs_create(gpu, &shape, 1, &inputs, &error.base),
+                     ATTN_OUT_OF_DEVICE_MEMORY);
+    ck_assert_ptr_null(inputs);
+    assert_says("no memory for 128 MiB of operands");
+    device_close(gpu);
+    assert_nothing_left();
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("bench_inputs");
+    TCase *tcase = tcase_create("inputs");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_loop_test(tcase, test_oracle, 0, sizeof cases / sizeof cases[0]);
+    tcase_add_test(tcase, test_pages);
+    tcase_add_loop_test(tcase, test_values, 0, 5);
+    tcase_add_test(tcase, test_copies);
+    tcase_add_test(tcase, test_graph_levels);
+    tcase_add_test(tcase, test_same_bytes_on_a_gpu);
+    tcase_add_test(tcase, test_no_memory_on_a_gpu);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_kv_pool.c: shapes of every layout, what stands in fresh memory, and memory that runs out.
+ */
+#include "host/cache/kv_pool.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/model/build.h"
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/tools/test_main.h"
+
+/* ---- A device that counts, and fails when told to -------------------------------------------- */
+
+static int allocations, live, fail_at, fills, fail_fill_at;
+static uint64_t largest;
+
+static void *count_allocate(const struct device *device, uint32_t space, uint64_t size,
+                            uint64_t alignment)
+{
+    ck_assert_uint_eq(space, ATTN_SPACE_DEVICE);
+    ck_assert_uint_ge(size, 1);
+    largest = size > largest ? size : largest;
+    if (++allocations == fail_at)
+        return NULL;
+    void *memory = device_cpu.allocate(device, space, size, alignment);
+    live += memory != NULL;
+    return memory;
+}
+
+static void count_release(const struct device *device, uint32_t space, void *memory)
+{
+    ck_assert_uint_eq(space, ATTN_SPACE_DEVICE);
+    live--;
+    device_cpu.release(device, space, memory);
+}
+
+static attn_status count_fill(const struct device *device, void *memory, int byte, uint64_t size,
+                              attn_stream stream, attn_error *error)
+{
+    if (++fills == fail_fill_at)
+        return host_fail(error, ATTN_DEVICE_LOST, "fill %d", fills);
+    return device_cpu.fill(device, memory, byte, size, stream, error);
+}
+
+static struct device_ops ops;
+static struct device device;
+static struct model model;
+static struct kv_pool *pool;
+static struct model_layer layers[4];
+static struct model_buffer buffers[4];
+static attn_layer_group groups[2];
+static attn_mla_dims mla;
+static attn_linear_dims linear;
+
+static void set_up(void)
+{
+    ops = device_cpu;
+    ops.allocate = count_allocate;
+    ops.release = count_release;
+    ops.fill = count_fill;
+    device = (struct device){.type = ATTN_DEVICE_CPU, .ops = &ops};
+    memset(groups, 0, sizeof groups);
+    memset(layers, 0, sizeof layers);
+    model = (struct model){
+        .num_layers = 1,
+        .num_groups = 1,
+        .num_buffers = 1,
+        .layers = layers,
+        .groups = groups,
+        .buffers = buffers,
+    };
+    buffers[0] = (struct model_buffer){0, 0};
+    groups[0] = (attn_layer_group){.struct_size = sizeof *groups,
+                                   .num_q_heads = 6,
+                                   .num_kv_heads = 3,
+                                   .head_dim = 20,
+                                   .v_head_dim = 9};
+    mla = (attn_mla_dims){sizeof mla, 512, 64, 128};
+    linear = (attn_linear_dims){.struct_size = sizeof linear,
+                                .family = ATTN_LINEAR_GDN,
+                                .num_k_heads = 2,
+                                .num_v_heads = 6,
+                                .head_k_dim = 5,
+                                .head_v_dim = 7,
+                                .conv_width = 4,
+                                .state_dtype = ATTN_F32,
+                                .conv_dtype = ATTN_BF16};
+    pool = NULL;
+    allocations = live = fail_at = fills = fail_fill_at = 0;
+    largest = 0;
+}
+
+static void tear_down(void)
+{
+    kv_pool_destroy(pool);
+    ck_assert_int_eq(live, 0);
+}
+
+static const struct kv_pool_buffer *create(const struct kv_pool_group *group, int32_t page_size,
+                                           int64_t num_pages, int64_t num_slots, bool poison)
+{
+    struct kv_pool_params params = {group, page_size, num_pages, num_slots, poison};
+    ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL), ATTN_OK);
+    return &pool->buffers[0];
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+static void is_tensor(const attn_tensor *tensor, attn_dtype dtype, uint32_t ndim,
+                      const int64_t *shape)
+{
+    int64_t stride = 1;
+    ck_assert_uint_eq(tensor->struct_size, sizeof *tensor);
+    ck_assert_uint_eq(tensor->dtype, dtype);
+    ck_assert_uint_eq(tensor->ndim, ndim);
+    ck_assert_int_eq(tensor->device_type, ATTN_DEVICE_CPU);
+    ck_assert_int_eq(tensor->device_id, 0);
+    ck_assert_uint_eq(tensor->byte_offset, 0);
+    ck_assert_uint_eq(tensor->flags, 0);
+    ck_assert_ptr_nonnull(tensor->data);
+    ck_assert_uint_eq((uintptr_t)tensor->data % tensor->alignment, 0);
+    ck_assert_uint_ge(tensor->alignment, 64);
+    for (uint32_t d = ndim; d-- > 0;) {
+        ck_assert_int_eq(tensor->shape[d], shape[d]);
+        ck_assert_int_eq(tensor->strides[d], stride);
+        stride *= shape[d];
+    }
+}
+
+#define is_tensor(tensor, dtype, ...)                                                              \
+    is_tensor(tensor, dtype, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t),                   \
+              (const int64_t[]){__VA_ARGS__})
+
+START_TEST(nhd)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F16};
+    const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
+    is_tensor(&buffer->key, ATTN_F16, 7, 5, 3, 20);
+    is_tensor(&buffer->value, ATTN_F16, 7, 5, 3, 9);
+    ck_assert_uint_eq(buffer->state.struct_size, 0);
+    ck_assert_uint_eq(buffer->conv.struct_size, 0);
+    ck_assert_uint_eq(pool->bytes, 7 * 5 * 3 * (20 + 9) * 2);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9) * 2);
+}
+END_TEST
+
+START_TEST(hnd)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_HND, NULL, ATTN_FP8_E5M2};
+    const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
+    is_tensor(&buffer->key, ATTN_FP8_E5M2, 7, 3, 5, 20);
+    is_tensor(&buffer->value, ATTN_FP8_E5M2, 7, 3, 5, 9);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9));
+}
+END_TEST
+
+START_TEST(mla_latent)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT, NULL, ATTN_BF16};
+    groups[0].kind = ATTN_KIND_MLA;
+    groups[0].mla = &mla;
+    const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
+    is_tensor(&buffer->key, ATTN_BF16, 3, 64, 576);
+    ck_assert_uint_eq(buffer->value.struct_size, 0);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 1152);
+}
+END_TEST
+
+START_TEST(mla_latent_fp8)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT_FP8, NULL, ATTN_FP8_E4M3};
+    groups[0].kind = ATTN_KIND_MLA;
+    groups[0].mla = &mla;
+    const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
+    is_tensor(&buffer->key, ATTN_U8, 3, 64, 656);
+    ck_assert_uint_eq(buffer->value.struct_size, 0);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 656);
+}
+END_TEST
+
+START_TEST(states)
+{
+    groups[0].kind = ATTN_KIND_LINEAR;
+    groups[0].linear = &linear;
+    struct kv_pool_group kv = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
+    const struct kv_pool_buffer *buffer = create(&kv, 1, 1, 4, false);
+    ck_assert_uint_eq(buffer->key.struct_size, 0);
+    ck_assert_uint_eq(buffer->value.struct_size, 0);
+    is_tensor(&buffer->state, ATTN_F32, 4, 6, 5, 7);
+    is_tensor(&buffer->conv, ATTN_BF16, 4, 6 * 7 + 2 * 2 * 5, 3);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &kv), 0);
+    kv_pool_destroy(pool);
+
+    struct kv_pool_group vk = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
+    buffer = create(&vk, 1, 1, 4, false);
+    is_tensor(&buffer->state, ATTN_F32, 4, 6, 7, 5);
+}
+END_TEST
+
+/* Mamba2: B and C once for each group of heads. */
+START_TEST(states_with_groups)
+{
+    groups[0].kind = ATTN_KIND_LINEAR;
+    groups[0].linear = &linear;
+    linear.family = ATTN_LINEAR_MAMBA2;
+    linear.num_groups = 3;
+    linear.num_k_heads = 3;
+    struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
+    const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
+    is_tensor(&buffer->conv, ATTN_BF16, 4, 6 * 7 + 2 * 3 * 5, 3);
+}
+END_TEST
+
+START_TEST(states_without_convolution)
+{
+    groups[0].kind = ATTN_KIND_LINEAR;
+    groups[0].linear = &linear;
+    struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
+    linear.conv_width = 1;
+    ck_assert_uint_eq(create(&group, 1, 1, 4, false)->conv.struct_size, 0);
+    kv_pool_destroy(pool);
+    linear.conv_width = 4;
+    linear.conv_dtype = ATTN_DTYPE_NONE;
+    ck_assert_uint_eq(create(&group, 1, 1, 4, false)->conv.struct_size, 0);
+    kv_pool_destroy(pool);
+    linear.conv_dtype = ATTN_F32;
+    linear.family = ATTN_LINEAR_SHORT_CONV;
+    const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
+    ck_assert_uint_eq(buffer->state.struct_size, 0);
+    is_tensor(&buffer->conv, ATTN_F32, 4, 62, 3);
+}
+END_TEST
+
+/* ---- Buffers --------------------------------------------------------------------------------- */
+
+/* Four layers: 0 and 2 of a wide group, 1 of a narrow one, 3 reads what layer 0 keeps. */
+START_TEST(layers_that_share_have_one_buffer)
+{
+    struct model_spec wide, narrow;
+    struct model *shared = model_new("shared", "test");
+    ck_assert_ptr_nonnull(shared);
+    model_spec_softmax(&wide, 4, 2, 16, 8);
+    model_spec_softmax(&narrow, 4, 1, 16, 16);
+    ck_assert_int_eq(model_add_layer(shared, &wide, "decoder", 0, NULL), ATTN_OK);
+    ck_assert_int_eq(model_add_layer(shared, &narrow, "decoder", 1, NULL), ATTN_OK);
+    ck_assert_int_eq(model_add_layer(shared, &wide, "decoder", 2, NULL), ATTN_OK);
+    ck_assert_int_eq(model_add_shared_layer(shared, &wide, "decoder", 3, 0, NULL), ATTN_OK);
+    struct kv_pool_group both[] = {{ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32},
+                                   {ATTN_LAYOUT_KV_HND, NULL, ATTN_BF16}};
+    struct kv_pool_params params = {both, 2, 3, 0, false};
+    ck_assert_int_eq(kv_pool_create(shared, &params, &device, &pool, NULL), ATTN_OK);
+    ck_assert_uint_eq(pool->num_buffers, 3);
+    is_tensor(&pool->buffers[0].key, ATTN_F32, 3, 2, 2, 16);
+    is_tensor(&pool->buffers[1].key, ATTN_BF16, 3, 1, 2, 16);
+    is_tensor(&pool->buffers[2].value, ATTN_F32, 3, 2, 2, 8);
+    ck_assert_ptr_ne(pool->buffers[0].key.data, pool->buffers[2].key.data);
+    ck_assert_int_eq(shared->layers[3].kv_buffer, shared->layers[0].kv_buffer);
+    uint64_t per_token = 2 * (2 * (16 + 8) * 4) + 1 * (16 + 16) * 2;
+    ck_assert_uint_eq(kv_pool_bytes_per_token(shared, both), per_token);
+    ck_assert_uint_eq(pool->bytes, per_token * 2 * 3);
+    ck_assert_int_eq(live, 6);
+    model_destroy(shared);
+}
+END_TEST
+
+START_TEST(no_buffer_at_all)
+{
+    model.num_buffers = 0;
+    struct kv_pool_group group = {NULL, NULL, ATTN_DTYPE_NONE};
+    create(&group, 1, 1, 0, true);
+    ck_assert_uint_eq(pool->num_buffers, 0);
+    ck_assert_uint_eq(pool->bytes, 0);
+    ck_assert_int_eq(allocations, 0);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 0);
+    kv_pool_destroy(NULL);
+}
+END_TEST
+
+/* ---- Fresh memory ---------------------------------------------------------------------------- */
+
+/* Entry 0 is zero; of the others every element is NaN. */
+static void is_poisoned(const attn_tensor *tensor)
+{
+    int64_t padding = tensor->strides[0], count = tensor->shape[0] * padding;
+    ck_assert_int_gt(count, padding);
+    for (int64_t i = 0; i < count; i++) {
+        double x = dtype_load(tensor->dtype, tensor->data, i);
+        ck_assert_msg(i < padding ? !(x < 0 || x > 0) && !isnan(x) : isnan(x), "element %lld: %g",
+                      (long long)i, x);
+    }
+}
+
+START_TEST(poison)
+{
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
+                                        ATTN_FP8_E5M2};
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, dtypes[d]};
+        const struct kv_pool_buffer *buffer = create(&group, 3, 4, 0, true);
+        is_poisoned(&buffer->key);
+        is_poisoned(&buffer->value);
+        kv_pool_destroy(pool);
+    }
+    groups[0].linear = &linear;
+    struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
+    const struct kv_pool_buffer *buffer = create(&group, 1, 1, 3, true);
+    is_poisoned(&buffer->state);
+    is_poisoned(&buffer->conv);
+}
+END_TEST
+
+/* Of the packed latent each part reads as NaN: fp8, the scales in fp32, rope in bf16. */
+START_TEST(poison_of_packed_latent)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT_FP8, NULL, ATTN_FP8_E4M3};
+    groups[0].mla = &mla;
+    const struct kv_pool_buffer *buffer = create(&group, 2, 2, 0, true);
+    const uint8_t *bytes = buffer->key.data;
+    for (int i = 0; i < 2 * 656; i++)
+        ck_assert_uint_eq(bytes[i], 0);
+    for (int row = 2; row < 4; row++) {
+        const uint8_t *at = bytes + row * 656;
+        for (int i = 0; i < 512; i++)
+            ck_assert_double_nan(dtype_load(ATTN_FP8_E4M3, at, i));
+        for (int i = 0; i < 4; i++)
+            ck_assert_double_nan(dtype_load(ATTN_F32, at + 512, i));
+        for (int i = 0; i < 64; i++)
+            ck_assert_double_nan(dtype_load(ATTN_BF16, at + 528, i));
+    }
+}
+END_TEST
+
+/* Without poison the padding is zero all the same: slot 0 of states too. */
+START_TEST(padding_is_zero)
+{
+    groups[0].linear = &linear;
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
+    const struct kv_pool_buffer *buffer = create(&group, 3, 2, 2, false);
+    const attn_tensor *tensors[] = {&buffer->key, &buffer->value, &buffer->state, &buffer->conv};
+    for (size_t t = 0; t < 4; t++)
+        for (int64_t i = 0; i < tensors[t]->strides[0]; i++)
+            ck_assert_double_eq(dtype_load(tensors[t]->dtype, tensors[t]->data, i), 0);
+}
+END_TEST
+
+/* A group with states in a pool without slots: no byte is written. */
+START_TEST(no_slots)
+{
+    groups[0].linear = &linear;
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
+    const struct kv_pool_buffer *buffer = create(&group, 3, 0, 0, true);
+    ck_assert_int_eq(buffer->key.shape[0], 0);
+    ck_assert_int_eq(buffer->state.shape[0], 0);
+    ck_assert_uint_eq(pool->bytes, 0);
+}
+END_TEST
+
+/* ---- On a GPU -------------------------------------------------------------------------------- */
+
+/* Each byte that nobody has written is the poison's; fetched in a stream of no one else's. */
+static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
+{
+    uint64_t entry = (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
+    uint64_t bytes = entry * (uint64_t)tensor->shape[0];
+    unsigned char *seen = malloc(bytes);
+    attn_stream stream;
+    ck_assert_int_eq(tensor->device_type, ATTN_DEVICE_CUDA);
+    ck_assert_int_eq(device_stream_create(gpu, &stream, NULL), ATTN_OK);
+    ck_assert_int_eq(device_copy(gpu, seen, tensor->data, bytes, stream, NULL), ATTN_OK);
+    ck_assert_int_eq(device_synchronize(gpu, stream, NULL), ATTN_OK);
+    device_stream_destroy(gpu, stream);
+    for (uint64_t b = 0; b < bytes; b++)
+        ck_assert_uint_eq(seen[b], b < entry ? 0 : 0xFF);
+    free(seen);
+}
+
+/* Memory that the host cannot touch; and an engine's stream, for which the legacy one would wait,
+ * stands still. */
+START_TEST(filled_on_cuda)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_BF16};
+    struct kv_pool_params params = {&group, 3, 5, 3, true};
+    struct cuda_driver driver;
+    struct device *gpu;
+    cuda_stream engines;
+    use_fake_cuda();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, NULL), ATTN_OK);
+    ck_assert_int_eq(cuda_driver_init(&driver, NULL, NULL), ATTN_OK);
+    ck_assert_int_eq(device_enter(gpu, NULL), ATTN_OK);
+    void *memory = device_allocate(gpu, ATTN_SPACE_DEVICE, 16, 1);
+    ck_assert_uint_eq(driver.cuStreamCreate(&engines, 0), CUDA_SUCCESS);
+    fake.hold(engines, 1);
+    ck_assert_int_eq(device_fill(gpu, memory, 1, 16, engines, NULL), ATTN_OK);
+    groups[0].linear = &linear;
+    ck_assert_int_eq(kv_pool_create(&model, &params, gpu, &pool, NULL), ATTN_OK);
+    is_filled_on(gpu, &pool->buffers[0].key);
+    is_filled_on(gpu, &pool->buffers[0].value);
+    is_filled_on(gpu, &pool->buffers[0].state);
+    is_filled_on(gpu, &pool->buffers[0].conv);
+    fake.hold(engines, 0);
+    kv_pool_destroy(pool);
+    pool = NULL;
+    device_stream_destroy(gpu, engines);
+    device_release(gpu, ATTN_SPACE_DEVICE, memory);
+    device_leave(gpu);
+    device_close(gpu);
+    cuda_driver_finish(&driver);
+    assert_nothing_left();
+    assert_clean();
+}
+END_TEST
+
+/* Nothing still writes to memory that is given back. */
+START_TEST(fill_that_fails_on_cuda)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16};
+    struct kv_pool_params params = {&group, 16, 5000, 0, true};
+    struct device *gpu;
+    use_fake_cuda();
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, NULL), ATTN_OK);
+    for (uint64_t nth = 1; nth <= 4; nth++) {
+        fake.inject("cuMemsetD8Async", nth, CUDA_ERROR_INVALID_VALUE);
+        ck_assert_int_eq(kv_pool_create(&model, &params, gpu, &pool, NULL), ATTN_INVALID_ARGUMENT);
+        ck_assert_ptr_null(pool);
+    }
+    device_close(gpu);
+    assert_nothing_left();
+    assert_clean();
+}
+END_TEST
+
+/* ---- Memory that runs out -------------------------------------------------------------------- */
+
+/* Whichever allocation fails, the ones before it are given back, and the message has the bytes. */
+START_TEST(out_of_memory)
+{
+    static const uint64_t bytes[] = {4 * 2 * 60 * 4, 4 * 2 * 27 * 4, 3 * 6 * 35 * 4,
+                                     3 * 62 * 3 * 2};
+    static const int32_t types[] = {ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA};
+    groups[0].linear = &linear;
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
+    struct kv_pool_params params = {&group, 2, 4, 3, true};
+    for (int n = 0; n < 8; n++) {
+        uint64_t before = 0;
+        char wanted[128];
+        host_error error;
+        host_error_init(&error);
+        device.type = types[n / 4];
+        allocations = 0;
+        fail_at = n % 4 + 1;
+        for (int i = 0; i < n % 4; i++)
+            before += bytes[i];
+        ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, &error.base),
+                         n < 4 ? ATTN_OUT_OF_HOST_MEMORY : ATTN_OUT_OF_DEVICE_MEMORY);
+        snprintf(wanted, sizeof wanted, "KV pool: %llu bytes for one tensor, after %llu bytes",
+                 (unsigned long long)bytes[n % 4], (unsigned long long)before);
+        ck_assert_msg(strstr(host_error_text(&error), wanted) != NULL, "%s, not %s",
+                      host_error_text(&error), wanted);
+        ck_assert_int_eq(live, 0);
+        ck_assert_ptr_null(pool);
+    }
+}
+END_TEST
+
+START_TEST(fill_that_fails)
+{
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32};
+    struct kv_pool_params params = {&group, 2, 4, 0, true};
+    for (fail_fill_at = 1; fail_fill_at <= 4; fail_fill_at++) {
+        fills = 0;
+        ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL), ATTN_DEVICE_LOST);
+        ck_assert_int_eq(live, 0);
+        ck_assert_ptr_null(pool);
+    }
+}
+END_TEST
+
+/* 2^60 pages of 2^13 bytes are not 0 bytes. */
+START_TEST(sizes_do_not_wrap)
+{
+    groups[0].num_kv_heads = 1;
+    groups[0].head_dim = 1024;
+    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32};
+    struct kv_pool_params params = {&group, 2, INT64_C(1) << 60, 0, true};
+    ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL),
+                     ATTN_OUT_OF_HOST_MEMORY);
+    ck_assert_uint_eq(largest, UINT64_MAX);
+}
+END_TEST
+
+static void add(Suite *suite, TCase *tcase)
+{
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    suite_add_tcase(suite, tcase);
+}
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("kv_pool");
+    TCase *shapes = tcase_create("shapes"), *fresh = tcase_create("fresh");
+    TCase *memory = tcase_create("memory");
+    tcase_add_test(shapes, nhd);
+    tcase_add_test(shapes, hnd);
+    tcase_add_test(shapes, mla_latent);
+    tcase_add_test(shapes, mla_latent_fp8);
+    tcase_add_test(shapes, states);
+    tcase_add_test(shapes, states_with_groups);
+    tcase_add_test(shapes, states_without_convolution);
+    tcase_add_test(shapes, layers_that_share_have_one_buffer);
+    tcase_add_test(shapes, no_buffer_at_all);
+    tcase_add_test(fresh, poison);
+    tcase_add_test(fresh, poison_of_packed_latent);
+    tcase_add_test(fresh, padding_is_zero);
+    tcase_add_test(fresh, no_slots);
+    tcase_add_test(fresh, filled_on_cuda);
+    tcase_add_test(fresh, fill_that_fails_on_cuda);
+    tcase_add_test(memory, out_of_memory);
+    tcase_add_test(memory, fill_that_fails);
+    tcase_add_test(memory, sizes_do_not_wrap);
+    add(suite, shapes);
+    add(suite, fresh);
+    add(suite, memory);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,1022 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_cuda_fixture.c: the backend cuda_fixture on the fake CUDA driver, through the lower layer
+ * of attnhost.h and against the oracle: eagerly, and captured and replayed with other contents.
+ */
+#include "attnhost.h"
+#include "host/device/device.h"
+#include "host/base/error.h"
+#include "host/base/mix.h"
+#include "host/reference/reference.h"
+#include "tests/tools/cpu_native_case.h"
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/fixtures/cuda_fixture.h"
+#include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/tools/test_main.h"
+
+#include <math.h>
+#include <string.h>
+
+static attnhost *host;
+static struct device *device;
+static attn_stream stream;
+static host_error error;
+
+#define GOOD(call)                                                                                 \
+    ck_assert_msg((call) == ATTN_OK, "%s %s", host_error_text(&error), fake.first_fault())
+#define FAILS(call, status) ck_assert_int_eq(call, status)
+
+/* Backends of all settings, by name. */
+static const char *const backends[][7] = {
+    {"slots", "index_form", "req_to_token", "fill_value", "1"},
+    {"pages", "index_form", "block_table", "fill_value", "0"},
+    {"list", "index_form", "csr", "fill_value", "0"},
+    {"never", "graph_level", "never"},
+    {"single", "graph_level", "single_token"},
+    {"uniform", "graph_level", "uniform"},
+};
+enum { NUM_BACKENDS = sizeof backends / sizeof backends[0], NUM_FORMS = 3 };
+
+static void open_host(void)
+{
+    char path[4096];
+    attnhost_params params = {.struct_size = sizeof params, .num_threads = 1};
+    fixture_path("cuda_fixture.so", path);
+    host_error_init(&error);
+    GOOD(attnhost_create(&params, &host, &error.base));
+    GOOD(attnhost_load_plugin(host, path, &error.base));
+    for (int b = 0; b < NUM_BACKENDS; b++)
+        GOOD(attnhost_define_backend(host, backends[b][0], "cuda_fixture", &backends[b][1],
+                                     backends[b][3] ? 2 : 1, &error.base));
+}
+
+static void set_up(void)
+{
+    use_fake_cuda_in_plugins();
+    cuda_fixture_define(&fake);
+    open_host();
+    GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
+    GOOD(device_enter(device, &error.base));
+    GOOD(device_stream_create(device, &stream, &error.base));
+}
+
+static void tear_down(void)
+{
+    device_stream_destroy(device, stream);
+    device_leave(device);
+    device_close(device);
+    attnhost_destroy(host);
+    assert_nothing_left();
+    assert_clean();
+    fake.reset();
+}
+
+/* ---- Memory on the device -------------------------------------------------------------------- */
+
+enum { MAX_UPLOADS = 32 };
+
+struct uploads {
+    void *memory[MAX_UPLOADS];
+    int count;
+};
+
+static void refresh(void *to, const void *from, size_t bytes)
+{
+    GOOD(device_copy(device, to, from, bytes, stream, &error.base));
+}
+
+/* Exactly as large as on the host, so that each has red zones. NULL stays NULL. */
+static void *upload(struct uploads *all, const void *from, size_t bytes)
+{
+    if (!from)
+        return NULL;
+    ck_assert_int_lt(all->count, MAX_UPLOADS);
+    void *memory = device_allocate(device, ATTN_SPACE_DEVICE, bytes, 64);
+    ck_assert_msg(memory != NULL, "%zu bytes: %s", bytes, fake.first_fault());
+    all->memory[all->count++] = memory;
+    refresh(memory, from, bytes);
+    return memory;
+}
+
+static void release_all(struct uploads *all)
+{
+    GOOD(device_synchronize(device, stream, &error.base));
+    for (int i = 0; i < all->count; i++)
+        device_release(device, ATTN_SPACE_DEVICE, all->memory[i]);
+}
+
+static void download(void *to, const void *from, size_t bytes)
+{
+    GOOD(device_copy(device, to, from, bytes, stream, &error.base));
+    GOOD(device_synchronize(device, stream, &error.base));
+}
+
+/* ---- A random case on the device ------------------------------------------------------------- */
+
+/* The case with every pointer into device memory. */
+struct twin {
+    struct uploads memory;
+    attn_problem problem;
+    attn_batch batch;
+    attn_kv_batch kv;
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
+
+static attn_i32_array upload_ints(struct twin *t, attn_i32_array array, int64_t count)
+{
+    return (attn_i32_array){.device =
+                                upload(&t->memory, array.device, (size_t)count * sizeof(int32_t))};
+}
+
+static void upload_batch(struct twin *t, const attn_case *c)
+{
+    int64_t seqs = c->batch.num_seqs, rows = c->q_indptr[seqs];
+    t->batch = c->batch;
+    t->kv = c->kv;
+    t->batch.seq_lens = upload_ints(t, c->batch.seq_lens, seqs);
+    t->batch.prefix_lens = upload_ints(t, c->batch.prefix_lens, seqs);
+    t->batch.q_indptr = upload_ints(t, c->batch.q_indptr, seqs + 1);
+    t->batch.req_pool_indices = upload_ints(t, c->batch.req_pool_indices, seqs);
+    t->batch.kv_groups = &t->kv;
+    t->kv.kv_lens = upload_ints(t, c->kv.kv_lens, seqs);
+    t->kv.req_to_token = upload_ints(t, c->kv.req_to_token, (seqs + 3) * c->kv.req_to_token_stride);
+    t->kv.block_table = upload_ints(t, c->kv.block_table, seqs * c->kv.block_table_stride);
+    t->kv.kv_indptr = upload_ints(t, c->kv.kv_indptr, seqs + 1);
+    if (c->kv.kv_indptr.device)
+        t->kv.kv_indices = upload_ints(t, c->kv.kv_indices, c->kv_indptr[seqs]);
+    t->kv.last_page_len = upload_ints(t, c->kv.last_page_len, seqs);
+    t->kv.out_cache_loc = (attn_i64_array){
+        .device = upload(&t->memory, c->out_cache_loc, (size_t)rows * sizeof(int64_t))};
+}
+
+/* The case's tensor behind an operand; NULL = an array of a number for each head. */
+static case_tensor *tensor_of(attn_case *c, uint32_t role)
+{
+    case_tensor *const tensors[ATTN_ROLE_COUNT] = {
+        [ATTN_ROLE_Q] = &c->q,
+        [ATTN_ROLE_K] = &c->k,
+        [ATTN_ROLE_V] = &c->v,
+        [ATTN_ROLE_OUT] = &c->out,
+        [ATTN_ROLE_LSE] = &c->lse,
+        [ATTN_ROLE_K_CACHE] = &c->k_cache,
+        [ATTN_ROLE_V_CACHE] = &c->v_cache,
+    };
+    return tensors[role];
+}
+
+static void twin_init(struct twin *t, attn_case *c)
+{
+    *t = (struct twin){.problem = c->problem, .args = c->args};
+    t->problem.device = &device->info;
+    upload_batch(t, c);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        const case_tensor *tensor = tensor_of(c, role);
+        if (!c->operands[role])
+            continue;
+        t->tensors[role] = *c->operands[role];
+        t->tensors[role].device_type = ATTN_DEVICE_CUDA;
+        t->tensors[role].data = tensor ? upload(&t->memory, tensor->memory, tensor->bytes)
+                                       : upload(&t->memory, c->operands[role]->data,
+                                                (size_t)c->group.num_q_heads * sizeof(float));
+        t->operands[role] = &t->tensors[role];
+    }
+    t->args.operands = t->operands;
+}
+
+static void twin_download(const struct twin *t, attn_case *c, uint32_t role)
+{
+    case_tensor *tensor = tensor_of(c, role);
+    if (c->operands[role])
+        download(tensor->memory, t->tensors[role].data, tensor->bytes);
+}
+
+static void twin_poison(const struct twin *t, attn_case *c)
+{
+    case_poison(c);
+    refresh(t->tensors[ATTN_ROLE_OUT].data, c->out.memory, c->out.bytes);
+    if (c->operands[ATTN_ROLE_LSE])
+        refresh(t->tensors[ATTN_ROLE_LSE].data, c->lse.memory, c->lse.bytes);
+}
+
+/* ---- Eager and captured, against the oracle -------------------------------------------------- */
+
+static attnhost_backend *compose(const char *name, const attn_problem *problem)
+{
+    attnhost_backend *backend = NULL;
+    GOOD(attnhost_compose(host, name, problem, 1, &backend, &error.base));
+    return backend;
+}
+
+static attnhost_metadata *make_metadata(attnhost_backend *backend, uint32_t kind,
+                                        const attn_bounds *bounds)
+{
+    attnhost_metadata *metadata = NULL;
+    GOOD(attnhost_metadata_create(backend, kind, bounds, NULL, &metadata, &error.base));
+    return metadata;
+}
+
+static void run_eager(attnhost_metadata *metadata, const struct twin *t, attn_case *c)
+{
+    twin_poison(t, c);
+    GOOD(attnhost_init_forward_metadata(metadata, &t->batch, stream, &error.base));
+    GOOD(attnhost_forward(metadata, c->layer.layer_id, &t->args, stream, &error.base));
+    twin_download(t, c, ATTN_ROLE_OUT);
+    twin_download(t, c, ATTN_ROLE_LSE);
+}
+
+static struct device_graph *capture(attnhost_metadata *metadata, const attn_batch *batch,
+                                    int32_t layer, attn_forward_args args)
+{
+    struct device_graph *graph = NULL;
+    GOOD(attnhost_init_forward_metadata(metadata, batch, stream, &error.base));
+    GOOD(device_capture_begin(device, stream, &error.base));
+    args.flags |= ATTN_FORWARD_CAPTURING;
+    GOOD(attnhost_forward(metadata, layer, &args, stream, &error.base));
+    GOOD(device_capture_end(device, stream, &graph, &error.base));
+    return graph;
+}
+
+/* The oracle's word on the outputs as they are in the case's host memory. */
+static void judge_outputs(const attn_case *c, const reference_result *result, const char *what)
+{
+    reference_report report = {0};
+    GOOD(reference_compare(result, &c->out.tensor, c->operands[ATTN_ROLE_LSE], &report,
+                           &error.base));
+    ck_assert_msg(report.rows_failed + report.lse_failed + report.padding_failed == 0, "%s: %s",
+                  what, report.message);
+    ck_assert_msg(case_red_zone(c) == 0, "%s: bytes around the output were written", what);
+}
+
+static char *copy_of(const case_tensor *tensor)
+{
+    char *copy = malloc(tensor->bytes + 1);
+    memcpy(copy, tensor->memory, tensor->bytes);
+    return copy;
+}
+
+/* What is in the caches now must be what was there, and the new keys. */
+static void judge_caches(const struct twin *t, attn_case *c, const char *what)
+{
+    attn_tensor k = c->k_cache.tensor, v = c->v_cache.tensor;
+    char *k_image = copy_of(&c->k_cache), *v_image = copy_of(&c->v_cache);
+    k.data = k_image;
+    v.data = v_image;
+    GOOD(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v,
+                               &error.base));
+    twin_download(t, c, ATTN_ROLE_K_CACHE);
+    twin_download(t, c, ATTN_ROLE_V_CACHE);
+    ck_assert_msg(reference_compare_kv(&c->problem, &c->k_cache.tensor, &k, NULL) == 0 &&
+                      reference_compare_kv(&c->problem, &c->v_cache.tensor, &v, NULL) == 0,
+                  "%s: the cache", what);
+    free(k_image);
+    free(v_image);
+}
+
+/* Planning, and a failed forward, have put work into the stream, which has to be idle. */
+static void destroy_metadata(attnhost_metadata *metadata)
+{
+    device_synchronize(device, stream, NULL);
+    attnhost_metadata_destroy(metadata);
+}
+
+/* A replay gives the bits of an eager run; then with the queries of the other sign. */
+static void judge_replay(attnhost_backend *backend, attnhost_metadata *eager, struct twin *t,
+                         attn_case *c, const char *what)
+{
+    attnhost_metadata *metadata = make_metadata(backend, ATTN_METADATA_GRAPH, &c->bounds);
+    struct device_graph *graph = capture(metadata, &t->batch, c->layer.layer_id, t->args);
+    unsigned char *sign = (unsigned char *)c->q.memory + attn_dtype_size(c->problem.q_dtype) - 1;
+    for (int round = 0; round < 2; round++) {
+        run_eager(eager, t, c);
+        char *out = copy_of(&c->out), *lse = copy_of(&c->lse);
+        twin_poison(t, c);
+        GOOD(attnhost_init_forward_metadata(metadata, &t->batch, stream, &error.base));
+        GOOD(device_graph_launch(device, graph, stream, &error.base));
+        twin_download(t, c, ATTN_ROLE_OUT);
+        twin_download(t, c, ATTN_ROLE_LSE);
+        ck_assert_msg(memcmp(out, c->out.memory, c->out.bytes) == 0, "%s: replayed output", what);
+        ck_assert_msg(memcmp(lse, c->lse.memory, c->lse.bytes) == 0, "%s: replayed LSE", what);
+        free(out);
+        free(lse);
+        for (uint64_t b = 0; b < c->q.bytes; b += attn_dtype_size(c->problem.q_dtype))
+            sign[b] ^= 0x80;
+        refresh(t->tensors[ATTN_ROLE_Q].data, c->q.memory, c->q.bytes);
+    }
+    device_graph_destroy(device, graph);
+    destroy_metadata(metadata);
+}
+
+static int is_supported(const char *name, const attn_problem *problem)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    GOOD(attnhost_query(host, name, problem, &verdict, &error.base));
+    return verdict.supported != 0;
+}
+
+/* 0 = passed over. */
+static int judge_case(uint64_t seed)
+{
+    char what[640];
+    case_wishes wishes = {.attn_type = ATTN_TYPE_DECODER,
+                          .mode = seed % 3 == 0 ? ATTN_MODE_DECODE : -1,
+                          .mask_kind = seed % 5 == 0 ? ATTN_MASK_NONE : ATTN_MASK_LAYER,
+                          .index_form = 1 << seed % NUM_FORMS,
+                          .growing = -1,
+                          .max_len = 80};
+    const char *name = backends[seed % NUM_FORMS][0];
+    attn_case *c = case_create(seed, &wishes);
+    attn_problem asked = c->problem;
+    c->bounds.uses &= ~(uint32_t)(ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+    asked.device = &device->info;
+    asked.graph_level = ATTN_GRAPH_ALWAYS;
+    int judged = !c->batch.multi_item && is_supported(name, &asked);
+    int length = snprintf(what, sizeof what, "seed %llu: ", (unsigned long long)seed);
+    case_describe(c, what + length, sizeof what - (size_t)length);
+    if (judged) {
+        struct twin t;
+        reference_result result = {0};
+        GOOD(reference_forward(&c->problem, &c->batch, c->layer.layer_id, &c->args, NULL, &result,
+                               &error.base));
+        twin_init(&t, c);
+        attnhost_backend *backend = compose(name, &t.problem);
+        attnhost_metadata *eager = make_metadata(backend, ATTN_METADATA_EAGER, &c->bounds);
+        run_eager(eager, &t, c);
+        judge_outputs(c, &result, what);
+        judge_caches(&t, c, what);
+        judge_replay(backend, eager, &t, c, what);
+        destroy_metadata(eager);
+        attnhost_backend_destroy(backend);
+        release_all(&t.memory);
+        reference_result_finish(&result);
+    }
+    case_destroy(c);
+    return judged;
+}
+
+enum { LOOPS = 3, CASES = 60 * LOOPS };
+
+/* Of few cases all may be passed over; then some more are drawn. */
+START_TEST(test_cases)
+{
+    int judged = 0, count = random_cases(CASES) / LOOPS;
+    int most = count > CASES / LOOPS ? count : CASES / LOOPS;
+    set_up();
+    for (int n = 0; n < count || (judged < count / 6 && n < most); n++)
+        judged += judge_case((uint64_t)(_i * most + n));
+    ck_assert_int_ge(judged, count / 6);
+    ck_assert_int_gt(judged, 0);
+    tear_down();
+}
+END_TEST
+
+/* ---- Decode from graphs of several sizes ----------------------------------------------------- */
+
+enum {
+    SEQS = 5,
+    MOST = 8, /* sequences of the largest graph */
+    STEPS = 9,
+    PAGE = 4,
+    PAGES_OF_SEQ = 9,
+    KEYS = PAGE * PAGES_OF_SEQ,
+    NUM_PAGES = 1 + SEQS * PAGES_OF_SEQ,
+    Q_HEADS = 6,
+    KV_HEADS = 2,
+    DIM = 20,
+    V_DIM = 12,
+    UNUSED = 0x7ffffff0
+};
+
+/* An engine's arrays for decode, as a host and a device have them. */
+struct arrays {
+    int64_t out_cache_loc[MOST];
+    int32_t seq_lens[MOST], requests[MOST];
+    int32_t req_to_token[SEQS + 1][KEYS], block_table[MOST][PAGES_OF_SEQ];
+    int32_t kv_indptr[MOST + 1], kv_indices[MOST * PAGES_OF_SEQ], last_page_len[MOST];
+    float q[MOST][Q_HEADS][DIM], k[MOST][KV_HEADS][DIM], v[MOST][KV_HEADS][V_DIM];
+    float k_cache[NUM_PAGES * PAGE][KV_HEADS][DIM], v_cache[NUM_PAGES * PAGE][KV_HEADS][V_DIM];
+    float out[MOST][Q_HEADS][V_DIM], lse[MOST][Q_HEADS];
+};
+
+struct engine {
+    struct arrays *arrays;    /* here */
+    struct arrays *on_device; /* the same there, at one address for the engine's life */
+    int32_t lens[SEQS];       /* keys of each sequence */
+    int32_t fill;
+    uint32_t form;
+    int hnd;
+    uint64_t draws;
+    attn_layer layer;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_problem problem;
+    attnhost_backend *backend;
+    attnhost_metadata *eager;
+};
+
+static float draw(struct engine *e)
+{
+    return (float)((int)(mix_stream(4711, e->draws++) % 2001) - 1000) / 500;
+}
+
+static void draw_all(struct engine *e, float *values, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *values; i++)
+        values[i] = draw(e);
+}
+
+/* Pages of a sequence lie neither in order nor together. */
+static int32_t page_of(int32_t seq, int32_t page)
+{
+    return 1 + (page * SEQS + seq) * 7 % (NUM_PAGES - 1);
+}
+
+static void init_problem(struct engine *e)
+{
+    e->layer = (attn_layer){.struct_size = sizeof e->layer, .layer_id = 3};
+    e->group = (attn_layer_group){.struct_size = sizeof e->group,
+                                  .num_q_heads = Q_HEADS,
+                                  .num_kv_heads = KV_HEADS,
+                                  .head_dim = DIM,
+                                  .v_head_dim = V_DIM,
+                                  .window_left = e->hnd ? 17 : -1,
+                                  .sm_scale = 0.2f,
+                                  .num_layers = 1,
+                                  .layers = &e->layer};
+    e->bounds = (attn_bounds){.struct_size = sizeof e->bounds,
+                              .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
+                              .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+                              .uses = ATTN_USES_LSE,
+                              .max_seqs = MOST,
+                              .max_tokens = MOST,
+                              .max_q_len = 1,
+                              .max_kv_len = KEYS,
+                              .max_kv_tokens = SEQS * KEYS};
+    e->problem = (attn_problem){.struct_size = sizeof e->problem,
+                                .graph_level = ATTN_GRAPH_SINGLE_TOKEN,
+                                .device = &device->info,
+                                .group = &e->group,
+                                .bounds = &e->bounds,
+                                .kv_layout = e->hnd ? ATTN_LAYOUT_KV_HND : ATTN_LAYOUT_KV_NHD,
+                                .q_dtype = ATTN_F32,
+                                .kv_dtype = ATTN_F32,
+                                .out_dtype = ATTN_F32,
+                                .page_size = PAGE,
+                                .tp_size = 1};
+}
+
+static void engine_init(struct engine *e, int form, int hnd)
+{
+    *e = (struct engine){.hnd = hnd, .form = 1u << form};
+    e->arrays = calloc(1, sizeof *e->arrays);
+    e->on_device = device_allocate(device, ATTN_SPACE_DEVICE, sizeof *e->arrays, 256);
+    ck_assert(e->arrays && e->on_device);
+    for (int32_t s = 0; s < SEQS; s++) {
+        e->lens[s] = (const int32_t[]){0, 6, 15, 16, 23}[s];
+        for (int32_t j = 0; j < KEYS; j++)
+            e->arrays->req_to_token[s + 1][j] = page_of(s, j / PAGE) * PAGE + j % PAGE;
+    }
+    draw_all(e, &e->arrays->k_cache[0][0][0], sizeof e->arrays->k_cache);
+    draw_all(e, &e->arrays->v_cache[0][0][0], sizeof e->arrays->v_cache);
+    init_problem(e);
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    GOOD(attnhost_query(host, backends[form][0], &e->problem, &verdict, &error.base));
+    ck_assert_uint_eq(verdict.supported, 1);
+    ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
+    ck_assert_int_eq(verdict.graph_seq_len_fill, form == 0);
+    e->fill = verdict.graph_seq_len_fill;
+    e->backend = compose(backends[form][0], &e->problem);
+    ck_assert_uint_eq(attnhost_backend_index_forms(e->backend), e->form);
+    ck_assert_uint_eq(attnhost_backend_needs_host_lens(e->backend), 0);
+    e->eager = make_metadata(e->backend, ATTN_METADATA_EAGER, &e->bounds);
+}
+
+static void engine_finish(struct engine *e)
+{
+    destroy_metadata(e->eager);
+    attnhost_backend_destroy(e->backend);
+    device_release(device, ATTN_SPACE_DEVICE, e->on_device);
+    free(e->arrays);
+}
+
+/* Row r of the step is sequence (first + r) % SEQS while r < real, then padding. */
+static void fill_row(struct engine *e, int32_t r, int32_t first, int32_t real)
+{
+    struct arrays *a = e->arrays;
+    int32_t seq = (first + r) % SEQS, is_real = r < real;
+    int32_t len = is_real ? e->lens[seq] : e->fill, pages = (len + PAGE - 1) / PAGE;
+    a->seq_lens[r] = len;
+    a->requests[r] = is_real ? seq + 1 : 0;
+    a->out_cache_loc[r] = is_real ? a->req_to_token[seq + 1][len - 1] : -(r % 2);
+    for (int32_t p = 0; p < PAGES_OF_SEQ; p++)
+        a->block_table[r][p] = p >= pages ? UNUSED : is_real ? page_of(seq, p) : 0;
+    for (int32_t p = 0; p < pages; p++)
+        a->kv_indices[a->kv_indptr[r] + p] = a->block_table[r][p];
+    a->kv_indptr[r + 1] = a->kv_indptr[r] + pages;
+    a->last_page_len[r] = len - (pages > 0 ? (pages - 1) * PAGE : 0);
+}
+
+/* The next step: `real` sequences have one key more, up to `rows` there is padding. */
+static void fill_step(struct engine *e, int32_t first, int32_t real, int32_t rows)
+{
+    struct arrays *a = e->arrays;
+    memset(a->q, 0, sizeof a->q);
+    memset(a->k, 0, sizeof a->k);
+    memset(a->v, 0, sizeof a->v);
+    memset(a->out, 0xA5, sizeof a->out);
+    memset(a->lse, 0xA5, sizeof a->lse);
+    draw_all(e, &a->q[0][0][0], (size_t)real * sizeof a->q[0]);
+    draw_all(e, &a->k[0][0][0], (size_t)real * sizeof a->k[0]);
+    draw_all(e, &a->v[0][0][0], (size_t)real * sizeof a->v[0]);
+    for (int i = 0; i < MOST * PAGES_OF_SEQ; i++)
+        a->kv_indices[i] = UNUSED;
+    for (int32_t r = 0; r < rows; r++)
+        fill_row(e, r, first, real);
+    refresh(e->on_device, a, sizeof *a);
+}
+
+/* A batch over one of the two copies of the arrays. */
+struct step {
+    attn_batch batch;
+    attn_kv_batch kv;
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
+
+static void set_tensor(struct step *step, uint32_t role, int32_t type, void *data, uint32_t ndim,
+                       const int64_t *shape)
+{
+    GOOD(attnhost_tensor_init(&step->tensors[role], data, type, 0, ATTN_F32, ndim, shape, NULL,
+                              &error.base));
+    step->operands[role] = &step->tensors[role];
+}
+
+static void set_tensors(const struct engine *e, struct step *step, struct arrays *a, int32_t type)
+{
+    int64_t first = e->hnd ? KV_HEADS : PAGE, second = e->hnd ? PAGE : KV_HEADS;
+    set_tensor(step, ATTN_ROLE_Q, type, a->q, 3, (int64_t[]){MOST, Q_HEADS, DIM});
+    set_tensor(step, ATTN_ROLE_K, type, a->k, 3, (int64_t[]){MOST, KV_HEADS, DIM});
+    set_tensor(step, ATTN_ROLE_V, type, a->v, 3, (int64_t[]){MOST, KV_HEADS, V_DIM});
+    set_tensor(step, ATTN_ROLE_OUT, type, a->out, 3, (int64_t[]){MOST, Q_HEADS, V_DIM});
+    set_tensor(step, ATTN_ROLE_LSE, type, a->lse, 2, (int64_t[]){MOST, Q_HEADS});
+    set_tensor(step, ATTN_ROLE_K_CACHE, type, a->k_cache, 4,
+               (int64_t[]){NUM_PAGES, first, second, DIM});
+    set_tensor(step, ATTN_ROLE_V_CACHE, type, a->v_cache, 4,
+               (int64_t[]){NUM_PAGES, first, second, V_DIM});
+    step->args = (attn_forward_args){.struct_size = sizeof step->args,
+                                     .flags = ATTN_FORWARD_SAVE_KV,
+                                     .num_operands = ATTN_ROLE_COUNT,
+                                     .operands = step->operands};
+}
+
+static attn_i32_array there(const int32_t *array)
+{
+    return (attn_i32_array){.device = array};
+}
+
+static void make_step(const struct engine *e, struct step *step, int32_t type, int32_t real,
+                      int32_t rows)
+{
+    struct arrays *a = type == ATTN_DEVICE_CUDA ? e->on_device : e->arrays;
+    *step = (struct step){.batch = {.struct_size = sizeof step->batch,
+                                    .mode = ATTN_MODE_DECODE,
+                                    .num_seqs = rows,
+                                    .num_tokens = rows,
+                                    .num_real_seqs = real,
+                                    .num_real_tokens = real,
+                                    .max_q_len = 1,
+                                    .max_kv_len = KEYS,
+                                    .num_kv_groups = 1,
+                                    .seq_lens = there(a->seq_lens),
+                                    .req_pool_indices = there(a->requests),
+                                    .kv_groups = &step->kv},
+                          .kv = {.struct_size = sizeof step->kv,
+                                 .index_forms = e->form,
+                                 .page_size = PAGE,
+                                 .req_to_token_stride = KEYS,
+                                 .block_table_stride = PAGES_OF_SEQ,
+                                 .out_cache_loc = {.device = a->out_cache_loc},
+                                 .req_to_token = there(a->req_to_token[0]),
+                                 .block_table = there(a->block_table[0]),
+                                 .kv_indptr = there(a->kv_indptr),
+                                 .kv_indices = there(a->kv_indices),
+                                 .last_page_len = there(a->last_page_len)}};
+    set_tensors(e, step, a, type);
+}
+
+/* The oracle on this step, with the cache as it was before; then the cache as it is now. */
+static void judge_step(struct engine *e, int32_t real, int32_t rows)
+{
+    struct arrays *a = e->arrays, *now = malloc(sizeof *now);
+    struct step step;
+    reference_result result = {0};
+    reference_report report = {0};
+    make_step(e, &step, ATTN_DEVICE_CPU, real, rows);
+    GOOD(reference_forward(&e->problem, &step.batch, 3, &step.args, NULL, &result, &error.base));
+    download(now, e->on_device, sizeof *now);
+    memcpy(a->out, now->out, sizeof a->out);
+    memcpy(a->lse, now->lse, sizeof a->lse);
+    memcpy(a->k_cache, now->k_cache, sizeof a->k_cache);
+    memcpy(a->v_cache, now->v_cache, sizeof a->v_cache);
+    attn_tensor out = step.tensors[ATTN_ROLE_OUT], lse = step.tensors[ATTN_ROLE_LSE];
+    out.shape[0] = lse.shape[0] = result.num_rows;
+    GOOD(reference_compare(&result, &out, &lse, &report, &error.base));
+    ck_assert_msg(reference_report_passed(&report), "%d of %d: %s", real, rows, report.message);
+    ck_assert_int_eq(report.rows_checked, real * Q_HEADS);
+    for (size_t b = 0; b < sizeof a->out - (size_t)rows * sizeof a->out[0]; b++)
+        ck_assert_uint_eq(((unsigned char *)a->out[rows])[b], 0xA5);
+    reference_result_finish(&result);
+    free(now);
+}
+
+/* The outputs of the same step without padding and without a graph. */
+static void judge_bits(struct engine *e, int32_t real)
+{
+    struct arrays *now = malloc(sizeof *now);
+    struct step step;
+    make_step(e, &step, ATTN_DEVICE_CUDA, real, real);
+    GOOD(device_fill(device, e->on_device->out, 0xA5, sizeof now->out, stream, &error.base));
+    GOOD(attnhost_init_forward_metadata(e->eager, &step.batch, stream, &error.base));
+    GOOD(attnhost_forward(e->eager, 3, &step.args, stream, &error.base));
+    download(now, e->on_device, sizeof *now);
+    ck_assert_mem_eq(now->out, e->arrays->out, (size_t)real * sizeof now->out[0]);
+    ck_assert_mem_eq(now->lse, e->arrays->lse, (size_t)real * sizeof now->lse[0]);
+    free(now);
+}
+
+/* Steps of one to five sequences, each from the smallest graph that holds it; lengths grow from
+ * step to step and cross borders of pages and of the window. */
+START_TEST(test_decode_from_graphs)
+{
+    static const int32_t sizes[] = {8, 4, 2, 1};
+    struct engine e;
+    attnhost_metadata *metadata[4];
+    struct device_graph *graphs[4];
+    set_up();
+    engine_init(&e, _i % NUM_FORMS, _i / NUM_FORMS);
+    for (int g = 0; g < 4; g++) {
+        struct step step;
+        attn_bounds bounds = e.bounds;
+        bounds.max_seqs = bounds.max_tokens = sizes[g];
+        metadata[g] = make_metadata(e.backend, ATTN_METADATA_GRAPH, &bounds);
+        fill_step(&e, 0, 0, sizes[g]);
+        make_step(&e, &step, ATTN_DEVICE_CUDA, 0, sizes[g]);
+        graphs[g] = capture(metadata[g], &step.batch, 3, step.args);
+        ck_assert_uint_eq(device_graph_num_nodes(device, graphs[g]), 2);
+    }
+    for (int32_t n = 0; n < STEPS; n++) {
+        struct step step;
+        int32_t real = 1 + n * 3 % SEQS, g = 3;
+        while (sizes[g] < real)
+            g--;
+        for (int32_t r = 0; r < real; r++)
+            e.lens[(n + r) % SEQS]++;
+        fill_step(&e, n, real, sizes[g]);
+        make_step(&e, &step, ATTN_DEVICE_CUDA, real, sizes[g]);
+        GOOD(attnhost_init_forward_metadata(metadata[g], &step.batch, stream, &error.base));
+        GOOD(device_graph_launch(device, graphs[g], stream, &error.base));
+        judge_step(&e, real, sizes[g]);
+        judge_bits(&e, real);
+    }
+    for (int g = 0; g < 4; g++) {
+        device_graph_destroy(device, graphs[g]);
+        destroy_metadata(metadata[g]);
+    }
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* ---- What a capture bakes in ----------------------------------------------------------------- */
+
+static unsigned int grid_of_attend[2];
+
+static void note_grid(const struct fake_cuda_launch *launch)
+{
+    memcpy(grid_of_attend, launch->grid, sizeof grid_of_attend);
+    cuda_fixture_attend(launch);
+}
+
+/* A graph that was captured with three of eight sequences serves eight. */
+START_TEST(test_launch_shapes_follow_from_bounds)
+{
+    static const size_t sizes[] = {sizeof(cuda_fixture_params)};
+    struct engine e;
+    struct step step;
+    set_up();
+    fake.define_kernel(CUDA_FIXTURE_ATTEND, note_grid, sizes, 1, &fake);
+    engine_init(&e, _i, 0);
+    attnhost_metadata *metadata = make_metadata(e.backend, ATTN_METADATA_GRAPH, &e.bounds);
+    for (int32_t s = 0; s < SEQS; s++)
+        e.lens[s]++;
+    fill_step(&e, 0, 3, 3);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 3, 3);
+    struct device_graph *graph = capture(metadata, &step.batch, 3, step.args);
+    fill_step(&e, 2, SEQS, MOST);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, SEQS, MOST);
+    GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    GOOD(device_graph_launch(device, graph, stream, &error.base));
+    judge_step(&e, SEQS, MOST);
+    ck_assert_uint_eq(grid_of_attend[0], MOST);
+    ck_assert_uint_eq(grid_of_attend[1], Q_HEADS);
+    judge_bits(&e, SEQS);
+    ck_assert_uint_eq(grid_of_attend[0], SEQS);
+    device_graph_destroy(device, graph);
+    destroy_metadata(metadata);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* A host that hands over other arrays than those of the capture is told so. */
+START_TEST(test_moved_arrays_are_refused)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, 0, 0);
+    attnhost_metadata *metadata = make_metadata(e.backend, ATTN_METADATA_GRAPH, &e.bounds);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    step.batch.seq_lens.device++;
+    FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+          ATTN_INVALID_ARGUMENT);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    step.kv.req_to_token.device += KEYS;
+    FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+          ATTN_INVALID_ARGUMENT);
+    step.kv.req_to_token.device -= KEYS;
+    GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    destroy_metadata(metadata);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+START_TEST(test_graph_levels)
+{
+    struct engine e;
+    struct step step;
+    attnhost_metadata *metadata = NULL;
+    set_up();
+    engine_init(&e, 0, 0);
+    ck_assert_int_eq(is_supported("never", &e.problem), 0);
+    ck_assert_int_eq(is_supported("single", &e.problem), 1);
+    e.problem.graph_level = ATTN_GRAPH_NEVER;
+    attnhost_backend *never = compose("never", &e.problem), *single = compose("single", &e.problem),
+                     *uniform = compose("uniform", &e.problem);
+    FAILS(attnhost_metadata_create(never, ATTN_METADATA_GRAPH, &e.bounds, NULL, &metadata,
+                                   &error.base),
+          ATTN_CAPTURE_UNSUPPORTED);
+    e.bounds.max_q_len = 2;
+    e.bounds.modes |= ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
+    FAILS(attnhost_metadata_create(single, ATTN_METADATA_GRAPH, &e.bounds, NULL, &metadata,
+                                   &error.base),
+          ATTN_CAPTURE_UNSUPPORTED);
+    metadata = make_metadata(uniform, ATTN_METADATA_GRAPH, &e.bounds);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 3, 3);
+    step.batch.mode = ATTN_MODE_TARGET_VERIFY;
+    step.batch.prefix_lens = step.batch.q_indptr = step.batch.seq_lens;
+    step.batch.max_q_len = 2;
+    step.batch.num_tokens = 5;
+    FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+          ATTN_CAPTURE_UNSUPPORTED);
+    step.batch.num_tokens = 6;
+    GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    destroy_metadata(metadata);
+    attnhost_backend_destroy(uniform);
+    attnhost_backend_destroy(single);
+    attnhost_backend_destroy(never);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* A capture with eager metadata would bake in its launch shapes. */
+START_TEST(test_eager_metadata_is_not_captured)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, 0, 0);
+    fill_step(&e, 0, 0, 2);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, 2);
+    GOOD(attnhost_init_forward_metadata(e.eager, &step.batch, stream, &error.base));
+    step.args.flags |= ATTN_FORWARD_CAPTURING;
+    FAILS(attnhost_forward(e.eager, 3, &step.args, stream, &error.base), ATTN_CAPTURE_UNSUPPORTED);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* An index that must not be read, in each form. */
+START_TEST(test_bad_index_loses_the_device)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, _i, 0);
+    e.lens[3]++;
+    fill_step(&e, 3, 1, 1);
+    e.arrays->req_to_token[4][1] = e.arrays->block_table[0][0] = e.arrays->kv_indices[0] = UNUSED;
+    refresh(e.on_device, e.arrays, sizeof *e.arrays);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 1, 1);
+    GOOD(attnhost_init_forward_metadata(e.eager, &step.batch, stream, &error.base));
+    GOOD(attnhost_forward(e.eager, 3, &step.args, stream, &error.base));
+    FAILS(device_synchronize(device, stream, &error.base), ATTN_DEVICE_LOST);
+    FAILS(attnhost_forward(e.eager, 3, &step.args, stream, &error.base), ATTN_DEVICE_LOST);
+    engine_finish(&e);
+    device_stream_destroy(device, stream);
+    device_leave(device);
+    device_close(device);
+    attnhost_destroy(host);
+    struct fake_cuda_counters counters;
+    fake.get_counters(&counters);
+    ck_assert_uint_eq(counters.faults, 1);
+    assert_nothing_left();
+}
+END_TEST
+
+/* Counters that a failed forward left behind would stop the next one. */
+START_TEST(test_a_failed_forward_leaves_nothing)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, 1, 1);
+    for (int32_t s = 0; s < SEQS; s++)
+        e.lens[s]++;
+    fill_step(&e, 1, 4, 4);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 4, 4);
+    GOOD(attnhost_init_forward_metadata(e.eager, &step.batch, stream, &error.base));
+    fake.inject("cuLaunchKernel", 2, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    ck_assert_int_ne(attnhost_forward(e.eager, 3, &step.args, stream, &error.base), ATTN_OK);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), CUDA_FIXTURE_ATTEND));
+    step.operands[ATTN_ROLE_V_CACHE] = NULL;
+    FAILS(attnhost_forward(e.eager, 3, &step.args, stream, &error.base), ATTN_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "v_cache"));
+    step.operands[ATTN_ROLE_V_CACHE] = &step.tensors[ATTN_ROLE_V_CACHE];
+    GOOD(attnhost_init_forward_metadata(e.eager, &step.batch, stream, &error.base));
+    GOOD(attnhost_forward(e.eager, 3, &step.args, stream, &error.base));
+    judge_step(&e, 4, 4);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* From compose to destroy; the first status that is not ATTN_OK. */
+static attn_status live_and_die(const attn_problem *problem, const struct step *step)
+{
+    attnhost_backend *backend = NULL;
+    attnhost_metadata *metadata = NULL;
+    struct device_graph *graph = NULL;
+    attn_status status = attnhost_compose(host, "pages", problem, 1, &backend, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_metadata_create(backend, ATTN_METADATA_GRAPH, problem->bounds, NULL,
+                                          &metadata, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_init_forward_metadata(metadata, &step->batch, stream, &error.base);
+    if (status == ATTN_OK)
+        status = device_capture_begin(device, stream, &error.base);
+    if (status == ATTN_OK) {
+        status = attnhost_forward(metadata, 3, &step->args, stream, &error.base);
+        attn_status ended = device_capture_end(device, stream, status == ATTN_OK ? &graph : NULL,
+                                               status == ATTN_OK ? &error.base : NULL);
+        status = status == ATTN_OK ? ended : status;
+    }
+    if (status == ATTN_OK)
+        status = device_graph_launch(device, graph, stream, &error.base);
+    if (status == ATTN_OK)
+        status = device_synchronize(device, stream, &error.base);
+    if (device_synchronize(device, stream, NULL) != ATTN_OK) /* it may be the call that fails */
+        device_synchronize(device, stream, NULL);
+    device_graph_destroy(device, graph);
+    destroy_metadata(metadata);
+    attnhost_backend_destroy(backend);
+    return status;
+}
+
+/* What can be refused in such a life. To wait, to end a capture and to release cannot. */
+static const char *const calls[] = {
+    "cuInit",           "cuDeviceGet",          "cuDevicePrimaryCtxRetain", "cuMemAlloc",
+    "cuModuleLoadData", "cuModuleGetFunction",  "cuMemsetD8Async",          "cuMemsetD32Async",
+    "cuLaunchKernel",   "cuStreamBeginCapture", "cuGraphInstantiate",       "cuGraphLaunch",
+};
+
+/* One call after the other fails, the first of its name, the second ... Nothing is left behind, and
+ * the next attempt is good. Returns how many failed. */
+static int fail_all(const char *call, const struct engine *e, const struct step *step)
+{
+    struct fake_cuda_live before, after;
+    int failures = 0;
+    fake.get_live(&before);
+    for (uint64_t n = 1;; n++) {
+        host_error_init(&error);
+        fake.inject(call, n, CUDA_ERROR_OUT_OF_MEMORY);
+        attn_status status = live_and_die(&e->problem, step);
+        int injected = fake.injected();
+        fake.inject(NULL, 0, CUDA_SUCCESS);
+        fake.get_live(&after);
+        ck_assert_msg(memcmp(&before, &after, sizeof before) == 0, "%s %d", call, (int)n);
+        if (!injected)
+            return failures;
+        ck_assert_msg(status != ATTN_OK && *host_error_text(&error), "%s %d", call, (int)n);
+        failures++;
+        GOOD(live_and_die(&e->problem, step));
+    }
+}
+
+START_TEST(test_every_call_fails_once)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, 1, 0);
+    fill_step(&e, 0, 0, MOST);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++)
+        ck_assert_msg(fail_all(calls[c], &e, &step) > 0, "%s", calls[c]);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+/* The first field that is refused; 0 = none. */
+static uint32_t refused_field(const attn_problem *problem)
+{
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
+    GOOD(attnhost_query(host, "cuda_fixture", problem, &verdict, &error.base));
+    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
+    ck_assert_uint_le(verdict.num_reasons, 1);
+    return verdict.num_reasons ? reason.field : 0;
+}
+
+START_TEST(test_query_refuses)
+{
+    struct engine e = {.hnd = 1};
+    attn_device cpu = {.struct_size = sizeof cpu, .type = ATTN_DEVICE_CPU};
+    set_up();
+    init_problem(&e);
+    ck_assert_uint_eq(refused_field(&e.problem), 0);
+    attn_layer_group group = e.group;
+    attn_bounds bounds = e.bounds;
+    attn_problem problem = e.problem;
+    problem.group = &group;
+    problem.bounds = &bounds;
+#define REFUSED(change, undo, name)                                                                \
+    change;                                                                                        \
+    ck_assert_uint_eq(refused_field(&problem), ATTN_FIELD_##name);                                 \
+    undo
+    REFUSED(group.flags = ATTN_GROUP_HAS_ALIBI, group.flags = 0, ALIBI);
+    REFUSED(group.attn_type = ATTN_TYPE_CROSS, group.attn_type = 0, ATTN_TYPE);
+    REFUSED(group.kind = ATTN_KIND_MLA, group.kind = 0, KIND);
+    REFUSED(group.head_dim = 513, group.head_dim = 512, HEAD_DIM);
+    REFUSED(problem.kv_dtype = ATTN_F16, problem.kv_dtype = ATTN_F32, KV_DTYPE);
+    REFUSED(problem.kv_layout = ATTN_LAYOUT_MLA_LATENT, problem.kv_layout = ATTN_LAYOUT_KV_NHD,
+            KV_LAYOUT);
+    REFUSED(problem.device = &cpu, problem.device = &device->info, DEVICE_TYPE);
+    REFUSED(problem.graph_level = ATTN_GRAPH_COUNT, problem.graph_level = 0, GRAPH_LEVEL);
+    REFUSED(bounds.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_FULL), bounds.mask_kinds = 3, MASK_KINDS);
+    REFUSED(bounds.uses = ATTN_USES_MULTI_ITEM, bounds.uses = 0, USES);
+    REFUSED(bounds.max_seqs = -1, bounds.max_seqs = 1, MAX_SEQS);
+#undef REFUSED
+    ck_assert_uint_eq(refused_field(&problem), 0);
+    group.num_q_heads = 3;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    FAILS(attnhost_query(host, "cuda_fixture", &problem, &verdict, &error.base),
+          ATTN_INVALID_ARGUMENT);
+    tear_down();
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("cuda_fixture");
+    TCase *tc = tcase_create("fake_device");
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, test_cases, 0, LOOPS);
+    tcase_add_loop_test(tc, test_decode_from_graphs, 0, 2 * NUM_FORMS);
+    tcase_add_loop_test(tc, test_launch_shapes_follow_from_bounds, 0, NUM_FORMS);
+    tcase_add_test(tc, test_moved_arrays_are_refused);
+    tcase_add_test(tc, test_graph_levels);
+    tcase_add_test(tc, test_eager_metadata_is_not_captured);
+    tcase_add_loop_test(tc, test_bad_index_loses_the_device, 0, NUM_FORMS);
+    tcase_add_test(tc, test_a_failed_forward_leaves_nothing);
+    tcase_add_test(tc, test_every_call_fails_once);
+    tcase_add_test(tc, test_query_refuses);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_grid.c: the grid of cases: every pair of values that query accepts is in one of them, none
+ * that it refuses is, and equal seeds give equal grids.
+ */
+#include "tests/host/check/subject_fixture.h"
+
+#include "host/check/cases/forward_case_private.h"
+#include "host/check/cases/mla_spec.h"
+#include "host/base/mix.h"
+#include "host/base/text.h"
+
+#include <nettle/sha2.h>
+
+static struct subject_fixture f;
+static attn_backend_type choosy;
+
+static void open_native(void)
+{
+    subject_create_host(&f, 1);
+    subject_load(&f, "ATTNHOST_TEST_PLUGIN_DIR", "cpu_native");
+    subject_resolve(&f, "cpu_native", ATTN_DEVICE_CPU);
+}
+
+static void close_native(void)
+{
+    subject_destroy(&f);
+}
+
+static struct grid *make_grid(const attn_backend_type *type, uint64_t seed, bool exhaustive)
+{
+    struct grid *grid = NULL;
+    struct grid_backend backend = {type, f.subject.options, f.subject.services, f.device};
+    GOOD(grid_create(&backend, seed, exhaustive, &grid, &failure.base));
+    return grid;
+}
+
+/* ---- A backend that accepts less ------------------------------------------------------------- */
+
+static attn_status refuse(attn_verdict *verdict, const char *what)
+{
+    verdict->supported = 0;
+    verdict->num_reasons = 1;
+    if (verdict->reasons_capacity > 0) {
+        verdict->reasons[0].code = ATTN_REASON_OTHER;
+        verdict->reasons[0].field = ATTN_FIELD_HEAD_DIM;
+        snprintf(verdict->reasons[0].got, sizeof verdict->reasons[0].got, "%s", what);
+        snprintf(verdict->reasons[0].accepted, sizeof verdict->reasons[0].accepted, "nothing");
+    }
+    return ATTN_OK;
+}
+
+/* Pages of 64 in HND alone, windows not with a cap, fp8 in decode alone, no f32, no encoder. */
+static attn_status choosy_query(const attn_backend_type *type, const attn_options *options,
+                                const attn_services *services, const attn_problem *problem,
+                                attn_verdict *verdict, attn_error *error)
+{
+    (void)type;
+    const attn_layer_group *group = problem->group;
+    bool fp8 = attn_dtype_size(problem->kv_dtype) == 1;
+    attn_status status =
+        f.subject.type->query(f.subject.type, options, services, problem, verdict, error);
+    if (status != ATTN_OK || !verdict->supported)
+        return status;
+    if (problem->q_dtype == ATTN_F32 || group->attn_type == ATTN_TYPE_ENCODER_ONLY ||
+        problem->page_size != 64 || strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) != 0 ||
+        (group->window_left >= 0 && group->logit_cap > 0) ||
+        (fp8 && problem->bounds->modes != ATTN_MODE_BIT(ATTN_MODE_DECODE)) ||
+        (group->num_q_heads == 26 && group->head_dim == 256))
+        return refuse(verdict, "not this one");
+    return ATTN_OK;
+}
+
+static attn_status no_query(const attn_backend_type *type, const attn_options *options,
+                            const attn_services *services, const attn_problem *problem,
+                            attn_verdict *verdict, attn_error *error)
+{
+    (void)type, (void)options, (void)services, (void)problem, (void)error;
+    return refuse(verdict, "any");
+}
+
+static const attn_backend_type *with_query(
+    attn_status (*query)(const attn_backend_type *, const attn_options *, const attn_services *,
+                         const attn_problem *, attn_verdict *, attn_error *))
+{
+    choosy = *f.subject.type;
+    choosy.query = query;
+    return &choosy;
+}
+
+/* ---- Pairs ----------------------------------------------------------------------------------- */
+
+static bool has_pair(const struct grid *grid, const struct grid_point *point, enum grid_axis a,
+                     enum grid_axis b)
+{
+    for (int32_t n = 0; n < grid->num_points; n++)
+        if (grid->points[n].value[a] == point->value[a] &&
+            grid->points[n].value[b] == point->value[b])
+            return true;
+    return false;
+}
+
+/* Whatever is accepted, found at random and by changing what was found before: its pairs are in the
+ * grid. */
+static int32_t check_pairs(const struct grid *grid, uint64_t seed)
+{
+    struct grid_point point = grid->base;
+    int32_t accepted = 0;
+    for (uint64_t n = 0; n < 6000; n++) {
+        struct grid_point drawn = grid_random(grid, mix_word(seed), n), tried = point;
+        for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
+            if (n % 3 == 0 || mix_stream(seed, n * GRID_AXES + axis) % 8 == 0)
+                tried.value[axis] = drawn.value[axis];
+        if (!grid_accepts(grid, &tried, NULL, NULL, 0))
+            continue;
+        point = tried;
+        accepted++;
+        for (enum grid_axis a = 0; a < GRID_AXES; a++)
+            for (enum grid_axis b = a + 1; b < GRID_AXES; b++)
+                ck_assert_msg(has_pair(grid, &point, a, b),
+                              "%s %d with %s %d is accepted, and in no case", grid_axis_name(a),
+                              point.value[a], grid_axis_name(b), point.value[b]);
+    }
+    return accepted;
+}
+
+START_TEST(accepted_pairs_are_covered)
+{
+    const attn_backend_type *types[] = {f.subject.type, with_query(choosy_query)};
+    for (int t = 0; t < 2; t++) {
+        struct grid *grid = make_grid(types[t], (uint64_t)t + 1, false);
+        int32_t accepted = check_pairs(grid, 77);
+        printf("# %d cases, %d accepted points looked at\n", grid->num_points, accepted);
+        ck_assert_int_gt(accepted, 300);
+        ck_assert_int_lt(grid->num_points, 250);
+        grid_destroy(grid);
+    }
+}
+END_TEST
+
+START_TEST(refused_points_are_left_out)
+{
+    struct grid *grid = make_grid(with_query(choosy_query), 4, false);
+    struct case_spec spec;
+    ck_assert_int_gt(grid->num_points, 50);
+    for (int32_t n = 0; n < grid->num_points; n++) {
+        ck_assert(grid_accepts(grid, &grid->points[n], &spec, NULL, 0));
+        ck_assert_int_eq(spec.page_size, 64);
+        ck_assert_str_eq(spec.kv_layout, ATTN_LAYOUT_KV_HND);
+        ck_assert(!(spec.window_left >= 0 && spec.logit_cap > 0));
+        ck_assert_ptr_null(case_spec_defect(&spec));
+    }
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(equal_seeds_give_equal_grids)
+{
+    struct grid *a = make_grid(f.subject.type, 8, false), *b = make_grid(f.subject.type, 8, false);
+    struct grid *other = make_grid(f.subject.type, 9, false);
+    ck_assert_int_eq(a->num_points, b->num_points);
+    ck_assert_mem_eq(a->points, b->points, (size_t)a->num_points * sizeof *a->points);
+    ck_assert_str_eq(a->digest, b->digest);
+    ck_assert_str_ne(a->digest, other->digest);
+    ck_assert(other->num_points != a->num_points ||
+              memcmp(a->points, other->points, (size_t)a->num_points * sizeof *a->points) != 0);
+    grid_destroy(a);
+    grid_destroy(b);
+    grid_destroy(other);
+}
+END_TEST
+
+/* The grid of seed 7, made once and written down: on another machine, by another compiler, with
+ * other instructions it is the same. It changes with the axes and with what cpu_native accepts, and
+ * then the message has what to write here. */
+START_TEST(it_is_the_same_on_every_machine)
+{
+    static const char golden[] = "92174f7a839e3e3513c6d5ed25606b67d707b9d2e0a28eed20b807065bfc3e16";
+    static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
+    attn_device *device = &f.device->info;
+    ck_assert_ptr_eq(f.subject.device, f.device);
+    device->cpu_isa = isas[_i];
+    device->memory_bytes = UINT64_C(1) << (30 + _i);
+    device->l2_bytes = UINT64_C(1) << (20 + _i);
+    struct grid *grid = make_grid(f.subject.type, 7, false);
+    ck_assert_str_eq(grid->digest, golden);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(exhaustive_has_more)
+{
+    struct grid *few = make_grid(f.subject.type, 8, false);
+    struct grid *many = make_grid(f.subject.type, 8, true);
+    ck_assert_int_gt(many->num_points, 10 * few->num_points);
+    ck_assert_mem_eq(few->points, many->points, (size_t)few->num_points * sizeof *few->points);
+    grid_destroy(few);
+    grid_destroy(many);
+}
+END_TEST
+
+/* Which forms of indices can be asked for is found out by the options that decide it. */
+START_TEST(index_forms_are_found)
+{
+    struct grid *grid = make_grid(f.subject.type, 1, false);
+    uint32_t found = 0;
+    for (int32_t n = 0; n < grid->num_forms; n++)
+        found |= 1u << grid->forms[n].forms;
+    ck_assert_uint_eq(found, 1u << 1 | 1u << 2 | 1u << 4 | 1u << 7);
+    grid_destroy(grid);
+}
+END_TEST
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+START_TEST(products_are_of_what_is_accepted)
+{
+    static const struct grid_choice choices[] = {
+        {AXIS_WINDOW, 0xff}, {AXIS_CAP, 7}, {AXIS_MODE, 3}, {0, 0}};
+    static const struct grid_choice none[] = {{AXIS_PAGE, 1u << 1}, {0, 0}};
+    struct grid *grid = make_grid(with_query(choosy_query), 1, false);
+    struct grid_point point, last = {{0}};
+    char reason[512] = "";
+    /* 8 windows without a cap, 3 of them with two caps, both modes. */
+    int32_t count = grid_product(grid, choices, 0, &point, NULL, 0);
+    ck_assert_int_eq(count, (8 + 3 * 2) * 2);
+    for (int32_t n = 0; n < count; n++) {
+        ck_assert_int_eq(grid_product(grid, choices, n, &point, NULL, 0), count);
+        ck_assert(n == 0 || memcmp(&point, &last, sizeof point) != 0);
+        last = point;
+    }
+    ck_assert_int_eq(grid_product(grid, none, 0, &point, reason, sizeof reason), 0);
+    ck_assert_str_eq(reason, "head_dim not this one: accepted nothing");
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(nothing_accepted_is_an_empty_grid)
+{
+    struct grid *grid = make_grid(with_query(no_query), 1, true);
+    ck_assert_int_eq(grid->num_points, 0);
+    ck_assert_str_eq(grid->refusal, "head_dim any: accepted nothing");
+    grid_destroy(grid);
+}
+END_TEST
+
+/* Of every rule that the numerics are about there are cases. */
+START_TEST(every_rule_is_exercised)
+{
+    static const char *const rules[] = {
+        "MEAN-02", "MEAN-03", "MEAN-04", "MEAN-05", "MEAN-06", "MEAN-07", "MEAN-08", "MEAN-09",
+        "MEAN-10", "MEAN-11", "MEAN-12", "MEAN-13", "MEAN-14", "MEAN-15", "MEAN-16", "MEAN-17",
+        "KV-01",   "KV-02",   "KV-03",   "KV-04",   "KV-06",   "KV-08",   "CAPT-04"};
+    struct grid *grid = make_grid(f.subject.type, 1, false);
+    char text[400];
+    for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
+        int32_t count = 0;
+        for (int32_t n = 0; n < grid->num_points; n++) {
+            grid_rules(&grid->points[n], text, sizeof text);
+            count += strstr(text, rules[r]) != NULL;
+        }
+        ck_assert_msg(count >= 10, "%s has %d cases", rules[r], count);
+        ck_assert_msg(count < grid->num_points || strcmp(rules[r], "KV-06") == 0, "%s", rules[r]);
+    }
+    grid_destroy(grid);
+}
+END_TEST
+
+/* ---- Latent layers --------------------------------------------------------------------------- */
+
+/* Latent layers alone, with q of bf16, in pages of more than 16. */
+static attn_status latent_query(const attn_backend_type *type, const attn_options *options,
+                                const attn_services *services, const attn_problem *problem,
+                                attn_verdict *verdict, attn_error *error)
+{
+    (void)type, (void)options, (void)services, (void)error;
+    verdict->supported = problem->group->kind == ATTN_KIND_MLA && problem->q_dtype == ATTN_BF16 &&
+                         problem->page_size > 16;
+    verdict->graph_seq_len_fill = 3;
+    return verdict->supported ? ATTN_OK : refuse(verdict, "another layer");
+}
+
+static const struct mla_choice latents = {
+    MLA_ABSORBED | MLA_EXPANDED,
+    MLA_LATENT | MLA_PACKED,
+    (1 << MLA_DIMS) - 1,
+    {{AXIS_MODE, 31}, {AXIS_SOURCE, 63}, {AXIS_MASK, 1 << MASK_LAYER | 1 << MASK_NONE}}};
+
+/* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
+START_TEST(latent_points_are_the_same_on_every_machine)
+{
+    static const char golden[] = "dd9daee73ef98fef58ba0356e469d1816f7f23031164cd3be5e8eadc198e0788";
+    struct sha256_ctx sha256;
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
+    int32_t expanded = 0, packed = 0, taken = 0;
+    struct grid *grid = make_grid(with_query(latent_query), 3, false);
+    sha256_init(&sha256);
+    for (uint64_t n = 0; n < 900; n++) {
+        struct mla_point point;
+        struct case_spec spec;
+        if (n < 300)
+            ck_assert_int_gt(mla_product(grid, &latents, (int32_t)n, &point, NULL, 0), 300);
+        else
+            point = mla_random(grid, 8, n, 0);
+        if (!mla_accepts(grid, &point, &spec, NULL, 0)) {
+            ck_assert_uint_ge(n, 300);
+            continue;
+        }
+        case_spec_describe(&spec, text, sizeof text);
+        sha256_update(&sha256, strlen(text) + 1, (const uint8_t *)text);
+        ck_assert_int_eq(spec.fill, 3);
+        ck_assert_int_gt(spec.page_size, 16);
+        ck_assert_uint_eq(spec.index_form, ATTN_INDEX_BLOCK_TABLE);
+        expanded += spec.latent.expanded;
+        packed += case_is_packed(&spec);
+        taken++;
+    }
+    sha256_digest(&sha256, sizeof digest, digest);
+    text_hex(digest, sizeof digest, hex);
+    ck_assert_int_gt(taken, 330);
+    ck_assert_int_gt(expanded, 50);
+    ck_assert_int_gt(packed, 50);
+    ck_assert_str_eq(hex, golden);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(chunks_lie_in_their_prefix)
+{
+    static const struct mla_choice chunks = {
+        MLA_EXPANDED,
+        MLA_LATENT,
+        1 << MLA_SMALL,
+        {{AXIS_LENGTHS, 63}, {AXIS_SOURCE, 1 << SOURCE_PREFIX}, {AXIS_MASK, 1 << MASK_NONE}}};
+    struct grid *grid = make_grid(f.subject.type, 3, false);
+    int32_t count = mla_product(grid, &chunks, -1, NULL, NULL, 0), whole = 0, part = 0, none = 0;
+    ck_assert_int_eq(count, 6);
+    for (int32_t n = 0; n < count; n++) {
+        struct mla_point point;
+        struct case_spec spec;
+        mla_product(grid, &chunks, n, &point, NULL, 0);
+        ck_assert(mla_accepts(grid, &point, &spec, NULL, 0));
+        for (int32_t s = 0; s < spec.num_sequences; s++) {
+            const struct case_sequence *sequence = &spec.sequences[s];
+            ck_assert_int_le(sequence->chunk_end, sequence->prefix_len);
+            ck_assert_int_le(sequence->num_new_keys, sequence->chunk_end);
+            none += sequence->num_new_keys == 0;
+            whole += sequence->num_new_keys == sequence->prefix_len && sequence->prefix_len > 0;
+            part += sequence->num_new_keys > 0 && sequence->num_new_keys < sequence->prefix_len;
+        }
+    }
+    ck_assert_int_ge(whole, 3);
+    ck_assert_int_ge(part, 3);
+    ck_assert_int_ge(none, 3);
+    grid_destroy(grid);
+}
+END_TEST
+
+START_TEST(no_latent_layers_has_a_reason)
+{
+    struct mla_point point;
+    char reason[256] = "";
+    struct grid *grid = make_grid(with_query(no_query), 3, false);
+    ck_assert_int_eq(mla_product(grid, &latents, 0, &point, reason, sizeof reason), 0);
+    ck_assert_msg(strstr(reason, "accepted nothing"), "%s", reason);
+    grid_destroy(grid);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("grid");
+    TCase *t = tcase_create("grid");
+    tcase_add_checked_fixture(t, open_native, close_native);
+    tcase_set_timeout(t, 100);
+    tcase_add_test(t, accepted_pairs_are_covered);
+    tcase_add_test(t, refused_points_are_left_out);
+    tcase_add_test(t, equal_seeds_give_equal_grids);
+    tcase_add_loop_test(t, it_is_the_same_on_every_machine, 0, 3);
+    tcase_add_test(t, exhaustive_has_more);
+    tcase_add_test(t, index_forms_are_found);
+    tcase_add_test(t, every_rule_is_exercised);
+    tcase_add_test(t, products_are_of_what_is_accepted);
+    tcase_add_test(t, nothing_accepted_is_an_empty_grid);
+    tcase_add_test(t, latent_points_are_the_same_on_every_machine);
+    tcase_add_test(t, chunks_lie_in_their_prefix);
+    tcase_add_test(t, no_latent_layers_has_a_reason);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

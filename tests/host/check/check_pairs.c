@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_pairs: prefill by one backend, decode by another, on the processor, for every ordered pair
+ * of backends with code of their own. device_pairs.c does the same on a GPU.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/groups/tally.h"
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "tests/host/check/pairs_case.h"
+#include "tests/tools/test_main.h"
+
+static const char *const backends[] = {"cpu_native", "example_rows"};
+enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+static struct pairs_place place;
+static attnhost *host;
+static char text[PAIRS_TEXT];
+
+static void add(char *file)
+{
+    place.files[place.num_files++] = file;
+}
+
+static void open_place(void)
+{
+    place = (struct pairs_place){.device = "cpu"};
+    add(pairs_file("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "cpu_native.so"));
+    add(pairs_file("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so"));
+    add(pairs_file("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "example_rows.so"));
+    add(pairs_file("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so"));
+    host = pairs_host(&place, text);
+    ck_assert_msg(host != NULL, "%s", text);
+}
+
+static void close_place(void)
+{
+    attnhost_destroy(host);
+    for (int f = 0; f < place.num_files; f++)
+        free((char *)(uintptr_t)place.files[f]);
+}
+
+START_TEST(pairs_agree_with_the_first_alone)
+{
+    int pair = _i / PAIRS_VARIANTS, first = pair / (BACKENDS - 1), second = pair % (BACKENDS - 1);
+    second += second >= first;
+    ck_assert_int_eq(pairs_share_a_layout(host, backends[first], backends[second]), 1);
+    const char *wrong =
+        pairs_judge(&place, host, backends[first], backends[second], _i % PAIRS_VARIANTS, text);
+    ck_assert_msg(!wrong, "%s", wrong);
+}
+END_TEST
+
+/* decode_hnd reads HND alone, example_rows NHD alone, and where NHD is wanted cpu_native reads
+ * that.
+ */
+START_TEST(pairs_of_other_layouts_are_refused)
+{
+    const char *wrong;
+    ck_assert_int_eq(pairs_share_a_layout(host, "example_rows", "decode_hnd"), 0);
+    if (_i == 0)
+        wrong = pairs_judge(&place, host, "example_rows", "decode_hnd", 0, text);
+    else
+        wrong = pairs_refused(&place, "cpu_native", "decode_hnd", "kv_cache.layout=nhd", text);
+    ck_assert_msg(!wrong, "%s", wrong);
+}
+END_TEST
+
+/* The same by the composite itself: the reason is the child's, and create has allocated nothing
+ * when it refuses. */
+START_TEST(other_layouts_allocate_nothing)
+{
+    static const char *const pairs[] = {"prefill", "example_rows", "decode", "decode_hnd"};
+    attn_device device = {.struct_size = sizeof device, .type = ATTN_DEVICE_CPU};
+    attn_layer layer = {.struct_size = sizeof layer};
+    attn_layer_group group = {.struct_size = sizeof group,
+                              .num_q_heads = 4,
+                              .num_kv_heads = 2,
+                              .head_dim = 64,
+                              .v_head_dim = 64,
+                              .window_left = -1,
+                              .sm_scale = 0.125f,
+                              .num_layers = 1,
+                              .layers = &layer};
+    attn_bounds bounds = {sizeof bounds,
+                          ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE),
+                          1,
+                          0,
+                          4,
+                          16,
+                          16,
+                          64,
+                          256};
+    attn_problem problem = {.struct_size = sizeof problem,
+                            .device = &device,
+                            .group = &group,
+                            .bounds = &bounds,
+                            .kv_layout = _i == 0 ? ATTN_LAYOUT_KV_NHD : ATTN_LAYOUT_KV_HND,
+                            .q_dtype = ATTN_BF16,
+                            .kv_dtype = ATTN_BF16,
+                            .out_dtype = ATTN_BF16,
+                            .page_size = 16,
+                            .tp_size = 1};
+    attn_reason reason = {.struct_size = sizeof reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
+    host_error error;
+    struct compose_node *node;
+    struct tally tally;
+    attn_instance *instance = NULL;
+    host_error_init(&error);
+    ck_assert_int_eq(attnhost_define_backend(host, "pair", "hybrid_phase", pairs, 2, &error.base),
+                     ATTN_OK);
+    ck_assert_int_eq(compose_resolve(&host->composer, "pair", NULL, &node, &error.base), ATTN_OK);
+    ck_assert_int_eq(compose_query(node, &problem, &verdict, &error.base), ATTN_OK);
+    ck_assert_uint_eq(verdict.supported, 0);
+    ck_assert_uint_eq(reason.code, ATTN_REASON_KV_LAYOUT);
+    ck_assert_str_eq(reason.child, _i == 0 ? "decode_hnd" : "example_rows");
+    tally_init(&tally, &node->services);
+    const attn_backend_type *type = node->type->type;
+    ck_assert_int_eq(
+        type->create(type, &problem, 1, &node->options->view, &tally.table, &instance, &error.base),
+        ATTN_UNSUPPORTED);
+    ck_assert_ptr_null(instance);
+    ck_assert_uint_eq(tally.num_allocations, 0);
+    ck_assert_uint_eq(error.base.field, ATTN_FIELD_KV_LAYOUT);
+    compose_destroy(node);
+}
+END_TEST
+
+static Suite *pairs_suite(void)
+{
+    Suite *suite = suite_create("pairs");
+    TCase *tcase = tcase_create("pairs");
+    tcase_add_checked_fixture(tcase, open_place, close_place);
+    tcase_set_timeout(tcase, 120);
+    tcase_add_loop_test(tcase, pairs_agree_with_the_first_alone, 0,
+                        BACKENDS * (BACKENDS - 1) * PAIRS_VARIANTS);
+    tcase_add_loop_test(tcase, pairs_of_other_layouts_are_refused, 0, 2);
+    tcase_add_loop_test(tcase, other_layouts_allocate_nothing, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(pairs_suite());
+}

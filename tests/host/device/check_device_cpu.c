@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_device_cpu.c: the processor behind the host's table of devices: streams and events that are
+ * done at once, and what it does not have.
+ */
+#include "host/device/device.h"
+#include "host/base/error.h"
+#include "tests/tools/test_main.h"
+
+static struct device *device;
+static host_error error;
+
+#define GOOD(call)          ck_assert_msg((call) == ATTN_OK, "%s", host_error_text(&error))
+#define FAILS(call, status) ck_assert_int_eq(call, status)
+
+static void set_up(void)
+{
+    host_error_init(&error);
+    GOOD(device_open(ATTN_DEVICE_CPU, 0, &device, &error.base));
+    GOOD(device_enter(device, &error.base));
+}
+
+static void tear_down(void)
+{
+    device_leave(device);
+    device_close(device);
+}
+
+START_TEST(events_are_done_at_once)
+{
+    struct device_event *start, *end;
+    attn_stream stream = &stream;
+    int done = 0;
+    double us = -1;
+    GOOD(device_stream_create(device, &stream, &error.base));
+    ck_assert_ptr_null(stream);
+    GOOD(device_event_create(device, 1, &start, &error.base));
+    GOOD(device_event_create(device, 1, &end, &error.base));
+    FAILS(device_event_elapsed(device, start, end, &us, &error.base), ATTN_BAD_STATE);
+    GOOD(device_event_record(device, start, stream, &error.base));
+    GOOD(device_stream_wait(device, stream, start, &error.base));
+    GOOD(device_event_record(device, end, stream, &error.base));
+    GOOD(device_event_query(device, end, &done, &error.base));
+    GOOD(device_event_synchronize(device, end, &error.base));
+    GOOD(device_event_elapsed(device, start, end, &us, &error.base));
+    ck_assert(done == 1 && us >= 0);
+    device_event_destroy(device, start);
+    device_event_destroy(device, end);
+    device_stream_destroy(device, stream);
+}
+END_TEST
+
+START_TEST(memory_is_told)
+{
+    uint64_t available, total;
+    GOOD(device_memory(device, &available, &total, &error.base));
+    ck_assert(available > 0 && available <= total && total == device->info.memory_bytes);
+}
+END_TEST
+
+/* Graphs, modules of kernels, a reset. What was asked for is not touched. */
+START_TEST(what_it_does_not_have)
+{
+    static const uint32_t one[3] = {1, 1, 1};
+    struct device_graph *graph = NULL;
+    struct device_module *module = NULL;
+    struct device_function *function = NULL;
+    int argument = 1;
+    void *arguments[] = {&argument};
+    FAILS(device_capture_begin(device, NULL, &error.base), ATTN_CAPTURE_UNSUPPORTED);
+    FAILS(device_capture_end(device, NULL, &graph, &error.base), ATTN_CAPTURE_UNSUPPORTED);
+    FAILS(device_reset(device, &error.base), ATTN_UNSUPPORTED);
+    FAILS(device_module_load(device, "", 0, "kernels", &module, &error.base), ATTN_UNSUPPORTED);
+    FAILS(device_function(device, NULL, "raise", &function, &error.base), ATTN_UNSUPPORTED);
+    FAILS(device_launch(device, NULL, one, one, arguments, NULL, &error.base), ATTN_UNSUPPORTED);
+    ck_assert_str_eq(host_error_text(&error),
+                     "cpu: there are no modules of kernels; accepted: cuda");
+    device_module_unload(device, NULL);
+    ck_assert(!device_is_lost(device) && !graph && !module && !function && argument == 1);
+}
+END_TEST
+
+START_TEST(there_is_one)
+{
+    struct device *second = NULL;
+    FAILS(device_open(ATTN_DEVICE_CPU, 1, &second, &error.base), ATTN_DEPENDENCY_MISSING);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("device_cpu");
+    TCase *core = tcase_create("core");
+    tcase_add_checked_fixture(core, set_up, tear_down);
+    tcase_add_test(core, events_are_done_at_once);
+    tcase_add_test(core, memory_is_told);
+    tcase_add_test(core, what_it_does_not_have);
+    tcase_add_test(core, there_is_one);
+    suite_add_tcase(made, core);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,875 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_model: layer groups from the ini and from Hugging Face configurations, and what is refused.
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/model/model.h"
+#include "host/model/build.h"
+#include "tests/tools/test_main.h"
+
+/* ---- Helpers --------------------------------------------------------------------------------- */
+
+static struct model *load_hf(const char *name)
+{
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR");
+    char path[1024];
+    host_error error;
+    struct model *model = NULL;
+    host_error_init(&error);
+    snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
+    attn_status status = model_create_hf(path, NULL, &model, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s: %s", name, host_error_text(&error));
+    return model;
+}
+
+static struct config *load_ini(const char *text)
+{
+    host_error error;
+    struct config *config = NULL;
+    host_error_init(&error);
+    attn_status status =
+        config_load_text(text, strlen(text), "test.ini", NULL, NULL, 0, &config, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    return config;
+}
+
+static struct model *model_of_ini(const char *text)
+{
+    host_error error;
+    struct model *model = NULL;
+    struct config *config = load_ini(text);
+    host_error_init(&error);
+    attn_status status = model_create(config, &model, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    config_destroy(config);
+    return model;
+}
+
+/* The text is refused, and the message holds every one of the words (NULL-terminated). */
+static void assert_refused(attn_status status, const host_error *error, va_list words)
+{
+    ck_assert_int_eq(status, ATTN_CONFIG_ERROR);
+    for (const char *word = va_arg(words, const char *); word; word = va_arg(words, const char *))
+        ck_assert_msg(strstr(host_error_text(error), word), "'%s' is not in: %s", word,
+                      host_error_text(error));
+}
+
+static void ini_refused(const char *text, ...)
+{
+    host_error error;
+    struct model *model = NULL;
+    struct config *config = load_ini(text);
+    va_list words;
+    host_error_init(&error);
+    attn_status status = model_create(config, &model, &error.base);
+    va_start(words, text);
+    assert_refused(status, &error, words);
+    va_end(words);
+    ck_assert_ptr_null(model);
+    config_destroy(config);
+}
+
+static void hf_refused(const char *text, ...)
+{
+    host_error error;
+    struct model *model = NULL;
+    va_list words;
+    host_error_init(&error);
+    attn_status status =
+        model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, &error.base);
+    va_start(words, text);
+    assert_refused(status, &error, words);
+    va_end(words);
+    ck_assert_ptr_null(model);
+}
+
+static void assert_layers(const struct model *model, uint32_t group, const char *layers)
+{
+    char text[128];
+    ck_assert_uint_lt(group, model->num_groups);
+    model_layers_text(&model->groups[group], text, sizeof text);
+    ck_assert_str_eq(text, layers);
+}
+
+static void assert_close(double value, double wanted)
+{
+    ck_assert_msg(fabs(value - wanted) <= 1e-6 * fabs(wanted), "%.9g, wanted %.9g", value, wanted);
+}
+
+/* What holds of every model: ids, groups and buffers refer to each other. */
+static void assert_consistent(const struct model *model)
+{
+    uint32_t total = 0, buffers = 0;
+    for (uint32_t g = 0; g < model->num_groups; g++) {
+        const attn_layer_group *group = &model->groups[g];
+        ck_assert_uint_eq(group->struct_size, sizeof *group);
+        if (group->linear && group->linear->family == ATTN_LINEAR_SHORT_CONV) {
+            ck_assert_int_eq(group->head_dim, 0); /* there are no keys */
+            ck_assert_int_eq(group->num_kv_heads, 0);
+        } else {
+            ck_assert_int_gt(group->head_dim, 0);
+            ck_assert_int_eq(group->num_q_heads % group->num_kv_heads, 0);
+        }
+        ck_assert(isfinite(group->sm_scale) && group->sm_scale > 0);
+        ck_assert_uint_gt(group->num_layers, 0);
+        for (uint32_t i = 0; i < group->num_layers; i++) {
+            const attn_layer *layer = attn_at(group->layers, i);
+            const struct model_layer *known = &model->layers[layer->layer_id];
+            ck_assert_int_eq(known->layer_id, layer->layer_id);
+            ck_assert_uint_eq(known->group, g);
+            ck_assert_uint_eq(known->index, i);
+            ck_assert_int_eq(known->kv_buffer, layer->kv_buffer);
+        }
+        if (model_group_has_kv(group))
+            ck_assert_int_lt(group->kv_group, (int32_t)model->num_kv_groups);
+        if (model_group_has_kv(group) || model_group_has_state(group))
+            buffers += group->num_layers;
+        total += group->num_layers;
+    }
+    ck_assert_uint_eq(total, model->num_layers);
+    ck_assert_uint_eq(buffers, model->num_buffers);
+    for (uint32_t b = 0; b < model->num_buffers; b++)
+        ck_assert_int_eq(model->layers[model->buffers[b].layer_id].kv_buffer, (int32_t)b);
+}
+
+/* ---- Hugging Face ---------------------------------------------------------------------------- */
+
+START_TEST(every_family_is_consistent)
+{
+    static const char *const names[] = {"llama",       "mistral",      "mistral_no_window",
+                                        "qwen2",       "qwen3_moe",    "qwen3_next",
+                                        "gemma2",      "gemma3",       "gpt_oss",
+                                        "llama4",      "deepseek_v3",  "deepseek_v32",
+                                        "kimi_linear", "falcon_h1",    "nemotron_h",
+                                        "mamba2",      "bert",         "roberta",
+                                        "modernbert",  "whisper",      "deepseek_v2",
+                                        "mixtral",     "olmo2",        "qwen3",
+                                        "qwen3_vl",    "qwen3_vl_moe", "kimi_k2",
+                                        "kimi_k25",    "kimi_vl",      "minimax",
+                                        "minimax_m1",  "lfm2",         "lfm2_indices"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *model = load_hf(names[i]);
+        assert_consistent(model);
+        model_destroy(model);
+    }
+}
+END_TEST
+
+START_TEST(llama_is_one_group)
+{
+    struct model *model = load_hf("llama");
+    ck_assert_str_eq(model->architecture, "LlamaForCausalLM");
+    ck_assert_uint_eq(model->dtype, ATTN_BF16);
+    ck_assert_int_eq(model->max_context_len, 131072);
+    ck_assert_uint_eq(model->num_groups, 1);
+    const attn_layer_group *group = &model->groups[0];
+    ck_assert_int_eq(group->num_q_heads, 32);
+    ck_assert_int_eq(group->num_kv_heads, 8);
+    ck_assert_int_eq(group->head_dim, 128);
+    ck_assert_int_eq(group->v_head_dim, 128);
+    ck_assert_int_eq(group->window_left, -1);
+    ck_assert_int_eq(group->window_right, 0);
+    assert_close(group->sm_scale, 1 / sqrt(128));
+    assert_layers(model, 0, "0-3");
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(windows_count_the_query)
+{
+    struct model *mistral = load_hf("mistral"), *open = load_hf("mistral_no_window");
+    ck_assert_int_eq(mistral->groups[0].window_left, 4095);
+    ck_assert_int_eq(open->groups[0].window_left, -1);
+    model_destroy(mistral);
+    model_destroy(open);
+
+    struct model *qwen = load_hf("qwen2");
+    assert_layers(qwen, 0, "0-2");
+    assert_layers(qwen, 1, "3-4");
+    ck_assert_int_eq(qwen->groups[0].window_left, -1);
+    ck_assert_int_eq(qwen->groups[1].window_left, 1023);
+    model_destroy(qwen);
+}
+END_TEST
+
+START_TEST(gemma_alternates_and_scales)
+{
+    struct model *two = load_hf("gemma2"), *three = load_hf("gemma3");
+    assert_layers(two, 0, "0,2,4"); /* sliding first */
+    ck_assert_int_eq(two->groups[0].window_left, 4095);
+    ck_assert_int_eq(two->groups[1].window_left, -1);
+    assert_close(two->groups[0].sm_scale, 1 / sqrt(144));
+    assert_close(two->groups[1].logit_cap, 50);
+
+    /* The file leaves heads out: Transformers' defaults hold. */
+    assert_layers(three, 0, "0-4,6-10,12");
+    assert_layers(three, 1, "5,11");
+    assert_layers(three, 2, "13-14");
+    ck_assert_int_eq(three->groups[0].num_q_heads, 8);
+    ck_assert_int_eq(three->groups[0].num_kv_heads, 4);
+    ck_assert_int_eq(three->groups[0].head_dim, 256);
+    ck_assert_int_eq(three->groups[0].window_left, 1023);
+    ck_assert(three->groups[0].logit_cap <= 0);
+    ck_assert_uint_eq(three->groups[2].attn_type, ATTN_TYPE_ENCODER_ONLY);
+    ck_assert_int_eq(three->groups[2].head_dim, 72);
+    ck_assert_int_eq(three->groups[2].window_right, -1);
+    ck_assert_str_eq(three->layers[13].stack, "vision");
+    ck_assert_int_eq(three->max_encoder_len, 64 * 64 + 1);
+    model_destroy(two);
+    model_destroy(three);
+}
+END_TEST
+
+START_TEST(sinks_and_chunks)
+{
+    struct model *oss = load_hf("gpt_oss"), *llama4 = load_hf("llama4");
+    ck_assert_uint_eq(oss->num_groups, 2);
+    ck_assert_uint_eq(oss->groups[0].flags, ATTN_GROUP_HAS_SINKS);
+    ck_assert_uint_eq(oss->groups[1].flags, ATTN_GROUP_HAS_SINKS);
+    ck_assert_int_eq(oss->groups[0].window_left, 127);
+    ck_assert_uint_eq(oss->dtype, ATTN_BF16);
+    assert_layers(llama4, 0, "0-2,4-6");
+    assert_layers(llama4, 1, "3,7");
+    ck_assert_int_eq(llama4->groups[0].attention_chunk, 8192);
+    ck_assert_int_eq(llama4->groups[1].attention_chunk, 0);
+    model_destroy(oss);
+    model_destroy(llama4);
+}
+END_TEST
+
+START_TEST(latent_attention)
+{
+    struct model *v3 = load_hf("deepseek_v3"), *v32 = load_hf("deepseek_v32");
+    const attn_layer_group *group = &v3->groups[0];
+    double mscale = 0.1 * log(40) + 1;
+    ck_assert_uint_eq(group->kind, ATTN_KIND_MLA);
+    ck_assert_int_eq(group->mla->kv_lora_rank, 512);
+    ck_assert_int_eq(group->mla->rope_dim, 64);
+    ck_assert_int_eq(group->mla->nope_dim, 128);
+    ck_assert_int_eq(group->head_dim, 192);
+    ck_assert_int_eq(group->v_head_dim, 128);
+    assert_close(group->sm_scale, mscale * mscale / sqrt(192));
+    ck_assert_uint_eq(v32->groups[0].kind, ATTN_KIND_SPARSE);
+    ck_assert_int_eq(v32->groups[0].sparse->top_k, 2048);
+    ck_assert_int_eq(v32->groups[0].mla->kv_lora_rank, 512);
+    assert_close(v32->groups[0].sm_scale, 1 / sqrt(192));
+    model_destroy(v3);
+    model_destroy(v32);
+}
+END_TEST
+
+/* sm_scale with YaRN's factor of a context stretched so many times: squared, as both sides of the
+ * product have it. */
+static void assert_yarn(const char *name, double stretch, double mscale)
+{
+    struct model *model = load_hf(name);
+    double factor = 0.1 * mscale * log(stretch) + 1;
+    assert_close(model->groups[0].sm_scale, factor * factor / sqrt(128 + 64));
+    ck_assert_uint_eq(model->groups[0].kind, ATTN_KIND_MLA);
+    ck_assert_int_eq(model->groups[0].mla->kv_lora_rank, 512);
+    model_destroy(model);
+}
+
+START_TEST(latent_scales)
+{
+    assert_yarn("deepseek_v2", 40, 0.707);
+    assert_yarn("deepseek_v3", 40, 1);
+    assert_yarn("kimi_k2", 32, 1);
+    assert_yarn("kimi_k25", 64, 1);
+    assert_yarn("kimi_vl", 1, 1); /* its rope_scaling is null */
+}
+END_TEST
+
+START_TEST(kimi_models)
+{
+    struct model *k2 = load_hf("kimi_k2"), *k25 = load_hf("kimi_k25"), *vl = load_hf("kimi_vl");
+    ck_assert_uint_eq(k2->num_groups, 1);
+    ck_assert_int_eq(k2->groups[0].num_q_heads, 64);
+    ck_assert_int_eq(k2->max_context_len, 131072);
+    const struct model *const seeing[] = {k25, vl};
+    for (int m = 0; m < 2; m++) {
+        const attn_layer_group *text = &seeing[m]->groups[0], *tower = &seeing[m]->groups[1];
+        ck_assert_uint_eq(seeing[m]->num_groups, 2);
+        ck_assert_uint_eq(seeing[m]->dtype, ATTN_BF16);
+        ck_assert_int_eq(text->num_q_heads, m == 0 ? 64 : 16);
+        ck_assert_int_eq(text->head_dim, 192);
+        ck_assert_int_eq(text->v_head_dim, 128);
+        ck_assert_uint_eq(tower->attn_type, ATTN_TYPE_ENCODER_ONLY);
+        ck_assert_int_eq(tower->num_q_heads, 16);
+        ck_assert_int_eq(tower->head_dim, 72);
+    }
+    assert_layers(k25, 0, "0-2");
+    assert_layers(k25, 1, "3-4");
+    assert_layers(vl, 0, "0-3");
+    assert_layers(vl, 1, "4-5");
+    ck_assert_int_eq(k25->max_context_len, 262144);
+    ck_assert_int_eq(vl->max_context_len, 131072);
+    model_destroy(k2);
+    model_destroy(k25);
+    model_destroy(vl);
+}
+END_TEST
+
+START_TEST(lightning_layers)
+{
+    struct model *text = load_hf("minimax"), *m1 = load_hf("minimax_m1");
+    assert_layers(text, 0, "0-6,8-14");
+    assert_layers(text, 1, "7,15");
+    const attn_linear_dims *dims = text->groups[0].linear;
+    ck_assert_uint_eq(dims->family, ATTN_LINEAR_LIGHTNING);
+    ck_assert_uint_eq(dims->flags, 0);
+    ck_assert_int_eq(dims->num_k_heads,
+                     64); /* each head has its own keys; in full layers 8 share */
+    ck_assert_int_eq(dims->num_v_heads, 64);
+    ck_assert_int_eq(dims->head_k_dim, 128);
+    ck_assert_int_eq(dims->head_v_dim, 128);
+    ck_assert_int_eq(dims->conv_width, 0);
+    ck_assert_int_eq(dims->chunk, 256);
+    ck_assert_uint_eq(dims->state_dtype, ATTN_F32);
+    ck_assert_uint_eq(dims->conv_dtype, ATTN_DTYPE_NONE);
+    assert_close(text->groups[0].sm_scale, 1);
+    ck_assert_int_eq(text->groups[1].num_q_heads, 64);
+    ck_assert_int_eq(text->groups[1].num_kv_heads, 8);
+    ck_assert_int_eq(text->groups[1].window_left, -1);
+    assert_close(text->groups[1].sm_scale, 1 / sqrt(128));
+    ck_assert_int_eq(text->max_context_len, 10240000);
+    assert_layers(m1, 0, "0-1,3");
+    assert_layers(m1, 1, "2");
+    ck_assert_uint_eq(m1->groups[0].linear->family, ATTN_LINEAR_LIGHTNING);
+    model_destroy(text);
+    model_destroy(m1);
+}
+END_TEST
+
+START_TEST(convolution_layers)
+{
+    struct model *named = load_hf("lfm2"), *listed = load_hf("lfm2_indices");
+    assert_layers(named, 0, "0-1,3-4,6-7,9,11,13,15");
+    assert_layers(named, 1, "2,5,8,10,12,14");
+    const attn_linear_dims *dims = named->groups[0].linear;
+    ck_assert_uint_eq(dims->family, ATTN_LINEAR_SHORT_CONV);
+    ck_assert_uint_eq(dims->flags, ATTN_LINEAR_CONV_IDENTITY);
+    ck_assert_int_eq(dims->num_k_heads, 0);
+    ck_assert_int_eq(dims->head_k_dim, 0);
+    ck_assert_int_eq(dims->num_v_heads * dims->head_v_dim, 2048); /* a channel for each element */
+    ck_assert_int_eq(dims->conv_width, 3);
+    ck_assert_uint_eq(dims->conv_dtype, ATTN_BF16);
+    ck_assert_int_eq(named->groups[1].num_kv_heads, 8);
+    ck_assert_int_eq(named->groups[1].head_dim, 64);
+    ck_assert_int_eq(named->max_context_len, 128000);
+    assert_layers(listed, 0, "0-1,3-4");
+    assert_layers(listed, 1, "2,5");
+    model_destroy(named);
+    model_destroy(listed);
+}
+END_TEST
+
+START_TEST(linear_layers)
+{
+    struct model *next = load_hf("qwen3_next"), *kimi = load_hf("kimi_linear");
+    assert_layers(next, 0, "0-2,4-6");
+    assert_layers(next, 1, "3,7");
+    const attn_linear_dims *gdn = next->groups[0].linear;
+    ck_assert_uint_eq(gdn->family, ATTN_LINEAR_GDN);
+    ck_assert_int_eq(gdn->num_k_heads, 16);
+    ck_assert_int_eq(gdn->num_v_heads, 32);
+    ck_assert_int_eq(gdn->conv_width, 4);
+    ck_assert_uint_eq(gdn->state_dtype, ATTN_F32);
+    ck_assert_ptr_null(next->groups[1].linear);
+
+    assert_layers(kimi, 0, "0-2,4"); /* the file counts from 1 */
+    assert_layers(kimi, 1, "3");
+    ck_assert_uint_eq(kimi->groups[0].linear->family, ATTN_LINEAR_KDA);
+    ck_assert_uint_eq(kimi->groups[1].kind, ATTN_KIND_MLA);
+    ck_assert_int_eq(kimi->max_context_len, 1048576);
+    model_destroy(next);
+    model_destroy(kimi);
+}
+END_TEST
+
+/* A file of tests/models with one more key. */
+static void load_text_with(const char *name, const char *key, char text[4096])
+{
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR");
+    char path[1024];
+    snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fgetc(file), '{');
+    int length = snprintf(text, 4096, "{%s,", key);
+    length += (int)fread(text + length, 1, 4095 - (size_t)length, file);
+    ck_assert(feof(file));
+    text[length] = '\0';
+    fclose(file);
+}
+
+/* Every family with recurrent states takes their dtype from the file. */
+START_TEST(state_dtypes)
+{
+    static const char *const names[] = {"qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h",
+                                        "mamba2"};
+    char text[4096];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *model = NULL;
+        load_text_with(names[i], "\"mamba_ssm_dtype\": \"bfloat16\"", text);
+        ck_assert_int_eq(
+            model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, NULL), ATTN_OK);
+        ck_assert_uint_eq(model->groups[0].linear->state_dtype, ATTN_BF16);
+        model_destroy(model);
+        model = load_hf(names[i]);
+        ck_assert_uint_eq(model->groups[0].linear->state_dtype, ATTN_F32);
+        model_destroy(model);
+        load_text_with(names[i], "\"mamba_ssm_dtype\": \"float16\"", text);
+        hf_refused(text, "mamba_ssm_dtype", "accepted float32, bfloat16", NULL);
+    }
+}
+END_TEST
+
+/* What a file's key says of the convolutions' bias, and without it the family's default. */
+START_TEST(convolution_bias)
+{
+    static const struct {
+        const char *model, *key;
+        bool otherwise;
+    } rows[] = {{"lfm2_indices", "conv_bias", false},
+                {"falcon_h1", "mamba_conv_bias", true},
+                {"nemotron_h", "use_conv_bias", true},
+                {"mamba2", "use_conv_bias", true}};
+    char text[4096], field[64], what[256];
+    for (size_t i = 0; i < 3 * (sizeof rows / sizeof *rows); i++) {
+        const char *values[] = {"null", "false", "true"}, *value = values[i % 3];
+        bool expected = i % 3 ? i % 3 == 2 : rows[i / 3].otherwise;
+        struct model *model = NULL;
+        snprintf(field, sizeof field, "\"%s\": %s", rows[i / 3].key, value);
+        load_text_with(rows[i / 3].model, field, text);
+        ck_assert_int_eq(
+            model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, NULL), ATTN_OK);
+        ck_assert_msg(model->conv_bias == expected, "%s with %s", rows[i / 3].model, field);
+        model_group_text(model, &model->groups[0], what, sizeof what);
+        ck_assert_msg((strstr(what, " with bias") != NULL) == expected, "%s", what);
+        model_group_text(model, &model->groups[model->num_groups - 1], what, sizeof what);
+        ck_assert(model->num_groups == 1 || !strstr(what, "bias"));
+        model_destroy(model);
+        snprintf(field, sizeof field, "\"%s\": 1", rows[i / 3].key);
+        load_text_with(rows[i / 3].model, field, text);
+        hf_refused(text, "x/config.json", rows[i / 3].key, "got 1", "true or false", NULL);
+    }
+}
+END_TEST
+
+START_TEST(mamba2_layers)
+{
+    struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
+    struct model *mamba = load_hf("mamba2");
+    assert_layers(falcon, 0, "0,2,4");
+    assert_layers(falcon, 1, "1,3,5");
+    ck_assert_int_eq(falcon->layers[4].block, 2); /* two layers a block */
+    ck_assert_int_eq(falcon->groups[0].linear->num_v_heads, 48);
+    ck_assert_int_eq(falcon->groups[0].linear->head_k_dim, 256);
+
+    assert_layers(nemotron, 0, "0-1,3"); /* M-M*-M-: an MLP is no layer */
+    assert_layers(nemotron, 1, "2");
+    ck_assert_int_eq(nemotron->layers[2].block, 3);
+    ck_assert_int_eq(nemotron->groups[0].linear->num_groups, 8);
+    ck_assert_int_eq(nemotron->groups[1].head_dim, 128);
+
+    ck_assert_uint_eq(mamba->num_kv_groups, 0);
+    ck_assert_uint_eq(mamba->num_buffers, 3);
+    ck_assert_int_eq(mamba->max_context_len, MODEL_DEFAULT_CONTEXT);
+    assert_close(mamba->groups[0].sm_scale, 1);
+    assert_close(mamba->groups[0].linear->dt_min, 0.25);
+    assert_close(mamba->groups[0].linear->dt_max, 100);
+    assert_close(nemotron->groups[0].linear->dt_min, 0.001); /* time_step_min, left out */
+    assert_close(falcon->groups[0].linear->dt_max, 0);       /* infinite */
+    model_destroy(falcon);
+    model_destroy(nemotron);
+    model_destroy(mamba);
+}
+END_TEST
+
+START_TEST(encoders)
+{
+    struct model *bert = load_hf("bert"), *roberta = load_hf("roberta");
+    struct model *modern = load_hf("modernbert"), *whisper = load_hf("whisper");
+    ck_assert_uint_eq(bert->groups[0].attn_type, ATTN_TYPE_ENCODER_ONLY);
+    ck_assert_uint_eq(bert->num_buffers, 0);
+    ck_assert_uint_eq(bert->dtype, ATTN_F32);
+    ck_assert_int_eq(roberta->max_context_len, 512);
+    assert_layers(modern, 0, "0,3");
+    ck_assert_int_eq(modern->groups[1].window_left, 64);
+    ck_assert_int_eq(modern->groups[1].window_right, 64);
+
+    ck_assert_uint_eq(whisper->num_groups, 3);
+    assert_layers(whisper, 0, "0,2");
+    assert_layers(whisper, 1, "1,3");
+    assert_layers(whisper, 2, "4-6");
+    ck_assert_uint_eq(whisper->groups[1].attn_type, ATTN_TYPE_CROSS);
+    ck_assert_int_eq(whisper->groups[1].window_right, -1);
+    ck_assert_int_eq(whisper->groups[0].kv_group, 0);
+    ck_assert_int_eq(whisper->groups[1].kv_group, 1);
+    ck_assert_uint_eq(whisper->num_kv_groups, 2);
+    ck_assert_uint_eq(whisper->kv_groups[1].holds, MODEL_KV_ENCODER);
+    ck_assert_int_eq(whisper->kv_groups[1].max_kv_len, 1500);
+    ck_assert_int_eq(whisper->kv_groups[0].max_kv_len, 448);
+    ck_assert_int_eq(whisper->layers[4].kv_buffer, -1);
+    model_destroy(bert);
+    model_destroy(roberta);
+    model_destroy(modern);
+    model_destroy(whisper);
+}
+END_TEST
+
+#define LLAMA "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
+
+START_TEST(lists_of_layers_are_as_long_as_there_are_layers)
+{
+    hf_refused("{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 2, "
+               "\"num_hidden_layers\": 2, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 8, "
+               "\"qk_rope_head_dim\": 8, \"v_head_dim\": 8, \"linear_attn_config\": {"
+               "\"full_attn_layers\": [2], \"kda_layers\": [1, 1, 1], \"head_dim\": 8, "
+               "\"num_heads\": 2}}",
+               "linear_attn_config.kda_layers: got 3", "at most num_hidden_layers = 2", NULL);
+}
+END_TEST
+
+/* MiniMax's and LFM2's lists of layers. */
+START_TEST(bad_lists_of_layers)
+{
+#define MINIMAX(list)                                                                              \
+    "{\"architectures\": [\"MiniMaxM1ForCausalLM\"], \"hidden_size\": 64,"                         \
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 4" list "}"
+#define LFM2(list)                                                                                 \
+    "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 64,"                              \
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 4" list "}"
+    hf_refused(MINIMAX(""), "attn_type_list", "missing", "layer_types", NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0, 1, 1]"), "attn_type_list", "2", NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0, 2]"), "attn_type_list[1]", "got 2", "1 (full)",
+               NULL);
+    hf_refused(MINIMAX(", \"attn_type_list\": [0.5, 1]"), "attn_type_list[0]", "0.5", NULL);
+    hf_refused(MINIMAX(", \"layer_types\": [\"full_attention\", \"conv\"]"), "layer_types[1]",
+               "\"conv\"", "full_attention, linear_attention", NULL);
+    hf_refused(LFM2(", \"layer_types\": [\"linear_attention\", \"conv\"]"), "layer_types[0]",
+               "full_attention, conv", NULL);
+    hf_refused(LFM2(", \"layer_types\": [\"conv\", 1]"), "layer_types[1]", "got 1", NULL);
+    hf_refused(LFM2(", \"full_attn_idxs\": [0, 2]"), "full_attn_idxs[1]", "got 2", NULL);
+    hf_refused(LFM2(", \"full_attn_idxs\": [-1]"), "full_attn_idxs[0]", "got -1", NULL);
+#undef MINIMAX
+#undef LFM2
+}
+END_TEST
+
+START_TEST(nul_bytes_are_refused)
+{
+    static const char text[] = "{\n\"architectures\": [\"LlamaForCausalLM\0\"]}";
+    struct model *model = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        model_create_hf_text(text, sizeof text - 1, "x/config.json", NULL, &model, &error.base);
+    ck_assert_int_eq(status, ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(host_error_text(&error), "x/config.json:2:36: not valid JSON: unexpected text "
+                                              "here; accepted: one whole object");
+}
+END_TEST
+
+START_TEST(bad_json)
+{
+    hf_refused("{\"architectures\": [\"Llama", "x/config.json:1:26", "ends before", NULL);
+    hf_refused("{\"a\": 1,\n \"b\": }\n", "x/config.json:2:7", "not valid JSON", NULL);
+    hf_refused("", "ends before", NULL);
+    hf_refused("[1, 2]", "got an array", "accepted a JSON object", NULL);
+    hf_refused("{\"a\": 1} trailing", "not valid JSON", NULL);
+    hf_refused("{\"hidden_size\": 3}", "architectures", "is missing", NULL);
+    hf_refused("{\"architectures\": [\"LlamaForCasualLM\"]}", "architectures[0]",
+               "did you mean LlamaForCausalLM", "Nemotron", NULL);
+    hf_refused("{\"architectures\": [\"Zzz\"]}", "unknown architecture \"Zzz\"", "Whisper", NULL);
+}
+END_TEST
+
+START_TEST(bad_fields)
+{
+    hf_refused(LLAMA "\"num_hidden_layers\": 0, \"num_attention_heads\": 4}", "num_hidden_layers",
+               "got 0", "1 to 4096", NULL);
+    hf_refused(LLAMA "\"num_attention_heads\": 4}", "num_hidden_layers", "is missing", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": \"two\", \"num_attention_heads\": 4}",
+               "num_hidden_layers", "got \"two\"", "an integer", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 1.5, \"num_attention_heads\": 4}", "got 1.5", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"head_dim\": 0}",
+               "head_dim", "got 0", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 5}", "hidden_size",
+               "got 64", "multiple of the 5 heads", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                     "\"num_key_value_heads\": 3}",
+               "num_attention_heads", "got 4", "num_key_value_heads = 3", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                     "\"torch_dtype\": \"int8\"}",
+               "torch_dtype", "int8", "bfloat16", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                     "\"layer_types\": [\"full_attention\"]}",
+               "layer_types", "got 1 elements", "accepted 2", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+                     "\"layer_types\": [\"fulll\"]}",
+               "layer_types[0]", "got \"fulll\"", "full_attention", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+                     "\"layer_types\": [\"sliding_attention\"]}",
+               "sliding_window", "is missing", NULL);
+    hf_refused(LLAMA "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+                     "\"layer_types\": [\"linear_attention\"]}",
+               "linear_attention", "LlamaForCausalLM has not", NULL);
+    hf_refused("{\"architectures\": [\"Gemma3ForCausalLM\"], \"text_config\": 3}", "text_config",
+               "got 3", "an object", NULL);
+    hf_refused("{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"text_config\": "
+               "{\"num_attention_heads\": 3}}",
+               "text_config.num_attention_heads", "num_key_value_heads = 4", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"num_hidden_layers\": 3, "
+               "\"hybrid_override_pattern\": \"M*\"}",
+               "hybrid_override_pattern", "got 2 letters", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"num_hidden_layers\": 2, "
+               "\"hybrid_override_pattern\": \"MX\"}",
+               "letter 2 is 'X'", NULL);
+}
+END_TEST
+
+START_TEST(missing_file)
+{
+    host_error error;
+    struct model *model = NULL;
+    host_error_init(&error);
+    ck_assert_int_eq(model_create_hf("/nonexistent/config.json", NULL, &model, &error.base),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "/nonexistent/config.json"));
+    ck_assert_int_eq(model_create_hf("/nonexistent/config.json", NULL, &model, NULL),
+                     ATTN_CONFIG_ERROR);
+}
+END_TEST
+
+/* Cut anywhere, a configuration is refused, never half read. */
+START_TEST(truncated_anywhere)
+{
+    static const char whole[] = LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                                      "\"x\": {\"y\": [1, \"\\\"}\", null]}}";
+    for (size_t length = 0; length < sizeof whole - 1; length++) {
+        struct model *model = NULL;
+        ck_assert_int_eq(model_create_hf_text(whole, length, "cut", NULL, &model, NULL),
+                         ATTN_CONFIG_ERROR);
+        ck_assert_ptr_null(model);
+    }
+    struct model *model = NULL;
+    ck_assert_int_eq(model_create_hf_text(whole, sizeof whole - 1, "cut", NULL, &model, NULL),
+                     ATTN_OK);
+    ck_assert_int_eq(model->groups[0].head_dim, 16);
+    model_destroy(model);
+}
+END_TEST
+
+static attn_status llama_with(const char *ini, struct model **model, host_error *error)
+{
+    static const char text[] = LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                                     "\"max_position_embeddings\": 100, "
+                                     "\"torch_dtype\": \"float16\"}";
+    struct config *config = load_ini(ini);
+    host_error_init(error);
+    attn_status status =
+        model_create_hf_text(text, sizeof text - 1, "config.json", config, model, &error->base);
+    config_destroy(config);
+    return status;
+}
+
+START_TEST(what_the_user_may_override)
+{
+    host_error error;
+    struct model *model = NULL;
+    ck_assert_int_eq(llama_with("[model]\ndtype = f32\nmax_context_len = 60\n", &model, &error),
+                     ATTN_OK);
+    ck_assert_uint_eq(model->dtype, ATTN_F32);
+    ck_assert_int_eq(model->max_context_len, 60);
+    model_destroy(model);
+    ck_assert_int_eq(llama_with("[workload]\nseed = 3\n", &model, &error), ATTN_OK);
+    ck_assert_uint_eq(model->dtype, ATTN_F16);
+    ck_assert_int_eq(model->max_context_len, 100);
+    model_destroy(model);
+    model = NULL;
+    ck_assert_int_eq(llama_with("[model]\nmax_context_len = 101\n", &model, &error),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "accepted 1 to 100"));
+    ck_assert_int_eq(llama_with("[model]\nhead_dim = 16\n", &model, &error), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "model.head_dim"));
+    ck_assert_ptr_null(model);
+}
+END_TEST
+
+/* ---- The ini --------------------------------------------------------------------------------- */
+
+START_TEST(ini_plain)
+{
+    struct model *model =
+        model_of_ini("[model]\nnum_layers = 3\nnum_q_heads = 6\nnum_kv_heads = 2\nhead_dim = 33\n"
+                     "v_head_dim = 7\nlogit_cap = 30\nsinks = yes\nalibi = yes\nsm_scale = 0.5\n");
+    assert_consistent(model);
+    const attn_layer_group *group = &model->groups[0];
+    ck_assert_uint_eq(model->num_groups, 1);
+    ck_assert_int_eq(group->head_dim, 33);
+    ck_assert_int_eq(group->v_head_dim, 7);
+    ck_assert_uint_eq(group->flags, ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI);
+    assert_close(group->sm_scale, 0.5);
+    assert_close(group->logit_cap, 30);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_layer_types)
+{
+    struct model *model =
+        model_of_ini("[model]\nnum_layers = 7\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 1\n"
+                     "attention_chunk = 5\nlayer_types = sliding full chunked cross encoder\n");
+    assert_consistent(model);
+    ck_assert_uint_eq(model->num_groups, 5);
+    assert_layers(model, 0, "0,5"); /* the pattern is repeated */
+    assert_layers(model, 1, "1,6");
+    ck_assert_int_eq(model->groups[0].window_left, 0);
+    ck_assert_int_eq(model->groups[2].attention_chunk, 5);
+    ck_assert_uint_eq(model->groups[3].attn_type, ATTN_TYPE_CROSS);
+    ck_assert_int_eq(model->groups[3].kv_group, 1);
+    ck_assert_uint_eq(model->groups[4].attn_type, ATTN_TYPE_ENCODER_ONLY);
+    ck_assert_uint_eq(model->num_buffers, 6);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_encoder_window_is_two_sided)
+{
+    struct model *model = model_of_ini("[model]\nnum_layers = 2\nnum_q_heads = 4\nhead_dim = 8\n"
+                                       "sliding_window = 4\nattn_type = encoder_only\n");
+    ck_assert_int_eq(model->groups[0].window_left, 3);
+    ck_assert_int_eq(model->groups[0].window_right, 3);
+    ck_assert_uint_eq(model->groups[0].attn_type, ATTN_TYPE_ENCODER_ONLY);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_mla)
+{
+    struct model *model =
+        model_of_ini("[model]\nnum_layers = 2\nnum_q_heads = 16\nkv_lora_rank = 512\n"
+                     "qk_rope_head_dim = 64\nqk_nope_head_dim = 128\n");
+    ck_assert_uint_eq(model->groups[0].kind, ATTN_KIND_MLA);
+    ck_assert_int_eq(model->groups[0].head_dim, 192);
+    ck_assert_int_eq(model->groups[0].v_head_dim, 128);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_refusals)
+{
+    ini_refused("[model]\nnum_q_heads = 4\nhead_dim = 8\n", "num_layers", "is missing", NULL);
+    ini_refused("[model]\nnum_layers = 1\nhead_dim = 8\n", "num_q_heads", "is missing", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\n", "head_dim", "is missing", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nnum_kv_heads = 3\nhead_dim = 8\n",
+                "test.ini:4", "num_kv_heads", "3", "divisor of model.num_q_heads = 4", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = full full\n",
+                "layer_types", "2 layers", "num_layers = 1", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = sliding\n",
+                "sliding_window", "is missing", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = linear\n",
+                "layer_types", "config.json", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = full\n"
+                "sliding_window = 4\n",
+                "sliding_window", "no layer is sliding", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nkv_lora_rank = 512\n",
+                "qk_rope_head_dim", "is missing", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nqk_rope_head_dim = 64\n",
+                "kv_lora_rank", NULL);
+    ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 9\nkv_lora_rank = 512\n"
+                "qk_rope_head_dim = 4\nqk_nope_head_dim = 4\n",
+                "head_dim", "9", "= 8", NULL);
+}
+END_TEST
+
+/* ---- Sharing and text ------------------------------------------------------------------------ */
+
+START_TEST(a_shared_buffer_is_read_only)
+{
+    struct model *model = model_new("m", "test");
+    struct model_spec spec;
+    model_spec_softmax(&spec, 4, 4, 8, 8);
+    ck_assert_int_eq(model_add_layer(model, &spec, "decoder", 0, NULL), ATTN_OK);
+    ck_assert_int_eq(model_add_layer(model, &spec, "decoder", 1, NULL), ATTN_OK);
+    ck_assert_int_eq(model_add_shared_layer(model, &spec, "decoder", 2, 0, NULL), ATTN_OK);
+    const attn_layer *layers = model->groups[0].layers;
+    ck_assert_uint_eq(model->num_buffers, 2);
+    ck_assert_int_eq(layers[2].kv_buffer, layers[0].kv_buffer);
+    ck_assert_uint_eq(layers[2].flags, ATTN_LAYER_KV_READ_ONLY);
+    ck_assert_uint_eq(layers[1].flags, 0);
+    model_destroy(model);
+    model_destroy(NULL);
+}
+END_TEST
+
+START_TEST(layer_text_is_cut_visibly)
+{
+    struct model *model = model_new("m", "test");
+    struct model_spec even, odd;
+    char text[12], one[1];
+    model_spec_softmax(&even, 4, 4, 8, 8);
+    model_spec_softmax(&odd, 4, 4, 16, 16);
+    for (int i = 0; i < 40; i++)
+        ck_assert_int_eq(model_add_layer(model, i % 2 ? &odd : &even, "decoder", i, NULL), ATTN_OK);
+    model_layers_text(&model->groups[0], text, sizeof text);
+    ck_assert_str_eq(text, "0,2,4,6,...");
+    model_layers_text(&model->groups[0], one, sizeof one);
+    ck_assert_str_eq(one, "");
+    model_destroy(model);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("model");
+    TCase *hf = tcase_create("hugging_face"), *bad = tcase_create("refused");
+    TCase *ini = tcase_create("ini"), *build = tcase_create("build");
+    tcase_add_test(hf, every_family_is_consistent);
+    tcase_add_test(hf, llama_is_one_group);
+    tcase_add_test(hf, windows_count_the_query);
+    tcase_add_test(hf, gemma_alternates_and_scales);
+    tcase_add_test(hf, sinks_and_chunks);
+    tcase_add_test(hf, latent_attention);
+    tcase_add_test(hf, latent_scales);
+    tcase_add_test(hf, kimi_models);
+    tcase_add_test(hf, lightning_layers);
+    tcase_add_test(hf, convolution_layers);
+    tcase_add_test(hf, linear_layers);
+    tcase_add_test(hf, state_dtypes);
+    tcase_add_test(hf, convolution_bias);
+    tcase_add_test(hf, mamba2_layers);
+    tcase_add_test(hf, encoders);
+    tcase_add_test(hf, what_the_user_may_override);
+    tcase_add_test(bad, bad_json);
+    tcase_add_test(bad, nul_bytes_are_refused);
+    tcase_add_test(bad, bad_lists_of_layers);
+    tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
+    tcase_add_test(bad, bad_fields);
+    tcase_add_test(bad, missing_file);
+    tcase_add_test(bad, truncated_anywhere);
+    tcase_add_test(ini, ini_plain);
+    tcase_add_test(ini, ini_layer_types);
+    tcase_add_test(ini, ini_encoder_window_is_two_sided);
+    tcase_add_test(ini, ini_mla);
+    tcase_add_test(ini, ini_refusals);
+    tcase_add_test(build, a_shared_buffer_is_read_only);
+    tcase_add_test(build, layer_text_is_cut_visibly);
+    suite_add_tcase(suite, hf);
+    suite_add_tcase(suite, bad);
+    suite_add_tcase(suite, ini);
+    suite_add_tcase(suite, build);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

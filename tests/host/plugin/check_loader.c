@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loader and registry, against real files: good ones, and one for each thing that can be wrong.
+ */
+#include "host/plugin/loader.h"
+#include "host/plugin/registry.h"
+
+#include "host/base/error.h"
+#include "tests/fixtures/fixture.h"
+#include "tests/tools/test_main.h"
+
+#include <nettle/sha2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char fixtures[4096];
+static char folder[64]; /* a new one for each test */
+static host_error error;
+static struct registry registry;
+
+static const char *join(const char *directory, const char *name)
+{
+    static char paths[4][4400];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
+    return path;
+}
+
+static const char *fixture(const char *name)
+{
+    char file[128];
+    snprintf(file, sizeof file, "%s.so", name);
+    return join(fixtures, file);
+}
+
+static void setup(void)
+{
+    const char *built = getenv("ATTNHOST_TEST_FIXTURE_DIR");
+    ck_assert_msg(built && realpath(built, fixtures), "ATTNHOST_TEST_FIXTURE_DIR is not set");
+    strcpy(folder, "/tmp/check_loader.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    host_error_init(&error);
+    registry_init(&registry);
+}
+
+static void teardown(void)
+{
+    char command[128];
+    registry_finish(&registry);
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void write_file(const char *path, const void *content, size_t length)
+{
+    FILE *file = fopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(content, 1, length, file), length);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(chmod(path, 0644), 0);
+}
+
+static uint8_t content[1 << 20];
+
+static size_t read_file(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    ck_assert_ptr_nonnull(file);
+    size_t length = fread(content, 1, sizeof content, file);
+    fclose(file);
+    ck_assert_uint_gt(length, 0);
+    return length;
+}
+
+/* A copy of a fixture in the test's folder. */
+static const char *copy_fixture(const char *name, const char *as)
+{
+    size_t length = read_file(fixture(name));
+    const char *path = join(folder, as);
+    write_file(path, content, length);
+    return path;
+}
+
+static void assert_says(const char *part)
+{
+    ck_assert_msg(strstr(host_error_text(&error), part) != NULL, "'%s' is not in '%s'", part,
+                  host_error_text(&error));
+}
+
+/* Load a file that must be refused and stay on record with the same words. */
+static void assert_refused(const char *file, attn_status status, const char *part)
+{
+    uint32_t before = registry.num_plugins, types = registry.num_types;
+    host_error_init(&error);
+    ck_assert_int_eq(registry_load_file(&registry, file, &error.base), status);
+    ck_assert_int_eq(error.base.code, status);
+    assert_says(part);
+    assert_says(strrchr(file, '/') + 1);
+    ck_assert_uint_eq(registry.num_plugins, before + 1);
+    ck_assert_uint_eq(registry.num_types, types);
+    ck_assert_int_eq(registry.plugins[before]->status, status);
+    ck_assert_str_eq(registry.plugins[before]->reason, host_error_text(&error));
+    ck_assert_uint_eq(registry.plugins[before]->num_types, 0);
+}
+
+START_TEST(good)
+{
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), &error.base), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 1);
+    ck_assert_uint_eq(registry.num_types, 2);
+    const struct loader_plugin *plugin = registry.plugins[0];
+    ck_assert_int_eq(plugin->status, ATTN_OK);
+    ck_assert_str_eq(plugin->reason, "");
+    ck_assert_str_eq(plugin->file, fixture("fixture_good"));
+    ck_assert_str_eq(plugin->table.name, "fixture_good");
+    ck_assert_str_eq(plugin->table.version, "1.2.3");
+    ck_assert_uint_eq(plugin->table.abi_major, ATTN_ABI_MAJOR);
+    ck_assert_str_eq(registry_find(&registry, "fixture_two")->type->name, "fixture_two");
+    ck_assert_ptr_eq(registry_find(&registry, "fixture_two")->plugin, plugin);
+    ck_assert_ptr_null(registry_find(&registry, "fixture_tw"));
+    ck_assert_ptr_eq(registry_find_plugin(&registry, "fixture_good"), plugin);
+    ck_assert_ptr_eq(registry_find_plugin(&registry, "fixture_good.so"), plugin);
+    ck_assert_ptr_eq(registry_find_plugin(&registry, fixture("fixture_good")), plugin);
+    ck_assert_ptr_null(registry_find_plugin(&registry, "fixture_goo"));
+}
+END_TEST
+
+START_TEST(loading_twice_is_loading_once)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    ck_assert_int_eq(registry_load_file(&registry, copy, NULL), ATTN_OK);
+    ck_assert_int_eq(symlink(copy, join(folder, "link.so")), 0);
+    ck_assert_int_eq(registry_load_file(&registry, join(folder, "link.so"), NULL), ATTN_OK);
+    ck_assert_int_eq(registry_load_file(&registry, join(folder, "./good.so"), NULL), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 1);
+    ck_assert_str_eq(registry.plugins[0]->file, copy);
+}
+END_TEST
+
+START_TEST(not_a_plugin)
+{
+    write_file(join(folder, "text.so"), "hello, world\n", 13);
+    assert_refused(join(folder, "text.so"), ATTN_INVALID_ARGUMENT, "not an ELF file");
+    assert_says("68 65 6c 6c"); /* hell */
+    write_file(join(folder, "empty.so"), "", 0);
+    assert_refused(join(folder, "empty.so"), ATTN_INVALID_ARGUMENT, "not an ELF file");
+    size_t length = read_file(fixture("fixture_good"));
+    ck_assert_uint_gt(length, 8192);
+    write_file(join(folder, "half.so"), content, 5000); /* within the second segment */
+    assert_refused(join(folder, "half.so"), ATTN_INVALID_ARGUMENT, "is cut off");
+    write_file(join(folder, "head.so"), content, 32);
+    assert_refused(join(folder, "head.so"), ATTN_INVALID_ARGUMENT, "is cut off");
+    content[4] = content[4] == 1 ? 2 : 1; /* the other word size */
+    write_file(join(folder, "class.so"), content, length);
+    assert_refused(join(folder, "class.so"), ATTN_INVALID_ARGUMENT, "for another machine");
+    read_file(fixture("fixture_good"));
+    content[18] ^= 0x55; /* e_machine */
+    write_file(join(folder, "machine.so"), content, length);
+    assert_refused(join(folder, "machine.so"), ATTN_INVALID_ARGUMENT, "for another machine");
+    read_file(fixture("fixture_good"));
+    content[16] = 1; /* e_type: relocatable */
+    write_file(join(folder, "object.so"), content, length);
+    assert_refused(join(folder, "object.so"), ATTN_INVALID_ARGUMENT, "accepted: a shared object");
+    assert_refused(fixture("fixture_no_entry"), ATTN_INVALID_ARGUMENT,
+                   "no symbol attn_plugin_entry");
+}
+END_TEST
+
+START_TEST(not_a_regular_file)
+{
+    assert_refused(join(folder, "missing.so"), ATTN_INVALID_ARGUMENT, "No such file");
+    ck_assert_int_eq(mkdir(join(folder, "folder.so"), 0755), 0);
+    assert_refused(join(folder, "folder.so"), ATTN_INVALID_ARGUMENT, "not a regular file");
+    ck_assert_int_eq(mkfifo(join(folder, "pipe.so"), 0644), 0);
+    assert_refused(join(folder, "pipe.so"), ATTN_INVALID_ARGUMENT, "not a regular file");
+    ck_assert_int_eq(symlink(join(folder, "nowhere"), join(folder, "dangling.so")), 0);
+    assert_refused(join(folder, "dangling.so"), ATTN_INVALID_ARGUMENT, "No such file");
+}
+END_TEST
+
+/* Run the compiler: an object that exports nothing, but needs fixture_good. */
+static void link_borrowed(const char *path)
+{
+    char command[16384];
+    const char *compiler = getenv("CC");
+    snprintf(command, sizeof command,
+             "printf 'extern int nothing;\n' | %s -x c -shared -fPIC -o '%s' - -x none "
+             "-Wl,--no-as-needed -Wl,-rpath,'%s' '%s'",
+             compiler ? compiler : "cc", path, fixtures, fixture("fixture_good"));
+    ck_assert_int_eq(system(command), 0);
+}
+
+START_TEST(entry_of_another_object)
+{
+    const char *path = join(folder, "borrowed.so");
+    link_borrowed(path);
+    ck_assert_int_eq(chmod(path, 0755), 0);
+    assert_refused(path, ATTN_INVALID_ARGUMENT, "no symbol attn_plugin_entry of its own");
+}
+END_TEST
+
+START_TEST(missing_library)
+{
+    char command[16384];
+    const char *copy = copy_fixture("fixture_good", "libneeded.so"), *path;
+    path = join(folder, "orphan.so");
+    snprintf(command, sizeof command,
+             "printf 'extern int nothing;\n' | %s -x c -shared -fPIC -o '%s' - -x none "
+             "-Wl,--no-as-needed '%s'",
+             getenv("CC") ? getenv("CC") : "cc", path, copy);
+    ck_assert_int_eq(system(command), 0);
+    ck_assert_int_eq(chmod(path, 0755), 0);
+    ck_assert_int_eq(unlink(copy), 0);
+    assert_refused(path, ATTN_DEPENDENCY_MISSING, "cannot be loaded: ");
+    assert_says("cannot open shared object file");
+    ck_assert_ptr_null(strchr(host_error_text(&error), '\n'));
+}
+END_TEST
+
+START_TEST(versions)
+{
+    assert_refused(fixture("fixture_other_major"), ATTN_INCOMPATIBLE_VERSION,
+                   "ABI major 4242 is needed");
+    assert_says("accepted: 0..0");
+    assert_refused(fixture("fixture_forced_major"), ATTN_INCOMPATIBLE_VERSION,
+                   "chose ABI major 4242; accepted: 0..0");
+}
+END_TEST
+
+START_TEST(bad_tables)
+{
+    assert_refused(fixture("fixture_null_string"), ATTN_INTERNAL, "attn_plugin.vendor is NULL");
+    assert_refused(fixture("fixture_describe_fails"), ATTN_INTERNAL,
+                   "backend 1 of 2: describe failed: the table is torn");
+    assert_refused(fixture("fixture_bad_option"), ATTN_INTERNAL,
+                   "backend type fixture_option_bad: option block has a default that is not");
+}
+END_TEST
+
+START_TEST(names_that_are_taken)
+{
+    assert_refused(fixture("fixture_same_name"), ATTN_CONFIG_ERROR,
+                   "backend types 0 and 1 are both named fixture_same");
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), NULL), ATTN_OK);
+    assert_refused(fixture("fixture_taken_name"), ATTN_CONFIG_ERROR,
+                   "backend type fixture_two is provided by");
+    assert_says("/fixture_good.so already");
+    ck_assert_str_eq(registry_find(&registry, "fixture_two")->plugin->table.name, "fixture_good");
+    /* Asking again gives the same answer, and no second record. */
+    uint32_t count = registry.num_plugins;
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_taken_name"), NULL),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_uint_eq(registry.num_plugins, count);
+}
+END_TEST
+
+/* ---- Trust ----------------------------------------------------------------------------------- */
+
+START_TEST(writable_by_others)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    static const mode_t modes[] = {0646, 0666, 0777};
+    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+        struct loader_plugin *plugin;
+        char mode[16];
+        ck_assert_int_eq(chmod(copy, modes[m]), 0);
+        ck_assert_int_eq(loader_open(copy, NULL, &plugin, NULL), ATTN_OK);
+        ck_assert_int_eq(plugin->status, ATTN_INVALID_ARGUMENT);
+        ck_assert_ptr_nonnull(strstr(plugin->reason, "the file is writable by others"));
+        snprintf(mode, sizeof mode, "mode %04o", (unsigned)modes[m]);
+        ck_assert_ptr_nonnull(strstr(plugin->reason, mode));
+        ck_assert_ptr_null(plugin->handle); /* it was not even opened */
+        loader_close(plugin);
+    }
+    ck_assert_int_eq(chmod(copy, 0755), 0);
+    ck_assert_int_eq(registry_load_file(&registry, copy, NULL), ATTN_OK);
+}
+END_TEST
+
+START_TEST(writable_by_the_group)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    if (geteuid() != 0)
+        return; /* the user's own group may be private, which is fine */
+    ck_assert_int_eq(chmod(copy, 0664), 0);
+    assert_refused(copy, ATTN_INVALID_ARGUMENT, "the file is writable by others (mode 0664)");
+}
+END_TEST
+
+START_TEST(folder_writable_by_others)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    ck_assert_int_eq(chmod(folder, 01777), 0);
+    assert_refused(copy, ATTN_INVALID_ARGUMENT, "the folder is writable by others (mode 1777)");
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_CONFIG_ERROR);
+    assert_says("the folder is writable by others");
+    /* A link to it from a good folder does not help. */
+    ck_assert_int_eq(chmod(folder, 0755), 0);
+    ck_assert_int_eq(mkdir(join(folder, "open"), 0755), 0);
+    ck_assert_int_eq(rename(copy, join(folder, "open/good.so")), 0);
+    ck_assert_int_eq(chmod(join(folder, "open"), 0777), 0);
+    ck_assert_int_eq(symlink("open/good.so", join(folder, "link.so")), 0);
+    struct loader_plugin *plugin;
+    ck_assert_int_eq(loader_open(join(folder, "link.so"), NULL, &plugin, NULL), ATTN_OK);
+    ck_assert_int_eq(plugin->status, ATTN_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(plugin->reason, "open: the folder is writable"));
+    loader_close(plugin);
+}
+END_TEST
+
+START_TEST(owned_by_somebody_else)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    if (geteuid() != 0)
+        return; /* only root can give a file away */
+    ck_assert_int_eq(chown(copy, 12345, 12345), 0);
+    assert_refused(copy, ATTN_INVALID_ARGUMENT, "the file belongs to user 12345");
+}
+END_TEST
+
+START_TEST(pins)
+{
+    const char *copy = copy_fixture("fixture_good", "good.so");
+    uint8_t digest[32];
+    struct sha256_ctx context;
+    struct loader_plugin *plugin;
+    sha256_init(&context);
+    sha256_update(&context, read_file(copy), content);
+    sha256_digest(&context, sizeof digest, digest);
+    ck_assert_int_eq(loader_open(copy, digest, &plugin, NULL), ATTN_OK);
+    ck_assert_int_eq(plugin->status, ATTN_OK);
+    loader_close(plugin);
+
+    digest[31] ^= 1;
+    ck_assert_int_eq(registry_pin(&registry, copy, digest, NULL), ATTN_OK);
+    assert_refused(copy, ATTN_CONFIG_ERROR, "its pin accepts ");
+    char last[3];
+    snprintf(last, sizeof last, "%02x", digest[31]);
+    ck_assert_str_eq(strrchr(host_error_text(&error), '\0') - 2, last);
+    ck_assert_ptr_null(registry.plugins[0]->handle);
+    ck_assert_int_eq(registry_pin(&registry, copy, digest, NULL), ATTN_BAD_STATE);
+    ck_assert_int_eq(registry_pin(&registry, join(folder, "none"), digest, NULL),
+                     ATTN_INVALID_ARGUMENT);
+}
+END_TEST
+
+/* ---- Folders --------------------------------------------------------------------------------- */
+
+START_TEST(folders)
+{
+    copy_fixture("fixture_taken_name", "b.so");
+    copy_fixture("fixture_good", "a.so");
+    copy_fixture("fixture_pair", "c.so");
+    copy_fixture("fixture_pair", ".hidden.so");
+    copy_fixture("fixture_pair", "c.so.1");
+    write_file(join(folder, "d.so"), "no", 2);
+    write_file(join(folder, "readme.txt"), "no", 2);
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
+    static const char *const names[] = {"/a.so", "/b.so", "/c.so", "/d.so"};
+    static const attn_status statuses[] = {ATTN_OK, ATTN_CONFIG_ERROR, ATTN_OK,
+                                           ATTN_INVALID_ARGUMENT};
+    ck_assert_uint_eq(registry.num_plugins, 4);
+    for (uint32_t p = 0; p < 4; p++) {
+        ck_assert_str_eq(strrchr(registry.plugins[p]->file, '/'), names[p]);
+        ck_assert_int_eq(registry.plugins[p]->status, statuses[p]);
+    }
+    ck_assert_uint_eq(registry.num_types, 3);
+    ck_assert_uint_eq(registry_find(&registry, "fixture_pair")->plugin_index, 2);
+    ck_assert_int_eq(registry_load_directory(&registry, join(folder, "none"), &error.base),
+                     ATTN_CONFIG_ERROR);
+    assert_says("No such file");
+    ck_assert_int_eq(registry_load_directory(&registry, join(folder, "a.so"), &error.base),
+                     ATTN_CONFIG_ERROR);
+    assert_says("not a folder");
+}
+END_TEST
+
+/* Of a search path's later folder nobody complains if earlier ones have all its backends. */
+START_TEST(shadows)
+{
+    copy_fixture("fixture_taken_name", "a.so"); /* fixture_two */
+    copy_fixture("fixture_pair", "b.so");
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), NULL), ATTN_OK);
+    registry.num_shadowing = registry.num_plugins;
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 3);
+    const struct loader_plugin *shadowed = registry.plugins[1];
+    ck_assert_int_eq(shadowed->status, ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(shadowed->shadowed_by, registry.plugins[0]->file);
+    ck_assert_ptr_nonnull(strstr(shadowed->reason, "/a.so: shadowed by "));
+    ck_assert_ptr_null(registry.plugins[0]->shadowed_by);
+    ck_assert_ptr_null(registry.plugins[2]->shadowed_by);
+    ck_assert_int_eq(registry.plugins[2]->status, ATTN_OK);
+    ck_assert_str_eq(registry_find(&registry, "fixture_two")->plugin->table.name, "fixture_good");
+}
+END_TEST
+
+/* Two files of one folder, or one that has more than what is there, are in conflict. */
+START_TEST(conflicts_are_no_shadows)
+{
+    copy_fixture("fixture_good", "b.so"); /* fixture_one, too */
+    copy_fixture("fixture_pair", "c.so");
+    copy_fixture("fixture_pair", "d.so");
+    ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_taken_name"), NULL), ATTN_OK);
+    registry.num_shadowing = registry.num_plugins;
+    ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
+    ck_assert_uint_eq(registry.num_plugins, 4);
+    for (uint32_t p = 1; p < 4; p += 2) {
+        ck_assert_int_eq(registry.plugins[p]->status, ATTN_CONFIG_ERROR);
+        ck_assert_ptr_null(registry.plugins[p]->shadowed_by);
+        ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is provided by"));
+    }
+}
+END_TEST
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+START_TEST(init_and_fini_are_paired)
+{
+    struct loader_plugin *one, *two;
+    ck_assert_int_eq(loader_open(fixture("fixture_good"), NULL, &one, NULL), ATTN_OK);
+    ck_assert_int_eq(loader_open(fixture("fixture_good"), NULL, &two, NULL), ATTN_OK);
+    const struct fixture_counters *counters = one->table.get_extension(FIXTURE_COUNTERS);
+    ck_assert_int_eq(counters->inits, 0);
+    ck_assert_int_eq(loader_acquire(one, NULL), ATTN_OK);
+    ck_assert_int_eq(loader_acquire(one, NULL), ATTN_OK);
+    ck_assert_int_eq(loader_acquire(two, NULL), ATTN_OK); /* one file, one init */
+    ck_assert_int_eq(counters->inits, 1);
+    loader_release(one);
+    loader_release(two);
+    ck_assert_int_eq(counters->finis, 0);
+    loader_release(one);
+    ck_assert_int_eq(counters->finis, 1);
+    ck_assert_int_eq(loader_acquire(two, NULL), ATTN_OK);
+    ck_assert_int_eq(counters->inits, 2);
+    loader_release(two);
+    ck_assert_int_eq(counters->finis, 2);
+    loader_close(one);
+    loader_close(two);
+    ck_assert_int_eq(counters->finis, 2); /* still mapped */
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("loader");
+    TCase *tests = tcase_create("loader");
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, good);
+    tcase_add_test(tests, loading_twice_is_loading_once);
+    tcase_add_test(tests, not_a_plugin);
+    tcase_add_test(tests, not_a_regular_file);
+    tcase_add_test(tests, entry_of_another_object);
+    tcase_add_test(tests, missing_library);
+    tcase_add_test(tests, versions);
+    tcase_add_test(tests, bad_tables);
+    tcase_add_test(tests, names_that_are_taken);
+    tcase_add_test(tests, writable_by_others);
+    tcase_add_test(tests, writable_by_the_group);
+    tcase_add_test(tests, folder_writable_by_others);
+    tcase_add_test(tests, owned_by_somebody_else);
+    tcase_add_test(tests, pins);
+    tcase_add_test(tests, folders);
+    tcase_add_test(tests, shadows);
+    tcase_add_test(tests, conflicts_are_no_shadows);
+    tcase_add_test(tests, init_and_fini_are_paired);
+    suite_add_tcase(made, tests);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

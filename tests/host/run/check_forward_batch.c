@@ -1,0 +1,685 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_forward_batch.c: batches by hand, and random ones whose index forms must agree.
+ */
+#include "host/run/forward_batch.h"
+
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/base/mix.h"
+#include "tests/tools/test_main.h"
+
+enum { ALL_FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR };
+
+static struct forward_batch made;
+static struct device *cpu;
+static struct step_kernels *kernels;
+
+/* Page ids are a kernel's work; no vectors are made here. */
+static void open_device(void)
+{
+    static struct generator generator;
+    static struct workload workload;
+    ck_assert_int_eq(generator_init(&generator, 1, NULL, 0, 1, 0, NULL), ATTN_OK);
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CPU, 0, &cpu, NULL), ATTN_OK);
+    ck_assert_int_eq(step_kernels_create(cpu, &generator, &workload, NULL, &kernels, NULL),
+                     ATTN_OK);
+}
+
+static void close_device(void)
+{
+    step_kernels_destroy(kernels);
+    device_close(cpu);
+}
+
+/* The batch of a step, complete. */
+static attn_status fill(const struct batch_step *step, attn_error *error)
+{
+    attn_status status = forward_batch_fill(&made, 0, step, error);
+    return status == ATTN_OK ? forward_batch_upload(&made, 0, kernels, NULL, error) : status;
+}
+
+static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32_t page_size,
+                 uint32_t forms)
+{
+    int64_t pages = (max_kv_len + page_size - 1) / page_size;
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = max_seqs,
+        .max_tokens = max_tokens,
+        .max_kv_tokens = max_seqs * pages * page_size,
+        .max_kv_len = max_kv_len,
+        .page_size = page_size,
+        .index_forms = forms,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+}
+
+static void build(const struct batch_step *step)
+{
+    host_error error;
+    host_error_init(&error);
+    ck_assert_msg(fill(step, &error.base) == ATTN_OK, "%s", host_error_text(&error));
+}
+
+/* An array's both pointers are equal, and its values are these. */
+#define ck_assert_array(array, ...)                                                                \
+    do {                                                                                           \
+        const int32_t wanted_[] = {__VA_ARGS__};                                                   \
+        ck_assert_ptr_eq((array).host, (array).device);                                            \
+        for (size_t i_ = 0; i_ < sizeof wanted_ / sizeof *wanted_; i_++)                           \
+            ck_assert_int_eq((array).host[i_], wanted_[i_]);                                       \
+    } while (0)
+
+/* ---- By hand --------------------------------------------------------------------------------- */
+
+enum { STRIDE = 16 };
+
+/* Two requests of 7 tokens on rows 1 and 2, in slots 1..7 and 8..14. */
+static void fill_two_rows(int32_t table[3][STRIDE])
+{
+    memset(table, 0, 3 * STRIDE * sizeof(int32_t));
+    for (int32_t j = 0; j < 7; j++) {
+        table[1][j] = 1 + j;
+        table[2][j] = 8 + j;
+    }
+}
+
+/* One decode step: slots 15, 16; the first request ends; one more step: slot 17. */
+START_TEST(two_level_pools)
+{
+    int32_t table[3][STRIDE];
+    fill_two_rows(table);
+    make(2, 14, 9, 1, ALL_FORMS);
+    struct batch_sequence prefill[] = {{.table_row = 1, .prefix_len = 0, .num_new = 7},
+                                       {.table_row = 2, .prefix_len = 0, .num_new = 7}},
+                          decode[] = {{.table_row = 1, .prefix_len = 7, .num_new = 1},
+                                      {.table_row = 2, .prefix_len = 7, .num_new = 1}};
+    int64_t prefill_slots[14];
+    for (int i = 0; i < 14; i++)
+        prefill_slots[i] = i + 1;
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 2,
+        .sequences = prefill,
+        .slots = prefill_slots,
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_array(made.batch.seq_lens, 7, 7);
+    ck_assert_array(made.batch.q_indptr, 0, 7, 14);
+    ck_assert_array(made.kv.kv_indptr, 0, 7, 14);
+    ck_assert_array(made.kv.kv_indices, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+
+    table[1][7] = 15;
+    table[2][7] = 16;
+    step = (struct batch_step){
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 2,
+        .sequences = decode,
+        .slots = (const int64_t[]){15, 16},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_array(made.batch.seq_lens, 8, 8);
+    ck_assert_array(made.batch.req_pool_indices, 1, 2);
+    ck_assert_array(made.kv.kv_indptr, 0, 8, 16);
+    ck_assert_array(made.kv.kv_indices, 1, 2, 3, 4, 5, 6, 7, 15, 8, 9, 10, 11, 12, 13, 14, 16);
+    ck_assert_int_eq(made.kv.out_cache_loc.host[0], 15);
+    ck_assert_int_eq(made.kv.out_cache_loc.host[1], 16);
+
+    table[2][8] = 17;
+    decode[1].prefix_len = 8;
+    step = (struct batch_step){
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 1,
+        .sequences = &decode[1],
+        .slots = (const int64_t[]){17},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_int_eq(made.batch.num_seqs, 1);
+    ck_assert_array(made.batch.seq_lens, 9);
+    ck_assert_array(made.batch.req_pool_indices, 2);
+    ck_assert_array(made.kv.kv_indptr, 0, 9);
+    ck_assert_array(made.kv.kv_indices, 8, 9, 10, 11, 12, 13, 14, 16, 17);
+    ck_assert_array(made.kv.block_table, 8, 9, 10, 11, 12, 13, 14, 16, 17);
+    ck_assert_int_eq(made.kv.out_cache_loc.host[0], 17);
+    const int32_t *row = made.kv.req_to_token.host + 2 * made.kv.req_to_token_stride;
+    ck_assert_int_eq(row[6], 14);
+    ck_assert_int_eq(row[7], 16);
+    ck_assert_int_eq(row[8], 17);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* The cumulative lengths of queries and of keys: one query each (keys 5, 8, 3), ... */
+START_TEST(cu_seqlens_one_query_each)
+{
+    int32_t table[4][STRIDE] = {{0}};
+    make(3, 16, 8, 1, ATTN_INDEX_CSR);
+    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 4, .num_new = 1},
+                                               {.table_row = 2, .prefix_len = 7, .num_new = 1},
+                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[3]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_array(made.batch.q_indptr, 0, 1, 2, 3);
+    ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
+    ck_assert_array(made.batch.seq_lens, 5, 8, 3);
+    ck_assert_int_eq(made.batch.max_q_len, 1);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* ... no cached prefix: both are the same, ... */
+START_TEST(cu_seqlens_no_cached_prefix)
+{
+    int32_t table[4][STRIDE] = {{0}};
+    make(3, 16, 8, 1, ATTN_INDEX_CSR);
+    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 0, .num_new = 5},
+                                               {.table_row = 2, .prefix_len = 0, .num_new = 8},
+                                               {.table_row = 3, .prefix_len = 0, .num_new = 3}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[16]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_array(made.batch.q_indptr, 0, 5, 13, 16);
+    ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
+    ck_assert_array(made.batch.prefix_lens, 0, 0, 0);
+    ck_assert_int_eq(made.batch.max_q_len, 8);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* ... and both: extend sequences behind a prefix, then sequences of one query. */
+START_TEST(cu_seqlens_both)
+{
+    int32_t table[5][STRIDE] = {{0}};
+    make(4, 16, 8, 1, ATTN_INDEX_CSR);
+    const struct batch_sequence sequences[] = {{.table_row = 4, .prefix_len = 3, .num_new = 2},
+                                               {.table_row = 2, .prefix_len = 0, .num_new = 4},
+                                               {.table_row = 1, .prefix_len = 7, .num_new = 1},
+                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    struct batch_step step = {
+        .mode = ATTN_MODE_MIXED,
+        .num_sequences = 4,
+        .num_decode = 2,
+        .sequences = sequences,
+        .slots = (const int64_t[8]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+    };
+    build(&step);
+    ck_assert_array(made.batch.q_indptr, 0, 2, 6, 7, 8);
+    ck_assert_array(made.kv.kv_indptr, 0, 5, 9, 17, 20);
+    ck_assert_array(made.batch.prefix_lens, 3, 0, 7, 2);
+    ck_assert_array(made.batch.seq_lens, 5, 4, 8, 3);
+    ck_assert_array(made.batch.req_pool_indices, 4, 2, 1, 3);
+    ck_assert_int_eq(made.batch.num_decode_seqs, 2);
+    ck_assert_int_eq(made.batch.num_tokens, 8);
+    ck_assert_int_eq(made.batch.max_q_len, 4);
+    ck_assert_int_eq(made.batch.max_kv_len, 8);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* Pages of 4: slots 8..11, 20..23 and 4 hold request 1's nine tokens. */
+START_TEST(pages_by_hand)
+{
+    int32_t table[2][STRIDE] = {{0}, {8, 9, 10, 11, 20, 21, 22, 23, 4}};
+    static const struct {
+        int32_t prefix_len, num_new, num_pages, last_page_len;
+    } rows[] = {{0, 0, 0, 0}, {0, 1, 1, 1}, {0, 4, 1, 4}, {4, 1, 2, 1}, {7, 1, 2, 4}, {8, 1, 3, 1}};
+    make(1, 9, 9, 4, ALL_FORMS);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct batch_sequence sequence = {
+            .table_row = 1, .prefix_len = rows[i].prefix_len, .num_new = rows[i].num_new};
+        struct batch_step step = {
+            .mode = ATTN_MODE_EXTEND,
+            .num_sequences = 1,
+            .sequences = &sequence,
+            .slots = (const int64_t[9]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+        };
+        build(&step);
+        ck_assert_array(made.kv.kv_indptr, 0, rows[i].num_pages);
+        ck_assert_array(made.kv.last_page_len, rows[i].last_page_len);
+    }
+    ck_assert_array(made.kv.block_table, 2, 5, 1);
+    ck_assert_array(made.kv.kv_indices, 2, 5, 1);
+    ck_assert_int_eq(made.kv.block_table_stride, 3);
+    ck_assert_int_eq(made.kv.page_size, 4);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* ---- States ---------------------------------------------------------------------------------- */
+
+static void make_with_states(int32_t max_seqs, int32_t max_tokens)
+{
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = max_seqs,
+        .max_tokens = max_tokens,
+        .max_kv_tokens = STRIDE * max_seqs,
+        .max_kv_len = STRIDE,
+        .page_size = 1,
+        .has_state = true,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+}
+
+/* One starts from zero, one from a state that others share, one goes on. */
+START_TEST(states_by_hand)
+{
+    int32_t table[4][STRIDE] = {{0}};
+    struct batch_sequence sequences[] = {
+        {.table_row = 2, .num_new = 3, .state_dst = 2},
+        {.table_row = 1, .prefix_len = 4, .num_new = 2, .state_slot = 9, .state_dst = 1},
+        {.table_row = 3, .prefix_len = 5, .num_new = 1, .state_slot = 3, .state_dst = 3},
+    };
+    const struct batch_snapshot snapshots[] = {{1, 7}, {4, 8}};
+    make_with_states(3, 6);
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .slots = (const int64_t[6]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+        .num_snapshots = 2,
+        .snapshots = snapshots,
+    };
+    build(&step);
+    ck_assert_ptr_eq(made.batch.state, &made.state);
+    ck_assert_uint_eq(made.state.struct_size, sizeof made.state);
+    ck_assert_array(made.state.slot, 0, 9, 3);
+    ck_assert_array(made.state.dst_slot, 2, 1, 3);
+    ck_assert_array(made.state.has_initial, 0, 1, 1);
+    ck_assert_array(made.state.snapshots, -1, 7, -1, -1, 8, -1);
+    step.num_snapshots = 0;
+    build(&step);
+    ck_assert_ptr_null(made.state.snapshots.host);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* Padding starts from zero and leaves its state in slot 0. */
+START_TEST(padding_has_no_state)
+{
+    int32_t table[2][STRIDE] = {{0}};
+    struct batch_sequence sequence = {
+        .table_row = 1, .prefix_len = 4, .num_new = 1, .state_slot = 1, .state_dst = 1};
+    make_with_states(3, 3);
+    for (int32_t n = 3; n > 0; n--) { /* the larger batch leaves the smaller one nothing */
+        struct batch_step step = {
+            .mode = ATTN_MODE_DECODE,
+            .num_sequences = 1,
+            .sequences = &sequence,
+            .slots = (const int64_t[1]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+            .padded = n,
+        };
+        build(&step);
+        ck_assert_int_eq(made.batch.num_seqs, n);
+        ck_assert_array(made.state.slot, 1, 0, 0);
+        ck_assert_array(made.state.dst_slot, 1, 0, 0);
+        ck_assert_array(made.state.has_initial, 1, 0, 0);
+    }
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* ---- Nothing to do --------------------------------------------------------------------------- */
+
+START_TEST(idle)
+{
+    make(3, 5, 7, 2, ALL_FORMS);
+    int32_t table[STRIDE] = {0};
+    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 3};
+    struct batch_step before = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[3]){5, 6, 7},
+        .req_to_token = table,
+        .req_to_token_stride = STRIDE,
+    };
+    build(&before);
+    struct batch_step step = {.mode = ATTN_MODE_IDLE};
+    build(&step);
+    ck_assert_uint_eq(made.batch.struct_size, sizeof made.batch);
+    ck_assert_uint_eq(made.batch.mode, ATTN_MODE_IDLE);
+    ck_assert_int_eq(made.batch.num_seqs, 0);
+    ck_assert_int_eq(made.batch.num_tokens, 0);
+    ck_assert_int_eq(made.batch.num_real_seqs, 0);
+    ck_assert_int_eq(made.batch.num_real_tokens, 0);
+    ck_assert_int_eq(made.batch.max_q_len, 0);
+    ck_assert_int_eq(made.batch.max_kv_len, 0);
+    ck_assert_array(made.batch.q_indptr, 0);
+    ck_assert_array(made.kv.kv_indptr, 0);
+    forward_batch_finish(&made);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+START_TEST(no_bounds_at_all)
+{
+    struct forward_batch_params params = {
+        .device = cpu, .num_staging = 1, .page_size = 1, .index_forms = ALL_FORMS};
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    struct batch_step step = {.mode = ATTN_MODE_DECODE};
+    build(&step);
+    ck_assert_array(made.batch.q_indptr, 0);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* What was not asked for is absent, what was asked for is there. */
+START_TEST(only_asked_forms)
+{
+    int32_t table[STRIDE] = {3, 4, 5};
+    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 1};
+    struct batch_step step = {
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[1]){5},
+        .req_to_token = table,
+        .req_to_token_stride = STRIDE,
+    };
+    for (uint32_t forms = 0; forms <= ALL_FORMS; forms++) {
+        make(2, 2, 3, 1, forms);
+        build(&step);
+        const attn_kv_batch *kv = made.batch.kv_groups;
+        ck_assert_uint_eq(made.batch.num_kv_groups, 1);
+        ck_assert_uint_eq(kv->struct_size, sizeof *kv);
+        ck_assert_uint_eq(kv->index_forms, forms);
+        ck_assert_ptr_eq(kv->req_to_token.host, forms & ATTN_INDEX_REQ_TO_TOKEN ? table : NULL);
+        ck_assert_ptr_eq(kv->req_to_token.device, kv->req_to_token.host);
+        ck_assert_int_eq(kv->req_to_token_stride, forms & ATTN_INDEX_REQ_TO_TOKEN ? STRIDE : 0);
+        ck_assert_int_eq(kv->block_table.host != NULL, !!(forms & ATTN_INDEX_BLOCK_TABLE));
+        ck_assert_int_eq(kv->block_table_stride, forms & ATTN_INDEX_BLOCK_TABLE ? 3 : 0);
+        ck_assert_int_eq(kv->kv_indptr.host != NULL, !!(forms & ATTN_INDEX_CSR));
+        ck_assert_int_eq(kv->kv_indices.host != NULL, !!(forms & ATTN_INDEX_CSR));
+        ck_assert_int_eq(kv->last_page_len.host != NULL, !!(forms & ATTN_INDEX_CSR));
+        ck_assert_ptr_eq(kv->kv_lens.host, made.batch.seq_lens.host);
+        ck_assert_ptr_null(kv->kv_new_indptr.host); /* new keys are the query's rows */
+        ck_assert_ptr_null(made.batch.positions.host);
+        ck_assert_ptr_null(made.batch.mask);
+        ck_assert_ptr_null(made.batch.num_real_seqs_device);
+        forward_batch_finish(&made);
+    }
+}
+END_TEST
+
+/* ---- Bounds ---------------------------------------------------------------------------------- */
+
+/* One more than each bound is refused, with the numbers, and the batch before stays. */
+START_TEST(bounds)
+{
+    static int32_t table[5][STRIDE];
+    static const struct {
+        struct batch_sequence sequences[3];
+        int32_t num_sequences;
+        const char *message; /* NULL = is within them */
+    } rows[] = {
+        {{{.table_row = 1, .prefix_len = 4, .num_new = 2},
+          {.table_row = 2, .prefix_len = 5, .num_new = 1}},
+         2,
+         NULL},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 3}}, 1, NULL},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 1},
+          {.table_row = 1, .prefix_len = 0, .num_new = 1},
+          {.table_row = 1, .prefix_len = 0, .num_new = 1}},
+         3,
+         "step of 3 sequences, 3 tokens, 3 pages, 1 keys: the bounds are 2, 3, 3, 6"},
+        {{{.table_row = 1, .prefix_len = 0, .num_new = 4}},
+         1,
+         "step of 1 sequences, 4 tokens, 1 pages, 4 keys: the bounds are 2, 3, 3, 6"},
+        {{{.table_row = 1, .prefix_len = 6, .num_new = 1}}, 1, "1 tokens, 2 pages, 7 keys"},
+        {{{.table_row = 1, .prefix_len = 4, .num_new = 1},
+          {.table_row = 2, .prefix_len = 4, .num_new = 1}},
+         2,
+         "2 tokens, 4 pages, 5 keys"},
+        {{{.table_row = 1, .prefix_len = INT32_MAX, .num_new = 1}},
+         1,
+         "1 tokens, 536870912 pages, 2147483648 keys"},
+    };
+    struct forward_batch_params params = {.device = cpu,
+                                          .num_staging = 1,
+                                          .max_seqs = 2,
+                                          .max_tokens = 3,
+                                          .max_kv_tokens = 12,
+                                          .max_kv_len = 6,
+                                          .page_size = 4,
+                                          .index_forms = ALL_FORMS};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        params.max_kv_tokens = i == 0 ? 16 : 12;
+        ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+        struct batch_step good = {.mode = ATTN_MODE_IDLE};
+        build(&good);
+        struct batch_step step = {
+            .mode = ATTN_MODE_EXTEND,
+            .num_sequences = rows[i].num_sequences,
+            .sequences = rows[i].sequences,
+            .slots = (const int64_t[4]){0},
+            .req_to_token = table[0],
+            .req_to_token_stride = STRIDE,
+        };
+        host_error error;
+        host_error_init(&error);
+        attn_status status = fill(&step, &error.base);
+        ck_assert_int_eq(status, rows[i].message ? ATTN_INTERNAL : ATTN_OK);
+        if (rows[i].message) {
+            ck_assert_msg(strstr(host_error_text(&error), rows[i].message) != NULL, "%s",
+                          host_error_text(&error));
+            ck_assert_uint_eq(made.batch.mode, ATTN_MODE_IDLE);
+        }
+        forward_batch_finish(&made);
+    }
+}
+END_TEST
+
+/* ---- Random ---------------------------------------------------------------------------------- */
+
+enum { ROWS = 8, LONGEST = 40, PAGES = ROWS * LONGEST };
+
+struct random_step {
+    struct batch_sequence sequences[ROWS];
+    int64_t slots[ROWS * LONGEST];
+    int32_t table[ROWS + 1][LONGEST + 3];
+    struct batch_step step;
+};
+
+static uint64_t random_state;
+
+static int32_t below(int32_t bound)
+{
+    random_state = mix_absorb(random_state, 1);
+    return (int32_t)mix_below((uint32_t)random_state, (uint64_t)bound);
+}
+
+/* Pages in random order, so that nothing but the table tells where a token is. */
+static void make_random_table(struct random_step *r, int32_t page_size)
+{
+    int32_t pages[PAGES + 1];
+    for (int32_t p = 0; p <= PAGES; p++)
+        pages[p] = p;
+    for (int32_t p = PAGES; p > 1; p--) {
+        int32_t other = 1 + below(p), kept = pages[p];
+        pages[p] = pages[other];
+        pages[other] = kept;
+    }
+    memset(r->table, 0, sizeof r->table);
+    int32_t pages_per_row = (LONGEST + page_size - 1) / page_size;
+    for (int32_t row = 1; row <= ROWS; row++)
+        for (int32_t j = 0; j < LONGEST; j++) {
+            int32_t page = pages[1 + (row - 1) * pages_per_row + j / page_size];
+            r->table[row][j] = page * page_size + j % page_size;
+        }
+}
+
+static void make_random_step(struct random_step *r, uint32_t mode)
+{
+    int32_t count = mode == ATTN_MODE_IDLE ? 0 : 1 + below(ROWS), tokens = 0;
+    int32_t num_decode = mode == ATTN_MODE_MIXED ? below(count + 1) : 0;
+    int32_t first_row = below(ROWS);
+    for (int32_t s = 0; s < count; s++) {
+        int one = mode == ATTN_MODE_DECODE || s >= count - num_decode;
+        int32_t length = 1 + below(LONGEST), num_new = one ? 1 : 1 + below(length);
+        int32_t row = 1 + (first_row + s) % ROWS;
+        r->sequences[s] = (struct batch_sequence){
+            .table_row = row, .prefix_len = length - num_new, .num_new = num_new};
+        for (int32_t t = 0; t < num_new; t++)
+            r->slots[tokens++] = r->table[row][length - num_new + t];
+    }
+    r->step = (struct batch_step){
+        .mode = mode,
+        .num_sequences = count,
+        .num_decode = num_decode,
+        .sequences = r->sequences,
+        .slots = r->slots,
+        .req_to_token = r->table[0],
+        .req_to_token_stride = LONGEST + 3,
+    };
+}
+
+/* Slots by position, from each form; they are what the table says. */
+static void check_forms(const attn_batch *batch, int32_t page_size, const struct random_step *r)
+{
+    const attn_kv_batch *kv = batch->kv_groups;
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        const struct batch_sequence *sequence = &r->sequences[s];
+        int32_t length = sequence->prefix_len + sequence->num_new;
+        int32_t pages = kv->kv_indptr.host[s + 1] - kv->kv_indptr.host[s];
+        ck_assert_int_eq(kv->kv_lens.host[s], length);
+        ck_assert_int_eq((pages - 1) * page_size + kv->last_page_len.host[s], length);
+        ck_assert_int_ge(kv->last_page_len.host[s], 1);
+        ck_assert_int_le(kv->last_page_len.host[s], page_size);
+        for (int32_t j = 0; j < length; j++) {
+            int32_t wanted = r->table[sequence->table_row][j];
+            const int32_t *row =
+                kv->req_to_token.host + batch->req_pool_indices.host[s] * kv->req_to_token_stride;
+            int32_t page = kv->block_table.host[s * kv->block_table_stride + j / page_size];
+            int32_t id = kv->kv_indices.host[kv->kv_indptr.host[s] + j / page_size];
+            ck_assert_int_eq(row[j], wanted);
+            ck_assert_int_eq(page * page_size + j % page_size, wanted);
+            ck_assert_int_eq(id * page_size + j % page_size, wanted);
+        }
+    }
+}
+
+static void check_rows(const attn_batch *batch, const struct random_step *r)
+{
+    int32_t row = 0, longest_q = 0, longest_kv = 0;
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        const struct batch_sequence *sequence = &r->sequences[s];
+        int32_t length = sequence->prefix_len + sequence->num_new;
+        ck_assert_int_eq(batch->q_indptr.host[s], row);
+        ck_assert_int_eq(batch->prefix_lens.host[s], sequence->prefix_len);
+        ck_assert_int_eq(batch->seq_lens.host[s], length);
+        for (int32_t t = 0; t < sequence->num_new; t++, row++)
+            ck_assert_int_eq(batch->kv_groups->out_cache_loc.host[row],
+                             r->table[sequence->table_row][sequence->prefix_len + t]);
+        longest_q = sequence->num_new > longest_q ? sequence->num_new : longest_q;
+        longest_kv = length > longest_kv ? length : longest_kv;
+    }
+    ck_assert_int_eq(batch->q_indptr.host[batch->num_seqs], row);
+    ck_assert_int_eq(batch->num_tokens, row);
+    ck_assert_int_eq(batch->num_real_tokens, row);
+    ck_assert_int_eq(batch->num_seqs, r->step.num_sequences);
+    ck_assert_int_eq(batch->num_real_seqs, r->step.num_sequences);
+    ck_assert_int_eq(batch->num_decode_seqs, r->step.num_decode);
+    ck_assert_int_eq(batch->max_q_len, longest_q);
+    ck_assert_int_eq(batch->max_kv_len, longest_kv);
+    ck_assert_uint_eq(batch->mode, r->step.mode);
+}
+
+/* The arrays' addresses, one after the other. */
+static void addresses(const attn_batch *batch, const void *all[9])
+{
+    const attn_kv_batch *kv = batch->kv_groups;
+    const void *now[] = {
+        batch->seq_lens.device,         batch->prefix_lens.device, batch->q_indptr.device,
+        batch->req_pool_indices.device, kv->out_cache_loc.device,  kv->block_table.device,
+        kv->kv_indptr.device,           kv->kv_indices.device,     kv->last_page_len.device};
+    memcpy(all, now, sizeof now);
+}
+
+START_TEST(forms_agree)
+{
+    static const int32_t page_sizes[] = {1, 3, 16};
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
+                                     ATTN_MODE_IDLE};
+    static struct random_step r;
+    const void *first[9], *now[9];
+    int32_t page_size = page_sizes[_i];
+    random_state = (uint64_t)page_size;
+    make(ROWS, ROWS * LONGEST, LONGEST, page_size, ALL_FORMS);
+    make_random_table(&r, page_size);
+    for (int n = 0; n < 200; n++) {
+        make_random_step(&r, modes[n % 4]);
+        build(&r.step);
+        check_rows(&made.batch, &r);
+        check_forms(&made.batch, page_size, &r);
+        addresses(&made.batch, n == 0 ? first : now);
+        for (int i = 0; i < 9; i++)
+            ck_assert_ptr_nonnull(first[i]);
+        if (n > 0)
+            ck_assert_mem_eq(first, now, sizeof first);
+    }
+    forward_batch_finish(&made);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("forward_batch");
+    TCase *literal = tcase_create("literal"), *limits = tcase_create("limits");
+    TCase *random = tcase_create("random");
+    tcase_add_test(literal, two_level_pools);
+    tcase_add_test(literal, cu_seqlens_one_query_each);
+    tcase_add_test(literal, cu_seqlens_no_cached_prefix);
+    tcase_add_test(literal, cu_seqlens_both);
+    tcase_add_test(literal, pages_by_hand);
+    tcase_add_test(literal, states_by_hand);
+    tcase_add_test(literal, padding_has_no_state);
+    tcase_add_test(limits, idle);
+    tcase_add_test(limits, no_bounds_at_all);
+    tcase_add_test(limits, only_asked_forms);
+    tcase_add_test(limits, bounds);
+    tcase_add_loop_test(random, forms_agree, 0, 3);
+    TCase *all[] = {literal, limits, random};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tcase_add_checked_fixture(all[i], open_device, close_device);
+    suite_add_tcase(suite, literal);
+    suite_add_tcase(suite, limits);
+    suite_add_tcase(suite, random);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_report.c: the JSON of a run, key by key and type by type, its quantiles, and what happens
+ * when memory runs out on the way.
+ */
+#include "host/run/report.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "tests/tools/test_main.h"
+
+/* ---- Quantiles ------------------------------------------------------------------------------- */
+
+static struct report_times times;
+
+static void add_times(const int64_t *ns, size_t count)
+{
+    memset(&times, 0, sizeof times);
+    for (size_t i = 0; i < count; i++)
+        ck_assert_int_eq(report_add_time(&times, ns[i], NULL), ATTN_OK);
+}
+
+/* Nearest rank: the smallest value that at least a share p of all is not above. */
+START_TEST(quantiles)
+{
+    static const int64_t five[] = {50000, 15000, 40000, 20000, 35000};
+    add_times(five, 5);
+    ck_assert_double_eq(report_quantile_us(&times, 0.0), 15);
+    ck_assert_double_eq(report_quantile_us(&times, 0.2), 15);
+    ck_assert_double_eq(report_quantile_us(&times, 0.21), 20);
+    ck_assert_double_eq(report_quantile_us(&times, 0.3), 20);
+    ck_assert_double_eq(report_quantile_us(&times, 0.4), 20);
+    ck_assert_double_eq(report_quantile_us(&times, 0.5), 35);
+    ck_assert_double_eq(report_quantile_us(&times, 0.99), 50);
+    ck_assert_double_eq(report_quantile_us(&times, 1.0), 50);
+    ck_assert_mem_eq(times.ns, five, sizeof five); /* the order of the steps is kept */
+    free(times.ns);
+}
+END_TEST
+
+START_TEST(quantiles_of_few)
+{
+    static const int64_t two[] = {2500, 1500};
+    add_times(two, 0);
+    ck_assert_double_eq(report_quantile_us(&times, 0.5), 0);
+    add_times(two, 1);
+    ck_assert_double_eq(report_quantile_us(&times, 0.01), 2.5);
+    ck_assert_double_eq(report_quantile_us(&times, 0.99), 2.5);
+    free(times.ns);
+    add_times(two, 2);
+    ck_assert_double_eq(report_quantile_us(&times, 0.5), 1.5);
+    ck_assert_double_eq(report_quantile_us(&times, 0.51), 2.5);
+    free(times.ns);
+}
+END_TEST
+
+/* 1 to 3000 us, shuffled: more than the array has at first. */
+START_TEST(quantiles_of_many)
+{
+    memset(&times, 0, sizeof times);
+    for (int64_t i = 0; i < 3000; i++)
+        ck_assert_int_eq(report_add_time(&times, (i * 1747 % 3000 + 1) * 1000, NULL), ATTN_OK);
+    ck_assert_uint_eq(times.count, 3000);
+    ck_assert_double_eq(report_quantile_us(&times, 0.5), 1500);
+    ck_assert_double_eq(report_quantile_us(&times, 0.99), 2970);
+    ck_assert_double_eq(report_quantile_us(&times, 1), 3000);
+    free(times.ns);
+}
+END_TEST
+
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+START_TEST(paths_add_up)
+{
+    struct report report;
+    char a[101], b[101];
+    memset(a, 'x', 100);
+    memset(b, 'x', 100);
+    a[100] = b[100] = '\0';
+    b[99] = 'y'; /* equal but for their ends */
+    report_init(&report);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(report_add_rows(&report, a, 10, NULL), ATTN_OK);
+        ck_assert_int_eq(report_add_rows(&report, b, 1, NULL), ATTN_OK);
+    }
+    ck_assert_uint_eq(report.num_paths, 2);
+    ck_assert_str_eq(report.paths[0].name, a);
+    ck_assert_int_eq(report.paths[0].rows, 30);
+    ck_assert_str_eq(report.paths[1].name, b);
+    ck_assert_int_eq(report.paths[1].rows, 3);
+    report_finish(&report);
+    ck_assert_ptr_null(report.paths);
+    report_finish(&report);
+}
+END_TEST
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+/* A report in which every number is another one. */
+static void make_report(struct report *report)
+{
+    report_init(report);
+    report->requests = 3;
+    report->steps = 41;
+    report->tokens.prefill = (INT64_C(1) << 53) - 1;
+    report->tokens.decode = 1000003;
+    report->tokens.prefix_hit = 32;
+    report->tokens.recomputed = 7;
+    report->wall_s = 0.1;
+    ck_assert_int_eq(report_add_choice(report, "0-3,5", "prefill", "cpu_native", NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_choice(report, "0-3,5", "decode", "say \"hi\"", NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_rows(report, "cpu_native", 12, NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_rows(report, "hybrid/decode", 13, NULL), ATTN_OK);
+    report->verify.rows_checked = 25;
+    report->verify.max_abs_err = 0.333;
+    report->verify.max_rel_err = 2e-300;
+    report->kv.capacity = 4096;
+    report->kv.peak = 4095;
+    ck_assert_int_eq(report_add_time(&report->prefill, 2500, NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_time(&report->prefill, 7500, NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_time(&report->decode, 1250, NULL), ATTN_OK);
+    memset(report->digest, 'd', 64);
+    report->seed = UINT64_MAX - 4;
+}
+
+static const cJSON *get(const cJSON *object, const char *key)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    ck_assert_msg(item != NULL, "no key %s", key);
+    return item;
+}
+
+static double number(const cJSON *object, const char *key)
+{
+    const cJSON *item = get(object, key);
+    ck_assert_msg(cJSON_IsNumber(item), "%s is no number", key);
+    return cJSON_GetNumberValue(item);
+}
+
+static const char *text(const cJSON *object, const char *key)
+{
+    const cJSON *item = get(object, key);
+    ck_assert_msg(cJSON_IsString(item), "%s is no text", key);
+    return cJSON_GetStringValue(item);
+}
+
+/* The object has these keys, in this order, and no other. */
+static const cJSON *keys_are(const cJSON *object, const char *keys)
+{
+    char got[256] = "";
+    ck_assert(cJSON_IsObject(object));
+    for (const cJSON *item = object->child; item; item = item->next) {
+        strcat(got, item->string);
+        strcat(got, item->next ? " " : "");
+    }
+    ck_assert_str_eq(got, keys);
+    return object;
+}
+
+static cJSON *parse(const struct report *report)
+{
+    char *json = report_json(report);
+    ck_assert_ptr_nonnull(json);
+    size_t length = strlen(json);
+    ck_assert_int_eq(json[length - 1], '\n');
+    ck_assert_int_ne(json[length - 2], '\n');
+    cJSON *root = cJSON_Parse(json);
+    ck_assert_msg(root != NULL, "%s", json);
+    free(json);
+    return root;
+}
+
+START_TEST(json_has_every_key)
+{
+    struct report report;
+    make_report(&report);
+    cJSON *root = parse(&report);
+    keys_are(root,
+             "requests steps tokens wall_s composition paths verify kv latency_us digest seed");
+    ck_assert_double_eq(number(root, "requests"), 3);
+    ck_assert_double_eq(number(root, "steps"), 41);
+    const cJSON *tokens = keys_are(get(root, "tokens"), "prefill decode prefix_hit recomputed");
+    ck_assert_double_eq(number(tokens, "prefill"), 9007199254740991.0);
+    ck_assert_double_eq(number(tokens, "decode"), 1000003);
+    ck_assert_double_eq(number(tokens, "prefix_hit"), 32);
+    ck_assert_double_eq(number(tokens, "recomputed"), 7);
+    ck_assert_double_eq(number(root, "wall_s"), 0.1);
+    const cJSON *verify =
+        keys_are(get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err");
+    ck_assert_double_eq(number(verify, "rows_checked"), 25);
+    ck_assert_double_eq(number(verify, "rows_failed"), 0);
+    ck_assert_double_eq(number(verify, "max_abs_err"), 0.333);
+    ck_assert_double_eq(number(verify, "max_rel_err"), 2e-300);
+    const cJSON *kv = keys_are(get(root, "kv"), "capacity peak leaked");
+    ck_assert_double_eq(number(kv, "capacity"), 4096);
+    ck_assert_double_eq(number(kv, "peak"), 4095);
+    ck_assert_double_eq(number(kv, "leaked"), 0);
+    const cJSON *latency = keys_are(get(root, "latency_us"), "prefill decode");
+    const cJSON *prefill = keys_are(get(latency, "prefill"), "p50 p99");
+    const cJSON *decode = keys_are(get(latency, "decode"), "p50 p99");
+    ck_assert_double_eq(number(prefill, "p50"), 2.5);
+    ck_assert_double_eq(number(prefill, "p99"), 7.5);
+    ck_assert_double_eq(number(decode, "p50"), 1.25);
+    ck_assert_double_eq(number(decode, "p99"), 1.25);
+    ck_assert_str_eq(text(root, "digest"), report.digest);
+    ck_assert_uint_eq(strlen(text(root, "digest")), 64);
+    ck_assert(cJSON_IsNumber(get(root, "seed")));
+    cJSON_Delete(root);
+    report_finish(&report);
+}
+END_TEST
+
+START_TEST(json_tells_the_composition)
+{
+    struct report report;
+    make_report(&report);
+    cJSON *root = parse(&report);
+    const cJSON *list = get(root, "composition");
+    ck_assert(cJSON_IsArray(list));
+    ck_assert_int_eq(cJSON_GetArraySize(list), 2);
+    for (int c = 0; c < 2; c++) {
+        const cJSON *choice = keys_are(cJSON_GetArrayItem(list, c), "layers phase backend");
+        ck_assert_str_eq(text(choice, "layers"), "0-3,5");
+        ck_assert_str_eq(text(choice, "phase"), c == 0 ? "prefill" : "decode");
+        ck_assert_str_eq(text(choice, "backend"), c == 0 ? "cpu_native" : "say \"hi\"");
+    }
+    const cJSON *paths = keys_are(get(root, "paths"), "cpu_native hybrid/decode");
+    ck_assert_double_eq(number(paths, "cpu_native"), 12);
+    ck_assert_double_eq(number(paths, "hybrid/decode"), 13);
+    cJSON_Delete(root);
+    report_finish(&report);
+}
+END_TEST
+
+START_TEST(json_of_an_empty_run)
+{
+    struct report report;
+    report_init(&report);
+    cJSON *root = parse(&report);
+    keys_are(root,
+             "requests steps tokens wall_s composition paths verify kv latency_us digest seed");
+    ck_assert(cJSON_IsArray(get(root, "composition")));
+    ck_assert_int_eq(cJSON_GetArraySize(get(root, "composition")), 0);
+    keys_are(get(root, "paths"), "");
+    ck_assert_double_eq(number(get(get(root, "latency_us"), "decode"), "p99"), 0);
+    cJSON_Delete(root);
+    report_finish(&report);
+}
+END_TEST
+
+/* A double would make 18446744073709551616 of it. */
+START_TEST(seed_is_exact)
+{
+    static const struct {
+        uint64_t seed;
+        const char *line;
+    } rows[] = {
+        {0, "\"seed\":\t0\n"},
+        {(UINT64_C(1) << 53) + 1, "\"seed\":\t9007199254740993\n"},
+        {UINT64_MAX, "\"seed\":\t18446744073709551615\n"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct report report;
+        report_init(&report);
+        report.seed = rows[i].seed;
+        char *json = report_json(&report);
+        ck_assert_ptr_nonnull(json);
+        ck_assert_msg(strstr(json, rows[i].line) != NULL, "%s", json);
+        free(json);
+        report_finish(&report);
+    }
+}
+END_TEST
+
+START_TEST(every_number_is_a_number)
+{
+    static const double odd[] = {NAN, -NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        struct report report;
+        report_init(&report);
+        report.verify.max_abs_err = odd[i];
+        report.verify.max_rel_err = odd[i];
+        char *json = report_json(&report);
+        ck_assert_ptr_nonnull(json);
+        ck_assert_ptr_null(strstr(json, "null"));
+        ck_assert_ptr_null(strstr(json, "nan"));
+        ck_assert_ptr_null(strstr(json, "inf"));
+        cJSON *root = cJSON_Parse(json);
+        ck_assert_double_eq(number(get(root, "verify"), "max_abs_err"), 1e308);
+        ck_assert_double_eq(number(get(root, "verify"), "max_rel_err"), 1e308);
+        cJSON_Delete(root);
+        free(json);
+        report_finish(&report);
+    }
+}
+END_TEST
+
+START_TEST(first_failure_only_if_there_is_one)
+{
+    struct report report;
+    make_report(&report);
+    report.verify.rows_failed = 1;
+    strcpy(report.verify.first_failure, "request 1, position 2");
+    cJSON *root = parse(&report);
+    const cJSON *verify = keys_are(
+        get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err first_failure");
+    ck_assert_str_eq(text(verify, "first_failure"), "request 1, position 2");
+    ck_assert_double_eq(number(verify, "rows_failed"), 1);
+    cJSON_Delete(root);
+    report_finish(&report);
+}
+END_TEST
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static int until_failure;
+
+/* The n-th allocation fails, and no other. */
+static void *scarce(size_t size)
+{
+    return --until_failure == 0 ? NULL : malloc(size);
+}
+
+/* Whichever of cJSON's allocations fails, there is no half of a report; nor of an empty one. */
+START_TEST(json_is_whole_or_null)
+{
+    struct report report;
+    report_init(&report);
+    if (_i == 0) {
+        make_report(&report);
+        strcpy(report.verify.first_failure, "there");
+    }
+    char *whole = report_json(&report);
+    ck_assert_ptr_nonnull(whole);
+    cJSON_Hooks hooks = {scarce, free};
+    cJSON_InitHooks(&hooks);
+    int failures = 0;
+    for (;; failures++) {
+        until_failure = failures + 1;
+        char *json = report_json(&report);
+        if (until_failure > 0) { /* there were no more allocations */
+            ck_assert_str_eq(json, whole);
+            free(json);
+            break;
+        }
+        ck_assert_ptr_null(json);
+    }
+    ck_assert_int_gt(failures, 50);
+    cJSON_InitHooks(NULL);
+    free(whole);
+    report_finish(&report);
+}
+END_TEST
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+START_TEST(lines_for_people)
+{
+    struct report report;
+    char *got = NULL;
+    size_t size;
+    make_report(&report);
+    report.tokens.prefill = 99;
+    report.verify.rows_failed = 2;
+    report.states.present = true;
+    report.states.capacity = 32;
+    report.states.peak = 5;
+    strcpy(report.verify.first_failure, "request 1");
+    FILE *file = open_memstream(&got, &size);
+    ck_assert_ptr_nonnull(file);
+    report_print(&report, file);
+    fclose(file);
+    static const char *const parts[] = {
+        "requests     3 in 41 steps, 0.100 s\n",
+        "tokens       prefill 99  decode 1000003  prefix hit 32  recomputed 7\n",
+        "paths        cpu_native: 12 rows\n",
+        "             hybrid/decode: 13 rows\n",
+        "verify       25 rows checked, 2 failed, max abs error 0.333, relative 2e-300\n",
+        "first failure: request 1\n",
+        "kv tokens    capacity 4096  peak 4095  leaked 0\n",
+        "states kept  capacity 32  peak 5  leaked 0\n",
+        "prefill p50 2.5 us p99 7.5 us  decode p50 1.2 us p99 1.2 us\n",
+        "digest       dddd",
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        ck_assert_msg(strstr(got, parts[i]) != NULL, "no \"%s\" in:\n%s", parts[i], got);
+    free(got);
+    report_finish(&report);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("report");
+    TCase *gather = tcase_create("gather"), *json = tcase_create("json");
+    tcase_add_test(gather, quantiles);
+    tcase_add_test(gather, quantiles_of_few);
+    tcase_add_test(gather, quantiles_of_many);
+    tcase_add_test(gather, paths_add_up);
+    tcase_add_test(json, json_has_every_key);
+    tcase_add_test(json, json_tells_the_composition);
+    tcase_add_test(json, json_of_an_empty_run);
+    tcase_add_test(json, seed_is_exact);
+    tcase_add_test(json, every_number_is_a_number);
+    tcase_add_test(json, first_failure_only_if_there_is_one);
+    tcase_add_loop_test(json, json_is_whole_or_null, 0, 2);
+    tcase_add_test(json, lines_for_people);
+    suite_add_tcase(suite, gather);
+    suite_add_tcase(suite, json);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,757 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whole runs: a trace through the plugins that were built, under the identities that a report has
+ * to keep whatever the scheduling.
+ */
+#include "tests/host/run/session_run.h"
+
+/* A small model and the first requests of the example trace. */
+static void begin(struct run *run)
+{
+    begin_trace(run);
+    set(run, "attention.attention_backend=cpu_native");
+    set(run, "model.num_layers=2");
+    set(run, "model.num_q_heads=4");
+    set(run, "model.num_kv_heads=2");
+    set(run, "model.head_dim=16");
+    set(run, "model.dtype=f32");
+    set(run, "model.max_context_len=4096");
+}
+
+static char latent_path[64]; /* a config.json, while its tests run */
+
+/* ---- Identities ------------------------------------------------------------------------------ */
+
+/* Settings that change how the trace is run, and nothing of what must hold. */
+static const char *const variants[][4] = {
+    {"workload.seed=7"},
+    {"workload.mixed=yes"},
+    {"workload.chunked_prefill_size=0"},
+    {"workload.chunked_prefill_size=7", "workload.mixed=yes"},
+    {"kv_cache.page_size=1"},
+    {"kv_cache.page_size=16", "kv_cache.layout=hnd"},
+    {"kv_cache.prefix_cache=no"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8"},
+    {"workload.max_running_requests=1"},
+    {"workload.clock=wall", "workload.max_requests=12"},
+    {"model.layer_types=sliding full", "model.sliding_window=9"},
+    {"model.layer_types=chunked full", "model.attention_chunk=16"},
+    {"model.sinks=yes", "model.logit_cap=20"},
+    {"model.alibi=yes", "model.v_head_dim=24"},
+    {"model.dtype=bf16"},
+    {"model.dtype=f16", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02 0.03",
+     "kv_cache.v_scale=0.05 0.01"},
+    {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "workload.mixed=yes"},
+};
+
+/* The whole of a run that was begun, with up to `most` settings more, which a NULL ends. */
+static void keep_identities(struct run *run, const char *const *settings, size_t most)
+{
+    int64_t input_tokens, decode_tokens;
+    expected_tokens(&input_tokens, &decode_tokens);
+    for (size_t s = 0; s < most && settings[s]; s++)
+        set(run, "%s", settings[s]);
+    go(run);
+    check_identities(run, input_tokens, decode_tokens);
+    finish(run);
+}
+
+START_TEST(identities_hold)
+{
+    struct run run;
+    begin(&run);
+    keep_identities(&run, variants[_i], 4);
+}
+END_TEST
+
+/* With room for everything nothing is computed twice; with a pool that is too small for that the
+ * same tokens come from prefill instead of the cache, and the identity holds. */
+START_TEST(eviction_turns_hits_into_prefill)
+{
+    static const char *const pools[] = {"kv_cache.max_total_tokens=4000",
+                                        "kv_cache.max_total_tokens=160"};
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "workload.max_requests=30");
+        set(&runs[i], "workload.max_running_requests=1");
+        set(&runs[i], "kv_cache.page_size=1");
+        set(&runs[i], "%s", pools[i]);
+        go(&runs[i]);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "%s", host_error_text(&runs[i].error));
+        ck_assert_int_eq(runs[i].report.tokens.recomputed, 0);
+        ck_assert_int_eq(runs[i].report.kv.leaked, 0);
+    }
+    int64_t fewer = runs[0].report.tokens.prefix_hit - runs[1].report.tokens.prefix_hit;
+    ck_assert_int_gt(runs[1].report.tokens.prefix_hit, 0);
+    ck_assert_int_gt(fewer, 0);
+    ck_assert_int_eq(runs[1].report.tokens.prefill - runs[0].report.tokens.prefill, fewer);
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* Six requests of 20 tokens that grow by 60 in a pool for fewer than that: some are thrown out, and
+ * compute again exactly the rows they had. */
+START_TEST(retraction_is_counted)
+{
+    char path[] = "check_session_XXXXXX";
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    FILE *trace = fdopen(file, "w");
+    for (int i = 0; i < 6; i++)
+        fprintf(trace,
+                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
+                "\"hash_ids\": [%d]}\n",
+                i, i);
+    fclose(trace);
+    struct run run;
+    begin(&run);
+    set(&run, "workload.trace=%s", path);
+    set(&run, "workload.length_scale=1");
+    set(&run, "kv_cache.max_total_tokens=300");
+    set(&run, "kv_cache.page_size=1");
+    set(&run, "workload.max_running_requests=8");
+    go(&run);
+    unlink(path);
+    check_identities(&run, 6 * 20, 6 * 60);
+    ck_assert_int_gt(run.report.tokens.recomputed, 20);
+    ck_assert_int_eq(run.report.verify.rows_checked, 2 * 6 * (20 + 60));
+    finish(&run);
+}
+END_TEST
+
+/* ---- Digest ---------------------------------------------------------------------------------- */
+
+START_TEST(digest_does_not_depend_on_threads)
+{
+    static const int threads[] = {1, 2, 7};
+    struct run runs[3];
+    for (int i = 0; i < 3; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "workload.num_threads=%d", threads[i]);
+        go(&runs[i]);
+        ck_assert_int_eq(runs[i].code, EXIT_GOOD);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+    }
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+START_TEST(digest_depends_on_the_seed)
+{
+    struct run a, b;
+    begin(&a);
+    go(&a);
+    begin(&b);
+    set(&b, "workload.seed=2");
+    go(&b);
+    ck_assert_str_ne(a.report.digest, b.report.digest);
+    finish(&a);
+    finish(&b);
+}
+END_TEST
+
+/* ---- Verification ---------------------------------------------------------------------------- */
+
+/* One element of one value. A query at position 0 sees key 0 alone, so that row moves by the whole
+ * change: 0.25, hundreds of bars in fp32, whatever the other rows do. */
+struct tamper {
+    int64_t request;
+    int32_t layer;
+    int done;
+};
+
+static void change_one_value(void *ctx, const struct batch_step *step, int32_t layer,
+                             const attn_tensor *const *operands)
+{
+    const attn_tensor *v = operands[ATTN_ROLE_V];
+    struct tamper *tamper = ctx;
+    int64_t row = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        if (layer == tamper->layer && sequence->request == tamper->request &&
+            sequence->prefix_len == 0) {
+            ((float *)v->data)[row * v->strides[0] + v->strides[1] + 3] += 0.25f;
+            tamper->done++;
+        }
+        row += sequence->num_new;
+    }
+}
+
+START_TEST(one_changed_value_fails)
+{
+    struct tamper tamper = {.request = 0, .layer = 1};
+    struct run run;
+    begin(&run);
+    run.probe = change_one_value;
+    run.probe_ctx = &tamper;
+    go(&run);
+    ck_assert_int_eq(tamper.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_double_ge(run.report.verify.max_abs_err, 0.2);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
+    finish(&run);
+}
+END_TEST
+
+START_TEST(nothing_is_checked_at_rate_0)
+{
+    struct run run;
+    begin(&run);
+    set(&run, "verify.rate=0");
+    go(&run);
+    ck_assert_int_eq(run.code, EXIT_GOOD);
+    ck_assert_int_eq(run.report.verify.rows_checked, 0);
+    finish(&run);
+}
+END_TEST
+
+/* The same through the embedding API. */
+START_TEST(one_call_runs_it_all)
+{
+    struct run run;
+    uint32_t passed = 0;
+    char *json = NULL;
+    begin(&run);
+    attn_status status = attnhost_run(NULL, (const char *const *)run.sets, (uint32_t)run.num_sets,
+                                      &passed, &json, &run.error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run.error));
+    ck_assert_uint_eq(passed, 1);
+    ck_assert_ptr_nonnull(strstr(json, "\"rows_failed\":\t0"));
+    attnhost_free_text(json);
+    set(&run, "attention.attention_backend=fa3");
+    status = attnhost_run(NULL, (const char *const *)run.sets, (uint32_t)run.num_sets, &passed,
+                          &json, &run.error.base);
+    ck_assert_int_eq(status, ATTN_UNSUPPORTED);
+    finish(&run);
+}
+END_TEST
+
+/* ---- Latent attention ------------------------------------------------------------------------ */
+
+/* DeepSeek's shape, narrow and with few heads. */
+static const char latent_model[] =
+    "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": 64,\n"
+    " \"num_attention_heads\": 3, \"num_hidden_layers\": 2, \"num_key_value_heads\": 3,\n"
+    " \"kv_lora_rank\": 40, \"q_lora_rank\": 96, \"qk_nope_head_dim\": 24,\n"
+    " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20,\n"
+    " \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, \"mscale_all_dim\": 1.0,\n"
+    "                  \"original_max_position_embeddings\": 64},\n"
+    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n";
+
+/* Kimi Linear's: one latent layer among recurrent ones. */
+static const char kimi_model[] =
+    "{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 3,\n"
+    " \"num_hidden_layers\": 3, \"kv_lora_rank\": 40, \"qk_nope_head_dim\": 24,\n"
+    " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20,\n"
+    " \"linear_attn_config\": {\"full_attn_layers\": [2], \"kda_layers\": [1, 3],\n"
+    "   \"head_dim\": 16, \"num_heads\": 3, \"short_conv_kernel_size\": 4},\n"
+    " \"model_max_length\": 4096, \"dtype\": \"bfloat16\"}\n";
+
+/* The same trace with that model, from its config.json. */
+static void begin_latent(struct run *run)
+{
+    begin_trace(run);
+    set(run, "attention.attention_backend=cpu_native");
+    set(run, "model.config=%s", latent_path);
+}
+
+static void write_latent_model(void)
+{
+    write_model(latent_model, latent_path);
+}
+
+static void remove_latent_model(void)
+{
+    unlink(latent_path);
+}
+
+static const char *const latent_variants[][5] = {
+    {"model.dtype=bf16"},
+    {"model.dtype=f32", "kv_cache.page_size=1", "workload.mixed=yes"},
+    {"model.dtype=f16", "kv_cache.page_size=64", "workload.chunked_prefill_size=7"},
+    {"model.dtype=f32", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02",
+     "workload.chunked_prefill_size=0"},
+    {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7",
+     "kv_cache.page_size=64", "workload.mixed=yes"},
+    {"kv_cache.prefix_cache=no", "workload.seed=7"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8", "kv_cache.page_size=1"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "workload.mixed=yes"},
+    {"attention.route.1=phase=decode batch=1-2 -> other", "backend.other.type=cpu_native",
+     "attention.route.2=layers=1 phase=prefill -> other", "kv_cache.dtype=fp8_e4m3",
+     "kv_cache.k_scale=0.03"},
+    {"attention.mla_prefill=expanded", "model.dtype=bf16"},
+    {"attention.mla_prefill=expanded", "model.dtype=f32", "kv_cache.page_size=1",
+     "workload.mixed=yes"},
+    {"attention.mla_prefill=expanded", "model.dtype=f16", "kv_cache.page_size=64",
+     "workload.chunked_prefill_size=7", "workload.max_running_requests=7"},
+    {"attention.mla_prefill=expanded", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02",
+     "workload.max_running_requests=1"},
+    {"attention.mla_prefill=expanded", "attention.prefill_attention_backend=cpu_native",
+     "attention.decode_attention_backend=other", "backend.other.type=cpu_native",
+     "kv_cache.max_total_tokens=288"},
+    {"attention.mla_prefill=expanded", "attention.route.1=phase=decode batch=1-2 -> other",
+     "backend.other.type=cpu_native", "attention.route.2=layers=1 phase=prefill -> other",
+     "workload.chunked_prefill_size=0"},
+};
+
+START_TEST(latents_keep_the_identities)
+{
+    struct run run;
+    begin_latent(&run);
+    keep_identities(&run, latent_variants[_i], 5);
+}
+END_TEST
+
+START_TEST(digest_of_latents_does_not_depend_on_threads)
+{
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin_latent(&runs[i]);
+        set(&runs[i], "attention.mla_prefill=%s", _i ? "expanded" : "absorbed");
+        set(&runs[i], "workload.num_threads=%d", i + 1);
+        set(&runs[i], "verify.rate=0.5");
+        go(&runs[i]);
+        ck_assert_int_eq(runs[i].code, EXIT_GOOD);
+        ck_assert_int_gt(runs[i].report.tokens.prefix_hit, 0);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+    }
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* One element of an operand's rows, in layer 1 of the step that has request 0's first ones. */
+struct falsified {
+    uint32_t role;
+    int32_t element; /* of the row */
+    int done;
+};
+
+static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
+                    const attn_tensor *const *operands)
+{
+    struct falsified *falsified = ctx;
+    const attn_tensor *operand = operands[falsified->role];
+    int64_t row = 0;
+    int32_t count = layer == 1 ? find_first_rows(step, &row) : 0;
+    for (int32_t t = 0; t < count; t++) {
+        float *x = (float *)operand->data + (row + t) * operand->strides[0];
+        x[falsified->element] += 2;
+        falsified->done++;
+    }
+}
+
+/* Any of what a layer is given, first and last element: rows of that layer fail. */
+START_TEST(a_falsified_latent_operand_fails)
+{
+    static const struct {
+        uint32_t role;
+        int32_t width; /* of a row */
+    } operands[] = {{ATTN_ROLE_Q_NOPE, 3 * 40},
+                    {ATTN_ROLE_Q_PE, 3 * 12},
+                    {ATTN_ROLE_C_KV, 40},
+                    {ATTN_ROLE_K_PE, 12}};
+    struct falsified falsified = {
+        .role = operands[_i / 2].role,
+        .element = _i % 2 == 0 ? 0 : operands[_i / 2].width - 1,
+    };
+    struct run run;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    run.probe = falsify;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 4);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
+/* An expanded operand of a forward over new rows, or of one over a chunk of a prefix; or a latent
+ * that such a prefill saves and a decode reads. */
+struct expanded_falsified {
+    uint32_t role;
+    int of_prefix;
+    int done;
+};
+
+static void falsify_expanded(void *ctx, const struct batch_step *step, int32_t layer,
+                             const attn_tensor *const *operands)
+{
+    struct expanded_falsified *falsified = ctx;
+    const attn_tensor *operand = operands[falsified->role];
+    int of_prefix = operands[ATTN_ROLE_C_KV] == NULL;
+    if (layer != 1 || step->mode != ATTN_MODE_EXTEND || of_prefix != falsified->of_prefix)
+        return;
+    for (int64_t row = 0; row < operand->shape[0]; row++)
+        ((float *)operand->data)[row * operand->strides[0]] += 4;
+    falsified->done++;
+}
+
+START_TEST(a_falsified_expanded_operand_fails)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_Q,    ATTN_ROLE_K, ATTN_ROLE_V,
+                                     ATTN_ROLE_C_KV, ATTN_ROLE_K, ATTN_ROLE_V};
+    struct expanded_falsified falsified = {.role = roles[_i], .of_prefix = _i > 3};
+    struct run run;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    set(&run, "attention.mla_prefill=expanded");
+    run.probe = falsify_expanded;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 0);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
+/* Element of a cache in pages of 4 where the last latent of the step's first prefix begins. */
+static int64_t last_latent(const struct batch_step *step, const attn_tensor *cache)
+{
+    const struct batch_sequence *sequence = &step->sequences[0];
+    int32_t slot = step->req_to_token[(int64_t)sequence->table_row * step->req_to_token_stride +
+                                      sequence->prefix_len - 1];
+    return slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
+}
+
+/* A cache that holds something else than what was given: the latents of all later rows. */
+static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t layer,
+                            const attn_tensor *const *operands)
+{
+    const attn_tensor *cache = operands[ATTN_ROLE_LATENT_CACHE];
+    int *done = ctx;
+    if (layer != 0 || step->mode != ATTN_MODE_DECODE || *done)
+        return;
+    float *latent = (float *)cache->data + last_latent(step, cache);
+    for (int d = 0; d < 40 + 12; d++)
+        latent[d] = -latent[d];
+    *done = 1;
+}
+
+START_TEST(a_wrong_latent_in_the_cache_fails)
+{
+    struct run run;
+    int done = 0;
+    begin_latent(&run);
+    set(&run, "model.dtype=f32");
+    run.probe = spoil_the_cache;
+    run.probe_ctx = &done;
+    go(&run);
+    ck_assert_int_eq(done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+}
+END_TEST
+
+/* Rows of prefills wider than those of decodes, not the other way round. */
+START_TEST(latents_narrower_than_values)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin(&run);
+    set(&run, "attention.mla_prefill=expanded");
+    set(&run, "model.num_kv_heads=4");
+    set(&run, "model.kv_lora_rank=9");
+    set(&run, "model.qk_rope_head_dim=6");
+    set(&run, "model.qk_nope_head_dim=10");
+    set(&run, "model.v_head_dim=24");
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    finish(&run);
+}
+END_TEST
+
+/* Latent layers among recurrent ones, which know nothing of expanded calls. */
+START_TEST(latents_beside_recurrent_layers)
+{
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    remove_latent_model();
+    write_model(kimi_model, latent_path);
+    begin_latent(&run);
+    set(&run, "attention.mla_prefill=%s", _i ? "expanded" : "absorbed");
+    go(&run);
+    expected_tokens(&input_tokens, &decode_tokens);
+    check_identities(&run, input_tokens, decode_tokens);
+    ck_assert_int_eq(run.report.verify.rows_checked,
+                     3 * (run.report.tokens.prefill + run.report.tokens.decode));
+    finish(&run);
+}
+END_TEST
+
+static const struct {
+    const char *sets[2];
+    int code;
+    const char *message;
+} latent_refusals[] = {
+    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
+    {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.1 0.2 0.3"}, EXIT_USAGE, "no heads"},
+    {{"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
+     EXIT_USAGE,
+     "kv_cache.latent_layout: kv_lora_rank 40 in mla.latent_fp8/1: accepted multiples of 128"},
+    {{"attention.attention_backend=example_rows"}, EXIT_USAGE, "example_rows"},
+    {{"attention.attention_backend=triton_like"}, EXIT_NO_BACKEND, "triton_like"},
+};
+
+START_TEST(latents_are_refused_with_a_reason)
+{
+    struct run run;
+    begin_latent(&run);
+    for (size_t s = 0; s < 2 && latent_refusals[_i].sets[s]; s++)
+        set(&run, "%s", latent_refusals[_i].sets[s]);
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_msg(run.code == latent_refusals[_i].code, "exit %d: %s", run.code, message);
+    ck_assert_msg(strstr(message, latent_refusals[_i].message) != NULL, "%s", message);
+    finish(&run);
+}
+END_TEST
+
+/* ---- Quantised latents ----------------------------------------------------------------------- */
+
+enum { FP8_LORA = 256, FP8_ROPE = 12 };
+
+/* The same model with a latent of two blocks that can be packed: codes, two scales, rope. */
+static void write_packed_model(void)
+{
+    const char *rank = strstr(latent_model, "40,");
+    char text[1024];
+    snprintf(text, sizeof text, "%.*s%d%s", (int)(rank - latent_model), latent_model, FP8_LORA,
+             rank + 2);
+    write_model(text, latent_path);
+}
+
+static void begin_packed(struct run *run)
+{
+    begin_latent(run);
+    set(run, "kv_cache.dtype=fp8_e4m3");
+    set(run, "kv_cache.latent_layout=latent_fp8");
+}
+
+static const char *const packed_variants[][4] = {
+    {"model.dtype=f32", "kv_cache.page_size=1", "workload.mixed=yes", "workload.seed=7"},
+    {"model.dtype=f16", "kv_cache.page_size=64", "workload.chunked_prefill_size=7"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8", "kv_cache.page_size=1"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "kv_cache.prefix_cache=no"},
+    {"attention.route.1=phase=decode batch=1-2 -> other", "backend.other.type=cpu_native",
+     "attention.route.2=layers=1 phase=prefill -> other"},
+    {"attention.mla_prefill=expanded", "model.dtype=f32", "workload.chunked_prefill_size=0"},
+};
+
+START_TEST(packed_latents_keep_the_identities)
+{
+    struct run run;
+    begin_packed(&run);
+    set(&run, "verify.rate=0.2");
+    keep_identities(&run, packed_variants[_i], 4);
+}
+END_TEST
+
+/* Scales of the configuration are not theirs. */
+START_TEST(packed_latents_have_their_own_scales)
+{
+    struct run runs[3];
+    for (int i = 0; i < 3; i++) {
+        begin_packed(&runs[i]);
+        set(&runs[i], "verify.rate=0.2");
+        if (i > 0)
+            set(&runs[i], "kv_cache.k_scale=0.7");
+        if (i > 1)
+            set(&runs[i], "kv_cache.latent_layout=latent");
+        go(&runs[i]);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "%s", host_error_text(&runs[i].error));
+    }
+    ck_assert_str_eq(runs[0].report.digest, runs[1].report.digest);
+    ck_assert_str_ne(runs[0].report.digest, runs[2].report.digest);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* One bit of a row of the cache, in layer 0, before the first decode: a sign, or of a scale the
+ * largest bit behind the point. */
+static const struct fp8_bit {
+    const char *layout;
+    int32_t width; /* bytes of a row */
+    int32_t byte;
+    uint8_t mask;
+} fp8_bits[] = {
+    {"latent", 268, 0, 0x80},       {"latent", 268, 267, 0x80},     {"latent_fp8", 288, 255, 0x80},
+    {"latent_fp8", 288, 258, 0x40}, {"latent_fp8", 288, 262, 0x40}, {"latent_fp8", 288, 287, 0x80},
+};
+
+struct flipped {
+    const struct fp8_bit *bit;
+    int done;
+};
+
+static void flip(void *ctx, const struct batch_step *step, int32_t layer,
+                 const attn_tensor *const *operands)
+{
+    const attn_tensor *cache = operands[ATTN_ROLE_LATENT_CACHE];
+    struct flipped *flipped = ctx;
+    if (layer != 0 || step->mode != ATTN_MODE_DECODE || flipped->done)
+        return;
+    ck_assert_uint_eq(attn_dtype_size(cache->dtype), 1);
+    ck_assert_int_eq(cache->shape[2], flipped->bit->width);
+    ((uint8_t *)cache->data)[last_latent(step, cache) + flipped->bit->byte] ^= flipped->bit->mask;
+    flipped->done = 1;
+}
+
+START_TEST(one_bit_of_a_quantised_latent_fails)
+{
+    struct flipped flipped = {.bit = &fp8_bits[_i]};
+    struct run run;
+    begin_packed(&run);
+    set(&run, "kv_cache.latent_layout=%s", flipped.bit->layout);
+    set(&run, "kv_cache.k_scale=0.02");
+    set(&run, "model.dtype=f32");
+    set(&run, "workload.max_requests=2");
+    run.probe = flip;
+    run.probe_ctx = &flipped;
+    go(&run);
+    ck_assert_int_eq(flipped.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+}
+END_TEST
+
+/* The last element of what rows are packed from. */
+START_TEST(a_falsified_packed_operand_fails)
+{
+    static const struct falsified operands[] = {{ATTN_ROLE_C_KV, FP8_LORA - 1, 0},
+                                                {ATTN_ROLE_K_PE, FP8_ROPE - 1, 0}};
+    struct falsified falsified = operands[_i];
+    struct run run;
+    begin_packed(&run);
+    set(&run, "model.dtype=f32");
+    set(&run, "workload.max_requests=2");
+    run.probe = falsify;
+    run.probe_ctx = &falsified;
+    go(&run);
+    ck_assert_int_gt(falsified.done, 4);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
+START_TEST(packed_latents_are_fp8_e4m3)
+{
+    struct run run;
+    begin_packed(&run);
+    set(&run, "kv_cache.dtype=%s", _i ? "fp8_e5m2" : "auto");
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_int_eq(run.code, EXIT_USAGE);
+    ck_assert_msg(strstr(message, _i ? "kv_dtype fp8_e5m2" : "kv_dtype bf16") != NULL, "%s",
+                  message);
+    ck_assert_ptr_nonnull(strstr(message, "kv_cache.latent_layout"));
+    finish(&run);
+}
+END_TEST
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
+
+/* What is asked for, the exit code, and a part of the message. */
+static const struct {
+    const char *sets[3];
+    int code;
+    const char *message;
+} refusals[] = {
+    {{"workload.trace="}, EXIT_USAGE, "workload.trace"},
+    {{"workload.trace=/nonexistent/trace.jsonl"}, EXIT_USAGE, "/nonexistent/trace.jsonl"},
+    {{"kv_cache.max_total_tokens=16"}, EXIT_USAGE, "16"},
+    {{"kv_cache.max_total_tokens=3"}, EXIT_USAGE, "kv_cache.max_total_tokens"},
+    {{"kv_cache.max_total_tokens=8589934592"}, EXIT_USAGE, "kv_cache.max_total_tokens"},
+    {{"kv_cache.mem_fraction=1e-15"}, EXIT_USAGE, "kv_cache.mem_fraction"},
+    {{"model.max_context_len=8"}, EXIT_USAGE, "8"},
+    {{"attention.attention_backend=cpu_natve"}, EXIT_USAGE, "cpu_native"},
+    {{"attention.attention_backend=fa3"}, EXIT_NO_BACKEND, "fa3"},
+    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
+    {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
+    {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
+    {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
+    {{"platform.device=cuda:15"}, EXIT_NO_BACKEND, "platform.device"},
+};
+
+START_TEST(refused_with_a_reason)
+{
+    struct run run;
+    begin(&run);
+    for (size_t s = 0; s < 3 && refusals[_i].sets[s]; s++)
+        set(&run, "%s", refusals[_i].sets[s]);
+    go(&run);
+    const char *message = host_error_text(&run.error);
+    ck_assert_msg(run.code == refusals[_i].code, "exit %d: %s", run.code, message);
+    ck_assert_msg(strstr(message, refusals[_i].message) != NULL, "%s", message);
+    ck_assert_int_eq(run.report.steps, 0);
+    finish(&run);
+}
+END_TEST
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("session");
+    TCase *runs = tcase_create("runs");
+    tcase_set_timeout(runs, 60);
+    tcase_add_loop_test(runs, identities_hold, 0, COUNT(variants));
+    tcase_add_test(runs, eviction_turns_hits_into_prefill);
+    tcase_add_test(runs, retraction_is_counted);
+    tcase_add_test(runs, digest_does_not_depend_on_threads);
+    tcase_add_test(runs, digest_depends_on_the_seed);
+    tcase_add_test(runs, one_changed_value_fails);
+    tcase_add_test(runs, nothing_is_checked_at_rate_0);
+    tcase_add_test(runs, one_call_runs_it_all);
+    suite_add_tcase(s, runs);
+    TCase *latent = tcase_create("latent");
+    tcase_set_timeout(latent, 60);
+    tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
+    tcase_add_loop_test(latent, latents_keep_the_identities, 0, COUNT(latent_variants));
+    tcase_add_loop_test(latent, digest_of_latents_does_not_depend_on_threads, 0, 2);
+    tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
+    tcase_add_loop_test(latent, a_falsified_expanded_operand_fails, 0, 6);
+    tcase_add_test(latent, a_wrong_latent_in_the_cache_fails);
+    tcase_add_test(latent, latents_narrower_than_values);
+    tcase_add_loop_test(latent, latents_beside_recurrent_layers, 0, 2);
+    tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
+    suite_add_tcase(s, latent);
+    TCase *quantised = tcase_create("quantised");
+    tcase_set_timeout(quantised, 60);
+    tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
+    tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
+    tcase_add_test(quantised, packed_latents_have_their_own_scales);
+    tcase_add_loop_test(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits));
+    tcase_add_loop_test(quantised, a_falsified_packed_operand_fails, 0, 2);
+    tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
+    suite_add_tcase(s, quantised);
+    TCase *refused = tcase_create("refused");
+    tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
+    suite_add_tcase(s, refused);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,922 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_session_cuda.c: whole runs on a GPU, without one: the fake CUDA driver, the host's own
+ * kernels as host functions, and the backend cuda_fixture, whose rows have the same bits in every
+ * batch. So a run must come to one digest whatever the scheduling, eagerly and from graphs, however
+ * slow the device is, and after the device was lost.
+ */
+#include <math.h>
+#include <time.h>
+
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/fixtures/cuda_fixture.h"
+#include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/fixtures/host_kernels.h"
+#include "tests/host/run/session_run.h"
+
+enum { LAYERS = 2 };
+
+/* ---- A run ----------------------------------------------------------------------------------- */
+
+/* Requests that share beginnings and decode for a while. */
+static const char *const requests[] = {
+    "\"input_length\": 1452, \"output_length\": 760, \"hash_ids\": [0, 7, 8]",
+    "\"input_length\": 2376, \"output_length\": 340, \"hash_ids\": [0, 7, 9, 10, 11]",
+    "\"input_length\": 785, \"output_length\": 1190, \"hash_ids\": [0, 12]",
+    "\"input_length\": 3172, \"output_length\": 505, \"hash_ids\": [0, 7, 9, 13, 14, 15, 16]",
+    "\"input_length\": 640, \"output_length\": 0, \"hash_ids\": [17, 18]",
+    "\"input_length\": 1300, \"output_length\": 810, \"hash_ids\": [0, 12, 19]",
+};
+
+static char trace_path[64];
+
+static void write_trace(void)
+{
+    snprintf(trace_path, sizeof trace_path, "check_session_cuda_XXXXXX");
+    int descriptor = mkstemp(trace_path);
+    ck_assert_int_ge(descriptor, 0);
+    FILE *file = fdopen(descriptor, "w");
+    for (size_t r = 0; r < sizeof requests / sizeof requests[0]; r++)
+        fprintf(file, "{\"timestamp\": %d, %s}\n", (int)r * 100, requests[r]);
+    fclose(file);
+}
+
+/* A small model and a small trace, on this device by this backend. */
+static void begin(struct run *run, const char *device, const char *backend)
+{
+    char fixture[4096];
+    memset(run, 0, sizeof *run);
+    report_init(&run->report);
+    host_error_init(&run->error);
+    fixture_path("cuda_fixture.so", fixture);
+    set(run, "plugins.path=%s", fixture);
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
+    set(run, "platform.device=%s", device);
+    set(run, "attention.attention_backend=%s", backend);
+    set(run, "backend.fixture.type=cuda_fixture");
+    set(run, "cuda_graph.bs=1 2 4");
+    set(run, "workload.trace=%s", trace_path);
+    set(run, "workload.length_scale=0.01");
+    set(run, "workload.chunked_prefill_size=16");
+    set(run, "workload.max_running_requests=4");
+    set(run, "kv_cache.page_size=4");
+    set(run, "model.num_layers=%d", LAYERS);
+    set(run, "model.num_q_heads=4");
+    set(run, "model.num_kv_heads=2");
+    set(run, "model.head_dim=8");
+    set(run, "model.dtype=f32");
+    set(run, "model.max_context_len=256");
+    set(run, "workload.num_threads=1");
+    set(run, "verify.rate=1");
+}
+
+/* A fake driver with all kernels; again before each run, so that its counters are that run's. */
+static void prepare_device(void)
+{
+    fake.reset();
+    host_kernels_define(&fake);
+    cuda_fixture_define(&fake);
+}
+
+static void set_up(void)
+{
+    use_fake_cuda_in_plugins();
+    prepare_device();
+    write_trace();
+}
+
+/* After a run. */
+static void check_device(void)
+{
+    assert_nothing_left();
+    assert_clean();
+}
+
+static void tear_down(void)
+{
+    check_device();
+    fake.reset();
+    unlink(trace_path);
+}
+
+/* Run with up to four settings more. */
+static void go_with(struct run *run, const char *device, const char *backend,
+                    const char *const settings[4])
+{
+    begin(run, device, backend);
+    for (int s = 0; s < 4 && settings[s]; s++)
+        set(run, "%s", settings[s]);
+    go(run);
+}
+
+/* What must be so after every good run. */
+static void check_good(const struct run *run)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s %s", run->code,
+                  host_error_text(&run->error), r->verify.first_failure, fake.first_fault());
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_eq(r->verify.steps_not_finite, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    ck_assert_uint_eq(strlen(r->digest), 64);
+}
+
+/* The same tokens, however they were scheduled. */
+static void check_equal_counts(const struct report *a, const struct report *b)
+{
+    ck_assert_int_eq(a->requests, b->requests);
+    ck_assert_int_eq(a->tokens.prefill, b->tokens.prefill);
+    ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
+    ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
+    ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
+    ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
+}
+
+/* The identity that holds whatever was computed twice. */
+static int64_t input_tokens(const struct report *r)
+{
+    return r->tokens.prefill + r->tokens.prefix_hit - r->tokens.recomputed;
+}
+
+/* ---- Looking at launches --------------------------------------------------------------------- */
+
+/* What the attend kernel notes; it runs in a stream's thread. */
+static struct spy {
+    int64_t graph_rows;     /* launches with metadata for graphs */
+    int64_t eager_decodes;  /* DECODE batches with other metadata */
+    int64_t extends;        /* all other modes */
+    unsigned int grids[64]; /* rows of the first launches with metadata for graphs */
+    int decodes_first;      /* of these, launched before any other mode */
+    void (*then)(const struct fake_cuda_launch *launch); /* NULL = nothing */
+} spy;
+
+static void note_attend(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    if (p->num_seqs) {
+        if (spy.graph_rows < 64)
+            spy.grids[spy.graph_rows] = launch->grid[0];
+        spy.graph_rows++;
+        spy.decodes_first += spy.extends == 0;
+    } else if (p->batch.mode == ATTN_MODE_DECODE) {
+        spy.eager_decodes++;
+    } else {
+        spy.extends++;
+    }
+    cuda_fixture_attend(launch);
+    if (spy.then)
+        spy.then(launch);
+}
+
+static void watch_launches(void (*then)(const struct fake_cuda_launch *launch))
+{
+    static const size_t sizes[] = {sizeof(cuda_fixture_params)};
+    memset(&spy, 0, sizeof spy);
+    spy.then = then;
+    fake.define_kernel(CUDA_FIXTURE_ATTEND, note_attend, sizes, 1, &fake);
+}
+
+/* ---- Equal results --------------------------------------------------------------------------- */
+
+/* Settings that change how the trace is run, and those that change what is computed. */
+static const char *const variants[][4] = {
+    {NULL},
+    {"workload.mixed=yes"},
+    {"workload.chunked_prefill_size=0"},
+    {"workload.chunked_prefill_size=7", "workload.mixed=yes", "cuda_graph.bs=3"},
+    {"kv_cache.page_size=1"},
+    {"kv_cache.page_size=16", "kv_cache.layout=hnd", "backend.fixture.index_form=block_table"},
+    {"backend.fixture.index_form=block_table", "backend.fixture.fill_value=0"},
+    {"backend.fixture.index_form=csr", "cuda_graph.bs=1-4"},
+    {"backend.fixture.graph_level=single_token", "cuda_graph.bs=64"},
+    {"kv_cache.prefix_cache=no", "cuda_graph.bs=2"},
+    {"kv_cache.max_total_tokens=60", "workload.max_running_requests=8"},
+    {"workload.max_running_requests=1"},
+    {"model.layer_types=sliding full", "model.sliding_window=9"},
+    {"model.layer_types=chunked full", "model.attention_chunk=16"},
+    {"model.sinks=yes", "model.logit_cap=20", "model.v_head_dim=12"},
+    {"model.dtype=bf16"},
+    {"model.dtype=f16", "verify.rate=0.3"},
+    {"verify.rate=0.05", "workload.seed=7"},
+};
+
+/* On the processor by cpu_native, on the device eagerly, and from graphs: the same tokens, and on
+ * the device the same bits. */
+START_TEST(results_are_equal)
+{
+    static const char *const names[] = {"cpu", "eager", "graphs"};
+    struct run runs[3];
+    set_up();
+    for (int i = 0; i < 3; i++) {
+        begin(&runs[i], i ? "cuda:0" : "cpu", i ? "fixture" : "cpu_native");
+        for (int s = 0; s < 4 && variants[_i][s]; s++)
+            set(&runs[i], "%s", variants[_i][s]);
+        set(&runs[i], "cuda_graph.enable=%s", i == 1 ? "no" : "yes");
+        prepare_device();
+        go(&runs[i]);
+        struct fake_cuda_counters counters;
+        fake.get_counters(&counters);
+        if (runs[i].report.verify.rows_checked == 0)
+            ck_abort_msg("%s: %s", names[i], host_error_text(&runs[i].error));
+        check_good(&runs[i]);
+        check_equal_counts(&runs[i].report, &runs[0].report);
+        ck_assert_int_eq(counters.graph_launches > 0, i == 2);
+        ck_assert_int_eq(runs[i].report.graphs.count > 0, i == 2);
+        check_device();
+    }
+    ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
+/* How requests are batched and where their keys lie is not in the digest. */
+START_TEST(digest_does_not_depend_on_the_schedule)
+{
+    static const char *const schedules[][4] = {
+        {NULL},
+        {"workload.mixed=yes", "cuda_graph.bs=3"},
+        {"kv_cache.layout=hnd", "backend.fixture.index_form=csr"},
+        {"cuda_graph.enable=no", "backend.fixture.index_form=block_table"},
+        {"backend.fixture.fill_value=0", "cuda_graph.bs=1-4"},
+    };
+    struct run runs[5];
+    set_up();
+    for (int i = 0; i < 5; i++) {
+        prepare_device();
+        go_with(&runs[i], "cuda:0", "fixture", schedules[i]);
+        check_good(&runs[i]);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+        check_device();
+    }
+    for (int i = 0; i < 5; i++)
+        finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
+/* Two instances over one KV cache, of which one reads pages and one slots, give what one gives;
+ * only the one for decode is captured. */
+START_TEST(two_backends_share_the_cache)
+{
+    static const char *const pairs[][4] = {
+        {"attention.prefill_attention_backend=fixture", "attention.decode_attention_backend=other"},
+        {"attention.prefill_attention_backend=other", "attention.decode_attention_backend=fixture",
+         "workload.mixed=yes"},
+    };
+    struct run plain, pair;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){pairs[_i][2]});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&pair, "cuda:0", "fixture");
+    for (int s = 0; s < 4 && pairs[_i][s]; s++)
+        set(&pair, "%s", pairs[_i][s]);
+    set(&pair, "backend.other.type=cuda_fixture");
+    set(&pair, "backend.other.index_form=csr");
+    go(&pair);
+    check_good(&pair);
+    check_equal_counts(&pair.report, &plain.report);
+    ck_assert_str_eq(pair.report.digest, plain.report.digest);
+    ck_assert_uint_eq(pair.report.num_paths, 2);
+    ck_assert_int_gt(pair.report.graphs.count, 0);
+    finish(&plain);
+    finish(&pair);
+    tear_down();
+}
+END_TEST
+
+static int64_t rows_of(const struct run *run, const char *name)
+{
+    for (uint32_t p = 0; p < run->report.num_paths; p++)
+        if (strcmp(run->report.paths[p].name, name) == 0)
+            return run->report.paths[p].rows;
+    return -1;
+}
+
+/* A table by batch size, layer and length. A graph is its bounds': each captured size has the
+ * backends of its size, and the row for short sequences, which is below what a graph may meet, is
+ * met by eager steps alone. */
+START_TEST(routes_are_captured_by_their_bounds)
+{
+    struct run plain, routed;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&routed, "cuda:0", "fixture");
+    set(&routed, "cuda_graph.enable=%s", _i ? "no" : "yes");
+    set(&routed, "attention.route.1=phase=decode batch=1 -> one");
+    set(&routed, "attention.route.2=phase=decode batch=2 layers=1 -> two");
+    set(&routed, "attention.route.3=phase=decode kv=0-30 -> short");
+    set(&routed, "backend.one.type=cuda_fixture");
+    set(&routed, "backend.two.type=cuda_fixture");
+    set(&routed, "backend.two.index_form=csr");
+    set(&routed, "backend.short.type=cuda_fixture");
+    go(&routed);
+    check_good(&routed);
+    check_equal_counts(&routed.report, &plain.report);
+    ck_assert_str_eq(routed.report.digest, plain.report.digest);
+    ck_assert_int_eq(routed.report.graphs.count, _i ? 0 : 3);
+    ck_assert_int_gt(rows_of(&routed, "one"), 0);
+    ck_assert_int_gt(rows_of(&routed, "two"), 0);
+    ck_assert_int_eq(rows_of(&routed, "short") > 0, _i);
+    const char *vain = strstr(routed.notes, "graphs: none takes the row 'phase=decode kv=0-30' (");
+    ck_assert_msg((vain == NULL) == (_i == 1), "%s", routed.notes);
+    ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: none takes") : NULL);
+    finish(&plain);
+    finish(&routed);
+    check_device();
+    tear_down();
+}
+END_TEST
+
+/* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
+ * left; whoever is chosen, the digest is the same. */
+START_TEST(autotune_measures_on_the_device)
+{
+    struct run plain, tuned;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&tuned, "cuda:0", "best");
+    set(&tuned, "cuda_graph.enable=%s", _i ? "no" : "yes");
+    set(&tuned, "backend.best.type=autotune");
+    set(&tuned, "backend.best.candidate=fixture");
+    set(&tuned, "backend.best.candidate=other");
+    set(&tuned, "backend.best.rounds=3");
+    set(&tuned, "backend.other.type=cuda_fixture");
+    set(&tuned, "backend.other.index_form=csr");
+    go(&tuned);
+    check_good(&tuned);
+    check_equal_counts(&tuned.report, &plain.report);
+    ck_assert_str_eq(tuned.report.digest, plain.report.digest);
+    ck_assert_int_eq(tuned.report.graphs.count, _i ? 0 : 3);
+    ck_assert_msg(strstr(tuned.notes, "decode, 2-4 sequences, 1-512 keys: ") != NULL, "%s",
+                  tuned.notes);
+    ck_assert_ptr_nonnull(strstr(tuned.notes, "(measured, "));
+    ck_assert_ptr_null(strstr(tuned.notes, "(not measured"));
+    finish(&plain);
+    finish(&tuned);
+    check_device();
+    tear_down();
+}
+END_TEST
+
+/* What is asked for, the exit code, and a part of the message. */
+static const struct {
+    const char *setting;
+    int code;
+    const char *message;
+} refusals[] = {
+    {"platform.device=cuda:3", EXIT_NO_BACKEND, "cuda:3"},
+    {"attention.attention_backend=cpu_native", EXIT_NO_BACKEND, "cpu_native"},
+    {"model.alibi=yes", EXIT_NO_BACKEND, "has_alibi"},
+    {"kv_cache.max_total_tokens=1000000000", EXIT_RUN_TIME, "KV"},
+    {"backend.fixture.graph_level=sometimes", EXIT_USAGE, "sometimes"},
+};
+
+START_TEST(refused_with_a_reason)
+{
+    struct run run;
+    set_up();
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){refusals[_i].setting});
+    const char *message = host_error_text(&run.error);
+    ck_assert_msg(run.code == refusals[_i].code, "exit %d: %s", run.code, message);
+    ck_assert_msg(strstr(message, refusals[_i].message) != NULL, "%s", message);
+    ck_assert_int_eq(run.report.steps, 0);
+    finish(&run);
+    tear_down();
+}
+END_TEST
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+/* Decode steps are whole graphs; all of these were captured before the first step, the largest
+ * first, each after a warm-up through all layers. */
+START_TEST(decode_is_replayed)
+{
+    static const unsigned int sizes[] = {4, 2, 1};
+    struct run run;
+    struct fake_cuda_counters counters;
+    set_up();
+    watch_launches(NULL);
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    check_good(&run);
+    fake.get_counters(&counters);
+    int64_t decodes = (int64_t)run.report.decode.count;
+    ck_assert_int_gt(decodes, 3);
+    ck_assert_uint_eq(counters.graph_launches, (uint64_t)decodes);
+    ck_assert_uint_eq(fake.num_calls("cuGraphInstantiate"), 3);
+    ck_assert_int_eq(run.report.graphs.count, 3);
+    ck_assert_msg(strstr(run.notes, "graphs: 3 decode batches of 1 to 4") != NULL, "%s", run.notes);
+    ck_assert_int_eq(spy.eager_decodes, 0);
+    ck_assert_int_eq(spy.extends, LAYERS * (int64_t)run.report.prefill.count);
+    ck_assert_int_eq(spy.graph_rows, LAYERS * (decodes + 3));
+    ck_assert_int_ge(spy.decodes_first, 3 * LAYERS);
+    for (int n = 0; n < 3 * LAYERS; n++)
+        ck_assert_uint_eq(spy.grids[n], sizes[n / LAYERS]);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
+START_TEST(other_decodes_are_eager)
+{
+    static const char *const settings[][4] = {
+        {"cuda_graph.enable=no"},
+        {"backend.fixture.graph_level=never"},
+        {"cuda_graph.bs=1 2"},
+    };
+    struct run run;
+    struct fake_cuda_counters counters;
+    set_up();
+    watch_launches(NULL);
+    go_with(&run, "cuda:0", "fixture", settings[_i]);
+    check_good(&run);
+    fake.get_counters(&counters);
+    ck_assert_int_eq(strstr(run.notes, "graphs: none, as fixture") != NULL, _i == 1);
+    ck_assert_int_gt(spy.eager_decodes, 0);
+    ck_assert_int_eq(counters.graph_launches > 0, _i == 2);
+    ck_assert_int_eq((int64_t)counters.graph_launches + spy.eager_decodes / LAYERS,
+                     (int64_t)run.report.decode.count);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* Graphs that do not fit into the device's memory. */
+START_TEST(no_memory_for_graphs)
+{
+    struct run run;
+    set_up();
+    fake.set_graph_memory((size_t)1 << 40);
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){"kv_cache.max_total_tokens=400"});
+    ck_assert_int_eq(run.code, EXIT_RUN_TIME);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "graph"));
+    ck_assert_int_eq(run.report.steps, 0);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* ---- Checks that can fail -------------------------------------------------------------------- */
+
+static void spoil_output(const struct fake_cuda_launch *launch, float by)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    float *out = fake.access((cuda_pointer)(uintptr_t)p->tensors[ATTN_ROLE_OUT].data, sizeof *out);
+    *out += by;
+}
+
+static void add_to_one_output(const struct fake_cuda_launch *launch)
+{
+    if (spy.extends == 3)
+        spoil_output(launch, 0.25f);
+}
+
+static void spoil_a_replay(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    if (p->num_seqs && spy.graph_rows == LAYERS * 3 + 4)
+        spoil_output(launch, INFINITY);
+}
+
+START_TEST(a_wrong_row_fails)
+{
+    struct run run;
+    set_up();
+    watch_launches(add_to_one_output);
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_int_eq(run.report.verify.steps_not_finite, 0);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* An infinite output is seen without the oracle. */
+START_TEST(an_infinite_output_fails)
+{
+    struct run run;
+    set_up();
+    watch_launches(spoil_a_replay);
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){"verify.rate=0"});
+    ck_assert_msg(run.code == EXIT_CHECK_FAILED, "%s", host_error_text(&run.error));
+    ck_assert_int_eq(run.report.verify.steps_not_finite, 1);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* ---- A slow device --------------------------------------------------------------------------- */
+
+static void nap(long microseconds)
+{
+    struct timespec time = {.tv_nsec = microseconds * 1000};
+    nanosleep(&time, NULL);
+}
+
+/* Until the host has made no call for a while: it has gone ahead as far as it can. */
+static void wait_for_the_host(void)
+{
+    struct fake_cuda_counters now;
+    uint64_t before, quiet = 0;
+    fake.get_counters(&now);
+    do {
+        before = now.calls;
+        nap(1000);
+        fake.get_counters(&now);
+        quiet = now.calls == before ? quiet + 1 : 0;
+    } while (quiet < 3);
+}
+
+/* Decode steps that were launched and have not begun, at most. */
+static int64_t most_ahead;
+
+static void hold_each_layer(const struct fake_cuda_launch *launch)
+{
+    struct fake_cuda_counters counters;
+    (void)launch;
+    wait_for_the_host();
+    fake.get_counters(&counters);
+    int64_t begun = (spy.graph_rows + LAYERS - 1) / LAYERS - 3;
+    int64_t ahead = (int64_t)counters.graph_launches - begun;
+    most_ahead = ahead > most_ahead ? ahead : most_ahead;
+}
+
+/* The device does nothing before the host has gone ahead as far as it can, in each layer of each
+ * step: what a step reads must still be there when it gets to it. */
+START_TEST(a_slow_device_gives_the_same)
+{
+    static const char *const settings[][4] = {
+        {NULL},
+        {"workload.mixed=yes", "backend.fixture.index_form=csr"},
+        {"cuda_graph.enable=no", "kv_cache.max_total_tokens=60", "kv_cache.layout=hnd"},
+    };
+    struct run fast, slow;
+    set_up();
+    go_with(&fast, "cuda:0", "fixture", settings[_i]);
+    check_good(&fast);
+    prepare_device();
+    most_ahead = 0;
+    watch_launches(hold_each_layer);
+    go_with(&slow, "cuda:0", "fixture", settings[_i]);
+    check_good(&slow);
+    check_equal_counts(&slow.report, &fast.report);
+    ck_assert_str_eq(slow.report.digest, fast.report.digest);
+    if (_i < 2)
+        ck_assert_int_eq(most_ahead, EXECUTOR_MAX_IN_FLIGHT - 1);
+    tear_down();
+    finish(&fast);
+    finish(&slow);
+}
+END_TEST
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* What can be refused. To wait, to end a capture and to release cannot. */
+static const char *const calls[] = {
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceTotalMem",
+    "cuDevicePrimaryCtxRetain",
+    "cuMemGetInfo",
+    "cuMemAlloc",
+    "cuMemHostAlloc",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuMemsetD32Async",
+    "cuStreamCreate",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuStreamBeginCapture",
+    "cuGraphInstantiate",
+    "cuGraphLaunch",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+};
+
+/* A run that is as short as it can be with all phases in it. */
+static void begin_short(struct run *run)
+{
+    begin(run, "cuda:0", "fixture");
+    set(run, "workload.max_requests=3");
+    set(run, "workload.max_running_requests=2");
+    set(run, "workload.length_scale=0.006");
+    set(run, "model.num_q_heads=2");
+    set(run, "model.num_kv_heads=1");
+    set(run, "backend.fixture.index_form=block_table");
+    set(run, "kv_cache.max_total_tokens=64");
+}
+
+/* Each call of this name in turn finds no memory: an error with a message or a good run, and
+ * nothing is left. */
+START_TEST(every_call_fails_once)
+{
+    int injected = 1, failed = 0;
+    set_up();
+    for (uint64_t n = 1; injected; n++) {
+        struct run run;
+        prepare_device();
+        fake.inject(calls[_i], n, CUDA_ERROR_OUT_OF_MEMORY);
+        begin_short(&run);
+        go(&run);
+        injected = fake.injected();
+        failed += run.code != EXIT_GOOD;
+        if (run.code == EXIT_GOOD)
+            check_good(&run);
+        ck_assert_msg(run.code == EXIT_GOOD || *host_error_text(&run.error), "%s %d: exit %d",
+                      calls[_i], (int)n, run.code);
+        ck_assert_int_eq(run.report.kv.leaked, 0);
+        finish(&run);
+        check_device();
+    }
+    ck_assert_int_gt(failed, 0);
+    tear_down();
+}
+END_TEST
+
+/* ---- A lost device --------------------------------------------------------------------------- */
+
+/* Calls up to the first forward, and in all. */
+static uint64_t calls_of_set_up, calls_of_run;
+
+static void count_calls(void *ctx, const struct batch_step *step, int32_t layer,
+                        const attn_tensor *const *operands)
+{
+    (void)ctx, (void)step, (void)layer, (void)operands;
+    struct fake_cuda_counters counters;
+    fake.get_counters(&counters);
+    if (calls_of_set_up == 0)
+        calls_of_set_up = counters.calls;
+}
+
+/* Every second test has no prefix cache: then the same rows are computed, whatever is lost. */
+static void begin_to_lose(struct run *run, int i)
+{
+    begin_short(run);
+    set(run, "kv_cache.prefix_cache=%s", i % 2 ? "yes" : "no");
+}
+
+/* The run without a failure. */
+static void go_undisturbed(struct run *run, int i)
+{
+    struct fake_cuda_counters counters;
+    begin_to_lose(run, i);
+    run->probe = count_calls;
+    go(run);
+    check_good(run);
+    ck_assert_int_eq(run->report.device_losses, 0);
+    fake.get_counters(&counters);
+    calls_of_run = counters.calls;
+    ck_assert_uint_gt(calls_of_set_up, 0);
+    ck_assert_uint_gt(calls_of_run, calls_of_set_up);
+}
+
+/* All requests came to their end, and no row of theirs is missing or wrong. What was in the prefix
+ * cache may have to be computed for the first time. */
+static void check_recovered(const struct run *run, const struct run *undisturbed, int i)
+{
+    check_good(run);
+    ck_assert_int_eq(run->report.requests, undisturbed->report.requests);
+    ck_assert_int_eq(run->report.tokens.decode, undisturbed->report.tokens.decode);
+    ck_assert_int_eq(input_tokens(&run->report), input_tokens(&undisturbed->report));
+    ck_assert_int_ge(run->report.verify.rows_checked, undisturbed->report.verify.rows_checked);
+    if (i % 2 == 0)
+        ck_assert_str_eq(run->report.digest, undisturbed->report.digest);
+}
+
+/* Nothing is left. Where the last call of all is the one that fails, its context is: the driver did
+ * not take it back. */
+static void check_device_after(const struct run *run)
+{
+    struct fake_cuda_live live;
+    fake.get_live(&live);
+    if (live.contexts == 0 || run->code != EXIT_GOOD || run->report.device_losses > 0)
+        assert_nothing_left();
+    ck_assert_uint_le(live.contexts, 1);
+    assert_clean();
+}
+
+/* A sweep over all calls is spread over so many tests. Each takes every third of its calls, or with
+ * ATTNHOST_TEST_EVERY_CALL in the environment all. */
+enum { SWEEPS = 8 };
+
+static uint64_t stride(void)
+{
+    return getenv("ATTNHOST_TEST_EVERY_CALL") ? SWEEPS : SWEEPS * 3;
+}
+
+/* An error that has a message, or a good run. */
+static void check_told(const struct run *run, const struct run *undisturbed, int i, uint64_t n)
+{
+    if (run->code == EXIT_GOOD) {
+        check_recovered(run, undisturbed, i);
+        return;
+    }
+    ck_assert_msg(run->code == EXIT_RUN_TIME, "call %d: exit %d: %s", (int)n, run->code,
+                  host_error_text(&run->error));
+    ck_assert_msg(*host_error_text(&run->error), "call %d: no message", (int)n);
+}
+
+/* Whatever call it is that is refused. What it was to release goes with the context. */
+START_TEST(any_call_fails_once)
+{
+    struct run undisturbed;
+    set_up();
+    go_undisturbed(&undisturbed, _i);
+    check_device();
+    for (uint64_t n = 1 + (uint64_t)_i; n <= calls_of_run; n += stride()) {
+        struct run run;
+        prepare_device();
+        fake.inject(NULL, n, CUDA_ERROR_OUT_OF_MEMORY);
+        begin_to_lose(&run, _i);
+        go(&run);
+        check_told(&run, &undisturbed, _i, n);
+        ck_assert_int_eq(run.report.device_losses, 0);
+        ck_assert_msg(*fake.first_fault() == '\0', "call %d: %s", (int)n, fake.first_fault());
+        finish(&run);
+    }
+    finish(&undisturbed);
+    fake.reset();
+    tear_down();
+}
+END_TEST
+
+/* The device is lost at a call, from the first forward on: everything is prefilled again. */
+START_TEST(a_loss_is_survived)
+{
+    struct run undisturbed;
+    int survived = 0;
+    set_up();
+    go_undisturbed(&undisturbed, _i);
+    check_device();
+    for (uint64_t n = calls_of_set_up + (uint64_t)_i; n <= calls_of_run; n += stride()) {
+        struct run run;
+        prepare_device();
+        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
+        begin_to_lose(&run, _i);
+        go(&run);
+        ck_assert_msg(run.code == EXIT_GOOD, "call %d of %d: exit %d: %s", (int)n,
+                      (int)calls_of_run, run.code, host_error_text(&run.error));
+        check_recovered(&run, &undisturbed, _i);
+        ck_assert_int_le(run.report.device_losses, 1);
+        survived += run.report.device_losses > 0;
+        check_device_after(&run);
+        finish(&run);
+    }
+    ck_assert_int_gt(survived, 10);
+    finish(&undisturbed);
+    fake.reset();
+    tear_down();
+}
+END_TEST
+
+/* The same while pool, backends and graphs are made. Before the device was open, to which the first
+ * question for its memory belongs, there is nothing to make again. */
+START_TEST(a_loss_at_the_start_is_survived)
+{
+    struct run undisturbed;
+    int survived = 0;
+    set_up();
+    go_undisturbed(&undisturbed, _i);
+    check_device();
+    for (uint64_t n = 1 + (uint64_t)_i; n < calls_of_set_up; n += stride()) {
+        struct run run;
+        prepare_device();
+        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
+        begin_to_lose(&run, _i);
+        go(&run);
+        check_told(&run, &undisturbed, _i, n);
+        ck_assert_msg(run.code == EXIT_GOOD || fake.num_calls("cuMemGetInfo") == 0,
+                      "call %d of %d: exit %d: %s", (int)n, (int)calls_of_set_up, run.code,
+                      host_error_text(&run.error));
+        survived += run.report.device_losses > 0;
+        check_device_after(&run);
+        finish(&run);
+    }
+    ck_assert_int_gt(survived, 10);
+    finish(&undisturbed);
+    fake.reset();
+    tear_down();
+}
+END_TEST
+
+/* Where the driver gives this process no new context, the run ends with an error. */
+START_TEST(a_final_loss_is_told)
+{
+    struct run undisturbed;
+    int told = 0;
+    set_up();
+    go_undisturbed(&undisturbed, _i);
+    check_device();
+    for (uint64_t n = 1 + (uint64_t)_i; n <= calls_of_run; n += stride()) {
+        struct run run;
+        prepare_device();
+        fake.set_loss_final(1);
+        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
+        begin_to_lose(&run, _i);
+        go(&run);
+        check_told(&run, &undisturbed, _i, n);
+        told += run.code == EXIT_RUN_TIME;
+        check_device_after(&run);
+        finish(&run);
+    }
+    ck_assert_int_gt(told, 10);
+    finish(&undisturbed);
+    fake.reset();
+    tear_down();
+}
+END_TEST
+
+/* Losses while a kernel runs and the host waits: launches of a backend up to the first one, and how
+ * many there are; the next ones come right after everything was made again. */
+static int losses_left, launches_to_loss;
+
+static void lose_now_and_then(const struct fake_cuda_launch *launch)
+{
+    (void)launch;
+    if (losses_left > 0 && --launches_to_loss <= 0) {
+        losses_left--;
+        launches_to_loss = 1 + LAYERS * 2;
+        wait_for_the_host();
+        fake.lose(0, CUDA_ERROR_LAUNCH_FAILED);
+    }
+}
+
+/* Up to three times in a row, then it is told. */
+START_TEST(losses_in_a_row)
+{
+    struct run undisturbed, run;
+    set_up();
+    go_undisturbed(&undisturbed, _i);
+    prepare_device();
+    watch_launches(lose_now_and_then);
+    losses_left = 1 + _i;
+    launches_to_loss = 16;
+    begin_to_lose(&run, _i);
+    go(&run);
+    if (_i < 3) {
+        check_recovered(&run, &undisturbed, _i);
+        ck_assert_int_eq(run.report.device_losses, 1 + _i);
+        ck_assert_int_gt(run.report.tokens.recomputed, 0);
+    } else {
+        ck_assert_int_eq(run.code, EXIT_RUN_TIME);
+        ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "CUDA_ERROR_LAUNCH_FAILED"));
+    }
+    tear_down();
+    finish(&undisturbed);
+    finish(&run);
+}
+END_TEST
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("session_cuda");
+    TCase *runs = tcase_create("runs");
+    tcase_set_timeout(runs, 60);
+    tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
+    tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
+    tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
+    tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
+    tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
+    tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));
+    tcase_add_test(runs, decode_is_replayed);
+    tcase_add_loop_test(runs, other_decodes_are_eager, 0, 3);
+    tcase_add_test(runs, no_memory_for_graphs);
+    tcase_add_test(runs, a_wrong_row_fails);
+    tcase_add_test(runs, an_infinite_output_fails);
+    tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 3);
+    suite_add_tcase(s, runs);
+    TCase *failures = tcase_create("failures");
+    tcase_set_timeout(failures, 120);
+    tcase_add_loop_test(failures, every_call_fails_once, 0, COUNT(calls));
+    tcase_add_loop_test(failures, any_call_fails_once, 0, SWEEPS);
+    tcase_add_loop_test(failures, a_loss_is_survived, 0, SWEEPS);
+    tcase_add_loop_test(failures, a_loss_at_the_start_is_survived, 0, SWEEPS);
+    tcase_add_loop_test(failures, a_final_loss_is_told, 0, SWEEPS);
+    tcase_add_loop_test(failures, losses_in_a_row, 0, 4);
+    suite_add_tcase(s, failures);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session_run.h: a whole run as tests make it: settings, a probe, what came out, and what has to
+ * hold of it whatever the scheduling.
+ */
+#ifndef TESTS_SESSION_RUN_H
+#define TESTS_SESSION_RUN_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/base/error.h"
+#include "host/cmd/exit_codes.h"
+#include "host/run/session.h"
+#include "tests/tools/test_main.h"
+
+#define MAX_SETS 40
+
+/* A run: settings in the form "section.key=value", a probe, and what came out. */
+struct run {
+    char *sets[MAX_SETS];
+    size_t num_sets;
+    executor_probe probe;
+    void *probe_ctx;
+    row_check_listener listener;
+    void *listener_ctx;
+    char *notes; /* what was told before the first step */
+    struct report report;
+    host_error error;
+    int code;
+};
+
+__attribute__((format(printf, 2, 3))) static inline void set(struct run *run, const char *format,
+                                                             ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ck_assert_uint_lt(run->num_sets, MAX_SETS);
+    run->sets[run->num_sets++] = strdup(text);
+}
+
+static inline const char *environment(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value ? value : otherwise;
+}
+
+/* The first requests of the example trace, in small pages and chunks; the model is to come. */
+static inline void begin_trace(struct run *run)
+{
+    memset(run, 0, sizeof *run);
+    report_init(&run->report);
+    host_error_init(&run->error);
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
+    set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
+        environment("ATTNHOST_TEST_SRCDIR", "."));
+    set(run, "workload.length_scale=0.02");
+    set(run, "workload.max_requests=12");
+    set(run, "workload.chunked_prefill_size=32");
+    set(run, "workload.max_running_requests=4");
+    set(run, "kv_cache.page_size=4");
+    set(run, "verify.rate=1");
+}
+
+static inline void finish(struct run *run)
+{
+    report_finish(&run->report);
+    free(run->notes);
+    for (size_t s = 0; s < run->num_sets; s++)
+        free(run->sets[s]);
+}
+
+static inline void go(struct run *run)
+{
+    struct config *config = NULL;
+    attn_status status =
+        config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
+    size_t length;
+    FILE *notes = open_memstream(&run->notes, &length);
+    struct session_params params = {
+        .config = config,
+        .choices = notes,
+        .probe = run->probe,
+        .probe_ctx = run->probe_ctx,
+        .listener = run->listener,
+        .listener_ctx = run->listener_ctx,
+    };
+    run->code = session_run(&params, &run->report, &run->error.base);
+    fclose(notes);
+    config_destroy(config);
+}
+
+/* The identities of a run in which every request ended. */
+static inline void check_identities(const struct run *run, int64_t input_tokens,
+                                    int64_t decode_tokens)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s", run->code, host_error_text(&run->error),
+                  r->verify.first_failure);
+    ck_assert_int_eq(r->tokens.prefill + r->tokens.prefix_hit - r->tokens.recomputed, input_tokens);
+    ck_assert_int_eq(r->tokens.decode, decode_tokens);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    ck_assert_int_eq(r->states.leaked, 0);
+    ck_assert_uint_eq(strlen(r->digest), 64);
+}
+
+/* The lengths of what begin_trace() asks for, from the trace itself. */
+static inline void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens)
+{
+    struct trace trace;
+    struct workload workload;
+    char path[1024];
+    snprintf(path, sizeof path, "%s/examples/traces/mini_mooncake.jsonl",
+             environment("ATTNHOST_TEST_SRCDIR", "."));
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&workload, &trace, 0.02, 12, 4096, NULL), ATTN_OK);
+    *input_tokens = workload.input_tokens;
+    *decode_tokens = workload.decode_tokens;
+    workload_finish(&workload);
+    trace_finish(&trace);
+}
+
+/* Rows of a step that are the first ones of request 0: how many, and where they begin. */
+static inline int32_t find_first_rows(const struct batch_step *step, int64_t *row)
+{
+    *row = 0;
+    for (int32_t s = 0; s < step->num_sequences; s++) {
+        const struct batch_sequence *sequence = &step->sequences[s];
+        if (sequence->request == 0 && sequence->prefix_len == 0)
+            return sequence->num_new;
+        *row += sequence->num_new;
+    }
+    return 0;
+}
+
+/* A config.json of its own for a test file, in the working directory; removed by its caller. */
+static inline void write_model(const char *text, char path[64])
+{
+    snprintf(path, 64, "check_session_XXXXXX.json");
+    int file = mkstemps(path, 5);
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq(write(file, text, strlen(text)), (int64_t)strlen(text));
+    close(file);
+}
+
+#endif /* TESTS_SESSION_RUN_H */

@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/host/run/step_kernels_case.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/mix.h"
+
+#define GOOD(call) ck_assert_msg((call) == ATTN_OK, "%s", host_error_text(&c->error))
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+
+/* ---- A case ---------------------------------------------------------------------------------- */
+
+uint64_t step_case_random(struct step_case *c, uint64_t count)
+{
+    return mix_below((uint32_t)(mix_stream(c->seed, c->num_random++) >> 32), count);
+}
+
+/* In [least, most]. */
+static int32_t between(struct step_case *c, int32_t least, int32_t most)
+{
+    return least + (int32_t)step_case_random(c, (uint64_t)(most - least) + 1);
+}
+
+#define ONE_OF(array) ((array)[step_case_random(c, COUNT(array))])
+
+/* Some with a common prefix. */
+static void make_workload(struct step_case *c)
+{
+    static const double scales[] = {1, 0.31, 0.05, 0.003};
+    for (int r = 0; r < CASE_REQUESTS; r++) {
+        int32_t input = between(c, 1, CASE_HASH_IDS * TRACE_BLOCK_TOKENS);
+        for (int i = 0; i < CASE_HASH_IDS; i++)
+            c->hash_ids[r][i] = i < 3 ? i + 100 : between(c, 0, 1 << 30);
+        c->requests[r] = (trace_request){
+            .input_length = input,
+            .output_length = between(c, 0, 300),
+            .num_hash_ids = r == 1 ? 0 : (input + TRACE_BLOCK_TOKENS - 1) / TRACE_BLOCK_TOKENS,
+            .hash_ids = c->hash_ids[r],
+        };
+    }
+    struct trace trace = {.num_requests = CASE_REQUESTS, .requests = c->requests};
+    GOOD(workload_init(&c->workload, &trace, ONE_OF(scales), 0, 1 << 20, &c->error.base));
+}
+
+static void make_layers(struct step_case *c)
+{
+    static const int32_t dims[] = {1, 3, 7, 8, 16, 40, 64, 80, 128, 129};
+    static const int32_t rights[] = {0, -1, 3};
+    for (int32_t l = 0; l < CASE_LAYERS; l++) {
+        generator_layer *layer = &c->layers[l];
+        layer->kv_layer = l;
+        layer->num_kv_heads = between(c, 1, 3);
+        layer->head_dim = ONE_OF(dims);
+        layer->v_head_dim = step_case_random(c, 8) == 0 ? 0 : ONE_OF(dims);
+        if (l == CASE_LAYERS - 1) /* shares the keys and values of another one */
+            *layer = c->layers[step_case_random(c, CASE_LAYERS - 1)];
+        layer->num_q_heads = layer->num_kv_heads * between(c, 1, 3);
+        layer->window_left = between(c, -1, 30);
+        layer->window_right = ONE_OF(rights);
+        layer->attention_chunk = between(c, 0, 1) * 24;
+    }
+    GOOD(generator_init(&c->generator, mix_word(c->seed), c->layers, CASE_LAYERS, between(c, 1, 32),
+                        between(c, 0, 100), &c->error.base));
+}
+
+void step_case_init(struct step_case *c, uint64_t seed)
+{
+    memset(c, 0, sizeof *c);
+    host_error_init(&c->error);
+    c->seed = mix_word(seed + 1);
+    make_workload(c);
+    make_layers(c);
+}
+
+void step_case_finish(struct step_case *c)
+{
+    workload_finish(&c->workload);
+}
+
+void step_case_create(struct step_case *c, struct device *device, uint64_t seed)
+{
+    step_case_init(c, seed);
+    GOOD(threads_create(2, &c->threads, &c->error.base));
+    GOOD(device_open(ATTN_DEVICE_CPU, 0, &c->devices[CASE_CPU], &c->error.base));
+    c->devices[CASE_DEVICE] = device;
+    GOOD(device_stream_create(device, &c->streams[CASE_DEVICE], &c->error.base));
+    for (int which = CASE_CPU; which <= CASE_DEVICE; which++)
+        GOOD(step_kernels_create(c->devices[which], &c->generator, &c->workload, c->threads,
+                                 &c->kernels[which], &c->error.base));
+}
+
+void step_case_destroy(struct step_case *c)
+{
+    for (int which = CASE_CPU; which <= CASE_DEVICE; which++)
+        step_kernels_destroy(c->kernels[which]);
+    device_stream_destroy(c->devices[CASE_DEVICE], c->streams[CASE_DEVICE]);
+    device_close(c->devices[CASE_CPU]);
+    threads_destroy(c->threads);
+    step_case_finish(c);
+}
+
+/* ---- Arrays ---------------------------------------------------------------------------------- */
+
+/* Random bytes, to be overwritten by what an input holds. */
+static struct twin *make_twin(struct step_case *c, size_t bytes, size_t guard)
+{
+    ck_assert_int_lt(c->num_twins, CASE_TWINS);
+    struct twin *twin = &c->twins[c->num_twins++];
+    size_t all = bytes + 2 * guard;
+    *twin = (struct twin){.bytes = bytes, .guard = guard, .device_bytes = all};
+    if (c->too_small == c->num_twins)
+        twin->device_bytes = 1;
+    twin->memory[CASE_CPU] = malloc(all + (all == 0));
+    twin->memory[CASE_DEVICE] =
+        device_allocate(c->devices[CASE_DEVICE], ATTN_SPACE_DEVICE, twin->device_bytes, 1);
+    ck_assert(twin->memory[CASE_CPU] && twin->memory[CASE_DEVICE]);
+    for (size_t i = 0; i < all; i++)
+        twin->memory[CASE_CPU][i] = (char)step_case_random(c, 256);
+    return twin;
+}
+
+static struct twin *make_ints(struct step_case *c, size_t count)
+{
+    return make_twin(c, count * sizeof(int32_t), 0);
+}
+
+/* An output: exactly its size, or with guards that move it off 16-byte borders or keep it there. */
+static struct twin *make_output(struct step_case *c, size_t bytes)
+{
+    static const size_t guards[] = {0, 4, 32};
+    return make_twin(c, bytes, ONE_OF(guards));
+}
+
+static void *at(const struct twin *twin, int which)
+{
+    return twin ? twin->memory[which] + twin->guard : NULL;
+}
+
+static int32_t *ints(const struct twin *twin)
+{
+    return at(twin, CASE_CPU);
+}
+
+static void upload(struct step_case *c)
+{
+    for (int t = 0; t < c->num_twins; t++)
+        GOOD(device_copy(c->devices[CASE_DEVICE], c->twins[t].memory[CASE_DEVICE],
+                         c->twins[t].memory[CASE_CPU], c->twins[t].device_bytes,
+                         c->streams[CASE_DEVICE], &c->error.base));
+}
+
+static void compare(struct step_case *c, const struct twin *twin)
+{
+    char *seen = malloc(twin->device_bytes + 1);
+    ck_assert_ptr_nonnull(seen);
+    GOOD(device_copy(c->devices[CASE_DEVICE], seen, twin->memory[CASE_DEVICE], twin->device_bytes,
+                     c->streams[CASE_DEVICE], &c->error.base));
+    GOOD(device_synchronize(c->devices[CASE_DEVICE], c->streams[CASE_DEVICE], &c->error.base));
+    size_t i = 0;
+    while (i < twin->device_bytes && seen[i] == twin->memory[CASE_CPU][i])
+        i++;
+    ck_assert_msg(i == twin->device_bytes,
+                  "seed %llu, array %d of the work: byte %zu differs, of %zu with %zu on each side",
+                  (unsigned long long)c->seed, (int)(twin - c->twins) + 1, i, twin->bytes,
+                  twin->guard);
+    free(seen);
+}
+
+static void drop_twins(struct step_case *c)
+{
+    while (c->num_twins > 0) {
+        struct twin *twin = &c->twins[--c->num_twins];
+        device_release(c->devices[CASE_DEVICE], ATTN_SPACE_DEVICE, twin->memory[CASE_DEVICE]);
+        free(twin->memory[CASE_CPU]);
+    }
+}
+
+/* ---- Both ------------------------------------------------------------------------------------ */
+
+typedef attn_status (*work_call)(struct step_case *c, int which, const void *work);
+
+static struct device_graph *capture(struct step_case *c, work_call call, const void *work)
+{
+    struct device_graph *graph = NULL;
+    const struct device *device = c->devices[CASE_DEVICE];
+    GOOD(device_capture_begin(device, c->streams[CASE_DEVICE], &c->error.base));
+    GOOD(call(c, CASE_DEVICE, work));
+    GOOD(device_capture_end(device, c->streams[CASE_DEVICE], &graph, &c->error.base));
+    return graph;
+}
+
+static void run_both(struct step_case *c, work_call call, const void *work)
+{
+    const struct device *device = c->devices[CASE_DEVICE];
+    attn_stream stream = c->streams[CASE_DEVICE];
+    struct device_graph *graph = c->with_graph ? capture(c, call, work) : NULL;
+    upload(c);
+    GOOD(call(c, CASE_CPU, work));
+    if (graph)
+        GOOD(device_graph_launch(device, graph, stream, &c->error.base));
+    else
+        GOOD(call(c, CASE_DEVICE, work));
+    attn_status status = device_synchronize(device, stream, &c->error.base);
+    ck_assert_msg(status == ATTN_OK || (c->too_small && status == ATTN_DEVICE_LOST), "%s",
+                  host_error_text(&c->error));
+    for (int t = 0; t < c->num_twins && !c->too_small; t++)
+        compare(c, &c->twins[t]);
+    device_graph_destroy(device, graph);
+    drop_twins(c);
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+struct rows_case {
+    struct twin *request, *position;
+    int32_t count;
+};
+
+/* Of all requests, with padding in between. */
+static struct rows_case make_rows(struct step_case *c)
+{
+    struct rows_case rows = {.count = between(c, 0, 20)};
+    rows.request = make_ints(c, (size_t)rows.count);
+    for (int32_t row = 0; row < rows.count; row++)
+        ints(rows.request)[row] = between(c, -1, CASE_REQUESTS - 1);
+    return rows;
+}
+
+/* Padding has none; what is there must not matter. */
+static void make_positions(struct step_case *c, struct rows_case *rows)
+{
+    rows->position = make_ints(c, (size_t)rows->count);
+    for (int32_t row = 0; row < rows->count; row++) {
+        int32_t request = ints(rows->request)[row];
+        const workload_request *r = &c->workload.requests[request < 0 ? 0 : request];
+        if (request >= 0)
+            ints(rows->position)[row] =
+                between(c, 0, (int32_t)(r->input_length + r->output_length) - 1);
+    }
+}
+
+static struct step_rows rows_at(const struct rows_case *rows, int which)
+{
+    return (struct step_rows){
+        .request = at(rows->request, which),
+        .position = at(rows->position, which),
+        .count = rows->count,
+    };
+}
+
+struct generate_case {
+    int32_t layer;
+    attn_dtype dtype;
+    struct rows_case rows;
+    struct twin *q, *k, *v;
+};
+
+uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void *q, void *k,
+                           void *v, struct step_vectors *list)
+{
+    int32_t heads = layer->num_q_heads, kv = layer->num_kv_heads, dim = layer->head_dim;
+    const struct step_vectors all[] = {
+        {.operand = {ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, .memory = q},
+        {.operand = {ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, .memory = k},
+        {.operand = {ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, .memory = v},
+    };
+    memcpy(list, all, sizeof all);
+    return k ? 3 : 1;
+}
+
+static attn_status call_generate(struct step_case *c, int which, const void *work)
+{
+    const struct generate_case *g = work;
+    struct step_rows rows = rows_at(&g->rows, which);
+    struct step_vectors vectors[OPERANDS_MAX];
+    uint32_t count = step_case_vectors(&c->layers[g->layer], g->dtype, at(g->q, which),
+                                       at(g->k, which), at(g->v, which), vectors);
+    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors, count,
+                                 c->streams[which], &c->error.base);
+}
+
+void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)
+{
+    const generator_layer *l = &c->layers[layer];
+    struct generate_case g = {.layer = layer, .dtype = dtype, .rows = make_rows(c)};
+    make_positions(c, &g.rows);
+    size_t head_bytes = (size_t)g.rows.count * attn_dtype_size(dtype);
+    g.q = make_output(c, head_bytes * (size_t)(l->num_q_heads * l->head_dim));
+    if (step_case_random(c, 3) > 0) {
+        g.k = make_output(c, head_bytes * (size_t)(l->num_kv_heads * l->head_dim));
+        g.v = make_output(c, head_bytes * (size_t)(l->num_kv_heads * l->v_head_dim));
+    }
+    run_both(c, call_generate, &g);
+}
+
+/* ---- Indices --------------------------------------------------------------------------------- */
+
+struct update_case {
+    struct twin *updates, *slots, *table;
+    int32_t num_updates, longest, stride;
+};
+
+static attn_status call_update(struct step_case *c, int which, const void *work)
+{
+    const struct update_case *u = work;
+    return step_kernels_update_table(c->kernels[which], at(u->updates, which), u->num_updates,
+                                     u->longest, at(u->slots, which), at(u->table, which),
+                                     u->stride, c->streams[which], &c->error.base);
+}
+
+/* Each update has a row of its own; the last one ends where table and slots end. */
+void step_case_update_table(struct step_case *c)
+{
+    struct update_case u = {.num_updates = between(c, 0, 5), .stride = between(c, 1, 600)};
+    int32_t num_slots = u.stride + between(c, 0, 40);
+    u.updates = make_twin(c, (size_t)u.num_updates * sizeof(struct step_update), 0);
+    u.slots = make_ints(c, (size_t)num_slots);
+    u.table = make_output(c, (size_t)(u.num_updates + 1) * (size_t)u.stride * sizeof(int32_t));
+    for (int32_t i = 0; i < u.num_updates; i++) {
+        int32_t first = between(c, 0, u.stride - 1);
+        int32_t count = i == 1 ? 0 : u.stride - first;
+        struct step_update update = {
+            .row = u.num_updates - i,
+            .first = first,
+            .count = count,
+            .source = num_slots - count,
+        };
+        memcpy((struct step_update *)at(u.updates, CASE_CPU) + i, &update, sizeof update);
+        u.longest = count > u.longest ? count : u.longest;
+    }
+    run_both(c, call_update, &u);
+}
+
+struct index_case {
+    struct twin *table, *req_pool_indices, *kv_lens, *block_table, *kv_indptr, *kv_indices;
+    int32_t stride, num_seqs, page_size, max_pages, block_table_stride;
+};
+
+static attn_status call_index(struct step_case *c, int which, const void *work)
+{
+    const struct index_case *i = work;
+    struct step_index index = {
+        .req_to_token = at(i->table, which),
+        .req_to_token_stride = i->stride,
+        .req_pool_indices = at(i->req_pool_indices, which),
+        .kv_lens = at(i->kv_lens, which),
+        .num_seqs = i->num_seqs,
+        .page_size = i->page_size,
+        .max_pages = i->max_pages,
+        .block_table = at(i->block_table, which),
+        .block_table_stride = i->block_table_stride,
+        .kv_indptr = at(i->kv_indptr, which),
+        .kv_indices = at(i->kv_indices, which),
+    };
+    return step_kernels_index_pages(c->kernels[which], &index, c->streams[which], &c->error.base);
+}
+
+static void make_sequences(struct step_case *c, struct index_case *i, int32_t num_rows)
+{
+    int32_t *indptr = ints(i->kv_indptr);
+    if (indptr)
+        indptr[0] = 3; /* need not be 0 */
+    for (int32_t s = 0; s < i->num_seqs; s++) {
+        int32_t len = s == 2 ? 0 : between(c, 1, i->stride);
+        int32_t pages = (len + i->page_size - 1) / i->page_size;
+        ints(i->kv_lens)[s] = len;
+        ints(i->req_pool_indices)[s] = between(c, 0, num_rows - 1);
+        if (indptr)
+            indptr[s + 1] = indptr[s] + pages;
+        i->max_pages = pages > i->max_pages ? pages : i->max_pages;
+    }
+}
+
+/* A table of blocks, indices, or both. */
+void step_case_index_pages(struct step_case *c)
+{
+    struct index_case i = {
+        .stride = between(c, 1, 400), .num_seqs = between(c, 0, 6), .page_size = between(c, 1, 20)};
+    int32_t num_rows = between(c, 1, 4);
+    uint64_t form = step_case_random(c, 3);
+    i.table = make_ints(c, (size_t)(num_rows * i.stride));
+    for (int32_t n = 0; n < num_rows * i.stride; n++)
+        ints(i.table)[n] &= INT32_MAX;
+    i.req_pool_indices = make_ints(c, (size_t)i.num_seqs);
+    i.kv_lens = make_ints(c, (size_t)i.num_seqs);
+    if (form != 0)
+        i.kv_indptr = make_ints(c, (size_t)i.num_seqs + 1);
+    make_sequences(c, &i, num_rows);
+    i.block_table_stride = i.max_pages + between(c, 0, 3);
+    if (form != 0)
+        i.kv_indices = make_output(c, (size_t)ints(i.kv_indptr)[i.num_seqs] * sizeof(int32_t));
+    if (form != 1)
+        i.block_table =
+            make_output(c, (size_t)(i.num_seqs * i.block_table_stride) * sizeof(int32_t));
+    run_both(c, call_index, &i);
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+static const int32_t row_elements[] = {1, 5, 8, 96, 120, 129, 1024, 2600};
+
+struct watch_case {
+    struct rows_case rows;
+    struct twin *output, *first;
+    attn_dtype dtype;
+    int32_t layer, row_elements;
+};
+
+static attn_status call_watch(struct step_case *c, int which, const void *work)
+{
+    const struct watch_case *w = work;
+    struct step_rows rows = rows_at(&w->rows, which);
+    struct step_output output = {at(w->output, which), w->dtype, w->row_elements};
+    return step_kernels_watch(c->kernels[which], w->layer, &rows, &output, at(w->first, which),
+                              c->streams[which], &c->error.base);
+}
+
+/* The upper half of an infinity, or of a NaN whose fraction is all in that half. */
+static uint16_t bad_half(struct step_case *c, attn_dtype dtype)
+{
+    uint16_t infinity = dtype == ATTN_F16 ? 0x7c00 : 0x7f80;
+    uint16_t sign = step_case_random(c, 2) ? 0x8000 : 0;
+    return (uint16_t)(infinity | sign | step_case_random(c, 2));
+}
+
+/* Random finite elements, and now and then one that is not. */
+static void fill_output(struct step_case *c, const struct twin *twin, attn_dtype dtype)
+{
+    size_t size = attn_dtype_size(dtype), count = twin->bytes / size;
+    for (size_t i = 0; i < count; i++) {
+        char *end = (char *)at(twin, CASE_CPU) + (i + 1) * size;
+        uint16_t half = bad_half(c, dtype);
+        end[-1] &= ~4; /* a bit of the exponent, whatever the type */
+        if (step_case_random(c, count) == 0)
+            memcpy(end - sizeof half, &half, sizeof half);
+    }
+}
+
+void step_case_watch(struct step_case *c, attn_dtype dtype)
+{
+    struct watch_case w = {.rows = make_rows(c), .dtype = dtype};
+    uint64_t before = step_case_random(c, 3) == 0 ? UINT64_C(2) << 32 | 3 : UINT64_MAX;
+    w.layer = between(c, 0, 3);
+    w.row_elements = ONE_OF(row_elements);
+    w.output = make_output(c, (size_t)(w.rows.count * w.row_elements) * attn_dtype_size(dtype));
+    w.first = make_twin(c, sizeof before, 0);
+    fill_output(c, w.output, dtype);
+    memcpy(at(w.first, CASE_CPU), &before, sizeof before);
+    run_both(c, call_watch, &w);
+}
+
+struct gather_case {
+    struct twin *indptr, *rows, *offset, *to, *output;
+    attn_dtype dtype;
+    int32_t layer, row_elements, max_rows;
+};
+
+static attn_status call_gather(struct step_case *c, int which, const void *work)
+{
+    const struct gather_case *g = work;
+    struct step_sample sample = {
+        .indptr = at(g->indptr, which),
+        .rows = at(g->rows, which),
+        .offset = at(g->offset, which),
+        .to = at(g->to, which),
+    };
+    struct step_output output = {at(g->output, which), g->dtype, g->row_elements};
+    return step_kernels_gather(c->kernels[which], g->layer, &sample, &output, g->max_rows,
+                               c->streams[which], &c->error.base);
+}
+
+/* How many rows each layer samples, which ones, and where they go. */
+static size_t make_sample(struct step_case *c, struct gather_case *g, int32_t num_rows)
+{
+    uint64_t offset[CASE_LAYERS], bytes = 0;
+    size_t row_bytes = (size_t)g->row_elements * attn_dtype_size(g->dtype);
+    int32_t indptr[CASE_LAYERS + 1] = {0};
+    g->indptr = make_ints(c, CASE_LAYERS + 1);
+    for (int32_t l = 0; l < CASE_LAYERS; l++) {
+        indptr[l + 1] = indptr[l] + between(c, 0, num_rows);
+        offset[l] = bytes += step_case_random(c, 2) * attn_dtype_size(g->dtype);
+        bytes += (uint64_t)(indptr[l + 1] - indptr[l]) * row_bytes;
+    }
+    memcpy(at(g->indptr, CASE_CPU), indptr, sizeof indptr);
+    g->rows = make_ints(c, (size_t)indptr[CASE_LAYERS]);
+    for (int32_t i = 0; i < indptr[CASE_LAYERS]; i++)
+        ints(g->rows)[i] = between(c, 0, num_rows - 1);
+    g->offset = make_twin(c, sizeof offset, 0);
+    memcpy(at(g->offset, CASE_CPU), offset, sizeof offset);
+    return bytes;
+}
+
+void step_case_gather(struct step_case *c, attn_dtype dtype)
+{
+    int32_t num_rows = between(c, 1, 20);
+    struct gather_case g = {.dtype = dtype,
+                            .layer = between(c, 0, CASE_LAYERS - 1),
+                            .row_elements = ONE_OF(row_elements),
+                            .max_rows = num_rows};
+    size_t bytes = make_sample(c, &g, num_rows);
+    g.to = make_output(c, bytes);
+    g.output = make_output(c, (size_t)(num_rows * g.row_elements) * attn_dtype_size(dtype));
+    run_both(c, call_gather, &g);
+}
+
+void step_case_everything(struct step_case *c)
+{
+    for (size_t d = 0; d < COUNT(dtypes); d++) {
+        for (int32_t layer = 0; layer < CASE_LAYERS; layer++)
+            step_case_generate(c, layer, dtypes[d]);
+        step_case_watch(c, dtypes[d]);
+        step_case_gather(c, dtypes[d]);
+        step_case_update_table(c);
+        step_case_index_pages(c);
+    }
+}

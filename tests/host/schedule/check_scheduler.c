@@ -1,0 +1,845 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_scheduler.c: literal schedules, and random workloads in pools that are too small for them,
+ * one step at a time.
+ */
+#include "host/schedule/scheduler.h"
+
+#include <string.h>
+
+#include "attn_problem.h"
+#include "tests/host/schedule/scheduler_fixture.h"
+
+/* ---- Literal schedules ----------------------------------------------------------------------- */
+
+/* Two requests of 7 tokens, page size 1: rows [1..7], [8..14]; one decode step: 15, 16; the first
+ * ends, one more step: second row ends 14, 16, 17; seq_lens [7,7] -> [8,8] -> [-,9]. */
+START_TEST(worked_example)
+{
+    add_to_source(7, 2, "");
+    add_to_source(7, 3, "");
+    create();
+    const struct scheduler_step *step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_EXTEND);
+    expect_seq(step, 0, 0, 0, 7);
+    expect_seq(step, 1, 1, 0, 7);
+    for (int64_t i = 0; i < 14; i++)
+        ck_assert_int_eq(step->out_cache_loc[i], i + 1);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
+    expect_seq(step, 0, 0, 7, 1);
+    expect_seq(step, 1, 1, 7, 1);
+    ck_assert_int_eq(step->out_cache_loc[0], 15);
+    ck_assert_int_eq(step->out_cache_loc[1], 16);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_int_eq(step->num_seqs, 1);
+    expect_seq(step, 0, 1, 8, 1);
+    const int32_t *row = request_table_row(scheduler_request_table(scheduler), 2);
+    for (int32_t j = 0; j < 7; j++)
+        ck_assert_int_eq(row[j], 8 + j);
+    ck_assert_int_eq(row[7], 16);
+    ck_assert_int_eq(row[8], 17);
+    scheduler_complete(scheduler);
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.kv_peak, 16);
+    ck_assert_int_eq(counts.steps, 3);
+}
+END_TEST
+
+START_TEST(a_prompt_is_cut_into_chunks)
+{
+    params.chunked_prefill_size = 7;
+    params.page_size = 4;
+    add_to_source(10, 1, "");
+    add_to_source(6, 0, "");
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), 11);
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, 1);
+    expect_seq(step, 0, 0, 0, 7);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 0, 7, 3);
+    ck_assert_int_eq(step->seqs[0].table_changed, 7);
+    expect_seq(step, 1, 1, 0, 4);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 1, 4, 2);
+    scheduler_complete(scheduler);
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.decode, 0);
+}
+END_TEST
+
+START_TEST(mixed_steps_extend_first)
+{
+    params.chunked_prefill_size = 5;
+    params.mixed = true;
+    add_to_source(4, 9, "");
+    add_to_source(11, 3, "");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_MIXED);
+    ck_assert_int_eq(step->num_seqs, 2);
+    ck_assert_int_eq(step->num_decode_seqs, 1);
+    expect_seq(step, 0, 1, 1, 5);
+    expect_seq(step, 1, 0, 4, 1);
+    ck_assert_int_eq(step->num_tokens, 6);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
+/* Blocks of 5 tokens. The first step computes both prompts; the second request's block is the
+ * first's then, and its own copy is gone. A block that is not yet complete is not visible. */
+START_TEST(a_prefix_computed_twice_is_kept_once)
+{
+    source.block_size = 5;
+    params.chunked_prefill_size = 20;
+    params.max_running_requests = 2;
+    add_to_source(12, 1, "ab");
+    add_to_source(12, 1, "ab");
+    add_to_source(12, 1, "abz");
+    source.requests[2].num_whole = 2;
+    create();
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 0, 0, 12);
+    expect_seq(step, 1, 1, 0, 8);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 1, 8, 4);
+    ck_assert_int_eq(step->seqs[0].table_changed, 0);
+    for (int32_t j = 0; j < 5; j++) /* now the first request's */
+        ck_assert_int_eq(model.table[2][j], 1 + j);
+    ck_assert_int_eq(model.table[2][5], 18); /* still its own */
+    expect_seq(step, 1, 2, 10, 2);
+    scheduler_complete(scheduler);
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 10);
+}
+END_TEST
+
+/* A pool of 60 slots for two requests that want 50 each: the younger is retracted, prefills again
+ * the rows it had, and decodes on. */
+START_TEST(the_youngest_is_retracted_and_resumes)
+{
+    params.num_pages = 61;
+    add_to_source(10, 41, "");
+    add_to_source(10, 41, "");
+    create();
+    const struct scheduler_step *step;
+    for (int i = 0; i < 21; i++) {
+        step = next_run();
+        ck_assert_int_eq(step->num_seqs, 2);
+        scheduler_complete(scheduler);
+    }
+    do {
+        step = next_run();
+        scheduler_complete(scheduler);
+    } while (step->num_seqs == 2);
+    expect_seq(step, 0, 0, 30, 1);
+    while (step->mode == ATTN_MODE_DECODE) {
+        step = next_run();
+        scheduler_complete(scheduler);
+    }
+    expect_seq(step, 0, 1, 0, 30);
+    step = next_run();
+    expect_seq(step, 0, 1, 30, 1);
+    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 1);
+    ck_assert_int_eq(counts.recomputed, 30);
+    ck_assert_int_eq(counts.prefill, 50);
+    ck_assert_int_eq(counts.kv_peak, 60);
+}
+END_TEST
+
+/* 20 decode rows are kept free for each that runs, the newcomer included, or what it has left: of
+ * 60 slots the first takes 10 and a reserve of 20, so the second, with 25 and 20, has to wait until
+ * the first has ended, and nobody is ever retracted. With 25 and 5 it would start at once. */
+START_TEST(a_request_starts_with_a_reserve)
+{
+    params.num_pages = 61;
+    add_to_source(10, 41, "");
+    add_to_source(25, _i ? 6 : 21, "");
+    create();
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, _i ? 2 : 1);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 0);
+    ck_assert_int_eq(counts.steps, _i ? 41 : 41 + 21);
+}
+END_TEST
+
+START_TEST(wall_clock_waits_for_arrivals)
+{
+    int64_t now_us = 0;
+    params.now_us = read_clock;
+    params.clock_context = &now_us;
+    add_to_source(3, 2, "");
+    add_to_source(4, 1, "");
+    source.requests[0].arrival_us = 100;
+    source.requests[1].arrival_us = 250;
+    create();
+    const struct scheduler_step *step;
+    int64_t wake_us = -1;
+    ck_assert_int_eq(scheduler_next(scheduler, &step, &wake_us), SCHEDULER_WAIT);
+    ck_assert_int_eq(wake_us, 100);
+    now_us = 100;
+    expect_seq(next_run(), 0, 0, 0, 3);
+    scheduler_complete(scheduler);
+    now_us = 249;
+    step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
+    scheduler_complete(scheduler);
+    ck_assert_int_eq(scheduler_next(scheduler, &step, &wake_us), SCHEDULER_WAIT);
+    ck_assert_int_eq(wake_us, 250);
+    now_us = 251;
+    expect_seq(next_run(), 0, 1, 0, 4);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
+START_TEST(requests_may_come_later)
+{
+    create();
+    expect_done();
+    add_to_source(5, 1, "");
+    ck_assert_int_eq(add(0), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.finished, 1);
+}
+END_TEST
+
+/* The first is in pieces; rows of its last one are no longer reserved when the second, which takes
+ * all that is left, is looked at. */
+START_TEST(a_last_piece_leaves_room_for_the_next_request)
+{
+    params.chunked_prefill_size = 8;
+    params.num_pages = 17;
+    add_to_source(10, 1, "");
+    add_to_source(6, 1, "");
+    create();
+    expect_seq(next_run(), 0, 0, 0, 8);
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, 2);
+    expect_seq(step, 0, 0, 8, 2);
+    expect_seq(step, 1, 1, 0, 6);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
+START_TEST(what_runs_is_held)
+{
+    add_to_source(10, 3, "");
+    create();
+    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    next_run();
+    scheduler_complete(scheduler);
+    ck_assert_int_eq(scheduler_leaked(scheduler), 10);
+    run_all();
+    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+}
+END_TEST
+
+static const struct {
+    int32_t chunk;
+    int64_t tokens;
+} most_tokens[] = {{-1, 1024},   {0, 1024},    {1, 5},       {1019, 1023},
+                   {1020, 1024}, {1022, 1024}, {1024, 1024}, {5000, 1024}};
+
+/* A chunk and a decode row of each request, or all slots of the pool. */
+START_TEST(the_longest_step_is_known)
+{
+    params.chunked_prefill_size = most_tokens[_i].chunk;
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), most_tokens[_i].tokens);
+}
+END_TEST
+
+/* ---- Hits ------------------------------------------------------------------------------------ */
+
+/* floor(min(k * b', L' - 1) / page_size) * page_size, k being the longest run of whole blocks from
+ * 0 that one earlier request also had whole. */
+static int64_t hit_by_the_rule(int64_t request)
+{
+    int64_t longest = 0, input = source.requests[request].input;
+    for (int64_t i = 0; i < request; i++) {
+        int64_t k = 0;
+        while (k < source.requests[i].num_whole && k < source.requests[request].num_whole &&
+               source.requests[i].hash_ids[k] == source.requests[request].hash_ids[k])
+            k++;
+        longest = k > longest ? k : longest;
+    }
+    int64_t tokens = longest * source.block_size;
+    tokens = tokens < input - 1 ? tokens : input - 1;
+    return tokens / params.page_size * params.page_size;
+}
+
+/* One request at a time and no eviction: the hits follow from the lengths and blocks alone. */
+START_TEST(hits_follow_the_rule)
+{
+    params.page_size = page_sizes[_i % 3];
+    params.chunked_prefill_size = chunk_sizes[_i / 3];
+    params.max_running_requests = 1;
+    params.num_pages = MOST_SLOTS / params.page_size;
+    source.block_size = _i % 2 ? 11 : 5;
+    draws = (uint64_t)_i << 32;
+    draw_source(30, 5);
+    create();
+    int64_t expected = 0;
+    for (int64_t i = 0; i < source.num_requests; i++)
+        expected += hit_by_the_rule(i);
+    ck_assert_int_gt(expected, 0);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, expected);
+    ck_assert_int_eq(counts.recomputed, 0);
+    ck_assert_int_eq(counts.retractions, 0);
+}
+END_TEST
+
+/* The last token of a prompt is computed even if all of it is cached. */
+START_TEST(a_prompt_is_never_hit_whole)
+{
+    source.block_size = 4;
+    params.page_size = _i;
+    params.max_running_requests = 1;
+    add_to_source(8, 1, "ab");
+    add_to_source(8, 1, "ab");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 7 / _i * _i);
+}
+END_TEST
+
+/* Pages of 5 tokens. What a request publishes without a copy elsewhere changes nothing in its row.
+ */
+START_TEST(the_table_changes_where_it_grows)
+{
+    source.block_size = params.page_size = params.chunked_prefill_size = 5;
+    add_to_source(17, 1, "abc");
+    create();
+    for (int32_t length = 0; length < 15; length += 5) {
+        const struct scheduler_step *step = next_run();
+        expect_seq(step, 0, 0, length, 5);
+        ck_assert_int_eq(step->seqs[0].table_changed, length);
+        scheduler_complete(scheduler);
+    }
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 0, 15, 2);
+    ck_assert_int_eq(step->seqs[0].table_changed, 15);
+}
+END_TEST
+
+/* Of 6 cached pages the second request needs the room of 2: the third finds the other 4. */
+START_TEST(no_more_is_evicted_than_is_needed)
+{
+    params.max_running_requests = 1;
+    params.num_pages = 11;
+    add_to_source(6, 1, "abcdef");
+    add_to_source(6, 1, "");
+    add_to_source(7, 1, "abcdef");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 4);
+}
+END_TEST
+
+/* The second needs 20 pages behind the 8 that it hits, the first keeps 20 for its decodes: with the
+ * first's 10 that is all there is. */
+START_TEST(a_hit_takes_no_room)
+{
+    params.num_pages = 51;
+    add_to_source(10, 41, "abcdefgh");
+    add_to_source(28, 1, "abcdefgh");
+    create();
+    ck_assert_int_eq(next_run()->num_seqs, 1);
+    scheduler_complete(scheduler);
+    expect_seq(next_run(), 0, 1, 8, 20);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 0);
+}
+END_TEST
+
+START_TEST(more_may_be_shared_than_before)
+{
+    add_to_source(3, 1, "a");
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    params.max_running_requests = 1;
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 1 + 8);
+}
+END_TEST
+
+/* One token of a block of 4 is nobody else's to read. */
+START_TEST(a_part_of_a_unit_is_not_shared)
+{
+    source.block_size = 4;
+    params.max_running_requests = 1;
+    params.share_unit = source.block_size;
+    add_to_source(6, 1, "a");
+    add_to_source(6, 1, "a");
+    ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
+    struct scheduler_request request = {
+        .input_length = 6, .output_length = 1, .shareable_length = 1};
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(scheduler_add(scheduler, &request, &failure.base), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 0);
+}
+END_TEST
+
+START_TEST(without_a_prefix_cache_there_is_no_unit)
+{
+    params.prefix_cache = false;
+    params.keys = NULL;
+    params.share_unit = 0;
+    add_to_source(8, 2, "");
+    ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
+    ck_assert_int_eq(add(0), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
+START_TEST(without_a_prefix_cache_nothing_is_hit)
+{
+    params.prefix_cache = false;
+    params.keys = NULL;
+    add_to_source(8, 1, "abcdefgh");
+    add_to_source(8, 1, "abcdefgh");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 0);
+    ck_assert_int_eq(counts.prefill, 16);
+}
+END_TEST
+
+/* With a pool that holds one request, hits fall and prefill rises by as much. */
+START_TEST(eviction_turns_hits_into_prefill)
+{
+    int64_t prefill[2], hits[2];
+    source.block_size = 5;
+    params.max_running_requests = 1;
+    draw_source(30, 5);
+    for (int i = 0; i < 2; i++) {
+        params.num_pages = i == 0 ? MOST_SLOTS : 96;
+        memset(&model, 0, sizeof model);
+        create();
+        run_all();
+        struct scheduler_counts counts;
+        expect_counts(&counts);
+        ck_assert_int_eq(counts.recomputed, 0);
+        prefill[i] = counts.prefill;
+        hits[i] = counts.prefix_hit;
+        tear_down();
+    }
+    ck_assert_int_lt(hits[1], hits[0]);
+    ck_assert_int_eq(prefill[1] - prefill[0], hits[0] - hits[1]);
+}
+END_TEST
+
+/* ---- States ---------------------------------------------------------------------------------- */
+
+/* Runs requests of the source one at a time; hits[i] is where request i started. */
+static void run_with_states(int64_t num_cached_states, int32_t *hits)
+{
+    const struct scheduler_step *step;
+    int64_t wake_us;
+    params.max_running_requests = 1;
+    params.has_state = true;
+    params.num_cached_states = num_cached_states;
+    memset(hits, 0xff, sizeof *hits * (size_t)source.num_requests);
+    create();
+    while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
+        run_step(step);
+        if (hits[step->seqs[0].request] < 0)
+            hits[step->seqs[0].request] = step->seqs[0].prefix_len;
+        scheduler_complete(scheduler);
+    }
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.state_capacity, num_cached_states);
+}
+
+/* All but the first part from it after "abc", where at first there is a page, but no state. */
+START_TEST(a_state_is_made_where_requests_part)
+{
+    int32_t hits[5];
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcxyz");
+    add_to_source(9, 1, "abcuvw");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 8, 0, 3, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* Chunks of 3: states behind 3 and 6 tokens and at the end of what is shareable, 8. */
+START_TEST(a_state_is_made_at_the_end_of_each_chunk)
+{
+    int32_t hits[4];
+    params.chunked_prefill_size = 3;
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefxx");
+    add_to_source(9, 1, "abcx");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 6, 3, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* One slot: the state that was used last stays. */
+START_TEST(the_state_used_least_recently_goes)
+{
+    int32_t hits[5];
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "mnop");
+    add_to_source(5, 1, "abcd");
+    add_to_source(5, 1, "abcd");
+    run_with_states(1, hits);
+    const int32_t expected[] = {0, 4, 0, 0, 4};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
+START_TEST(a_state_stands_at_a_page_that_is_visible)
+{
+    int32_t hits[3];
+    source.block_size = 5;
+    params.page_size = 4;
+    add_to_source(12, 1, "ab");
+    add_to_source(12, 1, "ax");
+    add_to_source(12, 1, "ab");
+    run_with_states(10, hits);
+    const int32_t expected[] = {0, 0, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* A snapshot that a step is to write is nobody's yet. */
+START_TEST(a_state_on_its_way_is_held)
+{
+    params.has_state = true;
+    params.num_cached_states = 4;
+    add_to_source(9, 1, "abcdefgh");
+    create();
+    next_run();
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 1);
+    scheduler_complete(scheduler);
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
+}
+END_TEST
+
+START_TEST(without_room_for_states_nothing_is_hit)
+{
+    int32_t hits[2];
+    add_to_source(9, 1, "abcdefgh");
+    add_to_source(9, 1, "abcdefgh");
+    run_with_states(0, hits);
+    ck_assert_int_eq(hits[1], 0);
+}
+END_TEST
+
+/* ---- Random workloads in small pools --------------------------------------------------------- */
+
+START_TEST(random_workloads_end)
+{
+    uint64_t hashes[2];
+    struct scheduler_counts counts;
+    set_variant(_i);
+    for (int i = 0; i < 2; i++) {
+        memset(&model, 0, sizeof model);
+        create();
+        run_all();
+        expect_counts(&counts);
+        hashes[i] = model.hash;
+        tear_down();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_int_gt(counts.retractions, 0);
+    ck_assert_int_gt(counts.recomputed, 0);
+    ck_assert(counts.prefix_hit > 0 || has_few_states());
+    ck_assert_int_eq(counts.state_peak > 0, params.has_state);
+    ck_assert_int_eq(counts.dropped, 0);
+    ck_assert(model.mixed_steps > 0 || !params.mixed);
+}
+END_TEST
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* What was in flight is gone; the step that was out had not happened. */
+static void lose_device(void)
+{
+    lose_model(&model.rows);
+    scheduler_device_lost(scheduler);
+}
+
+static void drop_step(const struct scheduler_step *step)
+{
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        model.dropped[step->seqs[i].request] = true;
+    poison_slots(step->out_cache_loc, step->num_tokens);
+    poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
+    scheduler_drop(scheduler);
+}
+
+/* The third request starts behind 20 tokens of the second and computes one; after the loss it
+ * starts behind 30, of which it had 21 before. */
+START_TEST(hits_count_only_above_the_mark)
+{
+    source.block_size = 5;
+    params.chunked_prefill_size = 31;
+    add_to_source(10, 1, "");
+    add_to_source(51, 2, "abcdefgh");
+    add_to_source(60, 1, "abcdefgh");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 1, 2, 20, 1);
+    scheduler_complete(scheduler);
+    lose_device();
+    expect_seq(next_run(), 0, 1, 0, 31);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 1, 31, 20);
+    expect_seq(step, 1, 2, 30, 11);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.prefix_hit, 20 + 9);
+    ck_assert_int_eq(counts.recomputed, 51);
+}
+END_TEST
+
+START_TEST(device_loss_and_batch_errors_are_survived)
+{
+    const struct scheduler_step *step;
+    int64_t wake_us, losses = 0, drops = 0, number = 0;
+    bool may_drop = _i % 2;
+    set_variant(_i);
+    create();
+    while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
+        require(step->number == number++, "number of the step", -1);
+        int64_t fate = draw(60);
+        if (fate < 2 && losses < 20) {
+            losses++;
+            lose_device();
+        } else if (fate == 2 && may_drop) {
+            drops++;
+            drop_step(step);
+        } else {
+            run_step(step);
+            scheduler_complete(scheduler);
+            if (fate == 3 && losses < 20) {
+                losses++;
+                lose_device();
+            }
+        }
+    }
+    ck_assert_int_gt(losses, 0);
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.dropped > 0, drops > 0);
+}
+END_TEST
+
+START_TEST(a_destroyed_scheduler_may_have_a_step_out)
+{
+    add_to_source(5, 5, "abcde");
+    create();
+    next();
+}
+END_TEST
+
+/* ---- Bad input ------------------------------------------------------------------------------- */
+
+static const struct {
+    int64_t input, output, num_whole;
+    attn_status status;
+    const char *says;
+} bad_requests[] = {
+    {0, 1, 0, ATTN_INVALID_ARGUMENT, "input_length 0"},
+    {5, -1, 0, ATTN_INVALID_ARGUMENT, "output_length -1"},
+    {5, 1, 6, ATTN_INVALID_ARGUMENT, "shareable_length 6"},
+    {257, 0, 0, ATTN_CONFIG_ERROR, "max_context_len = 256"},
+    {200, 58, 0, ATTN_CONFIG_ERROR, "max_context_len = 256"},
+    {INT64_MAX, INT64_MAX, 0, ATTN_CONFIG_ERROR, "max_context_len = 256"},
+    {101, 0, 0, ATTN_CONFIG_ERROR, "take 26 pages of 4 tokens; the KV cache has 25 (100 tokens)"},
+    {50, 52, 0, ATTN_CONFIG_ERROR, "take 26 pages of 4 tokens; the KV cache has 25 (100 tokens)"},
+};
+
+START_TEST(impossible_requests_are_refused)
+{
+    params.page_size = 4;
+    params.num_pages = 26;
+    create();
+    struct scheduler_request request = {
+        .input_length = bad_requests[_i].input,
+        .output_length = bad_requests[_i].output,
+        .shareable_length = bad_requests[_i].num_whole,
+    };
+    ck_assert_int_eq(scheduler_add(scheduler, &request, &failure.base), bad_requests[_i].status);
+    ck_assert_msg(strstr(host_error_text(&failure), bad_requests[_i].says) != NULL, "%s",
+                  host_error_text(&failure));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "request 0"));
+    expect_done();
+    add_to_source(50, 51, ""); /* the largest that fits */
+    ck_assert_int_eq(add(0), ATTN_OK);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.requests, 1);
+}
+END_TEST
+
+static const struct {
+    int64_t input, output;
+} longest[] = {{256, 0}, {256, 1}, {255, 2}, {200, 57}, {1, 256}};
+
+START_TEST(the_longest_requests_are_accepted)
+{
+    add_to_source(longest[_i].input, longest[_i].output, "");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(rows_of(0), MOST_CONTEXT);
+}
+END_TEST
+
+START_TEST(impossible_params_are_refused)
+{
+    struct scheduler_params good = params, bad[6];
+    for (int i = 0; i < 6; i++)
+        bad[i] = good;
+    bad[0].page_size = 0;
+    bad[1].max_running_requests = 0;
+    bad[2].share_unit = 0;
+    bad[3].num_pages = 1;
+    bad[4].max_in_flight = -1;
+    bad[5].num_cached_states = -1;
+    for (int i = 0; i < 6; i++) {
+        bad[i].share_unit = i == 2 ? 0 : 1;
+        ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
+                         ATTN_INVALID_ARGUMENT);
+        ck_assert_ptr_null(scheduler);
+        ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted"));
+    }
+}
+END_TEST
+
+/* ---- Suite ----------------------------------------------------------------------------------- */
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("scheduler");
+    TCase *core = tcase_create("core");
+    tcase_add_checked_fixture(core, set_up, tear_down);
+    tcase_add_test(core, worked_example);
+    tcase_add_test(core, a_prompt_is_cut_into_chunks);
+    tcase_add_test(core, mixed_steps_extend_first);
+    tcase_add_test(core, a_prefix_computed_twice_is_kept_once);
+    tcase_add_test(core, the_youngest_is_retracted_and_resumes);
+    tcase_add_loop_test(core, a_request_starts_with_a_reserve, 0, 2);
+    tcase_add_test(core, wall_clock_waits_for_arrivals);
+    tcase_add_test(core, requests_may_come_later);
+    tcase_add_test(core, a_last_piece_leaves_room_for_the_next_request);
+    tcase_add_test(core, what_runs_is_held);
+    tcase_add_test(core, more_may_be_shared_than_before);
+    tcase_add_test(core, the_table_changes_where_it_grows);
+    suite_add_tcase(s, core);
+    TCase *hits = tcase_create("hits");
+    tcase_add_checked_fixture(hits, set_up, tear_down);
+    tcase_add_loop_test(hits, hits_follow_the_rule, 0, 12);
+    tcase_add_loop_test(hits, a_prompt_is_never_hit_whole, 1, 9);
+    tcase_add_test(hits, no_more_is_evicted_than_is_needed);
+    tcase_add_test(hits, a_hit_takes_no_room);
+    tcase_add_test(hits, a_part_of_a_unit_is_not_shared);
+    tcase_add_test(hits, without_a_prefix_cache_there_is_no_unit);
+    tcase_add_test(hits, without_a_prefix_cache_nothing_is_hit);
+    tcase_add_test(hits, eviction_turns_hits_into_prefill);
+    suite_add_tcase(s, hits);
+    TCase *states = tcase_create("states");
+    tcase_add_checked_fixture(states, set_up, tear_down);
+    tcase_add_test(states, a_state_is_made_where_requests_part);
+    tcase_add_test(states, a_state_is_made_at_the_end_of_each_chunk);
+    tcase_add_test(states, the_state_used_least_recently_goes);
+    tcase_add_test(states, a_state_stands_at_a_page_that_is_visible);
+    tcase_add_test(states, a_state_on_its_way_is_held);
+    tcase_add_test(states, without_room_for_states_nothing_is_hit);
+    suite_add_tcase(s, states);
+    TCase *random = tcase_create("random");
+    tcase_add_checked_fixture(random, set_up, tear_down);
+    tcase_set_timeout(random, 60);
+    tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
+    tcase_add_test(random, hits_count_only_above_the_mark);
+    tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0, VARIANTS);
+    suite_add_tcase(s, random);
+    TCase *limits = tcase_create("limits");
+    tcase_add_checked_fixture(limits, set_up, tear_down);
+    tcase_add_test(limits, a_destroyed_scheduler_may_have_a_step_out);
+    tcase_add_loop_test(limits, impossible_requests_are_refused, 0,
+                        sizeof bad_requests / sizeof *bad_requests);
+    tcase_add_loop_test(limits, the_longest_requests_are_accepted, 0,
+                        sizeof longest / sizeof *longest);
+    tcase_add_loop_test(limits, the_longest_step_is_known, 0,
+                        sizeof most_tokens / sizeof *most_tokens);
+    tcase_add_test(limits, impossible_params_are_refused);
+    suite_add_tcase(s, limits);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

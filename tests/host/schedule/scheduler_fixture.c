@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/host/schedule/scheduler_fixture.h"
+
+#include <string.h>
+
+#include "attn_problem.h"
+#include "host/base/mix.h"
+
+struct source source;
+struct model model;
+struct scheduler_params params;
+struct scheduler *scheduler;
+host_error failure;
+
+static token_key key_of(int64_t request, int64_t position)
+{
+    int64_t block = position / source.block_size;
+    if (block < source.requests[request].num_whole)
+        return token_key_of_block(source.requests[request].hash_ids[block],
+                                  position % source.block_size);
+    return token_key_of_request(request, position);
+}
+
+static void get_keys(void *context, int64_t request, int64_t position, int64_t count,
+                     token_key *keys)
+{
+    require(context == &source, "context", request);
+    for (int64_t i = 0; i < count; i++)
+        keys[i] = key_of(request, position + i);
+}
+
+void set_up(void)
+{
+    memset(&source, 0, sizeof source);
+    memset(&model, 0, sizeof model);
+    source.block_size = 1;
+    params = (struct scheduler_params){
+        .page_size = 1,
+        .num_pages = 1025,
+        .max_running_requests = 4,
+        .max_context_len = MOST_CONTEXT,
+        .prefix_cache = true,
+        .keys = get_keys,
+        .keys_context = &source,
+    };
+    host_error_init(&failure);
+}
+
+void tear_down(void)
+{
+    scheduler_destroy(scheduler);
+    scheduler = NULL;
+}
+
+void add_to_source(int64_t input, int64_t output, const char *blocks)
+{
+    int64_t request = source.num_requests++;
+    source.requests[request].input = input;
+    source.requests[request].output = output;
+    for (; *blocks; blocks++)
+        source.requests[request].hash_ids[source.requests[request].num_whole++] = *blocks;
+}
+
+attn_status add(int64_t request)
+{
+    struct scheduler_request added = {
+        .input_length = source.requests[request].input,
+        .output_length = source.requests[request].output,
+        .shareable_length = source.requests[request].num_whole * source.block_size,
+        .arrival_us = source.requests[request].arrival_us,
+    };
+    return scheduler_add(scheduler, &added, &failure.base);
+}
+
+void create(void)
+{
+    params.share_unit = source.block_size;
+    attn_status status = scheduler_create(&params, &scheduler, &failure.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+    for (int64_t i = 0; i < source.num_requests; i++)
+        ck_assert_msg(add(i) == ATTN_OK, "%s", host_error_text(&failure));
+}
+
+int64_t rows_of(int64_t request)
+{
+    int64_t output = source.requests[request].output;
+    return source.requests[request].input + (output > 0 ? output - 1 : 0);
+}
+
+/* ---- Random workloads ------------------------------------------------------------------------ */
+
+uint64_t draws;
+
+int64_t draw(int64_t below)
+{
+    return (int64_t)(mix_stream(23, draws++) % (uint64_t)below);
+}
+
+void draw_source(int64_t num_requests, int64_t most_output)
+{
+    for (int64_t i = 0; i < num_requests; i++) {
+        char blocks[MOST_BLOCKS + 1] = "";
+        int64_t input = 1 + draw(90), most = input / source.block_size;
+        int64_t num_whole = most < MOST_BLOCKS ? most : MOST_BLOCKS;
+        for (int64_t j = 0; j < num_whole; j++)
+            blocks[j] = (char)('a' + j * 3 + (draw(3) == 0 ? draw(3) : 0));
+        add_to_source(input, draw(4) ? draw(most_output) : draw(2), blocks);
+    }
+}
+
+const int32_t page_sizes[3] = {1, 3, 16};
+const int32_t chunk_sizes[4] = {0, 1, 7, 64};
+
+void set_variant(int variant)
+{
+    params.page_size = page_sizes[variant % 3];
+    params.chunked_prefill_size = chunk_sizes[variant / 3 % 4];
+    params.mixed = variant / 12 % 2;
+    params.max_running_requests = variant / 24 % 2 ? 3 : MOST_ROWS - 1;
+    params.num_pages = 200 / params.page_size + 1;
+    params.has_state = variant / 48 > 0;
+    params.num_cached_states = variant / 48 == 1 ? 40 : 3;
+    source.block_size = variant % 2 ? 11 : 5;
+    draws = (uint64_t)variant << 32 | 5;
+    draw_source(MOST_REQUESTS / 2, 100);
+}
+
+/* ---- Running steps --------------------------------------------------------------------------- */
+
+static void absorb(int64_t word)
+{
+    model.hash = mix_absorb(model.hash, (uint64_t)word);
+}
+
+/* A sequence whose prefix is not what it had computed has started (again). */
+static void note_start(struct tally *tally, const struct scheduler_seq *seq)
+{
+    int64_t request = seq->request;
+    if (seq->prefix_len == tally->computed[request])
+        return;
+    require(seq->table_changed == 0, "starts with a stale row", request);
+    require(seq->prefix_len % params.page_size == 0, "hit in the middle of a page", request);
+    if (seq->prefix_len > tally->mark[request]) {
+        tally->prefix_hit += seq->prefix_len - tally->mark[request];
+        tally->mark[request] = seq->prefix_len;
+    }
+}
+
+void tally_seq(struct tally *tally, const struct scheduler_seq *seq, bool is_decode)
+{
+    note_start(tally, seq);
+    int64_t request = seq->request;
+    int32_t input = (int32_t)source.requests[request].input, mark = tally->mark[request];
+    int32_t target = mark > input ? mark : input, length = seq->prefix_len + seq->num_new;
+    require(seq->num_new >= 1, "no row", request);
+    if (is_decode) {
+        require(seq->num_new == 1 && seq->prefix_len >= input, "not a decode row", request);
+        require(seq->prefix_len == mark, "a decode row that it had already", request);
+        tally->decode++;
+    } else {
+        require(length <= target, "prefill beyond the rows it had", request);
+        for (int32_t position = seq->prefix_len; position < length; position++) {
+            tally->prefill++;
+            tally->recomputed += position < mark;
+        }
+    }
+    tally->mark[request] = mark > length ? mark : length;
+    tally->computed[request] = length;
+}
+
+static void write_rows(const struct scheduler_seq *seq, const int64_t *out_cache_loc)
+{
+    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
+    int32_t length = seq->prefix_len + seq->num_new;
+    require(seq->row >= 1 && seq->row <= params.max_running_requests, "no such row", seq->request);
+    require(seq->table_changed <= seq->prefix_len, "new slots not told", seq->request);
+    for (int32_t position = seq->table_changed; position < length; position++) {
+        model.table[seq->row][position] = row[position];
+        absorb(row[position]);
+    }
+    for (int32_t i = 0; i < seq->num_new; i++) {
+        int64_t slot = out_cache_loc[i];
+        require(slot >= params.page_size && slot < params.num_pages * params.page_size,
+                "slot in the padding page or outside", seq->request);
+        require(slot == row[seq->prefix_len + i], "out_cache_loc and table differ", seq->request);
+        model.kv[slot] = key_of(seq->request, seq->prefix_len + i);
+    }
+}
+
+static void read_rows(const struct scheduler_seq *seq)
+{
+    int32_t length = seq->prefix_len + seq->num_new;
+    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
+    const int32_t *seen = model.table[seq->row];
+    for (int32_t position = 0; position < length; position++) {
+        require(seen[position] == row[position], "table changed unseen", seq->request);
+        require(token_key_equal(model.kv[seen[position]], key_of(seq->request, position)),
+                "another token's KV", seq->request);
+    }
+    for (int32_t position = length; position < MOST_CONTEXT; position++)
+        require(row[position] == 0, "slot beyond the end", seq->request);
+}
+
+/* What the state is after the first `rows` rows of a request. */
+static uint64_t state_after(int64_t request, int32_t rows)
+{
+    uint64_t state = 0;
+    for (int32_t i = 0; i < rows; i++) {
+        token_key key = key_of(request, i);
+        state = mix_absorb(mix_absorb(state, key.a), key.b);
+    }
+    return state;
+}
+
+static void write_state(int32_t slot, uint64_t state, uint64_t *written, int64_t request)
+{
+    require(slot >= 1 && slot <= params.max_running_requests + params.num_cached_states &&
+                slot < MOST_STATES,
+            "no such state slot", request);
+    require(!(*written >> slot & 1), "state slot written twice", request);
+    *written |= UINT64_C(1) << slot;
+    model.state[slot] = state;
+}
+
+/* All states that a step reads lie in slots that it does not write, but for each sequence's own. */
+static void check_reads(const struct scheduler_step *step)
+{
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        int32_t slot = seq->state_slot;
+        absorb(slot);
+        require(seq->state_dst == (params.has_state ? seq->row : 0), "state_dst", seq->request);
+        require(params.has_state || slot == 0, "a state where there are none", seq->request);
+        require(slot == 0 || slot == seq->row || slot > params.max_running_requests,
+                "another's state", seq->request);
+        for (int32_t n = 0; n < step->num_snapshots; n++)
+            require(step->snapshots[n].slot != slot, "a snapshot over a state that is read",
+                    seq->request);
+        if (params.has_state)
+            require(slot == 0 ? seq->prefix_len == 0
+                              : model.state[slot] == state_after(seq->request, seq->prefix_len),
+                    "not the state of its prefix", seq->request);
+    }
+}
+
+static void run_states(const struct scheduler_step *step)
+{
+    uint64_t written = 0;
+    int32_t row = 0, n = 0;
+    check_reads(step);
+    for (int32_t i = 0; i < step->num_seqs && params.has_state; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        for (; n < step->num_snapshots && step->snapshots[n].row < row + seq->num_new; n++) {
+            int32_t rows = seq->prefix_len + step->snapshots[n].row - row + 1;
+            require(step->snapshots[n].row >= row &&
+                        (n == 0 || step->snapshots[n].row > step->snapshots[n - 1].row),
+                    "snapshots out of order", seq->request);
+            require(rows % params.page_size == 0, "a snapshot within a page", seq->request);
+            absorb(step->snapshots[n].slot);
+            write_state(step->snapshots[n].slot, state_after(seq->request, rows), &written,
+                        seq->request);
+        }
+        row += seq->num_new;
+        write_state(seq->state_dst, state_after(seq->request, seq->prefix_len + seq->num_new),
+                    &written, seq->request);
+    }
+    require(n == step->num_snapshots, "a snapshot of no row", -1);
+}
+
+static void check_shape(const struct scheduler_step *step)
+{
+    int32_t tokens = 0, q_len = 0, kv_len = 0;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        int32_t length = seq->prefix_len + seq->num_new;
+        tokens += seq->num_new;
+        q_len = seq->num_new > q_len ? seq->num_new : q_len;
+        kv_len = length > kv_len ? length : kv_len;
+    }
+    int32_t extends = step->num_seqs - step->num_decode_seqs;
+    uint32_t mode = extends == 0                 ? ATTN_MODE_DECODE
+                    : step->num_decode_seqs == 0 ? ATTN_MODE_EXTEND
+                                                 : ATTN_MODE_MIXED;
+    int64_t first = step->seqs[0].request;
+    require(step->mode == mode && (params.mixed || mode != ATTN_MODE_MIXED), "mode", first);
+    require(step->num_tokens == tokens && tokens <= scheduler_max_tokens(scheduler), "num_tokens",
+            first);
+    require(step->max_q_len == q_len && step->max_kv_len == kv_len, "longest", first);
+    require(step->num_seqs <= params.max_running_requests, "num_seqs", first);
+    require(params.chunked_prefill_size <= 0 ||
+                tokens - step->num_decode_seqs <= params.chunked_prefill_size,
+            "chunk", first);
+    model.mixed_steps += mode == ATTN_MODE_MIXED;
+}
+
+void run_step(const struct scheduler_step *step)
+{
+    check_shape(step);
+    absorb(step->number);
+    absorb(step->mode);
+    const int64_t *out_cache_loc = step->out_cache_loc;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        absorb(seq->request);
+        absorb(seq->row);
+        absorb(seq->prefix_len);
+        absorb(seq->num_new);
+        absorb(seq->table_changed);
+        tally_seq(&model.rows, seq, i >= step->num_seqs - step->num_decode_seqs);
+        write_rows(seq, out_cache_loc);
+        out_cache_loc += seq->num_new;
+    }
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        read_rows(&step->seqs[i]);
+    run_states(step);
+    for (int32_t j = 0; j < MOST_CONTEXT; j++)
+        require(request_table_row(scheduler_request_table(scheduler), 0)[j] == 0, "row 0", -1);
+}
+
+const struct scheduler_step *next(void)
+{
+    const struct scheduler_step *step = NULL;
+    int64_t wake_us;
+    require(scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP, "no step", -1);
+    return step;
+}
+
+const struct scheduler_step *next_run(void)
+{
+    const struct scheduler_step *step = next();
+    run_step(step);
+    return step;
+}
+
+void run_all(void)
+{
+    const struct scheduler_step *step;
+    int64_t wake_us;
+    enum scheduler_state state;
+    int64_t steps = 0;
+    while ((state = scheduler_next(scheduler, &step, &wake_us)) == SCHEDULER_STEP) {
+        run_step(step);
+        scheduler_complete(scheduler);
+        require(++steps < MOST_STEPS, "does not end", -1);
+    }
+    ck_assert_int_eq(state, SCHEDULER_DONE);
+}
+
+void poison_slots(const int64_t *slots, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        memset(&model.kv[slots[i]], 0xff, sizeof model.kv[slots[i]]);
+}
+
+void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
+                   const struct scheduler_snapshot *snapshots, int32_t num_snapshots)
+{
+    for (int32_t i = 0; i < num_seqs; i++)
+        model.state[seqs[i].state_dst] = UINT64_MAX;
+    for (int32_t n = 0; n < num_snapshots; n++)
+        model.state[snapshots[n].slot] = UINT64_MAX;
+}
+
+void lose_model(const struct tally *kept)
+{
+    memset(model.state, 0xff, sizeof model.state);
+    memset(model.kv, 0xff, sizeof model.kv);
+    memset(model.table, 0xff, sizeof model.table);
+    model.rows = *kept;
+    for (int64_t i = 0; i < source.num_requests; i++)
+        if (!model.dropped[i] && model.rows.mark[i] < rows_of(i))
+            model.rows.computed[i] = -1; /* it is not where it was */
+}
+
+int64_t read_clock(void *context)
+{
+    return *(int64_t *)context;
+}
+
+/* ---- Expectations ---------------------------------------------------------------------------- */
+
+void expect_seq(const struct scheduler_step *step, int32_t index, int64_t request,
+                int32_t prefix_len, int32_t num_new)
+{
+    ck_assert_int_lt(index, step->num_seqs);
+    ck_assert_int_eq(step->seqs[index].request, request);
+    ck_assert_int_eq(step->seqs[index].prefix_len, prefix_len);
+    ck_assert_int_eq(step->seqs[index].num_new, num_new);
+}
+
+void expect_done(void)
+{
+    const struct scheduler_step *step = NULL;
+    int64_t wake_us;
+    ck_assert_int_eq(scheduler_next(scheduler, &step, &wake_us), SCHEDULER_DONE);
+    ck_assert_ptr_null(step);
+}
+
+void expect_counts(struct scheduler_counts *counts)
+{
+    int64_t input = 0, decode = 0;
+    for (int64_t i = 0; i < source.num_requests; i++) {
+        int64_t rows = rows_of(i);
+        if (model.dropped[i])
+            continue;
+        input += source.requests[i].input;
+        decode += rows - source.requests[i].input;
+        require(model.rows.mark[i] == rows && model.rows.computed[i] == rows,
+                "has not all its rows", i);
+    }
+    scheduler_count(scheduler, counts);
+    ck_assert_int_eq(counts->finished + counts->dropped, source.num_requests);
+    ck_assert_int_eq(counts->prefill, model.rows.prefill);
+    ck_assert_int_eq(counts->decode, model.rows.decode);
+    ck_assert_int_eq(counts->prefix_hit, model.rows.prefix_hit);
+    ck_assert_int_eq(counts->recomputed, model.rows.recomputed);
+    if (counts->dropped == 0) {
+        ck_assert_int_eq(counts->prefill + counts->prefix_hit - counts->recomputed, input);
+        ck_assert_int_eq(counts->decode, decode);
+    }
+    ck_assert_int_eq(counts->kv_capacity, (params.num_pages - 1) * params.page_size);
+    ck_assert_int_le(counts->kv_peak, counts->kv_capacity);
+    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler_fixture.h: what the tests of the scheduler run its steps on. All of it is a global that
+ * a test may change after set_up(), before create().
+ *
+ * Each step is run on a cache that holds token keys for KV: rows write their token's key to
+ * out_cache_loc, then every sequence must find, through req_to_token, the keys of all its tokens.
+ * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. With
+ * has_state every state slot holds a hash of the tokens that went into it, in order, and a sequence
+ * must find that of all tokens before its rows. What
+ * was computed, hit and computed again is counted here once more from the steps alone.
+ */
+#ifndef TESTS_SCHEDULER_FIXTURE_H
+#define TESTS_SCHEDULER_FIXTURE_H
+
+#include "host/base/error.h"
+#include "host/schedule/scheduler.h"
+#include "tests/tools/test_main.h"
+
+#define MOST_REQUESTS 80
+#define MOST_BLOCKS   8
+#define MOST_CONTEXT  256
+#define MOST_SLOTS    4096
+#define MOST_ROWS     17
+#define MOST_STEPS    100000
+#define MOST_STATES   64
+
+/* What a trace would tell. */
+struct source {
+    int64_t num_requests;
+    int64_t block_size;
+    struct {
+        int64_t input, output, arrival_us;
+        int64_t num_whole;
+        int64_t hash_ids[MOST_BLOCKS];
+    } requests[MOST_REQUESTS];
+};
+
+/* What steps come to. */
+struct tally {
+    int32_t computed[MOST_REQUESTS]; /* rows in the cache */
+    int32_t mark[MOST_REQUESTS];     /* rows that ever were */
+    int64_t prefill, decode, prefix_hit, recomputed;
+};
+
+/* What the steps have shown so far, in the order in which they ran. */
+struct model {
+    struct tally rows;
+    bool dropped[MOST_REQUESTS];
+    token_key kv[MOST_SLOTS];
+    uint64_t state[MOST_STATES];
+    int32_t table[MOST_ROWS][MOST_CONTEXT]; /* copied where a step says it changed */
+    int64_t mixed_steps;
+    uint64_t hash; /* of all that was ever scheduled */
+};
+
+extern struct source source;
+extern struct model model;
+extern struct scheduler_params params;
+extern struct scheduler *scheduler;
+extern host_error failure;
+
+void set_up(void);
+void tear_down(void);
+
+/* An assertion for what is looked at a million times, where Check's own are too slow. */
+static inline void require(bool holds, const char *what, int64_t request)
+{
+    if (!holds)
+        ck_abort_msg("request %lld: %s", (long long)request, what);
+}
+
+/* One more request, whose whole blocks have the ids blocks[0], blocks[1] ... */
+void add_to_source(int64_t input, int64_t output, const char *blocks);
+
+/* Queue a request of the source; a scheduler with all of them queued. */
+attn_status add(int64_t request);
+void create(void);
+
+/* Prompt and decode rows of a request. */
+int64_t rows_of(int64_t request);
+
+/* ---- Random workloads ------------------------------------------------------------------------ */
+
+/* 0 .. below - 1; a function of `draws`, which counts them and which a test may set. */
+extern uint64_t draws;
+int64_t draw(int64_t below);
+
+extern const int32_t page_sizes[3];
+extern const int32_t chunk_sizes[4];
+
+void draw_source(int64_t num_requests, int64_t most_output);
+
+/* Workloads in pools that are too small for them: page size, chunk, mixed, requests at a time, and
+ * cached states: no states at all, some, too few. */
+#define VARIANTS (3 * 4 * 2 * 2 * 3)
+void set_variant(int variant);
+
+/* There are so few cached states that all may be gone before they are of use. */
+static inline bool has_few_states(void)
+{
+    return params.has_state && params.num_cached_states == 3;
+}
+
+/* ---- Running steps --------------------------------------------------------------------------- */
+
+/* Count a sequence, whose rows must be those that its request needs next. */
+void tally_seq(struct tally *tally, const struct scheduler_seq *seq, bool is_decode);
+
+/* Run a step on the model. */
+void run_step(const struct scheduler_step *step);
+
+/* The next step, which there must be; the same, run. */
+const struct scheduler_step *next(void);
+const struct scheduler_step *next_run(void);
+
+/* Complete one step after the other, as long as there is one. */
+void run_all(void);
+
+/* These slots hold nothing of use, nor do the states that these sequences wrote. */
+void poison_slots(const int64_t *slots, int64_t count);
+void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
+                   const struct scheduler_snapshot *snapshots, int32_t num_snapshots);
+
+/* The device is lost: KV, tables and all rows beyond `kept` are gone. */
+void lose_model(const struct tally *kept);
+
+/* For params.now_us: *(int64_t *)context. */
+int64_t read_clock(void *context);
+
+/* ---- Expectations ---------------------------------------------------------------------------- */
+
+void expect_seq(const struct scheduler_step *step, int32_t index, int64_t request,
+                int32_t prefix_len, int32_t num_new);
+void expect_done(void);
+
+/* All requests ended and every figure is what the steps showed, and what the lengths demand. */
+void expect_counts(struct scheduler_counts *counts);
+
+#endif /* TESTS_SCHEDULER_FIXTURE_H */

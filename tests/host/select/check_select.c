@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_select: names, rules, layouts and refusals, with the backends of fixtures/choosy.c and the
+ * real hybrid_phase.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/select/platform.h"
+#include "host/select/problem.h"
+#include "host/select/select.h"
+#include "tests/tools/test_main.h"
+
+/* ---- One selection --------------------------------------------------------------------------- */
+
+struct scene {
+    attnhost *host;
+    struct config *config;
+    struct model *model;
+    struct selection *selection;
+    host_error error;
+    attn_status status;
+};
+
+#define MODEL "[model]\nnum_layers = 2\nnum_q_heads = 4\nnum_kv_heads = 2\nhead_dim = 64\n"
+
+static void load_plugin(attnhost *host, const char *variable, const char *folder, const char *file)
+{
+    host_error error;
+    char path[1024];
+    host_error_init(&error);
+    const char *from = getenv(variable);
+    snprintf(path, sizeof path, "%s/%s", from ? from : folder, file);
+    attn_status status = attnhost_load_plugin(host, path, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+}
+
+/* Select for the model of `ini` on the platform it names. */
+static void begin(struct scene *scene, const char *ini)
+{
+    attn_device device;
+    memset(scene, 0, sizeof *scene);
+    host_error_init(&scene->error);
+    ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
+    load_plugin(scene->host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    load_plugin(scene->host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+    /* The tree's own rules, not installed ones. */
+    char rules[1024];
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const set = rules;
+    snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini", source ? source : ".");
+    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, &set, 1, &scene->config,
+                                          &scene->error.base);
+    if (!status)
+        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+    if (!status)
+        status = model_create(scene->config, &scene->model, &scene->error.base);
+    if (!status)
+        status = platform_describe(scene->config, &device, &scene->error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
+    scene->status = select_create(scene->host, scene->config, scene->model, &device,
+                                  &scene->selection, &scene->error.base);
+}
+
+static void end(struct scene *scene)
+{
+    select_destroy(scene->selection);
+    model_destroy(scene->model);
+    config_destroy(scene->config);
+    attnhost_destroy(scene->host);
+}
+
+static void assert_says(const struct scene *scene, const char *word)
+{
+    ck_assert_msg(strstr(host_error_text(&scene->error), word), "'%s' is not in: %s", word,
+                  host_error_text(&scene->error));
+}
+
+static void assert_backend(const struct scene *scene, uint32_t phase, const char *name)
+{
+    ck_assert_msg(scene->status == ATTN_OK, "%s", host_error_text(&scene->error));
+    const char *got = select_backend(scene->selection, 0, phase);
+    ck_assert_ptr_nonnull(got);
+    ck_assert_str_eq(got, name);
+}
+
+static const struct select_candidate *find(const struct scene *scene, uint32_t phase,
+                                           const char *name)
+{
+    const struct select_phase *in = &scene->selection->groups[0].phases[phase];
+    for (uint32_t i = 0; i < in->num_candidates; i++)
+        if (strcmp(in->candidates[i].name, name) == 0)
+            return &in->candidates[i];
+    return NULL;
+}
+
+/* ---- auto ------------------------------------------------------------------------------------ */
+
+START_TEST(auto_takes_the_first_of_its_rule)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n");
+    assert_backend(&scene, SELECT_PREFILL, "fa3_like");
+    assert_backend(&scene, SELECT_DECODE, "fa3_like");
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_NHD);
+    ck_assert_uint_eq(scene.selection->num_units, 1);
+    ck_assert_str_eq(scene.selection->units[0].backend, "fa3_like");
+    ck_assert_uint_eq(scene.selection->units[0].num_groups, 1);
+    ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flashinfer_like")->absent);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(auto_falls_through_and_keeps_all_reasons)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
+                  "[platform]\nsimulate = sm89\n");
+    assert_backend(&scene, SELECT_PREFILL, "triton_like");
+    /* The backend's own first layout, not the host's. */
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
+    const struct select_candidate *fa3 = find(&scene, SELECT_PREFILL, "fa3_like");
+    ck_assert_uint_eq(fa3->layouts, 0);
+    ck_assert_uint_eq(fa3->verdict.num_reasons, 2);
+    char text[200];
+    select_reason_text(&fa3->reasons[1], text, sizeof text);
+    ck_assert_str_eq(text, "head_dim 192: accepted 64, 128");
+    /* What is an error when named is only passed over here. */
+    ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flaky")->absent);
+    ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "hybrid_phase")->absent);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(auto_joins_two_backends_where_none_serves_both)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[workload]\nmixed = no\n");
+    assert_backend(&scene, SELECT_PREFILL, "extend_only");
+    assert_backend(&scene, SELECT_DECODE, "decode_only");
+    ck_assert_uint_eq(scene.selection->num_units, 1);
+    ck_assert_str_eq(scene.selection->units[0].type, "hybrid_phase");
+    ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_only");
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_NHD);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(auto_without_any_backend)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nkv_lora_rank = 512\n"
+                  "qk_rope_head_dim = 64\nqk_nope_head_dim = 128\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "layers 0");
+    assert_says(&scene, "kind other: accepted softmax");
+    assert_says(&scene, "cpu_native: not installed");
+    ck_assert_ptr_nonnull(scene.selection); /* for explain */
+    ck_assert_int_eq(scene.selection->groups[0].unit, -1);
+    end(&scene);
+}
+END_TEST
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+START_TEST(a_named_backend_is_taken_or_refused)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = "
+                        "triton_like\n");
+    assert_backend(&scene, SELECT_PREFILL, "triton_like");
+    ck_assert_uint_eq(scene.selection->groups[0].phases[0].num_candidates, 1);
+    end(&scene);
+
+    begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 96\n"
+                  "[platform]\nsimulate = sm80\n[attention]\nattention_backend = fa3_like\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "device.sm 80: accepted 90; head_dim 96: accepted 64, 128");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(an_alias_is_a_name)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = fa3\n");
+    assert_backend(&scene, SELECT_PREFILL, "fa3_like");
+    end(&scene);
+
+    begin(&scene, MODEL "[attention]\nattention_backend = torch_native\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED); /* known, not installed */
+    assert_says(&scene, "torch_native stands for cpu_native, which is not installed");
+    assert_says(&scene, "installed: flaky, triton_like, fa3_like, extend_only");
+    end(&scene);
+
+    /* Elsewhere, too: what is named is not there. */
+    begin(&scene, MODEL "[platform]\nsimulate = npu\n[attention]\nattention_backend = ascend\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    ck_assert(!select_is_settled(scene.selection));
+    end(&scene);
+}
+END_TEST
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
+                  "layer_types = sliding cross\n[platform]\nsimulate = sm90\n"
+                  "[attention]\nattention_backend = fa3_like\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "fa3_like: model_has window: accepted no window beside cross attention");
+    ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(elsewhere_the_rules_choice_is_an_answer)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = gfx942\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    ck_assert(select_is_settled(scene.selection));
+    const struct select_phase *phase = &scene.selection->groups[0].phases[SELECT_DECODE];
+    ck_assert_str_eq(phase->candidates[phase->preferred].name, "aiter_like");
+    /* No backend is asked about a device that the ABI has no type for. */
+    const struct select_candidate *any = find(&scene, SELECT_DECODE, "decode_only");
+    ck_assert_uint_eq(any->layouts, 0);
+    ck_assert_str_eq(any->reasons[0].got, "rocm");
+    end(&scene);
+
+    /* What comes first is not here, what is here serves: it is chosen, and both are told. */
+    begin(&scene, MODEL "[platform]\nsimulate = sm89\n");
+    assert_backend(&scene, SELECT_PREFILL, "triton_like");
+    phase = &scene.selection->groups[0].phases[SELECT_PREFILL];
+    ck_assert_str_eq(phase->candidates[phase->preferred].name, "flashinfer_like");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(trees_of_drafts_are_asked_about)
+{
+    struct scene scene;
+    struct problem problem;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 4\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    problem_init(&problem, scene.config, scene.model, 0, &scene.selection->device,
+                 problem_prefill_modes(scene.config), ATTN_LAYOUT_KV_NHD);
+    ck_assert(problem.bounds.modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY));
+    ck_assert(problem.bounds.mask_kinds & ATTN_MASK_BIT(ATTN_MASK_FULL));
+    ck_assert_uint_eq(problem_decode_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_DECODE));
+    end(&scene);
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 1\n"
+                        "speculative_attention_mode = decode\n");
+    ck_assert(problem_decode_modes(scene.config) & ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND));
+    ck_assert_uint_eq(problem_prefill_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_EXTEND));
+    end(&scene);
+}
+END_TEST
+
+START_TEST(an_unknown_name_is_a_mistake)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[attention]\nattention_backend = tritn_like\n");
+    ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
+    assert_says(&scene, "t.ini:7");
+    assert_says(&scene, "did you mean 'triton_like'?");
+    assert_says(&scene, "extend_only");
+    ck_assert_ptr_null(scene.selection);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(a_section_is_a_name)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = mine\n"
+                        "[backend.mine]\ntype = triton_like\n");
+    assert_backend(&scene, SELECT_DECODE, "mine");
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
+    end(&scene);
+
+    begin(&scene, MODEL "[attention]\nattention_backend = mine\n"
+                        "[backend.mine]\ntype = flashinfer_like\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "flashinfer_like is not installed");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(an_error_of_a_named_backend_is_an_error)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[attention]\nattention_backend = flaky\n");
+    ck_assert_int_ne(scene.status, ATTN_OK);
+    ck_assert_int_ne(scene.status, ATTN_UNSUPPORTED);
+    ck_assert_ptr_null(scene.selection);
+    end(&scene);
+}
+END_TEST
+
+/* ---- Two names ------------------------------------------------------------------------------- */
+
+START_TEST(two_names_are_joined)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[attention]\nprefill_attention_backend = extend_only\n"
+                        "decode_attention_backend = decode_hnd\n");
+    assert_backend(&scene, SELECT_PREFILL, "extend_only");
+    assert_backend(&scene, SELECT_DECODE, "decode_hnd");
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
+    ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_hnd");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(layouts_that_do_not_meet_are_refused)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\n"
+                        "prefill_attention_backend = fa3_like\n"
+                        "decode_attention_backend = decode_hnd\n");
+    ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
+    assert_says(&scene, "kv_layout");
+    end(&scene);
+}
+END_TEST
+
+START_TEST(a_given_layout_is_kept)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\nlayout = hnd\n");
+    assert_backend(&scene, SELECT_PREFILL, "triton_like"); /* fa3_like reads NHD alone */
+    ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
+    const struct select_candidate *fa3 = find(&scene, SELECT_PREFILL, "fa3_like");
+    ck_assert_uint_eq(fa3->reasons[0].field, ATTN_FIELD_KV_LAYOUT);
+    end(&scene);
+}
+END_TEST
+
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+START_TEST(groups_of_one_backend_are_one_unit)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
+                  "layer_types = sliding full\n[platform]\nsimulate = sm90\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    ck_assert_uint_eq(scene.selection->num_groups, 2);
+    ck_assert_uint_eq(scene.selection->num_units, 1);
+    ck_assert_uint_eq(scene.selection->units[0].num_groups, 2);
+    ck_assert_uint_eq(scene.selection->units[0].groups[1], 1);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(an_encoder_has_no_decode_phase)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 64\n"
+                  "attn_type = encoder_only\n[attention]\nattention_backend = extend_only\n");
+    assert_backend(&scene, SELECT_PREFILL, "extend_only");
+    ck_assert(!scene.selection->groups[0].phases[SELECT_DECODE].exists);
+    ck_assert_ptr_null(scene.selection->groups[0].kv_layout);
+    end(&scene);
+}
+END_TEST
+
+/* ---- Scales, platforms, problems, text ------------------------------------------------------- */
+
+START_TEST(fp8_needs_scales)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[kv_cache]\ndtype = fp8_e4m3\n");
+    ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
+    assert_says(&scene, "kv_cache.k_scale");
+    end(&scene);
+    begin(&scene, MODEL "[kv_cache]\ndtype = fp8_e4m3\nk_scale = 1 2 3\nv_scale = 1 2 3\n");
+    ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
+    assert_says(&scene, "3 numbers: accepted 1, or 2");
+    end(&scene);
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\ndtype = fp8_e4m3\n"
+                        "k_scale = 1 2\nv_scale = 1 2\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    struct problem problem;
+    problem_init(&problem, scene.config, scene.model, 0, &scene.selection->device,
+                 problem_decode_modes(scene.config), ATTN_LAYOUT_KV_NHD);
+    ck_assert_uint_eq(problem.group.kv_scale_granularity, ATTN_SCALE_PER_HEAD);
+    ck_assert_uint_eq(problem.problem.kv_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(bounds_follow_the_workload)
+{
+    struct scene scene;
+    attn_bounds bounds;
+    begin(&scene, MODEL "max_context_len = 33\n[platform]\nsimulate = sm90\n"
+                        "[kv_cache]\npage_size = 16\n"
+                        "[workload]\nmax_running_requests = 3\nchunked_prefill_size = 10\n");
+    problem_bounds(&bounds, scene.config, scene.model, problem_decode_modes(scene.config));
+    ck_assert_int_eq(bounds.max_seqs, 3);
+    ck_assert_int_eq(bounds.max_tokens, 3);
+    ck_assert_int_eq(bounds.max_q_len, 1);
+    ck_assert_int_eq(bounds.max_kv_len, 33);
+    ck_assert_int_eq(bounds.max_kv_tokens, 3 * 48);
+    problem_bounds(&bounds, scene.config, scene.model,
+                   ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_MIXED));
+    ck_assert_int_eq(bounds.max_tokens, 13);
+    ck_assert_int_eq(bounds.max_q_len, 10);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(platforms)
+{
+    attn_device device;
+    char text[32];
+    ck_assert_int_eq(platform_simulate("sm90", &device), 0);
+    ck_assert_uint_eq(device.num_sms, 132);
+    ck_assert_uint_eq(device.shared_memory, 232448);
+    platform_text(&device, text, sizeof text);
+    ck_assert_str_eq(text, "cuda sm90");
+    ck_assert_int_eq(platform_simulate("sm91", &device), -1);
+    ck_assert(!platform_is_foreign(&device));
+    ck_assert_int_eq(platform_simulate("gfx942", &device), 0);
+    ck_assert(platform_is_foreign(&device));
+    platform_text(&device, text, sizeof text);
+    ck_assert_str_eq(text, "rocm");
+    ck_assert_int_eq(platform_simulate("cpu_amx", &device), 0);
+    ck_assert(device.cpu_isa & ATTN_CPU_AMX_BF16);
+
+    struct config *config;
+    host_error error;
+    host_error_init(&error);
+    static const char ini[] = "[platform]\nsimulate = sm91\n";
+    ck_assert_int_eq(
+        config_load_text(ini, sizeof ini - 1, "t.ini", NULL, NULL, 0, &config, &error.base),
+        ATTN_OK);
+    ck_assert_int_eq(platform_describe(config, &device, &error.base), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "t.ini:2"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "sm90"));
+    config_destroy(config);
+}
+END_TEST
+
+START_TEST(json_tells_all)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
+                  "[platform]\nsimulate = sm90\n");
+    cJSON *json = select_to_json(scene.selection);
+    char *text = cJSON_PrintUnformatted(json);
+    ck_assert_ptr_nonnull(strstr(text, "\"code\":\"HEAD_DIM\""));
+    ck_assert_ptr_nonnull(strstr(text, "\"accepted\":\"64, 128\""));
+    ck_assert_ptr_nonnull(strstr(text, "\"backend\":\"triton_like\""));
+    cJSON_free(text);
+    cJSON_Delete(json);
+
+    char *printed = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&printed, &size);
+    select_print(scene.selection, file);
+    select_print_choices(scene.selection, file);
+    fclose(file);
+    ck_assert_ptr_nonnull(strstr(printed, "fa3_like: cannot serve\n"));
+    ck_assert_ptr_nonnull(strstr(printed, "  head_dim 192: accepted 64, 128 [HEAD_DIM]\n"));
+    ck_assert_ptr_nonnull(strstr(printed, "layers 0 prefill, decode: triton_like (auto: rule"));
+    free(printed);
+    end(&scene);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("select");
+    TCase *choice = tcase_create("choice"), *rest = tcase_create("parts");
+    tcase_add_test(choice, auto_takes_the_first_of_its_rule);
+    tcase_add_test(choice, auto_falls_through_and_keeps_all_reasons);
+    tcase_add_test(choice, auto_joins_two_backends_where_none_serves_both);
+    tcase_add_test(choice, auto_without_any_backend);
+    tcase_add_test(choice, a_named_backend_is_taken_or_refused);
+    tcase_add_test(choice, an_alias_is_a_name);
+    tcase_add_test(choice, what_a_model_excludes_is_out_even_if_it_is_named);
+    tcase_add_test(choice, elsewhere_the_rules_choice_is_an_answer);
+    tcase_add_test(choice, trees_of_drafts_are_asked_about);
+    tcase_add_test(choice, an_unknown_name_is_a_mistake);
+    tcase_add_test(choice, a_section_is_a_name);
+    tcase_add_test(choice, an_error_of_a_named_backend_is_an_error);
+    tcase_add_test(choice, two_names_are_joined);
+    tcase_add_test(choice, layouts_that_do_not_meet_are_refused);
+    tcase_add_test(choice, a_given_layout_is_kept);
+    tcase_add_test(choice, groups_of_one_backend_are_one_unit);
+    tcase_add_test(choice, an_encoder_has_no_decode_phase);
+    tcase_add_test(rest, fp8_needs_scales);
+    tcase_add_test(rest, bounds_follow_the_workload);
+    tcase_add_test(rest, platforms);
+    tcase_add_test(rest, json_tells_all);
+    suite_add_tcase(suite, choice);
+    suite_add_tcase(suite, rest);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

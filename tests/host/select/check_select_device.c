@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_select_device: platform.device = auto, on the fake driver and without one.
+ */
+#include <string.h>
+
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/select/select.h"
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/tools/test_main.h"
+
+static attnhost *host;
+static struct config *config;
+static struct model *model;
+static struct selection *selection;
+static attn_device device;
+static host_error error;
+
+#define MODEL "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 64\n"
+
+static void load(const char *file)
+{
+    char path[1024];
+    const char *from = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/%s", from ? from : "plugins/.libs", file);
+    ck_assert_msg(attnhost_load_plugin(host, path, &error.base) == ATTN_OK, "%s",
+                  host_error_text(&error));
+}
+
+static attn_status choose(const char *ini)
+{
+    host_error_init(&error);
+    selection = NULL;
+    ck_assert_int_eq(attnhost_create(NULL, &host, NULL), ATTN_OK);
+    load("cpu_native.so");
+    load("triton_like.so");
+    attn_status status =
+        config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &config, &error.base);
+    if (!status)
+        status = model_create(config, &model, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    return select_create_here(host, config, model, &device, &selection, &error.base);
+}
+
+static void end(void)
+{
+    select_destroy(selection);
+    model_destroy(model);
+    config_destroy(config);
+    attnhost_destroy(host);
+}
+
+/* `ini` is served by `backend` on a device of `type`; the note has `word`, or there is none. */
+static void assert_choice(const char *ini, const char *backend, int32_t type, const char *word)
+{
+    attn_status status = choose(ini);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    ck_assert_str_eq(select_backend(selection, 0, SELECT_PREFILL), backend);
+    ck_assert_int_eq(device.type, type);
+    ck_assert_int_eq(selection->device.type, type);
+    const char *note = selection->device_note;
+    ck_assert_msg(word ? note && strstr(note, word) : !note, "%s", note ? note : "no note");
+    end();
+}
+
+static uint64_t num_calls(void)
+{
+    struct fake_cuda_counters counters;
+    fake.get_counters(&counters);
+    return counters.calls;
+}
+
+START_TEST(a_device_that_serves_is_taken)
+{
+    use_fake_cuda();
+    assert_choice(MODEL, "triton_like", ATTN_DEVICE_CUDA, NULL);
+    assert_choice(MODEL "[platform]\ndevice = cpu\n", "cpu_native", ATTN_DEVICE_CPU, NULL);
+    assert_choice(MODEL "[platform]\nsimulate = cpu_amx\n", "cpu_native", ATTN_DEVICE_CPU, NULL);
+    assert_nothing_left();
+}
+END_TEST
+
+/* triton_like has no fp32: the processor serves, and it is said why. */
+START_TEST(a_device_that_does_not_serve_is_passed_over)
+{
+    use_fake_cuda();
+    assert_choice(MODEL "dtype = f32\n", "cpu_native", ATTN_DEVICE_CPU, "q_dtype f32: accepted");
+}
+END_TEST
+
+START_TEST(a_named_backend_tells_the_device)
+{
+    use_fake_cuda();
+    assert_choice(MODEL "[attention]\nattention_backend = cpu_native\n", "cpu_native",
+                  ATTN_DEVICE_CPU, NULL);
+    ck_assert_uint_eq(num_calls(), 0); /* no driver is woken for it */
+    assert_choice(MODEL "[attention]\nattention_backend = triton_like\n", "triton_like",
+                  ATTN_DEVICE_CUDA, "cpu: no backend serves");
+}
+END_TEST
+
+START_TEST(without_a_device_it_is_the_processor)
+{
+    setenv("ATTNHOST_LIBCUDA", "/nowhere/libcuda.so.1", 1);
+    assert_choice(MODEL, "cpu_native", ATTN_DEVICE_CPU, "/nowhere/libcuda.so.1");
+    assert_choice(MODEL "[attention]\nattention_backend = cpu_native\n", "cpu_native",
+                  ATTN_DEVICE_CPU, NULL);
+    use_fake_cuda();
+    fake.set_devices(0);
+    assert_choice(MODEL, "cpu_native", ATTN_DEVICE_CPU, "NO_DEVICE");
+    use_fake_cuda();
+    fake.inject("cuDeviceGetAttribute", 1, CUDA_ERROR_UNKNOWN);
+    assert_choice(MODEL, "cpu_native", ATTN_DEVICE_CPU, "cuDeviceGetAttribute");
+}
+END_TEST
+
+/* Where neither serves, the reasons of both are told; a wrong configuration is one on any device.
+ */
+START_TEST(what_is_told_where_neither_serves)
+{
+    use_fake_cuda();
+    ck_assert_int_eq(choose(MODEL "[attention]\nattention_backend = fa3\n"), ATTN_UNSUPPORTED);
+    ck_assert_int_eq(device.type, ATTN_DEVICE_CPU);
+    ck_assert_ptr_nonnull(selection);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "fa3 stands for fa3_like"));
+    end();
+    ck_assert_int_eq(choose(MODEL "dtype = f32\n[attention]\nattention_backend = triton_like\n"),
+                     ATTN_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "device.type cpu: accepted cuda"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "; on cuda:0: no backend serves"));
+    end();
+    ck_assert_int_eq(choose(MODEL "[attention]\nattention_backend = nonsense\n"),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_ptr_null(selection);
+    end();
+    ck_assert_int_eq(choose(MODEL "[platform]\ndevice = cuda:7\n"), ATTN_DEPENDENCY_MISSING);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "t.ini:6: platform.device"));
+    end();
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("select_device");
+    TCase *tests = tcase_create("device");
+    tcase_add_test(tests, a_device_that_serves_is_taken);
+    tcase_add_test(tests, a_device_that_does_not_serve_is_passed_over);
+    tcase_add_test(tests, a_named_backend_tells_the_device);
+    tcase_add_test(tests, without_a_device_it_is_the_processor);
+    tcase_add_test(tests, what_is_told_where_neither_serves);
+    suite_add_tcase(made, tests);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_select_join: models with linear layers beside others: who is joined by hybrid_linear, and
+ * when two units stay two. The backends are those of fixtures/choosy.c, of which one
+ * serves linear layers.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/embed/embed.h"
+#include "host/base/error.h"
+#include "host/select/platform.h"
+#include "host/select/select.h"
+#include "tests/tools/test_main.h"
+
+struct scene {
+    attnhost *host;
+    struct config *config;
+    struct model *model;
+    struct selection *selection;
+    host_error error;
+    attn_status status;
+};
+
+static const char *folder(const char *variable, const char *otherwise)
+{
+    const char *value = getenv(variable);
+    return value ? value : otherwise;
+}
+
+static void load(struct scene *scene, const char *variable, const char *otherwise, const char *file)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder(variable, otherwise), file);
+    attn_status status = attnhost_load_plugin(scene->host, path, &scene->error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
+}
+
+static void choose(struct scene *scene)
+{
+    attn_device device;
+    ck_assert_int_eq(platform_describe(scene->config, &device, &scene->error.base), ATTN_OK);
+    scene->status = select_create(scene->host, scene->config, scene->model, &device,
+                                  &scene->selection, &scene->error.base);
+}
+
+static void create(struct scene *scene)
+{
+    memset(scene, 0, sizeof *scene);
+    host_error_init(&scene->error);
+    ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
+}
+
+/* A model of tests/models with these lines under [attention], on a platform. */
+static void select_for(struct scene *scene, const char *model, const char *platform,
+                       const char *attention)
+{
+    char ini[8192];
+    snprintf(ini, sizeof ini,
+             "[model]\nconfig = %s/tests/models/%s\n[platform]\n%s\n[attention]\n%s\n",
+             folder("ATTNHOST_TEST_SRCDIR", "."), model, platform, attention);
+    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
+                                          &scene->error.base);
+    if (!status)
+        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+    if (!status)
+        status = model_create(scene->config, &scene->model, &scene->error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
+    choose(scene);
+    ck_assert_msg(scene->status == ATTN_OK, "%s", host_error_text(&scene->error));
+}
+
+/* Qwen3-Next: three linear layers to a full one. */
+static void begin(struct scene *scene, const char *attention, int with_hybrid)
+{
+    create(scene);
+    load(scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    if (with_hybrid)
+        load(scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+    select_for(scene, "qwen3_next.json", "simulate = sm90", attention);
+}
+
+static void end(struct scene *scene)
+{
+    select_destroy(scene->selection);
+    model_destroy(scene->model);
+    config_destroy(scene->config);
+    attnhost_destroy(scene->host);
+}
+
+#define TWO "attention_backend = triton_like\nlinear_attn_backend = state_like"
+
+static void check_joined(const struct scene *scene, const char *name)
+{
+    const struct selection *s = scene->selection;
+    ck_assert_uint_eq(s->num_units, 1);
+    ck_assert_str_eq(s->units[0].backend, name);
+    ck_assert_str_eq(s->units[0].type, "hybrid_linear");
+    ck_assert_uint_eq(s->units[0].num_groups, s->num_groups);
+    for (uint32_t g = 0; g < s->num_groups; g++) {
+        ck_assert_uint_eq(s->units[0].groups[g], g);
+        ck_assert_int_eq(s->groups[g].unit, 0);
+        ck_assert_uint_eq(s->groups[g].verdict.supported, 1);
+        ck_assert_ptr_null(s->groups[g].verdict.reasons);
+        /* Who serves a phase is told as before. */
+        int linear = scene->model->groups[g].kind == ATTN_KIND_LINEAR;
+        ck_assert_str_eq(select_backend(s, g, SELECT_DECODE),
+                         linear ? "state_like" : "triton_like");
+        ck_assert_ptr_nonnull(linear ? s->groups[g].state_layout : s->groups[g].kv_layout);
+    }
+}
+
+START_TEST(two_kinds_become_one_unit)
+{
+    struct scene scene;
+    begin(&scene, TWO, 1);
+    ck_assert_uint_ge(scene.model->num_groups, 2);
+    check_joined(&scene, "triton_like-with-state_like");
+    struct compose_node *node = NULL;
+    ck_assert_int_eq(compose_resolve(&scene.host->composer, "triton_like-with-state_like", NULL,
+                                     &node, &scene.error.base),
+                     ATTN_OK);
+    ck_assert_uint_eq(node->num_children, 2);
+    compose_destroy(node);
+    select_destroy(scene.selection); /* again: what is defined is found */
+    choose(&scene);
+    check_joined(&scene, "triton_like-with-state_like");
+    end(&scene);
+}
+END_TEST
+
+/* A composite may be a child: the full-attention layers by two backends. */
+START_TEST(a_pair_is_a_child)
+{
+    struct scene scene;
+    begin(&scene,
+          "prefill_attention_backend = triton_like\ndecode_attention_backend = decode_only\n"
+          "linear_attn_backend = state_like",
+          1);
+    ck_assert_uint_eq(scene.selection->num_units, 1);
+    ck_assert_str_eq(scene.selection->units[0].type, "hybrid_linear");
+    ck_assert_str_eq(scene.selection->units[0].backend, "triton_like-decode_only-with-state_like");
+    end(&scene);
+}
+END_TEST
+
+/* One backend for both kinds; no composite; its name is taken; its name would be too long. */
+START_TEST(what_cannot_be_joined_stays_as_it_was)
+{
+    static const struct {
+        const char *attention;
+        int with_hybrid;
+        uint32_t units;
+    } cases[] = {
+        {"attention_backend = both\nlinear_attn_backend = both\n[backend.both]\n"
+         "type = hybrid_linear\nfull = triton_like\nlinear = state_like",
+         1, 1},
+        {TWO, 0, 2},
+        {TWO "\n[backend.triton_like-with-state_like]\ntype = triton_like", 1, 2},
+        {"prefill_attention_backend = triton_like\ndecode_attention_backend = decode_only\n"
+         "linear_attn_backend = "
+         "as_long_a_name_as_a_section_may_have_here\n[backend.as_long_a_name_as_a_section_may_have_"
+         "here]\ntype = state_like",
+         1, 2},
+    };
+    struct scene scene;
+    begin(&scene, cases[_i].attention, cases[_i].with_hybrid);
+    ck_assert_uint_eq(scene.selection->num_units, cases[_i].units);
+    uint32_t groups = 0;
+    for (uint32_t u = 0; u < scene.selection->num_units; u++) {
+        ck_assert_ptr_null(strstr(scene.selection->units[u].backend, "-with-"));
+        groups += scene.selection->units[u].num_groups;
+    }
+    ck_assert_uint_eq(groups, scene.selection->num_groups);
+    end(&scene);
+}
+END_TEST
+
+/* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
+START_TEST(expanded_layers_stay_apart)
+{
+    static const char *const files[] = {"hybrid.so", "cpu_native.so", "cpu_linear.so"};
+    static const struct {
+        const char *attention;
+        const char *joined, *latent, *linear;
+    } cases[] = {
+        {"attention_backend = cpu_native\nlinear_attn_backend = cpu_linear",
+         "cpu_native-with-cpu_linear", "cpu_native", "cpu_linear"},
+        {"attention_backend = both\nlinear_attn_backend = both\n[backend.both]\n"
+         "type = hybrid_linear\nfull = cpu_native\nlinear = cpu_linear",
+         "both", "both", "both"},
+    };
+    for (int expanded = 0; expanded < 2; expanded++) {
+        struct scene scene;
+        char attention[512];
+        snprintf(attention, sizeof attention, "mla_prefill = %s\n%s",
+                 expanded ? "expanded" : "absorbed", cases[_i].attention);
+        create(&scene);
+        for (size_t f = 0; f < sizeof files / sizeof *files; f++)
+            load(&scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", files[f]);
+        select_for(&scene, "kimi_linear.json", "device = cpu", attention);
+        const struct selection *s = scene.selection;
+        ck_assert_uint_eq(s->num_units, expanded ? 2 : 1);
+        for (uint32_t g = 0; g < s->num_groups; g++) {
+            const struct select_unit *unit = &s->units[s->groups[g].unit];
+            bool linear = scene.model->groups[g].kind == ATTN_KIND_LINEAR;
+            ck_assert_str_eq(unit->backend, !expanded ? cases[_i].joined
+                                            : linear  ? cases[_i].linear
+                                                      : cases[_i].latent);
+            ck_assert(!expanded || unit->num_groups == 1);
+        }
+        end(&scene);
+    }
+}
+END_TEST
+
+static Suite *join_suite(void)
+{
+    Suite *suite = suite_create("select_join");
+    TCase *tcase = tcase_create("join");
+    tcase_add_test(tcase, two_kinds_become_one_unit);
+    tcase_add_test(tcase, a_pair_is_a_child);
+    tcase_add_loop_test(tcase, what_cannot_be_joined_stays_as_it_was, 0, 4);
+    tcase_add_loop_test(tcase, expanded_layers_stay_apart, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(join_suite());
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_trace.c: the trace readers on small files of their own making, good and broken.
+ */
+#include "host/workload/trace.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/base/error.h"
+#include "tests/tools/test_main.h"
+
+static char path[64];
+static struct trace trace;
+static host_error failure;
+
+/* One file for all tests of a case, made and removed by the process that forks them: one that fails
+ * or is killed takes nothing away. */
+static void make_file(void)
+{
+    strcpy(path, "/tmp/check_trace_XXXXXX");
+    int descriptor = mkstemp(path);
+    ck_assert_int_ge(descriptor, 0);
+    close(descriptor);
+}
+
+static void remove_file(void)
+{
+    unlink(path);
+}
+
+static void set_up(void)
+{
+    memset(&trace, 0, sizeof trace);
+    host_error_init(&failure);
+}
+
+static void tear_down(void)
+{
+    trace_finish(&trace);
+}
+
+static void write_bytes(const char *bytes, size_t length)
+{
+    FILE *file = fopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(bytes, 1, length, file), length);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+static void read_good(const char *text, trace_format format)
+{
+    write_bytes(text, strlen(text));
+    attn_status status = trace_init(&trace, path, format, &failure.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+}
+
+/* Reading fails with CONFIG_ERROR; the message has "PATH<place>" and all of `words`. */
+static void expect_error(trace_format format, const char *place, const char *words[])
+{
+    char start[128];
+    ck_assert_int_eq(trace_init(&trace, path, format, &failure.base), ATTN_CONFIG_ERROR);
+    const char *message = host_error_text(&failure);
+    snprintf(start, sizeof start, "%s%s", path, place);
+    ck_assert_msg(strncmp(message, start, strlen(start)) == 0, "%s: no %s", message, start);
+    for (int i = 0; words[i]; i++)
+        ck_assert_msg(strstr(message, words[i]), "\"%s\" lacks \"%s\"", message, words[i]);
+    ck_assert_ptr_null(trace.requests);
+    ck_assert_ptr_null(trace.hash_ids);
+    ck_assert_ptr_null(trace.path);
+}
+
+#define EXPECT_ERROR(text, format, place, ...)                                                     \
+    do {                                                                                           \
+        write_bytes(text, strlen(text));                                                           \
+        expect_error(format, place, (const char *[]){__VA_ARGS__, NULL});                          \
+    } while (0)
+
+/* ---- Mooncake -------------------------------------------------------------------------------- */
+
+#define ROW_1                                                                                      \
+    "{\"timestamp\": 100, \"input_length\": 1025, \"output_length\": 7, \"hash_ids\": [4, 0, "     \
+    "9]}\n"
+#define ROW_2                                                                                      \
+    "{\"hash_ids\": [5], \"output_length\": 0, \"input_length\": 512, \"timestamp\": 103.5}\n"
+
+START_TEST(mooncake_rows)
+{
+    read_good(ROW_1 "\n  \t\r\n" ROW_2, TRACE_FORMAT_MOONCAKE);
+    ck_assert_str_eq(trace.path, path);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_MOONCAKE);
+    ck_assert_int_eq(trace.num_requests, 2);
+    const trace_request *first = &trace.requests[0], *second = &trace.requests[1];
+    ck_assert_int_eq(first->arrival_us, 0);
+    ck_assert_int_eq(first->input_length, 1025);
+    ck_assert_int_eq(first->output_length, 7);
+    ck_assert_int_eq(first->num_hash_ids, 3);
+    ck_assert_int_eq(first->hash_ids[0], 4);
+    ck_assert_int_eq(first->hash_ids[1], 0);
+    ck_assert_int_eq(first->hash_ids[2], 9);
+    ck_assert_int_eq(first->line, 1);
+    ck_assert_int_eq(second->arrival_us, 3500);
+    ck_assert_int_eq(second->input_length, 512);
+    ck_assert_int_eq(second->output_length, 0);
+    ck_assert_int_eq(second->num_hash_ids, 1);
+    ck_assert_int_eq(second->hash_ids[0], 5);
+    ck_assert_int_eq(second->line, 4);
+}
+END_TEST
+
+START_TEST(order_is_arrival_then_file)
+{
+    read_good("{\"timestamp\":9,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}\n"
+              "{\"timestamp\":2,\"input_length\":2,\"output_length\":1,\"hash_ids\":[2]}\n"
+              "{\"timestamp\":9,\"input_length\":3,\"output_length\":1,\"hash_ids\":[3]}\n"
+              "{\"timestamp\":2,\"input_length\":4,\"output_length\":1,\"hash_ids\":[4]}",
+              TRACE_FORMAT_AUTO);
+    static const int64_t lengths[] = {2, 4, 1, 3}, arrivals[] = {0, 0, 7000, 7000};
+    ck_assert_int_eq(trace.num_requests, 4);
+    for (int i = 0; i < 4; i++) {
+        ck_assert_int_eq(trace.requests[i].input_length, lengths[i]);
+        ck_assert_int_eq(trace.requests[i].hash_ids[0], lengths[i]);
+        ck_assert_int_eq(trace.requests[i].arrival_us, arrivals[i]);
+    }
+}
+END_TEST
+
+START_TEST(mooncake_limits)
+{
+    read_good("{\"timestamp\":1e15,\"input_length\":1,\"output_length\":2147483647,"
+              "\"hash_ids\":[9007199254740991]}",
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.requests[0].output_length, 2147483647);
+    ck_assert_int_eq(trace.requests[0].hash_ids[0], 9007199254740991);
+}
+END_TEST
+
+/* More rows and ids than the arrays start with, so that they move while they grow. */
+START_TEST(mooncake_many_rows)
+{
+    FILE *file = fopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    for (int row = 0; row < 1001; row++) {
+        fprintf(file, "{\"timestamp\":%d,\"input_length\":%d,\"output_length\":1,\"hash_ids\":[",
+                row / 3, 512 * (row % 7 + 1));
+        for (int i = 0; i <= row % 7; i++)
+            fprintf(file, "%s%d", i ? "," : "", row * 10 + i);
+        fputs("]}\r\n", file);
+    }
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace.num_requests, 1001);
+    for (int row = 0; row < 1001; row++) {
+        const trace_request *request = &trace.requests[row];
+        ck_assert_int_eq(request->arrival_us, row / 3 * 1000);
+        ck_assert_int_eq(request->num_hash_ids, row % 7 + 1);
+        for (int i = 0; i <= row % 7; i++)
+            ck_assert_int_eq(request->hash_ids[i], row * 10 + i);
+    }
+}
+END_TEST
+
+static const struct {
+    const char *name, *line, *field, *got, *accepted;
+} broken_mooncake[] = {
+    {"cut off", "{\"timestamp\": 0, \"input_length\": 5", "column", "broken JSON", "object"},
+    {"two objects", "{} {}", "column 4", "broken JSON", "object"},
+    {"no object", "[1, 2]", "line", "[1,2]", "object"},
+    {"no timestamp", "{\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", "timestamp",
+     "nothing", "milliseconds"},
+    {"timestamp below 0",
+     "{\"timestamp\":-1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", "timestamp",
+     "-1", "from 0"},
+    {"timestamp too large",
+     "{\"timestamp\":1e300,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", "timestamp",
+     "1.0000000000000001e+300", "1e15"},
+    {"no input_length", "{\"timestamp\":0,\"output_length\":1,\"hash_ids\":[1]}", "input_length",
+     "nothing", "from 1"},
+    {"input_length a string",
+     "{\"timestamp\":0,\"input_length\":\"12\",\"output_length\":1,\"hash_ids\":[1]}",
+     "input_length", "\"12\"", "an integer from 1 to 2147483647"},
+    {"input_length 0", "{\"timestamp\":0,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}",
+     "input_length", "got 0", "from 1"},
+    {"input_length negative",
+     "{\"timestamp\":0,\"input_length\":-7,\"output_length\":1,\"hash_ids\":[1]}", "input_length",
+     "-7", "from 1"},
+    {"input_length a fraction",
+     "{\"timestamp\":0,\"input_length\":1.5,\"output_length\":1,\"hash_ids\":[1]}", "input_length",
+     "1.5", "an integer"},
+    {"input_length too large",
+     "{\"timestamp\":0,\"input_length\":2147483648,\"output_length\":1,\"hash_ids\":[1]}",
+     "input_length", "2147483648", "to 2147483647"},
+    {"output_length negative",
+     "{\"timestamp\":0,\"input_length\":1,\"output_length\":-1,\"hash_ids\":[1]}", "output_length",
+     "-1", "from 0"},
+    {"output_length null",
+     "{\"timestamp\":0,\"input_length\":1,\"output_length\":null,\"hash_ids\":[1]}",
+     "output_length", "null", "an integer"},
+    {"no hash_ids", "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}", "hash_ids",
+     "nothing", "array"},
+    {"too few hash_ids",
+     "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}", "hash_ids",
+     "got 1 ids", "accepted: 2"},
+    {"too many hash_ids",
+     "{\"timestamp\":0,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1,2]}", "hash_ids",
+     "got 2 ids", "accepted: 1"},
+    {"hash id negative",
+     "{\"timestamp\":0,\"input_length\":600,\"output_length\":1,\"hash_ids\":[1,-2]}", "hash_ids",
+     "-2", "from 0"},
+    {"hash id not exact",
+     "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[9007199254740992]}",
+     "hash_ids", "9007199254740992", "9007199254740991"},
+};
+
+START_TEST(mooncake_errors)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s%s\n", ROW_1, broken_mooncake[_i].line);
+    EXPECT_ERROR(text, TRACE_FORMAT_MOONCAKE, ":2: ", broken_mooncake[_i].field,
+                 broken_mooncake[_i].got, broken_mooncake[_i].accepted);
+}
+END_TEST
+
+/* ---- Azure ----------------------------------------------------------------------------------- */
+
+#define HEADER "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+
+START_TEST(azure_rows)
+{
+    read_good(HEADER "2023-11-16 18:15:46.6805900,374,44\r\n"
+                     "2023-11-16 18:15:50.9951690,396,0\r\n\r\n"
+                     "2023-11-17 00:00:00,1,1",
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_AZURE);
+    ck_assert_int_eq(trace.num_requests, 3);
+    ck_assert_int_eq(trace.requests[0].arrival_us, 0);
+    ck_assert_int_eq(trace.requests[0].input_length, 374);
+    ck_assert_int_eq(trace.requests[0].output_length, 44);
+    ck_assert_int_eq(trace.requests[0].num_hash_ids, 0);
+    ck_assert_ptr_null(trace.requests[0].hash_ids);
+    ck_assert_int_eq(trace.requests[0].line, 2);
+    ck_assert_int_eq(trace.requests[1].arrival_us, 4314579);
+    ck_assert_int_eq(trace.requests[1].output_length, 0);
+    ck_assert_int_eq(trace.requests[2].arrival_us, INT64_C(20653319410));
+    ck_assert_int_eq(trace.requests[2].line, 5);
+}
+END_TEST
+
+START_TEST(azure_columns_by_name)
+{
+    read_good("\xef\xbb\xbfGeneratedTokens, extra ,TIMESTAMP,ContextTokens\n"
+              "3,,2024-05-10T00:00:00.25+00:00, 17\n",
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.requests[0].input_length, 17);
+    ck_assert_int_eq(trace.requests[0].output_length, 3);
+}
+END_TEST
+
+/* Two moments and how far apart they are: days, leap years, zones, all digits of a fraction. */
+static const struct {
+    const char *from, *to;
+    int64_t microseconds;
+} spans[] = {
+    {"2023-11-16 18:15:46.6805909", "2023-11-16 18:15:46.6805919", 1},
+    {"2023-12-31 23:59:59.999999", "2024-01-01 00:00:00", 1},
+    {"2024-02-28 00:00:00", "2024-03-01 00:00:00", INT64_C(2) * 86400000000},
+    {"2023-02-28 00:00:00", "2023-03-01 00:00:00", INT64_C(1) * 86400000000},
+    {"1999-01-01 00:00:00", "2001-01-01 00:00:00", INT64_C(731) * 86400000000},
+    {"2024-05-10 01:30:00+02:00", "2024-05-09 23:30:00Z", 0},
+    {"2024-05-10 00:00:00Z", "2024-05-10 00:00:00-01:30", INT64_C(5400000000)},
+};
+
+START_TEST(azure_timestamps)
+{
+    char text[256];
+    snprintf(text, sizeof text, HEADER "%s,1,1\n%s,2,1\n", spans[_i].from, spans[_i].to);
+    read_good(text, TRACE_FORMAT_AZURE);
+    ck_assert_int_eq(trace.requests[0].input_length, 1);
+    ck_assert_int_eq(trace.requests[1].arrival_us, spans[_i].microseconds);
+}
+END_TEST
+
+START_TEST(azure_header_errors)
+{
+    EXPECT_ERROR("TIMESTAMP,ContextTokens\n", TRACE_FORMAT_AUTO, ":1: ", "GeneratedTokens",
+                 "no such column", "TIMESTAMP, ContextTokens, GeneratedTokens");
+    EXPECT_ERROR("TIMESTAMP,ContextTokens,GeneratedTokens,TIMESTAMP\n", TRACE_FORMAT_AUTO,
+                 ":1: ", "TIMESTAMP", "two columns");
+    EXPECT_ERROR(ROW_1, TRACE_FORMAT_AZURE, ":1: ", "TIMESTAMP", "no such column");
+    EXPECT_ERROR(HEADER, TRACE_FORMAT_MOONCAKE, ":1: ", "column 1", "broken JSON");
+}
+END_TEST
+
+static const struct {
+    const char *line, *field, *got;
+} broken_azure[] = {
+    {"2023-11-16 18:15:46,374", "got 2 fields", "accepted: 3"},
+    {"2023-11-16 18:15:46,374,44,1", "got 4 fields", "accepted: 3"},
+    {"2023-11-16 18:15:46,abc,44", "ContextTokens", "got abc"},
+    {"2023-11-16 18:15:46,,44", "ContextTokens", "got nothing"},
+    {"2023-11-16 18:15:46,12.0,44", "ContextTokens", "got 12.0"},
+    {"2023-11-16 18:15:46,0,44", "ContextTokens", "got 0, accepted: an integer from 1"},
+    {"2023-11-16 18:15:46,-3,44", "ContextTokens", "got -3"},
+    {"2023-11-16 18:15:46,2147483648,44", "ContextTokens", "to 2147483647"},
+    {"2023-11-16 18:15:46,99999999999999999999,44", "ContextTokens", "to 2147483647"},
+    {"2023-11-16 18:15:46,5,-1", "GeneratedTokens", "got -1, accepted: an integer from 0"},
+    {"2023-11-16 18:15:46,5,4x", "GeneratedTokens", "got 4x"},
+    {",5,4", "TIMESTAMP", "got nothing, accepted: YYYY-MM-DD"},
+    {"yesterday,5,4", "TIMESTAMP", "got yesterday"},
+    {"2023-02-29 18:15:46,5,4", "TIMESTAMP", "2023-02-29"},
+    {"2023-13-01 18:15:46,5,4", "TIMESTAMP", "2023-13-01"},
+    {"2023-11-16 24:15:46,5,4", "TIMESTAMP", "24:15:46"},
+    {"2023-11-16 18:15:46.,5,4", "TIMESTAMP", "46."},
+    {"2023-11-16 18:15:46 PM,5,4", "TIMESTAMP", "PM"},
+    {"2023-11-16 18:15,5,4", "TIMESTAMP", "18:15"},
+};
+
+START_TEST(azure_errors)
+{
+    char text[256];
+    snprintf(text, sizeof text, HEADER "2023-11-16 18:15:46,1,1\r\n%s\r\n", broken_azure[_i].line);
+    EXPECT_ERROR(text, TRACE_FORMAT_AUTO, ":3: ", broken_azure[_i].field, broken_azure[_i].got);
+}
+END_TEST
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
+START_TEST(no_file)
+{
+    unlink(path);
+    expect_error(TRACE_FORMAT_AUTO, ": ", (const char *[]){"No such file", NULL});
+    ck_assert_int_eq(trace_init(&trace, "/", TRACE_FORMAT_AUTO, NULL), ATTN_CONFIG_ERROR);
+}
+END_TEST
+
+START_TEST(no_requests)
+{
+    EXPECT_ERROR("", TRACE_FORMAT_AUTO, ": ", "no request");
+    EXPECT_ERROR("\n \n", TRACE_FORMAT_MOONCAKE, ": ", "no request");
+    EXPECT_ERROR(HEADER, TRACE_FORMAT_AUTO, ": ", "no request");
+    EXPECT_ERROR("\xef\xbb\xbf", TRACE_FORMAT_AUTO, ": ", "no request");
+}
+END_TEST
+
+START_TEST(nul_byte)
+{
+    static const char bytes[] = ROW_1 "{\"timestamp\"\0: 1}\n";
+    write_bytes(bytes, sizeof bytes - 1);
+    expect_error(TRACE_FORMAT_AUTO, ":2: ", (const char *[]){"NUL byte", NULL});
+}
+END_TEST
+
+START_TEST(endless_line)
+{
+    size_t length = (size_t)17 << 20;
+    char *bytes = malloc(length);
+    ck_assert_ptr_nonnull(bytes);
+    memset(bytes, ' ', length);
+    write_bytes(bytes, length);
+    free(bytes);
+    expect_error(TRACE_FORMAT_AUTO, ":1: ", (const char *[]){"16777216 bytes", NULL});
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *suite = suite_create("trace");
+    TCase *good = tcase_create("good"), *bad = tcase_create("bad");
+    tcase_add_unchecked_fixture(good, make_file, remove_file);
+    tcase_add_unchecked_fixture(bad, make_file, remove_file);
+    tcase_add_checked_fixture(good, set_up, tear_down);
+    tcase_add_checked_fixture(bad, set_up, tear_down);
+    tcase_add_test(good, mooncake_rows);
+    tcase_add_test(good, order_is_arrival_then_file);
+    tcase_add_test(good, mooncake_limits);
+    tcase_add_test(good, mooncake_many_rows);
+    tcase_add_test(good, azure_rows);
+    tcase_add_test(good, azure_columns_by_name);
+    tcase_add_loop_test(good, azure_timestamps, 0, sizeof spans / sizeof *spans);
+    tcase_add_loop_test(bad, mooncake_errors, 0, sizeof broken_mooncake / sizeof *broken_mooncake);
+    tcase_add_test(bad, azure_header_errors);
+    tcase_add_loop_test(bad, azure_errors, 0, sizeof broken_azure / sizeof *broken_azure);
+    tcase_add_test(bad, no_file);
+    tcase_add_test(bad, no_requests);
+    tcase_add_test(bad, nul_byte);
+    tcase_add_test(bad, endless_line);
+    suite_add_tcase(suite, good);
+    suite_add_tcase(suite, bad);
+    return suite;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
