@@ -54,6 +54,18 @@ extern const char text_out_of_memory[];
  * item of length 0 stands for a comma that has nothing before or after it. */
 const char *text_next_item(const char **cursor, size_t *length);
 
+/* Texts that somebody else owns. A zeroed list is an empty one. */
+struct text_list {
+    const char **items;
+    size_t count;
+};
+
+/* Append a text that outlives the list; false when memory ran out. */
+bool text_list_add(struct text_list *list, const char *text);
+
+/* Release the list, not its texts; it is empty then. */
+void text_list_finish(struct text_list *list);
+
 /* ---- Words ----------------------------------------------------------------------------------- */
 
 /* ASCII equality that ignores case. */

@@ -13,6 +13,7 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/text.h"
+#include "host/base/round.h"
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -455,7 +456,7 @@ static attn_status check_lengths(const struct parsing *p, const struct bench_sha
             return fail_shape(p, "q_len = %d of sequence %d: accepted 1 to its kv_len, %d", q_len,
                               s, kv_len);
         tokens += q_len;
-        slots += ((int64_t)kv_len + shape->page_size - 1) / shape->page_size * shape->page_size;
+        slots += round_up(kv_len, shape->page_size);
     }
     if (tokens > INT32_MAX)
         return fail_shape(p, "%lld new tokens: accepted up to %d", (long long)tokens, INT32_MAX);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_plan.c: see plan.h.
+ * bench_plan.c: from the command line and the ini to what is measured.
  */
 #include "host/cmd/bench_plan.h"
 
@@ -14,6 +14,7 @@
 /* What the entries are made from. */
 struct plan {
     const struct arguments *arguments;
+    const struct bench_values *values;
     const struct config *config;
     const struct model *model;         /* NULL = no CONFIG.ini */
     const struct selection *selection; /* NULL = --backend tells */
@@ -31,7 +32,7 @@ static attn_status out_of_memory(attn_error *error)
 /* Names of all --backend; they are counted if entry is NULL. */
 static attn_status take_named(const struct plan *plan, struct bench_entry *entry, uint32_t *count)
 {
-    const struct arguments_list *lists = &plan->arguments->backends;
+    const struct text_list *lists = &plan->values->backends;
     attn_status status = ATTN_OK;
     *count = 0;
     for (size_t l = 0; l < lists->count; l++) {
@@ -110,7 +111,7 @@ static attn_status add_shapes(const struct plan *plan, int64_t group, const char
 static attn_status add_all_shapes(const struct plan *plan, int64_t group, const char *origin,
                                   const struct bench_shape *base)
 {
-    const struct arguments_list *texts = &plan->arguments->shapes;
+    const struct text_list *texts = &plan->values->shapes;
     attn_status status = ATTN_OK;
     for (size_t t = 0; t < texts->count && status == ATTN_OK; t++)
         status = add_shapes(plan, group, origin, texts->items[t], base);
@@ -188,8 +189,8 @@ static attn_status add_group(const struct plan *plan, uint32_t g)
     }
     snprintf(origin, sizeof origin, "layers %s", layers);
     base_of_group(plan, group, &base);
-    return plan->arguments->shapes.count > 0 ? add_all_shapes(plan, g, origin, &base)
-                                             : add_default_shapes(plan, g, origin, &base);
+    return plan->values->shapes.count > 0 ? add_all_shapes(plan, g, origin, &base)
+                                          : add_default_shapes(plan, g, origin, &base);
 }
 
 static attn_status add_groups(const struct plan *plan)
@@ -326,8 +327,13 @@ attn_status bench_plan(const struct arguments *arguments, const struct config *c
                        attnhost *host, attn_device *device, struct bench_report *report,
                        attn_error *error)
 {
-    struct plan plan = {.arguments = arguments, .config = config, .report = report, .error = error};
-    bool named = arguments->backends.count > 0;
+    const struct bench_values *values = arguments->values;
+    struct plan plan = {.arguments = arguments,
+                        .values = values,
+                        .config = config,
+                        .report = report,
+                        .error = error};
+    bool named = values->backends.count > 0;
     struct model *model = NULL;
     struct selection *selection = NULL;
     attn_status status = arguments->target ? model_create(config, &model, error) : ATTN_OK;

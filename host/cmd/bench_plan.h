@@ -8,6 +8,13 @@
 #include "host/cmd/arguments.h"
 #include "host/bench/bench.h"
 
+/* What the command's options give. */
+struct bench_values {
+    struct text_list backends, shapes; /* one for each --backend, --shape */
+    double seconds, sustain;
+    const char *json; /* FILE or "-"; NULL = not given */
+};
+
 /* Add the entries. Without CONFIG.ini: each --shape on each --backend. With it: each layer group of
  * its model in each --shape, whose missing keys are the model's, or without --shape as prefill of
  * chunked_prefill_size tokens and as decode of max_running_requests sequences of as many keys; on

@@ -3,14 +3,14 @@
  * embed.h: what is behind the handles of attnhost.h.
  *
  * The executor and the commands use the functions of attnhost.h like everybody else; this header is
- * for what they need beside: the thread pool, the registry, the device.
+ * for what else they need: the thread pool, the registry, the device. What a configuration makes of
+ * a host is in select/open_host.c.
  */
 #ifndef HOST_EMBED_EMBED_H
 #define HOST_EMBED_EMBED_H
 
 #include "attnhost.h"
 #include "host/plugin/compose.h"
-#include "host/config/config.h"
 
 struct attnhost {
     struct host_log log;
@@ -40,18 +40,6 @@ struct attnhost_backend {
     struct embed_scratch *scratch[ATTN_SPACE_COUNT]; /* the newest of each space; may be NULL */
     uint32_t num_metadata;                           /* alive */
 };
-
-/* Load the [plugins] section: pins, then paths in their order. CONFIG_ERROR for a path that does
- * not exist or a folder that cannot be searched; refused files stay on record. */
-attn_status embed_load_plugins(attnhost *host, const struct config *config, attn_error *error);
-
-/* The first plugin marked critical that is refused (its status and reason) or was not found
- * (DEPENDENCY_MISSING); ATTN_OK if there is none. */
-attn_status embed_check_critical(const attnhost *host, const struct config *config,
-                                 attn_error *error);
-
-/* Define the [backend.NAME] sections, and the backend of the routes. */
-attn_status embed_define_backends(attnhost *host, const struct config *config, attn_error *error);
 
 /* Can the problems be looked at at all: pointers there, one device, layer ids unique?
  * INVALID_ARGUMENT. */

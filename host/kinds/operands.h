@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.h: what a row of a step is in each of a layer's operands: one table for every kind of
- * layer. Whoever makes, views, copies or judges rows asks here how wide they are.
+ * operands.h: what a row of a step is in each of a layer's operands, whatever its kind (kinds.h).
+ * Whoever makes, views, copies or judges rows asks here how wide they are.
  *
  *   softmax          q, k, v                    out: query heads x v_head_dim
  *   MLA, absorbed    q_nope, q_pe, c_kv, k_pe   out: query heads x kv_lora_rank
@@ -68,8 +68,7 @@ uint64_t operands_row_bytes(const struct row_operand *operand);
 /* Is the layer given keys and values, which it writes to its cache? */
 bool operands_write_kv(const struct model *model, int32_t layer);
 
-/* What the generator must know of a layer. Latent attention is, absorbed, one KV head whose keys
- * are latents and whose values are their first part. */
+/* What the generator must know of a layer. */
 generator_layer operands_geometry(const struct model *model, int32_t layer);
 
 #endif /* HOST_KINDS_OPERANDS_H */

@@ -91,13 +91,6 @@ void model_destroy(struct model *model);
 bool model_group_has_kv(const attn_layer_group *group);
 bool model_group_has_state(const attn_layer_group *group);
 
-/* Is the group called in the expanded form in some mode? */
-bool model_group_expands(const struct model *model, const attn_layer_group *group);
-
-/* Type of what a group writes: the model's, but fp32 for latent layers that have an expanded form,
- * as partial results are merged before anything is rounded. */
-attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group);
-
 /* Does the group have a decode phase? Encoders run once, in EXTEND. */
 bool model_group_decodes(const attn_layer_group *group);
 

@@ -33,9 +33,9 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
 attn_status problem_check_scales(const struct config *config, const struct model *model,
                                  attn_error *error);
 
-/* Can the model's latents be packed, if that is asked for (kv_cache.latent_layout)? CONFIG_ERROR.
- */
-attn_status problem_check_latents(const struct config *config, const struct model *model,
+/* Can the model's layers have the layouts that the configuration asks for? CONFIG_ERROR names the
+ * key. */
+attn_status problem_check_layouts(const struct config *config, const struct model *model,
                                   attn_error *error);
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,

@@ -33,8 +33,6 @@ enum { SELECT_PREFILL = 0, SELECT_DECODE = 1, SELECT_PHASES = 2 };
 /* select_candidate.absence */
 enum { SELECT_PRESENT, SELECT_NOT_INSTALLED, SELECT_COMPOSITE, SELECT_NO_ANSWER };
 
-enum { SELECT_MAX_LAYOUTS = 2 }; /* layouts that one kind of layer can have */
-
 /* A backend and what it answered. */
 struct select_candidate {
     char *name;                  /* as the host knows it */
@@ -44,7 +42,7 @@ struct select_candidate {
     char got[64];                /* its value */
     char *absent;                /* why it was not asked; NULL = it was, or a rule takes it out */
     uint32_t absence;            /* SELECT_NOT_INSTALLED ... */
-    uint32_t layouts;            /* bit i: accepts with the i-th layout of the group's kind */
+    uint32_t layouts;            /* bit i: accepts with the i-th of kind_layouts() */
     attn_verdict verdict; /* with the first accepted layout; if none, with the first one asked */
     attn_reason *reasons; /* verdict.num_reasons of them */
 };

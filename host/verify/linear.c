@@ -16,6 +16,7 @@
 #include "host/workload/generator_linear.h"
 #include "host/verify/state_history.h"
 #include "host/verify/linear_kept.h"
+#include "host/verify/method.h"
 #include "host/verify/row.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(1) << 30)
@@ -499,3 +500,34 @@ attn_status linear_verifier_check(struct linear_verifier *verifier, const struct
     free(check.verdicts);
     return status;
 }
+
+/* ---- The method ------------------------------------------------------------------------------ */
+
+static attn_status create(const struct verify_params *params, void **self, attn_error *error)
+{
+    const struct linear_verifier_params own = {
+        .model = params->model,
+        .workload = params->workload,
+        .generator = params->generator,
+        .threads = params->threads,
+    };
+    struct linear_verifier *made;
+    attn_status status = linear_verifier_create(&own, &made, error);
+    if (status == ATTN_OK)
+        *self = made;
+    return status;
+}
+
+static void destroy(void *self)
+{
+    linear_verifier_destroy(self);
+}
+
+static attn_status check_rows(void *self, const struct verify_step *step, int32_t layer,
+                              const attn_tensor *out, struct verify_result *result,
+                              attn_error *error)
+{
+    return linear_verifier_check(self, step, layer, out, result, error);
+}
+
+const struct verify_method verify_linear = {create, destroy, check_rows};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row.h: one head of an output row against its truth, however that was computed: verify.c
- * computes rows alone, verify/linear.c replays recurrences.
+ * row.h: one head of an output row against its truth, however that was computed: attention.c
+ * computes rows alone, linear.c replays recurrences.
  */
 #ifndef HOST_VERIFY_ROW_H
 #define HOST_VERIFY_ROW_H

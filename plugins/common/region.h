@@ -29,4 +29,8 @@ void region_tell_size(attn_memory_size *size, uint64_t scratch, uint64_t metadat
 attn_status region_check(const attn_memory *memory, uint32_t region, const char *name,
                          uint64_t needed, uint64_t alignment, attn_error *error);
 
+/* Has memory what region_tell_size() told? */
+attn_status region_check_told(const attn_memory *memory, uint64_t scratch, uint64_t metadata,
+                              uint64_t alignment, attn_error *error);
+
 #endif /* PLUGINS_REGION_H */

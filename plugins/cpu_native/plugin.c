@@ -12,6 +12,8 @@
  *   5. plan.c        a batch cut into units of work
  *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
  *   7. kernels.inc   the inner loops
+ *
+ * All of it reads as softmax attention; latent attention has a folder of its own (mla/mla.h).
  */
 #include "cpu_native.h"
 

@@ -82,6 +82,21 @@ if command -v cmake >/dev/null; then
 else
     tap_skip "examples/plugin by CMake" "cmake is not installed"
 fi
+# A CUDA plugin with kernels of its own, where nvcc is; without a GPU it is listed and asked.
+tap_try "make in examples/plugin_cuda" make -C plugin_cuda CC="$compiler"
+tap_try "attnhost inspect example_cuda.so" "$attnhost" inspect plugin_cuda/example_cuda.so
+tap_try "it exports attn_plugin_entry alone" sh -c '
+    test "$(nm -D --defined-only plugin_cuda/example_cuda.so | cut -d " " -f 3)" = attn_plugin_entry'
+tap_try "attnhost check example_cuda.so, what needs no GPU" \
+    "$attnhost" check --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
+if command -v cmake >/dev/null; then
+    tap_try "cmake in examples/plugin_cuda" cmake -S plugin_cuda -B plugin_cuda/build
+    tap_try "cmake --build" cmake --build plugin_cuda/build
+    tap_try "attnhost inspect of what CMake built" \
+        "$attnhost" inspect plugin_cuda/build/example_cuda.so
+else
+    tap_skip "examples/plugin_cuda by CMake" "cmake is not installed"
+fi
 tap_try "profiles are installed" "$attnhost" check --profile paged-kv --list plugin/example.so
 sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini
 tap_try "one line of quickstart.ini names the backend" grep -q example_rows example.ini

@@ -5,6 +5,7 @@
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +92,7 @@ void case_lengths_pad(struct case_lengths *l, const struct case_spec *spec, uint
 
 static int32_t num_pages_of(const struct forward_case *c, int32_t keys)
 {
-    return (keys + c->spec.page_size - 1) / c->spec.page_size;
+    return (int32_t)units_for(keys, c->spec.page_size);
 }
 
 /* Pages 1 .. num_pages - 1 in an order of their own. */

@@ -13,6 +13,7 @@
 
 #include "host/base/error.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

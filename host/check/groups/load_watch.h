@@ -17,4 +17,7 @@ enum load_watch_result {
 /* Starts `attnhost check-load FILE` from the program that is running. */
 enum load_watch_result load_watch(const char *file, char *text, size_t size);
 
+/* What that process does: open the file, report what it saw, end. */
+_Noreturn void load_watch_open(const char *file);
+
 #endif /* HOST_CHECK_GROUPS_LOAD_WATCH_H */

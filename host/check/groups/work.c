@@ -10,6 +10,7 @@
 
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/rig.h"
+#include "host/base/round.h"
 
 /* A metadata that a failed create must leave alone. */
 static char sentinel;
@@ -464,7 +465,7 @@ static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
     const attn_batch *b = &rig->batches[batch].batch;
     int64_t page = rig->batches[batch].kv[0].page_size, kv_tokens = 0;
     for (int32_t s = 0; s < b->num_seqs; s++)
-        kv_tokens += (b->seq_lens.host[s] + page - 1) / page * page;
+        kv_tokens += round_up(b->seq_lens.host[s], page);
     *bounds = rig->question.bounds;
     if (which == BEYOND_SEQS)
         bounds->max_seqs = b->num_seqs - 1;

@@ -8,6 +8,7 @@
 #include <nettle/sha2.h>
 
 #include "host/check/groups/groups.h"
+#include "host/check/suite/outcome.h"
 #include "host/check/suite/replay.h"
 #include "host/check/suite/result.h"
 #include "host/check/suite/sandbox.h"
@@ -38,17 +39,17 @@ struct suite {
     size_t num_surroundings;
     FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
-    struct sha256_ctx cases; /* of report->cases_sha256 */
-    bool stopped;            /* nothing more can be asked */
-    int code;                /* EXIT_GOOD, or how the command has to end */
-    char why[512];           /* with another code */
+    struct sha256_ctx cases;    /* of report->cases_sha256 */
+    bool stopped;               /* nothing more can be asked */
+    enum check_outcome outcome; /* CHECK_GOOD, or why the report is nothing to go by */
+    char why[512];              /* with another outcome */
 };
 
 /* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
- * filters let through). EXIT_GOOD: look at the report; else there was something wrong with the
+ * filters let through). CHECK_GOOD: look at the report; else there was something wrong with the
  * command line or with the tool, and `error` tells. */
-int suite_run(const struct check_params *params, const struct replay *replay, FILE *list,
-              struct check_report *report, attn_error *error);
+enum check_outcome suite_run(const struct check_params *params, const struct replay *replay,
+                             FILE *list, struct check_report *report, attn_error *error);
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
  * table is read and what is found wrong with it, what the children are asked, and who is picked for
  * a batch. Tables are compared with a plain search through all batches.
  */
-#include "plugins/hybrid/route/route_table.h"
+#include "plugins/hybrid/route/table.h"
 #include "plugins/hybrid/tests/hybrid_fixture.h"
 
 #include <stdio.h>
@@ -723,11 +723,7 @@ END_TEST
 
 static Suite *route_suite(void)
 {
-    static const struct {
-        const char *group;
-        const TTest *const *test;
-        int loops;
-    } tests[] = {
+    static const struct test_row tests[] = {
         {"table", &a_row_is_read, 1},
         {"table", &a_malformed_row_is_told, 17},
         {"table", &a_shadowed_row_is_told, 12},
@@ -748,14 +744,7 @@ static Suite *route_suite(void)
         {"batch", &bounds_are_of_the_whole_batch, 1},
         {"batch", &failures_leave_nothing, 1},
     };
-    Suite *suite = suite_create("route");
-    TCase *group = NULL;
-    for (size_t t = 0; t < sizeof tests / sizeof tests[0]; t++) {
-        if (t == 0 || strcmp(tests[t].group, tests[t - 1].group) != 0)
-            suite_add_tcase(suite, group = tcase_create(tests[t].group));
-        tcase_add_loop_test(group, *tests[t].test, 0, tests[t].loops);
-    }
-    return suite;
+    return suite_of_rows("route", tests, sizeof tests / sizeof tests[0]);
 }
 
 int main(void)

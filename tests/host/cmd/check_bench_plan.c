@@ -47,9 +47,8 @@ static void tear_down(void)
 /* Plan `shape` (NULL = those of `ini`'s model) on the backends. */
 static attn_status plan(const char *backends, const char *shape, const char *ini)
 {
-    struct arguments arguments = {.target = shape ? NULL : "t.ini",
-                                  .backends = {&backends, 1},
-                                  .shapes = {&shape, shape != NULL}};
+    struct bench_values values = {.backends = {&backends, 1}, .shapes = {&shape, shape != NULL}};
+    struct arguments arguments = {.target = shape ? NULL : "t.ini", .values = &values};
     struct bench_report report = {0};
     struct config *config = NULL;
     attn_status status =

@@ -508,7 +508,7 @@ static void take_another_state(void *ctx, const struct batch_step *step, int32_t
     int *done = ctx;
     const attn_tensor *state = operands[ATTN_ROLE_STATE];
     for (int32_t s = 0; s < step->num_sequences && *done == 0 && layer == 0; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         if (sequence->state_slot == 0 || sequence->state_slot == sequence->state_dst)
             continue;
         uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
@@ -551,7 +551,7 @@ static void make_wrong(void *ctx, const struct batch_step *step, int32_t layer,
 {
     struct wrong_state *wrong = ctx;
     for (int32_t s = 0; s < step->num_sequences && layer == 0; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         size_t bytes;
         if (sequence->request != 1 || step->mode != ATTN_MODE_DECODE)
             continue;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_step_kernels.c: the host's kernels on the processor against their definitions, and the CUDA
- * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the latter on a
- * GPU.
+ * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the
+ * latter on a GPU.
  */
 #include "host/device/cuda_driver.h"
 #include "host/run/kernels/launch.h"
@@ -142,6 +142,7 @@ START_TEST(operands_are_parts_of_vectors)
         {ATTN_ROLE_C_KV, 0, LORA, ATTN_BF16, GENERATOR_KEY, 0},
         {ATTN_ROLE_K_PE, 0, ROPE, ATTN_BF16, GENERATOR_KEY, LORA},
     };
+    static const attn_layer_group group = {.kind = ATTN_KIND_MLA};
     struct step_rows rows = list_rows();
     struct step_vectors vectors[OPERANDS_MAX];
     some.layers[1] = (generator_layer){.kv_layer = 1,
@@ -154,6 +155,7 @@ START_TEST(operands_are_parts_of_vectors)
     for (int i = 0; i < 4; i++)
         vectors[i] = (struct step_vectors){
             .operand = parts[i],
+            .group = &group,
             .memory = poisoned(NUM_ROWS * (size_t)operands_row_bytes(&parts[i])),
         };
     GOOD(step_kernels_generate(kernels, 1, &rows, vectors, 4, NULL, &error.base));

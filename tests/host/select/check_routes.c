@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
 #include "host/run/session.h"
@@ -66,7 +66,7 @@ static void begin(struct scene *scene, const char *keys, const char *const *sets
     attn_status status =
         config_load_text(ini, strlen(ini), "t.ini", NULL, sets, num_sets, &scene->config, error);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-    status = embed_define_backends(scene->host, scene->config, error);
+    status = open_host_define_backends(scene->host, scene->config, error);
     if (!status)
         status = model_create(scene->config, &scene->model, error);
     if (!status)
@@ -315,7 +315,6 @@ struct run {
     size_t num_sets;
     struct report report;
     host_error error;
-    int code;
 };
 
 __attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
@@ -361,9 +360,10 @@ static void go(struct run *run)
         config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
     struct session_params params = {.config = config};
-    run->code = session_run(&params, &run->report, &run->error.base);
+    struct session_result result;
+    status = session_run(&params, &run->report, &result, &run->error.base);
     config_destroy(config);
-    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s", run->code, host_error_text(&run->error),
+    ck_assert_msg(status == ATTN_OK && result.passed, "%s %s", host_error_text(&run->error),
                   run->report.verify.first_failure);
     ck_assert_int_eq(run->report.verify.rows_failed, 0);
     ck_assert_int_gt(run->report.verify.rows_checked, 1000);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
@@ -49,11 +50,12 @@ static void begin(struct scene *scene, const char *ini)
     /* The tree's own rules, not installed ones. */
     char rules[1024];
     const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const set = rules;
-    snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini", source ? source : ".");
+    snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini",
+             source ? source : ".");
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, &set, 1, &scene->config,
                                           &scene->error.base);
     if (!status)
-        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
     if (!status)
         status = model_create(scene->config, &scene->model, &scene->error.base);
     if (!status)

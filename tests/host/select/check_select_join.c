@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
@@ -63,7 +64,7 @@ static void select_for(struct scene *scene, const char *model, const char *platf
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
                                           &scene->error.base);
     if (!status)
-        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
     if (!status)
         status = model_create(scene->config, &scene->model, &scene->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));

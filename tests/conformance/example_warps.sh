@@ -1,0 +1,14 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# example_warps.sh: the conformance suite on examples/plugin_cuda, on the fake driver with the kernels
+# compiled as C. Without nvcc there is no image to load, and create says so.
+. "$ATTNHOST_TEST_SRCDIR/tests/tools/tap.sh"
+plugin=$ATTNHOST_TEST_FIXTURE_DIR/example_warps.so
+if ! nm "$plugin" | grep -q warps_kernels_fatbin; then
+    tap_skip "example_warps" "no nvcc at configure time: the plugin has no kernels"
+    tap_end
+fi
+ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_cuda_kernels.so ATTNHOST_FAKE_KERNELS=example_warps
+export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
+exec "$ATTNHOST_TEST_COMMAND" check "$plugin" --device cuda
