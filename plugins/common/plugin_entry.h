@@ -14,7 +14,7 @@
 attn_status plugin_answer(const attn_host_info *host, const attn_plugin *mine, attn_plugin *plugin,
                           attn_error *error);
 
-/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT behind them. */
+/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT past them. */
 attn_status plugin_describe(const attn_backend_type *const *types, uint32_t count, uint32_t index,
                             const attn_backend_type **type, attn_error *error);
 

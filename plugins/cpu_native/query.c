@@ -125,7 +125,7 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     problem_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Can the cache have this dtype beside some dtype of q, or beside this one? */
+/* Can the cache have this dtype with some dtype of q, or with this one? */
 static int suits_some(const question *ask, attn_dtype kv_dtype)
 {
     return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));
@@ -251,7 +251,7 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         checks[i][latent](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
-        verdict.notes = ALL_NOTES | (latent ? mla_notes(&ask) : 0);
+        verdict.notes = ALL_NOTES;
         verdict.reads_new_kv_unquantised = 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;

@@ -101,7 +101,7 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
         batch->prefix_lens.device != first->prefix_lens.device ||
         batch->req_pool_indices.device != first->req_pool_indices.device ||
         batch->positions.device != first->positions.device || mask->bits != plan->mask.bits)
-        return FAIL(error, "device arrays lie elsewhere than when this graph was captured");
+        return FAIL(error, "device arrays are not where they were when this graph was captured");
     return ATTN_OK;
 }
 
