@@ -90,7 +90,7 @@ uint64_t reference_linear_replay_bytes(const reference_linear_layer *layer, int3
 int32_t reference_linear_channel(const reference_linear_channels *channels, int32_t c);
 
 /* Go on by these rows. `wanted` (NULL = all): whether row t's output is; `out` gets it, [count,
- * num_heads, head_v_dim], and `results` its naive error and the floor of its bar, [count,
+ * num_heads, head_v_dim], and `results` its bar, [count,
  * num_heads]; both are left alone where a row is not wanted. OUT_OF_HOST_MEMORY: the scratch did
  * not grow, nothing has happened. */
 attn_status reference_linear_replay_advance(reference_linear_replay *replay,

@@ -27,6 +27,7 @@ struct worker_memory {
     double *kv; /* keys and values of one KV head */
     uint64_t kv_bytes;
     double query[GENERATOR_MAX_DIM], truth[GENERATOR_MAX_DIM], actual[GENERATOR_MAX_DIM];
+    double bars[GENERATOR_MAX_DIM];
 };
 
 struct attention_verifier {
@@ -250,13 +251,13 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
     for (int32_t d = 0; d < row.head_dim; d++)
         memory->query[d] = (double)raw[d] / GENERATOR_UNITS;
     row.query = memory->query;
-    attn_status status =
-        reference_row_compute(&row, kv, &memory->scratch, memory->truth, &result, NULL);
+    attn_status status = reference_row_compute(&row, kv, &memory->scratch, memory->truth,
+                                               memory->bars, &result, NULL);
     if (status != ATTN_OK)
         return status;
     struct row_verdict found;
     row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t, head,
-                     memory->truth, row.v_head_dim, &result, memory->actual, &found);
+                     memory->truth, memory->bars, row.v_head_dim, &result, memory->actual, &found);
     record(check, sampled, sequence->request, position, head, &found);
     return ATTN_OK;
 }

@@ -274,7 +274,7 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
     for (int32_t h = 0; h < replay->num_heads; h++) {
         int64_t entry = t * replay->num_heads + h;
         int32_t head = replay->first_head + h;
-        row_verdict_make(check->out, row, head, piece->truth + entry * v_dim, v_dim,
+        row_verdict_make(check->out, row, head, piece->truth + entry * v_dim, NULL, v_dim,
                          &piece->results[entry], piece->actual,
                          &check->verdicts[sampled * check->group->linear->num_v_heads + head]);
     }

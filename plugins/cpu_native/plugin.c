@@ -49,10 +49,10 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
      .key = "round_probabilities",
-     .default_text = "no",
+     .default_text = "yes",
      .min = 1,
      .doc = "absorbed latent attention in bf16: multiply values by probabilities rounded to bf16, "
-            "where the processor can; faster, with the errors that other bf16 kernels have"},
+            "where the processor can; no = by fp32, slower"},
 };
 
 static attn_status read_split(const attn_option_value *value, cpu_options *options,
@@ -83,7 +83,7 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
     int64_t isa = CPU_ISA_AUTO, form = 1; /* block_table */
     attn_status status = ATTN_OK;
     options->split = DEFAULT_SPLIT;
-    options->round_probabilities = 0;
+    options->round_probabilities = 1;
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, "isa") == 0)

@@ -251,7 +251,7 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         checks[i][latent](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
-        verdict.notes = ALL_NOTES | (latent ? mla_notes(&ask) : 0);
+        verdict.notes = ALL_NOTES;
         verdict.reads_new_kv_unquantised = 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;

@@ -50,10 +50,10 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
      .key = "split_probabilities",
-     .default_text = "yes",
+     .default_text = "no",
      .min = 1,
-     .doc = "prefill: multiply values by probabilities in two 16-bit parts; no = in one, faster, "
-            "with the errors that other 16-bit kernels have"},
+     .doc = "multiply values by probabilities in two 16-bit parts, with smaller errors than the "
+            "one rounding that other 16-bit kernels have; half as many products again"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "kernel_dir",
@@ -120,7 +120,7 @@ attn_status triton_options_read(const attn_options *given, triton_options *optio
 {
     attn_status status = ATTN_OK;
     *options = (triton_options){
-        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1, .split_probabilities = 1};
+        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1};
     snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", TRITON_LIKE_KERNEL_DIR);
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++)
         status = read_option(attn_at(given->values, i), options, error);

@@ -200,6 +200,9 @@ typedef void (*case_change)(void *ctx, attn_forward_args *args, const attn_tenso
 attn_status case_session_try(struct case_session *session, struct forward_case *c,
                              case_change change, void *ctx, attn_error *error);
 
+/* What all judgements of the case have compared. */
+const reference_report *forward_case_report(const struct forward_case *c);
+
 /* The output vector and the LSE (NULL = not wanted) that the last run left for a query. */
 const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
 const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t, int32_t head);

@@ -148,6 +148,7 @@ struct forward_case {
     bool owns_tokens;
     struct case_needle *needles;
     int32_t num_needles;
+    reference_report judged; /* all that was compared */
 };
 
 /* ---- Draws ----------------------------------------------------------------------------------- */

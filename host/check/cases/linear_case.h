@@ -110,6 +110,9 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
 bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
                        size_t size);
 
+/* What all judgements of the case have compared. */
+const reference_report *linear_case_report(const struct linear_case *c);
+
 /* Forward the batch with an operand left out: what the backend says. */
 attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
                                     uint32_t role, attn_error *error);

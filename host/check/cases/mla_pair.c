@@ -104,6 +104,8 @@ static bool make_cases(struct mla_pair *pair)
                                                               "no memory for W_UK");
     if (status == ATTN_OK) {
         relate(pair);
+        /* Queries and keys are others than the needles were planted among. */
+        pair->absorbed->num_needles = pair->expanded->num_needles = 0;
         status = case_place_tokens(pair->absorbed, &error.base);
     }
     if (status == ATTN_OK)

@@ -46,9 +46,6 @@ void mla_check_dtypes(const question *ask, attn_verdict *verdict);
 void mla_check_scales(const question *ask, attn_verdict *verdict);
 void mla_check_layout(const question *ask, attn_verdict *verdict);
 
-/* ATTN_NOTE_* in addition to those of softmax attention. */
-uint32_t mla_notes(const question *ask);
-
 /* ---- A batch and a layer --------------------------------------------------------------------- */
 
 void mla_cut_tiles(const attn_metadata *metadata, const cpu_group *group,

@@ -86,10 +86,3 @@ void mla_check_layout(const question *ask, attn_verdict *verdict)
         (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask))))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
 }
-
-/* Whether this processor does is asked when an instance is made: a config means the same on all. */
-uint32_t mla_notes(const question *ask)
-{
-    int rounded = ask->options.round_probabilities && ask->problem.kv_dtype == ATTN_BF16;
-    return rounded ? ATTN_NOTE_REDUCED_PRECISION : 0;
-}

@@ -635,15 +635,16 @@ void tune_case_keep_output(tune_case *tune)
     memcpy(tune->kept, tune->out, tune->out_bytes);
 }
 
-/* The pass rule lets each of two be off by twice the error of the naive form and 1e-5 of the
- * largest value, which is below 1 here. That error is bounded: scores as high as the peak and
- * weights are rounded to the operands' precision, and so is the output. */
+/* What the pass rule of docs/ABI.md lets each of two be off by at most, where values are below 1:
+ * rounded probabilities on their own and together, the output, and scores as high as the peak,
+ * which are fp32, with a coarser tanh under a cap. */
 static double most_apart(const tune_case *tune)
 {
     int exponent, mantissa;
     format_of(tune->group->problem.q_dtype, &exponent, &mantissa);
     double half_ulp = ldexp(0.5, -mantissa);
-    return 2 * (2 * (tune->peak + 2) * half_ulp + 1e-5);
+    double score = tune->group->group.logit_cap > 0 ? 0x1p-11 : 1e-5;
+    return 2 * (3 * half_ulp + score * (tune->peak + 2));
 }
 
 double tune_case_difference(const tune_case *tune)

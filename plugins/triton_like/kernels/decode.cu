@@ -388,7 +388,7 @@ __device__ __forceinline__ void widen_values(const u32 (&codes)[2], u32 (&b)[2][
     b[1][1] = codes_to_f16<1>(odd);
 }
 
-/* out += probabilities x values, the probabilities in two parts of 16 bits. `seen`: see
+/* out += probabilities x values, the probabilities in one part of 16 bits or two. `seen`: see
  * seen_by_any(). */
 template <bool coded>
 __device__ __forceinline__ void add_values(const float (&score)[2][4], const char *v, u32 seen,
@@ -400,7 +400,8 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
     for (int e = 0; e < 4; e++) {
         float low = score[e / 2][e % 2 * 2], high = score[e / 2][e % 2 * 2 + 1];
         probability[e] = pack16<dtype>(low, high);
-        rest[e] = remainder16<dtype>(probability[e], low, high);
+        if (SPLIT_PROBABILITIES)
+            rest[e] = remainder16<dtype>(probability[e], low, high);
     }
     if (coded)
         load_codes<V_PAD / 16, true>(codes, v, V_CODES);
@@ -419,8 +420,10 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
         }
         multiply<dtype>(state.out[d * 2], probability, b[0][0], b[0][1]);
         multiply<dtype>(state.out[d * 2 + 1], probability, b[1][0], b[1][1]);
-        multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
-        multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+        if (SPLIT_PROBABILITIES) {
+            multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
+            multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+        }
     }
 }
 

@@ -180,7 +180,7 @@ START_TEST(key_covers_compiler_options_and_device)
     strcpy(options.kernel_dir, kernels);
     strcpy(options.cache_dir, cache);
     ck_assert_int_eq(prepare_with(&t, &options), 0);
-    options.split_probabilities = 0;
+    options.split_probabilities = 1;
     ck_assert_int_eq(prepare_with(&t, &options), FILES);
     options.reduce_in_fp32 = 0;
     ck_assert_int_eq(prepare_with(&t, &options), FILES);

@@ -387,7 +387,8 @@ static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int
     char *k_before = copy_bytes(&c->k_cache), *v_before = copy_bytes(&c->v_cache);
     setup u;
     twin_create(&t, c);
-    setup_create(&u, &t.problem, splits[seed / 2 % 5], tiles[seed / 4 % 4], 1);
+    setup_create(&u, &t.problem, splits[seed / 2 % 5], tiles[seed / 4 % 4],
+                 (int64_t)(seed / 8 % 2)); /* probabilities in one part and in two */
     eager(&u, c, &t);
     download(&c->k_cache, &t.k_cache);
     download(&c->v_cache, &t.v_cache);
