@@ -137,7 +137,7 @@ static attn_status allocate_tensors(struct kv_pool *pool, attn_error *error)
     return status;
 }
 
-/* Done when it returns, in a stream of its own: whoever uses the pool has other streams, which need
+/* Done when it returns, in its own stream: users of the pool have other streams, which need
  * not wait for the legacy one. */
 static attn_status fill_tensors(struct kv_pool *pool, bool poison, attn_error *error)
 {

@@ -32,7 +32,7 @@ struct kv_pool_params {
     int32_t page_size;                  /* tokens */
     int64_t num_pages;                  /* page 0 included */
     int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
-    bool poison; /* fill what nobody has written with NaN, so that reading it shows */
+    bool poison; /* fill what has not been written with NaN, so that reading it shows */
 };
 
 struct kv_pool_tensor {

@@ -10,7 +10,7 @@
 #include "host/base/error.h"
 #include "host/cmd/exit_codes.h"
 
-/* FIRST_ROW + r tells getopt the row; GO_ON is no exit code: the command line is still being read.
+/* FIRST_ROW + r gives getopt the row; GO_ON is no exit code: the command line is still being read.
  */
 enum { FIRST_ROW = 256, GO_ON = -1, HELP_WIDTH = 98 };
 
@@ -41,7 +41,7 @@ void arguments_complain(const struct arguments *arguments, const char *format, .
 
 static int point_to_help(const struct arguments *arguments)
 {
-    fprintf(stderr, "`attnhost %s --help` tells what is accepted\n", arguments->command->name);
+    fprintf(stderr, "`attnhost %s --help` lists what is accepted\n", arguments->command->name);
     return EXIT_USAGE;
 }
 
@@ -238,7 +238,7 @@ static int parse(struct arguments *arguments, int argc, char **argv)
     if (!options)
         return no_memory(arguments);
     int option, code = GO_ON;
-    optind = 0; /* begin anew: a process may parse more than one command line */
+    optind = 0; /* begin again: a process may parse more than one command line */
     while (code == GO_ON && (option = getopt_long(argc, argv, "h", options, NULL)) != -1)
         code = take_option(arguments, option, optarg);
     free(options);

@@ -151,7 +151,7 @@ static int measure(struct bench *bench, attn_error *error)
     return exit_code_of(status);
 }
 
-/* What ended well may still hold a shape that nobody served, or a backend that failed. */
+/* What ended well may still hold a shape that no backend served, or a backend that failed. */
 static int judge(const struct bench_report *report)
 {
     int code = EXIT_GOOD;
@@ -247,7 +247,7 @@ const struct command command_bench = {
         "each warmed up, on random values that rotate through more memory than the last-level\n"
         "cache has; on a GPU by its events, from graphs where the backend can be captured. Each "
         "is\n"
-        "set beside the first backend, and beside what the device does at best, measured in the\n"
+        "compared with the first backend, and with the best the device does, measured in the\n"
         "same run.\n"
         "\n"
         "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill\n"
@@ -257,7 +257,7 @@ const struct command command_bench = {
     .options = options,
     .more = print_shapes,
     .ending =
-        "The table goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
+        "The table goes to stdout, everything else to stderr. Exit codes: 0 success; 2 usage or\n"
         "configuration; 3 a critical plugin is refused; 4 no backend can serve some shape; 5 a\n"
         "backend failed while running.\n"
         "\n"

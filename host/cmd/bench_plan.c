@@ -17,7 +17,7 @@ struct plan {
     const struct bench_values *values;
     const struct config *config;
     const struct model *model;         /* NULL = no CONFIG.ini */
-    const struct selection *selection; /* NULL = --backend tells */
+    const struct selection *selection; /* NULL = --backend says */
     struct bench_report *report;
     attn_error *error;
 };
@@ -206,7 +206,7 @@ static attn_status add_groups(const struct plan *plan)
 
 /* ---- The device ------------------------------------------------------------------------------ */
 
-/* A selection in which some layer group has no backend is good enough: its entry tells why. */
+/* A selection in which some layer group has no backend is good enough: its entry says why. */
 static attn_status select_backends(struct plan *plan, attnhost *host, attn_device *device,
                                    struct selection **selection)
 {
@@ -236,7 +236,7 @@ static void model_of_shape(const struct bench_shape *shape, struct config_model 
 }
 
 /* Is some layer of the model served by the backend on this type of device, if only in one phase?
- * What is wrong with its name or options is told where it is measured. */
+ * What is wrong with its name or options is reported where it is measured. */
 static attn_status serves_model(const struct plan *plan, attnhost *host, const struct model *model,
                                 char *backend, int32_t type, bool *serves)
 {
@@ -298,8 +298,9 @@ static attn_status find_bound(const struct plan *plan, attnhost *host, int32_t t
 }
 
 /* The processor, where no driver is woken, unless a --backend serves on a CUDA device alone. A
- * bench has one device, beside whose ceilings all stand; if another backend serves on the processor
- * alone, there is none for both. Who serves nowhere has no say; why, its entry tells. */
+ * bench has one device, whose ceilings all are compared with; if another backend serves on the
+ * processor alone, there is none for both. One that serves nowhere has no say; its entry says why.
+ */
 static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
 {
     struct config config = *plan->config;
@@ -313,9 +314,9 @@ static attn_status choose_device(const struct plan *plan, attnhost *host, attn_d
         return status;
     if (on_cpu)
         return host_fail(plan->error, ATTN_CONFIG_ERROR,
-                         "--backend: %s serves on cpu, %s on cuda:0, and neither where the other "
-                         "does; accepted: backends that one device serves, or --device cpu or "
-                         "--device cuda:0 to measure those of it",
+                         "--backend: %s runs on cpu and %s on cuda:0, with no device in common; "
+                         "accepted: backends with a device in common, or --device cpu or --device "
+                         "cuda:0 to measure those of one",
                          on_cpu, on_cuda);
     config.platform.device.type = on_cuda ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU;
     return platform_describe(&config, device, plan->error);

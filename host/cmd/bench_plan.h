@@ -25,8 +25,8 @@ struct bench_values {
  * them serve there, else a CUDA device if all do there; backends that serve nowhere are left out of
  * this. CONFIG_ERROR, with a backend of each, if these are two devices.
  *
- * Layer groups that bench does not measure are told on stderr. CONFIG_ERROR for what is wrong on
- * the command line or in the ini; UNSUPPORTED if no layer group is left. */
+ * Layer groups that bench does not measure are reported on stderr. CONFIG_ERROR for what is wrong
+ * on the command line or in the ini; UNSUPPORTED if no layer group is left. */
 attn_status bench_plan(const struct arguments *arguments, const struct config *config,
                        attnhost *host, attn_device *device, struct bench_report *report,
                        attn_error *error);

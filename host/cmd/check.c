@@ -284,7 +284,7 @@ const struct command command_check = {
     .names = "plugin file",
     .target = TARGET_AT_MOST_ONE,
     .about =
-        "Checks a plugin against the rules of docs/ABI.md, in processes of its own: a crash or a\n"
+        "Checks a plugin against the rules of docs/ABI.md, in separate processes: a crash or a\n"
         "hang is a result like any other, and the rest is checked all the same.\n",
     .options = options,
     .ending =

@@ -56,7 +56,7 @@ static bool write_line(const char *text)
     return good;
 }
 
-/* false when there is nobody to answer. */
+/* false when there is no parent to answer. */
 static bool answer(struct check_child *child, const char *line)
 {
     cJSON *question = cJSON_Parse(line);
@@ -105,7 +105,7 @@ static int run(struct arguments *arguments)
     struct check_trail *trail = prepare();
     FILE *questions = trail ? fdopen(CHILD_FD_QUESTIONS, "r") : NULL;
     if (!questions) {
-        arguments_complain(arguments, "started by `attnhost check` alone");
+        arguments_complain(arguments, "started only by `attnhost check`");
         return EXIT_USAGE;
     }
     params->plugin = arguments->target;

@@ -21,7 +21,7 @@ enum {
     EXIT_NOTHING = 77      /* nothing could be checked here */
 };
 
-/* Of a failure while loading or selecting (open_host.h has a status of its own). */
+/* Of a failure while loading or selecting (open_host.h has its own status). */
 int exit_code_of(attn_status status);
 
 /* Of a whole run: what fails once steps were run has failed while running. */

@@ -221,10 +221,9 @@ const struct command command_inspect = {
         "attention.route.<n>\n"
         "make).\n",
     .options = options,
-    .ending = "The answer goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage,\n"
-              "configuration or an unknown backend; 3 the plugin file, or a critical plugin, is "
-              "refused;\n"
-              "4 an alias whose backend is not installed.\n"
+    .ending = "The answer goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+              "2 usage, configuration or an unknown backend; 3 the plugin file, or a critical\n"
+              "plugin, is refused; 4 an alias whose backend is not installed.\n"
               "\n"
               "examples:\n"
               "  attnhost inspect cpu_native\n"

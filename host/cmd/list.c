@@ -54,7 +54,7 @@ static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugi
                          const char *shadowed_by)
 {
     if (shadowed_by) {
-        printf("%s\n  not used: %s provides it already\n", plugin->file, shadowed_by);
+        printf("%s\n  not used: %s already provides it\n", plugin->file, shadowed_by);
         return;
     }
     if (plugin->status) {
@@ -83,8 +83,8 @@ static int print_all(const attnhost *host)
             print_plugin(host, &plugin, host->registry.plugins[i]->shadowed_by);
     }
     if (count == 0)
-        fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
-              "ATTNHOST_PLUGIN_PATH, or installed ones\n",
+        fputs("attnhost list: no plugins found; accepted: folders in [plugins] path or "
+              "ATTNHOST_PLUGIN_PATH, or installed plugins\n",
               stderr);
     return EXIT_GOOD;
 }
@@ -245,8 +245,8 @@ const struct command command_list = {
         "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"
         "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n",
     .options = options,
-    .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
-              "configuration; 3 a critical plugin is refused.\n"
+    .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+              "2 usage or configuration; 3 a critical plugin is refused.\n"
               "\n"
               "examples:\n"
               "  attnhost list\n"

@@ -27,10 +27,10 @@ static void print_help(FILE *file)
         if (commands[c]->summary)
             fprintf(file, "  %-8s  %s\n", commands[c]->name, commands[c]->summary);
     fputs("\n"
-          "`attnhost COMMAND --help` explains a command; `attnhost --version` tells the version.\n"
+          "`attnhost COMMAND --help` explains a command; `attnhost --version` prints the version.\n"
           "\n"
-          "exit codes: 0 good; 1 a check or verification failed; 2 usage or configuration;\n"
-          "3 a plugin file is refused; 4 no backend can serve; 5 failed while running;\n"
+          "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration;\n"
+          "3 a plugin file is refused; 4 no backend can serve; 5 the run failed;\n"
           "77 nothing could be checked here\n",
           file);
 }

@@ -107,10 +107,9 @@ const struct command command_run = {
         "generated from the trace and the seed, so no model weights are needed.\n",
     .options = options,
     .ending =
-        "The report goes to stdout, everything else to stderr. Exit codes: 0 good; 1 a verified\n"
-        "row is wrong or KV leaked; 2 usage or configuration; 3 a critical plugin is refused; 4 "
-        "no\n"
-        "backend can serve; 5 failed while running.\n"
+        "The report goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+        "1 a verified row is wrong or KV leaked; 2 usage or configuration; 3 a critical plugin is\n"
+        "refused; 4 no backend can serve; 5 the run failed.\n"
         "\n"
         "examples:\n"
         "  attnhost run examples/quickstart.ini\n"

@@ -144,7 +144,7 @@ attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sh
     }
     if (!good)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: '%.80s' is no SHA-256; accepted: 64 hexadecimal digits", file,
+                         "%s: '%.80s' is not a SHA-256; accepted: 64 hexadecimal digits", file,
                          sha256);
     return registry_pin(&host->registry, file, bytes, error);
 }
@@ -225,8 +225,8 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
     else if (!base && num_options > 0)
         status = host_fail(error, ATTN_BAD_STATE,
-                           "attnhost_define_backend: %s: the working folder, which relative paths "
-                           "begin at: %s; accepted: one that can be reached",
+                           "attnhost_define_backend: %s: the working directory, where relative "
+                           "paths start: %s; accepted: one that can be reached",
                            name, strerror(why));
     for (uint32_t o = 0; o < num_options && status == ATTN_OK; o++) {
         const char *key = pairs[2 * o], *value = pairs[2 * o + 1];

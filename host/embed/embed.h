@@ -47,13 +47,14 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
                                  attn_error *error);
 
 /* Around calls into the plugins of a backend: on CUDA the device's primary context is current in
- * between, and afterwards what was so before, which may be none. embed_leave() has to be told what
- * `entered` was set to. Where the context is current already, as it mostly is, nothing is changed.
+ * between, and afterwards the one that was before, which may be none. embed_leave() has to be told
+ * what `entered` was set to. Where the context is current already, as it mostly is, nothing is
+ * changed.
  */
 attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
 void embed_leave(const attnhost_backend *backend, int entered);
 
-/* What the backend tells of the choices that it made in prepare(), or NULL. */
+/* What the backend says of the choices that it made in prepare(), or NULL. */
 const char *embed_explanation(const attnhost_backend *backend);
 
 /* Copy a sized struct of `size` bytes into one whose owner set struct_size: no more than there is

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kinds.h: what differs between kinds of layers, in one table with a row for each ATTN_KIND_*.
- * Whoever needs to know it asks here for the property, not for the kind.
+ * Code that needs to know it asks here for the property, not for the kind.
  *
  *   softmax.c   softmax attention over keys and values
  *   mla.c       latent attention, absorbed or expanded; its layouts (mla.h)

@@ -16,7 +16,7 @@ bool mla_is_packed(const char *layout);
 /* Bytes of its rows. */
 int32_t mla_packed_bytes(const attn_mla_dims *mla);
 
-/* Can latents of these dimensions be packed so? INVALID_ARGUMENT tells what is accepted. */
+/* Can latents of these dimensions be packed so? INVALID_ARGUMENT says what is accepted. */
 attn_status mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype, attn_error *error);
 
 /* The layouts, and the slots that speak of them. */

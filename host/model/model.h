@@ -12,8 +12,8 @@
  * (model/hf.c); both add layers one by one to a builder, which groups them.
  *
  * The decoder's layers come first, encoders and vision towers after them, so that a tower does not
- * shift the numbers of the text model. A block with two mixers (attention beside a state space
- * model) is two layers; a block without one (an MLP of its own) is none: `block` tells where in the
+ * shift the numbers of the text model. A block with two mixers (attention next to a state space
+ * model) is two layers; a block without one (an MLP of its own) is none: `block` says where in the
  * checkpoint's stack a layer is.
  */
 #ifndef HOST_MODEL_MODEL_H

@@ -107,10 +107,11 @@ static attn_status check_shape(const attn_tensor *tensor, const char *name, attn
         same = tensor->shape[d] == shape[d];
     if (same)
         return ATTN_OK;
-    return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "%s to compare has not the result's shape or dtype: accepted %s [%lld, %lld%s",
-                     name, dtype_name(dtype), (long long)shape[0], (long long)shape[1],
-                     ndim == 3 ? ", v_head_dim]" : "]");
+    return host_fail(
+        error, ATTN_INVALID_ARGUMENT,
+        "%s to compare does not have the result's shape or dtype: accepted %s [%lld, %lld%s", name,
+        dtype_name(dtype), (long long)shape[0], (long long)shape[1],
+        ndim == 3 ? ", v_head_dim]" : "]");
 }
 
 attn_status reference_compare(const reference_result *result, const attn_tensor *out,

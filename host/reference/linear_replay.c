@@ -162,7 +162,7 @@ struct work {
     double *decay;           /* [K] */
     double *out[FORMS];      /* [V] */
     double *out_terms;       /* [V] of the truth, */
-    double *unused;          /* [V] and of the naive form, which nobody asks for */
+    double *unused;          /* [V] and of the naive form, which is not wanted */
     double *step;            /* linear_step_work() */
 };
 
@@ -211,7 +211,7 @@ static linear_form form_of(const reference_linear_layer *layer, int n)
     return (linear_form){n == NAIVE, layer->operand_dtype};
 }
 
-/* The inputs of these rows behind those before them, of which the last ones are kept. */
+/* The inputs of these rows after those before them, of which the last ones are kept. */
 static void gather_inputs(reference_linear_replay *replay, const reference_linear_rows *rows,
                           double *inputs)
 {

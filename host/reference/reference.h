@@ -116,7 +116,7 @@ typedef struct reference_scratch {
 void reference_scratch_init(reference_scratch *scratch);
 void reference_scratch_finish(reference_scratch *scratch);
 
-/* What a row comes to, besides its output and its bars. */
+/* What a row comes to, other than its output and its bars. */
 typedef struct reference_row_result {
     double lse;       /* natural logarithm; -INFINITY if there is no key and no sink */
     double lse_bar;   /* 0 without bars */
@@ -215,7 +215,7 @@ typedef struct reference_result {
  * *result is the caller's struct, filled on success alone, released by reference_result_finish().
  * INVALID_ARGUMENT: an operand, a scale or an array is missing or has the wrong shape, by name; a
  * slot lies outside the cache; cross attention with what needs an i; k and v saved to another slot
- * than the index form tells. UNSUPPORTED: a layer kind without an oracle. */
+ * than the index form says. UNSUPPORTED: a layer kind without an oracle. */
 attn_status reference_forward(const attn_problem *problem, const attn_batch *batch,
                               int32_t layer_id, const attn_forward_args *args,
                               const reference_options *options, reference_result *result,

@@ -64,7 +64,7 @@ static int sees_by_position(const reference_sight *sight, int64_t key)
     return 1;
 }
 
-/* Items behind a common prefix; a delimiter counts no token of its item, so it sees no key but the
+/* Items after a common prefix; a delimiter counts no token of its item, so it sees no key but the
  * prefix. */
 static int sees_by_item(const reference_sight *sight, int64_t j)
 {

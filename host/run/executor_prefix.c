@@ -5,7 +5,7 @@
  * Their forward over the new rows sees these alone. Keys and values of the prefixes are made again,
  * a chunk of every sequence at a time, as engines expand them from the latents; a call with
  * ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. Each chunk is a
- * batch of its own, so metadata of their own are planned anew for each; the report counts its rows
+ * separate batch, so separate metadata are planned for each; the report counts its rows
  * among the backend's.
  */
 #include "host/run/executor_private.h"

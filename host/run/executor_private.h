@@ -188,7 +188,7 @@ void executor_rows_destroy(struct executor *executor);
 attn_status executor_rows_list(struct executor *executor, struct flight *flight,
                                const struct batch_step *step, attn_error *error);
 
-/* Before a layer: make room if its rows do not fit behind those of the layers before it. */
+/* Before a layer: make room if its rows do not fit after those of the layers before it. */
 attn_status executor_rows_make_room(struct executor *executor, struct flight *flight, int32_t layer,
                                     attn_error *error);
 

@@ -259,7 +259,7 @@ static void fill_sequence(const struct forward_batch *b, struct batch_arrays *a,
     *pages += count;
 }
 
-/* A row that stands for nobody: request row 0, slot 0, zero vectors. */
+/* A row of padding: request row 0, slot 0, zero vectors. */
 static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
                          const struct batch_step *step, int32_t row, int32_t *pages)
 {
@@ -270,8 +270,8 @@ static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, 
     a->row_position[row] = 0;
 }
 
-/* States by sequence, and rows whose state is wanted besides. Padding reads nothing and writes slot
- * 0, which is nobody's. */
+/* States by sequence, and further rows whose state is wanted. Padding reads nothing and writes slot
+ * 0, which belongs to none. */
 static void fill_states(const struct batch_step *step, int32_t num_seqs, int32_t num_rows,
                         struct batch_arrays *a)
 {

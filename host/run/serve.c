@@ -29,7 +29,7 @@ static void note_failure(struct session *s, const host_error *said)
         host_fail(&s->failure.base, said->base.code, "%s", host_error_text(said));
 }
 
-/* Undo what was not confirmed, and make everything on the device again. `said` tells of the loss;
+/* Undo what was not confirmed, and make everything on the device again. `said` names the loss;
  * an error is the run's. */
 static attn_status recover(struct session *s, host_error *said, attn_error *error)
 {

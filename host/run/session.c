@@ -28,13 +28,13 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
         if (group->attn_type != ATTN_TYPE_DECODER)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
-                             "tells about all)",
-                             s->model->name, g, model_attn_type_name(group->attn_type));
+            return host_fail(
+                error, ATTN_CONFIG_ERROR,
+                "%s: layer group %u is %s: `run` serves decoder layers (`explain` covers them all)",
+                s->model->name, g, model_attn_type_name(group->attn_type));
         if (kind_of(group)->refused)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: %s (`explain` tells about all)",
+                             "%s: layer group %u is %s: %s (`explain` covers them all)",
                              s->model->name, g, model_kind_name(group->kind),
                              kind_of(group)->refused);
     }
@@ -48,7 +48,7 @@ static attn_status check_kinds(const struct session *s, attn_error *error)
         const attn_layer_group *group = &s->model->groups[g];
         if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s, which `run` serves on the processor alone: "
+                             "%s: layer group %u is %s, which `run` serves only on the processor: "
                              "accepted platform.device = cpu",
                              s->model->name, g, model_kind_name(group->kind));
     }
@@ -194,8 +194,8 @@ static attn_status check_capacity(const struct session *s, int64_t pages, uint64
                            (long long)cache->max_total_tokens, (long long)cache->page_size,
                            (long long)(most * cache->page_size), (long long)cache->page_size);
     return config_fail(s->config, "kv_cache.mem_fraction", error,
-                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token, "
-                       "beside %lld recurrent states: accepted what holds 1..%lld pages",
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
+                       "in addition to %lld recurrent states: accepted 1..%lld pages",
                        cache->mem_fraction, (long long)pages, (long long)cache->page_size,
                        (unsigned long long)bytes_per_token, (long long)num_state_slots(s),
                        (long long)most);

@@ -276,7 +276,7 @@ attn_status step_kernels_merge(const struct step_kernels *kernels, const struct 
 {
     struct merge merge = {into, from, (int64_t)rows * heads, dim};
     if (kernels->cuda)
-        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged on the CPU alone");
+        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged only on the CPU");
     int64_t num_tasks = units_for(merge.count, ROWS_PER_TASK);
     attn_status status = threads_for(kernels->threads, num_tasks, merge_task, &merge);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "merging failed");

@@ -74,7 +74,7 @@ static size_t list_accepted(const struct selector *selector, bool types_alone, c
     return count;
 }
 
-/* `got` is what nobody knows: the value of `key`, or the type of the section that it names. */
+/* `got` is an unknown name: the value of `key`, or the type of the section that it names. */
 static attn_status fail_unknown(struct selector *selector, const char *key,
                                 const struct config_backend *section, const char *got)
 {
@@ -107,7 +107,7 @@ static attn_status fail_unknown(struct selector *selector, const char *key,
 }
 
 /* What an explicit name stands for: a name that the host knows into *name, or NULL and why it
- * cannot be used into `absent`. CONFIG_ERROR for a name that nobody knows. */
+ * cannot be used into `absent`. CONFIG_ERROR for an unknown name. */
 static attn_status resolve(struct selector *selector, const char *key, const char *wanted,
                            const char **name, strbuf *absent)
 {
@@ -143,8 +143,8 @@ static bool is_auto(const char *wanted)
     return strcmp(wanted, "auto") == 0;
 }
 
-/* Does the model have a decoder? Then an encoder beside it is a tower, which attention_backend does
- * not speak of. */
+/* Does the model have a decoder? Then an encoder next to it is a tower, which attention_backend
+ * does not speak of. */
 static bool has_decoder(const struct model *model)
 {
     for (uint32_t i = 0; i < model->num_groups; i++)
@@ -178,7 +178,8 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && has_decoder(selector->model))
         return;
     phase->wanted = keys->attention_backend;
-    if (keys->routes.count > 0) /* the default among them, and no key for one phase beside them */
+    if (keys->routes.count >
+        0) /* the default among them, and no key for a single phase next to them */
         set_wanted(phase, ROUTES_NAME, "attention.route.<n>");
     if (index == SELECT_PREFILL && keys->prefill_attention_backend)
         set_wanted(phase, keys->prefill_attention_backend, "attention.prefill_attention_backend");
@@ -370,7 +371,7 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
         bool composite = info.type->flags & ATTN_TYPE_COMPOSITE;
         status = add_candidate(selector, phase, info.type->name,
                                composite ? SELECT_COMPOSITE : SELECT_PRESENT,
-                               composite ? "a composite, taken only when it is named" : NULL);
+                               composite ? "a composite, used only when it is named" : NULL);
     }
     phase->why = strbuf_steal(&why);
     return status ? status : phase->why ? ATTN_OK : select_no_memory(selector);

@@ -42,7 +42,7 @@ static bool may_differ(const struct attempt *attempt)
     return attempt->status == ATTN_UNSUPPORTED || attempt->status == ATTN_DEPENDENCY_MISSING;
 }
 
-/* Are there names for what runs on the device? Then they tell which one. */
+/* Are there names for what runs on the device? Then they decide which one. */
 static bool has_names(const struct config *config)
 {
     const struct config_attention *keys = &config->attention;

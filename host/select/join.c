@@ -53,7 +53,7 @@ static bool is_this_pair(const struct compose_definition *known, const char *con
     return same;
 }
 
-/* Define the composite under a name of its own; *defined = 0 if the name is not to be had. A second
+/* Define the composite under its own name; *defined = 0 if the name is not to be had. A second
  * selection finds what the first one defined. */
 static attn_status define(struct selector *selector, const char *full, const char *linear,
                           char name[MAX_NAME + 1], bool *defined)

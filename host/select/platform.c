@@ -3,7 +3,7 @@
  * platform.c: devices to pose problems for.
  *
  * A simulated device is a row of a table: one well-known product of each platform, with the numbers
- * that its maker publishes. It lets `explain` tell what would be chosen there.
+ * that its maker publishes. It lets `explain` show what would be chosen there.
  */
 #include "host/select/platform.h"
 

@@ -376,7 +376,7 @@ void probe_print(const attnhost *host, const attn_backend_type *type, struct pro
     struct print print = {.file = file};
     char device[32];
     platform_text(&probe->asked.device, device, sizeof device);
-    fprintf(file, "  asked on %s, layout %s; each line changes one thing of a plain problem\n",
+    fprintf(file, "  asked on %s, layout %s; each line changes one thing about a plain problem\n",
             device, probe->asked.problem.kv_layout);
     probe_visit(host, type, probe, print_value, &print);
     fputs("\n", file);

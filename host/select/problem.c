@@ -115,7 +115,7 @@ attn_status problem_check_layouts(const struct config *config, const struct mode
     return status;
 }
 
-/* mla.latent_fp8/1 has scales of its own, beside the codes. */
+/* mla.latent_fp8/1 has its own scales, next to the codes. */
 static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
 {
     if (!dtype_is_fp8(problem->kv_dtype) || mla_is_packed(problem->kv_layout))

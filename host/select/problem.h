@@ -40,7 +40,7 @@ attn_status problem_check_layouts(const struct config *config, const struct mode
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
  * or a state layout id for a linear group; it is ignored for groups without either. No graph level
- * is demanded: what the verdict tells decides what is captured. `model`, `layout` outlive the
+ * is demanded: what the verdict says decides what is captured. `model`, `layout` outlive the
  * problem, `device` is copied. */
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);

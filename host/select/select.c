@@ -25,7 +25,7 @@ const char *select_phase_name(uint32_t phase)
 
 /* ---- Choosing -------------------------------------------------------------------------------- */
 
-/* Take backend `name` for both phases of a group: it must serve them together. *taken tells. */
+/* Take backend `name` for both phases of a group: it must serve them together. *taken says so. */
 static attn_status take(struct selector *selector, uint32_t group, const char *name,
                         const char *type, uint32_t modes, uint32_t allowed, bool *taken);
 

@@ -89,7 +89,7 @@ struct selection {
 };
 
 /* Select for all groups of the model on the device. *selection is the caller's on ATTN_OK, and on
- * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` tells of
+ * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` speaks of
  * the first one, the selection of all. CONFIG_ERROR: an unknown name (nearest and list), wrong
  * options, missing scales. May define hybrid_phase backends in the host. Host, config and model
  * outlive the selection. */
@@ -100,7 +100,7 @@ attn_status select_create(attnhost *host, const struct config *config, const str
 /* The same on the device that [platform] asks for, described in *device: a simulated one, a named
  * one, or with `auto` the first CUDA device if there is one and the model can be served on it, else
  * the processor; but backends that are named are tried on the processor first, and a CUDA device is
- * looked for only if they do not serve there. selection->device_note tells why it was not the first
+ * looked for only if they do not serve there. selection->device_note says why it was not the first
  * of the two. */
 attn_status select_create_here(attnhost *host, const struct config *config,
                                const struct model *model, attn_device *device,

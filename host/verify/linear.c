@@ -282,7 +282,7 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
 
 /* ---- Replaying ------------------------------------------------------------------------------- */
 
-/* Is the state loaded before the row at `position`, as it was stored behind the one before? */
+/* Is the state loaded before the row at `position`, as it was stored after the one before? */
 static int is_loaded(const struct job *job, int64_t position)
 {
     return position > 0 && state_is_stored(job->sequence->stored, position - 1);
@@ -349,7 +349,7 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-/* What the replay's stores come to before the row at `position`. One behind the row before that
+/* What the replay's stores come to before the row at `position`. One after the row before that
  * comes when it goes on: nothing may go on from there. */
 static uint64_t stores_before(const struct verify_sequence *sequence, int64_t position)
 {

@@ -214,7 +214,7 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
     return ATTN_OK;
 }
 
-/* Find the rows of the keys and values [first, first + 64) that somebody sees: w->keys and
+/* Find the rows of the keys and values [first, first + 64) that some row sees: w->keys and
  * w->next_values. */
 static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
                              uint64_t seen, worker_scratch *w)
@@ -274,7 +274,7 @@ static uint64_t look(const cpu_group *group, const work_unit *unit, const visibi
     return seen;
 }
 
-/* Find the next tile, from *first on, of which somebody sees something; *first = end if none. */
+/* Find the next tile, from *first on, of which some row sees something; *first = end if none. */
 static attn_status find_next(layer_call *call, const work_unit *unit, int32_t kv_head,
                              const visibility *v, int64_t end, int64_t *first, worker_scratch *w)
 {
@@ -339,7 +339,7 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
-/* A row of partial results: its sums of values, and its maximum and sum behind those of all rows.
+/* A row of partial results: its sums of values, and its maximum and sum after those of all rows.
  */
 typedef struct part_row {
     float *acc;

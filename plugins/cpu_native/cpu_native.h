@@ -93,7 +93,7 @@ struct attn_instance {
     const cpu_kernels *kernels;
     cpu_options options;
     uint32_t num_groups;
-    cpu_group *groups; /* the groups and their layers lie behind the instance */
+    cpu_group *groups; /* the groups and their layers lie after the instance */
 };
 
 attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,

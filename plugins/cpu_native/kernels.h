@@ -53,7 +53,7 @@ typedef struct row_format {
 
 /* Where a tile's keys, or values, lie. */
 typedef struct tile_source {
-    const void *rows[TILE_KEYS]; /* NULL: nobody sees it and nothing is read; zeros are packed */
+    const void *rows[TILE_KEYS]; /* NULL: no row sees it and nothing is read; zeros are packed */
     uint64_t fresh;              /* bit j: row j comes from the arguments, else from the cache */
     row_format formats[2];       /* of the cache, of the arguments */
 } tile_source;
@@ -90,7 +90,7 @@ typedef struct cpu_kernels {
     /* Pack 64 keys of `dim` elements, transposed: [4][dim][PANEL]. temp: [16 * MAX_DIM]. */
     void (*pack_keys)(const tile_source *source, int32_t dim, float *temp, float *panels);
 
-    /* Pack 64 values of `dim` elements: [dim / PANEL, rounded up][64][PANEL], zeros behind dim.
+    /* Pack 64 values of `dim` elements: [dim / PANEL, rounded up][64][PANEL], zeros after dim.
      * Returns 1 if an element is not finite: then a probability of 0 does not hide it. */
     int (*pack_values)(const tile_source *source, int32_t dim, float *temp, float *panels);
 
@@ -107,7 +107,7 @@ typedef struct cpu_kernels {
      * key_positions: [64], read with ALiBi. */
     void (*softmax)(const row_block *block, const score_rule *rule, const float *key_positions);
 
-    /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values told so). */
+    /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values said so). */
     void (*accumulate)(const row_block *block, const float *value_panels, int exact);
 
     /* The same sums for FEW_ROWS rows at most; values are read where they lie, none that a row does

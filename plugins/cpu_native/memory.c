@@ -6,7 +6,7 @@
  *   host metadata     attn_metadata, capacities, plans, then for each group its sequences, units,
  *                     merges
  *
- * The layout of the metadata is one function that is run twice: with no memory it tells the size,
+ * The layout of the metadata is one function that is run twice: with no memory it gives the size,
  * with memory it sets the pointers.
  */
 #include "cpu_native.h"
@@ -83,7 +83,7 @@ uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uin
 
 /* ---- Host metadata --------------------------------------------------------------------------- */
 
-/* Take `count` elements behind what is taken already. With base NULL only the size grows. */
+/* Take `count` elements after what is taken already. With base NULL only the size grows. */
 static void *take(char *base, uint64_t *size, int64_t count, uint64_t element)
 {
     void *taken = base ? base + *size : NULL;

@@ -103,8 +103,8 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
     sequence->q_len = indptr[s + 1] - indptr[s];
     sequence->prefix_len = prefix ? prefix[s] : 0;
     if (indptr[s] < 0 || indptr[s + 1] < indptr[s])
-        return FAIL(error, "q_indptr[%d] %d and the next %d: accepted 0 and more, not falling", s,
-                    indptr[s], indptr[s + 1]);
+        return FAIL(error, "q_indptr[%d] %d and the next %d: accepted 0 and more, not decreasing",
+                    s, indptr[s], indptr[s + 1]);
     if (sequence->prefix_len < 0)
         return FAIL(error, "prefix_lens[%d] %d: accepted 0 and more", s, sequence->prefix_len);
     if (batch->mode == ATTN_MODE_MIXED && s >= batch->num_seqs - batch->num_decode_seqs &&
@@ -127,8 +127,9 @@ static attn_status find_keys(const attn_batch *batch, const group_plan *plan, in
     sequence->first_new = new_indptr[s];
     sequence->num_new = new_indptr[s + 1] - new_indptr[s];
     if (new_indptr[s] < 0 || sequence->num_new < 0)
-        return FAIL(error, "kv_new_indptr[%d] %d and the next %d: accepted 0 and more, not falling",
-                    s, new_indptr[s], new_indptr[s + 1]);
+        return FAIL(error,
+                    "kv_new_indptr[%d] %d and the next %d: accepted 0 and more, not decreasing", s,
+                    new_indptr[s], new_indptr[s + 1]);
     return ATTN_OK;
 }
 
@@ -164,7 +165,7 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
         return FAIL(error, "sequence %d: multi_item.token_pos_stride %d is too short for it", s,
                     metadata->multi_item.token_pos_stride);
     if (counted && (int64_t)sequence->kv_len > (int64_t)sequence->prefix_len + sequence->q_len)
-        return FAIL(error, "sequence %d has %d keys: its mask or positions tell of %lld", s,
+        return FAIL(error, "sequence %d has %d keys: its mask or positions are for %lld", s,
                     sequence->kv_len, (long long)sequence->prefix_len + sequence->q_len);
     return ATTN_OK;
 }

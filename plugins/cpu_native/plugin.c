@@ -13,7 +13,7 @@
  *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
  *   7. kernels.inc   the inner loops
  *
- * All of it reads as softmax attention; latent attention has a folder of its own (mla/mla.h).
+ * All of it reads as softmax attention; latent attention has its own folder (mla/mla.h).
  */
 #include "cpu_native.h"
 
@@ -37,7 +37,7 @@ static const attn_option options_declared[] = {
      .min = TILE_KEYS,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys between two cuts of a long sequence, a multiple of 64; results depend on it"},
+     .doc = "keys per split of a long sequence, a multiple of 64; results depend on it"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_ENUM,
      .key = "kv_index",
@@ -45,7 +45,7 @@ static const attn_option options_declared[] = {
      .min = 1,
      .num_choices = 4,
      .choices = index_choices,
-     .doc = "form of KV indices to ask for; all = the three of them, for an engine to be tested"},
+     .doc = "form of KV indices to ask for; all = all three, to test an engine"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
      .key = "round_probabilities",

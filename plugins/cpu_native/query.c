@@ -125,7 +125,7 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     problem_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Can the cache have this dtype beside some dtype of q, or beside this one? */
+/* Can the cache have this dtype with some dtype of q, or with this one? */
 static int suits_some(const question *ask, attn_dtype kv_dtype)
 {
     return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));

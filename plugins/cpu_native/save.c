@@ -16,7 +16,7 @@ int64_t cpu_save_tasks(const layer_call *call)
     return call->save ? (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK : 0;
 }
 
-/* Copied, or quantised as KV-04 of docs/ABI.md tells: an fp32 division by the scale, one rounding.
+/* Copied, or quantised as KV-04 of docs/ABI.md says: an fp32 division by the scale, one rounding.
  */
 void cpu_save_head(const layer_call *call, const void *from, const cache_view *cache, int32_t head,
                    int32_t dim, char *to)

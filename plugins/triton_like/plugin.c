@@ -28,9 +28,8 @@ static const attn_option options_declared[] = {
      .default_text = "0",
      .min = 0,
      .max = MAX_SPLITS,
-     .doc =
-         "most blocks that share out the keys of one sequence and KV head in decode; 0 = so many "
-         "that one sequence gives every multiprocessor two blocks, at most 64",
+     .doc = "most blocks that share the keys of one sequence and KV head in decode; 0 = enough for "
+            "one sequence to give every multiprocessor two blocks, at most 64",
      .deprecated_alias = "triton_attention_num_kv_splits"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
@@ -39,7 +38,7 @@ static const attn_option options_declared[] = {
      .min = 0,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys from which on they are shared out, a block for each so many; 0 = 512",
+     .doc = "keys per block once they are shared among several; 0 = 512",
      .deprecated_alias = "triton_attention_split_tile_size"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
@@ -100,7 +99,7 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
     return ATTN_OK;
 }
 
-/* A tree that was moved after the build has its kernels beside the plugin. */
+/* A tree that was moved after the build has its kernels next to the plugin. */
 static void find_kernels(char *kernel_dir)
 {
     Dl_info info;

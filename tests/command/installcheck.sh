@@ -60,11 +60,11 @@ mkdir -p moved/bin moved/share/attnhost
 cp "$attnhost" moved/bin/
 sed 's/^text = processors$/text = these very rules/' "$top/host/select/selection.ini" \
     >moved/share/attnhost/select/selection.ini
-tap_try "a program reads the rules beside it" sh -c '
+tap_try "a program reads the rules next to it" sh -c '
     moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
         --set platform.simulate=cpu | grep -q "these very rules"'
 echo '[ordr.x]' >>moved/share/attnhost/select/selection.ini
-tap_try "and tells what is wrong with them" sh -c '
+tap_try "and says what is wrong with them" sh -c '
     moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
 
 # Another backend by one line, and the folder in which its file lies.

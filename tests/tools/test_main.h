@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many cases a test draws at random: so many as it usually does, or $ATTNHOST_TEST_CASES, which
+/* How many cases a test draws at random: as many as it usually does, or $ATTNHOST_TEST_CASES, which
  * is fewer in `make check-valgrind` and more for who looks for something. */
 static inline int random_cases(int usual)
 {

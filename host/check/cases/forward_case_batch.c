@@ -144,7 +144,7 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
         shuffle(c, order);
     else
         for (int32_t i = 0; i < c->num_pages - 2; i++)
-            order[i] = i + 2; /* page 1 is nobody's, nor are the last ones */
+            order[i] = i + 2; /* page 1 is unused, and so are the last ones */
     if (c->spec.slots == SLOTS_INTERLEAVED_PAGES)
         hand_out_interleaved(c, order);
     else
@@ -326,7 +326,7 @@ static void fill_positions(const struct filling *f)
     }
 }
 
-/* Items of up to 20 tokens behind a prefix of any length. */
+/* Items of up to 20 tokens after a prefix of any length. */
 static void fill_items(const struct filling *f)
 {
     int32_t *prefix = part_of(f, PART_ITEM_PREFIX), *longest = part_of(f, PART_ITEM_LEN);

@@ -4,7 +4,7 @@
  *
  * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
  * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,
- * whose contents the oracle tells.
+ * whose contents the oracle gives.
  */
 #include "host/check/cases/forward_case_session.h"
 
@@ -56,7 +56,7 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
 {
     const struct case_session *session = run->session;
     const struct forward_case *c = run->c;
-    /* Whoever splits a MIXED batch has to know where its rows begin. */
+    /* A backend that splits a MIXED batch has to know where its rows begin. */
     bool needs_host = session->backend.needs_host_lens ||
                       (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
     *place = (struct case_place){
@@ -483,7 +483,7 @@ static bool judge_bytes(struct run *run)
     if (is_cache && tell_cache(run, part))
         return false;
     return bad(run, ATTN_OK,
-               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and is not to be written",
+               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
                part_names[part], (long long)(at - c->parts[part].offset),
                (unsigned long long)c->parts[part].bytes, (uint8_t)c->actual[at],
                (uint8_t)run->expected[at]);
@@ -520,7 +520,7 @@ void case_session_judge(struct case_session *session, struct forward_case *c,
     *verdict = (struct case_verdict){.good = true};
     host_error_init(&run.error);
     if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill) {
-        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query answers %d",
+        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query reports %d",
             c->spec.fill, session->verdict.graph_seq_len_fill);
         return;
     }

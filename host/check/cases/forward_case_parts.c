@@ -285,7 +285,7 @@ static void view_mask(const struct viewing *v)
     v->view->batch.multi_item = &v->view->items;
 }
 
-/* Drafted tokens are told where there are as many of every sequence. */
+/* Drafted tokens are announced where every sequence has as many. */
 static void view_spec(const struct viewing *v)
 {
     const struct case_lengths *l = v->lengths;

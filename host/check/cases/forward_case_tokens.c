@@ -152,7 +152,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
 
 /* ---- Borders --------------------------------------------------------------------------------- */
 
-/* Keys beside which an error by one would be: (key, key + 1) for each entry. */
+/* Keys next to which an error by one would be: (key, key + 1) for each entry. */
 struct borders {
     int32_t count;
     int32_t keys[MAX_BORDERS];
@@ -214,7 +214,7 @@ static void record_needle(struct planting *p, int32_t t, int32_t head, int32_t k
             (struct case_needle){p->s, t, head, key, reference_sees(&sight, key)};
 }
 
-/* Both keys beside a border, for query t of these heads. Is there one? */
+/* Both keys next to a border, for query t of these heads. Is there one? */
 static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int32_t *heads,
                        int32_t num_heads)
 {
@@ -424,7 +424,7 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
         store(c, case_vector(c, c->image, PART_V, row, head, 0), value, v_dim);
         return;
     }
-    if (case_is_expanded(&c->spec)) /* nobody may look for it */
+    if (case_is_expanded(&c->spec)) /* nothing may look for it */
         return;
     int64_t slot = case_slot(c, s, j);
     quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,

@@ -149,7 +149,7 @@ bool mla_pair_judge(struct mla_pair *pair)
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
-/* By how much of 1 the forms may differ: queries, keys and values are rounded behind their weights,
+/* By how much of 1 the forms may differ: queries, keys and values are rounded after their weights,
  * scores move by that. About three times as much as a right backend's forms differ. */
 static double unit_of(attn_dtype dtype)
 {

@@ -10,8 +10,8 @@
 
 enum load_watch_result {
     LOAD_WATCH_NOTHING, /* nothing was changed */
-    LOAD_WATCH_EFFECT,  /* something was, `text` tells: "opened 2 files" */
-    LOAD_WATCH_FAILED   /* the process died or could not be started, `text` tells */
+    LOAD_WATCH_EFFECT,  /* something was, `text` says what: "opened 2 files" */
+    LOAD_WATCH_FAILED   /* the process died or could not be started, `text` says why */
 };
 
 /* Starts `attnhost check-load FILE` from the program that is running. */

@@ -109,7 +109,7 @@ static bool fake_has_kernels(const char *backend)
 static const char *misses(const struct check_subject *subject, const struct check *check)
 {
     if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_TYPE_COMPOSITE))
-        return "the backend is no composite";
+        return "the backend is not a composite";
     if (check->needs & CHECK_NEEDS_CUDA && subject->device->type != ATTN_DEVICE_CUDA)
         return "the backend is checked on the CPU; accepted: a CUDA device";
     if (check->needs & CHECK_NEEDS_COMPUTE && subject->fake_device &&
@@ -118,7 +118,7 @@ static const char *misses(const struct check_subject *subject, const struct chec
     return NULL;
 }
 
-/* Which cases there are follows from the grid, once somebody has asked for it. */
+/* Which cases there are follows from the grid, once it has been asked for. */
 static void add_grid(cJSON *answer, const struct check_subject *view)
 {
     const struct grid *grid = view->grid ? *view->grid : NULL;
@@ -242,7 +242,7 @@ static void answer_quit(struct check_child *child, cJSON *answer)
     siginfo_t info = {0};
     child_close(child);
     conclude(answer, CHECK_GOOD, "");
-    /* Zombies too: whoever starts a process also waits for it. */
+    /* Zombies too: a process that starts another also waits for it. */
     cJSON_AddBoolToObject(answer, "processes",
                           waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0);
 }

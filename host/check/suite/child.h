@@ -29,7 +29,7 @@ struct check_child;
 enum { CHILD_FD_ANSWERS = 3, CHILD_FD_QUESTIONS = 4, CHILD_FD_TRAIL = 5 };
 
 /* `params` (borrowed) are of the command line. `trail` (borrowed) takes notes; with NULL there is
- * nobody to read them, and what plugins log goes to stderr. NULL when memory ran out. */
+ * no reader for them, and what plugins log goes to stderr. NULL when memory ran out. */
 struct check_child *check_child_create(const struct check_params *params,
                                        struct check_trail *trail);
 void check_child_destroy(struct check_child *child);

@@ -17,7 +17,7 @@ struct child_subject {
     struct compose_node *node;
     struct device *device, *cpu; /* `device` may be `cpu` */
     host_error missing;          /* why it is, if it was not wanted; "" */
-    bool made;                   /* `outcome` and `error` tell how it went */
+    bool made;                   /* `outcome` and `error` say how it went */
     enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
     struct grid *grid; /* of the numerics, kept between cases */

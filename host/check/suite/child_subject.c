@@ -105,7 +105,7 @@ static bool somebody_declares(const struct check_child *child, const char *key, 
     return found;
 }
 
-/* The options that are for this backend; what nobody declares is for all, and refused with the
+/* The options that are for this backend; what no backend declares is for all, and refused with the
  * nearest key. Keys are cut off in `copies`. false when memory ran out. */
 static bool choose_options(const struct check_child *child, const attn_backend_type *type,
                            char **copies, struct options_text *texts, size_t *count)
@@ -126,7 +126,7 @@ static bool choose_options(const struct check_child *child, const attn_backend_t
     return true;
 }
 
-/* Children that a composite needs and that nobody named: backends of --with, or of the plugin
+/* Children that a composite needs and that were not named: backends of --with, or of the plugin
  * itself, under names of their own, so that no two of them are one. They do not depend on what was
  * loaded first: the first in the order of the command line that is no composite. */
 

@@ -12,7 +12,7 @@
 
 /* Chunk n of a seed is the same on every machine. Failures and a last line of counts go to `out`,
  * replay files into params->output (NULL = the working directory). With an
- * outcome other than CHECK_GOOD and CHECK_FAILURES `error` tells more, unless it was interrupted.
+ * outcome other than CHECK_GOOD and CHECK_FAILURES `error` says more, unless it was interrupted.
  */
 enum check_outcome fuzz_run(const struct check_params *params, struct check_report *report,
                             FILE *out, attn_error *error);

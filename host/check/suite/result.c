@@ -75,7 +75,7 @@ static void hash_file(const char *file, char hex[65])
         text_hex(sha256, sizeof sha256, hex);
 }
 
-/* What the plugin is called until it tells: its file's name without what follows the dot, cut and
+/* What the plugin is called until it says: its file's name without what follows the dot, cut and
  * changed to what an id can hold. */
 static void name_after_file(struct check_report *report, const char *file)
 {

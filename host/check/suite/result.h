@@ -46,7 +46,7 @@ struct check_report {
     char *file, *name, *version, *vendor, *build;
     uint32_t abi_major, abi_minor;
     char sha256[65]; /* "" if the file cannot be read */
-    char *refused;   /* why it was not opened; NULL = it was, or nobody came to that */
+    char *refused;   /* why it was not opened; NULL = it was, or it did not come to that */
     struct check_backend *backends;
     size_t num_backends;
     struct check_result *results;

@@ -43,7 +43,7 @@ static void write_all(int file, const char *text)
     }
 }
 
-/* A process of its own; it does not come back. */
+/* A separate process; it does not come back. */
 static void be_shard(const struct check_params *params, size_t index, size_t count, int memory,
                      pid_t parent)
 {

@@ -507,7 +507,7 @@ enum check_outcome suite_run(const struct check_params *params, const struct rep
         run_all(&suite);
     if (!suite.stopped && !suite.listed && report->num_results == 0)
         give_up(&suite, CHECK_USAGE,
-                "no case is meant by --filter; accepted: patterns of the ids "
+                "--filter matches no case; accepted: patterns of the ids "
                 "that --list prints");
     suite_finish(&suite);
     shards_finish(&shards);

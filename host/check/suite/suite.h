@@ -47,7 +47,7 @@ struct suite {
 
 /* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
  * filters let through). CHECK_GOOD: look at the report; else there was something wrong with the
- * command line or with the tool, and `error` tells. */
+ * command line or with the tool, and `error` says what. */
 enum check_outcome suite_run(const struct check_params *params, const struct replay *replay,
                              FILE *list, struct check_report *report, attn_error *error);
 
@@ -60,7 +60,7 @@ struct suite_case {
     int32_t index; /* < 0: the check has one */
     uint64_t seed;
     uint32_t without;
-    const char *device; /* as the answer to "subject" told */
+    const char *device; /* as in the answer to "subject" */
 };
 
 /* Run the cases of suite->shard alone, which is set; the suite and its report are to be looked at,
@@ -74,7 +74,7 @@ void suite_open(struct suite *suite, const struct check_params *params,
                 struct check_report *report);
 void suite_finish(struct suite *suite);
 
-/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) tells. */
+/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) says so. */
 bool suite_subject(struct suite *suite, struct check_backend *backend, char why[512]);
 
 /* Run a case, once more alone in a new child if it crashed in one that others used before. The

@@ -484,7 +484,7 @@ START_TEST(merging_keeps_what_is_not_finite)
     ck_assert(out[0] == 0.0f && out[1] == 0.0f && lse == 2.5f);
     result.lse = NULL;
     const float bad[] = {NAN, INFINITY}, others[] = {1.0f, -INFINITY};
-    for (int i = 0; i < 8; i++) { /* a bad one first or last, beside a state or an empty one */
+    for (int i = 0; i < 8; i++) { /* a bad one first or last, next to a state or an empty one */
         lses[i / 4] = bad[i % 2];
         lses[1 - i / 4] = others[i / 2 % 2];
         merge_many(&states, MERGE_EMPTY, &result, 0, 0, 0, 1);

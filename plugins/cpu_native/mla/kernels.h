@@ -22,7 +22,7 @@ typedef struct latent_tile {
     int32_t lora;              /* elements of a value, the first of a row */
     int32_t dim;               /* of a key: the whole row */
     int32_t row_bytes;
-    int first; /* keys that somebody sees are in [first, end), whole register blocks */
+    int first; /* keys that some row sees are in [first, end), whole register blocks */
     int end;
     int hidden;      /* a row does not see a key that another one sees */
     float *piece;    /* [TILE_KEYS][LATENT_PIECE] of rows as fp32 */

@@ -23,8 +23,8 @@ typedef struct mla_group {
     int32_t rounded; /* and outputs, too: probabilities are rounded */
 } mla_group;
 
-/* Operands of a call beside those of softmax attention, where the absorbed form has q_nope as q,
- * c_kv as k, k_pe as v, and the latent cache as both caches. */
+/* Operands of a call other than those of softmax attention, where the absorbed form has q_nope as
+ * q, c_kv as k, k_pe as v, and the latent cache as both caches. */
 typedef struct mla_operands {
     const attn_tensor *q_pe;
     const attn_tensor *c_kv; /* new latents; expanded: to be saved alone */

@@ -6,23 +6,23 @@
 
 /* Rows that a tile of latents is cut into: four panels of queries, or two, as scores are computed.
  */
-enum { MOST_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
+enum { MAX_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
 
-enum { MOST_BALANCED = 64 }; /* workers for whom it is found out whether units are balanced */
+enum { MAX_BALANCED = 64 }; /* workers for whom it is found out whether units are balanced */
 
 /* Does the worker who ends last have at most an eighth more to do than all on average, where each
  * takes the next unit when it is free? */
 static int is_balanced(const group_plan *plan, uint32_t workers, int64_t cost)
 {
-    int64_t done[MOST_BALANCED] = {0}, last = 0;
-    for (int32_t i = 0; workers <= MOST_BALANCED && i < plan->num_units; i++) {
+    int64_t done[MAX_BALANCED] = {0}, last = 0;
+    for (int32_t i = 0; workers <= MAX_BALANCED && i < plan->num_units; i++) {
         uint32_t first = 0; /* to be free */
         for (uint32_t w = 1; w < workers; w++)
             first = done[w] < done[first] ? w : first;
         done[first] += unit_cost(&plan->units[i]);
         last = done[first] > last ? done[first] : last;
     }
-    return workers <= MOST_BALANCED && last * workers * SHARE <= cost * (SHARE + 1);
+    return workers <= MAX_BALANCED && last * workers * SHARE <= cost * (SHARE + 1);
 }
 
 static int64_t count_tiles(const attn_metadata *metadata, const cpu_group *group,
@@ -52,7 +52,7 @@ void mla_cut_tiles(const attn_metadata *metadata, const cpu_group *group,
     int64_t cost = cpu_cut_tiles(metadata, group, TILE_ROWS, plan);
     const int few = count_splits(plan) < workers;
     int balanced = is_balanced(plan, workers, cost);
-    for (int32_t rows = MOST_CUT_ROWS; !balanced && rows >= LEAST_CUT_ROWS; rows /= 2) {
+    for (int32_t rows = MAX_CUT_ROWS; !balanced && rows >= LEAST_CUT_ROWS; rows /= 2) {
         if (count_tiles(metadata, group, plan, rows) > capacity->shares)
             break;
         cost = cpu_cut_tiles(metadata, group, rows, plan);

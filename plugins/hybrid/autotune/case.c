@@ -44,7 +44,7 @@ struct tune_case {
     int32_t page, pages_of_seq, first_tail; /* pages from first_tail on are written */
     int64_t num_pages;
     uint64_t random;
-    double factor, peak; /* a query is so many times its key, and their score is near the peak */
+    double factor, peak; /* a query is this many times its key, and their score is near the peak */
     struct planned planned[PICK_MAX_CHILDREN];
     struct block blocks[MAX_BLOCKS];
     uint32_t num_blocks;

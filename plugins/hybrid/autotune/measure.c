@@ -125,7 +125,7 @@ static void compare(struct walk *walk, const struct class_id *id, tune_case *tun
         else if (!(difference <= 1))
             snprintf(why, sizeof why,
                      c == 0 ? "its output is not finite%s"
-                            : "its output is not that of %s, by %.3g times what is allowed",
+                            : "its output differs from that of %s by %.3g times what is allowed",
                      c == 0 ? "" : name_of(walk, 0), difference);
         else
             continue;
@@ -140,7 +140,7 @@ static void compare(struct walk *walk, const struct class_id *id, tune_case *tun
 struct samples {
     int64_t ns[PICK_MAX_CHILDREN][TUNE_MAX_ROUNDS]; /* of a plan and its forwards */
     int rounds;
-    int forwards; /* behind each plan */
+    int forwards; /* after each plan */
     int repeats;  /* in a sample */
 };
 
@@ -193,7 +193,7 @@ static int take_samples(struct walk *walk, tune_case *tune, struct samples *samp
     return 1;
 }
 
-/* Whoever holds the class at first keeps it until another one is clearly faster. */
+/* The first holder of the class keeps it until another one is clearly faster. */
 static void decide(struct walk *walk, const struct class_id *id, tune_case *tune)
 {
     struct samples samples = {.rounds = (int)walk->own->options.rounds};
@@ -321,7 +321,7 @@ attn_status tune_measure(attn_instance *instance, attn_progress progress, void *
     }
     if (walk.late > 0)
         tune_log(instance, ATTN_LOG_WARNING,
-                 "%u classes were not reached in %g s and are %s's; accepted: a larger `seconds`",
+                 "%u classes were not reached in %g s and go to %s; accepted: a larger `seconds`",
                  walk.late, walk.own->options.seconds, name_of(&walk, 0));
     return ATTN_OK;
 }

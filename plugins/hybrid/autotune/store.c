@@ -83,7 +83,7 @@ static const char *take(attn_instance *instance, char *fields[NUM_FIELDS], int *
         return NULL;
     candidates_text(instance, candidates, sizeof candidates);
     if (strcmp(fields[CANDIDATES], candidates) != 0)
-        return "the candidates, or the files they come from, are others now";
+        return "the candidates, or the files they come from, have changed";
     tune_class *at = find_class(group, fields[CLASS]);
     while (choice < instance->children.num_children &&
            strcmp(instance->child[choice].name, fields[CHOICE]) != 0)
@@ -91,7 +91,7 @@ static const char *take(attn_instance *instance, char *fields[NUM_FIELDS], int *
     if (!at)
         return "there is no such class";
     if (choice == instance->children.num_children)
-        return "its choice is no candidate";
+        return "its choice is not a candidate";
     *at = (tune_class){.choice = (uint8_t)choice, .from = TUNE_STORED};
     return NULL;
 }
@@ -112,7 +112,7 @@ static attn_status read_lines(attn_instance *instance, FILE *file, attn_error *e
                                        "autotune wrote, or none",
                                        path, line);
         else if (number > 1)
-            why = cut(line, fields) ? take(instance, fields, &ours) : "it is no decision";
+            why = cut(line, fields) ? take(instance, fields, &ours) : "it is not a decision";
         if (why)
             tune_log(instance, ATTN_LOG_WARNING, "%s:%ld is left out: %s", path, number, why);
     }
@@ -125,7 +125,7 @@ attn_status tune_store_read(attn_instance *instance, attn_error *error)
     const char *path = ((const tuning *)instance->own)->options.store;
     FILE *file = fopen(path, "re");
     if (!file && errno == ENOENT) {
-        tune_log(instance, ATTN_LOG_INFO, "%s is not there yet", path);
+        tune_log(instance, ATTN_LOG_INFO, "%s does not exist yet", path);
         return ATTN_OK;
     }
     if (!file)

@@ -76,7 +76,7 @@ struct attn_instance {
     uint32_t needs[PICK_MAX_CHILDREN]; /* SLICE_*, of the layers that can come to a child */
     uint32_t all_needs;
     uint32_t num_parts;
-    uint32_t *parts; /* [num_parts] as part_of() names them; behind the layers, as `own` is */
+    uint32_t *parts; /* [num_parts] as part_of() names them; after the layers, as `own` is */
     void *own;       /* of the composite that picks */
     fanout_layers layers;
     fanout_layer items[]; /* what `layers` has; `child` is an index into the parts */
@@ -131,7 +131,7 @@ enum { PICK_WHOLE = 0, PICK_ROWS = 1, PICK_HALVES = 2 };
 typedef struct pick_share {
     uint32_t modes; /* ATTN_MODE_BIT set */
     pick_reach most;
-    int asked; /* also without a mode, where the bounds have none that anybody is called for */
+    int asked; /* also without a mode, where the bounds have none that a child is called for */
 } pick_share;
 
 /* Add what comes to `child` of the batches of a part within `bounds`. */

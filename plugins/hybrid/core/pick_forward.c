@@ -28,9 +28,9 @@ struct attn_metadata {
     uint32_t kind;
     uint32_t mode;                  /* planned last; ATTN_MODE_COUNT = none */
     int32_t first_decode_row;       /* MIXED, split: of the tensors */
-    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie behind this struct */
+    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie after this struct */
     uint8_t (*choice)[PICK_HALVES]; /* [num_parts] child of the batch, or of its extend rows, and */
-                                    /* of its decode rows; behind the KV groups */
+                                    /* of its decode rows; after the KV groups */
 };
 
 uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups)
@@ -54,7 +54,7 @@ static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
     for (uint32_t p = 0; p < instance->num_parts; p++)
         pick_add_share(&instance->pick, instance->parts[p], bounds, part % PICK_HALVES, *c, &share);
     pick_narrow_bounds(bounds, &share, narrowed);
-    /* For no mode at all, whoever is there. */
+    /* For no mode at all, each child that exists. */
     int asked =
         share.asked && (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[*c].ops);
     return asked ? narrowed : NULL;

@@ -63,7 +63,7 @@ void pick_add_share(const picker *pick, uint32_t part, const attn_bounds *bounds
                     uint32_t child, pick_share *share)
 {
     /* What this version does not know is asked of all, so that it is refused by all; and where no
-     * mode is known yet, or none that anybody is called for, each child answers for itself. */
+     * mode is known yet, or none that a child is called for, each child answers for itself. */
     uint32_t unknown = half == PICK_WHOLE ? bounds->modes & ~KNOWN_MODES : 0;
     int no_mode = half == PICK_WHOLE && !(bounds->modes & ~BIT(IDLE));
     for (uint32_t phase = 0; phase < PICK_PHASES; phase++) {

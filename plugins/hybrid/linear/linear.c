@@ -43,7 +43,8 @@ static const attn_option option_list[NUM_OPTIONS] = {
      .key = "full_attn_layers",
      .default_text = "",
      .min = 1,
-     .doc = "layers of `full`, as in 3,7,11-15, all others being of `linear`; empty = by kind"},
+     .doc =
+         "layers that `full` serves, as in 3,7,11-15; `linear` serves all others; empty = by kind"},
 };
 
 struct linear_options {
@@ -51,7 +52,7 @@ struct linear_options {
     const char *layers;            /* "" = by kind */
 };
 
-/* A number at *text, which moves behind it; -1 = none, or too large a one. */
+/* A number at *text, which moves past it; -1 = none, or too large a one. */
 static int64_t read_id(const char **text)
 {
     int64_t id = -1;

@@ -7,7 +7,7 @@
  *   DECODE                        decode
  *   TARGET_VERIFY, DRAFT_EXTEND   as speculative_attention_mode says
  *   MIXED                         extend rows to prefill, decode rows to decode
- *   IDLE                          nobody
+ *   IDLE                          neither
  *
  * Both children are asked with the caller's layout, so a cache that one of them cannot read is a
  * reason of that child. MIXED goes to the prefill child whole where it cannot be split

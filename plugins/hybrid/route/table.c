@@ -144,18 +144,18 @@ static const char *read_condition(const char *key, const char *value, uint32_t *
         bit = SEEN_KV;
         good = read_one_range(value, &row->kv);
     } else {
-        return "is no condition; accepted: layers, kind, phase, batch, kv";
+        return "is not a condition; accepted: layers, kind, phase, batch, kv";
     }
     if (*seen & bit)
         return "is given twice; accepted: once";
     *seen |= bit;
     if (good)
         return NULL;
-    return bit == SEEN_LAYERS  ? "is no list of at most 16 ranges; accepted: such as 0-3,8"
-           : bit == SEEN_KIND  ? "is no list of kinds; accepted: softmax, mla, linear, sparse"
-           : bit == SEEN_PHASE ? "is no list of phases; accepted: prefill, decode, verify, draft"
-           : bit == SEEN_BATCH ? "is no range of sequences; accepted: such as 1-8 or 9-"
-                               : "is no range of keys; accepted: such as 0-4096 or 4097-";
+    return bit == SEEN_LAYERS  ? "is not a list of at most 16 ranges; accepted: such as 0-3,8"
+           : bit == SEEN_KIND  ? "is not a list of kinds; accepted: softmax, mla, linear, sparse"
+           : bit == SEEN_PHASE ? "is not a list of phases; accepted: prefill, decode, verify, draft"
+           : bit == SEEN_BATCH ? "is not a range of sequences; accepted: such as 1-8 or 9-"
+                               : "is not a range of keys; accepted: such as 0-4096 or 4097-";
 }
 
 static void match_everything(route_row *row)
@@ -187,7 +187,7 @@ static attn_status read_row(route_table *table, uint32_t index, attn_error *erro
             break;
         snprintf(word, sizeof word, "%.*s", (int)length, at);
         char *equals = strchr(word, '=');
-        const char *wrong = "is no condition; accepted: KEY=VALUE";
+        const char *wrong = "is not a condition; accepted: KEY=VALUE";
         if (equals && length < sizeof word) {
             *equals = '\0';
             wrong = read_condition(word, equals + 1, &seen, row);
@@ -201,8 +201,8 @@ static attn_status read_row(route_table *table, uint32_t index, attn_error *erro
     }
     if (seen == 0)
         return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: row %u '-> %s' has no condition; accepted: at least one (the "
-                                 "backend of all else is `otherwise`)",
+                                 "%s: row %u '-> %s' has no condition; accepted: at least one "
+                                 "(`otherwise` names the backend of all else)",
                                  row->place, index + 1, table->children[row->child]);
     return ATTN_OK;
 }

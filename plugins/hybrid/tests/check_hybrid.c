@@ -71,7 +71,7 @@ START_TEST(no_mode_is_no_licence)
 }
 END_TEST
 
-/* Metadata for IDLE alone asks whoever is there. */
+/* Metadata for IDLE alone asks whichever child exists. */
 START_TEST(idle_metadata_of_one_phase)
 {
     start();
@@ -433,7 +433,7 @@ END_TEST
 
 /* ---- Sizes of structs (STRUCT-02, STRUCT-05) ------------------------------------------------- */
 
-/* Of a smaller struct nothing behind its end is written, of a larger one nothing behind ours. */
+/* Of a smaller struct nothing after its end is written, of a larger one nothing after ours. */
 START_TEST(verdict_of_another_size)
 {
     struct {

@@ -4,7 +4,7 @@
  *
  *   device_triton_like                     splits, and a few cases (make check)
  *   device_triton_like check FIRST COUNT   cases of seeds FIRST and following
- *   device_triton_like splits              how the device splits keys, beside the host
+ *   device_triton_like splits              how the device splits keys, against the host
  *   device_triton_like time                prefill and decode, medians over device events
  *
  * Cases are those of cpu_native_case.h: caches poisoned with NaN, indices that must not be read,
@@ -151,7 +151,7 @@ static void fetch_outputs(setup *u, attn_case *c, twin *t)
     download(&c->lse, &t->lse);
 }
 
-/* ---- Keys that nobody sees ------------------------------------------------------------------- */
+/* ---- Keys that no query sees ----------------------------------------------------------------- */
 
 /* What query t of a sequence sees. */
 static reference_sight sight_of(const attn_case *c, int32_t s, int32_t t)

@@ -63,7 +63,7 @@ static attn_i32_array bench_ints(bench *b, const int32_t *values, int64_t count)
 enum { Q_HEADS = 32, KV_HEADS = 8, DIM = 128, PAGE = 16 };
 
 /* What is timed: `seqs` sequences of `len` tokens, all new or with one new token each; MIXED: with
- * `decode_seqs` of `decode_len` behind them, that have one. */
+ * `decode_seqs` of `decode_len` after them, that have one. */
 typedef struct bench_shape {
     uint32_t mode;
     int32_t seqs, len;

@@ -123,7 +123,7 @@ static void make_linear(attn_layer_group *group)
     group->linear = &linear;
 }
 
-/* A layer of a second group, with a state, beside that with a cache. */
+/* A layer of a second group, with a state, next to that with a cache. */
 static const struct kv_pool_group cache_and_state[] = {
     {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32}, {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE}};
 
@@ -389,7 +389,7 @@ END_TEST
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
 
-/* Each byte that nobody has written is the poison's; fetched in a stream of no one else's. */
+/* Each byte that was not written is the poison's; fetched in a separate stream. */
 static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
 {
     uint64_t entry = (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);

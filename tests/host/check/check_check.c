@@ -344,7 +344,7 @@ START_TEST(malformed_waivers)
 }
 END_TEST
 
-/* Of all that is read line by line: nothing behind a NUL is lost, and no endless file is kept. */
+/* Of all that is read line by line: nothing after a NUL is lost, and no endless file is kept. */
 START_TEST(files_that_are_no_text)
 {
     char path[64], place[96];
@@ -714,7 +714,7 @@ START_TEST(missing_devices)
     profile.is_minimum = true;
     profile_judge(&profile, &report);
     ck_assert_int_eq(report.results[2].code, CHECK_SKIP);
-    ck_assert_str_eq(report.results[2].text, "what it needs is not here: no driver");
+    ck_assert_str_eq(report.results[2].text, "what it needs is missing here: no driver");
     check_report_set(&report, &report.backends[0].missing, "");
     profile_judge(&profile, &report);
     ck_assert_int_eq(report.results[3].code, CHECK_FAIL);

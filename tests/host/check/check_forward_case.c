@@ -269,7 +269,7 @@ static void slots_of(enum slot_order order, int32_t *first_of_new, int32_t *seco
     for (int32_t s = 0; s < 3; s++)
         for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
             int64_t slot = case_slot(c, s, j);
-            ck_assert_int_ge(slot, 16); /* page 0 is nobody's */
+            ck_assert_int_ge(slot, 16); /* page 0 belongs to no sequence */
             ck_assert_int_lt(slot, (int64_t)c->num_pages * 16);
             ck_assert_msg(!taken[slot]++, "slot %lld has two tokens", (long long)slot);
         }
@@ -415,7 +415,7 @@ static double bars_moved(struct lone_row *lone)
 }
 
 /* The least that the row moves when the needle is left out (or taken in), or has the value of a key
- * beside it. */
+ * next to it. */
 static double least_move(const struct forward_case *c, const struct case_needle *needle)
 {
     struct lone_row lone;
@@ -646,7 +646,7 @@ static char *value_at(const struct forward_case *c, int32_t s, int32_t j, int32_
                   : case_slot_vector(c, c->memory, PART_V_CACHE, case_slot(c, s, j), head);
 }
 
-/* A program that takes the value of the key beside a needle for the needle's own is found out, at
+/* A program that takes the value of the key next to a needle for the needle's own is found out, at
  * every single needle. */
 START_TEST(one_value_for_its_neighbour)
 {

@@ -7,11 +7,11 @@
 #include "tests/host/reference/reference_fixture.h"
 #include "tests/tools/test_main.h"
 
-enum { HEADS = 4, KV_HEADS = 2, DIM = 6, V_DIM = 3, MOST = FIXTURE_KEYS };
+enum { HEADS = 4, KV_HEADS = 2, DIM = 6, V_DIM = 3, MAX_KEYS = FIXTURE_KEYS };
 
-static double queries[FIXTURE_SEQS][MOST * HEADS * DIM];
-static double keys[FIXTURE_SEQS][MOST * KV_HEADS * DIM];
-static double values[FIXTURE_SEQS][MOST * KV_HEADS * V_DIM];
+static double queries[FIXTURE_SEQS][MAX_KEYS * HEADS * DIM];
+static double keys[FIXTURE_SEQS][MAX_KEYS * KV_HEADS * DIM];
+static double values[FIXTURE_SEQS][MAX_KEYS * KV_HEADS * V_DIM];
 static fixture f;
 
 /* Random multiples of 1/64, exact in fp32 and fp16. */
@@ -19,11 +19,11 @@ static void setup(void)
 {
     uint64_t state = 7;
     for (int s = 0; s < FIXTURE_SEQS; s++) {
-        for (int n = 0; n < MOST * HEADS * DIM; n++)
+        for (int n = 0; n < MAX_KEYS * HEADS * DIM; n++)
             queries[s][n] = fixture_random(&state, 200) / 64;
-        for (int n = 0; n < MOST * KV_HEADS * DIM; n++)
+        for (int n = 0; n < MAX_KEYS * KV_HEADS * DIM; n++)
             keys[s][n] = fixture_random(&state, 200) / 64;
-        for (int n = 0; n < MOST * KV_HEADS * V_DIM; n++)
+        for (int n = 0; n < MAX_KEYS * KV_HEADS * V_DIM; n++)
             values[s][n] = fixture_random(&state, 200) / 64;
     }
     fixture_init(&f, HEADS, KV_HEADS, DIM, V_DIM);
@@ -435,7 +435,7 @@ END_TEST
 
 /* ---- Strides --------------------------------------------------------------------------------- */
 
-/* Queries [heads, tokens, dim + 3] behind a byte offset; a cache whose pages hold K and V. */
+/* Queries [heads, tokens, dim + 3] at a byte offset; a cache whose pages hold K and V. */
 START_TEST(outer_strides_are_free)
 {
     add(3, 9), add(2, 4);

@@ -208,7 +208,7 @@ START_TEST(cu_seqlens_no_cached_prefix)
 }
 END_TEST
 
-/* ... and both: extend sequences behind a prefix, then sequences of one query. */
+/* ... and both: extend sequences after a prefix, then sequences of one query. */
 START_TEST(cu_seqlens_both)
 {
     int32_t table[5][STRIDE] = {{0}};
@@ -518,7 +518,7 @@ static int32_t below(int32_t bound)
     return (int32_t)mix_below((uint32_t)random_state, (uint64_t)bound);
 }
 
-/* Pages in random order, so that nothing but the table tells where a token is. */
+/* Pages in random order, so that only the table says where a token is. */
 static void make_random_table(struct random_step *r, int32_t page_size)
 {
     int32_t pages[PAGES + 1];

@@ -585,7 +585,7 @@ START_TEST(packed_latents_have_their_own_scales)
 END_TEST
 
 /* One bit of a row of the cache, in layer 0, before the first decode: a sign, or of a scale the
- * largest bit behind the point. */
+ * largest bit after the point. */
 static const struct fp8_bit {
     const char *layout;
     int32_t width; /* bytes of a row */

@@ -124,7 +124,7 @@ START_TEST(vectors_are_those_of_the_generator)
     check_operand(q, l, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, dtype);
     check_operand(k, l, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, dtype);
     check_operand(v, l, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, dtype);
-    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison behind */
+    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison after it */
     free(q);
     free(k);
     free(v);
@@ -402,7 +402,7 @@ START_TEST(cuda_makes_softmax_layers_alone)
         FAILS(step_kernels_generate(c.kernels[CASE_DEVICE], 0, &rows, vectors, count,
                                     c.streams[CASE_DEVICE], &said.base),
               ATTN_INVALID_ARGUMENT);
-        ck_assert_msg(strstr(host_error_text(&said), "a GPU makes q") != NULL, "%s",
+        ck_assert_msg(strstr(host_error_text(&said), "a GPU makes ") != NULL, "%s",
                       host_error_text(&said));
     }
     const struct step_partial partial = {NULL, NULL};
@@ -551,7 +551,7 @@ START_TEST(failure_at_every_call)
     ck_assert_uint_eq(fake.num_calls("cuModuleUnload"), 1);
     uint64_t destroys = fake.num_calls("cuStreamDestroy");
     for (size_t f = 0; f < sizeof failures / sizeof *failures; f++) {
-        /* A stream that is destroyed is waited for, and has nobody to tell. */
+        /* A stream that is destroyed is waited for, and has no one to report to. */
         uint64_t may_pass = strcmp(failures[f].call, "cuStreamSynchronize") == 0 ? destroys : 0;
         int happened = 1;
         uint64_t nth = 0;
@@ -577,7 +577,8 @@ START_TEST(failure_at_every_call)
 }
 END_TEST
 
-/* The device is lost at each call of all; nothing stays, and no loss is told as anything else. */
+/* The device is lost at each call of all; nothing stays, and no loss is reported as anything else.
+ */
 START_TEST(loss_at_every_call)
 {
     struct fake_cuda_counters counters;
@@ -613,8 +614,7 @@ START_TEST(without_nvcc)
     const char *expected = "cuda:0: the host's kernels: cuModuleLoadDataEx: "
                            "CUDA_ERROR_INVALID_IMAGE";
 #else
-    const char *expected = "cuda:0: this host was built without nvcc: its device kernels are not "
-                           "here";
+    const char *expected = "cuda:0: this host was built without nvcc: it has no device kernels";
 #endif
     ck_assert_msg(strncmp(host_error_text(&error), expected, strlen(expected)) == 0, "%s",
                   host_error_text(&error));

@@ -27,7 +27,7 @@ struct run {
     void *probe_ctx;
     row_check_listener listener;
     void *listener_ctx;
-    char *notes; /* what was told before the first step */
+    char *notes; /* what was said before the first step */
     struct report report;
     host_error error;
     int code; /* that the command would end with */

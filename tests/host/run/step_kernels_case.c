@@ -314,7 +314,7 @@ static attn_status call_update(struct step_case *c, int which, const void *work)
                                      u->stride, c->streams[which], &c->error.base);
 }
 
-/* Each update has a row of its own; the last one ends where table and slots end. */
+/* Each update has its own row; the last one ends where table and slots end. */
 void step_case_update_table(struct step_case *c)
 {
     struct update_case u = {.num_updates = between(c, 0, 5), .stride = between(c, 1, 600)};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_routes: [attention] route.<n> from the ini to a run: what is refused and with which words,
- * what is chosen and told, and that the rows of a trace go where the table says and come out right.
+ * what is chosen and printed, and that the rows of a trace go where the table says and come out
+ * right.
  */
 #include "host/select/routes.h"
 
@@ -109,12 +110,12 @@ static const struct {
     {"route.1 = -> fa3_like\n[backend.routes]\ntype = fa3_like\n", ATTN_CONFIG_ERROR,
      "backend routes is defined twice"},
     {"route.1 = phase=decode -> fa3_likee\nroute.2 = -> fa3_like\n", ATTN_CONFIG_ERROR,
-     "t.ini:7: attention.route.1: backend.routes.then = 'fa3_likee' is no backend that is there "
+     "t.ini:7: attention.route.1: backend.routes.then = 'fa3_likee' is not a known backend "
      "(did you mean fa3_like?)"},
     {"route.1 = phase=decode -> routes\nroute.2 = -> fa3_like\n", ATTN_CONFIG_ERROR,
      "backends contain each other: routes -> routes"},
     {"route.4 = phase=decoding -> triton_like\nroute.5 = -> fa3_like\n" SM90, ATTN_CONFIG_ERROR,
-     "t.ini:7: attention.route.4: row 1 'phase=decoding -> triton_like': 'phase=decoding' is no "
+     "t.ini:7: attention.route.4: row 1 'phase=decoding -> triton_like': 'phase=decoding' is not a "
      "list of phases"},
     {"route.4 = batch=1-8 -> triton_like\nroute.9 = batch=3 kv=7 -> fa3_like\n"
      "attention_backend = fa3_like\n" SM90,
@@ -186,7 +187,7 @@ START_TEST(names_are_found_as_elsewhere)
 }
 END_TEST
 
-/* ---- What `explain` tells -------------------------------------------------------------------- */
+/* ---- What `explain` prints ------------------------------------------------------------------- */
 
 START_TEST(explain_prints_the_table)
 {

@@ -213,7 +213,7 @@ START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
                   "layer_types = sliding cross\n[platform]\nsimulate = sm90\n"
                   "[attention]\nattention_backend = fa3_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
-    assert_says(&scene, "fa3_like: model_has window: accepted no window beside cross attention");
+    assert_says(&scene, "fa3_like: model_has window: accepted no window with cross attention");
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
     end(&scene);
 }
@@ -233,7 +233,7 @@ START_TEST(elsewhere_the_rules_choice_is_an_answer)
     ck_assert_str_eq(any->reasons[0].got, "rocm");
     end(&scene);
 
-    /* What comes first is not here, what is here serves: it is chosen, and both are told. */
+    /* What comes first is not here, what is here serves: it is chosen, and both are reported. */
     begin(&scene, MODEL "[platform]\nsimulate = sm89\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     phase = &scene.selection->groups[0].phases[SELECT_PREFILL];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_select_join: models with linear layers beside others: who is joined by hybrid_linear, and
+ * check_select_join: models with linear layers among others: who is joined by hybrid_linear, and
  * when two units stay two. The backends are those of fixtures/choosy.c, of which one
  * serves linear layers.
  */
@@ -104,7 +104,7 @@ static void check_joined(const struct scene *scene, const char *name)
         ck_assert_int_eq(s->groups[g].unit, 0);
         ck_assert_uint_eq(s->groups[g].verdict.supported, 1);
         ck_assert_ptr_null(s->groups[g].verdict.reasons);
-        /* Who serves a phase is told as before. */
+        /* What serves a phase is reported as before. */
         int linear = scene->model->groups[g].kind == ATTN_KIND_LINEAR;
         ck_assert_str_eq(select_backend(s, g, SELECT_DECODE),
                          linear ? "state_like" : "triton_like");
