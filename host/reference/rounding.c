@@ -54,27 +54,37 @@ void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t 
     sums->count = count;
 }
 
-/* The standard deviation of a score, and what it may be off by one way whatever its neighbours. */
-static void score_errors(const rounding_sums *sums, const rounding_model *model, double score,
-                         double size, double *sigma, double *drift)
+/* What a score may be off by. */
+struct score_errors {
+    double sigma;  /* standard deviation, */
+    double cap;    /* and the cap's part of it, at most */
+    double random; /* variance without that */
+    double drift;  /* one way, whatever its neighbours */
+};
+
+static struct score_errors score_errors(const rounding_sums *sums, const rounding_model *model,
+                                        double score, double size)
 {
-    double capped = model->cap * score;
+    struct score_errors errors;
     size = isfinite(size) ? size : 0;
     score = isfinite(score) ? score : sums->largest;
-    *sigma = sqrt((model->dimension * u32 * size * u32 * size + capped * capped) / 3);
-    *drift = u32 * ((4 + model->dimension / 16) * size +
-                    4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16);
+    errors.cap = model->cap * fabs(score);
+    errors.random = model->dimension * u32 * size * u32 * size / 3;
+    errors.sigma = sqrt(errors.random + errors.cap * errors.cap / 3);
+    errors.drift = u32 * ((4 + model->dimension / 16) * size +
+                          4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16);
+    return errors;
 }
 
 void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
                   double probability, const double *value, int32_t padded)
 {
-    double sigma, t, p = probability;
+    double p = probability;
     double lost = fmax(model->probability * p, model->smallest);
     if (!(p > 0)) /* NaN, or no weight at all */
         return;
-    score_errors(sums, model, score, size, &sigma, &t);
-    double r = lost * lost / 3, c = p * sigma * p * sigma, pt = p * t;
+    struct score_errors errors = score_errors(sums, model, score, size);
+    double r = lost * lost / 3, c = p * errors.sigma * p * errors.sigma, pt = p * errors.drift;
     double *restrict by_probability = sums->probability, *restrict by_score = sums->score;
     double *restrict mean = sums->score_mean, *restrict absolute = sums->absolute;
     double *restrict drift = sums->drift;
@@ -89,7 +99,7 @@ void rounding_add(rounding_sums *sums, const rounding_model *model, double score
         }
     sums->score_weight += c;
     sums->drift_weight += pt;
-    sums->lse += p * model->deviations * sigma + pt;
+    sums->lse += p * (model->deviations * sqrt(errors.random) + errors.cap) + pt;
 }
 
 /* ---- Bars ------------------------------------------------------------------------------------ */

@@ -42,7 +42,7 @@ typedef struct rounding_sums {
     double *absolute;    /* [padded] of r |v|, r = the most that rounding a probability does */
     double *drift;       /* [padded] of p t |v|, t = what scores may err by one way, */
     double drift_weight; /* and of p t */
-    double lse;          /* of p (k sigma_s + t) */
+    double lse;          /* of p (k sigma_s + t), a cap's part at most */
     double largest;      /* score of the row, the sink's included */
     int64_t count;       /* of keys */
 } rounding_sums;
