@@ -2,8 +2,8 @@
  *
  * forward.cuh: attention, forward: O = softmax(scale * Q K^T) V and the logarithm of the sums.
  *
- *   producer warp 0   Q K K K K K K ...              to shared memory, as stages come free
- *   producer warp 1     V V V V V V ...
+ *   producers 0, 2    K Q K K K K K ...              to shared memory, as stages come free
+ *   producers 1, 3    V   V V V V V ...
  *   consumer 0        S . [S P V][S P V] ... V out   64 query rows each; [..]: the scores of the next
  *   consumer 1        S . [S P V][S P V] ... V out   tile are under way while this one's
  *                                                    probabilities are multiplied with the values
@@ -61,8 +61,9 @@ DEVICE void work_done(struct control *control, ring<WORK_SLOTS> *at)
     at->advance();
 }
 
+/* Warp 0: the work of this block, and its queries and keys. */
 template <typename T>
-DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *control, unsigned base)
+DEVICE void produce_work(const struct fa3_forward_params &p, struct control *control, unsigned base)
 {
     ring<WORK_SLOTS> works;
     ring<T::stages> stage;
@@ -73,18 +74,13 @@ DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *con
         int next = 0;
         if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-#pragma unroll 1
-        for (int n = w.k_end - 1; n >= w.k_start; n--) {
-            barrier_wait(shared_address(&control->k_empty[stage.slot]), stage.phase ^ 1);
-            load_tile<T, T::panels>(p, p.k, w, n, base + T::k_at + stage.slot * T::k_bytes,
-                                    shared_address(&control->k_full[stage.slot]));
-            stage.advance();
-            if (n == w.k_end - 1) {
-                barrier_wait(shared_address(&control->q_empty), q_phase);
-                q_phase ^= 1;
-                load_queries<T>(p, w, base + T::q_at, shared_address(&control->q_full));
-            }
-        }
+        load_tiles<T, T::panels>(p, p.k, w, base + T::k_at, shared_address(control->k_full),
+                                 shared_address(control->k_empty), &stage, [&] {
+                                     barrier_wait(shared_address(&control->q_empty), q_phase);
+                                     q_phase ^= 1;
+                                     load_queries<T>(p, w, base + T::q_at,
+                                                     shared_address(&control->q_full));
+                                 });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
@@ -93,9 +89,10 @@ DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *con
         schedule_finish(p);
 }
 
-template <typename T>
-DEVICE void produce_values(const struct fa3_forward_params &p, struct control *control,
-                           unsigned base)
+/* The other warps: their share of the keys or of the values. */
+template <typename T, int panels>
+DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
+                    struct control *control, unsigned to, unsigned full, unsigned empty)
 {
     ring<WORK_SLOTS> works;
     ring<T::stages> stage;
@@ -104,13 +101,7 @@ DEVICE void produce_values(const struct fa3_forward_params &p, struct control *c
         work_done(control, &works);
         if (w.queries == 0)
             return;
-#pragma unroll 1
-        for (int n = w.k_end - 1; n >= w.k_start; n--) {
-            barrier_wait(shared_address(&control->v_empty[stage.slot]), stage.phase ^ 1);
-            load_tile<T, T::panels_v>(p, p.v, w, n, base + T::v_at + stage.slot * T::v_bytes,
-                                      shared_address(&control->v_full[stage.slot]));
-            stage.advance();
-        }
+        load_tiles<T, panels>(p, map, w, to, full, empty, &stage, [] {});
     }
 }
 
@@ -426,9 +417,14 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
     if (group == 0) {
         registers_release<T::producer_registers>();
         if (warp == 0)
-            produce_keys<T>(p, control, base);
-        else if (warp == 1)
-            produce_values<T>(p, control, base);
+            produce_work<T>(p, control, base);
+        else if (warp == 2)
+            produce<T, T::panels>(p, p.k, control, base + T::k_at, shared_address(control->k_full),
+                                  shared_address(control->k_empty));
+        else
+            produce<T, T::panels_v>(p, p.v, control, base + T::v_at,
+                                    shared_address(control->v_full),
+                                    shared_address(control->v_empty));
     } else {
         registers_take<T::consumer_registers>();
         consume<T>(p, control, base, group - 1);
