@@ -5,10 +5,11 @@
  *   warps 0, 2   work to do -> K(last), Q, K(last - 1), ..., K(first)
  *   warps 1, 3                 V(last),    V(last - 1), ..., V(first)
  *
- * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows slots.
- * Each lane looks up its own page before the stage comes free, and fetches it then; two warps share a
- * tile, since one issues a copy in some 65 cycles only. Slots after the sequence's end are never read: what lies in
- * their rows is hidden (keys) or cleared (values) by those who read it.
+ * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows
+ * slots. Each lane looks up its own page before the stage comes free, and fetches it then; two
+ * warps share a tile, since one issues a copy in some 65 cycles only. Slots after the sequence's
+ * end are never read: what lies in their rows is hidden (keys) or cleared (values) by those who
+ * read it.
  */
 #ifndef FA3_LIKE_PIPELINE_CUH
 #define FA3_LIKE_PIPELINE_CUH
@@ -68,8 +69,8 @@ template <typename T> DEVICE void control_init(struct control *control)
     fence_barrier_init();
 }
 
-/* A piece of a tile: one box for one run of slots and 64 columns. Where it comes from, and whether there
- * is one for this lane. */
+/* A piece of a tile: one box for one run of slots and 64 columns. Where it comes from, and whether
+ * there is one for this lane. */
 struct piece {
     int key, outer, box, panel;
     bool any;
@@ -107,8 +108,8 @@ DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct wo
     return it;
 }
 
-/* Two warps: tiles of keys or values of a piece of work into the ring at `to`, last to first. `first`
- * is called after the first tile. */
+/* Two warps: tiles of keys or values of a piece of work into the ring at `to`, last to first.
+ * `first` is called after the first tile. */
 template <typename T, int panels, typename F>
 DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                        const struct work &w, unsigned to, unsigned full, unsigned empty,
