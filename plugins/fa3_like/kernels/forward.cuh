@@ -355,7 +355,6 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
                     int group)
 {
     consumer<T> c;
-    const unsigned out = base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES;
     for (;;) {
         const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
@@ -367,7 +366,8 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
             attend<T>(p, control, base, group, w, &c, &r);
         const float *sinks = (const float *)p.sinks;
         softmax_finish(&r.x, sinks ? sinks + w.head : 0, factor, lse);
-        epilogue<T>(p, w, group, r.o, factor, lse, out);
+        epilogue<T>(p, w, group, r.o, factor, lse,
+                    base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES);
         if constexpr (T::o_over_q) {
             if (w.k_end > w.k_start) {
                 if (thread_here() % GROUP_THREADS == 0)
