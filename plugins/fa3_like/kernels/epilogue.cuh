@@ -94,8 +94,9 @@ DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w,
 template <typename T>
 DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, int group,
                      const float (&o)[T::dim_v / 2], const float (&factor)[2],
-                     const float (&lse)[2], unsigned to)
+                     const float (&lse)[2], unsigned base)
 {
+    const unsigned to = base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES;
     const int first = w.tile * T::queries + group * GROUP_ROWS;
     const int rows = min(w.queries - first, GROUP_ROWS);
     const bool leader = thread_here() % GROUP_THREADS == 0;

@@ -38,29 +38,29 @@ extern "C" __device__ unsigned fa3_trace[3][TRACE_ROUNDS][TRACE_PLACES];
  */
 
 /* Lane 0 of warp 0 fetches work and tells it to all others. */
-DEVICE void work_publish(struct control *control, ring<WORK_SLOTS> *at, const struct work &w)
+DEVICE void work_publish(struct control *control, work_ring *at, const struct work &w)
 {
-    barrier_wait(shared_address(&control->work_empty[at->slot]), at->phase ^ 1);
+    barrier_wait(shared_address(&control->work_empty[at->slot()]), at->phase() ^ 1);
     if (threadIdx.x % 32 == 0) {
-        control->work[at->slot] = w;
-        barrier_arrive(shared_address(&control->work_full[at->slot]));
+        control->work[at->slot()] = w;
+        barrier_arrive(shared_address(&control->work_full[at->slot()]));
     }
     at->advance();
     __syncwarp();
 }
 
 /* The next piece of work; it stays where it is until work_done. */
-DEVICE const struct work &work_take(struct control *control, const ring<WORK_SLOTS> &at)
+DEVICE const struct work &work_take(struct control *control, const work_ring &at)
 {
-    barrier_wait(shared_address(&control->work_full[at.slot]), at.phase);
-    return control->work[at.slot];
+    barrier_wait(shared_address(&control->work_full[at.slot()]), at.phase());
+    return control->work[at.slot()];
 }
 
-DEVICE void work_done(struct control *control, ring<WORK_SLOTS> *at)
+DEVICE void work_done(struct control *control, work_ring *at)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        barrier_arrive(shared_address(&control->work_empty[at->slot]));
+        barrier_arrive(shared_address(&control->work_empty[at->slot()]));
     at->advance();
 }
 
@@ -68,7 +68,7 @@ DEVICE void work_done(struct control *control, ring<WORK_SLOTS> *at)
 template <typename T>
 DEVICE void produce_work(const struct fa3_forward_params &p, struct control *control, unsigned base)
 {
-    ring<WORK_SLOTS> works;
+    work_ring works;
     ring<T::stages> stage;
     unsigned q_phase = 1;
     struct work w = work_of<T>(p, blockIdx.x);
@@ -97,7 +97,7 @@ template <typename T, int panels>
 DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                     struct control *control, unsigned to, unsigned full, unsigned empty)
 {
-    ring<WORK_SLOTS> works;
+    work_ring works;
     ring<T::stages> stage;
     for (;;) {
         const struct work w = work_take(control, works);
@@ -111,13 +111,6 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
 /* ---- Consumers ---------------------------------------------------------------------------------
  */
 
-/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane.
- */
-DEVICE int uniform(int x)
-{
-    return __shfl_sync(0xffffffff, x, 0);
-}
-
 /* A warp is done with what `barrier` guards. */
 DEVICE void release(unsigned barrier)
 {
@@ -127,7 +120,7 @@ DEVICE void release(unsigned barrier)
 }
 
 template <typename T> struct consumer {
-    ring<WORK_SLOTS> works;
+    work_ring works;
     ring<T::stages> k, v;
     unsigned q_phase = 0;
 };
@@ -366,13 +359,13 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
             attend<T>(p, control, base, group, w, &c, &r);
         const float *sinks = (const float *)p.sinks;
         softmax_finish(&r.x, sinks ? sinks + w.head : 0, factor, lse);
-        epilogue<T>(p, w, group, r.o, factor, lse,
-                    base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES);
+        epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, factor, lse, base);
         if constexpr (T::o_over_q) {
             if (w.k_end > w.k_start) {
-                if (thread_here() % GROUP_THREADS == 0)
+                const int thread = thread_here();
+                if (thread % GROUP_THREADS == 0)
                     store_wait_read();
-                named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+                named_sync(BARRIER_GROUP + uniform(thread / GROUP_THREADS - 1), GROUP_THREADS);
                 release(shared_address(&control->q_empty));
             }
         }

@@ -28,6 +28,13 @@ struct work {
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
 };
 
+/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane.
+ */
+DEVICE int uniform(int x)
+{
+    return __shfl_sync(0xffffffff, x, 0);
+}
+
 /* Barriers and work, after the tiles. */
 struct control {
     unsigned long long q_full, q_empty;
@@ -47,6 +54,26 @@ template <int count> struct ring {
             slot = 0;
             phase ^= 1;
         }
+    }
+};
+
+/* The same for work, of which only the count is kept. */
+struct work_ring {
+    unsigned count = 0;
+
+    __device__ __forceinline__ unsigned slot() const
+    {
+        return count % WORK_SLOTS;
+    }
+
+    __device__ __forceinline__ unsigned phase() const
+    {
+        return count / WORK_SLOTS % 2;
+    }
+
+    __device__ __forceinline__ void advance()
+    {
+        count++;
     }
 };
 
