@@ -78,6 +78,7 @@ static void draw_lengths(const struct gpu_case *g, uint64_t number, int32_t real
         spec->num_sequences = real >= 0 ? real : draw(stream, 0, number, 1, spec->num_sequences);
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         struct case_sequence *sequence = &spec->sequences[s];
+        sequence->tokens_of = s; /* its own */
         bool fixed = is_uniform(spec->mode) || sequence->num_new == 1;
         sequence->prefix_len = draw(stream, 4 * s + 1, number, 0, sequence->prefix_len);
         if (!fixed)
