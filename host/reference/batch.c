@@ -179,7 +179,8 @@ static void answer(const struct forward *forward, const reference_row *row, cons
     const double *bars = result->bars + entry * row->v_head_dim;
     double size, weight;
     kv->read(kv->ctx, probe->key, forward->vector, NULL);
-    weight = exp(reference_score(row, forward->vector, probe->key, &size) - result->rows[entry].lse);
+    weight =
+        exp(reference_score(row, forward->vector, probe->key, &size) - result->rows[entry].lse);
     int seen = reference_sees(&row->sight, probe->key);
     double share = seen ? weight / (1 - weight) : weight / (1 + weight);
     kv->read(kv->ctx, probe->key, NULL, forward->vector);

@@ -199,9 +199,9 @@ typedef struct reference_result {
     int32_t v_head_dim;
     attn_dtype out_dtype;
     int32_t has_bars;
-    uint8_t *kind; /* [num_rows] REFERENCE_ROW_* */
-    double *out;   /* [num_rows, num_heads, v_head_dim]; 0 in absent rows */
-    double *bars;  /* of the same shape; NULL without, and where rows have one each */
+    uint8_t *kind;              /* [num_rows] REFERENCE_ROW_* */
+    double *out;                /* [num_rows, num_heads, v_head_dim]; 0 in absent rows */
+    double *bars;               /* of the same shape; NULL without, and where rows have one each */
     reference_row_result *rows; /* [num_rows, num_heads] */
 } reference_result;
 

@@ -119,8 +119,7 @@ attn_status triton_options_read(const attn_options *given, triton_options *optio
                                 attn_error *error)
 {
     attn_status status = ATTN_OK;
-    *options = (triton_options){
-        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1};
+    *options = (triton_options){.split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1};
     snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", TRITON_LIKE_KERNEL_DIR);
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++)
         status = read_option(attn_at(given->values, i), options, error);

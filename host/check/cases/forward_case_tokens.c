@@ -134,8 +134,9 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     for (int32_t d = 0; d < c->spec.v_head_dim; d++) {
         int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
         float noise = 0.1f * case_unit(stream, (uint64_t)d);
-        value[d] = j / 2 % kinds != d % kinds ? noise : j % 2 ? noise - needle_value
-                                                              : noise + needle_value;
+        value[d] = j / 2 % kinds != d % kinds ? noise
+                   : j % 2                    ? noise - needle_value
+                                              : noise + needle_value;
     }
     round_vector(c, value, c->spec.v_head_dim);
 }

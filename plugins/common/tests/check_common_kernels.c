@@ -358,9 +358,8 @@ static void check_merged(const merge_case *c)
             merge_in_fp64(c, row, head, truth, &result);
             for (int d = 0; d < c->result.dim; d++)
                 actual[d] = dtype_load(dtypes[c->result.dtype], out, d);
-            reference_verdict verdict =
-                reference_check_row(
-                actual, truth, NULL, c->result.dim, dtypes[c->result.dtype], &result);
+            reference_verdict verdict = reference_check_row(actual, truth, NULL, c->result.dim,
+                                                            dtypes[c->result.dtype], &result);
             MUST(verdict.code == REFERENCE_PASS, "row %lld head %d dim %d: %g for %g",
                  (long long)row, head, verdict.dimension, actual[verdict.dimension],
                  truth[verdict.dimension]);

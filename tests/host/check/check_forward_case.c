@@ -448,10 +448,9 @@ static void look_at_needles(const struct case_spec *spec, uint64_t seed, int32_t
     for (int32_t i = 0; i < c->num_needles; i += 1 + c->num_needles / 20) {
         const struct case_needle *needle = &c->needles[i];
         double moved = least_move(c, needle);
-        ck_assert_msg(moved >= 10,
-                      "key %d (seen: %d) moves query %d of sequence %d, head %d, by %g bars: %s",
-                      needle->key, needle->is_seen, needle->t, needle->s, needle->head, moved,
-                      text);
+        ck_assert_msg(
+            moved >= 10, "key %d (seen: %d) moves query %d of sequence %d, head %d, by %g bars: %s",
+            needle->key, needle->is_seen, needle->t, needle->s, needle->head, moved, text);
         *least = fmin(*least, moved);
         (*looked)++;
     }

@@ -98,8 +98,8 @@ static void judge_recurrent(struct evidence *e, uint64_t n)
     if (!linear_accepts(&e->subject, &spec, what) ||
         linear_case_create(&spec, seed, e->device, &c, &e->error.base) != ATTN_OK)
         return;
-    bool good = session_create(&e->backend, linear_case_problem(c), e->device, &setup,
-                               &session, &e->error.base) == ATTN_OK &&
+    bool good = session_create(&e->backend, linear_case_problem(c), e->device, &setup, &session,
+                               &e->error.base) == ATTN_OK &&
                 linear_case_reset(c, session, &e->error.base) == ATTN_OK &&
                 linear_case_forward(c, session, NULL, &e->error.base) == ATTN_OK;
     if (!good)

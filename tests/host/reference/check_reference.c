@@ -51,10 +51,9 @@ static reference_row_result example_run(struct example *example, double out[2])
 {
     reference_row_result result;
     reference_kv kv = reference_kv_array(&example->arrays);
-    ck_assert_int_eq(
-        reference_row_compute(&example->row, &kv, &example->scratch, out, example->bars, &result,
-                              NULL),
-        ATTN_OK);
+    ck_assert_int_eq(reference_row_compute(&example->row, &kv, &example->scratch, out,
+                                           example->bars, &result, NULL),
+                     ATTN_OK);
     reference_scratch_finish(&example->scratch);
     return result;
 }

@@ -107,8 +107,7 @@ static void draw_shape(struct rounding_row *row, struct stream *stream,
     r->kv_len = draw_size(stream, least, draw_below(stream, 4) ? few : most);
     r->head_dim = row->latent ? 576 : (int32_t)draw_size(stream, 1, 256);
     r->v_head_dim =
-        row->latent ? 512
-                    : (int32_t)draw_size(stream, wish->least_dim ? wish->least_dim : 1, 256);
+        row->latent ? 512 : (int32_t)draw_size(stream, wish->least_dim ? wish->least_dim : 1, 256);
     r->operand_dtype = wish->dtype ? wish->dtype : dtypes[draw_below(stream, 4)];
     r->out_dtype = !wish->dtype && draw_below(stream, 8) == 0 ? ATTN_F32 : r->operand_dtype;
     r->sm_scale = (double)(1 / sqrtf((float)r->head_dim));
@@ -116,12 +115,9 @@ static void draw_shape(struct rounding_row *row, struct stream *stream,
     r->logit_cap = (double)(float)r->logit_cap;
     r->has_sink = draw_below(stream, 6) == 0;
     r->sink = r->has_sink ? (double)(float)(4 * draw_unit(stream)) : 0;
-    row->arrays = (reference_kv_arrays){row->keys,
-                                        row->latent ? row->keys : row->values,
-                                        r->head_dim,
-                                        row->latent ? r->head_dim : r->v_head_dim,
-                                        r->head_dim,
-                                        r->v_head_dim};
+    row->arrays = (reference_kv_arrays){row->keys,   row->latent ? row->keys : row->values,
+                                        r->head_dim, row->latent ? r->head_dim : r->v_head_dim,
+                                        r->head_dim, r->v_head_dim};
 }
 
 static double rounded_draw(const struct rounding_row *row, double x)
@@ -192,8 +188,8 @@ void rounding_row_draw(struct rounding_row *row, uint64_t seed, uint64_t index,
     draw_vectors(row, &stream, wish);
     draw_needles(row, &stream, wish);
     reference_kv kv = reference_kv_array(&row->arrays);
-    attn_status status = reference_row_compute(&row->row, &kv, &row->scratch, row->truth,
-                                               row->bars, &row->result, NULL);
+    attn_status status = reference_row_compute(&row->row, &kv, &row->scratch, row->truth, row->bars,
+                                               &row->result, NULL);
     ck_assert_int_eq(status, ATTN_OK);
 }
 
@@ -325,8 +321,7 @@ static void rescale(const struct rounding_row *row, const struct rounding_arithm
 {
     if (!(largest > sums->largest))
         return;
-    float shrink =
-        sums->largest == -INFINITY ? 0 : exponential(how, sums->largest - largest);
+    float shrink = sums->largest == -INFINITY ? 0 : exponential(how, sums->largest - largest);
     sums->largest = largest;
     sums->total *= shrink;
     for (int32_t d = 0; d < row->row.v_head_dim; d++)
@@ -402,8 +397,7 @@ double rounding_row_compute(const struct rounding_row *row, const struct roundin
 
 double rounding_row_judge(const struct rounding_row *row, const double *actual)
 {
-    reference_verdict verdict =
-        reference_check_row(actual, row->truth, row->bars, row->row.v_head_dim,
-                            row->row.out_dtype, &row->result);
+    reference_verdict verdict = reference_check_row(
+        actual, row->truth, row->bars, row->row.v_head_dim, row->row.out_dtype, &row->result);
     return reference_verdict_ratio(&verdict);
 }

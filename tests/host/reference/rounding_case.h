@@ -36,10 +36,10 @@ struct rounding_wish {
 /* How a row is computed. Zero is fp32 throughout, all keys in one block. */
 struct rounding_arithmetic {
     const char *name;
-    int32_t block;       /* keys that share a running maximum; -1 = 64, 128 or 256 */
-    int32_t rounds;      /* probabilities are rounded to the operand dtype, */
-    int32_t mantissa;    /* or to a number of so many bits */
-    int32_t normalised;  /* after the division by their sum, and not before */
+    int32_t block;      /* keys that share a running maximum; -1 = 64, 128 or 256 */
+    int32_t rounds;     /* probabilities are rounded to the operand dtype, */
+    int32_t mantissa;   /* or to a number of so many bits */
+    int32_t normalised; /* after the division by their sum, and not before */
     int32_t sums_what_is_rounded;
     int32_t fast_exp;    /* off by up to 2 units in the last place */
     int32_t tensor_core; /* of 16 bits: 16 products at a time, sums cut off instead of rounded */
