@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * epilogue.cuh: a finished tile leaves. A warpgroup for itself:
+ *
+ *   registers -> 16 bits -> its rows of shared memory -> one bulk store for each 64 columns,
+ *                                                        or row by row where the tile is not full
+ *
+ * The store reads shared memory while the next tile is under way; it is waited for before the next
+ * one writes there.
+ */
+#ifndef FA3_LIKE_EPILOGUE_CUH
+#define FA3_LIKE_EPILOGUE_CUH
+
+#include "plugins/fa3_like/kernels/softmax.cuh"
+
+#define BARRIER_GROUP 5 /* named barriers 5, 6, 7: a warpgroup's own */
+
+/* Place of a 16-byte piece under the 128-byte swizzle. */
+DEVICE unsigned swizzled(int row, int piece)
+{
+    return row * ROW_BYTES + ((piece ^ (row % 8)) * 16);
+}
+
+template <typename T>
+DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2], unsigned to)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int c = 0; c < T::dim_v / 16; c++) {
+        const float *x = o + 8 * c;
+        const unsigned panel = to + c / 4 * GROUP_ROWS * ROW_BYTES;
+        store_matrices(panel + swizzled(row, c % 4 * 2 + lane / 16),
+                       pack_pair<T::half>(x[0] * factor[0], x[1] * factor[0]),
+                       pack_pair<T::half>(x[2] * factor[1], x[3] * factor[1]),
+                       pack_pair<T::half>(x[4] * factor[0], x[5] * factor[0]),
+                       pack_pair<T::half>(x[6] * factor[1], x[7] * factor[1]));
+    }
+}
+
+/* Row `first` of the sequence in memory. */
+DEVICE unsigned short *output_of(const struct fa3_forward_params &p, const struct work &w, int first)
+{
+    return (unsigned short *)p.out + (w.q_start + first) * p.out_token + w.head * p.out_head +
+           (p.q_starts ? 0 : w.sequence * p.out_batch);
+}
+
+/* Rows [0, rows) of a tile that is not full, 16 bytes at a time. */
+template <typename T>
+DEVICE void output_rows(const struct fa3_forward_params &p, const struct work &w, int first,
+                        int rows, unsigned from)
+{
+    const int pieces = T::dim_v / 8;
+    unsigned short *out = output_of(p, w, first);
+    for (int i = threadIdx.x % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
+        const int row = i / pieces, piece = i % pieces;
+        const unsigned at =
+            from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
+        uint4 x;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(at));
+        *(uint4 *)(out + row * p.out_token + piece * 8) = x;
+    }
+}
+
+/* A tile without keys: zeros, past shared memory, which may hold the next tile's queries. */
+template <typename T>
+DEVICE void output_clear(const struct fa3_forward_params &p, const struct work &w, int first,
+                         int rows)
+{
+    const int pieces = T::dim_v / 8;
+    unsigned short *out = output_of(p, w, first);
+    for (int i = threadIdx.x % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS)
+        *(uint4 *)(out + i / pieces * p.out_token + i % pieces * 8) = make_uint4(0, 0, 0, 0);
+}
+
+template <typename T>
+DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w, int first,
+                       int rows, const float (&lse)[2])
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    if (!p.lse || lane % 4 != 0)
+        return;
+    float *out = (float *)p.lse + w.q_start + first + w.head * p.lse_head +
+                 (p.q_starts ? 0 : w.sequence * p.lse_batch);
+    if (row < rows)
+        out[row] = lse[0];
+    if (row + 8 < rows)
+        out[row + 8] = lse[1];
+}
+
+template <typename T>
+DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, int group,
+                     const float (&o)[T::dim_v / 2], const float (&factor)[2],
+                     const float (&lse)[2], unsigned to)
+{
+    const int first = w.tile * T::queries + group * GROUP_ROWS;
+    const int rows = min(w.queries - first, GROUP_ROWS);
+    const bool leader = threadIdx.x % GROUP_THREADS == 0;
+    output_lse<T>(p, w, first, rows, lse);
+    if (w.k_end == w.k_start) {
+        output_clear<T>(p, w, first, rows);
+        return;
+    }
+    if (leader)
+        store_wait_read();
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+    output_stage<T>(o, factor, to);
+    fence_async_shared();
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+    if (rows < GROUP_ROWS) {
+        output_rows<T>(p, w, first, rows, to);
+    } else if (leader) {
+        for (int panel = 0; panel < T::panels_v; panel++)
+            tensor_store(&p.o, to + panel * GROUP_ROWS * ROW_BYTES, panel * PANEL,
+                         w.q_start + first, w.head, p.q_starts ? 0 : w.sequence);
+        store_commit();
+    }
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * schedule.cuh: which tiles a block takes, and in which order. One block a multiprocessor, each takes
+ * the next tile when it begins one (an atomic counter, fetched ahead), longest first:
+ *
+ *   section 0                            section 1
+ *   | last tile  of all its pairs |      |
+ *   | last but one ...            | ->   | ...      a pair: sequence and query head
+ *   | first tile                  |      |
+ *
+ * The pairs of a section are so few that their keys and values stay in the L2, and pairs that share a
+ * KV head are neighbours, so blocks that run together read the same lines. Causal tiles grow with
+ * their number, so the short ones end the section and fill up what the long ones left.
+ */
+#ifndef FA3_LIKE_SCHEDULE_CUH
+#define FA3_LIKE_SCHEDULE_CUH
+
+#include "plugins/fa3_like/kernels/pipeline.cuh"
+
+DEVICE int tiles_in_all(const struct fa3_forward_params &p)
+{
+    if (p.tiles)
+        return *(const int *)p.tile_count * p.heads_q;
+    return p.batch * p.heads_q * p.q_tiles;
+}
+
+/* Tile `index` of the order above: tile, head, sequence. */
+DEVICE void place_of(const struct fa3_forward_params &p, int index, struct work *w)
+{
+    if (p.tiles) {
+        const int *entry = (const int *)p.tiles + index / p.heads_q * 2;
+        w->sequence = entry[0];
+        w->tile = entry[1];
+        w->head = index % p.heads_q;
+        return;
+    }
+    const int pairs = p.batch * p.heads_q;
+    const int section = index / (p.section * p.q_tiles);
+    const int first = section * p.section;
+    const int width = min(p.section, pairs - first);
+    const int inside = index - first * p.q_tiles;
+    const int pair = first + inside % width;
+    w->tile = p.q_tiles - 1 - inside / width;
+    w->head = pair % p.heads_q;
+    w->sequence = pair / p.heads_q;
+}
+
+/* All there is to know of tile `index`; queries 0 where the order is at its end. */
+template <typename T> DEVICE struct work work_of(const struct fa3_forward_params &p, int index)
+{
+    struct work w;
+    w.queries = 0;
+    if (index >= tiles_in_all(p))
+        return w;
+    place_of(p, index, &w);
+    const int *starts = (const int *)p.q_starts;
+    w.q_start = starts ? starts[w.sequence] : 0;
+    w.queries = starts ? starts[w.sequence + 1] - w.q_start : p.q_length;
+    w.keys = p.k_length;
+    if (p.k_lengths)
+        w.keys = ((const int *)p.k_lengths)[w.sequence];
+    else if (p.k_starts)
+        w.keys = ((const int *)p.k_starts)[w.sequence + 1] - ((const int *)p.k_starts)[w.sequence];
+
+    const int first = w.keys - w.queries + w.tile * T::queries; /* the first query's position */
+    const int last = min(first + T::queries, w.keys) - 1;
+    const int end = min(w.keys, last + p.window_right + 1);
+    const int start = max(0, first - p.window_left);
+    w.k_start = start / T::keys;
+    w.k_end = end > start ? (end + T::keys - 1) / T::keys : w.k_start;
+    return w;
+}
+
+/* The last block of a grid to finish leaves the counter as it was before the launch. */
+DEVICE void schedule_finish(const struct fa3_forward_params &p)
+{
+    unsigned *counter = (unsigned *)p.counter;
+    if (atomicAdd(counter + 1, 1) == gridDim.x - 1) {
+        counter[0] = 0;
+        counter[1] = 0;
+    }
+}
+
+#endif

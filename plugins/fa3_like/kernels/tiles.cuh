@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tiles.cuh: how large the pieces are that a block works on, and what lies where in shared memory.
+ */
+#ifndef FA3_LIKE_TILES_CUH
+#define FA3_LIKE_TILES_CUH
+
+#define GROUP_THREADS 128 /* a warpgroup */
+#define GROUP_ROWS    64  /* query rows of a consumer warpgroup: the m of its products */
+#define PANEL         64  /* elements of a row that the 128-byte swizzle keeps together */
+#define ROW_BYTES     128 /* of a panel */
+
+/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: tiles of keys and
+ * of values in flight; `order`: how warpgroups share the tensor cores (see products.cuh). */
+template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int order_, bool half_>
+struct tile_shape {
+    static constexpr int dim = dim_;
+    static constexpr int dim_v = dim_v_;
+    static constexpr int keys = keys_;
+    static constexpr int groups = groups_;
+    static constexpr int stages = stages_;
+    static constexpr int order = order_;
+    static constexpr bool half = half_;
+
+    static constexpr int queries = groups * GROUP_ROWS;
+    static constexpr int threads = (groups + 1) * GROUP_THREADS;
+    static constexpr int panels = (dim + PANEL - 1) / PANEL;
+    static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
+
+    static constexpr int q_bytes = panels * queries * ROW_BYTES;
+    static constexpr int k_bytes = panels * keys * ROW_BYTES;
+    static constexpr int v_bytes = panels_v * keys * ROW_BYTES;
+    static constexpr int o_bytes = panels_v * queries * ROW_BYTES;
+    /* Where the output has no room of its own it takes the queries' place. */
+    static constexpr bool o_over_q =
+        q_bytes + stages * (k_bytes + v_bytes) + o_bytes + 2048 > 232448;
+
+    static constexpr int q_at = 0;
+    static constexpr int k_at = q_at + q_bytes;
+    static constexpr int v_at = k_at + stages * k_bytes;
+    static constexpr int o_at = o_over_q ? q_at : v_at + stages * v_bytes;
+    static constexpr int control_at = o_over_q ? v_at + stages * v_bytes : o_at + o_bytes;
+    static constexpr int control_bytes = 256;
+    /* The swizzle repeats every 1024 bytes; the base is rounded up to that. */
+    static constexpr int shared_bytes = control_at + control_bytes + 1024;
+
+    /* Registers a thread: 64 K in all; the producer keeps few. */
+    static constexpr int producer_registers = groups == 3 ? 32 : 40;
+    static constexpr int consumer_registers = groups == 3 ? 160 : 232;
+
+    static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");
+    static_assert(keys % 16 == 0, "products take 16 keys at a time");
+    static_assert(groups == 2 || groups == 3, "two or three consumer warpgroups");
+    static_assert(!o_over_q || o_bytes <= q_bytes, "the output fits where the queries were");
+    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
+};
+
+#endif
