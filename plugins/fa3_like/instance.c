@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: an instance is one block: the instance, its groups, their layers, its modules. Kernels
+ * are loaded with create: there is nothing to prepare.
+ */
+#include "plugins/fa3_like/fa3_like.h"
+
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/cuda/image.h"
+#include "plugins/common/cuda/launch.h"
+#include "plugins/common/plugin_error.h"
+#include "plugins/common/problem.h"
+#include "plugins/fa3_like/kernels/shapes.h"
+
+#include <string.h>
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+#define TILE(name, dim, dim_v, keys, groups, stages, order, shared)                                \
+    {#name, dim, dim_v, keys, (groups) * GROUP_QUERIES, ((groups) + 1) * GROUP_THREADS, shared},
+const fa3_tile fa3_tiles[] = {FA3_SHAPES(TILE)};
+#undef TILE
+const uint32_t fa3_num_tiles = sizeof fa3_tiles / sizeof fa3_tiles[0];
+
+/* [tile][type], in the order of the table. */
+#define DECLARE(name, dim, dim_v, keys, groups, stages, order, shared)                             \
+    CUDA_IMAGE_DECLARE(forward_##name##_bf16)                                                      \
+    CUDA_IMAGE_DECLARE(forward_##name##_f16)
+FA3_SHAPES(DECLARE)
+#undef DECLARE
+CUDA_IMAGE_DECLARE(rows)
+
+#define IMAGES(name, dim, dim_v, keys, groups, stages, order, shared)                              \
+    {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
+static const cuda_image forward_images[][TYPE_COUNT] = {FA3_SHAPES(IMAGES)};
+#undef IMAGES
+static const cuda_image rows_image = CUDA_IMAGE(rows);
+
+const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v)
+{
+    for (uint32_t i = 0; i < fa3_num_tiles; i++)
+        if (fa3_tiles[i].dim == dim && fa3_tiles[i].dim_v == dim_v)
+            return &fa3_tiles[i];
+    return NULL;
+}
+
+static attn_status load_rows(attn_instance *made, attn_error *error)
+{
+    static const cuda_wants wants = {0};
+    attn_status status =
+        cuda_image_load(made->cuda, &made->facts, &rows_image, 1, &made->rows_module, NULL, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, made->rows_module, "fa3_plan_batch",
+                                    &wants, &made->plan, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, made->rows_module, "fa3_rows", &wants,
+                                    &made->rows, error);
+    return status;
+}
+
+/* Groups of the same dimensions and type share a module. */
+static attn_status load_forward(attn_instance *made, fa3_group *group, attn_error *error)
+{
+    int type = group->dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    long tile = group->tile - fa3_tiles;
+    cuda_module *module = &made->modules[tile * TYPE_COUNT + type];
+    const cuda_image *image = &forward_images[tile][type];
+    const cuda_wants wants = {.shared = group->tile->shared};
+    attn_status status = ATTN_OK;
+    if (!*module)
+        status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, *module, image->name, &wants,
+                                    &group->forward, error);
+    return status;
+}
+
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+int fa3_has_cache(const fa3_group *group)
+{
+    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+void fa3_group_init(fa3_group *group, const attn_problem *problem)
+{
+    attn_layer_group given;
+    COPY_SIZED(&given, problem->group);
+    *group = (fa3_group){
+        .attn_type = given.attn_type,
+        .flags = given.flags,
+        .kv_group = given.kv_group,
+        .heads_q = given.num_q_heads,
+        .heads_kv = given.num_kv_heads,
+        .ratio = given.num_q_heads / given.num_kv_heads,
+        .window_left = given.window_left,
+        .window_right = given.window_right,
+        .sm_scale = given.sm_scale,
+        .logit_cap = given.logit_cap,
+        .page_size = problem->page_size,
+        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .dtype = problem->q_dtype,
+        .tile = fa3_find_tile(given.head_dim, given.v_head_dim),
+    };
+}
+
+static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
+                               instance_layer *layers, attn_error *error)
+{
+    instance_layer *next = layers;
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        fa3_group *group = &made->groups[i];
+        fa3_group_init(group, problem);
+        group->num_layers = problem->group->num_layers;
+        group->layers = next;
+        status = instance_list_layers(problem->group, layers, &next, error);
+        if (status == ATTN_OK)
+            status = load_forward(made, group, error);
+    }
+    return status;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static attn_status fill(attn_instance *made, const attn_problem *problems, instance_layer *layers,
+                        attn_error *error)
+{
+    attn_status status = cuda_facts_find(made->cuda, problems->device, &made->facts, error);
+    if (made->facts.num_sms == 0)
+        made->facts.num_sms = DEFAULT_SMS;
+    if (status == ATTN_OK)
+        status = load_rows(made, error);
+    return status == ATTN_OK ? fill_groups(made, problems, layers, error) : status;
+}
+
+attn_status fa3_create(const attn_backend_type *type, const attn_problem *problems,
+                       uint32_t num_problems, const attn_options *options,
+                       const attn_services *services, attn_instance **instance, attn_error *error)
+{
+    (void)type;
+    const cuda_api *cuda = NULL;
+    attn_status status =
+        instance_require_arguments(problems, num_problems, services, instance, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = problem_require(&fa3_like_type, options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK)
+        status = cuda_api_get(&cuda, error);
+    if (status != ATTN_OK)
+        return status;
+
+    uint64_t num_modules = (uint64_t)fa3_num_tiles * TYPE_COUNT;
+    uint32_t num_layers = problem_count_layers(problems, num_problems);
+    uint64_t size = sizeof(attn_instance) + num_modules * sizeof(cuda_module) +
+                    num_problems * sizeof(fa3_group) + num_layers * sizeof(instance_layer);
+    attn_instance *made = instance_allocate(services, size, error);
+    if (!made)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    memset(made, 0, size);
+    made->services = services;
+    made->cuda = cuda;
+    made->num_groups = num_problems;
+    made->modules = (cuda_module *)(made + 1);
+    made->groups = (fa3_group *)(made->modules + num_modules);
+    status = fill(made, problems, (instance_layer *)(made->groups + num_problems), error);
+    if (status != ATTN_OK) {
+        fa3_destroy(made);
+        return status;
+    }
+    *instance = made;
+    return ATTN_OK;
+}
+
+void fa3_destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    for (uint32_t i = 0; i < fa3_num_tiles * TYPE_COUNT; i++)
+        if (instance->modules[i])
+            instance->cuda->cuModuleUnload(instance->modules[i]);
+    if (instance->rows_module)
+        instance->cuda->cuModuleUnload(instance->rows_module);
+    instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+uint32_t fa3_index_forms(attn_instance *instance)
+{
+    (void)instance;
+    return ATTN_INDEX_BLOCK_TABLE;
+}
