@@ -27,7 +27,7 @@ enum {
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
     BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
     MOST_PAGE = 65536,
-    MOST_KEYS = FA3_UNBOUNDED
+    ANY = -1
 };
 
 /* What the kernels are compiled for; FA3_LIKE_GENCODE of Makefile.am.inc. */
@@ -98,42 +98,40 @@ static void check_attn_type(const question *ask, attn_verdict *verdict)
                verdict_attn_type_name(ask->group.attn_type));
 }
 
-/* The head dimensions of all tiles, or of those whose values are `dim_v` wide, or the widths of values
- * of those whose dimension is `dim`; 0 = any. How many there are. */
+/* The tiles with these dimensions, ANY of them if it says so: their head dimensions, or the widths of
+ * their values. How many there are. */
 static uint32_t list_dims(int32_t dim, int32_t dim_v, int values, char text[64])
 {
     uint32_t count = 0;
     size_t length = 0;
     text[0] = '\0';
     for (uint32_t i = 0; i < fa3_num_tiles && length < 64; i++) {
-        if ((dim && fa3_tiles[i].dim != dim) || (dim_v && fa3_tiles[i].dim_v != dim_v))
+        const fa3_tile *tile = &fa3_tiles[i];
+        if ((dim != ANY && tile->dim != dim) || (dim_v != ANY && tile->dim_v != dim_v))
             continue;
         length += (size_t)snprintf(text + length, 64 - length, "%s%d", count++ ? ", " : "",
-                                   values ? fa3_tiles[i].dim_v : fa3_tiles[i].dim);
+                                   values ? tile->dim_v : tile->dim);
     }
     return count;
 }
 
-/* Values have a width of their own where there is a kernel for it: where both do not fit, the head
- * dimension is said first, and values only if no kernel has theirs. */
+/* Where one of both has a kernel, the other has to go with it; else both have to change. */
 static void check_dims(const question *ask, attn_verdict *verdict)
 {
     char dims[64], values[64];
     int32_t dim = ask->group.head_dim, dim_v = ask->group.v_head_dim;
     if (fa3_find_tile(dim, dim_v))
         return;
-    if (list_dims(dim, 0, 1, values) > 0) {
+    if (list_dims(dim, ANY, 1, values) > 0) {
         REFUSE(HEAD_DIM, V_HEAD_DIM, values, "%d", dim_v);
-        return;
+    } else if (list_dims(ANY, dim_v, 0, dims) > 0) {
+        REFUSE(HEAD_DIM, HEAD_DIM, dims, "%d", dim);
+    } else {
+        list_dims(ANY, ANY, 0, dims);
+        list_dims(ANY, ANY, 1, values);
+        REFUSE(HEAD_DIM, HEAD_DIM, dims, "%d", dim);
+        REFUSE(HEAD_DIM, V_HEAD_DIM, values, "%d", dim_v);
     }
-    int fits = list_dims(0, dim_v, 0, dims) > 0;
-    if (!fits)
-        list_dims(0, 0, 0, dims);
-    REFUSE(HEAD_DIM, HEAD_DIM, dims, "%d", dim);
-    if (fits)
-        return;
-    list_dims(0, 0, 1, values);
-    REFUSE(HEAD_DIM, V_HEAD_DIM, values, "%d", dim_v);
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)
@@ -190,8 +188,6 @@ static void check_cache(const question *ask, attn_verdict *verdict)
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
     problem_check_bounds(&limits, &ask->bounds, verdict);
-    if (ask->bounds.max_kv_len > MOST_KEYS)
-        REFUSE(BOUNDS, MAX_KV_LEN, "0..536870912", "%d", ask->bounds.max_kv_len);
 }
 
 static void check_needs(const question *ask, attn_verdict *verdict)
@@ -238,8 +234,5 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
 
 attn_status fa3_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    if (bounds->max_kv_len > MOST_KEYS)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MAX_KV_LEN,
-                                 "max_kv_len %d: accepted 0..536870912", bounds->max_kv_len);
     return problem_require_known_bounds(&limits, bounds, error);
 }
