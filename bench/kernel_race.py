@@ -4,6 +4,7 @@
     kernel_race.py check NAME.cubin ...   each kernel in a process of its own, against float64 attention
     kernel_race.py time NAME.cubin ...    those that pass a check, interleaved with cuDNN; a table
     kernel_race.py small NAME.cubin       a few small shapes once, for compute-sanitizer
+    kernel_race.py trace NAME.cubin ...   cycles between places of the loop, of cubins with -DFA3_TRACE
 
 Kernels are loaded by the driver into PyTorch's context, so nothing but the kernels themselves is at
 work. A figure of the table is TFLOP/s by CUDA events of single calls, each queued after a short
@@ -48,7 +49,7 @@ class Kernel:
         self.name = os.path.basename(path)[: -len(".cubin")]
         with open(path, "rb") as f:
             self.image = f.read()
-        module = ctypes.c_void_p()
+        self.module = module = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(module), self.image)
         self.function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(self.function), module, self.name.encode())
@@ -293,7 +294,7 @@ CASES = {  # D: heads, KV heads
 def single(run):
     """Milliseconds of one call, queued after a kernel that waits."""
     a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(400000)
+    torch.cuda._sleep(2000000)  # about 1 ms
     a.record()
     run()
     b.record()
@@ -359,6 +360,30 @@ def race(kernels, args):
                     row(title + ", kept up", flops, {name: kept_up(run, args.kept) for name, run in runs.items()})
 
 
+def trace(path, kv_heads):
+    """One tile a block over many keys: for each warpgroup of block 0 the median cycles from place to place."""
+    kernel = Kernel(path)
+    rounds, places = 48, 8
+    heads = torch.cuda.get_device_properties(0).multi_processor_count
+    q, k, v = (torch.randn(1, n, h, d, device="cuda").to(kernel.dtype) for n, h, d in ((kernel.queries, heads, kernel.dim), (rounds * kernel.keys, kv_heads, kernel.dim), (rounds * kernel.keys, kv_heads, kernel.dim_v)))
+    run = Call(kernel, q, k, v, False)
+    run()
+    torch.cuda.synchronize()
+    where, size = ctypes.c_uint64(), ctypes.c_size_t()
+    call("cuModuleGetGlobal_v2", ctypes.byref(where), ctypes.byref(size), kernel.module, b"fa3_trace")
+    marks = (ctypes.c_uint32 * (3 * rounds * places))()
+    call("cuMemcpyDtoH_v2", marks, where, ctypes.c_size_t(4 * len(marks)))
+    at = lambda group, turn, place: marks[(group * rounds + turn) * places + place]
+    middle = lambda x: sorted(x)[len(x) // 2]
+    print(f"{kernel.name}: {kernel.queries} x {kernel.keys}")
+    for group in range(kernel.queries // 64):
+        used = [i for i in range(places) if at(group, 20, i)]
+        whole = middle([(at(group, t + 1, 0) - at(group, t, 0)) % 2**32 for t in range(8, 40)])
+        steps = [f"{i}->{j}: {middle([(at(group, t, j) - at(group, t, i)) % 2**32 for t in range(8, 40)])}" for i, j in zip(used, used[1:])]
+        lag = middle([(at(group, t, 0) - at(0, t, 0) + 2**31) % 2**32 - 2**31 for t in range(8, 40)])
+        print(f"  warpgroup {group}: {whole} a tile; lag {lag}; {', '.join(steps)}", flush=True)
+
+
 def passes(path, seconds):
     """The checks of one kernel in a process of its own, so that one that hangs or faults ends alone."""
     try:
@@ -371,7 +396,7 @@ def passes(path, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("check", "check-one", "small", "time"))
+    parser.add_argument("what", choices=("check", "check-one", "small", "trace", "time"))
     parser.add_argument("cubins", nargs="+")
     parser.add_argument("--lengths", type=lambda x: [int(i) for i in x.split(",")], default=[512, 1024, 2048, 8192, 16384])
     parser.add_argument("--tokens", type=int, default=16384)
@@ -380,6 +405,7 @@ def main():
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--kept", type=float, default=0.0, help="seconds of the kept-up figure; 0: none")
     parser.add_argument("--alone", action="store_true", help="without cuDNN")
+    parser.add_argument("--kv-heads", type=int, default=33, help="of the trace's 132 heads")
     parser.add_argument("--timeout", type=float, default=60)
     args = parser.parse_args()
     if args.what == "check":
@@ -387,6 +413,10 @@ def main():
     torch.zeros(1, device="cuda")
     if args.what in ("check-one", "small"):
         sys.exit(1 if sum(check(Kernel(path), args.what == "small") for path in args.cubins) else 0)
+    if args.what == "trace":
+        for path in args.cubins:
+            trace(path, args.kv_heads)
+        return
     race([Kernel(path) for path in args.cubins], args)
 
 

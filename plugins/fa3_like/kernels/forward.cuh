@@ -16,6 +16,22 @@
 #include "plugins/fa3_like/kernels/schedule.cuh"
 #include "plugins/fa3_like/kernels/softmax.cuh"
 
+/* With FA3_TRACE: when block 0 came to places of its loop; kernel_race.py trace prints them. */
+#ifdef FA3_TRACE
+#define TRACE_ROUNDS 48
+#define TRACE_PLACES 8
+extern "C" __device__ unsigned fa3_trace[3][TRACE_ROUNDS][TRACE_PLACES];
+#define MARK(place, round)                                                                          \
+    asm volatile("{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u32 p, %2, 0;\nmov.u32 t, %%clock;\n"      \
+                 "@p st.global.u32 [%0 + %1], t;\n}" ::"l"(                                          \
+                     &fa3_trace[group][(unsigned)(round) % TRACE_ROUNDS][0]),                       \
+                 "n"(4 * (place)),                                                                  \
+                 "r"((int)(blockIdx.x == 0 && threadIdx.x % GROUP_THREADS == 0))                    \
+                 : "memory")
+#else
+#define MARK(place, round)
+#endif
+
 /* ---- Producer ---------------------------------------------------------------------------------- */
 
 /* Lane 0 of warp 0 fetches work and tells it to all others. */
@@ -30,15 +46,19 @@ DEVICE void work_publish(struct control *control, ring<WORK_SLOTS> *at, const st
     __syncwarp();
 }
 
-DEVICE struct work work_take(struct control *control, ring<WORK_SLOTS> *at)
+/* The next piece of work; it stays where it is until work_done. */
+DEVICE const struct work &work_take(struct control *control, const ring<WORK_SLOTS> &at)
 {
-    barrier_wait(shared_address(&control->work_full[at->slot]), at->phase);
-    struct work w = control->work[at->slot];
+    barrier_wait(shared_address(&control->work_full[at.slot]), at.phase);
+    return control->work[at.slot];
+}
+
+DEVICE void work_done(struct control *control, ring<WORK_SLOTS> *at)
+{
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         barrier_arrive(shared_address(&control->work_empty[at->slot]));
     at->advance();
-    return w;
 }
 
 template <typename T>
@@ -80,7 +100,8 @@ DEVICE void produce_values(const struct fa3_forward_params &p, struct control *c
     ring<WORK_SLOTS> works;
     ring<T::stages> stage;
     for (;;) {
-        const struct work w = work_take(control, &works);
+        const struct work w = work_take(control, works);
+        work_done(control, &works);
         if (w.queries == 0)
             return;
 #pragma unroll 1
@@ -123,161 +144,171 @@ template <typename T> DEVICE void values_clear(const struct work &w, int n, unsi
     named_sync(4, T::groups * GROUP_THREADS);
 }
 
-/* Cap and mask; rows begin at position `first`. */
-template <typename T>
-DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work &w, int first,
-                          int n, float (&s)[T::keys / 2])
-{
-    if (p.score_cap != 0.0f)
-        scores_cap(s, p.score_cap);
-    const int begin = n * T::keys, end = begin + T::keys;
-    if (end <= w.keys && end <= first + p.window_right + 1 &&
-        begin >= first + GROUP_ROWS - 1 - p.window_left)
-        return;
-    const int row = first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    scores_mask(s, row - p.window_left - begin, row + p.window_right + 1 - begin, w.keys - begin);
-}
-
 template <typename T> struct consumer {
     ring<WORK_SLOTS> works;
     ring<T::stages> k, v;
     unsigned q_phase = 0;
 };
 
-/* Waits for the next tile of keys, if there is one. Between a tile's exponentials and the wait for the
- * products that run beside them: where no branch stands between, the assembler moves that wait up,
- * before the exponentials, and nothing overlaps any more. */
+/* Waits for the next tile of keys, and of values, if there is one. These also stand where the loop
+ * needs a branch, see softmax.cuh. */
 template <typename T>
-DEVICE void keys_wait(struct control *control, consumer<T> *c, bool more)
+DEVICE void keys_wait(struct control *control, const consumer<T> &c, bool more)
 {
     if (more)
-        barrier_wait(shared_address(&control->k_full[c->k.slot]), c->k.phase);
+        barrier_wait(shared_address(&control->k_full[c.k.slot]), c.k.phase);
 }
 
-/* A tile of queries against its keys: o and x hold the sums. At least one tile of keys. */
+template <typename T> DEVICE void values_wait(struct control *control, const consumer<T> &c)
+{
+    barrier_wait(shared_address(&control->v_full[c.v.slot]), c.v.phase);
+}
+
+/* A warpgroup's share of a tile of queries. */
+template <typename T> struct rows {
+    unsigned q;               /* its queries in shared memory */
+    int first;                /* its first row's position */
+    int clear_from, clear_to; /* tiles of keys that all of its rows see whole */
+    int add;                  /* 0: o holds nothing yet */
+    struct softmax x;
+    float o[T::dim_v / 2];
+};
+
 template <typename T>
-DEVICE void attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                   int group, const struct work &w, consumer<T> *c, float (&o)[T::dim_v / 2],
-                   struct softmax *x)
+DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w, unsigned base,
+                       int group, rows<T> *r)
+{
+    r->q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
+    r->first = w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
+    r->clear_from = (max(0, r->first + GROUP_ROWS - 1 - p.window_left) + T::keys - 1) / T::keys;
+    r->clear_to = max(0, min(w.keys, r->first + p.window_right + 1)) / T::keys;
+    r->add = 0;
+    softmax_begin(&r->x);
+}
+
+/* Cap and mask. */
+template <typename T>
+DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work &w,
+                          const rows<T> &r, int n, float (&s)[T::keys / 2])
+{
+    if (p.score_cap != 0.0f)
+        scores_cap(s, p.score_cap);
+    if (n >= r.clear_from && n < r.clear_to)
+        return;
+    const int begin = n * T::keys;
+    const int row = r.first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 - begin;
+    scores_mask(s, row - p.window_left, row + p.window_right + 1, w.keys - begin);
+}
+
+/* From the probabilities of tile n in `now` to those of tile n - 1 in `next`:
+ *
+ *   tensor cores   S(n - 1) ......... O += P(n) V(n) .......
+ *   this group                        probabilities of S(n - 1)      O scaled, where it must be */
+template <typename T>
+DEVICE void step(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                 int group, const struct work &w, consumer<T> *c, rows<T> *r, int n, int k_start,
+                 const unsigned (&now)[T::keys / 4], unsigned (&next)[T::keys / 4])
 {
     float s[T::keys / 2], factor[2];
-    unsigned pr[T::keys / 4];
-    const unsigned q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
-    const int first = w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
-    const float scale = p.score_log2;
+    const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
+    const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
+    const unsigned v_empty = shared_address(&control->v_empty[c->v.slot]);
 
-    barrier_wait(shared_address(&control->q_full), c->q_phase);
-    c->q_phase ^= 1;
-    int n = w.k_end - 1;
-    barrier_wait(shared_address(&control->k_full[c->k.slot]), c->k.phase);
+    MARK(0, k_start - n + 1000);
+    turn_wait<T>(group);
+    MARK(1, k_start - n + 1000);
     products_fence();
-    product_scores<T>(s, q, base + T::k_at + c->k.slot * T::k_bytes);
+    product_scores<T>(s, r->q, k);
     products_commit();
-    products_wait<0>();
+    product_values<T>(r->o, now, v, r->add);
+    products_commit();
+    turn_pass<T>(group);
+    MARK(2, k_start - n + 1000);
+    products_wait<1>();
     products_arrived(s);
+    MARK(3, k_start - n + 1000);
     release(shared_address(&control->k_empty[c->k.slot]));
     c->k.advance();
-    scores_finish<T>(p, w, first, n, s);
-    softmax_reference(x, s, scale, factor);
-    softmax_exp(x, s, scale);
-    softmax_pack<T::half>(pr, s);
+    c->v.advance();
+    scores_finish<T>(p, w, *r, n - 1, s);
 
-    if (n * T::keys + T::keys > w.keys) {
-        barrier_wait(shared_address(&control->v_full[c->v.slot]), c->v.phase);
-        values_clear<T>(w, n, base + T::v_at + c->v.slot * T::v_bytes);
+    constexpr int half = T::keys / 4;
+    unsigned packed[T::keys / 4];
+    float early[half], late[half], sum[2] = {0.0f, 0.0f};
+    softmax_exp<0>(r->x, s, p.score_log2, early);
+    keys_wait<T>(control, *c, n - 1 > k_start);
+    softmax_join<T::half, 0>(early, sum, packed);
+    softmax_exp<half>(r->x, s, p.score_log2, late);
+    values_wait<T>(control, *c);
+    softmax_join<T::half, half>(late, sum, packed);
+    const bool again = softmax_grown(sum);
+    if (again)
+        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, packed);
+    r->x.sum[0] += sum[0];
+    r->x.sum[1] += sum[1];
+    MARK(4, k_start - n + 1000);
+
+    products_wait<0>();
+    products_arrived(r->o);
+    MARK(5, k_start - n + 1000);
+    release(v_empty);
+    if (again) {
+#pragma unroll
+        for (int i = 0; i < T::dim_v / 2; i++)
+            r->o[i] *= factor[i / 2 % 2];
     }
-    int add = 0;
-    keys_wait<T>(control, c, n > w.k_start);
-    for (; n > w.k_start; n--) {
-        const unsigned k_now = base + T::k_at + c->k.slot * T::k_bytes;
-        const unsigned v_now = base + T::v_at + c->v.slot * T::v_bytes;
-        if constexpr (T::order == ORDER_VALUES_FIRST) {
-            barrier_wait(shared_address(&control->v_full[c->v.slot]), c->v.phase);
-            turn_wait<T>(group);
-            products_fence();
-            product_values<T>(o, pr, v_now, add);
-            products_commit();
-            product_scores<T>(s, q, k_now);
-            products_commit();
-            turn_pass<T>(group);
-            products_wait<1>();
-            products_arrived(o);
-            release(shared_address(&control->v_empty[c->v.slot]));
-            products_wait<0>();
-            products_arrived(s);
-            release(shared_address(&control->k_empty[c->k.slot]));
-            c->k.advance();
-            scores_finish<T>(p, w, first, n - 1, s);
-            const bool grown = softmax_reference(x, s, scale, factor);
-            if (grown) {
+    r->add = 1;
 #pragma unroll
-                for (int i = 0; i < T::dim_v / 2; i++)
-                    o[i] *= factor[i / 2 % 2];
-            }
-            softmax_exp(x, s, scale);
-            keys_wait<T>(control, c, n - 1 > w.k_start);
-        } else if constexpr (T::order == ORDER_SERIAL) {
-            barrier_wait(shared_address(&control->v_full[c->v.slot]), c->v.phase);
-            products_fence();
-            product_values<T>(o, pr, v_now, add);
-            products_commit();
-            products_wait<0>();
-            products_arrived(o);
-            release(shared_address(&control->v_empty[c->v.slot]));
-            products_fence();
-            product_scores<T>(s, q, k_now);
-            products_commit();
-            products_wait<0>();
-            products_arrived(s);
-            release(shared_address(&control->k_empty[c->k.slot]));
-            c->k.advance();
-            scores_finish<T>(p, w, first, n - 1, s);
-            const bool grown = softmax_reference(x, s, scale, factor);
-            if (grown) {
+    for (int i = 0; i < T::keys / 4; i++)
+        asm volatile("mov.b32 %0, %1;" : "=r"(next[i]) : "r"(packed[i]));
+}
+
+/* A tile of queries against its keys, of which there is at least one tile. */
+template <typename T>
+DEVICE void attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                   int group, const struct work &w, consumer<T> *c, rows<T> *r)
+{
+    unsigned even[T::keys / 4], odd[T::keys / 4];
+    int n = w.k_end - 1;
+    const int k_start = w.k_start;
+    barrier_wait(shared_address(&control->q_full), c->q_phase);
+    c->q_phase ^= 1;
+    {
+        float s[T::keys / 2], factor[2], sum[2];
+        keys_wait<T>(control, *c, true);
+        products_fence();
+        product_scores<T>(s, r->q, base + T::k_at + c->k.slot * T::k_bytes);
+        products_commit();
+        products_wait<0>();
+        products_arrived(s);
+        release(shared_address(&control->k_empty[c->k.slot]));
+        c->k.advance();
+        scores_finish<T>(p, w, *r, n, s);
+        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, even);
+        r->x.sum[0] = sum[0];
+        r->x.sum[1] = sum[1];
+    }
+    values_wait<T>(control, *c);
+    if (n * T::keys + T::keys > w.keys)
+        values_clear<T>(w, n, base + T::v_at + c->v.slot * T::v_bytes);
+    keys_wait<T>(control, *c, n > k_start);
+    if ((n - k_start) % 2) {
+        step<T>(p, control, base, group, w, c, r, n--, k_start, even, odd);
 #pragma unroll
-                for (int i = 0; i < T::dim_v / 2; i++)
-                    o[i] *= factor[i / 2 % 2];
-            }
-            softmax_exp(x, s, scale);
-            keys_wait<T>(control, c, n - 1 > w.k_start);
-        } else {
-            turn_wait<T>(group);
-            products_fence();
-            product_scores<T>(s, q, k_now);
-            products_commit();
-            barrier_wait(shared_address(&control->v_full[c->v.slot]), c->v.phase);
-            product_values<T>(o, pr, v_now, add);
-            products_commit();
-            turn_pass<T>(group);
-            products_wait<1>();
-            products_arrived(s);
-            release(shared_address(&control->k_empty[c->k.slot]));
-            c->k.advance();
-            scores_finish<T>(p, w, first, n - 1, s);
-            const bool grown = softmax_reference(x, s, scale, factor);
-            softmax_exp(x, s, scale);
-            keys_wait<T>(control, c, n - 1 > w.k_start);
-            products_wait<0>();
-            products_arrived(o);
-            release(shared_address(&control->v_empty[c->v.slot]));
-            if (grown) {
-#pragma unroll
-                for (int i = 0; i < T::dim_v / 2; i++)
-                    o[i] *= factor[i / 2 % 2];
-            }
-        }
-        softmax_pack<T::half>(pr, s);
-        c->v.advance();
-        add = 1;
+        for (int i = 0; i < T::keys / 4; i++)
+            even[i] = odd[i];
+    }
+    while (n > k_start) {
+        step<T>(p, control, base, group, w, c, r, n--, k_start, even, odd);
+        step<T>(p, control, base, group, w, c, r, n--, k_start, odd, even);
     }
     if constexpr (!T::o_over_q)
         release(shared_address(&control->q_empty));
-    barrier_wait(shared_address(&control->v_full[c->v.slot]), c->v.phase);
     products_fence();
-    product_values<T>(o, pr, base + T::v_at + c->v.slot * T::v_bytes, add);
+    product_values<T>(r->o, even, base + T::v_at + c->v.slot * T::v_bytes, r->add);
     products_commit();
     products_wait<0>();
-    products_arrived(o);
+    products_arrived(r->o);
     release(shared_address(&control->v_empty[c->v.slot]));
     c->v.advance();
 }
@@ -291,17 +322,17 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
     if (group == T::groups - 1)
         turn_pass<T>(group);
     for (;;) {
-        const struct work w = work_take(control, &c.works);
+        const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
             break;
-        float o[T::dim_v / 2], factor[2], lse[2];
-        struct softmax x;
-        softmax_begin(&x);
+        rows<T> r;
+        float factor[2], lse[2];
+        rows_begin<T>(p, w, base, group, &r);
         if (w.k_end > w.k_start)
-            attend<T>(p, control, base, group, w, &c, o, &x);
+            attend<T>(p, control, base, group, w, &c, &r);
         const float *sinks = (const float *)p.sinks;
-        softmax_finish(&x, p.score_log2, sinks ? sinks + w.head : 0, factor, lse);
-        epilogue<T>(p, w, group, o, factor, lse, out);
+        softmax_finish(&r.x, sinks ? sinks + w.head : 0, factor, lse);
+        epilogue<T>(p, w, group, r.o, factor, lse, out);
         if constexpr (T::o_over_q) {
             if (w.k_end > w.k_start) {
                 if (threadIdx.x % GROUP_THREADS == 0)
@@ -310,6 +341,7 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
                 release(shared_address(&control->q_empty));
             }
         }
+        work_done(control, &c.works);
     }
     if (group == 0)
         turn_wait<T>(group);

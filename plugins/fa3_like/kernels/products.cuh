@@ -10,12 +10,10 @@
 
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
-/* Orders: whether warpgroups take turns (a turn: the scores of the next tile and the values of this
- * one), and which product of a turn comes first. */
-#define ORDER_FREE         0
-#define ORDER_TURNS        1
-#define ORDER_VALUES_FIRST 2 /* with turns */
-#define ORDER_SERIAL       3 /* no turns, and no overlap inside of a warpgroup */
+/* Orders: whether warpgroups take turns at the tensor cores; a turn: the scores of the next tile and
+ * the values of this one. */
+#define ORDER_FREE  0
+#define ORDER_TURNS 1
 
 /* q: this warpgroup's rows; both matrices in panels of 64 columns. */
 template <typename T>
@@ -44,13 +42,13 @@ DEVICE void product_values(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys
 /* Named barrier 1 + g: the turn of warpgroup g; its predecessor's arrival hands it over. */
 template <typename T> DEVICE void turn_wait(int group)
 {
-    if constexpr (T::order == ORDER_TURNS || T::order == ORDER_VALUES_FIRST)
+    if constexpr (T::order == ORDER_TURNS)
         named_sync(1 + group, 2 * GROUP_THREADS);
 }
 
 template <typename T> DEVICE void turn_pass(int group)
 {
-    if constexpr (T::order == ORDER_TURNS || T::order == ORDER_VALUES_FIRST)
+    if constexpr (T::order == ORDER_TURNS)
         named_arrive(1 + (group + 1 == T::groups ? 0 : group + 1), 2 * GROUP_THREADS);
 }
 

@@ -7,11 +7,21 @@
  *   values[4 k + 0], [4 k + 1]   row r,     columns 8 k + 2 (lane % 4) + {0, 1}
  *   values[4 k + 2], [4 k + 3]   row r + 8, the same columns
  *
- * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 - reference):
- * the reference is a maximum of the row, so nothing overflows; it need not be the latest one. It is
- * kept while the maximum has grown by less than 2^8 over it, since numbers up to 256 lose nothing in
- * 16-bit floats or in sums of fp32, and the last division cancels the reference whatever it was. So
- * on most tiles the output is not scaled at all.
+ * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 - reference).
+ * The reference has to be near the row's maximum, so that nothing overflows; which number it is does
+ * not matter, since the last division cancels it. So it is the maximum of the tile that came first,
+ * and no maximum is computed after that: the sum of a tile's probabilities tells whether one of them
+ * was large, and if it was (rarely), the tile is done again with a new reference, and what is there
+ * already is scaled to it. A number up to 2^13 loses nothing as a 16-bit float or in sums of fp32.
+ *
+ * A tile goes in two halves, with a branch (a wait) after each:
+ *
+ *   exponentials of the first half | sums, rounding of the first  | sums, rounding of the second
+ *                                  | exponentials of the second   |
+ *
+ * Where no branch stands between, the assembler puts each sum so soon after its exponential that it
+ * waits for it (64 times some 14 cycles instead of 8), and puts the wait for the second product before
+ * all of it, so that nothing overlaps any more.
  */
 #ifndef FA3_LIKE_SOFTMAX_CUH
 #define FA3_LIKE_SOFTMAX_CUH
@@ -19,16 +29,17 @@
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
 #define NEGATIVE_INFINITY __int_as_float((int)0xff800000)
-#define GROWTH_LOG2       8.0f
+#define POSITIVE_INFINITY __int_as_float(0x7f800000)
+#define SUM_LIMIT         8192.0f
 
 struct softmax {
-    float reference[2]; /* score units; -inf: no key so far */
-    float sum[2];       /* of this thread's columns */
+    float shift[2]; /* minus the reference; +inf: no key so far */
+    float sum[2];   /* of this thread's columns */
 };
 
 DEVICE void softmax_begin(struct softmax *x)
 {
-    x->reference[0] = x->reference[1] = NEGATIVE_INFINITY;
+    x->shift[0] = x->shift[1] = POSITIVE_INFINITY;
     x->sum[0] = x->sum[1] = 0.0f;
 }
 
@@ -68,76 +79,81 @@ template <int count> DEVICE void scores_mask(float (&s)[count], int low, int hig
     }
 }
 
-/* Brings the references up to date with a tile's scores. True where some row of the warp has a new
- * one; the sums so far and, by the caller, the output are then to be multiplied by `factor`. */
-template <int count>
-DEVICE bool softmax_reference(struct softmax *x, const float (&s)[count], float scale,
-                              float (&factor)[2])
+/* Exponentials of scores [from, from + count). */
+template <int from, int all, int count>
+DEVICE void softmax_exp(const struct softmax &x, const float (&s)[all], float scale,
+                        float (&e)[count])
+{
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        e[i] = exp2_fast(fmaf(s[from + i], scale, x.shift[i / 2 % 2]));
+    products_arrived(e);
+}
+
+/* They join the sums and are rounded, once, in the order in which the second product reads them: both
+ * share the layout. */
+template <bool half, int from, int all, int count>
+DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)[all])
+{
+    float part[2][2] = {{sum[0], e[1]}, {sum[1], e[3]}};
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        if (i != 1 && i != 3)
+            part[i / 2 % 2][i % 2] += e[i];
+#pragma unroll
+    for (int i = 0; i < count / 2; i++)
+        p[from / 2 + i] = pack_pair<half>(e[2 * i], e[2 * i + 1]);
+    sum[0] = part[0][0] + part[0][1];
+    sum[1] = part[1][0] + part[1][1];
+}
+
+/* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
+DEVICE bool softmax_grown(const float (&sum)[2])
+{
+    return __any_sync(0xffffffff, !(fmaxf(sum[0], sum[1]) <= SUM_LIMIT) ||
+                                      sum[0] + sum[1] != sum[0] + sum[1]);
+}
+
+/* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the output
+ * is left to the caller. */
+template <bool half, int all, int count>
+DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
+                          float (&factor)[2], unsigned (&p)[all])
 {
     float top[2] = {s[0], s[2]};
 #pragma unroll
-    for (int i = 0; i < count; i += 4) {
-        top[0] = fmaxf(top[0], fmaxf(s[i], s[i + 1]));
-        top[1] = fmaxf(top[1], fmaxf(s[i + 2], s[i + 3]));
-    }
-    bool grown = false;
+    for (int i = 0; i < count; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        top[r] = quad_max(top[r]);
-        /* -inf - -inf is NaN and compares false: a row still without keys stays as it is. */
-        grown |= (top[r] - x->reference[r]) * scale > GROWTH_LOG2;
-    }
-    if (!__any_sync(0xffffffff, grown))
-        return false;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float next = fmaxf(x->reference[r], top[r]);
-        factor[r] = next == NEGATIVE_INFINITY ? 1.0f
-                                              : exp2_fast((x->reference[r] - next) * scale);
-        x->reference[r] = next;
+        const float next = fminf(x->shift[r], -quad_max(top[r]) * scale);
+        const bool none = next == POSITIVE_INFINITY; /* and inf - inf is no number */
+        factor[r] = none ? 1.0f : exp2_fast(next - x->shift[r]);
+        shift[r] = none ? 0.0f : next;
+        x->shift[r] = next;
         x->sum[r] *= factor[r];
+        sum[r] = 0.0f;
     }
-    return true;
-}
-
-/* Scores become probabilities and join the sums. */
-template <int count> DEVICE void softmax_exp(struct softmax *x, float (&s)[count], float scale)
-{
-    float shift[2], part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        shift[r] = x->reference[r] == NEGATIVE_INFINITY ? 0.0f : -x->reference[r] * scale;
-#pragma unroll
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i += 2) {
         const int r = i / 2 % 2;
-        s[i] = exp2_fast(fmaf(s[i], scale, shift[r]));
-        part[r][i % 2] += s[i];
+        const float first = exp2_fast(fmaf(s[i], scale, shift[r]));
+        const float second = exp2_fast(fmaf(s[i + 1], scale, shift[r]));
+        sum[r] += first + second;
+        p[i / 2] = pack_pair<half>(first, second);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        x->sum[r] += part[r][0] + part[r][1];
-    products_arrived(s);
-    products_arrived(x->sum);
-}
-
-/* Rounded once, in the order in which the second product reads them: both share the layout. */
-template <bool half, int count>
-DEVICE void softmax_pack(unsigned (&p)[count / 2], const float (&s)[count])
-{
-#pragma unroll
-    for (int i = 0; i < count / 2; i++)
-        p[i] = pack_pair<half>(s[2 * i], s[2 * i + 1]);
 }
 
 /* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
  * multiplied by, 0 for a row without keys. */
-DEVICE void softmax_finish(struct softmax *x, float scale, const float *sink, float (&factor)[2],
+DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
                            float (&lse)[2])
 {
     const float ln2 = 0.693147180559945309f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = quad_sum(x->sum[r]), top = x->reference[r] * scale;
+        float sum = quad_sum(x->sum[r]), top = -x->shift[r];
         float share = 1.0f;
         if (sink) {
             const float logit = *sink * 1.44269504088896341f;
