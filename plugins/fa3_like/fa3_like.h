@@ -19,26 +19,15 @@
 #include "plugins/common/instance.h"
 #include "plugins/fa3_like/kernels/batch.h"
 #include "plugins/fa3_like/kernels/params.h"
+#include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
-    GROUP_QUERIES = 64,  /* of a warpgroup */
-    GROUP_THREADS = 128, /* of a warpgroup; one more than have queries fetches */
     DEFAULT_SMS = 132,   /* multiprocessors of a device that does not tell */
     ROWS_BLOCKS = 8,     /* blocks of fa3_rows for each multiprocessor */
     L2_SECTION = 32 << 20 /* bytes of keys and values that are worked on together */
 };
 
 /* ---- Layer groups ---------------------------------------------------------------------------- */
-
-/* A line of kernels/shapes.h. */
-typedef struct fa3_tile {
-    const char *name;
-    int32_t dim, dim_v;
-    int32_t keys;    /* of a tile */
-    int32_t queries; /* of a tile */
-    uint32_t threads;
-    uint32_t shared; /* bytes */
-} fa3_tile;
 
 enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 };
 

@@ -10,14 +10,12 @@
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/problem.h"
-#include "plugins/fa3_like/kernels/shapes.h"
 
 #include <string.h>
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-#define TILE(name, dim, dim_v, keys, groups, stages, order, shared)                                \
-    {#name, dim, dim_v, keys, (groups) * GROUP_QUERIES, ((groups) + 1) * GROUP_THREADS, shared},
+#define TILE(...) FA3_TILE(__VA_ARGS__),
 const fa3_tile fa3_tiles[] = {FA3_SHAPES(TILE)};
 #undef TILE
 const uint32_t fa3_num_tiles = sizeof fa3_tiles / sizeof fa3_tiles[0];

@@ -31,5 +31,29 @@ FA3_SHAPES(FA3_TILE)
                 name##_shape_of::keys, name##_shape_of::groups, name##_shape_of::stages,           \
                 name##_shape_of::order, half)
 
+#else
+
+#include <stdint.h>
+
+enum {
+    GROUP_QUERIES = 64, /* of a warpgroup */
+    GROUP_THREADS = 128 /* of a warpgroup; one more than have queries fetches */
+};
+
+/* A line of the table as the host needs it. */
+typedef struct fa3_tile {
+    const char *name;
+    int32_t dim, dim_v;
+    int32_t keys;    /* of a tile */
+    int32_t queries; /* of a tile */
+    uint32_t threads;
+    uint32_t shared; /* bytes */
+} fa3_tile;
+
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, order, shared)                            \
+    {                                                                                              \
+#name, dim, dim_v, keys, (groups) * GROUP_QUERIES, ((groups) + 1) * GROUP_THREADS, shared  \
+    }
+
 #endif
 #endif
