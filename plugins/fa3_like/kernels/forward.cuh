@@ -116,6 +116,12 @@ DEVICE void produce_values(const struct fa3_forward_params &p, struct control *c
 
 /* ---- Consumers --------------------------------------------------------------------------------- */
 
+/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane. */
+DEVICE int uniform(int x)
+{
+    return __shfl_sync(0xffffffff, x, 0);
+}
+
 /* A warp is done with what `barrier` guards. */
 DEVICE void release(unsigned barrier)
 {
@@ -167,21 +173,26 @@ template <typename T> DEVICE void values_wait(struct control *control, const con
 /* A warpgroup's share of a tile of queries. */
 template <typename T> struct rows {
     unsigned q;               /* its queries in shared memory */
-    int first;                /* its first row's position */
     int clear_from, clear_to; /* tiles of keys that all of its rows see whole */
     int add;                  /* 0: o holds nothing yet */
     struct softmax x;
     float o[T::dim_v / 2];
 };
 
+/* The position of a warpgroup's first row. */
+template <typename T> DEVICE int first_position(const struct work &w, int group)
+{
+    return w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
+}
+
 template <typename T>
 DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w, unsigned base,
                        int group, rows<T> *r)
 {
     r->q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
-    r->first = w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
-    r->clear_from = (max(0, r->first + GROUP_ROWS - 1 - p.window_left) + T::keys - 1) / T::keys;
-    r->clear_to = max(0, min(w.keys, r->first + p.window_right + 1)) / T::keys;
+    const int first = first_position<T>(w, group), last = first + GROUP_ROWS - 1;
+    r->clear_from = uniform((max(0, last - p.window_left) + T::keys - 1) / T::keys);
+    r->clear_to = uniform(max(0, min(w.keys, first + p.window_right + 1)) / T::keys);
     r->add = 0;
     softmax_begin(&r->x);
 }
@@ -189,14 +200,15 @@ DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w,
 /* Cap and mask. */
 template <typename T>
 DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work &w,
-                          const rows<T> &r, int n, float (&s)[T::keys / 2])
+                          const rows<T> &r, int group, int n, float (&s)[T::keys / 2])
 {
     if (p.score_cap != 0.0f)
         scores_cap(s, p.score_cap);
     if (n >= r.clear_from && n < r.clear_to)
         return;
     const int begin = n * T::keys;
-    const int row = r.first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 - begin;
+    const int row =
+        first_position<T>(w, group) + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 - begin;
     scores_mask(s, row - p.window_left, row + p.window_right + 1, w.keys - begin);
 }
 
@@ -214,29 +226,45 @@ DEVICE void step(const struct fa3_forward_params &p, struct control *control, un
     const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
     const unsigned v_empty = shared_address(&control->v_empty[c->v.slot]);
 
+    constexpr int half = T::keys / 4 / 4 * 4, steps = T::keys / 16;
+    unsigned packed[T::keys / 4];
+    float early[half], late[T::keys / 2 - half], sum[2] = {0.0f, 0.0f};
+
     MARK(0, k_start - n + 1000);
     turn_wait<T>(group);
     MARK(1, k_start - n + 1000);
     products_fence();
     product_scores<T>(s, r->q, k);
     products_commit();
-    product_values<T>(r->o, now, v, r->add);
-    products_commit();
-    turn_pass<T>(group);
-    MARK(2, k_start - n + 1000);
-    products_wait<1>();
+    if constexpr (T::order == ORDER_MIXED) {
+        MARK(2, k_start - n + 1000);
+        products_wait<0>();
+    } else {
+        product_values<T>(r->o, now, v, r->add);
+        products_commit();
+        turn_pass<T>(group);
+        MARK(2, k_start - n + 1000);
+        products_wait<1>();
+    }
     products_arrived(s);
     MARK(3, k_start - n + 1000);
     release(shared_address(&control->k_empty[c->k.slot]));
     c->k.advance();
     c->v.advance();
-    scores_finish<T>(p, w, *r, n - 1, s);
+    scores_finish<T>(p, w, *r, group, n - 1, s);
 
-    constexpr int half = T::keys / 4;
-    unsigned packed[T::keys / 4];
-    float early[half], late[half], sum[2] = {0.0f, 0.0f};
+    if constexpr (T::order == ORDER_MIXED) {
+        products_fence();
+        product_values<T, 0, steps / 2>(r->o, now, v, r->add);
+        products_commit();
+    }
     softmax_exp<0>(r->x, s, p.score_log2, early);
     keys_wait<T>(control, *c, n - 1 > k_start);
+    if constexpr (T::order == ORDER_MIXED) {
+        products_fence();
+        product_values<T, steps / 2, steps>(r->o, now, v, 1);
+        products_commit();
+    }
     softmax_join<T::half, 0>(early, sum, packed);
     softmax_exp<half>(r->x, s, p.score_log2, late);
     values_wait<T>(control, *c);
@@ -269,8 +297,8 @@ DEVICE void attend(const struct fa3_forward_params &p, struct control *control, 
                    int group, const struct work &w, consumer<T> *c, rows<T> *r)
 {
     unsigned even[T::keys / 4], odd[T::keys / 4];
-    int n = w.k_end - 1;
-    const int k_start = w.k_start;
+    int n = uniform(w.k_end - 1);
+    const int k_start = uniform(w.k_start);
     barrier_wait(shared_address(&control->q_full), c->q_phase);
     c->q_phase ^= 1;
     {
@@ -283,7 +311,7 @@ DEVICE void attend(const struct fa3_forward_params &p, struct control *control, 
         products_arrived(s);
         release(shared_address(&control->k_empty[c->k.slot]));
         c->k.advance();
-        scores_finish<T>(p, w, *r, n, s);
+        scores_finish<T>(p, w, *r, group, n, s);
         softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, even);
         r->x.sum[0] = sum[0];
         r->x.sum[1] = sum[1];
@@ -353,12 +381,11 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
 
 template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
 {
-    extern __shared__ unsigned char shared[];
-    const unsigned raw = shared_address(shared);
-    const unsigned base = (raw + 1023) / 1024 * 1024;
-    struct control *control = (struct control *)(shared + (base - raw) + T::control_at);
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const unsigned base = shared_address(shared);
+    struct control *control = (struct control *)(shared + T::control_at);
     static_assert(sizeof(struct control) <= T::control_bytes, "room for barriers and work");
-    const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / 32;
+    const int group = uniform(threadIdx.x / GROUP_THREADS), warp = uniform(threadIdx.x / 32);
 
     if (threadIdx.x == 0) {
         control_init<T>(control);

@@ -14,6 +14,7 @@
  * the values of this one. */
 #define ORDER_FREE  0
 #define ORDER_TURNS 1
+#define ORDER_MIXED 2
 
 /* q: this warpgroup's rows; both matrices in panels of 64 columns. */
 template <typename T>
@@ -28,13 +29,14 @@ DEVICE void product_scores(float (&s)[T::keys / 2], unsigned q, unsigned k)
             descriptor_advance(b, i / 4 * T::keys * ROW_BYTES + i % 4 * 32), i > 0);
 }
 
-template <typename T>
+/* Keys [16 from, 16 to) of the tile. */
+template <typename T, int from = 0, int to = T::keys / 16>
 DEVICE void product_values(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys / 4], unsigned v,
                            int add)
 {
     const unsigned long long b = matrix_descriptor(v, T::keys * ROW_BYTES, 8 * ROW_BYTES);
 #pragma unroll
-    for (int i = 0; i < T::keys / 16; i++)
+    for (int i = from; i < to; i++)
         product_register<T::dim_v, T::half, 1>(
             o, p + 4 * i, descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
 }

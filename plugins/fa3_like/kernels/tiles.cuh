@@ -33,7 +33,7 @@ struct tile_shape {
     static constexpr int o_bytes = panels_v * queries * ROW_BYTES;
     /* Where the output has no room of its own it takes the queries' place. */
     static constexpr bool o_over_q =
-        q_bytes + stages * (k_bytes + v_bytes) + o_bytes + 2048 > 232448;
+        q_bytes + stages * (k_bytes + v_bytes) + o_bytes + 256 > 232448;
 
     static constexpr int q_at = 0;
     static constexpr int k_at = q_at + q_bytes;
@@ -41,8 +41,7 @@ struct tile_shape {
     static constexpr int o_at = o_over_q ? q_at : v_at + stages * v_bytes;
     static constexpr int control_at = o_over_q ? v_at + stages * v_bytes : o_at + o_bytes;
     static constexpr int control_bytes = 256;
-    /* The swizzle repeats every 1024 bytes; the base is rounded up to that. */
-    static constexpr int shared_bytes = control_at + control_bytes + 1024;
+    static constexpr int shared_bytes = control_at + control_bytes;
 
     /* Registers a thread: 64 K in all; the producer keeps few. */
     static constexpr int producer_registers = groups == 3 ? 32 : 40;
