@@ -192,11 +192,11 @@ def row(case, r):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_built_plugin(parser, "linear")
+    add_built_plugin(parser, "cpu_linear")
     parser.add_argument("--vk", action="store_true", help="states as state.ssm.vk/1")
     add_arguments(parser, rounds=11, seconds=5)
     args = parser.parse_args()
-    args.plugin = built_plugin(args, "linear")
+    args.plugin = built_plugin(args, "cpu_linear")
     return args
 
 

@@ -2,22 +2,22 @@
  *
  * attn_backend.h: a backend type, its instances and their metadata.
  *
- *   type      static tables: what it is called, what it can do, how it is configured
+ *   type      static tables: its name, what it can do, how it is configured
  *   instance  one for each device and place in a composition, made for a model's layer groups
  *   metadata  what was planned for a batch; many may live at once
  *
  * Life of an instance:
  *
  *   query -> create -> prepare -> metadata_size -> metadata_create
- *         -> { init_forward_metadata -> forward_extend | forward_decode, a call a layer } ...
+ *         -> { init_forward_metadata -> forward_extend | forward_decode, one call per layer } ...
  *         -> metadata_destroy -> destroy
  *
  * With GRAPH metadata the first init_forward_metadata prepares a capture, the forwards that follow
  * are captured, and every later init_forward_metadata puts new contents at the old addresses for a
- * replay, in which no forward is called. Kernels may read the batch's device arrays in the graph.
+ * replay, which calls no forward. Kernels may read the batch's device arrays in the graph.
  *
  * On a CUDA device the host makes the device's primary context current in the calling thread for
- * each of these calls but query and get_extension; a backend leaves it so.
+ * each of these calls except query and get_extension; the backend leaves it current.
  */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
@@ -56,8 +56,8 @@ typedef struct attn_memory_size {
     uint64_t alignment[ATTN_REGION_COUNT]; /* power of two; 0 = 1 */
 } attn_memory_size;
 
-/* Memory that the host gives, by region; at least as much and as aligned as was asked for. It stays
- * where it is until metadata_destroy. One byte less is refused with BUFFER_TOO_SMALL. */
+/* Memory that the host provides, by region: at least the size and alignment asked for. It does not
+ * move until metadata_destroy. One byte too few is refused with BUFFER_TOO_SMALL. */
 typedef struct attn_memory {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -73,11 +73,11 @@ enum {
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-/* Progress of prepare(): `done` of `total` steps, and what is at work. (may be NULL) */
+/* Progress of prepare(): `done` of `total` steps, and what is being done. (may be NULL) */
 typedef void (*attn_progress)(void *ctx, uint32_t done, uint32_t total, const char *what);
 
-/* An extension of an instance: `const char *`, the choices that prepare() made as text for people,
- * a line for each; it lives as long as the instance. */
+/* An extension of an instance: `const char *`, the choices that prepare() made, as text for people,
+ * one line each; it lives as long as the instance. */
 #define ATTN_EXTENSION_EXPLAIN "attn.explain/1"
 
 /* What can be done with an instance. Static storage. Slots are never NULL unless marked. */
@@ -89,43 +89,44 @@ typedef struct attn_backend_ops {
      * been destroyed and its streams are idle. [instance-thread & !capturing] */
     void (*destroy)(attn_instance *instance);
 
-    /* Compile, tune, warm up, for the problems of create, so that no step does. May take minutes.
-     * The host calls it after create and before metadata_create, which may answer
-     * BAD_STATE without it. Once it succeeded, another call does nothing.
-     * (optional; NULL = nothing to prepare) [instance-thread & !capturing] */
+    /* Compile, tune and warm up for the problems given to create, so that no step has to. May take
+     * minutes. The host calls it after create and before metadata_create, which may return
+     * BAD_STATE without it. Once it has succeeded, further calls do nothing. (optional; NULL =
+     * nothing to prepare) [instance-thread & !capturing] */
     attn_status (*prepare)(attn_instance *instance, attn_progress progress, void *progress_ctx,
                            attn_error *error);
 
-    /* The forms of KV indices it reads: a mask of ATTN_INDEX_*, constant for the instance. A
-     * composite answers the union of its children's. [instance-thread] */
+    /* The forms of KV indices that the instance reads: a mask of ATTN_INDEX_*, constant for the
+     * instance. A composite returns the union of its children's. [instance-thread] */
     uint32_t (*index_forms)(attn_instance *instance);
 
-    /* Memory that metadata of this kind needs for batches within `bounds`. The answer is a function
-     * of its arguments and grows with the bounds. Refuses what query refuses, with UNSUPPORTED;
-     * GRAPH beyond the graph level that query answers, with CAPTURE_UNSUPPORTED; an unknown kind,
-     * with INVALID_ARGUMENT.
+    /* Memory that metadata of this kind needs for batches within `bounds`. The answer depends on
+     * the arguments alone and grows with the bounds. Returns UNSUPPORTED for what query refuses,
+     * CAPTURE_UNSUPPORTED for GRAPH beyond the graph level in query's verdict, and INVALID_ARGUMENT
+     * for an unknown kind.
      * [instance-thread & !capturing] */
     attn_status (*metadata_size)(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);
 
     /* Make metadata in memory the caller owns. BUFFER_TOO_SMALL if a region is smaller than
-     * metadata_size tells, INVALID_ARGUMENT if misaligned. *metadata is set on success alone.
+     * metadata_size reports, INVALID_ARGUMENT if one is misaligned. *metadata is set only on
+     * success.
      * [instance-thread & !capturing] */
     attn_status (*metadata_create)(attn_instance *instance, uint32_t kind,
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error);
 
-    /* Plan a batch for all layer groups. Host work and copies on `stream`; nothing is waited for.
+    /* Plan a batch for all layer groups. Host work and copies on `stream`; waits for nothing.
      * A batch beyond the bounds is INVALID_ARGUMENT. The batch is read during the call, its device
      * arrays also by the forwards that follow. [instance-thread & !capturing] */
     attn_status (*init_forward_metadata)(attn_metadata *metadata, const attn_batch *batch,
                                          attn_stream stream, attn_error *error);
 
-    /* Free what metadata_create made besides the caller's memory. NULL is accepted.
+    /* Free what metadata_create allocated beyond the caller's memory. NULL is accepted.
      * [instance-thread & !capturing] */
     void (*metadata_destroy)(attn_metadata *metadata);
 
-    /* One layer of the batch that was planned last. Only enqueues on `stream`: no allocation, no
+    /* Run one layer of the batch planned last. Only enqueues on `stream`: no allocation, no
      * synchronisation, no I/O. forward_decode serves DECODE, forward_extend every other mode.
      * Output rows of padding are finite; nothing but OUT, LSE and the cache slots or state slots of
      * this batch is written. BAD_STATE before the first init_forward_metadata.
@@ -138,9 +139,9 @@ typedef struct attn_backend_ops {
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error);
 
-    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. What it points to has
-     * a context of its own and is never given the instance: a composite hands on the answer of its
-     * children, unless two of them differ. (optional) [any-thread] */
+    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. What it points to
+     * carries its own context and never receives the instance, so that a composite can pass on the
+     * answer of its children, unless two of them differ. (optional) [any-thread] */
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
 
@@ -152,7 +153,7 @@ enum {
     ATTN_TYPE_COMPOSITE = 1 << 1        /* serves through children (BACKEND_REF options) */
 };
 
-/* A kind of backend. Static storage of the plugin; what it points to, too. */
+/* A kind of backend. It lies in the plugin's static storage, with all that it points to. */
 struct attn_backend_type {
     uint32_t struct_size;
     uint32_t flags;   /* ATTN_TYPE_* */
@@ -165,9 +166,9 @@ struct attn_backend_type {
     const attn_backend_ops *ops;
 
     /* Can a backend with these options solve this problem? No GPU work, no side effect, the same
-     * answer for the same question. What it accepts must run; what it refuses, create and
+     * answer for the same question. What it accepts must run, and what it refuses, create and
      * metadata_create refuse too. Unknown bits and ids in the problem mean "no". Returns ATTN_OK
-     * for a no as well; an error is for arguments that make no sense and options that cannot be.
+     * for a no as well; errors are for arguments that make no sense and impossible options.
      * `services` may lack everything but log, allocate, parallel_for and the child calls.
      * [any-thread] */
     attn_status (*query)(const attn_backend_type *type, const attn_options *options,
@@ -176,9 +177,9 @@ struct attn_backend_type {
 
     /* Make an instance for the layer groups of a model (array; walk with attn_at(); all on one
      * device). UNSUPPORTED if query says no to one of them, with its first reason in the message;
-     * DEPENDENCY_MISSING if a driver, library or kernel is not here. `options` and `problems` are
-     * read during the call alone, `services` lives as long as the instance. *instance is set on
-     * success alone. [instance-thread & !capturing] */
+     * DEPENDENCY_MISSING if a driver, library or kernel is missing. `options` and `problems` are
+     * read only during the call; `services` lives as long as the instance. *instance is set only on
+     * success. [instance-thread & !capturing] */
     attn_status (*create)(const attn_backend_type *type, const attn_problem *problems,
                           uint32_t num_problems, const attn_options *options,
                           const attn_services *services, attn_instance **instance,

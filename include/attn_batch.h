@@ -2,16 +2,16 @@
  *
  * attn_batch.h: what a forward pass works on.
  *
- *   attn_batch          once a step: which sequences, how long, where their keys lie
- *   attn_forward_args   once a layer: the tensors, the scales, the flags
+ *   attn_batch          once per step: which sequences, how long, where their keys lie
+ *   attn_forward_args   once per layer: the tensors, the scales, the flags
  *
  * Arrays of a batch come as a pair of pointers. `device` lies in the memory of the instance's
  * device and is what kernels read; `host` is for planning, and may be NULL unless the backend type
- * declares ATTN_TYPE_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid during
- * init_forward_metadata alone, device arrays until the stream has passed the batch's last forward.
+ * declares ATTN_TYPE_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid only
+ * during init_forward_metadata, device arrays until the stream has passed the batch's last forward.
  * For GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
  *
- * In what follows S = num_seqs, T = num_tokens. The values of an indptr are absolute row numbers
+ * Below, S = num_seqs and T = num_tokens. The values of an indptr are absolute row numbers
  * and need not start at 0, so that a slice of a batch is a batch.
  */
 #ifndef ATTN_BATCH_H
@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* An int32 array in two places. Both NULL = absent. (This pair and the next are values, not structs
- * that cross by themselves: they have no struct_size and never change.) */
+ * that cross on their own: they have no struct_size and never change.) */
 typedef struct attn_i32_array {
     const int32_t *host;
     const int32_t *device;
@@ -39,16 +39,17 @@ typedef struct attn_i64_array {
 
 /* ---- Where the keys lie ---------------------------------------------------------------------- */
 
-/* Forms in which the slots of a sequence's keys can be given; a mask of them. */
+/* Forms in which the slots of a sequence's keys can be given; bits of a mask. */
 enum {
     ATTN_INDEX_REQ_TO_TOKEN = 1 << 0, /* a row of slots for each request */
     ATTN_INDEX_BLOCK_TABLE = 1 << 1,  /* a row of pages for each sequence of the batch */
     ATTN_INDEX_CSR = 1 << 2           /* pages of all sequences in one list, with an indptr */
 };
 
-/* One KV group: layers that share slots. Window and global pools, vLLM's KV groups, and the encoder
- * of cross attention each are one. A slot is page * page_size + offset. Page 0 is padding: it may
- * be written by anybody, is never allocated, and may stand for positions that no query can see.
+/* One KV group: layers that share slots. A window pool, a global pool, each of vLLM's KV groups and
+ * the encoder of cross attention are KV groups. A slot is page * page_size + offset. Page 0 is
+ * padding: it is never allocated, may be written at any time, and may stand for positions that no
+ * query can see.
  *
  * New rows: request s brings rows kv_new_indptr[s] .. kv_new_indptr[s + 1] of k, v and
  * out_cache_loc; they are its last keys, the ones before them are in the cache. Where
@@ -75,9 +76,9 @@ typedef struct attn_kv_batch {
 /* ---- Parts of a batch that most batches lack ------------------------------------------------- */
 
 /* A custom mask. Bit t * columns + j of request s, little-endian within bytes, is 1 iff its query t
- * sees column j; rows are not padded; each request starts at a byte. Columns are all kv_len keys
- * (FULL) or the request's new tokens (QLEN). The mask replaces window_right and the chunk's j <= i;
- * window_left and the chunk itself still apply. */
+ * sees column j; rows are not padded; each request starts on a byte boundary. Columns are all
+ * kv_len keys (FULL) or the request's new tokens (QLEN). The mask replaces window_right and the
+ * chunk's j <= i; window_left and the chunk itself still apply. */
 typedef struct attn_mask {
     uint32_t struct_size;
     uint32_t kind;         /* ATTN_MASK_* */
@@ -114,11 +115,12 @@ typedef struct attn_shared_prefix {
     attn_i32_array prefix_len; /* [num_groups] keys shared, a multiple of the page size */
 } attn_shared_prefix;
 
-/* Recurrent state of linear layers, and that of their convolution, which has the same slots. State
- * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place. A
- * sequence without rows is copied, or becomes zero. An update is not idempotent. No slot is written
- * twice, or written for one sequence and read for another. Slot 0 is padding, as page 0 is: zero at
- * first, it may be read and written for anybody, and nobody looks for anything there. */
+/* Recurrent state of linear layers, and of their convolution, which uses the same slots. State is
+ * read from slot and written to dst_slot when the sequence's rows are done; equal = in place. The
+ * state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No slot
+ * is written twice, or written for one sequence and read for another. Slot 0 is padding, like
+ * page 0: zero at first, it may be read and written for any sequence, and its contents mean
+ * nothing. */
 typedef struct attn_state_batch {
     uint32_t struct_size;
     uint32_t reserved;          /* 0 */
@@ -135,7 +137,7 @@ typedef struct attn_sparse_batch {
     int32_t stride;         /* elements between two rows of indices */
     attn_i32_array indices; /* [T, stride] or, per head, [T, kv_heads, stride]: slot (TOKEN) or */
                             /* block number within the sequence; -1 = none */
-    attn_i32_array count;   /* [T] valid entries of a row; absent = top_k, less the -1 ones */
+    attn_i32_array count;   /* [T] valid entries of a row; absent = top_k, minus the -1 ones */
 } attn_sparse_batch;
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
@@ -146,12 +148,12 @@ typedef struct attn_sparse_batch {
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
  * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
- * A MIXED batch whose q_indptr does not start at 0 gives the host array, too: whoever splits it has
- * to know where its rows begin.
+ * A MIXED batch whose q_indptr does not start at 0 must give the host array as well: a backend that
+ * splits the batch has to know where its rows begin.
  *
  * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
- * value, prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v. Their output is finite;
- * they change nothing else. */
+ * value (graph_seq_len_fill), prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v.
+ * Their output is finite; they change nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
     uint32_t mode;                       /* ATTN_MODE_* */
@@ -160,11 +162,11 @@ typedef struct attn_batch {
     int32_t num_real_seqs;               /* <= num_seqs */
     int32_t num_real_tokens;             /* <= num_tokens */
     int32_t num_decode_seqs;             /* MIXED: the last sequences, of one query each; else 0 */
-    int32_t max_q_len;                   /* most queries of a sequence */
-    int32_t max_kv_len;                  /* most keys of a sequence in any KV group */
+    int32_t max_q_len;                   /* most queries of any sequence */
+    int32_t max_kv_len;                  /* most keys of any sequence, in any KV group */
     uint32_t num_kv_groups;              /* elements of kv_groups */
-    const int32_t *num_real_seqs_device; /* the same two for kernels in a graph; NULL = eager, */
-    const int32_t *num_real_tokens_device; /* the host scalars hold */
+    const int32_t *num_real_seqs_device; /* the same two for kernels in a graph; NULL = eager: */
+    const int32_t *num_real_tokens_device; /* the host scalars count */
     attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
     attn_i32_array prefix_lens;        /* [S] tokens before the first query; not read in DECODE */
     attn_i32_array q_indptr;           /* [S + 1] query rows; not read in DECODE */
@@ -245,9 +247,9 @@ enum {
  * The structs are valid during the call, what they point to until the stream has passed it.
  *
  * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
- * it has no use for is ignored. k = v = absent: the cache alone is read. k, v without SAVE_KV: new
- * tokens from the arguments, the prefix from the cache; nothing is written. In the absorbed form of
- * MLA c_kv and k_pe are what k and v are here. */
+ * it has no use for is ignored. Without k and v, only the cache is read. With k and v but without
+ * SAVE_KV, new tokens come from the arguments and the prefix from the cache, and nothing is
+ * written. In the absorbed form of MLA, c_kv and k_pe take the place of k and v. */
 typedef struct attn_forward_args {
     uint32_t struct_size;
     uint32_t flags;                     /* ATTN_FORWARD_* */

@@ -3,8 +3,8 @@
  * attn_plugin.h: the contract between attnhost and an attention backend in a shared object.
  *
  * A plugin is a file that exports one function, attn_plugin_entry. The host opens it with
- * RTLD_NOW | RTLD_LOCAL, looks the entry up in that object alone, and agrees on a version; all else
- * goes through the tables it gets. Include this header and nothing else:
+ * RTLD_NOW | RTLD_LOCAL, looks the entry up in that object alone, and agrees on a version;
+ * everything else goes through the tables it gets. Include this header and nothing else:
  *
  *   attn_types.h     status, errors, dtypes, tensors
  *   attn_problem.h   layer groups, problems, verdicts
@@ -44,7 +44,7 @@ typedef struct attn_host_info {
     uint32_t struct_size;
     uint32_t abi_major_min; /* oldest major the host drives */
     uint32_t abi_major_max; /* newest major the host drives */
-    uint32_t abi_minor;     /* minor of the newest major; says what exists, never gates */
+    uint32_t abi_minor;     /* minor of the newest major; says what exists; never refuse by it */
     const char *name;       /* of the host, never NULL */
     const char *version;    /* of the host, never NULL */
 } attn_host_info;
@@ -55,7 +55,7 @@ static inline int attn_host_speaks(const attn_host_info *host, uint32_t major)
     return host->abi_major_min <= major && major <= host->abi_major_max;
 }
 
-/* A plugin's answer; the caller allocates it, zeroed but for struct_size. Strings are static. */
+/* A plugin's answer; the caller allocates it, zeroed except struct_size. Strings are static. */
 typedef struct attn_plugin {
     uint32_t struct_size;
     uint32_t abi_major;    /* chosen, within the host's range */
@@ -71,9 +71,10 @@ typedef struct attn_plugin {
      * 100 ms; works on a machine without a GPU and before init. [any-thread] */
     attn_status (*describe)(uint32_t index, const attn_backend_type **type, attn_error *error);
 
-    /* Once before the first create, and its counterpart after the last destroy. Calls are paired
-     * and counted by the host: at most one init is not yet undone. The first place where a driver
-     * may be touched. `services` lives until fini. (optional, both or neither) [main-thread] */
+    /* init is called once before the first create, fini once after the last destroy. The host pairs
+     * the calls: there are never two inits without a fini between them. init is the first place
+     * where a driver may be touched. `services` lives until fini. (optional, both or neither)
+     * [main-thread] */
     attn_status (*init)(const attn_services *services, attn_error *error);
     void (*fini)(void);
 
@@ -82,8 +83,8 @@ typedef struct attn_plugin {
     const void *(*get_extension)(const char *id);
 } attn_plugin;
 
-/* The one exported function. Fills *plugin and returns ATTN_OK, or INCOMPATIBLE_VERSION if no major
- * in [abi_major_min, abi_major_max] is spoken. Pure, like describe. [any-thread] */
+/* The one exported function. Fills *plugin and returns ATTN_OK, or INCOMPATIBLE_VERSION if it
+ * speaks no major in [abi_major_min, abi_major_max]. Pure, like describe. [any-thread] */
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error);
 

@@ -20,10 +20,11 @@ extern "C" {
 
 /* ---- Modes ----------------------------------------------------------------------------------- */
 
-/* How the rows of a batch came about. DECODE goes to forward_decode, IDLE to nobody (no row, no
- * call), every other mode to forward_extend. Names as in SGLang's ForwardMode. */
+/* Where the rows of a batch come from. DECODE goes to forward_decode and every other mode to
+ * forward_extend, except IDLE, which has no row and makes no call. Names as in SGLang's
+ * ForwardMode. */
 enum {
-    ATTN_MODE_EXTEND = 0,        /* new tokens behind a prefix that may be empty */
+    ATTN_MODE_EXTEND = 0,        /* new tokens after a prefix that may be empty */
     ATTN_MODE_DECODE = 1,        /* one query for each sequence, row s; q_indptr is not read */
     ATTN_MODE_MIXED = 2,         /* extend rows first, then num_decode_seqs of one query each */
     ATTN_MODE_IDLE = 3,          /* nothing is called, the output is empty */
@@ -38,7 +39,7 @@ enum {
 /* Which keys a query sees, before window_left and attention_chunk narrow it. */
 enum {
     ATTN_MASK_LAYER = 0, /* as the layer says: j <= i + window_right */
-    ATTN_MASK_NONE = 1,  /* all keys whatever the layer's window_right says (prefix partials) */
+    ATTN_MASK_NONE = 1,  /* all keys, whatever window_right says (prefix partials) */
     ATTN_MASK_FULL = 2,  /* bits over all kv_len keys, the new ones included */
     ATTN_MASK_QLEN = 3,  /* bits over the new tokens; all prefix keys are seen */
     ATTN_MASK_COUNT = 4
@@ -98,13 +99,13 @@ typedef struct attn_layer {
  *   absorbed  q_nope and q_pe. All query heads read one key, c_kv | k_pe, a row of the latent
  *             cache, whose value is its c_kv: s = sm_scale * (q_nope . c_kv + q_pe . k_pe). Outputs
  *             are kv_lora_rank wide.
- *   expanded  q, k and v, head_dim = nope_dim + rope_dim. The new rows are all keys there are, read
- *             as given. What lies before them is for other calls, to be merged by LSE: a chunk of
- *             the prefix is such a call, its k and v expanded by the caller, kv_lens and
- *             kv_new_indptr telling where it lies. The latent cache is not read; with SAVE_KV c_kv
- *             and k_pe, as many rows as k, are written to it.
+ *   expanded  q, k and v, head_dim = nope_dim + rope_dim. The new rows are the only keys, read as
+ *             given. Earlier keys are left to other calls, merged by LSE: a chunk of the prefix is
+ *             such a call, with k and v expanded by the caller, and kv_lens and kv_new_indptr
+ *             saying where it lies. The latent cache is not read; with SAVE_KV c_kv and k_pe, as
+ *             many rows as k, are written to it.
  *
- * num_kv_heads is that of k and v. */
+ * num_kv_heads counts the heads of k and v. */
 typedef struct attn_mla_dims {
     uint32_t struct_size;
     int32_t kv_lora_rank; /* width of the latent, which is also the absorbed form's value; 512 */
@@ -147,10 +148,11 @@ enum {
  *   lightning  A_log itself                           1           q, k, v
  *
  * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32). Lightning attention has neither,
- * and always A_log. QK_L2NORM: q and k become x / sqrt(sum x^2 + 1e-6). Before all that channel c
- * of token t, with conv_width W, is silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 + w]); inputs
- * before the sequence's first are those of its convolution state, or 0. Family short_conv is that
- * alone: out is its channels, num_v_heads x head_v_dim of them; num_k_heads and head_k_dim are 0.
+ * and always A_log. QK_L2NORM: q and k become x / sqrt(sum x^2 + 1e-6). Before all that, with
+ * conv_width W, channel c of token t becomes silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 +
+ * w]); inputs before the sequence's first are those of its convolution state, or 0. Family
+ * short_conv is that alone: out is its channels, num_v_heads x head_v_dim of them; num_k_heads and
+ * head_k_dim are 0.
  */
 typedef struct attn_linear_dims {
     uint32_t struct_size;
@@ -188,7 +190,7 @@ typedef struct attn_sparse_dims {
     attn_dtype label_dtype; /* of the label cache; ATTN_DTYPE_NONE = none */
 } attn_sparse_dims;
 
-/* Layers that differ in nothing but their ids and buffers. A model is a list of groups, given at
+/* Layers that differ only in their ids and buffers. A model is a list of groups, given at
  * create, so that one batch can have several plans (window and global, self and cross).
  *
  * Key j is seen by query i iff i - window_left <= j <= i + window_right, -1 = no limit on that
@@ -240,9 +242,9 @@ typedef struct attn_device {
     uint32_t sm;             /* CUDA: 10 * major + minor of the compute capability; else 0 */
     uint32_t num_sms;        /* CUDA: multiprocessors; else 0 */
     uint32_t shared_memory;  /* CUDA: bytes one block may opt in to; else 0 */
-    uint32_t driver_version; /* CUDA: as cuDriverGetVersion tells, 13000 = 13.0; else 0 */
+    uint32_t driver_version; /* CUDA: cuDriverGetVersion, 13000 = 13.0; else 0 */
     uint32_t cpu_isa;        /* CPU: ATTN_CPU_*; else 0 */
-    uint64_t memory_bytes;   /* in all; 0 = unknown */
+    uint64_t memory_bytes;   /* total; 0 = unknown */
     uint64_t l2_bytes;       /* last-level cache; 0 = unknown */
 } attn_device;
 
@@ -261,7 +263,7 @@ typedef struct attn_device {
 
 /* ---- Problem --------------------------------------------------------------------------------- */
 
-/* attn_problem.uses and attn_bounds.uses: what batches and calls may contain beyond the plain. */
+/* attn_problem.uses and attn_bounds.uses: optional parts that batches and calls may have. */
 enum {
     ATTN_USES_POSITIONS = 1 << 0,     /* batch.positions with a custom mask (explicit positions) */
     ATTN_USES_MULTI_ITEM = 1 << 1,    /* batch.multi_item */
@@ -271,10 +273,10 @@ enum {
     ATTN_USES_OMIT_SINK = 1 << 5      /* calls with OMIT_SINK */
 };
 
-/* The two ways of latent attention. */
+/* The two forms of latent attention. */
 enum {
     ATTN_MLA_ABSORBED =
-        0,                /* q_nope is already times W_UK; keys = latent and rope, value = latent */
+        0,                /* q_nope is multiplied by W_UK; keys = latent and rope, value = latent */
     ATTN_MLA_EXPANDED = 1 /* K and V given expanded per head; ordinary attention */
 };
 
@@ -300,7 +302,7 @@ typedef struct attn_bounds {
     int64_t max_kv_tokens; /* keys of a batch in one KV group, each sequence rounded up to pages */
 } attn_bounds;
 
-/* All that a backend needs to know to say whether it can serve a layer group. */
+/* All that a backend needs to decide whether it can serve a layer group. */
 typedef struct attn_problem {
     uint32_t struct_size;
     uint32_t graph_level; /* ATTN_GRAPH_* wanted */
@@ -324,7 +326,7 @@ typedef struct attn_problem {
 
 /* ---- Verdict --------------------------------------------------------------------------------- */
 
-/* What is to be said of a supported problem. */
+/* What to know about a supported problem. */
 enum {
     ATTN_NOTE_DETERMINISTIC = 1 << 0,     /* equal batches give equal bits */
     ATTN_NOTE_BATCH_INVARIANT = 1 << 1,   /* a row's bits do not depend on the rest of its batch */
@@ -454,21 +456,21 @@ enum {
  * each item a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
  * ("bf16", "absent"); "nothing" if no value of this field would do. Setting every named field to an
  * accepted value makes the problem supported; leaving out any one of them does not. For COMBINATION
- * `field` is what would have to change and `with_field` what it does not go together with. */
+ * `field` is what would have to change and `with_field` what it conflicts with. */
 typedef struct attn_reason {
     uint32_t struct_size;
     uint32_t code;       /* ATTN_REASON_* */
     uint32_t field;      /* ATTN_FIELD_* */
     uint32_t with_field; /* ATTN_FIELD_* of a COMBINATION, else 0 */
-    char child[32];      /* CHILD_REJECTED and reasons handed on: the child's name; else "" */
+    char child[32];      /* CHILD_REJECTED, reasons passed on: the child's name; else "" */
     char got[64];
     char accepted[160];
 } attn_reason;
 
 /* What query answers. The caller owns the struct and the array of reasons.
  *
- * `num_reasons` is the number there are, which may exceed `reasons_capacity`; only the first
- * reasons_capacity are written, in the order in which a reader should meet them. */
+ * `num_reasons` counts all reasons and may exceed `reasons_capacity`; only the first
+ * reasons_capacity are written, in the order in which a person should read them. */
 typedef struct attn_verdict {
     uint32_t struct_size;
     uint32_t supported;        /* 1 = yes, 0 = no: at least one reason */

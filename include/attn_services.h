@@ -25,7 +25,7 @@ enum {
     ATTN_OPTION_STRING = 3,      /* as it stands -> text */
     ATTN_OPTION_ENUM = 4,        /* one of `choices` -> text, and its index in integer */
     ATTN_OPTION_SIZE = 5,        /* bytes, suffixes K M G (1024) -> integer */
-    ATTN_OPTION_PATH = 6,        /* made absolute against the ini's folder -> text */
+    ATTN_OPTION_PATH = 6,        /* relative to the ini's folder -> absolute text */
     ATTN_OPTION_BACKEND_REF = 7, /* name of a backend or of a [backend.NAME] section -> text */
     ATTN_OPTION_COUNT = 8
 };
@@ -85,12 +85,12 @@ enum {
     ATTN_SPACE_COUNT = 3
 };
 
-/* One task of a parallel_for. `worker` is in [0, num_workers) and no two tasks run at once with the
- * same one. A status other than ATTN_OK stops tasks that have not begun. */
+/* One task of a parallel_for. `worker` is in [0, num_workers); no two tasks with the same worker
+ * run at once. A status other than ATTN_OK stops tasks that have not begun. */
 typedef attn_status (*attn_task)(void *arg, int64_t task, uint32_t worker);
 
-/* A child made by child_create. `type` is the table to call it through: the child's own, or one of
- * a layer that the host put before it. */
+/* A child made by child_create. `type` is the table to call it through: the child's own, or that of
+ * a wrapper which the host put in front of it. */
 typedef struct attn_child {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -98,8 +98,9 @@ typedef struct attn_child {
     attn_instance *instance; /* the caller's to destroy, through type->ops->destroy */
 } attn_child;
 
-/* What a plugin may ask of the host. Lives as long as the instance it was given to (plugin-wide
- * for init). Each call takes `ctx` first. A slot may be NULL where its comment says so. */
+/* What a plugin may ask of the host. Services live as long as the instance they were given to;
+ * those given to init, until fini. Each call takes `ctx` first. A slot may be NULL where its
+ * comment says so. */
 typedef struct attn_services {
     uint32_t struct_size;
     uint32_t num_workers; /* threads that parallel_for uses at most, >= 1; constant */
@@ -113,7 +114,7 @@ typedef struct attn_services {
     uint64_t (*trace_begin)(void *ctx, const char *name);
     void (*trace_end)(void *ctx, uint64_t span);
 
-    /* Memory for what is decided at create; never called in forward. NULL when exhausted; `release`
+    /* Memory for what create sets up; never called in forward. NULL when exhausted; `release`
      * accepts NULL. Alignment is a power of two. Never NULL. [instance-thread & !capturing] */
     void *(*allocate)(void *ctx, uint32_t space, uint64_t size, uint64_t alignment);
     void (*release)(void *ctx, uint32_t space, void *memory);
@@ -129,9 +130,9 @@ typedef struct attn_services {
     attn_status (*child_query)(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error);
 
-    /* Make that child for `num_problems` layer groups (array; walk with attn_at()). On success
-     * *child is the caller's, and must be destroyed before the caller itself is gone.
-     * NULL unless the type declares a BACKEND_REF option. [instance-thread & !capturing] */
+    /* Make that child for `num_problems` layer groups (array; walk with attn_at()). On success the
+     * caller owns *child and must destroy it before it is destroyed itself. NULL unless the type
+     * declares a BACKEND_REF option. [instance-thread & !capturing] */
     attn_status (*child_create)(void *ctx, const char *name, const attn_problem *problems,
                                 uint32_t num_problems, attn_child *child, attn_error *error);
 

@@ -2,13 +2,14 @@
  *
  * attn_types.h: status codes, errors, data types, devices and tensors.
  *
- * The vocabulary that every other header of the ABI is written in. Nothing here is a function that
- * has to be linked: the few inline helpers at the end are for both sides.
+ * The vocabulary of every other ABI header. Nothing here needs linking; the few inline helpers at
+ * the end serve both sides.
  *
  * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT):
- *   - the first member is `struct_size`, set by the side that allocates the struct to its own
- *     sizeof; the other side reads and writes no byte at or beyond it;
- *   - members are only ever appended; zero in an appended member means what was so before;
+ *   - the first member is `struct_size`: the side that allocates the struct sets it to its own
+ *     sizeof, and the other side reads and writes no byte at or beyond it;
+ *   - members are only ever appended; zero in an appended member means the behaviour before it
+ *     existed;
  *   - integers have a fixed width, padding is explicit, there is no bool, enum, long or bit-field;
  *   - an array of structs is walked by the struct_size of its first element (attn_at()); the side
  *     that allocates the array sets struct_size in every element.
@@ -50,7 +51,7 @@ typedef int32_t attn_status;
     X(BAD_STATE, 4, "called in a state that does not allow it")                                    \
     X(OUT_OF_HOST_MEMORY, 5, "host memory is exhausted")                                           \
     X(OUT_OF_DEVICE_MEMORY, 6, "device memory is exhausted")                                       \
-    X(BUFFER_TOO_SMALL, 7, "a caller's buffer is too small; attn_error.needed tells the bytes")    \
+    X(BUFFER_TOO_SMALL, 7, "a caller's buffer is too small; attn_error.needed holds the size")     \
     X(CAPTURE_UNSUPPORTED, 8, "this cannot be captured into a graph")                              \
     X(CONFIG_ERROR, 9, "an option's value is unknown, mistyped or out of range")                   \
     X(DEPENDENCY_MISSING, 10, "a driver, library, kernel or device generation is missing")         \
@@ -68,9 +69,10 @@ enum {
 
 /* Where a callee writes why it failed. The caller owns the struct and the text buffer.
  *
- * A callee that fails sets `code` to what it returns and writes a NUL-terminated UTF-8 message, cut
- * to `capacity` bytes at a character's border; with capacity 0 or message NULL it writes no text.
- * On success the struct is left alone. Every function that takes an attn_error accepts NULL. */
+ * A callee that fails sets `code` to what it returns and writes a NUL-terminated UTF-8 message,
+ * truncated to `capacity` bytes at a character boundary; with capacity 0 or message NULL it writes
+ * no text. On success the struct is left alone. Every function that takes an attn_error accepts
+ * NULL. */
 typedef struct attn_error {
     uint32_t struct_size;
     int32_t code;      /* attn_status */
@@ -105,8 +107,8 @@ typedef uint32_t attn_dtype;
 /* DLPack's device types. */
 enum { ATTN_DEVICE_CPU = 1, ATTN_DEVICE_CUDA = 2 };
 
-/* A CUstream of the instance's device on CUDA; NULL (the legacy stream) is allowed there but not
- * used by the host. On the CPU it is NULL and everything has happened when a call returns. */
+/* On CUDA, a CUstream of the instance's device; NULL (the legacy stream) is allowed, but the host
+ * never passes it. On the CPU it is NULL, and a call has done its work when it returns. */
 typedef void *attn_stream;
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -116,13 +118,14 @@ typedef void *attn_stream;
 /* attn_tensor.flags */
 enum { ATTN_TENSOR_READ_ONLY = 1 << 0 };
 
-/* A borrowed, strided view after DLPack's DLTensor. Element (i0, i1, ...) lies at
+/* A borrowed, strided view modelled on DLPack's DLTensor. Element (i0, i1, ...) lies at
  * (char *)data + byte_offset + sizeof(dtype) * (i0 * strides[0] + i1 * strides[1] + ...).
  *
- * Shape and strides are always present for the first `ndim` dimensions. A stride is what separates
- * two neighbours in elements, may be 0 only where the dimension is 0 or 1 long, and is never
- * negative. The innermost stride is 1 wherever this ABI names a layout. Memory belongs to whoever
- * made the view and stays valid until the stream has passed the last call that was given it. */
+ * Shape and strides are always present for the first `ndim` dimensions. A stride is the distance
+ * between neighbours in elements; it may be 0 only where the dimension is 0 or 1 long, and is never
+ * negative. The innermost stride is 1 wherever this ABI names a layout. The memory belongs to the
+ * side that made the view, and stays valid until the stream has passed the last call that received
+ * it. */
 typedef struct attn_tensor {
     uint32_t struct_size;
     uint32_t flags;       /* ATTN_TENSOR_* */
@@ -140,14 +143,14 @@ typedef struct attn_tensor {
 
 /* ---- Inline helpers -------------------------------------------------------------------------- */
 
-/* Bytes of one element; 0 for a type of less than a byte. [any-thread] */
+/* Bytes of one element; 0 for a type narrower than a byte. [any-thread] */
 static inline uint32_t attn_dtype_size(attn_dtype dtype)
 {
     return (dtype >> 8 & 0xffu) / 8u;
 }
 
-/* Element `index` of an array of sized structs, by the stride its allocator gave it. [any-thread]
- */
+/* Element `index` of an array of sized structs; the stride is the first element's struct_size.
+ * [any-thread] */
 static inline const void *attn_at(const void *array, uint32_t index)
 {
     return (const char *)array + (size_t)index * *(const uint32_t *)array;

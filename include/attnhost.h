@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attnhost.h: attention backends inside an engine of your own (link with -lattnhost).
+ * attnhost.h: attention backends inside your own engine (link with -lattnhost).
  *
- * The lower layer, nearly all of this file, owns plugins, backends and their metadata and nothing
- * else: KV tensors, block tables, slots, batches, streams and the loop stay the engine's. A batch
- * is the ABI's attn_batch, a layer's tensors are its attn_forward_args, so what an engine fills in
- * here is what a plugin reads.
+ * The lower level, nearly all of this file, owns plugins, backends and their metadata and nothing
+ * else: KV tensors, block tables, slots, batches, streams and the loop stay with the engine. A
+ * batch is the ABI's attn_batch and a layer's tensors are its attn_forward_args: what an engine
+ * fills in is what a plugin reads.
  *
  *   attnhost          a set of plugins, a pool of threads, backends defined by an ini or by calls
  *   attnhost_backend  a backend with its children, made for the layer groups of a model
  *   attnhost_metadata what was planned for a batch; many may live at once
  *
- *   attnhost_create            load what there is
- *   attnhost_load_plugin
+ *   attnhost_create            make a host
+ *   attnhost_load_plugin       give it plugins
  *   attnhost_query             ask before anything is allocated
- *   attnhost_compose           once a model
+ *   attnhost_compose           once per model
  *   attnhost_metadata_create   once, for the largest batch
- *   loop: attnhost_init_forward_metadata   once a batch
- *         attnhost_forward                 once a layer
+ *   loop: attnhost_init_forward_metadata   once per batch
+ *         attnhost_forward                 once per layer
  *   attnhost_metadata_destroy, attnhost_backend_destroy, attnhost_destroy
  *
  * From vLLM's CommonAttentionMetadata to attn_batch: query_start_loc is q_indptr, seq_lens is
@@ -26,16 +26,16 @@
  * of the engine is one element of kv_groups. The mode is DECODE if every sequence has one query,
  * else EXTEND (MIXED only if the decodes come last). K and V may be strided views of one tensor.
  *
- * Structs are sized as in the ABI: set struct_size to sizeof before the call. Strings that are
- * returned live as long as the object they were asked of, unless their comment says otherwise.
- * Every function that returns attn_status accepts a NULL error, and writes its outputs on success
- * alone.
+ * Structs are sized as in the ABI: set struct_size to sizeof before the call. Returned strings live
+ * as long as the object they came from, unless their comment says otherwise. Every function that
+ * returns attn_status accepts a NULL error and writes its outputs only on success.
  *
- * On CUDA, memory, streams and graphs are the engine's, of the device's primary context: the one of
- * the runtime API, and of PyTorch. Any context or none may be current in the thread that calls; it
- * is so again when the call returns, while plugins find the primary one. To capture: plan a batch
- * on GRAPH metadata, begin the capture, forward all layers with ATTN_FORWARD_CAPTURING, end it.
- * Before each replay fill the same device arrays anew and plan again. examples/embed_cuda.c does.
+ * On CUDA, memory, streams and graphs are the engine's and belong to the device's primary context,
+ * the one that the runtime API and PyTorch use. The calling thread may have any context current, or
+ * none: the library makes the primary one current for plugins and restores the caller's on return.
+ * To capture: plan a batch on GRAPH metadata, begin the capture, forward all layers with
+ * ATTN_FORWARD_CAPTURING, end it. Before each replay, refill the same device arrays and plan again,
+ * as examples/embed_cuda.c does.
  *
  * Thread tags, the last line of a function's comment:
  *   [any-thread]      any thread at any time
@@ -65,15 +65,15 @@ typedef struct attnhost_metadata attnhost_metadata;
 /* ---- Host ------------------------------------------------------------------------------------ */
 
 /* Takes a message for the user: UTF-8 without a newline, valid during the call. `level` is
- * ATTN_LOG_*. Called from whichever thread has something to say, never twice at once. */
+ * ATTN_LOG_*. Called from any thread, but never from two at once. */
 typedef void (*attnhost_log)(void *ctx, uint32_t level, const char *message);
 
-/* How a host is made. All zero but struct_size is a good choice. */
+/* How a host is made. All zero except struct_size is a good choice. */
 typedef struct attnhost_params {
     uint32_t struct_size;
     uint32_t num_threads; /* of the pool, the calling thread included; 0 = the CPUs this process */
                           /* may run on */
-    uint32_t log_level;   /* messages above it are dropped; ATTN_LOG_ERROR (0) lets errors pass */
+    uint32_t log_level;   /* messages above it are dropped; ATTN_LOG_ERROR (0) passes only errors */
     uint32_t reserved;    /* 0 */
     attnhost_log log;     /* NULL = lines on stderr */
     void *log_ctx;
@@ -82,7 +82,8 @@ typedef struct attnhost_params {
 /* Version of the library, "MAJOR.MINOR.PATCH". Static. [any-thread] */
 const char *attnhost_version(void);
 
-/* "UNSUPPORTED" for ATTN_UNSUPPORTED; "?" for a number that is no status. Static. [any-thread] */
+/* "UNSUPPORTED" for ATTN_UNSUPPORTED; "?" for a number that is not a status. Static. [any-thread]
+ */
 const char *attnhost_status_name(attn_status status);
 
 /* Make a host without plugins. `params` may be NULL (all zero) and is copied. OUT_OF_HOST_MEMORY if
@@ -97,9 +98,9 @@ void attnhost_destroy(attnhost *host);
 
 /* Load one file. Symbolic links are resolved; the file and its folder must not be writable by
  * others, and must belong to root or to the user. Nothing is searched for: a path without a slash
- * is a file of the working directory. A file that is loaded already is ATTN_OK.
+ * is a file of the working directory. Loading a file twice is ATTN_OK.
  *
- * A file that is refused stays on record with its reason, which is also what is returned here:
+ * A refused file stays on record with its reason, which is also returned here:
  * INVALID_ARGUMENT (no such file, not trusted, not a shared object, no entry), CONFIG_ERROR (pin
  * does not match, name already taken), INCOMPATIBLE_VERSION, INTERNAL (tables are malformed), or
  * what the plugin answered. [host-thread] */
@@ -112,8 +113,8 @@ attn_status attnhost_load_directory(attnhost *host, const char *directory, attn_
 
 /* Load the folders of the environment variable ATTNHOST_PLUGIN_PATH (separated by colons, absolute;
  * ignored when the process runs with elevated privileges), then the folder that plugins are
- * installed in, if it exists. A file whose backends are there already is passed over: it is on
- * record as CONFIG_ERROR, shadowed by what was loaded before. [host-thread] */
+ * installed in, if it exists. A file whose backends are already loaded is skipped: it stays on
+ * record as CONFIG_ERROR, shadowed by the earlier file. [host-thread] */
 attn_status attnhost_load_installed(attnhost *host, attn_error *error);
 
 /* From now on `file` is loaded only if the SHA-256 of its content is `sha256` (64 hexadecimal
@@ -122,7 +123,8 @@ attn_status attnhost_load_installed(attnhost *host, attn_error *error);
 attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sha256,
                                 attn_error *error);
 
-/* A plugin on record. Strings are never NULL but `build`; "" where a refused file never told. */
+/* A plugin on record. Only `build` may be NULL; other strings are "" where a refused file gave
+ * none. */
 typedef struct attnhost_plugin_info {
     uint32_t struct_size;
     int32_t status;     /* ATTN_OK = usable; else why it was refused */
@@ -132,7 +134,7 @@ typedef struct attnhost_plugin_info {
     const char *version;
     const char *vendor;
     const char *doc;
-    const char *build; /* NULL = not told */
+    const char *build; /* NULL = not given */
     uint32_t abi_major;
     uint32_t abi_minor;
     uint32_t num_backends;  /* 0 if refused */
@@ -164,7 +166,7 @@ attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_in
 
 /* Read an ini: its [plugins] section is loaded, its [backend.NAME] sections are defined; other
  * sections are checked and have no effect here. CONFIG_ERROR with "file:line: ..." for the first
- * thing that is wrong; a plugin marked critical that is refused is the error of its refusal.
+ * thing that is wrong; if a plugin marked critical is refused, the error is that of its refusal.
  * [host-thread] */
 attn_status attnhost_configure_file(attnhost *host, const char *path, attn_error *error);
 
@@ -174,10 +176,10 @@ attn_status attnhost_configure_text(attnhost *host, const char *text, uint64_t l
                                     const char *name, const char *base, attn_error *error);
 
 /* What a section [backend.NAME] does: `name` stands for backend type `type` with these options.
- * `type` NULL = name. `pairs` holds num_options times key, value; a repeated option may stand there
- * several times; relative paths are relative to the working directory. The type need not be loaded
- * yet; options are checked when the backend is used. CONFIG_ERROR if `name` is malformed or defined
- * already. All is copied. [host-thread] */
+ * `type` NULL = name. `pairs` holds num_options pairs of key and value; a repeated option may
+ * appear several times; relative paths are relative to the working directory. The type need not be
+ * loaded yet; options are checked when the backend is used. CONFIG_ERROR if `name` is malformed or
+ * already defined. Everything is copied. [host-thread] */
 attn_status attnhost_define_backend(attnhost *host, const char *name, const char *type,
                                     const char *const *pairs, uint32_t num_options,
                                     attn_error *error);
@@ -189,21 +191,21 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
 attn_status attnhost_device_init(attn_device *device, int32_t type, int32_t id, attn_error *error);
 
 /* Can the backend `name` (a defined one, or a type with its defaults) solve the problem? The device
- * may be one that is not here. ATTN_OK for a no as well: see verdict->supported and its reasons.
- * CONFIG_ERROR for an unknown name (with the nearest one), wrong options, a cycle or a missing
- * child; INTERNAL if the answer contradicts itself. [host-reader] */
+ * may be one that this machine does not have. ATTN_OK for a no as well: see verdict->supported and
+ * its reasons. CONFIG_ERROR for an unknown name (with the nearest one), wrong options, a cycle or a
+ * missing child; INTERNAL if the answer contradicts itself. [host-reader] */
 attn_status attnhost_query(const attnhost *host, const char *name, const attn_problem *problem,
                            attn_verdict *verdict, attn_error *error);
 
 /* ---- Backends -------------------------------------------------------------------------------- */
 
 /* Make the backend `name` with all its children for the layer groups of a model (`problems`: array,
- * struct_size set in each, all on one device). Errors as of attnhost_query, and UNSUPPORTED,
- * DEPENDENCY_MISSING, CHILD_FAILED ... as the backend answers, its name before the message. On
- * failure nothing is left behind. The problems are read during the call alone.
+ * struct_size set in each, all on one device). Errors are those of attnhost_query, and UNSUPPORTED,
+ * DEPENDENCY_MISSING, CHILD_FAILED ... from the backend, with its name before the message. A
+ * failure leaves nothing allocated. The problems are read only during the call.
  *
- * A backend uses its host's pool and tables: no [host-thread] call but loading and defining may be
- * made while it lives, and those not while it is in use. [host-thread & !capturing] */
+ * A backend uses its host's pool and tables: while it lives, no [host-thread] call except loading
+ * and defining may be made, and not even those while it is in use. [host-thread & !capturing] */
 attn_status attnhost_compose(attnhost *host, const char *name, const attn_problem *problems,
                              uint32_t num_problems, attnhost_backend **backend, attn_error *error);
 
@@ -211,8 +213,8 @@ attn_status attnhost_compose(attnhost *host, const char *name, const attn_proble
  * accepted. [host-thread & !capturing] */
 void attnhost_backend_destroy(attnhost_backend *backend);
 
-/* Compile, tune and warm up, so that no step does; may take minutes. Nothing to do is ATTN_OK.
- * `progress` may be NULL. [backend-thread & !capturing] */
+/* Compile, tune and warm up, so that no step has to; may take minutes. Having nothing to do is
+ * ATTN_OK. `progress` may be NULL. [backend-thread & !capturing] */
 attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress progress,
                                      void *progress_ctx, attn_error *error);
 
@@ -228,11 +230,11 @@ uint32_t attnhost_backend_needs_host_lens(const attnhost_backend *backend);
 typedef struct attnhost_node_info {
     uint32_t struct_size;
     uint32_t depth;          /* 0 for the backend itself, 1 for its children ... */
-    const char *name;        /* as it was asked for */
+    const char *name;        /* as asked for */
     const char *type;        /* name of its backend type */
     const char *plugin_file; /* absolute */
-    int64_t rows;            /* query rows that its forwards computed so far, summed over layers; */
-                             /* counted where there are no children, else 0 */
+    int64_t rows;            /* query rows its forwards have computed, summed over layers; */
+                             /* 0 where there are children */
     uint32_t num_children;
     uint32_t reserved; /* 0 */
 } attnhost_node_info;
@@ -253,16 +255,16 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
                                    const attn_bounds *bounds, attn_memory_size *size,
                                    attn_error *error);
 
-/* Make metadata. A region whose base is given in `memory` lies in the caller's memory, which stays
- * where it is until attnhost_metadata_destroy; every other region is allocated (`memory` NULL = all
- * of them). Of these scratch is shared: all metadata of a backend made without scratch of its own
- * uses one region, so their forwards must go to one stream; for forwards on several streams give
- * each its own scratch, which engines usually have as a workspace.
+/* Make metadata. Where `memory` gives a region's base, the region is the caller's and must not move
+ * until attnhost_metadata_destroy; the other regions are allocated here (`memory` NULL = all of
+ * them). Allocated scratch is one region, shared by all metadata of the backend made without
+ * scratch of their own, so their forwards must go to one stream. For forwards on several streams,
+ * give each metadata its own scratch; engines usually have a workspace for it.
  *
  * BUFFER_TOO_SMALL (needed = bytes) if a given region is too small, INVALID_ARGUMENT if it is
- * misaligned or `kind` is unknown, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY. ZEROED regions are
- * zeroed here, whoever gave them, and are zero when this returns: it waits for no stream of the
- * engine's, so nothing may still use them. [backend-thread & !capturing] */
+ * misaligned or `kind` is unknown, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY. ZEROED regions, given
+ * or allocated, are zero when this returns; it waits for no stream of the engine, so nothing may
+ * still be using them. [backend-thread & !capturing] */
 attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
                                      const attn_bounds *bounds, const attn_memory *memory,
                                      attnhost_metadata **metadata, attn_error *error);
@@ -273,14 +275,14 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata);
 
 /* Plan a batch for all layers. What is wrong with the batch itself is INVALID_ARGUMENT: an unknown
  * mode, one outside the bounds, more sequences or tokens than the bounds, a KV group or an index
- * form that is missing, missing host arrays where they are needed, an indptr on the host that falls
- * or covers more than there is. A batch in IDLE is not handed to
- * the backend. After a failure the metadata has no batch. [backend-thread & !capturing] */
+ * form that is missing, missing host arrays where they are needed, a host indptr that decreases or
+ * covers more rows than there are. An IDLE batch is not passed to the backend. After a failure the
+ * metadata has no batch. [backend-thread & !capturing] */
 attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const attn_batch *batch,
                                            attn_stream stream, attn_error *error);
 
-/* One layer of the batch that was planned last: DECODE goes to the backend's forward_decode, IDLE
- * to nobody, every other mode to forward_extend. Only enqueues on `stream`. BAD_STATE without a
+/* Run one layer of the batch planned last: DECODE calls the backend's forward_decode, IDLE calls
+ * nothing, every other mode calls forward_extend. Only enqueues on `stream`. BAD_STATE without a
  * batch, UNSUPPORTED if the backend does not serve this phase. After a failure the ZEROED regions
  * are zeroed again (on `stream`), so that the next batch starts clean. [backend-thread] */
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
@@ -288,23 +290,23 @@ attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
 
 /* ---- Whole runs ------------------------------------------------------------------------------ */
 
-/* The upper layer: what `attnhost run` does, with the host's own pools, scheduler and trace
+/* The upper level: what `attnhost run` does, with the host's own pools, scheduler and trace
  * readers. Reads the ini `path` (NULL = defaults), applies `sets` ("section.key=value"), serves the
- * trace. *json gets the report as JSON text, to be released by attnhost_free_text(); *passed is 1
- * if no verified row was wrong and no KV leaked. A configuration error is CONFIG_ERROR; a backend
- * that cannot serve UNSUPPORTED; a critical plugin that is refused DEPENDENCY_MISSING; what failed
- * while running INTERNAL, with the message of what it was. [any-thread] */
+ * trace. *json gets the report as JSON text, to be released with attnhost_free_text(); *passed is 1
+ * if no verified row was wrong and no KV leaked. Returns CONFIG_ERROR for an error in the
+ * configuration, UNSUPPORTED if the backend cannot serve it, DEPENDENCY_MISSING if a critical
+ * plugin is refused, and INTERNAL, with a message, if the run itself fails. [any-thread] */
 attn_status attnhost_run(const char *path, const char *const *sets, uint32_t num_sets,
                          uint32_t *passed, char **json, attn_error *error);
 
-/* Release a text of attnhost_run(). NULL is accepted. [any-thread] */
+/* Release a text that attnhost_run() returned. NULL is accepted. [any-thread] */
 void attnhost_free_text(char *text);
 
 /* ---- Helpers --------------------------------------------------------------------------------- */
 
 /* Make *tensor a view of `data`: `ndim` extents, and as many strides in elements (NULL = dense,
- * row-major). Alignment is what the address has, 4096 at most. INVALID_ARGUMENT for a bad ndim, a
- * negative extent or stride, a type of less than a byte, or data NULL with elements in it.
+ * row-major). Alignment is that of the address, 4096 at most. INVALID_ARGUMENT for a bad ndim, a
+ * negative extent or stride, a type narrower than a byte, or NULL data with elements.
  * [any-thread] */
 attn_status attnhost_tensor_init(attn_tensor *tensor, void *data, int32_t device_type,
                                  int32_t device_id, attn_dtype dtype, uint32_t ndim,
@@ -314,7 +316,7 @@ attn_status attnhost_tensor_init(attn_tensor *tensor, void *data, int32_t device
  *   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
  * where both are empty (-inf) out is 0 and lse -inf. out*: [tokens, heads, dim] fp32, fp16 or bf16,
  * lse*: [tokens, heads] fp32; any strides; computed in fp64. The outputs may be the views of a or
- * of b. INVALID_ARGUMENT if shapes, types or devices do not fit. [any-thread] */
+ * of b. INVALID_ARGUMENT if shapes, types or devices do not match. [any-thread] */
 attn_status attnhost_merge_states(const attn_tensor *out_a, const attn_tensor *lse_a,
                                   const attn_tensor *out_b, const attn_tensor *lse_b,
                                   const attn_tensor *out, const attn_tensor *lse,

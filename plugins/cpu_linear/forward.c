@@ -3,7 +3,7 @@
  * forward.c: one layer: check the call, take all heads of all sequences through their rows, write
  * the convolution's states. When it returns all is done.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/batch.h"
 #include "plugins/common/plugin_error.h"

@@ -2,7 +2,7 @@
  *
  * instance.c: an instance is one block: the instance, its groups, the ids of their layers.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/instance.h"
@@ -15,10 +15,10 @@
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 const cpu_isa_build linear_builds[] = {
-#ifdef LINEAR_AVX512
+#ifdef CPU_LINEAR_AVX512
     {CPU_ISA_AVX512, &linear_kernels_avx512},
 #endif
-#ifdef LINEAR_AVX2
+#ifdef CPU_LINEAR_AVX2
     {CPU_ISA_AVX2, &linear_kernels_avx2},
 #endif
     {CPU_ISA_GENERIC, &linear_kernels_generic},
@@ -112,7 +112,7 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
     if (status == ATTN_OK)
         status = linear_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&linear_type, options, services, attn_at(problems, i), error);
+        status = problem_require(&cpu_linear_type, options, services, attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cpu_isa_choose(linear_builds, linear_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)

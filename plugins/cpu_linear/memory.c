@@ -5,7 +5,7 @@
  *   device scratch    [worker 0][worker 1] ...      the most any group needs
  *   host metadata     attn_metadata, sequences, snapshots
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/region.h"
 

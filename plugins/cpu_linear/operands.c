@@ -3,7 +3,7 @@
  * operands.c: from attn_forward_args to a linear_call: everything that can be wrong with a call is
  * found here.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/operand.h"

@@ -3,7 +3,7 @@
  * plan.c: a batch, checked against the bounds: rows and slots of its sequences. Slots are copied,
  * since host arrays do not outlive the call.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/batch.h"
 #include "plugins/common/copy_sized.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin.c: linear, recurrent layers on the host's processor: what it is called, what can be set,
- * and the one exported function.
+ * plugin.c: cpu_linear, recurrent layers on the host's processor: what it is called, what can be
+ * set, and the one exported function.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/option.h"
 #include "plugins/common/plugin_entry.h"
@@ -67,9 +67,9 @@ static const attn_backend_ops ops = {
     .get_extension = plugin_no_extension,
 };
 
-const attn_backend_type linear_type = {
+const attn_backend_type cpu_linear_type = {
     .struct_size = sizeof(attn_backend_type),
-    .name = "linear",
+    .name = "cpu_linear",
     .doc = "recurrent layers on the processor: gated delta net, Mamba2, KDA, lightning, short conv",
     .num_options = sizeof options_declared / sizeof options_declared[0],
     .num_layouts = sizeof layouts / sizeof layouts[0],
@@ -82,7 +82,7 @@ const attn_backend_type linear_type = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    static const attn_backend_type *const types[] = {&linear_type};
+    static const attn_backend_type *const types[] = {&cpu_linear_type};
     return plugin_describe(types, 1, index, type, error);
 }
 
@@ -91,7 +91,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
 {
     static const attn_plugin mine = {
         .num_backends = 1,
-        .name = "linear",
+        .name = "cpu_linear",
         .doc = "recurrent layers on the host's processor",
         .describe = describe,
     };

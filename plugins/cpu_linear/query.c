@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what linear can do. A problem goes through a table of small checks; each adds the
+ * query.c: what cpu_linear can do. A problem goes through a table of small checks; each adds the
  * reasons it finds, so that a person reads all of them at once.
  */
-#include "linear.h"
+#include "cpu_linear.h"
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"

@@ -3,10 +3,10 @@
  * scratch.h: what a worker computes a block of heads in. Rows are padded with zeros to whole panels
  * (k_stride, v_stride), so that vectors need no tails.
  */
-#ifndef LINEAR_SCRATCH_H
-#define LINEAR_SCRATCH_H
+#ifndef CPU_LINEAR_SCRATCH_H
+#define CPU_LINEAR_SCRATCH_H
 
-#include "linear.h"
+#include "cpu_linear.h"
 
 typedef struct linear_scratch {
     int64_t k_stride;
@@ -36,4 +36,4 @@ typedef struct linear_scratch {
  * alone. */
 int64_t linear_scratch_init(linear_scratch *scratch, const linear_group *group, float *memory);
 
-#endif /* LINEAR_SCRATCH_H */
+#endif /* CPU_LINEAR_SCRATCH_H */

@@ -15,7 +15,7 @@
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/tensor_map.h"
-#include "plugins/common/kernels/elements.cuh"
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/operand.h"
 #include "plugins/common/plugin_error.h"
 

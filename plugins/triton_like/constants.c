@@ -9,16 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-int triton_is_fp8(attn_dtype dtype)
-{
-    return dtype == ATTN_FP8_E4M3 || dtype == ATTN_FP8_E5M2;
-}
-
-int triton_has_cache(const triton_group *group)
-{
-    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
-}
-
 int32_t triton_round16(int32_t dim)
 {
     return (dim + 15) / 16 * 16;
@@ -45,38 +35,19 @@ uint32_t triton_files(const triton_group *group, uint32_t modes)
         files |= 1u << FILE_EXTEND;
     if (modes == 0 || modes & split)
         files |= 1u << FILE_DECODE;
-    if (triton_has_cache(group))
+    if (cuda_group_has_cache(&group->base))
         files |= 1u << FILE_SAVE_KV;
     return files;
 }
 
 void triton_group_init(triton_group *group, const attn_problem *problem)
 {
-    const attn_layer_group *from = problem->group;
+    const attn_device *device = problem->device;
     *group = (triton_group){
-        .attn_type = from->attn_type,
-        .flags = from->flags,
-        .kv_group = from->kv_group,
-        .kv_heads = from->num_kv_heads,
-        .ratio = from->num_q_heads / from->num_kv_heads,
-        .dim = from->head_dim,
-        .v_dim = from->v_head_dim,
-        .window_left = from->window_left,
-        .window_right = from->window_right,
-        .chunk = from->attention_chunk,
-        .sm_scale = from->sm_scale,
-        .logit_cap = from->logit_cap,
-        .scale_granularity = from->kv_scale_granularity,
-        .page_size = problem->page_size > 0 ? problem->page_size : 1,
-        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
-        .q_dtype = problem->q_dtype,
-        .kv_dtype = problem->kv_dtype,
-        .out_dtype = problem->out_dtype,
-        .num_sms = problem->device && problem->device->num_sms ? problem->device->num_sms
-                                                               : (uint32_t)DEFAULT_SMS,
+        .num_sms = device && device->num_sms ? device->num_sms : (uint32_t)DEFAULT_SMS,
         .variants = triton_variants(problem->bounds->mask_kinds),
-        .num_layers = from->num_layers,
     };
+    cuda_group_init(&group->base, problem);
     group->files = triton_files(group, problem->bounds->modes);
 }
 
@@ -96,13 +67,14 @@ static int32_t code_bytes(int32_t dim)
 /* A key and its value of 16-bit elements; the same as they come from the cache. */
 static int32_t pair_bytes(const triton_group *group)
 {
-    return row_bytes(group->dim) + row_bytes(group->v_dim);
+    return row_bytes(group->base.dim) + row_bytes(group->base.v_dim);
 }
 
 static int32_t cached_bytes(const triton_group *group)
 {
-    return triton_is_fp8(group->kv_dtype) ? code_bytes(group->dim) + code_bytes(group->v_dim)
-                                          : pair_bytes(group);
+    return cuda_is_fp8(group->base.kv_dtype)
+               ? code_bytes(group->base.dim) + code_bytes(group->base.v_dim)
+               : pair_bytes(group);
 }
 
 static int32_t most(int32_t a, int32_t b)
@@ -115,8 +87,8 @@ static int32_t most(int32_t a, int32_t b)
 static int32_t extend_bytes(const triton_group *group, int32_t row_tiles, int32_t key_tile)
 {
     int32_t coded =
-        triton_is_fp8(group->kv_dtype) ? 2 * cached_bytes(group) + pair_bytes(group) : 0;
-    return EXTEND_WARPS * 16 * row_tiles * row_bytes(group->dim) +
+        cuda_is_fp8(group->base.kv_dtype) ? 2 * cached_bytes(group) + pair_bytes(group) : 0;
+    return EXTEND_WARPS * 16 * row_tiles * row_bytes(group->base.dim) +
            key_tile * (most(2 * pair_bytes(group), coded) + 2 * 16 + 4);
 }
 
@@ -125,8 +97,8 @@ static int32_t extend_bytes(const triton_group *group, int32_t row_tiles, int32_
 static int32_t decode_bytes(const triton_group *group, int32_t warps, int32_t stages)
 {
     int32_t warp = most(stages * cached_bytes(group), pair_bytes(group)) * 16;
-    return most(16 * row_bytes(group->dim) + warps * warp,
-                warps * 16 * (triton_round16(group->v_dim) + 6) * 4);
+    return most(16 * row_bytes(group->base.dim) + warps * warp,
+                warps * 16 * (triton_round16(group->base.v_dim) + 6) * 4);
 }
 
 /* Two 16-row tiles of a warp halve the traffic of keys in shared memory, as long as the sums stay
@@ -135,16 +107,17 @@ static void choose_extend(const triton_group *group, int variant, int32_t limit,
                           kernel_shape *shape)
 {
     static const int32_t candidates[][2] = {{2, 64}, {2, 32}, {1, 64}, {1, 32}, {1, 16}};
-    int crowded =
-        variant == VARIANT_CUSTOM || group->flags & ATTN_GROUP_HAS_ALIBI || group->logit_cap > 0;
+    int crowded = variant == VARIANT_CUSTOM || group->base.flags & ATTN_GROUP_HAS_ALIBI ||
+                  group->base.logit_cap > 0;
     for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
         int32_t rows = candidates[i][0], keys = candidates[i][1];
         shape->row_tiles = rows;
         shape->key_tile = keys;
         shape->extend_shared = extend_bytes(group, rows, keys);
-        int sums = rows * triton_round16(group->v_dim) <= 256;
-        int scores = rows * keys <= (crowded ? 64 : 128) || group->v_dim <= 64;
-        if (sums && scores && (group->dim <= 128 || keys <= 32) && shape->extend_shared <= limit)
+        int sums = rows * triton_round16(group->base.v_dim) <= 256;
+        int scores = rows * keys <= (crowded ? 64 : 128) || group->base.v_dim <= 64;
+        if (sums && scores && (group->base.dim <= 128 || keys <= 32) &&
+            shape->extend_shared <= limit)
             return;
     }
 }
@@ -154,7 +127,7 @@ static void choose_extend(const triton_group *group, int variant, int32_t limit,
 static void choose_decode(const triton_group *group, int32_t limit, kernel_shape *shape)
 {
     static const int32_t candidates[][2] = {{4, 4}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}};
-    int32_t dims = triton_round16(group->dim) + triton_round16(group->v_dim);
+    int32_t dims = triton_round16(group->base.dim) + triton_round16(group->base.v_dim);
     for (int32_t blocks = dims <= 256 ? 3 : 2; blocks > 0; blocks--)
         for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
             if (blocks > 1 && candidates[i][1] < 3)
@@ -193,22 +166,6 @@ static void define(kernel_constants *constants, const char *format, ...)
     va_end(args);
 }
 
-static int dtype_number(attn_dtype dtype)
-{
-    switch (dtype) {
-    case ATTN_F16:
-        return 1;
-    case ATTN_BF16:
-        return 2;
-    case ATTN_FP8_E4M3:
-        return 3;
-    case ATTN_FP8_E5M2:
-        return 4;
-    default:
-        return 0;
-    }
-}
-
 /* A float as its bits: what printf makes of a float depends on the locale. */
 static void define_float(kernel_constants *constants, const char *name, float value)
 {
@@ -221,27 +178,28 @@ void triton_constants(const triton_group *group, int variant, const kernel_shape
                       const triton_options *options, kernel_constants *constants)
 {
     constants->count = 0;
-    define(constants, "-DQ_DTYPE=%d", dtype_number(group->q_dtype));
-    define(constants, "-DKV_DTYPE=%d", dtype_number(group->kv_dtype));
-    define(constants, "-DOUT_DTYPE=%d", dtype_number(group->out_dtype));
+    define(constants, "-DQ_DTYPE=%d", cuda_element(group->base.q_dtype));
+    define(constants, "-DKV_DTYPE=%d", cuda_element(group->base.kv_dtype));
+    define(constants, "-DOUT_DTYPE=%d", cuda_element(group->base.out_dtype));
     define(constants, "-DPARTIAL_DTYPE=%d",
-           options->reduce_in_fp32 ? 0 : dtype_number(group->q_dtype));
-    define(constants, "-DHEAD_DIM=%d", group->dim);
-    define(constants, "-DV_DIM=%d", group->v_dim);
-    define(constants, "-DHEAD_PAD=%d", triton_round16(group->dim));
-    define(constants, "-DV_PAD=%d", triton_round16(group->v_dim));
-    define(constants, "-DGQA=%d", group->ratio);
-    define(constants, "-DKV_HEADS=%d", group->kv_heads);
-    define(constants, "-DWINDOW_LEFT=%d", group->window_left);
-    define(constants, "-DCHUNK=%d", group->chunk);
-    define_float(constants, "SM_SCALE_BITS", group->sm_scale);
-    define_float(constants, "LOGIT_CAP_BITS", group->logit_cap > 0 ? group->logit_cap : 0);
-    define(constants, "-DHAS_ALIBI=%d", (group->flags & ATTN_GROUP_HAS_ALIBI) != 0);
-    define(constants, "-DHAS_SINKS=%d", (group->flags & ATTN_GROUP_HAS_SINKS) != 0);
+           options->reduce_in_fp32 ? 0 : cuda_element(group->base.q_dtype));
+    define(constants, "-DHEAD_DIM=%d", group->base.dim);
+    define(constants, "-DV_DIM=%d", group->base.v_dim);
+    define(constants, "-DHEAD_PAD=%d", triton_round16(group->base.dim));
+    define(constants, "-DV_PAD=%d", triton_round16(group->base.v_dim));
+    define(constants, "-DGQA=%d", group->base.ratio);
+    define(constants, "-DKV_HEADS=%d", group->base.kv_heads);
+    define(constants, "-DWINDOW_LEFT=%d", group->base.window_left);
+    define(constants, "-DCHUNK=%d", group->base.chunk);
+    define_float(constants, "SM_SCALE_BITS", group->base.sm_scale);
+    define_float(constants, "LOGIT_CAP_BITS",
+                 group->base.logit_cap > 0 ? group->base.logit_cap : 0);
+    define(constants, "-DHAS_ALIBI=%d", (group->base.flags & ATTN_GROUP_HAS_ALIBI) != 0);
+    define(constants, "-DHAS_SINKS=%d", (group->base.flags & ATTN_GROUP_HAS_SINKS) != 0);
     define(constants, "-DCUSTOM_MASK=%d", variant == VARIANT_CUSTOM);
-    define(constants, "-DSCALE_PER_HEAD=%d", group->scale_granularity == ATTN_SCALE_PER_HEAD);
+    define(constants, "-DSCALE_PER_HEAD=%d", group->base.scale_granularity == ATTN_SCALE_PER_HEAD);
     define(constants, "-DSPLIT_PROBABILITIES=%d", options->split_probabilities);
-    define(constants, "-DPAGE_SIZE=%d", group->page_size);
+    define(constants, "-DPAGE_SIZE=%d", group->base.page_size);
     define(constants, "-DROW_TILES=%d", shape->row_tiles);
     define(constants, "-DKEY_TILE=%d", shape->key_tile);
     define(constants, "-DWARPS=%d", shape->warps);

@@ -14,12 +14,12 @@
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    triton_layer *layers = (triton_layer *)(instance->groups + instance->num_groups);
-    triton_layer *next = layers;
+    instance_layer *layers = (instance_layer *)(instance->groups + instance->num_groups);
+    instance_layer *next = layers;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const attn_problem *problem = attn_at(problems, i);
         triton_group_init(&instance->groups[i], problem);
-        instance->groups[i].layers = next;
+        instance->groups[i].base.layers = next;
         attn_status status = instance_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;
@@ -57,7 +57,7 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
         return status;
 
     uint64_t size = sizeof(attn_instance) + num_problems * sizeof(triton_group) +
-                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(triton_layer);
+                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(instance_layer);
     attn_instance *made = instance_allocate(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
@@ -125,8 +125,8 @@ uint32_t triton_index_forms(attn_instance *instance)
 {
     uint32_t forms = 0;
     for (uint32_t i = 0; i < instance->num_groups; i++)
-        if (triton_has_cache(&instance->groups[i]))
-            forms |= instance->groups[i].page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
-                                                        : ATTN_INDEX_BLOCK_TABLE;
+        if (cuda_group_has_cache(&instance->groups[i].base))
+            forms |= instance->groups[i].base.page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
+                                                             : ATTN_INDEX_BLOCK_TABLE;
     return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
 }

@@ -5,13 +5,10 @@
  */
 #include "triton_like.h"
 
+#include "plugins/common/cuda/image.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* A problem in structs of ours, whatever size the caller's have. */
 typedef struct question {
@@ -23,7 +20,6 @@ typedef struct question {
 } question;
 
 enum {
-    LEAST_SM = 80,
     ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
     ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1,
     ALL_USES = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV |
@@ -31,11 +27,6 @@ enum {
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
 };
-
-static int is_operand_dtype(attn_dtype dtype)
-{
-    return dtype == ATTN_F16 || dtype == ATTN_BF16;
-}
 
 static int has_cache(const attn_layer_group *group)
 {
@@ -84,13 +75,10 @@ static const problem_limits limits = {
     .notes = {ALL_NOTES, "0..3"},
 };
 
+/* NVRTC compiles for any of these. */
 static void check_device(const question *ask, attn_verdict *verdict)
 {
-    if (ask->device.type != ATTN_DEVICE_CUDA)
-        REFUSE(ARCH, DEVICE_TYPE, "cuda", "%s",
-               ask->device.type == ATTN_DEVICE_CPU ? "cpu" : "unknown");
-    if (ask->device.sm < LEAST_SM)
-        REFUSE(ARCH, DEVICE_SM, "80..999", "%u", ask->device.sm);
+    cuda_codes_check("compute_80", &ask->device, verdict);
 }
 
 static void check_kind(const question *ask, attn_verdict *verdict)
@@ -125,61 +113,16 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     problem_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Can the cache have this dtype beside some dtype of q, or beside this one? */
-static int suits_some(const question *ask, attn_dtype kv_dtype)
-{
-    return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && triton_is_fp8(kv_dtype));
-}
+static const cuda_dtypes dtypes = {.fp8_cache = 1, .f32_out = 1};
 
-static int suits(const question *ask, attn_dtype kv_dtype)
-{
-    return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && triton_is_fp8(kv_dtype));
-}
-
-static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_verdict *verdict)
-{
-    char accepted[64];
-    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
-             has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
-}
-
-/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
 static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
-    const attn_problem *problem = &ask->problem;
-    if (!is_operand_dtype(problem->q_dtype)) {
-        const char *all = "f16, bf16";
-        REFUSE(DTYPE, Q_DTYPE,
-               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
-               "%s", verdict_dtype_name(problem->q_dtype));
-        if (!suits_some(ask, problem->kv_dtype))
-            refuse_kv_dtype(ask, all, verdict);
-    } else if (!suits(ask, problem->kv_dtype)) {
-        refuse_kv_dtype(ask, verdict_dtype_name(problem->q_dtype), verdict);
-    }
-    if (!is_operand_dtype(problem->out_dtype) && problem->out_dtype != ATTN_F32)
-        REFUSE(DTYPE, OUT_DTYPE, "f32, f16, bf16", "%s", verdict_dtype_name(problem->out_dtype));
+    cuda_check_dtypes(&dtypes, &ask->problem, &ask->group, verdict);
 }
 
-/* Where the dtype of a cache has to change, it may become a quantised one or not. */
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
-    uint32_t granularity = ask->group.kv_scale_granularity;
-    attn_dtype kv_dtype = ask->problem.kv_dtype;
-    int scaled = has_cache(&ask->group) && triton_is_fp8(kv_dtype);
-    int open = has_cache(&ask->group) && !scaled && !is_operand_dtype(kv_dtype);
-    int given = granularity != ATTN_SCALE_NONE;
-    int few = ask->group.num_kv_heads <= PARAMS_MAX_SCALES;
-    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
-        (few || granularity != ATTN_SCALE_PER_HEAD))
-        return;
-    const char *some = few ? "per_tensor, per_head" : "per_tensor";
-    char accepted[64];
-    snprintf(accepted, sizeof accepted, "%s%s%s", scaled ? "" : "none", open ? ", " : "",
-             scaled || open ? some : "");
-    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
-           verdict_granularity_name(granularity));
+    cuda_check_scales(&dtypes, &ask->problem, &ask->group, verdict);
 }
 
 static void check_layout(const question *ask, attn_verdict *verdict)
@@ -213,7 +156,7 @@ static void tell_memory(const question *ask, attn_verdict *verdict)
         return;
     triton_group_init(&group, &ask->problem);
     verdict->device_bytes =
-        triton_scratch_layout(&group, &ask->options, bounds).size + NUM_COUNTS * sizeof(int32_t);
+        triton_scratch_layout(&group, &ask->options, bounds).size + CUDA_COUNTS_BYTES;
     verdict->host_bytes = sizeof(attn_metadata) + sizeof(attn_kv_batch);
 }
 
@@ -238,7 +181,7 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
         verdict.notes = ALL_NOTES | ATTN_NOTE_RUNTIME_COMPILATION;
         if (!ask.options.reduce_in_fp32 || !ask.options.split_probabilities)
             verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
-        verdict.reads_new_kv_unquantised = triton_is_fp8(ask.problem.kv_dtype) ? ALL_MODES : 0;
+        verdict.reads_new_kv_unquantised = cuda_is_fp8(ask.problem.kv_dtype) ? ALL_MODES : 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;
         tell_memory(&ask, &verdict);

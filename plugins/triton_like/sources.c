@@ -33,7 +33,7 @@ static char *read_header(const char *folder, const char *name)
     if (!text && slash)
         text = read_beside(folder, "/", last);
     if (!text && slash)
-        text = read_beside(folder, "/../../common/kernels/", last);
+        text = read_beside(folder, "/../../common/cuda/", last);
     return text;
 }
 

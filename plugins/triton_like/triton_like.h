@@ -17,7 +17,7 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cuda/device.h"
-#include "plugins/common/instance.h"
+#include "plugins/common/cuda/plan.h"
 #include "plugins/triton_like/kernels/params.h"
 #include "plugins/triton_like/kernels/splits.h"
 
@@ -82,32 +82,11 @@ typedef struct kernel_build {
     cuda_function save;
 } kernel_build;
 
-typedef instance_layer triton_layer;
-
 typedef struct triton_group {
-    uint32_t attn_type;
-    uint32_t flags; /* ATTN_GROUP_* */
-    int32_t kv_group;
-    int32_t kv_heads;
-    int32_t ratio; /* query heads of a KV head */
-    int32_t dim;
-    int32_t v_dim;
-    int32_t window_left;
-    int32_t window_right;
-    int32_t chunk;
-    float sm_scale;
-    float logit_cap;
-    uint32_t scale_granularity;
-    int32_t page_size;
-    int32_t hnd;
-    attn_dtype q_dtype;
-    attn_dtype kv_dtype;
-    attn_dtype out_dtype;
+    cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     uint32_t num_sms;
     uint32_t variants; /* set of 1 << VARIANT_* that batches may need */
     uint32_t files;    /* set of 1 << FILE_*: the kernels that their modes need */
-    uint32_t num_layers;
-    triton_layer *layers;
     kernel_build builds[VARIANT_COUNT];
 } triton_group;
 
@@ -117,8 +96,6 @@ typedef struct kernel_constants {
     char text[MAX_CONSTANTS][CONSTANT_SIZE];
 } kernel_constants;
 
-int triton_is_fp8(attn_dtype dtype);
-int triton_has_cache(const triton_group *group);
 int32_t triton_round16(int32_t dim);
 
 /* The set of variants for mask kinds; 0 = not known yet, any. */
@@ -231,15 +208,8 @@ uint32_t triton_index_forms(attn_instance *instance);
 
 struct attn_metadata {
     attn_instance *instance;
-    uint32_t kind;
-    attn_bounds bounds;
-    char *scratch;       /* partial results */
-    cuda_address counts; /* GRAPH: [NUM_COUNTS], read by the kernels */
-    int32_t planned;
-    int32_t counted[NUM_COUNTS]; /* what stands in `counts`; -1 = nothing yet */
-    attn_batch batch;            /* its scalars and device arrays */
-    attn_mask mask;
-    attn_kv_batch *kv; /* [num_groups] */
+    cuda_plan plan;
+    char *scratch; /* partial results */
 };
 
 /* SPLIT_*: of which sequences of a batch of this mode a group shares out the keys among blocks. */

@@ -73,9 +73,9 @@ example()
         "$(value "$without" tokens decode)"
 }
 
-example qwen3_next linear cpu_native example_rows
-example falcon_h1 linear cpu_native example_rows
-example minimax linear cpu_native example_rows
-example lfm2 linear cpu_native example_rows
+example qwen3_next cpu_linear cpu_native example_rows
+example falcon_h1 cpu_linear cpu_native example_rows
+example minimax cpu_linear cpu_native example_rows
+example lfm2 cpu_linear cpu_native example_rows
 example deepseek_v3 cpu_native second
 tap_end

@@ -13,7 +13,7 @@ lacks()
 }
 
 for isa in generic avx2; do
-    for what in linear/MEAN-18 cpu_native/MEAN-19; do
+    for what in cpu_linear/MEAN-18 cpu_native/MEAN-19; do
         plugin=${what%/*} rule=${what#*/} name="$what with isa = $isa"
         output=$("$ATTNHOST_TEST_COMMAND" check "$ATTNHOST_TEST_PLUGIN_DIR/$plugin.so" \
             --option "isa=$isa" --filter "$rule.*" 2>&1 </dev/null)

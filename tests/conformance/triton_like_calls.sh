@@ -5,8 +5,8 @@
 # kernels do nothing.
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-for sources in triton_like common; do # in one folder, as they are installed
-    cp "$ATTNHOST_TEST_SRCDIR/plugins/$sources/kernels/"* "$folder/" 2>/dev/null
+for sources in triton_like/kernels common/cuda; do # in one folder, as they are installed
+    cp "$ATTNHOST_TEST_SRCDIR/plugins/$sources/"*.[chu]* "$folder/" 2>/dev/null
 done
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_cuda_kernels.so XDG_CACHE_HOME=$folder
 export ATTNHOST_LIBCUDA XDG_CACHE_HOME

@@ -27,8 +27,8 @@ check()
     zoo) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" "$@" ;;
     wrap) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=good "$@" ;;
     linear)
-        set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=linear \
-            --with "$ATTNHOST_TEST_PLUGIN_DIR/linear.so" "$@"
+        set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=cpu_linear \
+            --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so" "$@"
         ;;
     mla)
         set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=cpu_native \

@@ -221,7 +221,7 @@ def check_linear(decode):
     bench = attnhost_ctypes.Shim(shim, attnhost_ctypes.LinearSetup(
         family=LIGHTNING, dtype=F32, state_dtype=F32, decode=decode, num_seqs=seqs,
         num_tokens=tokens, k_heads=heads, v_heads=heads, k_dim=width, v_dim=width,
-        num_layers=LAYERS, num_threads=2, sm_scale=1, plugin=plugin("linear"), backend=b"linear"))
+        num_layers=LAYERS, num_threads=2, sm_scale=1, plugin=plugin("cpu_linear"), backend=b"cpu_linear"))
     rates = (ctypes.c_float * heads)(*decay)
     made = []
     for layer in range(LAYERS):

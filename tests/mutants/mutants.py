@@ -58,7 +58,7 @@ LDFLAGS = (
     "-shared -pthread -Wl,-z,defs,-z,now,-z,relro,-z,nodelete "
     f"-Wl,--version-script={TOP}/include/attn_plugin.map"
 ).split()
-OPTIMISED = {"linear": "-Og"}  # mutants that fall in the first cases; else -O1: runs take longer
+OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else -O1: runs take longer
 SOUND = "nothing"  # the mutant without a fault
 
 
@@ -68,11 +68,13 @@ class Plugin:
         self.sources = f"{TOP}/plugins/{name}"
         self.folder = f"{BUILD}/tests/mutants/built/{name}"
         self.optimised = OPTIMISED.get(name, "-O1")
-        self.units = sorted(
-            os.path.basename(path)
-            for path in glob.glob(self.sources + "/*.c")
-            if not re.search("_avx[0-9]*[.]c$", path)
-        )
+        self.units = [file for file in self.files() if re.search("(?<!_avx2)(?<!_avx512)[.]c$", file)]
+
+    def files(self):
+        """Its sources, tests aside, as paths in its folder."""
+        paths = glob.glob(self.sources + "/**/*.[chi]*", recursive=True)
+        files = sorted(os.path.relpath(path, self.sources) for path in paths)
+        return [file for file in files if not file.startswith("tests/")]
 
 
 class Mutant:
@@ -83,9 +85,13 @@ class Mutant:
         self.changes = []  # [old, new] lines
         self.killer, self.own, self.seconds, self.wrong = "", "", 0.0, ""
 
+    def is_shared(self):
+        """Is the file one of plugins/common, which has its path in the tree?"""
+        return self.file.startswith("plugins/")
+
     def text(self):
         """The file with the fault."""
-        folder = TOP if "/" in self.file else self.plugin.sources
+        folder = TOP if self.is_shared() else self.plugin.sources
         with open(f"{folder}/{self.file}", encoding="utf-8") as file:
             text = file.read()
         for old, new in self.changes:
@@ -183,26 +189,27 @@ def run(command):
 def compile_unit(plugin, folder, unit):
     """Compile a unit that lies in the folder, into it."""
     flags = [plugin.optimised] + (["-ffp-contract=fast"] if unit.startswith("kernels_") else [])
-    return run(CC + [f"-I{folder}"] + CFLAGS + flags + ["-c", "-o", f"{folder}/{unit[:-2]}.o", f"{folder}/{unit}"])
+    source = f"{folder}/plugins/{plugin.name}/{unit}"
+    return run(CC + [f"-I{folder}"] + CFLAGS + flags + ["-c", "-o", f"{source[:-2]}.o", source])
 
 
 def link(plugin, folder, name):
     """The plugin from the folder's objects, and the sound ones for the rest."""
     objects = []
     for unit in plugin.units:
-        own = f"{folder}/{unit[:-2]}.o"
-        objects.append(own if os.path.exists(own) else f"{plugin.folder}/{SOUND}/{unit[:-2]}.o")
+        place = f"plugins/{plugin.name}/{unit[:-2]}.o"
+        own = f"{folder}/{place}"
+        objects.append(own if os.path.exists(own) else f"{plugin.folder}/{SOUND}/{place}")
     return run(CC + LDFLAGS + ["-o", f"{folder}/{name}.so"] + objects + [COMMON, "-ldl", "-lm"])
 
 
 def spread(plugin, name):
     """A folder with copies of all the plugin's files, which include each other from there."""
     folder = f"{plugin.folder}/{name}"
-    os.makedirs(folder + "/plugins/common")
-    for path in glob.glob(plugin.sources + "/*.[chi]*"):
-        shutil.copyfile(path, f"{folder}/{os.path.basename(path)}")
-    for path in glob.glob(TOP + "/plugins/common/*.h"):
-        shutil.copyfile(path, f"{folder}/plugins/common/{os.path.basename(path)}")
+    common = [os.path.relpath(path, TOP) for path in glob.glob(TOP + "/plugins/common/*.h")]
+    for file in [f"plugins/{plugin.name}/{file}" for file in plugin.files()] + common:
+        os.makedirs(os.path.dirname(f"{folder}/{file}"), exist_ok=True)
+        shutil.copyfile(f"{TOP}/{file}", f"{folder}/{file}")
     return folder
 
 
@@ -215,7 +222,8 @@ def build_sound(plugin, pool):
 
 def build(mutant):
     folder = spread(mutant.plugin, mutant.name)
-    with open(f"{folder}/{mutant.file}", "w", encoding="utf-8") as file:
+    inside = mutant.file if mutant.is_shared() else f"plugins/{mutant.plugin.name}/{mutant.file}"
+    with open(f"{folder}/{inside}", "w", encoding="utf-8") as file:
         file.write(mutant.text())
     for unit in mutant.units:
         mutant.seconds += compile_unit(mutant.plugin, folder, unit)

@@ -232,9 +232,9 @@ def report(results, reasons):
 Written by `make mutation` (tests/mutation/run.py); the reasons are in tests/mutation/survivors.txt.
 
 What hands out pages, caches prefixes and schedules is changed in one place at a time: an operator,
-a constant, a condition, a statement that is gone, a value that is returned. The unit tests of the
-file must notice: as they are, or under the address sanitizer, as CI runs them too. A mutant of which
-an optimising compiler makes the same code as of the original is equivalent and not counted.
+a constant, a condition, a statement removed, a value returned. The file's unit tests must notice:
+as they are, or under the address sanitizer, as CI also runs them. A mutant that an optimising
+compiler turns into the same code as the original is equivalent and not counted.
 
 """
     text += table(results) + "\n## Survivors\n\n"

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * common_kernels_case.h: inputs for the kernels that plugins share (plugins/common/kernels/), for
+ * common_kernels_case.h: inputs for the kernels that plugins share (plugins/common/cuda/), for
  * check_common_kernels.c, which runs them compiled as C, and device_common_kernels.c, which holds a
  * GPU to the same bits.
  */
 #ifndef COMMON_KERNELS_CASE_H
 #define COMMON_KERNELS_CASE_H
 
-#include "plugins/common/kernels/merge_states.cuh"
-#include "plugins/common/kernels/save_kv.cuh"
+#include "plugins/common/cuda/merge_states.cuh"
+#include "plugins/common/cuda/save_kv.cuh"
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_linear_pairs: recurrent layers, prefill by one backend, decode by another, for every
- * ordered pair of what there is: `linear` in chunks, row by row, and with the kernels of the
+ * ordered pair of what there is: `cpu_linear` in chunks, row by row, and with the kernels of the
  * baseline. check_pairs.c does the same with layers that have a KV cache.
  */
 #include "tests/host/check/check_subject_fixture.h"
@@ -25,12 +25,12 @@ static void open_pair(const char *prefill, const char *decode)
     static const char *const child[] = {"child", "generic"};
     const char *const children[] = {"prefill", prefill, "decode", decode};
     open_host();
-    load_plugin("ATTNHOST_TEST_PLUGIN_DIR", "linear.so", plugin_file);
+    load_plugin("ATTNHOST_TEST_PLUGIN_DIR", "cpu_linear.so", plugin_file);
     load_plugin("ATTNHOST_TEST_FIXTURE_DIR", "zoo.so", plugin_file);
     load_plugin("ATTNHOST_TEST_PLUGIN_DIR", "hybrid.so", plugin_file);
-    define("in_chunks", "linear", in_chunks, 1);
-    define("in_steps", "linear", in_steps, 1);
-    define("generic", "linear", generic, 1);
+    define("in_chunks", "cpu_linear", in_chunks, 1);
+    define("in_steps", "cpu_linear", in_steps, 1);
+    define("generic", "cpu_linear", generic, 1);
     define("state_in_place", "wrap_state_in_place", child, 1);
     define("spoiled_output", "wrap_spoils_linear", child, 1);
     define("pair", "hybrid_phase", children, 2);

@@ -10,7 +10,7 @@
 #ifndef FA3_LIKE_BATCH_H
 #define FA3_LIKE_BATCH_H
 
-#include "plugins/common/kernels/portable.h"
+#include "plugins/common/cuda/portable.h"
 
 /* A batch for one layer group, by its device arrays. */
 typedef struct fa3_batch {

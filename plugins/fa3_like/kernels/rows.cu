@@ -6,7 +6,7 @@
  *   fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a block has a row and
  *                   head of a slow sequence, thread i the scores of keys i, i + 256 ... and element i
  */
-#include "plugins/common/kernels/save_kv.cuh"
+#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
 
 /* ---- The plan ---------------------------------------------------------------------------------- */

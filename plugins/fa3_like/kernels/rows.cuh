@@ -11,7 +11,7 @@
 #ifndef FA3_LIKE_ROWS_CUH
 #define FA3_LIKE_ROWS_CUH
 
-#include "plugins/common/kernels/elements.cuh"
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/fa3_like/kernels/plan.cuh"
 
 #ifndef __CUDACC__

@@ -18,13 +18,20 @@
  *   PARTIAL_DTYPE                of partial results
  */
 #include "params.h"
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/mask.cuh"
+#include "plugins/common/cuda/softmax.cuh"
+#include "plugins/common/cuda/work.cuh"
 #include "splits.h"
 
-#define DTYPE_F32  0
+#define DTYPE_F32  0 /* ELEMENT_* of elements.cuh, where the preprocessor needs them */
 #define DTYPE_F16  1
 #define DTYPE_BF16 2
 #define DTYPE_E4M3 3
 #define DTYPE_E5M2 4
+static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16 == ELEMENT_BF16 &&
+                  DTYPE_E4M3 == ELEMENT_E4M3 && DTYPE_E5M2 == ELEMENT_E5M2,
+              "the plugin's data types are numbered as the shared kernels'");
 
 #define KV_IS_FP8         (KV_DTYPE == DTYPE_E4M3 || KV_DTYPE == DTYPE_E5M2)
 #define KV_BYTES          (KV_IS_FP8 ? 1 : 2)
@@ -32,18 +39,12 @@
 #define SM_SCALE          __int_as_float(SM_SCALE_BITS)
 #define LOGIT_CAP         __int_as_float(LOGIT_CAP_BITS)
 #define HAS_CAP           (LOGIT_CAP_BITS != 0)
-#define LOG2E             1.4426950408889634f
-#define LN2               0.6931471805599453f
-#define NEGATIVE_INFINITY __int_as_float(0xff800000)
+#define LOG2E             SOFTMAX_LOG2E
+#define LN2               SOFTMAX_LN2
+#define NEGATIVE_INFINITY SOFTMAX_EMPTY
 
 /* The larger one, where a constant is needed. */
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 /* ---- Conversions ----------------------------------------------------------------------------- */
 
@@ -209,300 +210,114 @@ template <int dtype> __device__ __forceinline__ u32 remainder16(u32 word, float 
     return pack16<dtype>(low - load16<dtype>((u16)word), high - load16<dtype>((u16)(word >> 16)));
 }
 
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 /* ---- Sequences ------------------------------------------------------------------------------- */
-
-/* Sequences and query rows of the batch; of a graph's, as the last planning left them. */
-__device__ __forceinline__ int num_seqs(const kernel_params &p)
-{
-    return p.counts ? p.counts[COUNT_SEQS] : p.num_seqs;
-}
-
-__device__ __forceinline__ int num_tokens(const kernel_params &p)
-{
-    return p.counts ? p.counts[COUNT_TOKENS] : p.num_tokens;
-}
 
 /* Sequences before this one are attn_extend's, it and those behind it attn_decode's. */
 __device__ __forceinline__ int first_split_seq(const kernel_params &p)
 {
     if (p.split_part == SPLIT_ALL)
         return 0;
-    int decode = p.counts ? p.counts[COUNT_DECODE_SEQS] : p.num_decode_seqs;
-    return num_seqs(p) - (p.split_part == SPLIT_DECODE ? decode : 0);
+    int decode = index_num_decode_seqs(&p.batch);
+    return index_num_seqs(&p.batch) - (p.split_part == SPLIT_DECODE ? decode : 0);
 }
 
-/* A sequence of the batch. */
-struct sequence {
-    int first_row; /* of its queries */
-    int q_len;
-    int prefix_len; /* position of query 0 */
-    int kv_len;
-    int new_key; /* key of row new_row of k and v; below 0 in padding */
-    int new_row;
-    int first_new;    /* keys from here on are read from k and v */
-    const int *table; /* its row of req_to_token or block_table */
-};
-
-__device__ __forceinline__ void find_sequence(const kernel_params &p, int s, sequence &q)
+__device__ __forceinline__ void find_sequence(const kernel_params &p, int s, index_sequence &q)
 {
-    if (p.q_indptr) {
-        q.first_row = p.q_indptr[s];
-        q.q_len = p.q_indptr[s + 1] - q.first_row;
-        q.prefix_len = p.prefix_lens ? p.prefix_lens[s] : 0;
-    } else {
-        q.first_row = s;
-        q.q_len = 1;
-        q.prefix_len = p.seq_lens[s] - 1;
-    }
-    q.kv_len = p.kv_lens ? p.kv_lens[s] : q.q_len;
-    int num_new = q.q_len;
-    q.new_row = q.first_row;
-    if (p.new_indptr) {
-        q.new_row = p.new_indptr[s];
-        num_new = p.new_indptr[s + 1] - q.new_row;
-    }
-    q.new_key = q.kv_len - num_new;
-    q.first_new = p.k ? max(q.new_key, 0) : q.kv_len;
-    q.table = 0;
-    if (p.block_table)
-        q.table = p.block_table + (i64)s * p.table_stride;
-    else if (p.req_to_token)
-        q.table = p.req_to_token + (i64)p.req_pool_indices[s] * p.table_stride;
+    index_find_sequence(&p.batch, p.operands.k != 0, s, &q);
 }
 
-/* A block's search for its work: the sequences before `base` have `before` pieces of it. */
-struct search {
-    int base;
-    int before;
-};
-
-/* Find piece `wanted` of the work that sequences [at.base, end) have, count(s) pieces each: the
- * sequence `s`, and which one of its pieces. False if there are not as many. All lanes search
- * together, each counts for one sequence of 32. */
-template <typename Count>
-__device__ __forceinline__ bool find_piece(search &at, int end, int wanted, Count count, int &s,
-                                           int &piece)
+__device__ __forceinline__ const int *find_entry(const kernel_params &p, const index_sequence &q,
+                                                 int j)
 {
-    int lane = (int)threadIdx.x & 31;
-    for (; at.base < end; at.base += 32) {
-        int mine = at.base + lane < end ? count(at.base + lane) : 0, sum = mine;
-        for (int step = 1; step < 32; step *= 2) {
-            int other = __shfl_up_sync(~0u, sum, step);
-            sum += lane >= step ? other : 0;
-        }
-        u32 enough = __ballot_sync(~0u, wanted < at.before + sum);
-        if (enough) {
-            int owner = __ffs((int)enough) - 1;
-            s = at.base + owner;
-            piece = wanted - at.before - __shfl_sync(~0u, sum - mine, owner);
-            return true;
-        }
-        at.before += __shfl_sync(~0u, sum, 31);
-    }
-    return false;
+    return index_entry(&p.batch, &q, PAGE_SIZE, j);
 }
 
-/* What block_table or req_to_token have for key j, its page or its slot; NULL for a new token. It
- * is loaded long before it is used, so that nothing waits for it. */
-__device__ __forceinline__ const int *find_entry(const kernel_params &p, const sequence &q, int j)
+__device__ __forceinline__ index_place find_key(const kernel_params &p, const index_sequence &q,
+                                                int head, int j, int entry)
 {
-    return j < q.first_new ? q.table + (p.block_table ? j / PAGE_SIZE : j) : 0;
-}
-
-/* Where a key and its value lie. */
-struct key_place {
-    const char *k;
-    const char *v;
-};
-
-__device__ __forceinline__ key_place find_key(const kernel_params &p, const sequence &q, int head,
-                                              int j, int entry)
-{
-    key_place place;
-    if (j >= q.first_new) {
-        i64 row = q.new_row + (j - q.new_key);
-        place.k = (const char *)p.k + row * p.k_row + head * p.k_head;
-        place.v = (const char *)p.v + row * p.v_row + head * p.v_head;
-        return place;
-    }
-    i64 page = p.block_table ? entry : entry / PAGE_SIZE;
-    int offset = (p.block_table ? j : entry) % PAGE_SIZE;
-    place.k =
-        (const char *)p.k_cache + page * p.k_page + offset * p.k_token + head * p.k_cache_head;
-    place.v =
-        (const char *)p.v_cache + page * p.v_page + offset * p.v_token + head * p.v_cache_head;
-    return place;
+    return index_find_key(&p.operands, &p.batch, &q, PAGE_SIZE, head, j, entry);
 }
 
 __device__ __forceinline__ float k_scale_of(const kernel_params &p, int head)
 {
     int at = SCALE_PER_HEAD ? head : 0;
-    return p.k_scale_device ? p.k_scale_device[at] : p.k_scales[at];
+    return p.operands.k_scale_device ? p.operands.k_scale_device[at] : p.operands.k_scales[at];
 }
 
 __device__ __forceinline__ float v_scale_of(const kernel_params &p, int head)
 {
     int at = SCALE_PER_HEAD ? head : 0;
-    return p.v_scale_device ? p.v_scale_device[at] : p.v_scales[at];
+    return p.operands.v_scale_device ? p.operands.v_scale_device[at] : p.operands.v_scales[at];
 }
 
 /* ---- Who sees what --------------------------------------------------------------------------- */
 
-/* What one query sees: keys at positions [lo, hi); a custom mask thins them out. */
-struct row_view {
-    int lo;
-    int hi;
-#if HAS_ALIBI || CUSTOM_MASK
-    int position;
-#endif
-#if HAS_ALIBI
-    float slope;
-#endif
-#if CUSTOM_MASK
-    i64 bit;       /* of key 0 in the sequence's bits */
-    int first_bit; /* keys before are seen without a bit */
-    int end_bit;
-#endif
-};
-
-__device__ __forceinline__ int floor_to_chunk(int i)
+__device__ __forceinline__ mask_rule rule_of(const kernel_params &p)
 {
-    return CHUNK > 0 ? (i - (i < 0 ? CHUNK - 1 : 0)) / (CHUNK > 0 ? CHUNK : 1) * CHUNK : 0;
+    mask_rule rule = {WINDOW_LEFT, p.batch.window_right, CHUNK, CUSTOM_MASK};
+    return rule;
 }
 
 /* The positions that window and chunk leave to position i. */
 __device__ __forceinline__ void position_range(const kernel_params &p, int i, int &lo, int &hi)
 {
-    i64 from = -0x7fffffffll, to = 0x7fffffff;
-    if (WINDOW_LEFT >= 0)
-        from = (i64)i - WINDOW_LEFT;
-    if (p.window_right >= 0)
-        to = (i64)i + p.window_right + 1;
-    if (CHUNK > 0) {
-        i64 start = floor_to_chunk(i);
-        i64 end = CUSTOM_MASK ? start + CHUNK : (i64)i + 1;
-        from = from > start ? from : start;
-        to = to < end ? to : end;
-    }
-    lo = (int)(from > -0x7fffffffll ? from : -0x7fffffffll);
-    hi = (int)(to < 0x7fffffff ? to : 0x7fffffff);
+    mask_rule rule = rule_of(p);
+    mask_positions(&rule, i, &lo, &hi);
 }
 
-__device__ __forceinline__ int query_position(const kernel_params &p, const sequence &q, int t)
+/* The keys [lo, hi) that at least one of the queries [t0, t1] may see. */
+__device__ __forceinline__ void find_outline(const kernel_params &p, const index_sequence &q,
+                                             int t0, int t1, int &lo, int &hi)
 {
-    if (CUSTOM_MASK && p.positions)
-        return p.positions[q.first_row + t];
-    return q.prefix_len + t;
+    mask_rule rule = rule_of(p);
+    mask_outline(&rule, &p.batch, &q, t0, t1, &lo, &hi);
 }
 
-/* The keys [lo, hi) that at least one of the queries [t0, t1] may see. Without a custom mask each
- * of them is seen by one. */
-__device__ __forceinline__ void find_outline(const kernel_params &p, const sequence &q, int t0,
-                                             int t1, int &lo, int &hi)
-{
-    int ignored;
-    lo = 0;
-    hi = q.kv_len;
-    if (!(CUSTOM_MASK && p.positions)) { /* else a new key may be anywhere */
-        position_range(p, q.prefix_len + t0, lo, ignored);
-        position_range(p, q.prefix_len + t1, ignored, hi);
-    }
-    lo = max(lo, 0);
-    hi = min(hi, q.kv_len);
-    if (lo >= hi)
-        lo = hi = 0;
-}
+/* What one query sees, and how far its head looks. */
+struct row_view {
+    mask_view keys;
+#if HAS_ALIBI
+    float slope;
+#endif
+};
 
 /* Row r of a tile's rows: query t, query head `head`. t < 0: not a row, sees nothing. */
-__device__ __forceinline__ void find_view(const kernel_params &p, const sequence &q, int s, int t,
-                                          int head, row_view &view)
+__device__ __forceinline__ void find_view(const kernel_params &p, const index_sequence &q, int s,
+                                          int t, int head, row_view &view)
 {
-    view.lo = view.hi = 0;
-#if HAS_ALIBI || CUSTOM_MASK
-    view.position = 0;
-#endif
+    mask_rule rule = rule_of(p);
 #if HAS_ALIBI
-    view.slope = t >= 0 ? p.slopes[head] : 0.0f;
+    view.slope = t >= 0 ? p.operands.slopes[head] : 0.0f;
 #endif
-#if CUSTOM_MASK
-    view.bit = 0;
-    view.first_bit = view.end_bit = 0;
-#endif
-    if (t < 0)
-        return;
-    int i = query_position(p, q, t);
-    position_range(p, i, view.lo, view.hi);
-#if HAS_ALIBI || CUSTOM_MASK
-    view.position = i;
-#endif
-#if CUSTOM_MASK
-    if (p.mask_bits) {
-        int columns = p.mask_qlen ? q.q_len : q.kv_len;
-        view.first_bit = p.mask_qlen ? q.prefix_len : 0;
-        view.end_bit = view.first_bit + columns;
-        view.bit = p.mask_indptr[s] * 8 + (i64)t * columns - view.first_bit;
-    }
-#endif
-}
-
-__device__ __forceinline__ int key_position(const kernel_params &p, const sequence &q, int j)
-{
-    int n = j - q.prefix_len;
-    return CUSTOM_MASK && p.positions && n >= 0 && n < q.q_len ? p.positions[q.first_row + n] : j;
+    mask_find_view(&rule, &p.batch, &q, s, t, &view.keys);
 }
 
 /* Does the row see key j? Keys from `end` on are not there. */
-__device__ __forceinline__ bool sees_key(const kernel_params &p, const sequence &q,
+__device__ __forceinline__ bool sees_key(const kernel_params &p, const index_sequence &q,
                                          const row_view &view, int j, int end)
 {
-    bool seen = j < end;
-    int at = seen ? key_position(p, q, j) : j;
-    seen = seen && view.lo <= at && at < view.hi;
-#if CUSTOM_MASK
-    if (seen && p.mask_bits && j >= view.first_bit) {
-        i64 bit = view.bit + j;
-        seen = j < view.end_bit && (p.mask_bits[bit >> 3] >> (bit & 7) & 1);
-    }
-#endif
-    return seen;
+    mask_rule rule = rule_of(p);
+    return mask_sees(&rule, &p.batch, &q, &view.keys, j, end);
 }
 
-/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by sm_scale (and
- * by log2(e) where neither ALiBi nor the cap is in the way). */
-__device__ __forceinline__ float finish_score(const kernel_params &p, const sequence &q,
+/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by
+ * SCORE_FACTOR. */
+__device__ __forceinline__ float finish_score(const kernel_params &p, const index_sequence &q,
                                               const row_view &view, int j, bool seen, float score)
 {
+    float slope = 0.0f, distance = 0.0f;
 #if HAS_ALIBI
-    score -= view.slope * fabsf((float)(view.position - (seen ? key_position(p, q, j) : j)));
+    mask_rule rule = rule_of(p);
+    slope = view.slope;
+    distance =
+        fabsf((float)(view.keys.position - (seen ? mask_key_position(&rule, &p.batch, &q, j) : j)));
 #endif
-    if (HAS_CAP)
-        score = LOGIT_CAP * LOG2E * tanhf(score * (1.0f / (HAS_CAP ? LOGIT_CAP : 1.0f)));
-    else if (HAS_ALIBI)
-        score *= LOG2E;
+    score = softmax_logit(score, LOGIT_CAP, HAS_ALIBI, slope, distance);
     return seen ? score : NEGATIVE_INFINITY;
 }
 
 /* Factor of q.k that finish_score expects. */
-#define SCORE_FACTOR (SM_SCALE * (HAS_CAP || HAS_ALIBI ? 1.0f : LOG2E))
+#define SCORE_FACTOR softmax_factor(SM_SCALE, HAS_CAP || HAS_ALIBI)
 
 /* ---- Hidden values --------------------------------------------------------------------------- */
 
@@ -581,16 +396,17 @@ __device__ __forceinline__ void clear_pad(char *rows, int stride, int count, int
 /* Queries [row0, row0 + count) of a KV head into shared memory, by all threads. There are `rows`:
  * the last of them stands for those that are not there. */
 template <int count, int threads>
-__device__ __forceinline__ void load_queries(const kernel_params &p, const sequence &q, int row0,
-                                             int rows, int head, char *to)
+__device__ __forceinline__ void load_queries(const kernel_params &p, const index_sequence &q,
+                                             int row0, int rows, int head, char *to)
 {
     int lane = (int)threadIdx.x % 8;
     clear_pad<2>(to, K_STRIDE, count, (int)threadIdx.x, threads);
     for (int r = (int)threadIdx.x / 8; r < count; r += threads / 8) {
         int row = min(row0 + r, rows - 1);
-        const char *from = (const char *)p.q + (i64)(q.first_row + row / GQA) * p.q_row +
-                           (i64)(head * GQA + row % GQA) * p.q_head;
-        if (HEAD_DIM % 8 == 0 && p.aligned & ALIGNED_Q)
+        const char *from = (const char *)p.operands.q +
+                           (i64)(q.first_row + row / GQA) * p.operands.q_row +
+                           (i64)(head * GQA + row % GQA) * p.operands.q_head;
+        if (HEAD_DIM % 8 == 0 && p.operands.aligned & CALL_ALIGNED_Q)
             copy_row<HEAD_DIM, 2>(to + r * K_STRIDE, from, lane);
         else
             copy_row_slow<HEAD_DIM, 2>(to + r * K_STRIDE, from, lane, 8);
@@ -610,13 +426,14 @@ __device__ __forceinline__ void store_out(const kernel_params &p, char *row, int
 
 __device__ __forceinline__ char *out_row(const kernel_params &p, int row, int head)
 {
-    return (char *)p.out + (i64)row * p.out_row + (i64)head * p.out_head;
+    return (char *)p.operands.out + (i64)row * p.operands.out_row + (i64)head * p.operands.out_head;
 }
 
 __device__ __forceinline__ void store_lse(const kernel_params &p, int row, int head, float lse)
 {
-    if (p.lse)
-        *(float *)((char *)p.lse + (i64)row * p.lse_row + (i64)head * p.lse_head) = lse;
+    if (p.operands.lse)
+        *(float *)((char *)p.operands.lse + (i64)row * p.operands.lse_row +
+                   (i64)head * p.operands.lse_head) = lse;
 }
 
 /* Output and LSE of a row of no sequence, by all threads of a block. */

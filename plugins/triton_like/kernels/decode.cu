@@ -60,7 +60,7 @@ __device__ __forceinline__ partial store_partial(float x)
 
 /* A row tile against a split of its keys. */
 struct work {
-    sequence q;
+    index_sequence q;
     int s, head;
     int row0, rows;             /* first row of the tile; rows of the sequence */
     int split, splits;          /* which one of how many */
@@ -70,15 +70,15 @@ struct work {
 };
 
 /* Queries of a row tile. */
-__device__ __forceinline__ void tile_queries(const sequence &q, int row0, int &t0, int &t1)
+__device__ __forceinline__ void tile_queries(const index_sequence &q, int row0, int &t0, int &t1)
 {
     t0 = row0 / GQA;
     t1 = (min(row0 + ROWS, q.q_len * GQA) - 1) / GQA;
 }
 
 /* Splits of a row tile, out of `count`; all are of keys [lo, hi). */
-__device__ __forceinline__ int tile_splits(const kernel_params &p, const sequence &q, int row0,
-                                           int &lo, int &hi, int &count)
+__device__ __forceinline__ int tile_splits(const kernel_params &p, const index_sequence &q,
+                                           int row0, int &lo, int &hi, int &count)
 {
     int t0, t1;
     tile_queries(q, row0, t0, t1);
@@ -90,7 +90,7 @@ __device__ __forceinline__ int tile_splits(const kernel_params &p, const sequenc
 /* Pieces of work that a sequence has. */
 __device__ __forceinline__ int count_work(const kernel_params &p, int s)
 {
-    sequence q;
+    index_sequence q;
     int lo, hi, count, sum = 0;
     find_sequence(p, s, q);
     for (int row0 = 0; row0 < q.q_len * GQA; row0 += ROWS)
@@ -98,11 +98,12 @@ __device__ __forceinline__ int count_work(const kernel_params &p, int s)
     return sum * KV_HEADS;
 }
 
-__device__ __forceinline__ bool find_work(const kernel_params &p, search &at, int wanted, work &w)
+__device__ __forceinline__ bool find_work(const kernel_params &p, work_search &at, int wanted,
+                                          work &w)
 {
     int piece, lo, hi, count, t0, t1, ignored;
     auto count_one = [&](int s) { return count_work(p, s); };
-    if (!find_piece(at, num_seqs(p), wanted, count_one, w.s, piece))
+    if (!work_find_piece(&at, index_num_seqs(&p.batch), wanted, count_one, &w.s, &piece))
         return false;
     find_sequence(p, w.s, w.q);
     w.head = piece % KV_HEADS;
@@ -139,7 +140,7 @@ __device__ __forceinline__ int group_end(const work &w, int n)
 
 /* Start the copy of 16 keys and values, whose places are those of lanes 0 to 15. */
 template <int size>
-__device__ __forceinline__ void load_group(const key_place &mine, char *k, bool vectors)
+__device__ __forceinline__ void load_group(const index_place &mine, char *k, bool vectors)
 {
     constexpr int k_stride = size == 1 ? K_CODES : K_STRIDE;
     constexpr int v_stride = size == 1 ? V_CODES : V_STRIDE;
@@ -193,8 +194,10 @@ __device__ __forceinline__ void start_group(const kernel_params &p, const work &
     feed now = f;
     f = begin_feed(p, w, now.ahead + WARPS);
     if (now.ahead < limit) {
-        key_place at = find_key(p, w.q, w.head, lane_key(w, now.ahead), now.entry);
-        load_group<size>(at, to, p.aligned & (now.ahead < w.cached ? ALIGNED_CACHE : ALIGNED_NEW));
+        index_place at = find_key(p, w.q, w.head, lane_key(w, now.ahead), now.entry);
+        load_group<size>(at, to,
+                         p.operands.aligned &
+                             (now.ahead < w.cached ? CALL_ALIGNED_CACHE : CALL_ALIGNED_NEW));
     }
     copy_commit();
 }
@@ -328,9 +331,9 @@ __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
     for (int h = 0; h < 2; h++) {
         float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
                            fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
-        float top = fmaxf(state.most[h], quad_max(here));
+        float top = fmaxf(state.most[h], softmax_quad_max(here));
         float base = top == NEGATIVE_INFINITY ? 0.0f : top;
-        float shrink = exp2_fast(state.most[h] - base);
+        float shrink = softmax_exp2(state.most[h] - base);
         bool grown = top != state.most[h];
         state.most[h] = top;
         state.sum[h] *= shrink;
@@ -338,7 +341,7 @@ __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int e = h * 2; e < h * 2 + 2; e++) {
-                score[j][e] = exp2_fast(score[j][e] - (base - LIFT));
+                score[j][e] = softmax_exp2(score[j][e] - (base - LIFT));
                 state.sum[h] += score[j][e];
             }
         if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
@@ -549,7 +552,7 @@ __device__ __forceinline__ void leave_results(const sums &state, float *merged)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = warp * ROWS + h * 8 + lane / 4;
-        float total = quad_sum(state.sum[h]);
+        float total = softmax_quad_sum(state.sum[h]);
         if ((lane & 3) == 0) {
             tops[r] = state.most[h];
             totals[r] = total;
@@ -575,17 +578,18 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
     const float *tops = merged + WARPS * ROWS * MERGE_STRIDE, *totals = tops + WARPS * ROWS;
     int lane = (int)threadIdx.x % 32, t = (w.row0 + r) / GQA;
     int head = w.head * GQA + (w.row0 + r) % GQA, row = w.q.first_row + t;
-    int first = p.q_indptr ? p.q_indptr[first_split_seq(p)] : 0;
+    int first = p.batch.q_indptr ? p.batch.q_indptr[first_split_seq(p)] : 0;
     i64 at = partial_at(p, row - first, head), split_at = at * p.num_splits + w.split;
-    float top = w.splits == 1 && HAS_SINKS && p.sinks ? p.sinks[head] * LOG2E : NEGATIVE_INFINITY;
+    float top = w.splits == 1 && HAS_SINKS && p.operands.sinks ? p.operands.sinks[head] * LOG2E
+                                                               : NEGATIVE_INFINITY;
     float sink = top, share[WARPS];
 #pragma unroll
     for (int i = 0; i < WARPS; i++)
         top = fmaxf(top, tops[i * ROWS + r]);
-    float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = exp2_fast(sink - base + LIFT);
+    float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = softmax_exp2(sink - base + LIFT);
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
-        share[i] = exp2_fast(tops[i * ROWS + r] - base);
+        share[i] = softmax_exp2(tops[i * ROWS + r] - base);
         total += share[i] * totals[i * ROWS + r];
     }
     float factor = total == 0.0f ? 0.0f : 1.0f / total;
@@ -613,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DECODE_BLOCKS)
     attn_decode(const __grid_constant__ kernel_params p)
 {
     extern __shared__ __align__(128) char shared[];
-    search at = {first_split_seq(p), 0};
+    work_search at = {first_split_seq(p), 0};
     work w;
     for (int wanted = (int)blockIdx.x; find_work(p, at, wanted, w); wanted += (int)gridDim.x) {
         sums state;
@@ -629,20 +633,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, DECODE_BLOCKS)
 
 /* ---- The second stage ------------------------------------------------------------------------ */
 
-__device__ __forceinline__ float warp_max(float x)
-{
-    for (int step = 16; step > 0; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-
-__device__ __forceinline__ float warp_sum(float x)
-{
-    for (int step = 16; step > 0; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 /* Every warp works out what each split weighs, a lane for every 32nd of them; then each thread
  * merges a column. */
 __device__ __forceinline__ void merge_splits(const kernel_params &p, int row, int head, i64 at,
@@ -650,21 +640,22 @@ __device__ __forceinline__ void merge_splits(const kernel_params &p, int row, in
 {
     int lane = (int)threadIdx.x & 31, d = (int)threadIdx.x;
     float weight[MAX_SPLITS / 32], value = 0.0f;
-    float sink = HAS_SINKS && p.sinks ? p.sinks[head] : NEGATIVE_INFINITY, top = sink;
+    float sink = HAS_SINKS && p.operands.sinks ? p.operands.sinks[head] : NEGATIVE_INFINITY,
+          top = sink;
 #pragma unroll
     for (int k = 0; k < MAX_SPLITS / 32; k++) {
         int split = k * 32 + lane;
         weight[k] = split < used ? p.partial_lse[at * p.num_splits + split] : NEGATIVE_INFINITY;
         top = fmaxf(top, weight[k]);
     }
-    top = warp_max(top);
+    top = softmax_warp_max(top);
     float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = 0.0f;
 #pragma unroll
     for (int k = 0; k < MAX_SPLITS / 32; k++) {
-        weight[k] = exp2_fast((weight[k] - base) * LOG2E);
+        weight[k] = softmax_exp2((weight[k] - base) * LOG2E);
         total += weight[k];
     }
-    total = warp_sum(total) + exp2_fast((sink - base) * LOG2E);
+    total = softmax_warp_sum(total) + softmax_exp2((sink - base) * LOG2E);
     float factor = total == 0.0f ? 0.0f : 1.0f / total;
     if (d == 0)
         store_lse(p, row, head, total == 0.0f ? NEGATIVE_INFINITY : base + __logf(total));
@@ -682,12 +673,12 @@ __device__ __forceinline__ void merge_splits(const kernel_params &p, int row, in
 
 extern "C" __global__ void attn_reduce(const __grid_constant__ kernel_params p)
 {
-    int row = (int)blockIdx.x, head = (int)blockIdx.y, first = 0, rows = num_seqs(p);
-    int end = num_tokens(p);
-    if (p.q_indptr) {
-        first = p.q_indptr[first_split_seq(p)];
-        end += p.q_indptr[0];
-        rows = p.q_indptr[rows] - first;
+    int row = (int)blockIdx.x, head = (int)blockIdx.y, first = 0, rows = index_num_seqs(&p.batch);
+    int end = index_num_tokens(&p.batch);
+    if (p.batch.q_indptr) {
+        first = p.batch.q_indptr[first_split_seq(p)];
+        end += p.batch.q_indptr[0];
+        rows = p.batch.q_indptr[rows] - first;
     }
     if (row >= rows) { /* padding, whose output has to be finite */
         if (first + row < end)

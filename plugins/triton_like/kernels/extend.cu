@@ -43,13 +43,14 @@ static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES == EXTEND_SHARED,
 /* The tile of block x; `tile` < 0: none, and `spare` counts the blocks left over. */
 __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &tile, int &spare)
 {
-    search at = {0, 0};
+    work_search at = {0, 0};
     int piece, block = (int)blockIdx.x;
     auto count = [&](int i) {
-        return ((p.q_indptr[i + 1] - p.q_indptr[i]) * GQA + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        return ((p.batch.q_indptr[i + 1] - p.batch.q_indptr[i]) * GQA + BLOCK_ROWS - 1) /
+               BLOCK_ROWS;
     };
     tile = -1;
-    if (!find_piece(at, first_split_seq(p), block, count, s, piece))
+    if (!work_find_piece(&at, first_split_seq(p), block, count, &s, &piece))
         spare = block - at.before;
     else /* the last rows of a causal sequence see most: they go first */
         tile = count(s) - 1 - piece;
@@ -58,7 +59,8 @@ __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &t
 /* Rows behind the last sequence are padding, whose output has to be finite. */
 __device__ void clear_padding(const kernel_params &p, int spare)
 {
-    int first = p.q_indptr[num_seqs(p)], end = p.q_indptr[0] + num_tokens(p);
+    int first = p.batch.q_indptr[index_num_seqs(&p.batch)],
+        end = p.batch.q_indptr[0] + index_num_tokens(&p.batch);
     int spares = (int)gridDim.x - ((int)blockIdx.x - spare);
     for (int row = first + spare; row < end; row += spares)
         for (int h = 0; h < GQA; h++)
@@ -66,7 +68,7 @@ __device__ void clear_padding(const kernel_params &p, int spare)
 }
 
 struct work {
-    sequence q;
+    index_sequence q;
     int s, head;
     int row0, rows;     /* first row of the tile; rows of the sequence */
     int lo, hi;         /* keys that a row sees */
@@ -133,7 +135,7 @@ __device__ __forceinline__ void start_lookup(const kernel_params &p, const work 
 
 /* The entries are there: where the keys lie. */
 __device__ __forceinline__ void finish_lookup(const kernel_params &p, const work &w, const run &r,
-                                              int n, const int *entries, key_place *places)
+                                              int n, const int *entries, index_place *places)
 {
     int thread = (int)threadIdx.x;
     if (n < r.tiles && thread < KEY_TILE)
@@ -143,7 +145,7 @@ __device__ __forceinline__ void finish_lookup(const kernel_params &p, const work
 
 /* Start the copy of a tile of keys and values of `size` bytes an element. */
 template <int size>
-__device__ __forceinline__ void load_tile(const key_place *places, char *k, bool vectors)
+__device__ __forceinline__ void load_tile(const index_place *places, char *k, bool vectors)
 {
     constexpr int k_stride = size == 1 ? K_CODES : K_STRIDE;
     constexpr int v_stride = size == 1 ? V_CODES : V_STRIDE;
@@ -153,7 +155,7 @@ __device__ __forceinline__ void load_tile(const key_place *places, char *k, bool
     if (HEAD_DIM * size % 16 == 0 && V_DIM * size % 16 == 0 && vectors) {
 #pragma unroll
         for (int i = 0; i < KEY_TILE; i += THREADS / 8) {
-            key_place at = places[i + thread / 8];
+            index_place at = places[i + thread / 8];
             copy_row<HEAD_DIM, size>(k + (i + thread / 8) * k_stride, at.k, thread % 8);
             copy_row<V_DIM, size>(v + (i + thread / 8) * v_stride, at.v, thread % 8);
         }
@@ -298,16 +300,16 @@ __device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &sta
 #pragma unroll
             for (int j = 0; j < KEY_TILE / 8; j++)
                 here = fmaxf(here, fmaxf(score[m][j][h * 2], score[m][j][h * 2 + 1]));
-            float top = fmaxf(state.most[m][h], quad_max(here) * scale);
+            float top = fmaxf(state.most[m][h], softmax_quad_max(here) * scale);
             float base = top == NEGATIVE_INFINITY ? 0.0f : top;
-            float shrink = exp2_fast(state.most[m][h] - base);
+            float shrink = softmax_exp2(state.most[m][h] - base);
             bool grown = top != state.most[m][h];
             state.most[m][h] = top;
 #pragma unroll
             for (int j = 0; j < KEY_TILE / 8; j++)
 #pragma unroll
                 for (int e = h * 2; e < h * 2 + 2; e++) {
-                    score[m][j][e] = exp2_fast(score[m][j][e] * scale - (base - LIFT));
+                    score[m][j][e] = softmax_exp2(score[m][j][e] * scale - (base - LIFT));
                     total += score[m][j][e];
                 }
             state.sum[m][h] = state.sum[m][h] * shrink + total;
@@ -398,7 +400,7 @@ __device__ __forceinline__ void attend_run(const kernel_params &p, const work &w
 {
     constexpr int stage_bytes = size == 1 ? CODE_BYTES : STAGE_BYTES;
     char *stages = shared + Q_BYTES, *wide = stages + 2 * CODE_BYTES;
-    key_place *places = (key_place *)(stages + TILES_BYTES);
+    index_place *places = (index_place *)(stages + TILES_BYTES);
     int *entries = (int *)(places + 2 * KEY_TILE);
     start_lookup(p, w, r, 0, entries);
     copy_commit();
@@ -435,10 +437,10 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
                                        sums &state)
 {
     int border = KV_IS_FP8 ? max(w.lo, min(w.hi, w.q.first_new)) : w.lo;
-    int vectors = KV_IS_FP8 ? ALIGNED_NEW : ALIGNED_CACHE | ALIGNED_NEW;
+    int vectors = KV_IS_FP8 ? CALL_ALIGNED_NEW : CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
     if (KV_IS_FP8 && border > w.lo) {
         float scale = v_scale_of(p, w.head);
-        attend_run<1>(p, w, make_run(w.lo, border), p.aligned & ALIGNED_CACHE,
+        attend_run<1>(p, w, make_run(w.lo, border), p.operands.aligned & CALL_ALIGNED_CACHE,
                       SCORE_FACTOR * k_scale_of(p, w.head), shared, state);
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
@@ -449,8 +451,8 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
                     state.out[m][d][e] *= scale;
     }
     if (border < w.hi)
-        attend_run<2>(p, w, make_run(border, w.hi), (p.aligned & vectors) == vectors, SCORE_FACTOR,
-                      shared, state);
+        attend_run<2>(p, w, make_run(border, w.hi), (p.operands.aligned & vectors) == vectors,
+                      SCORE_FACTOR, shared, state);
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */
@@ -460,7 +462,7 @@ __device__ __forceinline__ void store_columns(const kernel_params &p, char *to, 
                                               float high)
 {
     int column = d * 8 + ((int)threadIdx.x & 3) * 2;
-    if (column + 1 < V_DIM && p.aligned & ALIGNED_OUT) {
+    if (column + 1 < V_DIM && p.operands.aligned & CALL_ALIGNED_OUT) {
 #if OUT_DTYPE == DTYPE_F32
         *(float2 *)(to + column * 4) = make_float2(low, high);
 #else
@@ -478,14 +480,14 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
                                            const sums &state)
 {
     int row = row_of(w, m, h), lane = (int)threadIdx.x & 31;
-    float total = quad_sum(state.sum[m][h]), top = state.most[m][h], factor = 1.0f;
+    float total = softmax_quad_sum(state.sum[m][h]), top = state.most[m][h], factor = 1.0f;
     if (row >= w.rows)
         return;
     int head = w.head * GQA + row % GQA, at = w.q.first_row + row / GQA;
-    if (HAS_SINKS && p.sinks && p.sinks[head] != NEGATIVE_INFINITY) {
-        float sink = p.sinks[head] * LOG2E, with = fmaxf(top, sink);
-        factor = exp2_fast(top - with);
-        total = total * factor + exp2_fast(sink - with + LIFT);
+    if (HAS_SINKS && p.operands.sinks && p.operands.sinks[head] != NEGATIVE_INFINITY) {
+        float sink = p.operands.sinks[head] * LOG2E, with = fmaxf(top, sink);
+        factor = softmax_exp2(top - with);
+        total = total * factor + softmax_exp2(sink - with + LIFT);
         top = with;
     }
     bool empty = total == 0.0f;

@@ -6,42 +6,38 @@
  * the sequences of the batch. What is written is told in save_kv.cuh.
  */
 #include "common.cuh"
-#include "plugins/common/kernels/save_kv.cuh"
-
-static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16 == ELEMENT_BF16 &&
-                  DTYPE_E4M3 == ELEMENT_E4M3 && DTYPE_E5M2 == ELEMENT_E5M2,
-              "the plugin's data types are numbered as the shared kernels'");
+#include "plugins/common/cuda/save_kv.cuh"
 
 extern "C" __global__ void attn_save_kv(const __grid_constant__ kernel_params p)
 {
-    i64 first = 0, end = num_seqs(p);
-    const int *indptr = p.new_indptr ? p.new_indptr : p.q_indptr;
+    i64 first = 0, end = index_num_seqs(&p.batch);
+    const int *indptr = p.batch.new_indptr ? p.batch.new_indptr : p.batch.q_indptr;
     if (indptr) {
         first = indptr[0];
         end = indptr[end];
     }
     save_kv_call call;
-    call.k = {p.k,
-              p.k_cache,
-              p.k_row,
-              p.k_head,
-              p.k_page,
-              p.k_token,
-              p.k_cache_head,
-              p.k_scale_device ? p.k_scale_device : p.k_scales,
+    call.k = {p.operands.k,
+              p.operands.k_cache,
+              p.operands.k_row,
+              p.operands.k_head,
+              p.operands.k_page,
+              p.operands.k_token,
+              p.operands.k_cache_head,
+              p.operands.k_scale_device ? p.operands.k_scale_device : p.operands.k_scales,
               SCALE_PER_HEAD,
               HEAD_DIM};
-    call.v = {p.v,
-              p.v_cache,
-              p.v_row,
-              p.v_head,
-              p.v_page,
-              p.v_token,
-              p.v_cache_head,
-              p.v_scale_device ? p.v_scale_device : p.v_scales,
+    call.v = {p.operands.v,
+              p.operands.v_cache,
+              p.operands.v_row,
+              p.operands.v_head,
+              p.operands.v_page,
+              p.operands.v_token,
+              p.operands.v_cache_head,
+              p.operands.v_scale_device ? p.operands.v_scale_device : p.operands.v_scales,
               SCALE_PER_HEAD,
               V_DIM};
-    call.slots = p.out_cache_loc;
+    call.slots = p.batch.out_cache_loc;
     call.page_size = PAGE_SIZE;
     call.from_dtype = Q_DTYPE;
     call.to_dtype = KV_DTYPE;

@@ -83,7 +83,7 @@ START_TEST(query_accepts_and_refuses)
     ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
     t.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
     ck_assert_uint_eq(refused_fields(&t), 0);
-    t.group.num_q_heads = t.group.num_kv_heads = PARAMS_MAX_SCALES + 1;
+    t.group.num_q_heads = t.group.num_kv_heads = CALL_MAX_SCALES + 1;
     ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
     make_problem(&t);
     t.group.num_q_heads = 33;
@@ -190,7 +190,7 @@ START_TEST(tiles_fit_any_device)
                 ck_assert_int_ge(shape.stages, 2);
                 /* What decode's warps leave to be merged. */
                 ck_assert_int_ge(shape.decode_shared,
-                                 shape.warps * 16 * (triton_round16(group.v_dim) + 6) * 4);
+                                 shape.warps * 16 * (triton_round16(group.base.v_dim) + 6) * 4);
             }
 }
 END_TEST

@@ -39,7 +39,8 @@ static int fake_launch(cuda_function function, unsigned grid_x, unsigned grid_y,
     ck_assert_int_lt(num_launches, MAX_LAUNCHES);
     ck_assert_uint_eq(block_y * block_z, 1);
     launch_note *note = &launches[num_launches++];
-    *note = (launch_note){function, {grid_x, grid_y, grid_z}, block_x, shared, {0}};
+    *note = (launch_note){
+        .name = function, .grid = {grid_x, grid_y, grid_z}, .threads = block_x, .shared = shared};
     memcpy(&note->params, params[0], sizeof note->params);
     return CUDA_OK;
 }
@@ -388,7 +389,7 @@ START_TEST(eager_launches)
     run(&t, ATTN_MODE_MIXED, 5, 20, 2, 8);
     expect_launches("attn_extend attn_decode attn_reduce");
     ck_assert_int_eq(launches[1].params.split_part, SPLIT_DECODE);
-    ck_assert_int_eq(launches[1].params.num_decode_seqs, 2);
+    ck_assert_int_eq(launches[1].params.batch.num_decode_seqs, 2);
     ck_assert_uint_eq(launches[1].grid[0], resident); /* 2 x 2 heads x 10 splits are more */
     ck_assert_uint_eq(launches[2].grid[0], 2);
     ck_assert_uint_eq(launches[2].grid[1], Q_HEADS);
@@ -435,7 +436,7 @@ START_TEST(graph_launches)
     launch_note first[MAX_LAUNCHES];
     int count = num_launches, decode = modes[_i] == ATTN_MODE_DECODE;
     memcpy(first, launches, sizeof first);
-    ck_assert_int_eq(num_fills, NUM_COUNTS);
+    ck_assert_int_eq(num_fills, CALL_COUNTS);
     run(&t, modes[_i], 1, 1, 0, 1);
     ck_assert_int_eq(num_fills, 0);
     run(&t, modes[_i], 5, decode ? 6 : 30, modes[_i] == ATTN_MODE_MIXED ? 3 : 0, decode ? 1 : 8);
@@ -447,11 +448,11 @@ START_TEST(graph_launches)
         ck_assert_uint_eq(launches[i].threads, first[i].threads);
         ck_assert_uint_eq(launches[i].shared, first[i].shared);
         ck_assert_int_eq(launches[i].params.num_splits, first[i].params.num_splits);
-        const int *counts = launches[i].params.counts;
-        ck_assert_ptr_eq(counts, first[i].params.counts);
-        ck_assert_int_eq(counts[COUNT_SEQS], 5);
-        ck_assert_int_eq(counts[COUNT_TOKENS], decode ? 6 : 30);
-        ck_assert_int_eq(counts[COUNT_DECODE_SEQS], modes[_i] == ATTN_MODE_MIXED ? 3 : 0);
+        const int *counts = launches[i].params.batch.counts;
+        ck_assert_ptr_eq(counts, first[i].params.batch.counts);
+        ck_assert_int_eq(counts[CALL_COUNT_SEQS], 5);
+        ck_assert_int_eq(counts[CALL_COUNT_TOKENS], decode ? 6 : 30);
+        ck_assert_int_eq(counts[CALL_COUNT_DECODE_SEQS], modes[_i] == ATTN_MODE_MIXED ? 3 : 0);
     }
     plan_destroy(&t);
 }
@@ -534,8 +535,8 @@ START_TEST(scratch_has_room)
                 rows = rows > (uint64_t)most ? rows : (uint64_t)most;
         }
         rows *= (uint64_t)t.group.num_q_heads;
-        ck_assert_uint_ge(layout.lse_at,
-                          rows * splits * (uint64_t)group.v_dim * (options.reduce_in_fp32 ? 4 : 2));
+        ck_assert_uint_ge(layout.lse_at, rows * splits * (uint64_t)group.base.v_dim *
+                                             (options.reduce_in_fp32 ? 4 : 2));
         ck_assert_uint_ge(layout.used_at, layout.lse_at + rows * splits * sizeof(float));
         ck_assert_uint_ge(layout.size, layout.used_at + rows * sizeof(int32_t));
     }

@@ -281,7 +281,7 @@ const attn_services test_services = {.struct_size = sizeof test_services,
 attn_instance *make_instance(const test_problem *t, const nvrtc_api *nvrtc, const char *kernel_dir,
                              const char *cache_dir)
 {
-    size_t size = sizeof(attn_instance) + sizeof(triton_group) + sizeof(triton_layer);
+    size_t size = sizeof(attn_instance) + sizeof(triton_group) + sizeof(instance_layer);
     attn_instance *made = test_allocate(NULL, ATTN_SPACE_HOST, size, 64);
     *made = (attn_instance){.services = &test_services,
                             .cuda = &test_driver,
@@ -296,8 +296,8 @@ attn_instance *make_instance(const test_problem *t, const nvrtc_api *nvrtc, cons
     snprintf(made->options.kernel_dir, MAX_PATH, "%s", kernel_dir);
     snprintf(made->options.cache_dir, MAX_PATH, "%s", cache_dir);
     triton_group_init(made->groups, &t->problem);
-    made->groups->layers = (triton_layer *)(made->groups + 1);
-    made->groups->layers[0] = (triton_layer){.layer_id = t->layer.layer_id};
+    made->groups->base.layers = (instance_layer *)(made->groups + 1);
+    made->groups->base.layers[0] = (instance_layer){.layer_id = t->layer.layer_id};
     return made;
 }
 
@@ -380,12 +380,17 @@ int list_folder(const char *folder, const char *ending, char names[][256], int m
 
 void copy_kernels(const char *to)
 {
-    static const char *const folders[] = {"plugins/triton_like/kernels", "plugins/common/kernels"};
+    static const struct {
+        const char *folder, *ending;
+    } sources[] = {{"plugins/triton_like/kernels", ""},
+                   {"plugins/common/cuda", ".cuh"},
+                   {"plugins/common/cuda", "call.h"},
+                   {"plugins/common/cuda", "portable.h"}};
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     char names[32][256], folder[MAX_PATH], path[2 * MAX_PATH];
-    for (int i = 0; i < 2; i++) {
-        snprintf(folder, sizeof folder, "%s/%s", top ? top : ".", folders[i]);
-        int count = list_folder(folder, "", names, 32);
+    for (int i = 0; i < 4; i++) {
+        snprintf(folder, sizeof folder, "%s/%s", top ? top : ".", sources[i].folder);
+        int count = list_folder(folder, sources[i].ending, names, 32);
         ck_assert_msg(count > 0 || i > 0, "%s", folder);
         for (int n = 0; n < count; n++) {
             size_t size;

@@ -72,13 +72,13 @@ static void remove_models(void)
     }
 }
 
-/* The recurrent layers by one configuration of `linear`; the others by two backends. */
+/* The recurrent layers by one configuration of `cpu_linear`; the others by two backends. */
 static void begin_model(struct run *run, int model)
 {
     begin_trace(run);
     set(run, "model.config=%s", paths[model]);
     set(run, "attention.linear_attn_backend=recurrent");
-    set(run, "backend.recurrent.type=linear");
+    set(run, "backend.recurrent.type=cpu_linear");
     if (model == MAMBA2)
         return;
     set(run, "attention.prefill_attention_backend=cpu_native");
@@ -234,7 +234,7 @@ START_TEST(prefill_and_decode_are_two_backends)
     set(&run, "backend.pair.type=hybrid_phase");
     set(&run, "backend.pair.prefill=recurrent");
     set(&run, "backend.pair.decode=stepwise");
-    set(&run, "backend.stepwise.type=linear");
+    set(&run, "backend.stepwise.type=cpu_linear");
     set(&run, "backend.stepwise.recurrent_tokens=1000");
     set(&run, "workload.mixed=%s", _i % 2 ? "yes" : "no");
     go(&run);

@@ -180,15 +180,15 @@ END_TEST
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
 START_TEST(expanded_layers_stay_apart)
 {
-    static const char *const files[] = {"hybrid.so", "cpu_native.so", "linear.so"};
+    static const char *const files[] = {"hybrid.so", "cpu_native.so", "cpu_linear.so"};
     static const struct {
         const char *attention;
         const char *joined, *latent, *linear;
     } cases[] = {
-        {"attention_backend = cpu_native\nlinear_attn_backend = linear", "cpu_native-with-linear",
-         "cpu_native", "linear"},
+        {"attention_backend = cpu_native\nlinear_attn_backend = cpu_linear",
+         "cpu_native-with-cpu_linear", "cpu_native", "cpu_linear"},
         {"attention_backend = both\nlinear_attn_backend = both\n[backend.both]\n"
-         "type = hybrid_linear\nfull = cpu_native\nlinear = linear",
+         "type = hybrid_linear\nfull = cpu_native\nlinear = cpu_linear",
          "both", "both", "both"},
     };
     for (int expanded = 0; expanded < 2; expanded++) {

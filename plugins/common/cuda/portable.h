@@ -6,11 +6,17 @@
  * goes through the functions below: each is one IEEE operation, rounded to nearest even, that no
  * compiler may fuse with another. (C: build with -ffp-contract=off; CUDA: without -ftz=true.)
  *
- * Sources here include each other by their whole path, "plugins/common/kernels/...": nvcc and C
+ * Sources here include each other by their whole path, "plugins/common/cuda/...": nvcc and C
  * compilers find them from the top of the tree, NVRTC is handed them by that name.
  */
-#ifndef PLUGINS_KERNELS_PORTABLE_H
-#define PLUGINS_KERNELS_PORTABLE_H
+#ifndef PLUGINS_CUDA_PORTABLE_H
+#define PLUGINS_CUDA_PORTABLE_H
+
+/* The place of the object that a pointer points to. Tests compile kernels as C and let it look the
+ * place up, bounds checked, in the memory of a fake driver. */
+#ifndef PORTABLE_AT
+#define PORTABLE_AT(pointer) (pointer)
+#endif
 
 #ifdef __CUDACC__
 #define PORTABLE static __device__ __forceinline__
@@ -29,10 +35,21 @@ typedef int64_t i64;
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 
 typedef u16 PORTABLE_ALIAS any16;
 typedef u32 PORTABLE_ALIAS any32;
 typedef i64 PORTABLE_ALIAS any64;
+
+PORTABLE int int_min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+PORTABLE int int_max(int a, int b)
+{
+    return a > b ? a : b;
+}
 
 #ifdef __CUDACC__
 
@@ -99,4 +116,4 @@ PORTABLE float f32_subtract(float a, float b)
     return f32_add(a, -b);
 }
 
-#endif /* PLUGINS_KERNELS_PORTABLE_H */
+#endif /* PLUGINS_CUDA_PORTABLE_H */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear.h: the data structures of the plugin, in the order in which they come to be.
+ * cpu_linear.h: the data structures of the plugin, in the order in which they come to be.
  *
  *   linear_options  from the ini                           plugin.c
  *   attn_instance   layer groups of a model                instance.c, after query.c said yes
@@ -14,8 +14,8 @@
  * (options.recurrent_tokens), or few from one snapshot to the next. States of the convolution are
  * read by several tasks, so they are written when all are done.
  */
-#ifndef LINEAR_H
-#define LINEAR_H
+#ifndef CPU_LINEAR_H
+#define CPU_LINEAR_H
 
 #include "attn_plugin.h"
 #include "plugins/common/cpu_isa.h"
@@ -41,7 +41,7 @@ typedef struct linear_options {
 attn_status linear_options_read(const attn_options *given, linear_options *options,
                                 attn_error *error);
 
-extern const attn_backend_type linear_type;
+extern const attn_backend_type cpu_linear_type;
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -208,10 +208,10 @@ struct linear_kernels {
 };
 
 extern const linear_kernels linear_kernels_generic;
-#ifdef LINEAR_AVX2
+#ifdef CPU_LINEAR_AVX2
 extern const linear_kernels linear_kernels_avx2;
 #endif
-#ifdef LINEAR_AVX512
+#ifdef CPU_LINEAR_AVX512
 extern const linear_kernels linear_kernels_avx512;
 #endif
 
@@ -227,4 +227,4 @@ static inline char *linear_at(const attn_tensor *tensor, int64_t i0, int64_t i1,
            offset * (int64_t)attn_dtype_size(tensor->dtype);
 }
 
-#endif /* LINEAR_H */
+#endif /* CPU_LINEAR_H */

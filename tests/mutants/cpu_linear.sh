@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# linear.sh: mutants of plugins/linear; arguments are those of mutants.py.
-plugin=linear
+# cpu_linear.sh: mutants of plugins/cpu_linear; arguments are those of mutants.py.
+plugin=cpu_linear
 . "${ATTNHOST_TEST_SRCDIR:-.}/tests/mutants/run.sh"

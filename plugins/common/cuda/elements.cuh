@@ -7,10 +7,10 @@
  * KV, saturates to the largest finite value, infinities too. NaN stays NaN and keeps its sign.
  * Integer arithmetic: a processor in flush-to-zero mode gives the same.
  */
-#ifndef PLUGINS_KERNELS_ELEMENTS_CUH
-#define PLUGINS_KERNELS_ELEMENTS_CUH
+#ifndef PLUGINS_CUDA_ELEMENTS_CUH
+#define PLUGINS_CUDA_ELEMENTS_CUH
 
-#include "plugins/common/kernels/portable.h"
+#include "plugins/common/cuda/portable.h"
 
 enum {
     ELEMENT_F32 = 0,
@@ -57,8 +57,8 @@ PORTABLE float element_from_bf16(u16 brain)
 PORTABLE float element_load(int dtype, const void *array, i64 index)
 {
     if (dtype == ELEMENT_F32)
-        return bits_f32(((const any32 *)array)[index]);
-    u16 bits = ((const any16 *)array)[index];
+        return bits_f32(*PORTABLE_AT((const any32 *)array + index));
+    u16 bits = *PORTABLE_AT((const any16 *)array + index);
     return dtype == ELEMENT_F16 ? element_from_f16(bits) : element_from_bf16(bits);
 }
 
@@ -112,9 +112,10 @@ PORTABLE u8 element_to_fp8(int dtype, float x)
 PORTABLE void element_store(int dtype, void *array, i64 index, float x)
 {
     if (dtype == ELEMENT_F32)
-        ((any32 *)array)[index] = f32_bits(x);
+        *PORTABLE_AT((any32 *)array + index) = f32_bits(x);
     else
-        ((any16 *)array)[index] = dtype == ELEMENT_F16 ? element_to_f16(x) : element_to_bf16(x);
+        *PORTABLE_AT((any16 *)array + index) =
+            dtype == ELEMENT_F16 ? element_to_f16(x) : element_to_bf16(x);
 }
 
-#endif /* PLUGINS_KERNELS_ELEMENTS_CUH */
+#endif /* PLUGINS_CUDA_ELEMENTS_CUH */

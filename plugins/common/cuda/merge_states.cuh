@@ -8,10 +8,10 @@
  * -inf. Sums are fp32, in the order of the states; a state's weight is its own function below, so
  * that the processor and a GPU give the same bits. Weights below e^-87 are 0.
  */
-#ifndef PLUGINS_KERNELS_MERGE_STATES_CUH
-#define PLUGINS_KERNELS_MERGE_STATES_CUH
+#ifndef PLUGINS_CUDA_MERGE_STATES_CUH
+#define PLUGINS_CUDA_MERGE_STATES_CUH
 
-#include "plugins/common/kernels/elements.cuh"
+#include "plugins/common/cuda/elements.cuh"
 
 #define MERGE_EMPTY bits_f32(0xff800000u) /* -inf: the LSE of nothing */
 
@@ -115,7 +115,7 @@ PORTABLE float merge_state_lse(const merge_states *states, i64 row, int head, in
 {
     const char *lse = (const char *)states->lse + row * states->lse_row + head * states->lse_head +
                       state * states->lse_state;
-    return bits_f32(*(const any32 *)lse);
+    return bits_f32(*PORTABLE_AT((const any32 *)lse));
 }
 
 PORTABLE const char *merge_state_out(const merge_states *states, i64 row, int head, int state)
@@ -150,7 +150,8 @@ PORTABLE void merge_store(const merge_result *to, i64 row, int head, float top, 
 PORTABLE void merge_store_lse(const merge_result *to, i64 row, int head, float lse)
 {
     if (to->lse)
-        *(any32 *)((char *)to->lse + row * to->lse_row + head * to->lse_head) = f32_bits(lse);
+        *PORTABLE_AT((any32 *)((char *)to->lse + row * to->lse_row + head * to->lse_head)) =
+            f32_bits(lse);
 }
 
 /* Merge all states of a row and head, and one more logit without a value, a sink (MERGE_EMPTY =
@@ -192,4 +193,4 @@ PORTABLE void merge_two(const merge_states *a, const merge_states *b, const merg
         merge_store_lse(to, row, head, merge_lse(top, total));
 }
 
-#endif /* PLUGINS_KERNELS_MERGE_STATES_CUH */
+#endif /* PLUGINS_CUDA_MERGE_STATES_CUH */

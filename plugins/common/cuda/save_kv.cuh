@@ -7,10 +7,10 @@
  * their bits. An fp8 cache gets x / scale: an IEEE division in fp32, rounded once to nearest even,
  * saturated; NaN stays NaN, with its sign.
  */
-#ifndef PLUGINS_KERNELS_SAVE_KV_CUH
-#define PLUGINS_KERNELS_SAVE_KV_CUH
+#ifndef PLUGINS_CUDA_SAVE_KV_CUH
+#define PLUGINS_CUDA_SAVE_KV_CUH
 
-#include "plugins/common/kernels/elements.cuh"
+#include "plugins/common/cuda/elements.cuh"
 
 /* Keys or values: the new rows, and the cache. Strides are in bytes, vectors are dense. */
 typedef struct save_kv_side {
@@ -44,11 +44,12 @@ PORTABLE void save_kv_vector(int from_dtype, int to_dtype, const void *from, voi
 {
     for (int d = lane; d < dim; d += lanes) {
         if (element_is_fp8(to_dtype))
-            ((u8 *)to)[d] = save_kv_quantise(to_dtype, element_load(from_dtype, from, d), scale);
+            *PORTABLE_AT((u8 *)to + d) =
+                save_kv_quantise(to_dtype, element_load(from_dtype, from, d), scale);
         else if (to_dtype == ELEMENT_F32)
-            ((any32 *)to)[d] = ((const any32 *)from)[d];
+            *PORTABLE_AT((any32 *)to + d) = *PORTABLE_AT((const any32 *)from + d);
         else
-            ((any16 *)to)[d] = ((const any16 *)from)[d];
+            *PORTABLE_AT((any16 *)to + d) = *PORTABLE_AT((const any16 *)from + d);
     }
 }
 
@@ -64,7 +65,8 @@ PORTABLE void save_kv_head(const save_kv_call *call, const save_kv_side *side, i
 
 PORTABLE float save_kv_scale(const save_kv_call *call, const save_kv_side *side, int head)
 {
-    return element_is_fp8(call->to_dtype) ? side->scales[head * side->scale_stride] : 1.0f;
+    return element_is_fp8(call->to_dtype) ? *PORTABLE_AT(side->scales + head * side->scale_stride)
+                                          : 1.0f;
 }
 
 /* Rows first, first + step ... below `end` of KV head `head`, by lane `lane` of `lanes`: of a block
@@ -75,7 +77,7 @@ PORTABLE void save_kv_rows(const save_kv_call *call, i64 first, i64 end, i64 ste
     float k_scale = save_kv_scale(call, &call->k, head);
     float v_scale = save_kv_scale(call, &call->v, head);
     for (i64 row = first; row < end; row += step) {
-        i64 slot = ((const any64 *)call->slots)[row];
+        i64 slot = *PORTABLE_AT((const any64 *)call->slots + row);
         if (slot < 0)
             continue;
         save_kv_head(call, &call->k, row, slot, head, k_scale, lane, lanes);
@@ -83,4 +85,4 @@ PORTABLE void save_kv_rows(const save_kv_call *call, i64 first, i64 end, i64 ste
     }
 }
 
-#endif /* PLUGINS_KERNELS_SAVE_KV_CUH */
+#endif /* PLUGINS_CUDA_SAVE_KV_CUH */

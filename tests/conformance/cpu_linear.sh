@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# linear.sh: the conformance suite on plugins/linear, judged by what any backend keeps and by
+# cpu_linear.sh: the conformance suite on plugins/cpu_linear, judged by what any backend keeps and by
 # profile linear at once.
 profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT
 cat "$profiles/core.txt" "$profiles/linear.txt" >"$both" || exit 1
-"$ATTNHOST_TEST_COMMAND" check --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/linear.so"
+"$ATTNHOST_TEST_COMMAND" check --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so"

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/common/cuda/group.h"
+#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/verdict.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void cuda_group_init(cuda_group *group, const attn_problem *problem)
+{
+    const attn_layer_group *from = problem->group;
+    *group = (cuda_group){
+        .attn_type = from->attn_type,
+        .flags = from->flags,
+        .kv_group = from->kv_group,
+        .kv_heads = from->num_kv_heads,
+        .ratio = from->num_q_heads / from->num_kv_heads,
+        .dim = from->head_dim,
+        .v_dim = from->v_head_dim,
+        .window_left = from->window_left,
+        .window_right = from->window_right,
+        .chunk = from->attention_chunk,
+        .sm_scale = from->sm_scale,
+        .logit_cap = from->logit_cap,
+        .scale_granularity = from->kv_scale_granularity,
+        .page_size = problem->page_size > 0 ? problem->page_size : 1,
+        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .q_dtype = problem->q_dtype,
+        .kv_dtype = problem->kv_dtype,
+        .out_dtype = problem->out_dtype,
+        .num_layers = from->num_layers,
+    };
+}
+
+int cuda_group_has_cache(const cuda_group *group)
+{
+    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+int cuda_is_fp8(attn_dtype dtype)
+{
+    return dtype == ATTN_FP8_E4M3 || dtype == ATTN_FP8_E5M2;
+}
+
+int cuda_element(attn_dtype dtype)
+{
+    switch (dtype) {
+    case ATTN_F16:
+        return ELEMENT_F16;
+    case ATTN_BF16:
+        return ELEMENT_BF16;
+    case ATTN_FP8_E4M3:
+        return ELEMENT_E4M3;
+    case ATTN_FP8_E5M2:
+        return ELEMENT_E5M2;
+    default:
+        return ELEMENT_F32;
+    }
+}
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+#define REFUSE(reason, field, ...)                                                                 \
+    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+
+static int is_operand_dtype(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+/* May the cache be quantised? */
+static int may_quantise(const cuda_dtypes *takes, const attn_layer_group *group)
+{
+    return takes->fp8_cache && group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+static void refuse_kv_dtype(const cuda_dtypes *takes, const attn_problem *problem,
+                            const attn_layer_group *group, const char *unquantised,
+                            attn_verdict *verdict)
+{
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
+             may_quantise(takes, group) ? ", fp8_e4m3, fp8_e5m2" : "");
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+}
+
+/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
+void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
+                       const attn_layer_group *group, attn_verdict *verdict)
+{
+    const char *all = "f16, bf16", *q = verdict_dtype_name(problem->q_dtype);
+    attn_dtype kv = problem->kv_dtype;
+    int quantised = may_quantise(takes, group) && cuda_is_fp8(kv);
+    if (!is_operand_dtype(problem->q_dtype)) {
+        REFUSE(DTYPE, Q_DTYPE, is_operand_dtype(kv) ? verdict_dtype_name(kv) : all, "%s", q);
+        if (!is_operand_dtype(kv) && !quantised)
+            refuse_kv_dtype(takes, problem, group, all, verdict);
+    } else if (kv != problem->q_dtype && !quantised) {
+        refuse_kv_dtype(takes, problem, group, q, verdict);
+    }
+    if (!is_operand_dtype(problem->out_dtype) &&
+        !(takes->f32_out && problem->out_dtype == ATTN_F32))
+        REFUSE(DTYPE, OUT_DTYPE, takes->f32_out ? "f32, f16, bf16" : all, "%s",
+               verdict_dtype_name(problem->out_dtype));
+}
+
+/* Where the dtype of a cache has to change, it may become a quantised one or not. */
+void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
+                       const attn_layer_group *group, attn_verdict *verdict)
+{
+    uint32_t granularity = group->kv_scale_granularity;
+    attn_dtype kv_dtype = problem->kv_dtype;
+    int scaled = may_quantise(takes, group) && cuda_is_fp8(kv_dtype);
+    int open = may_quantise(takes, group) && !scaled && !is_operand_dtype(kv_dtype);
+    int given = granularity != ATTN_SCALE_NONE;
+    int few = group->num_kv_heads <= CALL_MAX_SCALES;
+    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
+        (few || granularity != ATTN_SCALE_PER_HEAD))
+        return;
+    const char *some = few ? "per_tensor, per_head" : "per_tensor";
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s%s", scaled ? "" : "none", open ? ", " : "",
+             scaled || open ? some : "");
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
+           verdict_granularity_name(granularity));
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * group.h: a group of softmax layers as CUDA plugins remember it, and what they say to problems.
+ */
+#ifndef PLUGINS_CUDA_GROUP_H
+#define PLUGINS_CUDA_GROUP_H
+
+#include "plugins/common/instance.h"
+
+typedef struct cuda_group {
+    uint32_t attn_type;
+    uint32_t flags; /* ATTN_GROUP_* */
+    int32_t kv_group;
+    int32_t kv_heads;
+    int32_t ratio; /* query heads of a KV head */
+    int32_t dim;
+    int32_t v_dim;
+    int32_t window_left;
+    int32_t window_right;
+    int32_t chunk;
+    float sm_scale;
+    float logit_cap;
+    uint32_t scale_granularity;
+    int32_t page_size;
+    int32_t hnd; /* 1 = kv.hnd/1, 0 = kv.nhd/1 */
+    attn_dtype q_dtype;
+    attn_dtype kv_dtype;
+    attn_dtype out_dtype;
+    uint32_t num_layers;
+    instance_layer *layers; /* the caller's */
+} cuda_group;
+
+/* A group from a problem that query accepts; layers are left to the caller. */
+void cuda_group_init(cuda_group *group, const attn_problem *problem);
+
+/* Encoders have no cache: their keys are the new rows. */
+int cuda_group_has_cache(const cuda_group *group);
+
+int cuda_is_fp8(attn_dtype dtype);
+
+/* ELEMENT_* of elements.cuh; ELEMENT_F32 for what is none. */
+int cuda_element(attn_dtype dtype);
+
+/* ---- Query: each adds the reasons that it finds ---------------------------------------------- */
+
+/* What of data types a plugin takes. */
+typedef struct cuda_dtypes {
+    int fp8_cache; /* e4m3 and e5m2 caches, with scales */
+    int f32_out;   /* outputs of f32 beside f16 and bf16 */
+} cuda_dtypes;
+
+/* q is f16 or bf16, a cache has q's type or is quantised, the output is f16 or bf16. */
+void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
+                       const attn_layer_group *group, attn_verdict *verdict);
+
+/* Scales go with quantised caches alone; per head for at most CALL_MAX_SCALES heads. */
+void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
+                       const attn_layer_group *group, attn_verdict *verdict);
+
+#endif /* PLUGINS_CUDA_GROUP_H */

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.h: the tensors and scales of a forward pass, checked and turned into what kernels read.
+ */
+#ifndef PLUGINS_CUDA_OPERANDS_H
+#define PLUGINS_CUDA_OPERANDS_H
+
+#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/plan.h"
+
+/* All of a layer's operands for a planned batch, in `to`: q, out and (if given) lse of the batch's
+ * rows; k and v, both or neither, unless the group has no cache; the caches; scales of an fp8
+ * cache; sinks and slopes that the group has. INVALID_ARGUMENT with role, place, what was got and
+ * what is accepted: dtype, device, shape, stride, too few rows, k and v for a layer that reads
+ * another's KV, SAVE_KV without slots, a scale that is missing or not above 0. */
+attn_status cuda_operands_take(const cuda_group *group, const instance_layer *layer,
+                               const cuda_plan *plan, const attn_kv_batch *kv,
+                               const attn_forward_args *args, call_operands *to, attn_error *error);
+
+#endif /* PLUGINS_CUDA_OPERANDS_H */

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.h: a batch within the bounds of its metadata, for kernels that read lengths, slots and row
+ * numbers on the device: nothing is planned on the host, and host arrays are not read.
+ *
+ * What a graph bakes in besides its addresses is how many sequences, rows and decode sequences the
+ * batch had that it was captured with; so these lie in device memory and are set anew, by a memset
+ * each on the stream, whenever they change.
+ */
+#ifndef PLUGINS_CUDA_PLAN_H
+#define PLUGINS_CUDA_PLAN_H
+
+#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/cuda_api.h"
+#include "plugins/common/cuda/group.h"
+
+/* Bytes of the counts; device metadata of GRAPH metadata has room for them. */
+enum { CUDA_COUNTS_BYTES = CALL_COUNTS * (int)sizeof(int32_t) };
+
+/* The part of metadata that is about its batch. */
+typedef struct cuda_plan {
+    uint32_t kind; /* ATTN_METADATA_* */
+    attn_bounds bounds;
+    uint32_t index_forms;         /* ATTN_INDEX_* that the kernels read */
+    cuda_address counts;          /* GRAPH: [CALL_COUNTS]; 0 = none */
+    int32_t counted[CALL_COUNTS]; /* what stands there; -1 = nothing yet */
+    int32_t planned;
+    attn_batch batch; /* its scalars and device arrays */
+    attn_mask mask;
+    attn_kv_batch *kv; /* [groups] the caller's memory; one index form of each is left */
+} cuda_plan;
+
+/* Begin; `kv` has an element for each of the instance's groups. */
+void cuda_plan_init(cuda_plan *plan, uint32_t kind, const attn_bounds *bounds, uint32_t index_forms,
+                    cuda_address counts, attn_kv_batch *kv);
+
+/* Take a batch: `groups` are `num_groups` structs of `group_size` bytes that begin with a
+ * cuda_group. INVALID_ARGUMENT for what is beyond the bounds, for a mask or positions that they
+ * exclude, for device arrays that are missing, and for a graph that was captured with others; a
+ * failure of the driver. On failure the plan is as before. */
+attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *groups,
+                           size_t group_size, uint32_t num_groups, const attn_batch *given,
+                           attn_stream stream, attn_error *error);
+
+/* Can it be forwarded, by forward_decode or forward_extend? BAD_STATE. */
+attn_status cuda_plan_check_forward(const cuda_plan *plan, int decode, attn_error *error);
+
+/* Has it rows at all? */
+int cuda_plan_has_rows(const cuda_plan *plan);
+
+/* The group's batch as kernels read it; `kv` is its element of plan->kv. */
+void cuda_plan_fill(const cuda_plan *plan, const cuda_group *group, const attn_kv_batch *kv,
+                    call_batch *to);
+
+/* Sizes that launch shapes are made of: of a graph's, the bounds, so that any batch within them has
+ * its blocks. */
+typedef struct cuda_extent {
+    int64_t seqs, tokens, q_len;
+    int64_t decode_seqs; /* the most that there may be */
+} cuda_extent;
+
+cuda_extent cuda_plan_extent(const cuda_plan *plan);
+
+#endif /* PLUGINS_CUDA_PLAN_H */
