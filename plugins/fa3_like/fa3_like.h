@@ -16,7 +16,7 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cuda/device.h"
-#include "plugins/common/instance.h"
+#include "plugins/common/cuda/plan.h"
 #include "plugins/fa3_like/kernels/batch.h"
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/shapes.h"
@@ -38,26 +38,10 @@ extern const uint32_t fa3_num_tiles;
 const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v);
 
 typedef struct fa3_group {
-    uint32_t attn_type;
-    uint32_t flags; /* ATTN_GROUP_* */
-    int32_t kv_group;
-    int32_t heads_q;
-    int32_t heads_kv;
-    int32_t ratio; /* query heads of a KV head */
-    int32_t window_left;
-    int32_t window_right;
-    float sm_scale;
-    float logit_cap;
-    int32_t page_size;
-    int32_t hnd;
-    attn_dtype dtype; /* of everything */
+    cuda_group base; /* q_dtype is that of everything */
     const fa3_tile *tile;
     cuda_function forward;
-    uint32_t num_layers;
-    instance_layer *layers;
 } fa3_group;
-
-int fa3_has_cache(const fa3_group *group);
 
 /* A group from a problem that query accepts; layers and the kernel are left to the caller. */
 void fa3_group_init(fa3_group *group, const attn_problem *problem);
@@ -95,18 +79,20 @@ uint32_t fa3_index_forms(attn_instance *instance);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* A batch as a layer group sees it; the names are those of FlashAttention's callers. */
+/* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL is told by
+ * another: queries by cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or by
+ * cu_seqlens_k, where they are rows of k and v and there are no others. */
 typedef struct fa3_metadata {
-    const int32_t *cu_seqlens_q;   /* NULL = one query each (DECODE) */
-    const int32_t *cu_seqlens_k;   /* new rows that are all keys there are; NULL = by cache_seqlens */
-    const int32_t *cache_seqlens;  /* keys of each sequence; NULL = by cu_seqlens_k */
-    const int32_t *page_table;     /* [num_seqs, page_table_stride] */
+    const int32_t *cu_seqlens_q;
+    const int32_t *cu_seqlens_k;
+    const int32_t *cache_seqlens;
+    const int32_t *page_table; /* [num_seqs, page_table_stride] */
     int64_t page_table_stride;
-    const int64_t *out_cache_loc;
     int32_t max_seqlen_q;
     int32_t max_seqlen_k;
-    fa3_batch batch; /* what the kernels beside the forward kernel are told */
-    fa3_plan *plan;  /* on the device, as are its lists */
+    int32_t window_left; /* FA3_UNBOUNDED = no limit */
+    int32_t window_right;
+    fa3_plan *plan; /* on the device, as are its lists */
     int32_t *tiles, *slow;
 } fa3_metadata;
 
@@ -121,14 +107,9 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
 
 struct attn_metadata {
     attn_instance *instance;
-    uint32_t kind;
-    attn_bounds bounds;
-    char *plans;       /* device: [num_groups] plans */
-    uint64_t counter;  /* device: two numbers that every forward kernel leaves at 0 */
-    int32_t planned;
-    uint32_t mask_kind;
-    attn_batch batch; /* its scalars and device arrays */
-    fa3_metadata *groups;
+    cuda_plan plan;
+    uint64_t counter;     /* device: two numbers that every forward kernel leaves at 0 */
+    fa3_metadata *groups; /* [num_groups], as is plan.kv */
 };
 
 attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,

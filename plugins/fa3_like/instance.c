@@ -5,7 +5,6 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
-#include "plugins/common/copy_sized.h"
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/plugin_error.h"
@@ -59,7 +58,7 @@ static attn_status load_rows(attn_instance *made, attn_error *error)
 /* Groups of the same dimensions and type share a module. */
 static attn_status load_forward(attn_instance *made, fa3_group *group, attn_error *error)
 {
-    int type = group->dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
     long tile = group->tile - fa3_tiles;
     cuda_module *module = &made->modules[tile * TYPE_COUNT + type];
     const cuda_image *image = &forward_images[tile][type];
@@ -75,31 +74,10 @@ static attn_status load_forward(attn_instance *made, fa3_group *group, attn_erro
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-int fa3_has_cache(const fa3_group *group)
-{
-    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
-}
-
 void fa3_group_init(fa3_group *group, const attn_problem *problem)
 {
-    attn_layer_group given;
-    COPY_SIZED(&given, problem->group);
-    *group = (fa3_group){
-        .attn_type = given.attn_type,
-        .flags = given.flags,
-        .kv_group = given.kv_group,
-        .heads_q = given.num_q_heads,
-        .heads_kv = given.num_kv_heads,
-        .ratio = given.num_q_heads / given.num_kv_heads,
-        .window_left = given.window_left,
-        .window_right = given.window_right,
-        .sm_scale = given.sm_scale,
-        .logit_cap = given.logit_cap,
-        .page_size = problem->page_size,
-        .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
-        .dtype = problem->q_dtype,
-        .tile = fa3_find_tile(given.head_dim, given.v_head_dim),
-    };
+    *group = (fa3_group){.tile = fa3_find_tile(problem->group->head_dim, problem->group->v_head_dim)};
+    cuda_group_init(&group->base, problem);
 }
 
 static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
@@ -111,8 +89,7 @@ static attn_status fill_groups(attn_instance *made, const attn_problem *problems
         const attn_problem *problem = attn_at(problems, i);
         fa3_group *group = &made->groups[i];
         fa3_group_init(group, problem);
-        group->num_layers = problem->group->num_layers;
-        group->layers = next;
+        group->base.layers = next;
         status = instance_list_layers(problem->group, layers, &next, error);
         if (status == ATTN_OK)
             status = load_forward(made, group, error);

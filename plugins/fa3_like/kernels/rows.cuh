@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cuh: what is done row by row, C and CUDA alike: where a key lies, whether a query sees it, its
- * score; rows of no sequence.
+ * rows.cuh: what is done row by row, C and CUDA alike: the score of a key, rows of no sequence.
  *
  * The forward kernel takes keys from one place, by boxes of aligned rows. What it cannot take goes
  * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache, those
@@ -12,37 +11,31 @@
 #define FA3_LIKE_ROWS_CUH
 
 #include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/mask.cuh"
 #include "plugins/fa3_like/kernels/plan.cuh"
 
 #ifndef __CUDACC__
 #include <math.h>
 #endif
 
-/* Key j, or value j, of a KV head. */
-PORTABLE const any16 *row_vector(const fa3_rows_call *p, const fa3_sequence *q, int s, int j, int head,
-                                 int values)
+/* Key j of a KV head of sequence s, and its value. */
+PORTABLE index_place row_find_key(const fa3_rows_call *p, const index_sequence *q, int head, int j)
 {
-    const any16 *given = (const any16 *)(values ? p->v : p->k);
-    const any16 *cache = (const any16 *)(values ? p->v_cache : p->k_cache);
-    if (given && j >= q->first_new) {
-        i64 row = (i64)q->new_row + j - q->first_new;
-        return given + row * (values ? p->v_row : p->k_row) + head * (values ? p->v_head : p->k_head);
-    }
-    i64 page = p->block_table[s * p->table_stride + j / p->page_size], at = j % p->page_size;
-    if (values)
-        return cache + page * p->v_page + at * p->v_token + head * p->v_cache_head;
-    return cache + page * p->k_page + at * p->k_token + head * p->k_cache_head;
+    const int *entry = index_entry(&p->batch, q, p->page_size, j);
+    return index_find_key(&p->operands, &p->batch, q, p->page_size, head, j,
+                          entry ? index_int(entry, 0) : 0);
 }
 
-PORTABLE int row_sees(const fa3_rows_call *p, int position, int j)
+/* The keys [*low, *high) that query t of a sequence sees. */
+PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low, int *high)
 {
-    const fa3_batch *batch = &p->batch;
-    return (batch->window_left >= FA3_UNBOUNDED || j >= position - batch->window_left) &&
-           (batch->window_right >= FA3_UNBOUNDED || j <= position + batch->window_right);
+    const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0};
+    mask_positions(&rule, q->prefix_len + t, low, high);
+    *low = int_max(*low, 0);
+    *high = int_min(*high, q->kv_len);
 }
 
-/* The score of key j under the query in `row`. */
-PORTABLE float row_score(const fa3_rows_call *p, const any16 *query, const any16 *key)
+PORTABLE float row_score(const fa3_rows_call *p, const char *query, const char *key)
 {
     float sum = 0.0f;
     for (int d = 0; d < p->dim; d++)
@@ -51,24 +44,40 @@ PORTABLE float row_score(const fa3_rows_call *p, const any16 *query, const any16
     return p->cap > 0.0f ? p->cap * tanhf(sum / p->cap) : sum;
 }
 
-PORTABLE const any16 *row_query(const fa3_rows_call *p, i64 row, int head)
+PORTABLE const char *row_query(const fa3_rows_call *p, i64 row, int head)
 {
-    return (const any16 *)p->q + row * p->q_row + head * p->q_head;
+    return (const char *)p->operands.q + row * p->operands.q_row + head * p->operands.q_head;
 }
 
-PORTABLE any16 *row_out(const fa3_rows_call *p, i64 row, int head)
+PORTABLE char *row_out(const fa3_rows_call *p, i64 row, int head)
 {
-    return (any16 *)p->out + row * p->out_row + head * p->out_head;
+    return (char *)p->operands.out + row * p->operands.out_row + head * p->operands.out_head;
 }
 
-/* Row number n of the padding, whose output has to be finite. */
+PORTABLE void row_store_lse(const fa3_rows_call *p, i64 row, int head, float lse)
+{
+    const call_operands *o = &p->operands;
+    if (o->lse)
+        *PORTABLE_AT((float *)(void *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) = lse;
+}
+
+/* A row of the padding, whose output has to be finite. */
 PORTABLE void row_clear(const fa3_rows_call *p, i64 row, int head, int lane, int lanes)
 {
-    any16 *out = row_out(p, row, head);
+    char *out = row_out(p, row, head);
     for (int d = lane; d < p->dim_v; d += lanes)
-        out[d] = 0;
-    if (p->lse && lane == 0)
-        p->lse[row * p->lse_row + head * p->lse_head] = bits_f32(0xff800000);
+        element_store(p->dtype, out, d, 0.0f);
+    if (lane == 0)
+        row_store_lse(p, row, head, bits_f32(0xff800000));
+}
+
+/* The rows [*first, *end) after those of the sequences. */
+PORTABLE void rows_find_padding(const fa3_rows_call *p, i64 *first, i64 *end)
+{
+    const int *rows = p->batch.q_indptr;
+    int seqs = index_num_seqs(&p->batch);
+    *first = rows ? index_int(rows, seqs) : seqs;
+    *end = (rows ? index_int(rows, 0) : 0) + (i64)index_num_tokens(&p->batch);
 }
 
 #endif

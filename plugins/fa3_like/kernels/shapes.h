@@ -11,9 +11,9 @@
 /* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, order, bytes of shared
  * memory) */
 #define FA3_SHAPES(X)                                                                              \
-    X(d64, 64, 64, 128, 2, 2, ORDER_TURNS, 99584)                                                  \
-    X(d128, 128, 128, 128, 2, 2, ORDER_TURNS, 197888)                                              \
-    X(d256, 256, 256, 64, 2, 2, ORDER_TURNS, 197888)
+    X(d64, 64, 64, 128, 2, 2, ORDER_TURNS, 98560)                                                  \
+    X(d128, 128, 128, 128, 2, 2, ORDER_TURNS, 196864)                                              \
+    X(d256, 256, 256, 64, 2, 2, ORDER_TURNS, 196864)
 
 #ifdef __CUDACC__
 

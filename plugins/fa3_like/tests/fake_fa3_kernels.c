@@ -10,23 +10,34 @@
  */
 #include "tests/fixtures/fake_cuda.h"
 
+static struct fake_cuda fake;
+
+/* Where an address of the device is in this process. Beyond what there is the device is lost, and
+ * something harmless is looked at. */
+static void *look_up(const void *address, size_t bytes)
+{
+    static char nothing[64];
+    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
+    memset(nothing, 0, sizeof nothing);
+    return found ? found : nothing;
+}
+
+#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
+
 #include "attn_types.h"
 #include "host/base/dtype.h"
+#include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MAX_DIM = 512 };
 
-static struct fake_cuda fake;
-
-/* Where an address of the device is in this process. */
-static void *place(const void *address)
+/* Of `bytes` bytes. */
+static void *place(const void *address, size_t bytes)
 {
-    return address ? fake.access((cuda_pointer)(uintptr_t)address, 1) : NULL;
+    return look_up(address, bytes);
 }
 
 static void *place_number(uint64_t address)
@@ -34,47 +45,31 @@ static void *place_number(uint64_t address)
     return address ? fake.access((cuda_pointer)address, 1) : NULL;
 }
 
-static fa3_batch place_batch(const fa3_batch *batch)
-{
-    fa3_batch placed = *batch;
-    placed.q_indptr = place(batch->q_indptr);
-    placed.seq_lens = place(batch->seq_lens);
-    placed.prefix_lens = place(batch->prefix_lens);
-    placed.kv_lens = place(batch->kv_lens);
-    placed.new_indptr = place(batch->new_indptr);
-    placed.slots = place(batch->slots);
-    return placed;
-}
-
 /* ---- The plan -------------------------------------------------------------------------------- */
 
 /* Tiles in no order: a forward must not depend on it. */
 static void plan_batch(const struct fake_cuda_launch *launch)
 {
-    fa3_plan_call p = *(const fa3_plan_call *)launch->arguments[0];
-    p.batch = place_batch(&p.batch);
-    p.plan = place(p.plan);
-    p.tiles = place(p.tiles);
-    p.slow = place(p.slow);
-    p.marks = place(p.marks);
-    if (!p.plan || !p.tiles || !p.slow || !p.marks)
-        return;
-    const int *rows = p.batch.new_indptr ? p.batch.new_indptr : p.batch.q_indptr;
-    int first = rows ? rows[0] : 0, end = rows ? rows[p.batch.num_seqs] : p.batch.num_seqs;
-    memset(p.marks, 0, (size_t)p.batch.num_seqs * sizeof *p.marks);
-    for (int row = first; p.batch.slots && row < end; row++)
-        mark_row(&p, row);
-    plan_begin(&p);
-    p.plan->tile_count = p.plan->slow_count = 0;
-    for (int s = 0; s < p.batch.num_seqs; s++) {
-        fa3_sequence q = sequence_of(&p.batch, s);
-        if (is_slow(&p, &q, s))
-            p.slow[p.plan->slow_count++] = s;
-        for (int tile = 0; tile < tiles_of(&p, s); tile++) {
-            p.tiles[2 * p.plan->tile_count] = s;
-            p.tiles[2 * p.plan->tile_count++ + 1] = tile;
+    const fa3_plan_call *p = launch->arguments[0];
+    const int *rows = plan_new_rows(&p->batch);
+    int seqs = p->batch.num_seqs, num_tiles = 0, num_slow = 0;
+    int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (int s = 0; s < seqs; s++)
+        *PORTABLE_AT(p->marks + s) = 0;
+    for (int row = first; p->batch.out_cache_loc && !p->only_new && row < end; row++)
+        plan_mark_row(p, row);
+    for (int s = 0; s < seqs; s++) {
+        if (plan_is_slow(p, s))
+            *PORTABLE_AT(p->slow + num_slow++) = s;
+        for (int tile = 0; tile < plan_count_tiles(p, s); tile++) {
+            int bucket = plan_find_bucket(p, s, tile);
+            if (bucket < 0 || bucket >= FA3_PLAN_BUCKETS)
+                return;
+            *PORTABLE_AT(p->tiles + 2 * num_tiles) = s;
+            *PORTABLE_AT(p->tiles + 2 * num_tiles++ + 1) = tile;
         }
     }
+    plan_store(p, num_tiles, num_slow);
 }
 
 /* ---- One row --------------------------------------------------------------------------------- */
@@ -110,65 +105,70 @@ static void sums_store(const struct sums *x, attn_dtype dtype, void *out, float 
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-static void save(const fa3_rows_call *p)
+static void copy_vector(const char *from, char *to, int dim)
 {
-    const int *rows = p->batch.new_indptr ? p->batch.new_indptr : p->batch.q_indptr;
-    int first = rows ? rows[0] : 0, end = rows ? rows[p->plan->num_seqs] : p->plan->num_seqs;
-    for (i64 row = first; row < end; row++)
-        for (int head = 0; head < p->heads_q / p->heads_per_kv && p->batch.slots[row] >= 0; head++) {
-            i64 page = p->batch.slots[row] / p->page_size, at = p->batch.slots[row] % p->page_size;
-            memcpy((any16 *)p->k_cache + page * p->k_page + at * p->k_token +
-                       head * p->k_cache_head,
-                   (const any16 *)p->k + row * p->k_row + head * p->k_head, 2 * (size_t)p->dim);
-            memcpy((any16 *)p->v_cache + page * p->v_page + at * p->v_token +
-                       head * p->v_cache_head,
-                   (const any16 *)p->v + row * p->v_row + head * p->v_head, 2 * (size_t)p->dim_v);
-        }
+    memcpy(place(to, 2 * (size_t)dim), place(from, 2 * (size_t)dim), 2 * (size_t)dim);
 }
 
-static void attend_slow_row(const fa3_rows_call *p, const fa3_sequence *q, int s, int t, int head)
+static void save(const fa3_rows_call *p)
+{
+    const call_operands *o = &p->operands;
+    const int *rows = plan_new_rows(&p->batch);
+    int seqs = index_num_seqs(&p->batch);
+    int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (i64 row = first; row < end; row++) {
+        i64 slot = *PORTABLE_AT(p->batch.out_cache_loc + row);
+        i64 page = slot / p->page_size, at = slot % p->page_size;
+        for (int head = 0; head < p->heads_q / p->heads_per_kv && slot >= 0; head++) {
+            copy_vector((const char *)o->k + row * o->k_row + head * o->k_head,
+                        (char *)o->k_cache + page * o->k_page + at * o->k_token +
+                            head * o->k_cache_head,
+                        p->dim);
+            copy_vector((const char *)o->v + row * o->v_row + head * o->v_head,
+                        (char *)o->v_cache + page * o->v_page + at * o->v_token +
+                            head * o->v_cache_head,
+                        p->dim_v);
+        }
+    }
+}
+
+static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int t, int head)
 {
     i64 row = (i64)q->first_row + t;
-    int kv_head = head / p->heads_per_kv;
     attn_dtype dtype = p->dtype == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+    int kv_head = head / p->heads_per_kv, low, high;
     struct sums x;
-    sums_begin(&x, p->dim_v, p->sinks ? p->sinks + head : NULL);
-    for (int j = 0; j < q->keys; j++)
-        if (row_sees(p, q->position + t, j))
-            sums_add(&x,
-                     (double)row_score(p, row_query(p, row, head),
-                                       row_vector(p, q, s, j, kv_head, 0)),
-                     dtype, row_vector(p, q, s, j, kv_head, 1));
-    sums_store(&x, dtype, row_out(p, row, head),
-               p->lse ? p->lse + row * p->lse_row + head * p->lse_head : NULL);
+    float lse;
+    sums_begin(&x, p->dim_v,
+               p->operands.sinks ? PORTABLE_AT(p->operands.sinks + head) : NULL);
+    row_find_keys(p, q, t, &low, &high);
+    for (int j = low; j < high; j++) {
+        index_place at = row_find_key(p, q, kv_head, j);
+        sums_add(&x, (double)row_score(p, row_query(p, row, head), at.k), dtype,
+                 place(at.v, 2 * (size_t)p->dim_v));
+    }
+    sums_store(&x, dtype, place(row_out(p, row, head), 2 * (size_t)p->dim_v), &lse);
+    row_store_lse(p, row, head, lse);
 }
 
 static void rows(const struct fake_cuda_launch *launch)
 {
-    fa3_rows_call p = *(const fa3_rows_call *)launch->arguments[0];
-    p.batch = place_batch(&p.batch);
-    p.plan = place(p.plan);
-    p.slow = place(p.slow);
-    p.q = place(p.q);
-    p.k = place(p.k);
-    p.v = place(p.v);
-    p.out = place(p.out);
-    p.k_cache = place(p.k_cache);
-    p.v_cache = place(p.v_cache);
-    p.lse = place(p.lse);
-    p.sinks = place(p.sinks);
-    p.block_table = place(p.block_table);
-    if (p.save)
-        save(&p);
-    for (int row = p.plan->end_row; row < p.plan->first_row + p.plan->num_tokens; row++)
-        for (int head = 0; head < p.heads_q; head++)
-            row_clear(&p, row, head, 0, 1);
-    for (int n = 0; n < (p.all_slow ? p.plan->num_seqs : p.plan->slow_count); n++) {
-        int s = p.all_slow ? n : p.slow[n];
-        fa3_sequence q = sequence_of(&p.batch, s);
-        for (int t = 0; t < q.queries; t++)
-            for (int head = 0; head < p.heads_q; head++)
-                attend_slow_row(&p, &q, s, t, head);
+    const fa3_rows_call *p = launch->arguments[0];
+    i64 first, end;
+    if (p->operands.save)
+        save(p);
+    rows_find_padding(p, &first, &end);
+    for (i64 row = first; row < end; row++)
+        for (int head = 0; head < p->heads_q; head++)
+            row_clear(p, row, head, 0, 1);
+    int count = p->all_slow ? index_num_seqs(&p->batch) : PORTABLE_AT(p->plan)->slow_count;
+    for (int n = 0; n < count; n++) {
+        index_sequence q;
+        int s = p->all_slow ? n : index_int(p->slow, n);
+        index_find_sequence(&p->batch, p->operands.k != NULL, s, &q);
+        for (int t = 0; t < q.q_len; t++)
+            for (int head = 0; head < p->heads_q; head++)
+                attend_slow_row(p, &q, t, head);
     }
 }
 
