@@ -3,6 +3,7 @@
 
     kernel_race.py check NAME.cubin ...   each kernel in a process of its own, against float64 attention
     kernel_race.py time NAME.cubin ...    those that pass a check, interleaved with cuDNN; a table
+    kernel_race.py forms NAME.cubin ...   pages and ragged batches beside contiguous, even ones
     kernel_race.py small NAME.cubin       a few small shapes once, for compute-sanitizer
     kernel_race.py trace NAME.cubin ...   cycles between places of the loop, of cubins with -DFA3_TRACE
 
@@ -327,22 +328,22 @@ def kept_up(run, seconds):
     return times[len(times) // 2]
 
 
-def row(title, flops, times):
-    base = times.get("cudnn")
-    cells = "".join(f" {name} {flops / ms / 1e9:.0f}" + (f" ({base / ms:.3f})" if base and name != "cudnn" else "") + " |" for name, ms in times.items())
+def row(title, flops, times, other="cudnn"):
+    base = times.get(other)
+    cells = "".join(f" {name} {flops / ms / 1e9:.0f}" + (f" ({base / ms:.3f})" if base and name != other else "") + " |" for name, ms in times.items())
     print(f"| {title} |{cells}", flush=True)
 
 
 def race(kernels, args):
-    for dim in sorted({k.dim for k in kernels}):
+    for dim, dim_v in sorted({(k.dim, k.dim_v) for k in kernels}):
         for causal in (True, False):
             if args.causal and causal != (args.causal == "yes"):
                 continue
             for S in args.lengths:
                 B = max(1, args.tokens // S)
                 H, Hk = CASES[dim]
-                mine = [k for k in kernels if k.dim == dim]
-                q, k, v = (torch.randn(B, S, h, dim, device="cuda").to(mine[0].dtype) for h in (H, Hk, Hk))
+                mine = [k for k in kernels if (k.dim, k.dim_v) == (dim, dim_v)]
+                q, k, v = (torch.randn(B, S, h, d, device="cuda").to(mine[0].dtype) for h, d in ((H, dim), (Hk, dim), (Hk, dim_v)))
                 # cuDNN's own layout, as the rivals were measured: [batch, head, token, dim]
                 own = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
 
@@ -350,14 +351,63 @@ def race(kernels, args):
                     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
                         return F.scaled_dot_product_attention(*own, is_causal=causal, enable_gqa=True)
 
-                flops = 4 * B * H * S * S * dim * (0.5 if causal else 1.0)
-                runs = {"cudnn": cudnn} if not args.alone else {}
+                flops = 2 * B * H * S * S * (dim + dim_v) * (0.5 if causal else 1.0)
+                runs = {}
+                if not args.alone:
+                    try:
+                        cudnn()
+                        runs["cudnn"] = cudnn
+                    except RuntimeError as error:
+                        print(f"cudnn: {str(error).splitlines()[0]}")
                 for kernel in mine:
                     runs[kernel.name] = Call(kernel, q, k, v, causal)
-                title = f"D {dim} {H}/{Hk} {'causal' if causal else 'full'} S {S}"
+                title = f"D {dim}{'' if dim == dim_v else f',{dim_v}'} {H}/{Hk} {'causal' if causal else 'full'} S {S}"
                 row(title, flops, cool(runs, args.rounds, args.pause))
                 if args.kept:
                     row(title + ", kept up", flops, {name: kept_up(run, args.kept) for name, run in runs.items()})
+
+
+def paged(k, page):
+    """The same keys or values, a batch, in pages of random places; and the table."""
+    B, S, heads, dim = k.shape
+    each = -(-S // page)
+    where = torch.randperm(B * each, device="cuda")
+    pool = torch.empty(B * each, page, heads, dim, device="cuda", dtype=k.dtype)
+    pool[where] = F.pad(k, (0, 0, 0, 0, 0, each * page - S)).view(B * each, page, heads, dim)
+    return pool, where.view(B, each).to(torch.int32)
+
+
+def forms(kernels, args):
+    """Pages and ragged batches beside the same work contiguous and even."""
+    for kernel in kernels:
+        H, Hk = CASES[kernel.dim]
+        new = lambda *shape: torch.randn(*shape, device="cuda").to(kernel.dtype)
+        for S in args.lengths:
+            B = max(1, args.tokens // S)
+            q, k, v = new(B, S, H, kernel.dim), new(B, S, Hk, kernel.dim), new(B, S, Hk, kernel.dim_v)
+            runs = {"contiguous": Call(kernel, q, k, v, True)}
+            for page in (64, 16):
+                torch.manual_seed(1)
+                pk, table = paged(k, page)
+                torch.manual_seed(1)
+                pv, _ = paged(v, page)
+                runs[f"pages of {page}"] = Call(kernel, q.view(1, B * S, H, kernel.dim), pk, pv, True, q_lens=[S] * B, k_lens=[S] * B, table=table)
+            flops = B * H * S * S * (kernel.dim + kernel.dim_v)
+            row(f"{kernel.name} causal S {S}", flops, cool(runs, args.rounds, args.pause), "contiguous")
+        if args.lens:
+            with open(args.lens) as f:
+                lens = [int(x) for x in f.read().split()]
+            total = sum(lens)
+            flops = sum(H * n * n * (kernel.dim + kernel.dim_v) for n in lens)
+            q, k, v = new(1, total, H, kernel.dim), new(1, total, Hk, kernel.dim), new(1, total, Hk, kernel.dim_v)
+            ragged = Call(kernel, q, k, v, True, q_lens=lens, k_lens=lens, ragged_keys=True)
+            S = round(sum(n * n for n in lens) / total)  # an even batch of about as many tokens and FLOPs
+            B = max(1, round(total / S))
+            even = Call(kernel, new(B, S, H, kernel.dim), new(B, S, Hk, kernel.dim), new(B, S, Hk, kernel.dim_v), True)
+            scale = flops / (B * H * S * S * (kernel.dim + kernel.dim_v))
+            times = cool({"even": even, "ragged": ragged}, args.rounds, args.pause)
+            times["even"] *= scale
+            row(f"{kernel.name} causal, {len(lens)} sequences of {min(lens)} to {max(lens)}; even: {B} of {S}", flops, times, "even")
 
 
 def trace(path, kv_heads):
@@ -396,7 +446,7 @@ def passes(path, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("check", "check-one", "small", "trace", "time"))
+    parser.add_argument("what", choices=("check", "check-one", "small", "trace", "time", "forms"))
     parser.add_argument("cubins", nargs="+")
     parser.add_argument("--lengths", type=lambda x: [int(i) for i in x.split(",")], default=[512, 1024, 2048, 8192, 16384])
     parser.add_argument("--tokens", type=int, default=16384)
@@ -404,6 +454,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--kept", type=float, default=0.0, help="seconds of the kept-up figure; 0: none")
+    parser.add_argument("--lens", help="forms: a file with the lengths of a ragged batch")
     parser.add_argument("--alone", action="store_true", help="without cuDNN")
     parser.add_argument("--kv-heads", type=int, default=33, help="of the trace's 132 heads")
     parser.add_argument("--timeout", type=float, default=60)
@@ -416,6 +467,9 @@ def main():
     if args.what == "trace":
         for path in args.cubins:
             trace(path, args.kv_heads)
+        return
+    if args.what == "forms":
+        forms([Kernel(path) for path in args.cubins], args)
         return
     race([Kernel(path) for path in args.cubins], args)
 

@@ -334,7 +334,7 @@ static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn
     if (status != ATTN_OK)
         return status;
     const cuda_launch launch = {.function = call->group->forward,
-                                .name = tile->name,
+                                .name = tile->kernel,
                                 .grid = {count_blocks(call, &p), 1, 1},
                                 .block = {tile->threads},
                                 .shared = tile->shared};

@@ -10,6 +10,7 @@
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/problem.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
@@ -20,14 +21,14 @@ const fa3_tile fa3_tiles[] = {FA3_SHAPES(TILE)};
 const uint32_t fa3_num_tiles = sizeof fa3_tiles / sizeof fa3_tiles[0];
 
 /* [tile][type], in the order of the table. */
-#define DECLARE(name, dim, dim_v, keys, groups, stages, order, shared)                             \
+#define DECLARE(name, ...)                                                                         \
     CUDA_IMAGE_DECLARE(forward_##name##_bf16)                                                      \
     CUDA_IMAGE_DECLARE(forward_##name##_f16)
 FA3_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(rows)
 
-#define IMAGES(name, dim, dim_v, keys, groups, stages, order, shared)                              \
+#define IMAGES(name, ...)                                                                          \
     {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
 static const cuda_image forward_images[][TYPE_COUNT] = {FA3_SHAPES(IMAGES)};
 #undef IMAGES
@@ -63,11 +64,13 @@ static attn_status load_forward(attn_instance *made, fa3_group *group, attn_erro
     cuda_module *module = &made->modules[tile * TYPE_COUNT + type];
     const cuda_image *image = &forward_images[tile][type];
     const cuda_wants wants = {.shared = group->tile->shared};
+    char name[64];
     attn_status status = ATTN_OK;
+    snprintf(name, sizeof name, "%s_%s", group->tile->kernel, type == TYPE_F16 ? "f16" : "bf16");
     if (!*module)
         status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
     if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, *module, image->name, &wants,
+        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants,
                                     &group->forward, error);
     return status;
 }

@@ -99,18 +99,21 @@ static void check_attn_type(const question *ask, attn_verdict *verdict)
 }
 
 /* The tiles with these dimensions, ANY of them if it says so: their head dimensions, or the widths of
- * their values. How many there are. */
+ * their values, each once. How many there are. */
 static uint32_t list_dims(int32_t dim, int32_t dim_v, int values, char text[64])
 {
     uint32_t count = 0;
     size_t length = 0;
+    int32_t listed = 0; /* the table begins with the smallest */
     text[0] = '\0';
     for (uint32_t i = 0; i < fa3_num_tiles && length < 64; i++) {
         const fa3_tile *tile = &fa3_tiles[i];
-        if ((dim != ANY && tile->dim != dim) || (dim_v != ANY && tile->dim_v != dim_v))
+        int32_t shown = values ? tile->dim_v : tile->dim;
+        if ((dim != ANY && tile->dim != dim) || (dim_v != ANY && tile->dim_v != dim_v) ||
+            (dim == ANY && shown <= listed))
             continue;
-        length += (size_t)snprintf(text + length, 64 - length, "%s%d", count++ ? ", " : "",
-                                   values ? tile->dim_v : tile->dim);
+        length += (size_t)snprintf(text + length, 64 - length, "%s%d", count++ ? ", " : "", shown);
+        listed = shown;
     }
     return count;
 }

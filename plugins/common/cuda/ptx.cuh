@@ -20,6 +20,15 @@ static PTX unsigned shared_address(const void *pointer)
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
+/* "Special registers": the thread's number in its block, read where it stands. What is derived from it
+ * is then not kept in registers through the loops before. */
+static PTX int thread_here(void)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /* "elect.sync": true in one lane of a whole warp; the compiler sees a branch of a single thread. */
 static PTX bool elect_one(void)
 {

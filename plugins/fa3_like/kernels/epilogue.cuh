@@ -24,7 +24,7 @@ DEVICE unsigned swizzled(int row, int piece)
 template <typename T>
 DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2], unsigned to)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int thread = thread_here(), lane = thread % 32, warp = thread / 32 % 4;
     const int row = warp * 16 + lane % 16;
 #pragma unroll
     for (int c = 0; c < T::dim_v / 16; c++) {
@@ -52,7 +52,7 @@ DEVICE void output_rows(const struct fa3_forward_params &p, const struct work &w
 {
     const int pieces = T::dim_v / 8;
     unsigned short *out = output_of(p, w, first);
-    for (int i = threadIdx.x % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
+    for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
         const int row = i / pieces, piece = i % pieces;
         const unsigned at =
             from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
@@ -71,7 +71,7 @@ DEVICE void output_clear(const struct fa3_forward_params &p, const struct work &
 {
     const int pieces = T::dim_v / 8;
     unsigned short *out = output_of(p, w, first);
-    for (int i = threadIdx.x % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS)
+    for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS)
         *(uint4 *)(out + i / pieces * p.out_token + i % pieces * 8) = make_uint4(0, 0, 0, 0);
 }
 
@@ -79,7 +79,8 @@ template <typename T>
 DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w, int first,
                        int rows, const float (&lse)[2])
 {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int thread = thread_here(), lane = thread % 32;
+    const int row = thread / 32 % 4 * 16 + lane / 4;
     if (!p.lse || lane % 4 != 0)
         return;
     float *out = (float *)p.lse + w.q_start + first + w.head * p.lse_head +
@@ -97,7 +98,7 @@ DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, i
 {
     const int first = w.tile * T::queries + group * GROUP_ROWS;
     const int rows = min(w.queries - first, GROUP_ROWS);
-    const bool leader = threadIdx.x % GROUP_THREADS == 0;
+    const bool leader = thread_here() % GROUP_THREADS == 0;
     output_lse<T>(p, w, first, rows, lse);
     if (w.k_end == w.k_start) {
         output_clear<T>(p, w, first, rows);

@@ -130,26 +130,6 @@ DEVICE void release(unsigned barrier)
         barrier_arrive(barrier);
 }
 
-/* Clears the values of tile `n` after the sequence's last key: their probabilities are 0, but 0 times
- * what lies there need not be. */
-template <typename T> DEVICE void values_clear(const struct work &w, int n, unsigned v)
-{
-    const int first = w.keys - n * T::keys;
-    if (first >= T::keys)
-        return;
-    const int thread = threadIdx.x - GROUP_THREADS;
-    const int pieces = (T::keys - first) * 8 * T::panels_v;
-    for (int i = thread; i < pieces; i += T::groups * GROUP_THREADS) {
-        const int panel = i / 8 % T::panels_v, row = first + i / 8 / T::panels_v;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         v + (panel * T::keys + row) * ROW_BYTES + i % 8 * 16),
-                     "r"(0)
-                     : "memory");
-    }
-    fence_async_shared();
-    named_sync(4, T::groups * GROUP_THREADS);
-}
-
 template <typename T> struct consumer {
     ring<WORK_SLOTS> works;
     ring<T::stages> k, v;
@@ -168,6 +148,29 @@ DEVICE void keys_wait(struct control *control, const consumer<T> &c, bool more)
 template <typename T> DEVICE void values_wait(struct control *control, const consumer<T> &c)
 {
     barrier_wait(shared_address(&control->v_full[c.v.slot]), c.v.phase);
+}
+
+/* Clears the values of the last tile after the sequence's last key, if it ends inside of the tile: the
+ * probabilities there are 0, but 0 times what lies there need not be. All consumers take part. */
+template <typename T>
+DEVICE void values_clear(struct control *control, const struct work &w, const consumer<T> &c,
+                         unsigned base)
+{
+    const int first = w.keys - (w.k_end - 1) * T::keys;
+    if (first >= T::keys)
+        return;
+    const unsigned v = base + T::v_at + c.v.slot * T::v_bytes;
+    const int pieces = (T::keys - first) * 8 * T::panels_v;
+    values_wait<T>(control, c);
+    for (int i = thread_here() - GROUP_THREADS; i < pieces; i += T::groups * GROUP_THREADS) {
+        const int panel = i / 8 % T::panels_v, row = first + i / 8 / T::panels_v;
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         v + (panel * T::keys + row) * ROW_BYTES + i % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+    fence_async_shared();
+    named_sync(4, T::groups * GROUP_THREADS);
 }
 
 /* A warpgroup's share of a tile of queries. */
@@ -207,8 +210,8 @@ DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work 
     if (n >= r.clear_from && n < r.clear_to)
         return;
     const int begin = n * T::keys;
-    const int row =
-        first_position<T>(w, group) + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 - begin;
+    const int thread = thread_here();
+    const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4 - begin;
     scores_mask(s, row - p.window_left, row + p.window_right + 1, w.keys - begin);
 }
 
@@ -236,41 +239,44 @@ DEVICE void step(const struct fa3_forward_params &p, struct control *control, un
     products_fence();
     product_scores<T>(s, r->q, k);
     products_commit();
-    if constexpr (T::order == ORDER_MIXED) {
-        MARK(2, k_start - n + 1000);
-        products_wait<0>();
-    } else {
-        product_values<T>(r->o, now, v, r->add);
-        products_commit();
+    if constexpr (T::order == ORDER_TURNS)
         turn_pass<T>(group);
-        MARK(2, k_start - n + 1000);
-        products_wait<1>();
-    }
+    MARK(2, k_start - n + 1000);
+    products_wait<0>();
     products_arrived(s);
+    if constexpr (T::order == ORDER_TURNS_LATE)
+        turn_pass<T>(group);
     MARK(3, k_start - n + 1000);
     release(shared_address(&control->k_empty[c->k.slot]));
     c->k.advance();
     c->v.advance();
     scores_finish<T>(p, w, *r, group, n - 1, s);
 
-    if constexpr (T::order == ORDER_MIXED) {
-        products_fence();
+    products_fence();
+    if constexpr (T::order == ORDER_HALVES) {
         product_values<T, 0, steps / 2>(r->o, now, v, r->add);
         products_commit();
-    }
-    softmax_exp<0>(r->x, s, p.score_log2, early);
-    keys_wait<T>(control, *c, n - 1 > k_start);
-    if constexpr (T::order == ORDER_MIXED) {
+        softmax_exp<0>(r->x, s, p.score_log2, early);
+        keys_wait<T>(control, *c, n - 1 > k_start);
         products_fence();
         product_values<T, steps / 2, steps>(r->o, now, v, 1);
         products_commit();
+        softmax_join<T::half, 0>(early, sum, packed);
+        softmax_exp<half>(r->x, s, p.score_log2, late);
+        values_wait<T>(control, *c);
+        softmax_join<T::half, half>(late, sum, packed);
+    } else {
+        product_values<T>(r->o, now, v, r->add);
+        products_commit();
+        softmax_exp<0>(r->x, s, p.score_log2, early);
+        softmax_exp<half>(r->x, s, p.score_log2, late);
+        softmax_join<T::half, 0>(early, sum, packed);
+        softmax_join<T::half, half>(late, sum, packed);
+        keys_wait<T>(control, *c, n - 1 > k_start);
+        values_wait<T>(control, *c);
     }
-    softmax_join<T::half, 0>(early, sum, packed);
-    softmax_exp<half>(r->x, s, p.score_log2, late);
-    values_wait<T>(control, *c);
-    softmax_join<T::half, half>(late, sum, packed);
     const bool again = softmax_grown(sum);
-    if (again)
+    if (__builtin_expect(again, 0))
         softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, packed);
     r->x.sum[0] += sum[0];
     r->x.sum[1] += sum[1];
@@ -291,14 +297,36 @@ DEVICE void step(const struct fa3_forward_params &p, struct control *control, un
         asm volatile("mov.b32 %0, %1;" : "=r"(next[i]) : "r"(packed[i]));
 }
 
+/* Tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of queries: they
+ * are let go as they come. Answers the first tile to do; at least one is left. */
+template <typename T>
+DEVICE int skip_hidden(const struct fa3_forward_params &p, struct control *control,
+                       const struct work &w, int group, consumer<T> *c)
+{
+    const int last = first_position<T>(w, group) + GROUP_ROWS - 1;
+    const int seen = max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys);
+    int n = uniform(w.k_end - 1);
+    for (; n > uniform(seen); n--) {
+        keys_wait<T>(control, *c, true);
+        release(shared_address(&control->k_empty[c->k.slot]));
+        c->k.advance();
+        values_wait<T>(control, *c);
+        release(shared_address(&control->v_empty[c->v.slot]));
+        c->v.advance();
+    }
+    return n;
+}
+
 /* A tile of queries against its keys, of which there is at least one tile. */
 template <typename T>
 DEVICE void attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
                    int group, const struct work &w, consumer<T> *c, rows<T> *r)
 {
     unsigned even[T::keys / 4], odd[T::keys / 4];
-    int n = uniform(w.k_end - 1);
+    values_clear<T>(control, w, *c, base);
+    int n = skip_hidden<T>(p, control, w, group, c);
     const int k_start = uniform(w.k_start);
+
     barrier_wait(shared_address(&control->q_full), c->q_phase);
     c->q_phase ^= 1;
     {
@@ -317,8 +345,6 @@ DEVICE void attend(const struct fa3_forward_params &p, struct control *control, 
         r->x.sum[1] = sum[1];
     }
     values_wait<T>(control, *c);
-    if (n * T::keys + T::keys > w.keys)
-        values_clear<T>(w, n, base + T::v_at + c->v.slot * T::v_bytes);
     keys_wait<T>(control, *c, n > k_start);
     if ((n - k_start) % 2) {
         step<T>(p, control, base, group, w, c, r, n--, k_start, even, odd);
@@ -363,7 +389,7 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
         epilogue<T>(p, w, group, r.o, factor, lse, out);
         if constexpr (T::o_over_q) {
             if (w.k_end > w.k_start) {
-                if (threadIdx.x % GROUP_THREADS == 0)
+                if (thread_here() % GROUP_THREADS == 0)
                     store_wait_read();
                 named_sync(BARRIER_GROUP + group, GROUP_THREADS);
                 release(shared_address(&control->q_empty));

@@ -29,7 +29,7 @@ struct work {
 /* Barriers and work, after the tiles. */
 struct control {
     unsigned long long q_full, q_empty;
-    unsigned long long k_full[3], k_empty[3], v_full[3], v_empty[3];
+    unsigned long long k_full[4], k_empty[4], v_full[4], v_empty[4];
     unsigned long long work_full[WORK_SLOTS], work_empty[WORK_SLOTS];
     struct work work[WORK_SLOTS];
 };

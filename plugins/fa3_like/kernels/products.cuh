@@ -14,7 +14,8 @@
  * the values of this one. */
 #define ORDER_FREE  0
 #define ORDER_TURNS 1
-#define ORDER_MIXED 2
+#define ORDER_TURNS_LATE 2
+#define ORDER_HALVES 3
 
 /* q: this warpgroup's rows; both matrices in panels of 64 columns. */
 template <typename T>
@@ -44,13 +45,13 @@ DEVICE void product_values(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys
 /* Named barrier 1 + g: the turn of warpgroup g; its predecessor's arrival hands it over. */
 template <typename T> DEVICE void turn_wait(int group)
 {
-    if constexpr (T::order == ORDER_TURNS)
+    if constexpr (T::order == ORDER_TURNS || T::order == ORDER_TURNS_LATE)
         named_sync(1 + group, 2 * GROUP_THREADS);
 }
 
 template <typename T> DEVICE void turn_pass(int group)
 {
-    if constexpr (T::order == ORDER_TURNS)
+    if constexpr (T::order == ORDER_TURNS || T::order == ORDER_TURNS_LATE)
         named_arrive(1 + (group + 1 == T::groups ? 0 : group + 1), 2 * GROUP_THREADS);
 }
 

@@ -8,6 +8,7 @@
  */
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
+#include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
 
 /* ---- The plan ---------------------------------------------------------------------------------- */
 

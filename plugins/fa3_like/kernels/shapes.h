@@ -1,35 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shapes.h: the forward kernels that are built: the one table, for the plugin's C and for the .cu files.
+ * shapes.h: the forward kernels that are built, as the plugin's C knows them: the one table.
  *
- * A head dimension has one shape of tiles, built for bf16 (forward_D_bf16.cu) and fp16 (forward_D_f16.cu).
- * To add one: a line here and two such files, and their names in Makefile.am.inc.
+ * A pair of head dimensions has one shape of tiles, built for bf16 (forward_NAME_bf16.cu) and fp16
+ * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line here;
+ * check_fa3_like.c compares the line with the files.
  */
 #ifndef FA3_LIKE_SHAPES_H
 #define FA3_LIKE_SHAPES_H
 
-/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, order, bytes of shared
- * memory) */
+/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, bytes of shared memory),
+ * smaller ones first */
 #define FA3_SHAPES(X)                                                                              \
-    X(d64, 64, 64, 128, 2, 2, ORDER_TURNS, 98560)                                                  \
-    X(d128, 128, 128, 128, 2, 2, ORDER_TURNS, 196864)                                              \
-    X(d256, 256, 256, 64, 2, 2, ORDER_TURNS, 196864)
+    X(d64, 64, 64, 96, 3, 3, 123136)                                                               \
+    X(d96, 96, 96, 128, 2, 2, 196864)                                                              \
+    X(d128, 128, 128, 128, 2, 2, 196864)                                                           \
+    X(d192, 192, 192, 80, 2, 2, 221440)                                                            \
+    X(d192_v128, 192, 128, 96, 2, 2, 205056)                                                       \
+    X(d256, 256, 256, 64, 2, 2, 196864)
 
 #ifdef __CUDACC__
 
-#include "plugins/fa3_like/kernels/forward.cuh"
+#include "plugins/fa3_like/kernels/tiles.cuh"
 
-#define FA3_TILE(name, dim, dim_v, keys, groups, stages, order, shared)                            \
-    typedef tile_shape<dim, dim_v, keys, groups, stages, order, false> name##_shape_of;            \
-    static_assert(name##_shape_of::shared_bytes == shared, "the table's bytes of shared memory");
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
+    static_assert(tile_shape<dim, dim_v, keys, groups, stages, 0, false>::shared_bytes == shared,  \
+                  #name ": the table's bytes of shared memory");
 FA3_SHAPES(FA3_TILE)
 #undef FA3_TILE
-
-/* The kernel forward_NAME_TYPE. */
-#define FA3_KERNEL(name, type, half)                                                               \
-    FA3_FORWARD(forward_##name##_##type, name##_shape_of::dim, name##_shape_of::dim_v,             \
-                name##_shape_of::keys, name##_shape_of::groups, name##_shape_of::stages,           \
-                name##_shape_of::order, half)
 
 #else
 
@@ -40,19 +38,21 @@ enum {
     GROUP_THREADS = 128 /* of a warpgroup; one more than have queries fetches */
 };
 
-/* A line of the table as the host needs it. */
+/* A line of the table. */
 typedef struct fa3_tile {
-    const char *name;
+    const char *kernel; /* without "_bf16" or "_f16" */
     int32_t dim, dim_v;
     int32_t keys;    /* of a tile */
     int32_t queries; /* of a tile */
+    int32_t stages;
     uint32_t threads;
     uint32_t shared; /* bytes */
 } fa3_tile;
 
-#define FA3_TILE(name, dim, dim_v, keys, groups, stages, order, shared)                            \
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
     {                                                                                              \
-#name, dim, dim_v, keys, (groups) * GROUP_QUERIES, ((groups) + 1) * GROUP_THREADS, shared  \
+        "fa3_forward_" #name, dim, dim_v, keys, (groups)*GROUP_QUERIES, stages,                    \
+            ((groups) + 1) * GROUP_THREADS, shared                                                 \
     }
 
 #endif

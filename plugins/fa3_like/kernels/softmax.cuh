@@ -67,7 +67,7 @@ template <int count> DEVICE void scores_cap(float (&s)[count], float factor)
  * the tile, for row r; for row r + 8 both bounds are 8 further on, high at most `end`. */
 template <int count> DEVICE void scores_mask(float (&s)[count], int low, int high, int end)
 {
-    const int lane = 2 * (threadIdx.x % 4);
+    const int lane = 2 * (thread_here() % 4);
     const int high0 = min(high, end) - lane, high1 = min(high + 8, end) - lane;
     const int low0 = low - lane, low1 = low + 8 - lane;
 #pragma unroll
@@ -120,10 +120,12 @@ template <bool half, int all, int count>
 DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
                           float (&factor)[2], unsigned (&p)[all])
 {
-    float top[2] = {s[0], s[2]};
+    float tops[8];
 #pragma unroll
     for (int i = 0; i < count; i++)
-        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+        tops[i % 8] = i < 8 ? s[i] : fmaxf(tops[i % 8], s[i]);
+    const float top[2] = {fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[4], tops[5])),
+                          fmaxf(fmaxf(tops[2], tops[3]), fmaxf(tops[6], tops[7]))};
     float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -133,16 +135,19 @@ DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scal
         shift[r] = none ? 0.0f : next;
         x->shift[r] = next;
         x->sum[r] *= factor[r];
-        sum[r] = 0.0f;
     }
+    float sums[8];
 #pragma unroll
     for (int i = 0; i < count; i += 2) {
         const int r = i / 2 % 2;
         const float first = exp2_fast(fmaf(s[i], scale, shift[r]));
         const float second = exp2_fast(fmaf(s[i + 1], scale, shift[r]));
-        sum[r] += first + second;
+        sums[i % 8] = i < 8 ? first : sums[i % 8] + first;
+        sums[i % 8 + 1] = i < 8 ? second : sums[i % 8 + 1] + second;
         p[i / 2] = pack_pair<half>(first, second);
     }
+    sum[0] = (sums[0] + sums[1]) + (sums[4] + sums[5]);
+    sum[1] = (sums[2] + sums[3]) + (sums[6] + sums[7]);
 }
 
 /* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is

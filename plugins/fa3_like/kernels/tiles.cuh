@@ -40,12 +40,12 @@ struct tile_shape {
     static constexpr int v_at = k_at + stages * k_bytes;
     static constexpr int o_at = o_over_q ? q_at : v_at + stages * v_bytes;
     static constexpr int control_at = o_over_q ? v_at + stages * v_bytes : o_at + o_bytes;
-    static constexpr int control_bytes = 256;
+    static constexpr int control_bytes = 256; /* of struct control */
     static constexpr int shared_bytes = control_at + control_bytes;
 
     /* Registers a thread: 64 K in all; the producer keeps few. */
-    static constexpr int producer_registers = groups == 3 ? 32 : 40;
-    static constexpr int consumer_registers = groups == 3 ? 160 : 232;
+    static constexpr int producer_registers = groups == 3 ? 32 : 24;
+    static constexpr int consumer_registers = groups == 3 ? 160 : 240;
 
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");
     static_assert(keys % 16 == 0, "products take 16 keys at a time");

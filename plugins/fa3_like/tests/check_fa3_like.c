@@ -66,11 +66,12 @@ START_TEST(query_accepts)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
     ck_assert_uint_gt(verdict.device_bytes, 0);
-    static const int32_t dims[] = {64, 128, 256}, pages[] = {8, 16, 24, 64, 128, 256, 65536};
-    for (int i = 0; i < 3; i++)
+    static const int32_t dims[] = {64, 96, 128, 192, 256}, pages[] = {8, 16, 24, 64, 128, 256, 65536};
+    for (int i = 0; i < 5; i++)
         EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
     for (int i = 0; i < 7; i++)
         EXPECT(0, t->problem.page_size = pages[i]);
+    EXPECT(0, t->group.head_dim = 192; t->group.v_head_dim = 128);
     EXPECT(0, t->problem.q_dtype = t->problem.kv_dtype = t->problem.out_dtype = ATTN_F16);
     EXPECT(0, t->problem.kv_layout = ATTN_LAYOUT_KV_HND);
     EXPECT(0, t->group.window_left = 127; t->group.window_right = 5);
@@ -92,12 +93,15 @@ START_TEST(query_refuses)
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 100);
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
-    EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 192);
-    ck_assert_str_eq(reasons[0].got, "192");
-    ck_assert_str_eq(reasons[0].accepted, "64, 128, 256");
+    EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
+    ck_assert_str_eq(reasons[0].got, "80");
+    ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");
     EXPECT(FIELD(V_HEAD_DIM), t->group.v_head_dim = 64);
     ck_assert_str_eq(reasons[0].accepted, "128");
+    EXPECT(FIELD(V_HEAD_DIM), t->group.head_dim = 192; t->group.v_head_dim = 64);
+    ck_assert_str_eq(reasons[0].accepted, "192, 128");
     EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 0);
+    ck_assert_str_eq(reasons[0].accepted, "128, 192");
     EXPECT(FIELD(ALIBI), t->group.flags = ATTN_GROUP_HAS_ALIBI);
     EXPECT(FIELD(ATTENTION_CHUNK), t->group.attention_chunk = 8192);
     EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE) | FIELD(OUT_DTYPE),
@@ -112,6 +116,31 @@ START_TEST(query_refuses)
     EXPECT(FIELD(MASK_KINDS), t->bounds.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_QLEN));
     EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_UNSAVED_KV);
     EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+}
+END_TEST
+
+/* The table's lines are those of the kernels. */
+START_TEST(shapes_are_those_of_the_kernels)
+{
+    static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
+    for (uint32_t i = 0; i < fa3_num_tiles; i++)
+        for (int n = 0; n < TYPE_COUNT; n++) {
+            const fa3_tile *tile = &fa3_tiles[i];
+            char path[4096], expected[256], text[4096] = "";
+            snprintf(path, sizeof path, "%s/plugins/fa3_like/kernels/%s_%s.cu", top ? top : ".",
+                     tile->kernel + strlen("fa3_"), types[n]);
+            snprintf(expected, sizeof expected, "FA3_FORWARD(%s_%s, %d, %d, %d, %d, %d, ORDER_",
+                     tile->kernel, types[n], tile->dim, tile->dim_v, tile->keys,
+                     tile->queries / GROUP_QUERIES, tile->stages);
+            FILE *file = fopen(path, "r");
+            ck_assert_msg(file != NULL, "%s", path);
+            ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
+            fclose(file);
+            const char *found = strstr(text, expected);
+            ck_assert_msg(found != NULL, "%s: accepted %s", path, expected);
+            ck_assert_msg(strstr(found, halves[n]), "%s: accepted %s", path, halves[n]);
+        }
 }
 END_TEST
 
@@ -253,6 +282,7 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
     tcase_add_test(tc, query_accepts);
     tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, tiles_of_a_batch);
     tcase_add_test(tc, padding_is_for_tiles);

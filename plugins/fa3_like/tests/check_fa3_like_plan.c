@@ -61,7 +61,7 @@ START_TEST(extend_reads_pages)
     const fa3_metadata *view = &t.metadata->groups[0];
     const fa3_tile *tile = t.group.tile;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
-    expect_launches("plan rows d128");
+    expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->q, t.q.data, ragged_shape, ragged_strides, 64);
     expect_map(&p->o, t.out.data, ragged_shape, ragged_strides, 64);
@@ -201,7 +201,7 @@ START_TEST(encoders_have_no_cache)
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.args.flags = 0;
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
-    expect_launches("plan rows d128");
+    expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
     ck_assert_uint_eq(p->k_lengths, 0);
@@ -223,7 +223,7 @@ START_TEST(decode_packs_heads)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.operands[ATTN_ROLE_LSE] = &t.lse;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
-    expect_launches("plan rows d128");
+    expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->q, t.q.data, shape, strides, 64);
     expect_map(&p->o, t.out.data, shape, strides, 64);
@@ -294,7 +294,7 @@ START_TEST(unaligned_operands)
         }
     t.k.strides[0] += 4; /* is copied */
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
-    expect_launches("plan rows d128");
+    expect_launches("plan rows fa3_forward_d128");
     ck_assert_int_eq(launches[1].params.rows.operands.aligned & CALL_ALIGNED_NEW, 0);
     run_end(&t);
 }
@@ -333,7 +333,7 @@ START_TEST(graphs_go_by_bounds)
     for (int i = 0; i < 3; i++) {
         num_fills = 0;
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
-        expect_launches("plan rows d128");
+        expect_launches("plan rows fa3_forward_d128");
         ck_assert_int_eq(launches[0].params.plan.batch.num_seqs, batches[i].seqs);
         ck_assert_ptr_nonnull(launches[1].params.rows.batch.counts);
         ck_assert_int_eq(launches[1].params.rows.batch.counts[CALL_COUNT_TOKENS],

@@ -186,7 +186,7 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
     t->of.bounds = problem ? problem->bounds : t->of.bounds;
     t->layer.layer_id = TEST_LAYER;
     t->group.base.layers = &t->layer;
-    t->group.forward = (cuda_function)(uintptr_t)t->group.tile->name;
+    t->group.forward = (cuda_function)(uintptr_t)t->group.tile->kernel;
     t->instance = (attn_instance){.cuda = &driver,
                                   .facts = {.sm = 90, .num_sms = TEST_SMS},
                                   .plan = (cuda_function)(uintptr_t) "plan",

@@ -297,9 +297,9 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
         }
 }
 
-#define TILE(name, dim, dim_v, keys, groups, stages, order, shared)                                \
+#define TILE(name, ...)                                                                            \
     static const fa3_tile name##_tile =                                                            \
-        FA3_TILE(name, dim, dim_v, keys, groups, stages, order, shared);                           \
+        FA3_TILE(name, __VA_ARGS__);                                                               \
     static void forward_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
         forward(launch, &name##_tile, ATTN_BF16);                                                  \
@@ -321,9 +321,9 @@ __attribute__((constructor)) static void define(void)
         return;
     fake.define_kernel("fa3_plan_batch", plan_batch, plan_size, 1, NULL);
     fake.define_kernel("fa3_rows", rows, rows_size, 1, NULL);
-#define DEFINE(name, dim, dim_v, keys, groups, stages, order, shared)                              \
-    fake.define_kernel("forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1, NULL);    \
-    fake.define_kernel("forward_" #name "_f16", forward_##name##_f16, forward_size, 1, NULL);
+#define DEFINE(name, ...)                                                                          \
+    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1, NULL);    \
+    fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, forward_size, 1, NULL);
     FA3_SHAPES(DEFINE)
 #undef DEFINE
 }
