@@ -5,7 +5,7 @@
  * A bench is a backend driven through attnhost.h as an engine does it: a paged NHD cache whose
  * pages are shuffled, all layers of a step planned once, then forwarded one by one. Tensors belong
  * to the caller, on the CPU or on a GPU. The batch's index arrays are one block, made here in host
- * memory; for a GPU the caller copies it to the device and tells where it lies.
+ * memory; for a GPU the caller copies it to the device and says where it is.
  *
  *     bench_create, bench_index, bench_place_index (GPU), bench_bind each layer
  *     bench_plan, bench_forward each layer                     or bench_steps, or bench_step_times
@@ -52,7 +52,7 @@ typedef struct bench_tensors {
 
 typedef struct bench bench;
 
-/* Make a backend for the setup. NULL only without memory; else *status tells, and bench_message
+/* Make a backend for the setup. NULL only without memory; else *status says so, and bench_message
  * why. */
 bench *bench_create(const bench_setup *setup, attn_status *status);
 void bench_destroy(bench *b);

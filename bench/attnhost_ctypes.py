@@ -94,7 +94,7 @@ def header_flags(build_dir):
 
 
 def find_shim(build_dir, name="attention_shim"):
-    """The built one: of a staged tree beside this file, else of a build tree; None = neither."""
+    """The built one: of a staged tree next to this file, else of a build tree; None = neither."""
     built = build_dir.resolve() / f"bench/.libs/{name}.so" if build_dir else None
     if built and not built.exists():
         sys.exit(f"{built}: not built; accepted: a tree in which `make` has run")

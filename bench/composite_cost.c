@@ -7,8 +7,8 @@
  * Each composite of the plugin is put over a backend that does nothing, one, two and three levels
  * deep, each level over the one below with all its children, through the plugin's tables and
  * services of this program. A sample is a block of calls; the samples of a round follow each other,
- * the backend alone among them, and what is told is the median over the rounds of a level's time
- * less that of as many calls of the backend alone as the level made.
+ * the backend alone among them, and what is reported is the median over the rounds of a level's
+ * time less that of as many calls of the backend alone as the level made.
  */
 #include <dlfcn.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time a CPU attention backend beside PyTorch's scaled_dot_product_attention.
+"""Time a CPU attention backend against PyTorch's scaled_dot_product_attention.
 
 Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
 processor can do at most, so that whatever slows the machine slows all of them. bench/README.md
@@ -163,7 +163,7 @@ def choose_rival(case, data, sample):
 
 
 def last_level_cache():
-    """Bytes; 32 MiB where the kernel does not tell."""
+    """Bytes; 32 MiB where the kernel does not say."""
     best = 0
     for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = size.read_text().strip()
@@ -204,7 +204,7 @@ def measure_rounds(args, ours, our_steps, theirs, their_steps, layers, roof):
 
 
 def figures(rounds, ratios, work):
-    """What is told of the rounds whatever is measured; `work` is of a layer, for the roof."""
+    """What is reported of the rounds whatever is measured; `work` is of a layer, for the roof."""
     return {
         "rounds": len(rounds),
         "ours_us": 1e6 * median(a for a, _, _ in rounds),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time a CPU backend of linear layers beside Transformers' own chunked and recurrent functions.
+"""Time a CPU backend of linear layers against Transformers' own chunked and recurrent functions.
 
 Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
 processor can do at most: multiply-adds for prefill, changing memory in place for decode. Both get

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time a CPU backend's absorbed decode of latent attention beside PyTorch: matmul, softmax, matmul.
+"""Time a CPU backend's absorbed decode of latent attention against PyTorch: matmul, softmax, matmul.
 
 Both run in this process, with equally many threads, in turn (A B A B ...), together with what the
 processor can do at most: fused multiply-adds of fp32 in registers. PyTorch has the latents of each

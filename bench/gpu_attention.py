@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time CUDA attention backends beside PyTorch's attention, in one process, in turn (A B A B ...).
+"""Time CUDA attention backends against PyTorch's attention, in one process, in turn (A B A B ...).
 
 Every contender is first compared with fp64 attention on the same data. bench/README.md says what
 is measured and how to read the table.
@@ -21,8 +21,8 @@ import attnhost_ctypes
 from shapes import Case, pause_of
 
 RIVALS = ("cudnn", "flash2", "flex")
-ROTATION = 8  # copies of the inputs fill the last-level cache so many times
-MOST_COPIES = 256
+ROTATION = 8  # copies of the inputs fill the last-level cache this many times
+MAX_COPIES = 256
 SAMPLE_US = {"cool": 500, "kept up": 5000}  # a sample lasts so long, at least
 CALL_US = 5  # and a call, whatever the ceilings say
 HOST_LAYERS, HOST_LINE = 32, 40.0  # the host's step: layers of the graph, microseconds allowed
@@ -106,7 +106,7 @@ def floor_text(case, ceilings):
 def repetition(args, case, ceilings, cache_bytes):
     """(copies of the inputs, calls of a sample)."""
     work = case.kv_bytes if case.decode else case.bytes
-    copies = min(MOST_COPIES, max(1, math.ceil(ROTATION * cache_bytes / work)))
+    copies = min(MAX_COPIES, max(1, math.ceil(ROTATION * cache_bytes / work)))
     call = max(CALL_US, 1e6 * case.floor(ceilings["matmul"], ceilings["copy"])[0])
     return copies, copies * math.ceil(SAMPLE_US[regime_of(args)] / (copies * call))
 
@@ -330,7 +330,7 @@ def parse_arguments():
         help="of our backends; eager ones are not captured; default: %(default)s")
     add("--save-kv", action="store_true", help="let our backends write new keys and values into "
         "the cache within the time; the rivals never do")
-    add("--seconds", type=float, help="begin no shape after so many; default: 200, with --quick 50")
+    add("--seconds", type=float, help="begin no shape after this many seconds; default: 200, with --quick 50")
     add("--json", metavar="FILE", help="write all samples")
     add("--build-dir", type=Path, help="a tree that was built; default: the staged tree that this "
         "file is in, else the installed attnhost")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and times the forward kernels of fa3_like, as cubins, beside PyTorch's cuDNN attention.
+"""Checks and times the forward kernels of fa3_like, as cubins, against PyTorch's cuDNN attention.
 
     kernel_race.py check NAME.cubin ...   each kernel in a process of its own, against float64 attention
     kernel_race.py time NAME.cubin ...    those that pass a check, interleaved with cuDNN; a table

@@ -14,7 +14,7 @@ typedef struct linear_setup {
     uint32_t flags;  /* ATTN_LINEAR_* flags */
     uint32_t dtype;
     uint32_t state_dtype;
-    int32_t decode; /* 1: a token for each sequence, of a state that is there */
+    int32_t decode; /* 1: a token for each sequence, of an existing state */
     int32_t num_seqs;
     int32_t num_tokens; /* new ones of each sequence */
     int32_t k_heads;
@@ -137,7 +137,7 @@ static attn_status open_backend(linear_bench *b)
     return compose(b);
 }
 
-/* NULL only without memory; else *status tells, and shim_message() why. */
+/* NULL only without memory; else *status says so, and shim_message() why. */
 shim *shim_create(const linear_setup *setup, attn_status *status)
 {
     linear_bench *b = calloc(1, sizeof *b);

@@ -136,7 +136,7 @@ static attn_status open_backend(mla_bench *b)
     return compose(b);
 }
 
-/* NULL only without memory; else *status tells, and shim_message() why. */
+/* NULL only without memory; else *status says so, and shim_message() why. */
 shim *shim_create(const mla_setup *setup, attn_status *status)
 {
     mla_bench *b = calloc(1, sizeof *b);

@@ -88,5 +88,5 @@ def spread(values):
 
 
 def pause_of(seconds):
-    """Rest behind a sample of this length, so that a card stays cool."""
+    """Rest after a sample of this length, so that a card stays cool."""
     return min(0.05, max(0.001, 3 * seconds))

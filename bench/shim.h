@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shim.h: what every shim here shares: a backend driven through attnhost.h as an engine does it,
- * all layers of a step planned once, then forwarded one by one. A shim of its own makes the problem
+ * all layers of a step planned once, then forwarded one by one. A separate shim makes the problem
  * and the batch, and begins with this struct. Tensors belong to the caller.
  *
  *     shim_init, shim_open; fill in the index, batch, scales and flags; shim_compose

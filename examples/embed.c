@@ -197,7 +197,7 @@ static void fill_vectors(engine *e, int layer)
             make_row(VALUE, layer, now->request[s], position, KV_HEADS, e->v[row][0]);
         }
     for (int i = 0; i < MAX_TOKENS * Q_HEADS * DIM; i++)
-        (&e->out[0][0][0])[i] = NAN; /* so that a row that nobody writes is seen */
+        (&e->out[0][0][0])[i] = NAN; /* so that a row that is not written is seen */
 }
 
 /* Of the cache, K and V are shown as [blocks, PAGE, KV_HEADS, DIM]: vLLM's kv_cache.unbind(1). */

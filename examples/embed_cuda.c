@@ -126,7 +126,7 @@ static void make_memory(engine *e)
     e->out = out;
 }
 
-/* In the order of the stream; outputs become NaN, so that a row that nobody writes is seen. */
+/* In the order of the stream; outputs become NaN, so that a row that is not written is seen. */
 static void upload(engine *e)
 {
     CUDA(cuMemcpyAsync(e->in_device, address_of(e->in), sizeof *e->in, e->stream));

@@ -63,7 +63,7 @@ static inline attn_tensor view(const attn_device *device, void *data, attn_dtype
     return made;
 }
 
-/* ---- The model as the library is told -------------------------------------------------------- */
+/* ---- The model as the library sees it -------------------------------------------------------- */
 
 /* A layer group for each kind of layer, each with its KV group, and a problem for each of them. */
 typedef struct model {

@@ -94,7 +94,7 @@ typedef struct attn_spec {
     int32_t reserved;         /* 0 */
 } attn_spec;
 
-/* Several items scored behind one prefix. Let i be a query and p = token_pos[s][i -
+/* Several items scored after one prefix. Let i be a query and p = token_pos[s][i -
  * prefix_lens[s]]. A query of the prefix is causal. An item's token sees the prefix and keys i - p
  * < j <= i: p counts tokens of its own item, itself included. A delimiter has p = 0 and sees the
  * prefix alone. */

@@ -1,11 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# hygiene.sh: who may include whom, and what the built objects show to the world.
+# hygiene.sh: who may include whom, as the fragments of host/'s rooms say it ("# May include:"), and
+# what the built objects show to the world.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
+. "$top/tests/hygiene/facts.sh"
 
 # none NAME FOUND: what must not be there was not found.
 none()
@@ -17,6 +19,33 @@ none()
     fi
 }
 
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+# ---- Who may include whom ------------------------------------------------------------------------
+
+# What is wrong: `wrong FACTS KIND`, a kind of rooms.awk, or plugin.
+wrong()
+{
+    case $2 in
+    plugin) awk -f "$top/tests/hygiene/plugins.awk" "$1" ;;
+    *) awk -v what="$2" -f "$top/tests/hygiene/rooms.awk" "$1" ;;
+    esac || echo "awk failed"
+}
+
+room_facts "$top" "$build" >"$scratch/rooms"
+plugin_facts "$top" >"$scratch/plugins"
+for kind in fragment may listed source include defines needs; do
+    tap_try "there is something to look at: $kind" grep -q "^$kind " "$scratch/rooms"
+done
+none "a room includes what its fragment names, and itself" "$(wrong "$scratch/rooms" include)"
+none "no way leads back to a room" "$(wrong "$scratch/rooms" circle)"
+none "what a room calls is in a room that it may include" "$(wrong "$scratch/rooms" symbol)"
+none "every file of the host is in a fragment" "$(wrong "$scratch/rooms" file)"
+none "every room has a fragment, which names rooms" "$(wrong "$scratch/rooms" fragment)"
+none "plugins include nothing of the host and nothing of each other" \
+    "$(wrong "$scratch/plugins" plugin)"
+
 # no_include NAME PATTERN FOLDER: no file of the folder includes what the pattern names, which begins
 # with the quote or the bracket.
 no_include()
@@ -26,10 +55,102 @@ no_include()
     none "$1" "$found"
 }
 
-no_include "plugins include nothing of the host" '["<](\.\./)*host/' plugins
 no_include "the host includes nothing of the plugins" '["<](\.\./)*plugins/' host
-no_include "the oracle includes nothing of the plugins" '["<](\.\./)*plugins/' host/reference
 no_include "public headers include public headers alone" '"(.*/|[^a])|<(.*/|attn)' include
+
+# ---- Whether these would be found ----------------------------------------------------------------
+
+# A tree of two rooms and two plugins in which all is well. Names are made up.
+make_tree()
+{
+    rm -rf "$scratch/tree"
+    mkdir -p "$scratch/tree/host/low" "$scratch/tree/host/high" "$scratch/tree/include" \
+        "$scratch/tree/plugins/common" "$scratch/tree/plugins/one" "$scratch/tree/plugins/two" \
+        "$scratch/tree/plugins/hybrid/core" "$scratch/tree/plugins/hybrid/phase" \
+        "$scratch/tree/plugins/hybrid/linear" || exit 1
+    cd "$scratch/tree" || exit 1
+    printf '%s\n' '# May include: nothing' 'host_sources += host/low/a.c host/low/a.h' \
+        >host/low/Makefile.am.inc
+    printf '%s\n' '# May include: low' 'host_sources += host/high/b.c host/high/b.h' \
+        >host/high/Makefile.am.inc
+    echo 'int low_answer(void);' >host/low/a.h
+    echo 'int high_answer(void);' >host/high/b.h
+    printf '%s\n' '#include "host/low/a.h"' 'int low_answer(void) { return 1; }' >host/low/a.c
+    printf '%s\n' '#include "host/high/b.h"' '#include "host/low/a.h"' \
+        'int high_answer(void) { return low_answer(); }' >host/high/b.c
+    : >include/attn_types.h
+    : >plugins/common/help.h
+    : >plugins/two/two.h
+    : >plugins/hybrid/core/core.h
+    : >plugins/hybrid/linear/linear.h
+    printf '%s\n' '#include "attn_types.h"' '#include "plugins/common/help.h"' >plugins/one/one.c
+    echo '#include "plugins/hybrid/core/core.h"' >plugins/hybrid/phase/phase.c
+    cd - >/dev/null || exit 1
+}
+
+compile_tree()
+{
+    for object in low/a high/b; do
+        $CC -c -I"$scratch/tree" -o "$scratch/tree/host/${object%/*}/libattnhost_core_la-${object#*/}.o" \
+            "$scratch/tree/host/$object.c" || exit 1
+    done
+}
+
+# finds KIND NAME TEXT: in the tree as it is now; "" = nothing.
+finds()
+{
+    case $1 in
+    plugin) plugin_facts "$scratch/tree" ;;
+    *) room_facts "$scratch/tree" "$scratch/tree" ;;
+    esac >"$scratch/facts"
+    wrong "$scratch/facts" "$1" >"$scratch/found"
+    found=$(cat "$scratch/found")
+    if test -z "$3"; then
+        none "$2" "$found"
+    else
+        tap_try "$2" grep -F -e "$3" "$scratch/found"
+    fi
+}
+
+CC=${CC:-cc}
+make_tree
+compile_tree
+for kind in include circle symbol file fragment plugin; do
+    finds $kind "finds nothing where all is well: $kind" ""
+done
+echo '#include "host/high/b.h"' >>"$scratch/tree/host/low/a.c"
+finds include "finds an include upward" "host/low/a.c includes host/high/b.h"
+echo '#include "../low/a.h"' >>"$scratch/tree/host/high/b.c"
+finds include "finds an include that goes up the tree" "includes ../low/a.h"
+make_tree
+sed 's/nothing/high/' "$scratch/tree/host/low/Makefile.am.inc" >"$scratch/fragment"
+cp "$scratch/fragment" "$scratch/tree/host/low/Makefile.am.inc"
+finds circle "finds a circle" "low may include high"
+make_tree
+echo 'int high_answer(void); int more(void); int more(void) { return high_answer(); }' \
+    >>"$scratch/tree/host/low/a.c"
+compile_tree
+finds symbol "finds a call upward without an include" "needs high_answer of host/high/"
+make_tree
+: >"$scratch/tree/host/low/c.c"
+finds file "finds a file in no fragment" "host/low/c.c is in no fragment"
+mkdir "$scratch/tree/host/new"
+: >"$scratch/tree/host/new/d.c"
+finds fragment "finds a room without a fragment" "host/new has C files and no Makefile.am.inc"
+echo 'host_sources += host/new/d.c' >"$scratch/tree/host/new/Makefile.am.inc"
+finds fragment "finds a fragment that does not say whom the room may include" "has no line"
+echo '# May include: nowhere' >>"$scratch/tree/host/new/Makefile.am.inc"
+finds fragment "finds a room that is not there" "nowhere is no room"
+echo '#include "plugins/two/two.h"' >>"$scratch/tree/plugins/one/one.c"
+finds plugin "finds a plugin that includes another" "is another plugin's"
+make_tree
+echo '#include <host/low/a.h>' >>"$scratch/tree/plugins/one/one.c"
+finds plugin "finds a plugin that includes the host" "includes host/low/a.h"
+make_tree
+echo '#include "plugins/hybrid/linear/linear.h"' >>"$scratch/tree/plugins/hybrid/phase/phase.c"
+finds plugin "finds a folder of hybrid that includes another" "accepted in hybrid/phase"
+
+# ---- What objects show ---------------------------------------------------------------------------
 
 exports()
 {

@@ -33,7 +33,7 @@ says()
 
 says "what is up to date is not compiled" '' "$(compiles)"
 says "another file is" '?*' "$(compiles -W "$source/tests/fixtures/noop.cu")"
-says "a header that nobody includes changes nothing" '' "$(compiles -W "$source/include/attn_plugin.h")"
+says "a header that is not included changes nothing" '' "$(compiles -W "$source/include/attn_plugin.h")"
 says "other flags of all" '*-O1*' "$(compiles NVCCFLAGS=-O1)"
 says "other flags of a folder" '*--fmad=false*' "$(compiles fixtures_NVCCFLAGS=--fmad=false)"
 says "another compiler" '*/nowhere/nvcc*' "$(compiles NVCC=/nowhere/nvcc)"
@@ -42,6 +42,6 @@ says "the file's architectures" '*code=sm_86 -gencode arch=compute_90,code=compu
 says "the file's before the folder's" '' "$(compiles fixtures_GENCODE=sm_86)"
 says "the folder's where the file has none" '*-gencode arch=compute_86,code=sm_86 *' \
     "$(compiles noop_GENCODE= tests_GENCODE=sm_80 fixtures_GENCODE=sm_86)"
-says "and those of configure where nobody has any" '*arch=compute_100a,code=sm_100a*' \
+says "and those of configure where a plugin has none" '*arch=compute_100a,code=sm_100a*' \
     "$(compiles noop_GENCODE= NVCC_CODES=sm_100a)"
 tap_end

@@ -59,7 +59,7 @@ __attribute__((format(printf, 3, 4))) static attn_status fail(attn_error *error,
 /* ---- Sized structs --------------------------------------------------------------------------- */
 
 /* A host may have been built with older or newer headers: of its structs only what struct_size
- * covers is there. Take one: the part that both have, and zero behind it. */
+ * covers is there. Take one: the part that both have, and zero after it. */
 static void take(void *to, uint32_t size, const void *from)
 {
     uint32_t theirs = *(const uint32_t *)from;
@@ -463,7 +463,7 @@ static attn_status check_indptr(const attn_batch *batch, attn_error *error)
     for (int32_t s = 0; s < batch->num_seqs; s++)
         if (indptr[s] < 0 || indptr[s + 1] < indptr[s])
             return fail(error, ATTN_INVALID_ARGUMENT,
-                        "q_indptr[%d] %d and the next %d: accepted 0 and more, not falling", s,
+                        "q_indptr[%d] %d and the next %d: accepted 0 and more, not decreasing", s,
                         indptr[s], indptr[s + 1]);
     if (indptr[batch->num_seqs] - indptr[0] > batch->num_tokens)
         return fail(error, ATTN_INVALID_ARGUMENT, "q_indptr covers %d rows: accepted 0..%d",
@@ -840,7 +840,7 @@ static const attn_backend_ops ops = {
 static const attn_backend_type type = {
     .struct_size = sizeof type,
     .name = "example_rows",
-    .doc = "paged attention a row at a time, as plain as it gets; an example to copy",
+    .doc = "paged attention one row at a time, as plain as it gets; an example to copy",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .ops = &ops,

@@ -427,6 +427,8 @@ ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugi
     static const attn_plugin mine = {
         .num_backends = 1,
         .name = "example_cuda",
+        .version = "1.0",
+        .vendor = "you",
         .doc = "a CUDA plugin whose kernels were compiled ahead of time",
         .describe = describe,
     };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The example for authors of plugins, where it must not serve as a bad example: what it refuses,
- * and batches whose arrays contradict their counts. That it computes what it should is told by
+ * and batches whose arrays contradict their counts. That it computes what it should is shown by
  * `make installcheck`, which runs it under the oracle.
  */
 #include "tests/host/embed/attnhost_fixture.h"
@@ -179,7 +179,7 @@ END_TEST
 enum { NEW_ROWS = 5, NEW_Q_HEADS = 4, NEW_KV_HEADS = 2, NEW_DIM = 64, NEW_PREFIX = 5 };
 
 /* All scores are 0, so that a row is the mean of the values that it sees: 2 in the cache, where
- * there is NaN behind the prefix, and 3 in the arguments. */
+ * there is NaN after the prefix, and 3 in the arguments. */
 static void assert_reads_arguments(attnhost_metadata *metadata, uint32_t flags)
 {
     static float q[NEW_ROWS * NEW_Q_HEADS * NEW_DIM], out[NEW_ROWS * NEW_Q_HEADS * NEW_DIM];

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* With the slash behind it; "" if it cannot be told. */
+/* With the slash after it; "" if it is not known. */
 static void folder_of_program(char folder[PATH_MAX])
 {
     ssize_t length = readlink("/proc/self/exe", folder, PATH_MAX - 1);

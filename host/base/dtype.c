@@ -128,11 +128,12 @@ static double decode(const struct format *format, uint16_t bits)
     if (magnitude > format->largest) {
         int infinite = magnitude == format->infinity && format->infinity != format->nan;
         value = infinite ? (double)INFINITY : (double)NAN;
-    } else {
-        int one = 1 << format->mantissa, field = magnitude >> format->mantissa;
-        int units = (magnitude & (one - 1)) + (field ? one : 0);
-        value =
-            units * power_of_two(format->min_exponent - format->mantissa + (field ? field - 1 : 0));
+    } else if (magnitude >> format->mantissa == 0) {
+        value = magnitude * power_of_two(format->min_exponent - format->mantissa);
+    } else { /* fields as a double has them, the exponent's by another bias */
+        uint64_t wide = ((uint64_t)magnitude << (52 - format->mantissa)) +
+                        ((uint64_t)(1022 + format->min_exponent) << 52);
+        memcpy(&value, &wide, sizeof value);
     }
     return bits & format->sign ? -value : value;
 }

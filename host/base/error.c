@@ -25,7 +25,7 @@ static int has_room(const attn_error *error)
     return error->message && error->capacity > 0;
 }
 
-/* A message is one line, whatever the file or the plugin holds that it tells of. */
+/* A message is one line, whatever the file or the plugin that it quotes holds. */
 static void hide_controls(char *text)
 {
     for (; *text; text++)

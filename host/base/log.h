@@ -18,7 +18,7 @@ struct host_log {
     uint32_t writers;      /* calls of host_log_write_newest() that are in it */
 };
 
-/* `write` NULL = lines on stderr. The struct must not move until log_finish(). */
+/* `write` NULL = lines on stderr. The struct must not move until host_log_finish(). */
 void host_log_init(struct host_log *log, attnhost_log write, void *ctx, uint32_t level);
 
 /* Waits for other threads' host_log_write_newest(). Not from within `write`. */

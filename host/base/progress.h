@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * progress.h: one line on stderr that tells how far a long job is; on a terminal only.
+ * progress.h: one line on stderr that shows how far a long job is; on a terminal only.
  */
 #ifndef HOST_BASE_PROGRESS_H
 #define HOST_BASE_PROGRESS_H

@@ -189,6 +189,22 @@ const char *text_next_item(const char **cursor, size_t *length)
     return item;
 }
 
+bool text_list_add(struct text_list *list, const char *text)
+{
+    const char **items = realloc(list->items, (list->count + 1) * sizeof *items);
+    if (!items)
+        return false;
+    list->items = items;
+    items[list->count++] = text;
+    return true;
+}
+
+void text_list_finish(struct text_list *list)
+{
+    free(list->items);
+    *list = (struct text_list){NULL, 0};
+}
+
 const char text_out_of_memory[] = "does not fit into memory";
 
 /* One range list being read. */

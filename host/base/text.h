@@ -50,9 +50,21 @@ extern const char text_out_of_memory[];
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
 /* The next item of a list separated by spaces or by one comma, starting at *cursor. Returns its
- * first byte and *length, and moves *cursor behind the item and its separator; NULL at the end. An
+ * first byte and *length, and moves *cursor past the item and its separator; NULL at the end. An
  * item of length 0 stands for a comma that has nothing before or after it. */
 const char *text_next_item(const char **cursor, size_t *length);
+
+/* Texts with other owners. A zeroed list is an empty one. */
+struct text_list {
+    const char **items;
+    size_t count;
+};
+
+/* Append a text that outlives the list; false when memory ran out. */
+bool text_list_add(struct text_list *list, const char *text);
+
+/* Release the list, not its texts; it is empty then. */
+void text_list_finish(struct text_list *list);
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 

@@ -10,7 +10,7 @@
  *
  * A worker joins by adding one to an open word and leaves by taking it off again. The caller closes
  * the word when no task is left, and waits for those who joined, not for all: a thread that wakes
- * up late finds the word closed and delays nobody.
+ * up late finds the word closed and causes no delay.
  *
  * Who sleeps does so under `mutex` and is counted in `sleepers` before it looks at the word for the
  * last time; who changes the word looks at `sleepers` afterwards. Both are sequentially consistent,
@@ -69,7 +69,7 @@ struct threads {
         struct threads *threads;
         uint32_t index;
         pthread_t thread;
-    } workers[]; /* [num_workers]; the first one is whoever calls */
+    } workers[]; /* [num_workers]; the first one is the calling thread */
 };
 
 /* Is this thread running a task? Nesting would wait for itself. */

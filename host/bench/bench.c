@@ -18,8 +18,8 @@
 
 enum {
     LEAST_ROUNDS = 5,
-    MOST_ROUNDS = 1000,
-    MOST_CALLS = 4096, /* forwards of a sample */
+    MAX_ROUNDS = 1000,
+    MAX_CALLS = 4096, /* forwards of a sample */
     WARM_CALLS = 16,
     MAX_REASONS = 16
 };
@@ -215,7 +215,7 @@ static attn_status choose_calls(struct contender *c, attn_error *error)
     c->run->calls = cpu ? 1 : copies < WARM_CALLS ? copies : WARM_CALLS;
     attn_status status = bench_timer_estimate(c->timer, &work, &us, error);
     double wanted = ceil((cpu ? SAMPLE_US_CPU : SAMPLE_US) * c->run->calls / (us > 0 ? us : 1));
-    wanted = wanted < 1 ? 1 : wanted > MOST_CALLS ? MOST_CALLS : wanted;
+    wanted = wanted < 1 ? 1 : wanted > MAX_CALLS ? MAX_CALLS : wanted;
     c->run->calls = (uint32_t)wanted;
     if (c->run->graph)
         c->run->calls = (c->run->calls + copies - 1) / copies * copies;
@@ -304,7 +304,7 @@ static attn_status run_rounds(struct contender *contenders, uint32_t count, doub
 {
     attn_status status = ATTN_OK;
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * count * 1e9);
-    for (int round = 0; round < MOST_ROUNDS && status == ATTN_OK; round++) {
+    for (int round = 0; round < MAX_ROUNDS && status == ATTN_OK; round++) {
         if (round >= LEAST_ROUNDS && clock_now_ns() > end_ns)
             break;
         for (uint32_t i = 0; i < count && status == ATTN_OK; i++)
@@ -383,7 +383,7 @@ static attn_status set_figures(const struct bench_report *report, struct bench_e
         if (status != ATTN_OK)
             break;
         if (run->us.best <= 0)
-            return host_fail(error, ATTN_INTERNAL, "%s: the device's events tell no time",
+            return host_fail(error, ATTN_INTERNAL, "%s: the device's events give no time",
                              run->backend);
         run->flops = entry->count.flop / (run->us.median * 1e-6);
         run->bytes_rate = entry->count.bytes / (run->us.median * 1e-6);
@@ -483,7 +483,7 @@ static attn_status measure_entry(const struct bench_params *params, const struct
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-/* The processor's name, as Linux tells it. */
+/* The processor's name, as Linux reports it. */
 static void name_processor(char *name, size_t size)
 {
     char line[256];
@@ -500,7 +500,7 @@ static void name_processor(char *name, size_t size)
         fclose(file);
 }
 
-/* As the driver tells it. Where nobody tells it is "". */
+/* As the driver reports it, or "". */
 static void name_gpu(int32_t id, char *name, size_t size)
 {
     struct cuda_driver driver;

@@ -48,7 +48,7 @@ struct bench_run {
 /* A shape with the backends it is measured on. */
 struct bench_entry {
     struct bench_shape shape;
-    char origin[96]; /* "layers 0-31", or "" for a shape of its own */
+    char origin[96]; /* "layers 0-31", or "" for a separate shape */
     struct bench_count count;
     uint32_t copies; /* of the inputs; 0 = nothing ran */
     struct bench_run *runs;
@@ -63,7 +63,7 @@ struct bench_report {
     uint64_t seed;
     double seconds; /* each backend of an entry is measured for about so long */
     double sustain; /* seconds of load before an entry is measured; 0 = the device stays cool */
-    double rest;    /* pause behind a block of samples, in times its length */
+    double rest;    /* pause after a block of samples, in times its length */
     struct bench_ceilings ceilings;
     struct bench_entry *entries;
     size_t num_entries;

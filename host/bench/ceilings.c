@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LEAST_BLOCKS = 5, MOST_BLOCKS = 50 };
+enum { LEAST_BLOCKS = 5, MAX_BLOCKS = 50 };
 
 /* What all loads of a device work with. */
 struct load {
@@ -164,7 +164,7 @@ enum {
 extern const unsigned char ceilings_fatbin[];
 extern const uint64_t ceilings_fatbin_size;
 
-/* What is missing afterwards is told in load->why. */
+/* load->why says what is missing afterwards. */
 static void load_kernels(struct load *load)
 {
     host_error error;
@@ -288,7 +288,7 @@ static attn_status measure(const struct bench_timer *timer, const struct bench_w
     if (status == ATTN_OK)
         status = bench_timer_sustain(timer, work, 1, sustain, error);
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * 1e9);
-    for (int b = 0; status == ATTN_OK && b < MOST_BLOCKS; b++) {
+    for (int b = 0; status == ATTN_OK && b < MAX_BLOCKS; b++) {
         if (b >= LEAST_BLOCKS && clock_now_ns() > end_ns)
             break;
         status = bench_timer_block(timer, work, us, error);
@@ -298,7 +298,7 @@ static attn_status measure(const struct bench_timer *timer, const struct bench_w
     if (status == ATTN_OK)
         status = bench_samples_summary(&ceiling->samples, &summary, error);
     if (status == ATTN_OK && summary.median <= 0)
-        return host_fail(error, ATTN_INTERNAL, "the device's events tell no time");
+        return host_fail(error, ATTN_INTERNAL, "the device's events give no time");
     if (status == ATTN_OK)
         ceiling->rate = ceiling->amount / (summary.median * 1e-6);
     return status;

@@ -25,8 +25,8 @@ struct bench_ceilings {
     struct bench_ceiling copy, read, matrix;
 };
 
-/* Measure all three in at most so many seconds each, after `sustain` seconds of the same load. What
- * cannot be measured here is no error; a device that is lost is. */
+/* Measure all three in at most this many seconds each, after `sustain` seconds of the same load.
+ * What cannot be measured here is no error; a device that is lost is. */
 attn_status bench_ceilings_measure(const struct bench_timer *timer, struct threads *threads,
                                    double seconds, double sustain, struct bench_ceilings *ceilings,
                                    attn_error *error);

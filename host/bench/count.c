@@ -4,6 +4,7 @@
  * bytes.
  */
 #include "host/bench/shape.h"
+#include "host/base/round.h"
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
@@ -55,7 +56,7 @@ static void count_sequence(const struct bench_shape *shape, int32_t s, struct be
     seen[1] = last + 1 - (first > prefix ? first : prefix);
     count->tokens += q_len;
     count->keys += kv_len;
-    count->pages += (kv_len + shape->page_size - 1) / shape->page_size;
+    count->pages += units_for(kv_len, shape->page_size);
     count->seen_keys += seen[0] + seen[1];
 }
 

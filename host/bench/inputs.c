@@ -14,6 +14,7 @@
 #include "host/base/error.h"
 #include "host/workload/generator.h"
 #include "host/base/mix.h"
+#include "host/base/round.h"
 
 enum { Q, K, V, OUT, K_CACHE, V_CACHE, NUM_OPERANDS };
 
@@ -109,7 +110,7 @@ void bench_problem_init(struct bench_problem *problem, const struct bench_shape 
 
 static int32_t pages_of(const struct bench_shape *shape, int32_t s)
 {
-    return (bench_shape_kv_len(shape, s) - 1) / shape->page_size + 1;
+    return (int32_t)units_for(bench_shape_kv_len(shape, s), shape->page_size);
 }
 
 static int32_t longest(const struct bench_shape *shape)
@@ -144,7 +145,7 @@ static uint64_t lay_out(const struct bench_inputs *inputs, char *base, struct be
     a->real = carve(base, &used, 2, sizeof *a->real);
     a->req_to_token = carve(base, &used, (seqs + 1) * row, sizeof *a->req_to_token);
     a->block_table =
-        carve(base, &used, seqs * ((row - 1) / shape->page_size + 1), sizeof *a->block_table);
+        carve(base, &used, seqs * units_for(row, shape->page_size), sizeof *a->block_table);
     a->kv_indptr = carve(base, &used, seqs + 1, sizeof *a->kv_indptr);
     a->kv_indices = carve(base, &used, pages, sizeof *a->kv_indices);
     a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
@@ -296,7 +297,7 @@ static attn_status make_arrays(struct bench_inputs *inputs, uint64_t seed, attn_
     attn_status status = ATTN_OK;
     int32_t row = longest(&inputs->shape);
     inputs->kv.req_to_token_stride = row;
-    inputs->kv.block_table_stride = (row - 1) / inputs->shape.page_size + 1;
+    inputs->kv.block_table_stride = (int32_t)units_for(row, inputs->shape.page_size);
     inputs->block_bytes = lay_out(inputs, NULL, &inputs->arrays);
     inputs->block = calloc(1, inputs->block_bytes);
     if (!inputs->block)

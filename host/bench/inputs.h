@@ -60,7 +60,7 @@ struct bench_inputs {
 
 /* Make the inputs: copies enough for a working set beyond the last-level cache, as memory allows.
  * Values are near to normally distributed, of unit variance. OUT_OF_DEVICE_MEMORY (or _HOST_)
- * tells the bytes. The device is borrowed. */
+ * names the bytes. The device is borrowed. */
 attn_status bench_inputs_create(const struct device *device, const struct bench_shape *shape,
                                 uint64_t seed, struct bench_inputs **inputs, attn_error *error);
 

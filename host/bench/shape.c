@@ -13,6 +13,7 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/text.h"
+#include "host/base/round.h"
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -74,9 +75,9 @@ static const struct key keys[] = {
     KEY("page_size", KIND_INT, page_size, 1, 65536, NULL, "tokens of a page"),
     KEY("window", KIND_INT, window, 0, MAX_LEN, NULL,
         "keys that a query sees, itself counted; 0 = no limit"),
-    KEY("causal", KIND_WORD, causal, 0, 0, answers, "no: later keys are seen, too"),
+    KEY("causal", KIND_WORD, causal, 0, 0, answers, "no: later keys are seen as well"),
     KEY("chunk", KIND_INT, chunk, 0, MAX_LEN, NULL,
-        "a query sees its own chunk of so many keys; 0 = off"),
+        "a query sees only its own chunk of this many keys; 0 = off"),
     KEY("logit_cap", KIND_NUMBER, logit_cap, 0, 1000000, NULL, "soft cap of scores; 0 = off"),
     KEY("sm_scale", KIND_NUMBER, sm_scale, 0, 1000000, NULL,
         "factor of scores; 0 = 1/sqrt(head_dim)"),
@@ -230,7 +231,7 @@ static attn_status add_range(const struct parsing *p, struct setting *setting, c
     if (!sign || !parse_number(setting->key, item, (size_t)(dash - item), &first) ||
         !parse_number(setting->key, dash + 1, (size_t)(sign - dash - 1), &last) ||
         !parse_number(&step_key, sign + 1, strlen(sign + 1), &step))
-        return fail_value(p, setting->key, item, "is no range");
+        return fail_value(p, setting->key, item, "is not a range");
     bool times = *sign == 'x';
     if (first > last || (times && (step < 2 || first == 0)))
         return fail_value(p, setting->key, item, "is a range without an end");
@@ -285,7 +286,7 @@ static attn_status add_word(const struct parsing *p, struct setting *setting, co
     }
     char what[96];
     const char *near = text_nearest(item, names, count);
-    snprintf(what, sizeof what, "is no choice%s%s%s", near ? ", did you mean '" : "",
+    snprintf(what, sizeof what, "is not a choice%s%s%s", near ? ", did you mean '" : "",
              near ? near : "", near ? "'?" : "");
     return fail_value(p, setting->key, item, what);
 }
@@ -301,7 +302,7 @@ static attn_status add_dtype(const struct parsing *p, struct setting *setting, c
     bool cache = setting->key->offset == offsetof(struct bench_shape, kv_dtype);
     if (dtype_parse(item, &value.dtype) != 0 ||
         !(is_operand_dtype(value.dtype) || (cache && dtype_is_fp8(value.dtype))))
-        return fail_value(p, setting->key, item, "is no data type here");
+        return fail_value(p, setting->key, item, "is not a data type here");
     return add_value(p, setting, &value);
 }
 
@@ -336,7 +337,7 @@ static attn_status fail_key(const struct parsing *p, const char *name)
     }
     const char *near = text_nearest(name, names, NUM_KEYS);
     attn_status status =
-        host_fail(p->error, ATTN_CONFIG_ERROR, "--shape %s: '%s' is no key%s%s%s; accepted: %s",
+        host_fail(p->error, ATTN_CONFIG_ERROR, "--shape %s: '%s' is not a key%s%s%s; accepted: %s",
                   p->text, name, near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "",
                   strbuf_text(&all));
     strbuf_finish(&all);
@@ -455,7 +456,7 @@ static attn_status check_lengths(const struct parsing *p, const struct bench_sha
             return fail_shape(p, "q_len = %d of sequence %d: accepted 1 to its kv_len, %d", q_len,
                               s, kv_len);
         tokens += q_len;
-        slots += ((int64_t)kv_len + shape->page_size - 1) / shape->page_size * shape->page_size;
+        slots += round_up(kv_len, shape->page_size);
     }
     if (tokens > INT32_MAX)
         return fail_shape(p, "%lld new tokens: accepted up to %d", (long long)tokens, INT32_MAX);
@@ -472,7 +473,7 @@ static attn_status check(const struct parsing *p, const struct bench_shape *shap
         return fail_shape(p, "q_heads = %d: accepted multiples of kv_heads, %d", shape->q_heads,
                           shape->kv_heads);
     if (!mixed && shape->decodes != 0)
-        return fail_shape(p, "decodes = %d: accepted with mode=mixed alone", shape->decodes);
+        return fail_shape(p, "decodes = %d: accepted only with mode=mixed", shape->decodes);
     if (mixed && (shape->decodes < 1 || shape->decodes >= shape->batch))
         return fail_shape(p,
                           "decodes = %d of a mixed batch of %d: accepted 1 and more, and less "

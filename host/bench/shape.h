@@ -4,7 +4,7 @@
  * what one forward of a shape must compute and move.
  *
  *   shape  = KEY=VALUE[,KEY=VALUE]...
- *   VALUE  = ITEM[:ITEM]...     each item makes a shape of its own; of several keys with several
+ *   VALUE  = ITEM[:ITEM]...     each item makes a separate shape; of several keys with several
  *                               items, all combinations, the key that stands first slowest
  *   ITEM   = a word, a number   mode=decode  dtype=bf16  logit_cap=30
  *          | A-BxF              integers A, A*F, A*F*F ... B       kv_len=1024-65536x2

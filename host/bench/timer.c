@@ -13,15 +13,15 @@ enum { REST = 4 }; /* a cool device works a fifth of the time */
 
 enum {
     CACHES = 4,
-    MOST_BEYOND = 256 << 20, /* bytes; machines exist whose caches are larger than that */
-    UNKNOWN_CACHE = 64 << 20 /* bytes, where a device does not tell */
+    MAX_BEYOND = 256 << 20,  /* bytes; machines exist whose caches are larger than that */
+    UNKNOWN_CACHE = 64 << 20 /* bytes, where a device does not say */
 };
 
 uint64_t bench_beyond_cache(const struct device *device)
 {
     uint64_t cache = device->info.l2_bytes ? device->info.l2_bytes : UNKNOWN_CACHE;
     uint64_t beyond = (CACHES - 1) * cache;
-    return cache + (beyond < MOST_BEYOND ? beyond : MOST_BEYOND);
+    return cache + (beyond < MAX_BEYOND ? beyond : MAX_BEYOND);
 }
 
 attn_status bench_timer_init(struct bench_timer *timer, const struct device *device, int kept_up,

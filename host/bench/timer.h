@@ -4,7 +4,7 @@
  * read the monotonic clock.
  *
  * A block is a few samples of one kind of work, enqueued together: the first ones, the lead-in, are
- * not timed and keep the device busy while the samples behind them are being enqueued, so that no
+ * not timed and keep the device busy while the samples after them are being enqueued, so that no
  * sample holds a gap in which the device waited for the host.
  */
 #ifndef HOST_BENCH_TIMER_H
@@ -26,7 +26,7 @@ struct bench_timer {
     struct device_event *events[BENCH_BLOCK + 1];
     uint32_t lead_in; /* times the work stands before the samples of a block */
     uint32_t samples; /* of a block */
-    double rest;      /* pause behind a block, in times its length: lets a GPU stay cool */
+    double rest;      /* pause after a block, in times its length: lets a GPU stay cool */
 };
 
 /* For a device that is kept up by a load (`kept_up`, no rests) or stays cool. */
@@ -44,7 +44,7 @@ attn_status bench_timer_block(const struct bench_timer *timer, const struct benc
 attn_status bench_timer_estimate(const struct bench_timer *timer, const struct bench_work *work,
                                  double *us, attn_error *error);
 
-/* Keep the device busy with works[0 .. count) in turn for so many seconds. */
+/* Keep the device busy with works[0 .. count) in turn for this many seconds. */
 attn_status bench_timer_sustain(const struct bench_timer *timer, const struct bench_work *works,
                                 uint32_t count, double seconds, attn_error *error);
 

@@ -5,24 +5,22 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/workload/generator_linear.h"
-#include "host/reference/reference.h"
 
 #define ALIGNMENT 256u /* bytes; what device allocators give and vector loads like */
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
-/* A dense tensor; strides follow from the shape. */
-static void set_shape(attn_tensor *tensor, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
+/* Strides follow from the shape. */
+static void set_shape(const struct kind_tensor *shape, attn_tensor *tensor)
 {
     memset(tensor, 0, sizeof *tensor);
     tensor->struct_size = sizeof *tensor;
-    tensor->dtype = dtype;
-    tensor->ndim = ndim;
+    tensor->dtype = shape->dtype;
+    tensor->ndim = shape->ndim;
     tensor->alignment = ALIGNMENT;
-    for (uint32_t d = ndim; d-- > 0;) {
-        tensor->shape[d] = shape[d];
-        tensor->strides[d] = d + 1 < ndim ? tensor->strides[d + 1] * shape[d + 1] : 1;
+    for (uint32_t d = shape->ndim; d-- > 0;) {
+        tensor->shape[d] = shape->shape[d];
+        tensor->strides[d] = d + 1 < shape->ndim ? tensor->strides[d + 1] * shape->shape[d + 1] : 1;
     }
 }
 
@@ -41,67 +39,30 @@ static uint64_t tensor_bytes(const attn_tensor *tensor)
                : bytes;
 }
 
-/* Keys or values of one layer, `dim` wide. */
-static void shape_kv(const attn_layer_group *group, const struct kv_pool_group *pool,
-                     const struct kv_pool_params *params, int32_t dim, attn_tensor *tensor)
-{
-    int64_t nhd[] = {params->num_pages, params->page_size, group->num_kv_heads, dim};
-    int64_t hnd[] = {params->num_pages, group->num_kv_heads, params->page_size, dim};
-    int is_hnd = strcmp(pool->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    set_shape(tensor, pool->kv_dtype, 4, is_hnd ? hnd : nhd);
-}
-
-static void shape_latent(const attn_layer_group *group, const struct kv_pool_group *pool,
-                         const struct kv_pool_params *params, attn_tensor *tensor)
-{
-    const attn_mla_dims *mla = group->mla;
-    if (strcmp(pool->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0) {
-        int64_t shape[] = {params->num_pages, params->page_size, reference_mla_packed_bytes(mla)};
-        set_shape(tensor, ATTN_U8, 3, shape);
-    } else {
-        int64_t shape[] = {params->num_pages, params->page_size, mla->kv_lora_rank + mla->rope_dim};
-        set_shape(tensor, pool->kv_dtype, 3, shape);
-    }
-}
-
-static void shape_state(const attn_layer_group *group, const struct kv_pool_group *pool,
-                        const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
-{
-    const attn_linear_dims *linear = group->linear;
-    int is_vk = strcmp(pool->state_layout, ATTN_LAYOUT_STATE_SSM_VK) == 0;
-    int64_t k = linear->head_k_dim, v = linear->head_v_dim;
-    int64_t state[] = {params->num_state_slots, linear->num_v_heads, is_vk ? v : k, is_vk ? k : v};
-    if (linear->family != ATTN_LINEAR_SHORT_CONV)
-        set_shape(&buffer->state, linear->state_dtype, 4, state);
-    int64_t conv[] = {params->num_state_slots,
-                      generator_linear_elements(group, ATTN_ROLE_MIXED_QKV),
-                      linear->conv_width - 1};
-    if (linear->conv_width > 1 && linear->conv_dtype != ATTN_DTYPE_NONE)
-        set_shape(&buffer->conv, linear->conv_dtype, 3, conv);
-}
-
 /* All tensors of a group's buffer, without memory. */
-static void shape_buffer(const attn_layer_group *group, const struct kv_pool_group *pool,
+static void shape_buffer(const attn_layer_group *group, const struct kv_pool_group *from,
                          const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
 {
+    const struct kind_pool pool = {
+        .layout = model_group_has_state(group) ? from->state_layout : from->kv_layout,
+        .kv_dtype = from->kv_dtype,
+        .num_pages = params->num_pages,
+        .page_size = params->page_size,
+        .num_slots = params->num_state_slots,
+    };
+    struct kind_tensor list[KIND_MAX_TENSORS];
     memset(buffer, 0, sizeof *buffer);
-    if (pool->kv_layout && group->mla) {
-        shape_latent(group, pool, params, &buffer->key);
-    } else if (pool->kv_layout) {
-        shape_kv(group, pool, params, group->head_dim, &buffer->key);
-        shape_kv(group, pool, params, group->v_head_dim, &buffer->value);
+    if (!pool.layout)
+        return;
+    buffer->num_tensors = kind_of(group)->tensors(group, &pool, list);
+    for (uint32_t t = 0; t < buffer->num_tensors; t++) {
+        buffer->tensors[t].role = list[t].role;
+        buffer->tensors[t].scale = list[t].scale;
+        set_shape(&list[t], &buffer->tensors[t].tensor);
     }
-    if (pool->state_layout && group->linear)
-        shape_state(group, pool, params, buffer);
 }
 
-static uint64_t bytes_if_present(const attn_tensor *tensor)
-{
-    return tensor->struct_size ? tensor_bytes(tensor) : 0;
-}
-
-/* Of all buffers in a pool of one page of one token and one state slot: the first two tensors of
- * each, or the last two. */
+/* Of all caches, or of all states, in a pool of one page of one token and one state slot. */
 static uint64_t bytes_of_one(const struct model *model, const struct kv_pool_group *groups,
                              bool states)
 {
@@ -111,9 +72,11 @@ static uint64_t bytes_of_one(const struct model *model, const struct kv_pool_gro
     for (uint32_t b = 0; b < model->num_buffers; b++) {
         struct kv_pool_buffer buffer;
         uint32_t g = model->buffers[b].group;
+        if (model_group_has_state(&model->groups[g]) != states)
+            continue;
         shape_buffer(&model->groups[g], &groups[g], &one, &buffer);
-        bytes += bytes_if_present(states ? &buffer.state : &buffer.key);
-        bytes += bytes_if_present(states ? &buffer.conv : &buffer.value);
+        for (uint32_t t = 0; t < buffer.num_tensors; t++)
+            bytes += tensor_bytes(&buffer.tensors[t].tensor);
     }
     return bytes;
 }
@@ -135,8 +98,6 @@ uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool
 
 static attn_status allocate_tensor(struct kv_pool *pool, attn_tensor *tensor, attn_error *error)
 {
-    if (tensor->struct_size == 0)
-        return ATTN_OK;
     uint64_t bytes = tensor_bytes(tensor);
     void *memory = device_allocate(pool->device, ATTN_SPACE_DEVICE, bytes ? bytes : 1, ALIGNMENT);
     if (!memory)
@@ -155,7 +116,7 @@ static attn_status allocate_tensor(struct kv_pool *pool, attn_tensor *tensor, at
 static attn_status fill_tensor(const struct device *device, const attn_tensor *tensor, bool poison,
                                attn_stream stream, attn_error *error)
 {
-    if (tensor->struct_size == 0 || tensor->shape[0] == 0)
+    if (tensor->shape[0] == 0)
         return ATTN_OK;
     uint64_t padding = entry_bytes(tensor);
     attn_status status = device_fill(device, tensor->data, 0, padding, stream, error);
@@ -165,25 +126,18 @@ static attn_status fill_tensor(const struct device *device, const attn_tensor *t
     return status;
 }
 
-enum { PER_BUFFER = 4 }; /* tensors, absent ones included */
-
-static attn_tensor *tensor_at(struct kv_pool *pool, size_t index)
-{
-    struct kv_pool_buffer *buffer = &pool->buffers[index / PER_BUFFER];
-    attn_tensor *tensors[PER_BUFFER] = {&buffer->key, &buffer->value, &buffer->state,
-                                        &buffer->conv};
-    return tensors[index % PER_BUFFER];
-}
-
 static attn_status allocate_tensors(struct kv_pool *pool, attn_error *error)
 {
     attn_status status = ATTN_OK;
-    for (size_t t = 0; t < PER_BUFFER * (size_t)pool->num_buffers && status == ATTN_OK; t++)
-        status = allocate_tensor(pool, tensor_at(pool, t), error);
+    for (uint32_t b = 0; b < pool->num_buffers; b++) {
+        struct kv_pool_buffer *buffer = &pool->buffers[b];
+        for (uint32_t t = 0; t < buffer->num_tensors && status == ATTN_OK; t++)
+            status = allocate_tensor(pool, &buffer->tensors[t].tensor, error);
+    }
     return status;
 }
 
-/* Done when it returns, in a stream of its own: whoever uses the pool has other streams, which need
+/* Done when it returns, in its own stream: users of the pool have other streams, which need
  * not wait for the legacy one. */
 static attn_status fill_tensors(struct kv_pool *pool, bool poison, attn_error *error)
 {
@@ -191,8 +145,11 @@ static attn_status fill_tensors(struct kv_pool *pool, bool poison, attn_error *e
     attn_status status = device_stream_create(pool->device, &stream, error);
     if (status != ATTN_OK)
         return status;
-    for (size_t t = 0; t < PER_BUFFER * (size_t)pool->num_buffers && status == ATTN_OK; t++)
-        status = fill_tensor(pool->device, tensor_at(pool, t), poison, stream, error);
+    for (uint32_t b = 0; b < pool->num_buffers; b++) {
+        const struct kv_pool_buffer *buffer = &pool->buffers[b];
+        for (uint32_t t = 0; t < buffer->num_tensors && status == ATTN_OK; t++)
+            status = fill_tensor(pool->device, &buffer->tensors[t].tensor, poison, stream, error);
+    }
     attn_status waited = device_synchronize(pool->device, stream, status ? NULL : error);
     device_stream_destroy(pool->device, stream);
     return status == ATTN_OK ? waited : status;
@@ -206,7 +163,7 @@ attn_status kv_pool_create(const struct model *model, const struct kv_pool_param
     if (made) {
         made->device = device;
         made->buffers = calloc(count ? count : 1, sizeof *made->buffers);
-        made->memory = calloc(count ? PER_BUFFER * (size_t)count : 1, sizeof *made->memory);
+        made->memory = calloc(count ? KIND_MAX_TENSORS * (size_t)count : 1, sizeof *made->memory);
         made->num_buffers = count;
     }
     if (!made || !made->buffers || !made->memory) {

@@ -3,11 +3,11 @@
  * kv_pool.h: the memory of KV caches and recurrent states.
  *
  * One buffer for each layer that owns one (model.buffers), in the layout its layer group's problem
- * names:
+ * names. Which tensors that is, and of what shape, is the kind's to say (kinds.h):
  *
- *   kv.nhd/1, kv.hnd/1    `key` and `value` apart, [pages, ...]
- *   mla.latent/1, _fp8/1  `key` alone: the latent, whose first part is the value
- *   state.*               `state` [slots, heads, ...] and `conv` [slots, channels, width - 1]
+ *   kv.nhd/1, kv.hnd/1    k_cache and v_cache, [pages, ...]
+ *   mla.latent/1, _fp8/1  latent_cache, whose first part is the value
+ *   state.*               state [slots, heads, ...] and conv_state [slots, channels, width - 1]
  *
  * Page 0 and state slot 0 are padding: zero at the start, never allocated. A slot of the allocator
  * is page * page_size + offset in every buffer alike.
@@ -17,12 +17,13 @@
 
 #include "attn_plugin.h"
 #include "host/device/device.h"
+#include "host/kinds/kinds.h"
 #include "host/model/model.h"
 
 /* What the pool is made of; one entry for each layer group of the model. */
 struct kv_pool_group {
-    const char *kv_layout;    /* NULL = no cache */
-    const char *state_layout; /* NULL = no state */
+    const char *kv_layout;    /* of its cache; NULL = it has none */
+    const char *state_layout; /* of its state; NULL = it has none */
     attn_dtype kv_dtype;
 };
 
@@ -31,12 +32,18 @@ struct kv_pool_params {
     int32_t page_size;                  /* tokens */
     int64_t num_pages;                  /* page 0 included */
     int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
-    bool poison; /* fill what nobody has written with NaN, so that reading it shows */
+    bool poison; /* fill what has not been written with NaN, so that reading it shows */
+};
+
+struct kv_pool_tensor {
+    uint32_t role;  /* ATTN_ROLE_* under which layers are given it */
+    uint32_t scale; /* KIND_SCALE_* that it is stored with */
+    attn_tensor tensor;
 };
 
 struct kv_pool_buffer {
-    attn_tensor key, value;  /* struct_size 0 = absent */
-    attn_tensor state, conv; /* likewise */
+    uint32_t num_tensors;
+    struct kv_pool_tensor tensors[KIND_MAX_TENSORS];
 };
 
 struct kv_pool {

@@ -4,7 +4,7 @@
  * are in one list, by last use, in which a child always stands before its parent:
  *   - a use moves the nodes of a path to the newer end, the deepest first;
  *   - a locked child has locked ancestors, so a node enters the list after its children;
- *   - the upper half of a node that is split goes right behind the lower half.
+ *   - the upper half of a node that is split goes right after the lower half.
  * Hence the oldest node of the list is a leaf: what to evict next is found without a search.
  */
 #include "host/cache/radix_cache.h"
@@ -104,7 +104,7 @@ static void list_remove(struct radix_cache *cache, struct radix_node *node)
     node->older = node->newer = NULL;
 }
 
-/* Put `node` right behind `older`, on its newer side; NULL = as the oldest of all. */
+/* Put `node` right after `older`, on its newer side; NULL = as the oldest of all. */
 static void list_insert(struct radix_cache *cache, struct radix_node *older,
                         struct radix_node *node)
 {
@@ -219,7 +219,7 @@ static struct radix_node *make_node(struct radix_cache *cache, struct radix_node
 }
 
 /* Split `lower` after its first num_upper pages and return the new node above it; NULL = out of
- * memory. `lower` stays the end of its path, so whoever holds it notices nothing. */
+ * memory. `lower` stays the end of its path, so its holders notice nothing. */
 static struct radix_node *split_node(struct radix_cache *cache, struct radix_node *lower,
                                      int64_t num_upper)
 {

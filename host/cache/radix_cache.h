@@ -19,7 +19,7 @@
  * Pages in the tree belong to the tree; it returns evicted ones to the slots. Nodes that a caller
  * has not locked stay valid until the next radix_cache_insert(), _evict() or _flush().
  *
- * States. A model with recurrent layers can start behind a prefix only where the state at its end
+ * States. A model with recurrent layers can start after a prefix only where the state at its end
  * was kept, too. So a node may carry the number of a state slot: the state after the last of its
  * tokens. State slots belong to the tree from radix_cache_put_state() on; a node that is shortened
  * or goes loses its own, and where no slot is free the one that was used least recently is taken.
@@ -57,7 +57,7 @@ struct radix_node *radix_cache_root(struct radix_cache *cache);
 int64_t radix_cache_match(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
                           int32_t *pages, struct radix_node **node);
 
-/* Put num_pages more pages behind *node, which the caller has locked: keys[0 .. num_pages *
+/* Put num_pages more pages after *node, which the caller has locked: keys[0 .. num_pages *
  * page_size) and pages[0 .. num_pages) are what follows the prefix that *node stands for.
  *
  * Returns how many the tree took, from the front; less than num_pages only where host memory ran
@@ -87,7 +87,7 @@ struct radix_node *radix_cache_find_state(struct radix_cache *cache, struct radi
 /* The slot of the state at the node's end; 0 = none. */
 int32_t radix_cache_state(const struct radix_node *node);
 
-/* Nobody takes the node's state until it is unpinned as often as it was pinned. The caller has
+/* The node's state is not taken until it is unpinned as often as it was pinned. The caller has
  * locked the node. Counts as a use of the state. */
 void radix_cache_pin_state(struct radix_cache *cache, struct radix_node *node);
 void radix_cache_unpin_state(struct radix_cache *cache, struct radix_node *node);

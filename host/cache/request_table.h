@@ -4,7 +4,7 @@
  *
  * int32 [max_requests + 1, max_context_len], row-major, the innermost stride 1. Entry (r, j) is the
  * slot of position j of the request that holds row r. Row 0 is padding, all zero. Entries at and
- * beyond a request's length, and those of rows that nobody holds, are 0 too: slot 0 is padding, so
+ * beyond a request's length, and those of rows that are not held, are 0 too: slot 0 is padding, so
  * whatever reads too far stays inside the pool.
  *
  * Once a row has been released it is the next to be taken: its memory is warm, and the rows in use
@@ -34,7 +34,7 @@ attn_status request_table_init(struct request_table *table, int32_t max_requests
 /* Release the memory; a zeroed or finished struct is fine. */
 void request_table_finish(struct request_table *table);
 
-/* A row that nobody holds, 1 .. max_requests; 0 if all are held. */
+/* A row that is not held, 1 .. max_requests; 0 if all are held. */
 int32_t request_table_acquire(struct request_table *table);
 
 /* Give back `row`, of which the first `length` entries were written; they become 0. */

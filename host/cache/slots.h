@@ -9,7 +9,7 @@
  * Page 0 is padding: never allocated. The others wait in a queue, at first in ascending order; an
  * allocation takes the front, a freed page goes to the back. So the order is deterministic, and a
  * page rests as long as possible before it is used again: a stray late access to freed memory
- * meets nobody's data for longest.
+ * meets no live data for longest.
  *
  * Nothing here counts references: what several sequences share belongs to the prefix cache.
  */

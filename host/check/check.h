@@ -6,7 +6,8 @@
  *                       their limits, collects results, writes the report
  *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that it
  *                       is told to run
- *   groups              one table of checks for each group of rules: check/groups/load.c ... (groups.c)
+ *   groups              one table of checks for each group of rules: check/groups/load.c ...
+ * (groups.c)
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
  * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
@@ -104,7 +105,7 @@ enum {
     /* Any run->seed makes a good case, whatever the index. `attnhost fuzz` calls it with random
      * ones; to make a failing one smaller it sets bits of run->without, from bit 0 on. */
     CHECK_FUZZABLE = 1 << 4,
-    /* It measures time, or the device's free memory: nothing may run beside it. */
+    /* It measures time, or the device's free memory: nothing else may run meanwhile. */
     CHECK_ALONE = 1 << 5
 };
 

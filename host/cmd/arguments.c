@@ -9,187 +9,268 @@
 
 #include "host/base/error.h"
 #include "host/cmd/exit_codes.h"
-#include "host/select/open_host.h"
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* FIRST_ROW + r gives getopt the row; GO_ON is no exit code: the command line is still being read.
+ */
+enum { FIRST_ROW = 256, GO_ON = -1, HELP_WIDTH = 98 };
 
-enum {
-    OPT_SET = 256,
-    OPT_HELP,
-    OPT_JSON,
-    OPT_MATRIX,
-    OPT_CONFIG,
-    OPT_PRINT_CONFIG,
-    OPT_QUIET,
-    OPT_BACKEND,
-    OPT_SHAPE,
-    OPT_SECONDS,
-    OPT_SUSTAIN,
-    OPT_KEY
-};
-
-/* A row serves the commands that take one of `takes` (0 = all). */
-static const struct {
-    const char *name;
-    int has_value;
-    int code;
-    unsigned takes;
-    const char *key; /* OPT_KEY: the key of the ini that it stands for */
-} rows[] = {
-    {"set", required_argument, OPT_SET, 0, NULL},
-    {"help", no_argument, OPT_HELP, 0, NULL},
-    {"json", no_argument, OPT_JSON, ARGUMENTS_JSON, NULL},
-    {"json", required_argument, OPT_JSON, ARGUMENTS_JSON_FILE, NULL},
-    {"matrix", no_argument, OPT_MATRIX, ARGUMENTS_MATRIX, NULL},
-    {"config", required_argument, OPT_CONFIG, ARGUMENTS_CONFIG, NULL},
-    {"print-config", no_argument, OPT_PRINT_CONFIG, ARGUMENTS_RUN, NULL},
-    {"quiet", no_argument, OPT_QUIET, ARGUMENTS_RUN, NULL},
-    {"trace", required_argument, OPT_KEY, ARGUMENTS_RUN, "workload.trace"},
-    {"max-requests", required_argument, OPT_KEY, ARGUMENTS_RUN, "workload.max_requests"},
-    {"seed", required_argument, OPT_KEY, ARGUMENTS_RUN | ARGUMENTS_BENCH, "workload.seed"},
-    {"device", required_argument, OPT_KEY, ARGUMENTS_BENCH, "platform.device"},
-    {"backend", required_argument, OPT_BACKEND, ARGUMENTS_BENCH, NULL},
-    {"shape", required_argument, OPT_SHAPE, ARGUMENTS_BENCH, NULL},
-    {"seconds", required_argument, OPT_SECONDS, ARGUMENTS_BENCH, NULL},
-    {"sustain", required_argument, OPT_SUSTAIN, ARGUMENTS_BENCH, NULL},
-    {"attention-backend", required_argument, OPT_KEY, ARGUMENTS_RUN, "attention.attention_backend"},
-    {"prefill-attention-backend", required_argument, OPT_KEY, ARGUMENTS_RUN,
-     "attention.prefill_attention_backend"},
-    {"decode-attention-backend", required_argument, OPT_KEY, ARGUMENTS_RUN,
-     "attention.decode_attention_backend"},
-};
-
-#define NUM_ROWS (sizeof rows / sizeof rows[0])
-
-/* The rows of a command as getopt wants them; OPT_KEY + r tells the row. */
-static void list_options(unsigned takes, struct option options[NUM_ROWS + 1])
+static size_t num_rows(const struct command *command)
 {
     size_t count = 0;
-    for (size_t r = 0; r < NUM_ROWS; r++)
-        if (!rows[r].takes || rows[r].takes & takes)
-            options[count++] =
-                (struct option){rows[r].name, rows[r].has_value, NULL,
-                                rows[r].code == OPT_KEY ? OPT_KEY + (int)r : rows[r].code};
-    options[count] = (struct option){0};
+    while (command->options[count].name)
+        count++;
+    return count;
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
+
+static void complain(const struct arguments *arguments, const char *format, va_list args)
+{
+    fprintf(stderr, "attnhost %s: ", arguments->command->name);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+}
 
 void arguments_complain(const struct arguments *arguments, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "attnhost %s: ", arguments->spec->command);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    complain(arguments, format, args);
     va_end(args);
 }
 
-static int usage(const struct arguments *arguments)
+static int point_to_help(const struct arguments *arguments)
 {
-    fprintf(stderr, "`attnhost %s --help` tells what is accepted\n", arguments->spec->command);
+    fprintf(stderr, "`attnhost %s --help` lists what is accepted\n", arguments->command->name);
     return EXIT_USAGE;
 }
 
-/* ---- Parsing --------------------------------------------------------------------------------- */
+int arguments_refuse(const struct arguments *arguments, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    complain(arguments, format, args);
+    va_end(args);
+    return point_to_help(arguments);
+}
+
+static int no_memory(const struct arguments *arguments)
+{
+    arguments_complain(arguments, "no memory");
+    return EXIT_RUN_TIME;
+}
+
+/* ---- Help ------------------------------------------------------------------------------------ */
+
+static void print_usage(const struct command *command)
+{
+    const char *before = "usage:";
+    for (const char *line = command->usage; *line; before = "      ") {
+        size_t length = strcspn(line, "\n");
+        printf("%s attnhost %s %.*s\n", before, command->name, (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
+/* Words in lines that begin at a column, where the cursor is. */
+static void print_wrapped(const char *text, size_t column)
+{
+    size_t at = column;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (at > column && at + 1 + length > HELP_WIDTH) {
+            printf("\n%*s", (int)column, "");
+            at = column;
+        }
+        at += (size_t)printf("%s%.*s", at > column ? " " : "", (int)length, text);
+        text += length + strspn(text + length, " ");
+    }
+    putchar('\n');
+}
+
+/* "--name VALUE" */
+static size_t write_left(const struct option_row *row, char *text, size_t size)
+{
+    return (size_t)snprintf(text, size, "--%s%s%s", row->name, row->value ? " " : "",
+                            row->value ? row->value : "");
+}
+
+static void print_options(const struct command *command)
+{
+    char left[128];
+    size_t widest = 0;
+    for (const struct option_row *row = command->options; row->name; row++) {
+        size_t width = write_left(row, left, sizeof left);
+        widest = width > widest ? width : widest;
+    }
+    for (const struct option_row *row = command->options; row->name; row++) {
+        write_left(row, left, sizeof left);
+        printf("  %-*s   ", (int)widest, left);
+        print_wrapped(row->help ? row->help : row->key, 2 + widest + 3);
+    }
+    puts("  --help");
+}
+
+static int print_help(const struct command *command)
+{
+    print_usage(command);
+    printf("\n%s\n", command->about);
+    print_options(command);
+    putchar('\n');
+    if (command->more)
+        command->more(stdout);
+    fputs(command->ending, stdout);
+    return EXIT_GOOD;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+bool option_read_uint64(const char *text, void *place)
+{
+    return text_parse_uint64(text, place);
+}
+
+bool option_read_seconds(const char *text, void *place)
+{
+    double seconds;
+    if (!text_parse_double(text, &seconds) || seconds <= 0 || seconds > 1e6)
+        return false;
+    *(double *)place = seconds;
+    return true;
+}
+
+bool option_read_device(const char *text, void *place)
+{
+    uint64_t ordinal;
+    bool numbered =
+        strncmp(text, "cuda:", 5) == 0 && text_parse_uint64(text + 5, &ordinal) && ordinal < 1024;
+    if (!numbered && strcmp(text, "cpu") != 0 && strcmp(text, "cuda") != 0)
+        return false;
+    *(const char **)place = text;
+    return true;
+}
 
 /* "key=value", or `text` as it stands if key is NULL. */
-static int add_set(struct arguments *arguments, const char *key, const char *text)
+static bool add_set(struct arguments *arguments, const char *key, const char *text)
 {
     size_t size = (key ? strlen(key) + 1 : 0) + strlen(text) + 1;
+    char **sets = realloc(arguments->sets, (arguments->num_sets + 1) * sizeof *sets);
     char *set = malloc(size);
-    if (!set) {
-        arguments_complain(arguments, "no memory");
-        return EXIT_RUN_TIME;
+    if (sets)
+        arguments->sets = sets;
+    if (!sets || !set) {
+        free(set);
+        return false;
     }
     snprintf(set, size, "%s%s%s", key ? key : "", key ? "=" : "", text);
-    arguments->sets[arguments->num_sets++] = set;
-    return ARGUMENTS_GO_ON;
+    sets[arguments->num_sets++] = set;
+    return true;
+}
+
+static int take_value(struct arguments *arguments, const struct option_row *row, const char *value)
+{
+    void *place = (char *)arguments->values + row->place;
+    bool good = true;
+    switch (row->kind) {
+    case OPTION_SWITCH:
+        *(bool *)place = true;
+        break;
+    case OPTION_TEXT:
+        *(const char **)place = value;
+        break;
+    case OPTION_LIST:
+        good = text_list_add(place, value);
+        break;
+    case OPTION_VALUE:
+        if (row->read(value, place))
+            break;
+        arguments_complain(arguments, "--%s '%.100s': accepted %s", row->name, value,
+                           row->accepted);
+        return EXIT_USAGE;
+    case OPTION_SET:
+    case OPTION_KEY:
+        good = add_set(arguments, row->key, value);
+        break;
+    }
+    return good ? GO_ON : no_memory(arguments);
+}
+
+/* ---- The command line ------------------------------------------------------------------------ */
+
+/* The rows as getopt wants them, to be freed; NULL when memory ran out. */
+static struct option *list_options(const struct command *command)
+{
+    size_t count = num_rows(command);
+    struct option *options = calloc(count + 2, sizeof *options);
+    for (size_t r = 0; options && r < count; r++)
+        options[r] = (struct option){command->options[r].name,
+                                     command->options[r].kind == OPTION_SWITCH ? no_argument
+                                                                               : required_argument,
+                                     NULL, FIRST_ROW + (int)r};
+    if (options)
+        options[count] = (struct option){"help", no_argument, NULL, 'h'};
+    return options;
 }
 
 static int take_option(struct arguments *arguments, int option, const char *value)
 {
-    switch (option) {
-    case OPT_SET:
-        return add_set(arguments, NULL, value);
-    case OPT_JSON:
-        arguments->json = value ? value : "-";
-        return ARGUMENTS_GO_ON;
-    case OPT_MATRIX:
-        arguments->matrix = 1;
-        return ARGUMENTS_GO_ON;
-    case OPT_CONFIG:
-        arguments->config = value;
-        return ARGUMENTS_GO_ON;
-    case OPT_PRINT_CONFIG:
-        arguments->print_config = 1;
-        return ARGUMENTS_GO_ON;
-    case OPT_QUIET:
-        arguments->quiet = 1;
-        return ARGUMENTS_GO_ON;
-    case OPT_BACKEND:
-        arguments->backends.items[arguments->backends.count++] = value;
-        return ARGUMENTS_GO_ON;
-    case OPT_SHAPE:
-        arguments->shapes.items[arguments->shapes.count++] = value;
-        return ARGUMENTS_GO_ON;
-    case OPT_SECONDS:
-        arguments->seconds = value;
-        return ARGUMENTS_GO_ON;
-    case OPT_SUSTAIN:
-        arguments->sustain = value;
-        return ARGUMENTS_GO_ON;
-    case OPT_HELP:
-    case 'h':
-        fputs(arguments->spec->help, stdout);
-        return EXIT_GOOD;
-    default:
-        return option >= OPT_KEY ? add_set(arguments, rows[option - OPT_KEY].key, value)
-                                 : usage(arguments);
-    }
+    if (option == 'h')
+        return print_help(arguments->command);
+    if (option < FIRST_ROW)
+        return point_to_help(arguments); /* getopt has said what is wrong */
+    return take_value(arguments, &arguments->command->options[option - FIRST_ROW], value);
 }
 
 static int take_target(struct arguments *arguments, int count, char **names)
 {
-    int optional = arguments->spec->takes & ARGUMENTS_OPTIONAL ? 1 : 0;
-    if (count > 1 || (count == 0 && !optional)) {
-        arguments_complain(arguments, "%d names given: accepted %s%s", count,
-                           optional ? "at most one " : "one ", arguments->spec->names);
-        return usage(arguments);
-    }
+    const struct command *command = arguments->command;
+    bool optional = command->target == TARGET_AT_MOST_ONE;
+    if (count > 1 || (count == 0 && !optional))
+        return arguments_refuse(arguments, "%d names given: accepted %s%s", count,
+                                optional ? "at most one " : "one ", command->names);
     arguments->target = count ? names[0] : NULL;
-    return ARGUMENTS_GO_ON;
+    return GO_ON;
 }
 
-int arguments_parse(int argc, char **argv, const struct arguments_spec *spec,
-                    struct arguments *arguments)
+static int parse(struct arguments *arguments, int argc, char **argv)
 {
-    struct option options[NUM_ROWS + 1];
-    list_options(spec->takes, options);
-    memset(arguments, 0, sizeof *arguments);
-    arguments->spec = spec;
-    arguments->sets = calloc((size_t)argc + 1, sizeof *arguments->sets);
-    arguments->backends.items = calloc((size_t)argc + 1, sizeof *arguments->backends.items);
-    arguments->shapes.items = calloc((size_t)argc + 1, sizeof *arguments->shapes.items);
-    if (!arguments->sets || !arguments->backends.items || !arguments->shapes.items) {
-        arguments_complain(arguments, "no memory");
-        return EXIT_RUN_TIME;
-    }
-    int option, code = ARGUMENTS_GO_ON;
-    optind = 0; /* begin anew: a process may parse more than one command line */
-    while (code == ARGUMENTS_GO_ON && (option = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    struct option *options = list_options(arguments->command);
+    if (!options)
+        return no_memory(arguments);
+    int option, code = GO_ON;
+    optind = 0; /* begin again: a process may parse more than one command line */
+    while (code == GO_ON && (option = getopt_long(argc, argv, "h", options, NULL)) != -1)
         code = take_option(arguments, option, optarg);
-    return code == ARGUMENTS_GO_ON ? take_target(arguments, argc - optind, argv + optind) : code;
+    free(options);
+    return code == GO_ON ? take_target(arguments, argc - optind, argv + optind) : code;
 }
 
-void arguments_finish(struct arguments *arguments)
+static void finish(struct arguments *arguments)
 {
+    for (const struct option_row *row = arguments->command->options; row->name; row++)
+        if (row->kind == OPTION_LIST)
+            text_list_finish((void *)((char *)arguments->values + row->place));
     for (size_t s = 0; s < arguments->num_sets; s++)
         free(arguments->sets[s]);
     free(arguments->sets);
-    free(arguments->backends.items);
-    free(arguments->shapes.items);
+    free(arguments->values);
 }
+
+int arguments_run(const struct command *command, int argc, char **argv)
+{
+    struct arguments arguments = {.command = command, .values = calloc(1, command->size + 1)};
+    if (!arguments.values)
+        return no_memory(&arguments);
+    if (command->defaults)
+        memcpy(arguments.values, command->defaults, command->size);
+    int code = parse(&arguments, argc, argv);
+    if (code == GO_ON)
+        code = command->run(&arguments);
+    finish(&arguments);
+    return code;
+}
+
+/* ---- The configuration ----------------------------------------------------------------------- */
 
 int arguments_load_config(const struct arguments *arguments, const char *path,
                           struct config **config)
@@ -198,8 +279,7 @@ int arguments_load_config(const struct arguments *arguments, const char *path,
     host_error_init(&error);
     attn_status status = config_load(path, (const char *const *)arguments->sets,
                                      arguments->num_sets, config, &error.base);
-    if (status == ATTN_OK)
-        return ARGUMENTS_GO_ON;
-    arguments_complain(arguments, "%s", host_error_text(&error));
+    if (status != ATTN_OK)
+        arguments_complain(arguments, "%s", host_error_text(&error));
     return exit_code_of(status);
 }

@@ -1,66 +1,104 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arguments.h: the command line of a sub-command: options from one table, one thing that is named.
+ * arguments.h: the command line of any command: its options, which are rows of its own file, and
+ * the one thing that it names. `--help` is made from the same rows.
  */
 #ifndef HOST_CMD_ARGUMENTS_H
 #define HOST_CMD_ARGUMENTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
+#include "host/base/text.h"
 #include "host/config/config.h"
 
-/* Options beyond --set and --help that a command takes. */
-enum {
-    ARGUMENTS_JSON = 1 << 0,      /* --json */
-    ARGUMENTS_JSON_FILE = 1 << 1, /* --json FILE */
-    ARGUMENTS_CONFIG = 1 << 2,    /* --config FILE */
-    ARGUMENTS_RUN = 1 << 3,       /* --print-config, --quiet, and short ways to write --set */
-    ARGUMENTS_OPTIONAL = 1 << 4,  /* what is named may be left out */
-    ARGUMENTS_BENCH = 1 << 5,     /* --backend, --shape, --seconds, --sustain, --device, --seed */
-    ARGUMENTS_MATRIX = 1 << 6     /* --matrix */
+enum option_kind {
+    OPTION_SWITCH, /* takes no value; a bool */
+    OPTION_TEXT,   /* const char *: the command line's text */
+    OPTION_LIST,   /* struct text_list: may be repeated */
+    OPTION_VALUE,  /* what `read` makes of it */
+    OPTION_SET,    /* section.key=value for the configuration; may be repeated */
+    OPTION_KEY     /* a short way to write --set: the value of the key `key` */
 };
 
-struct arguments_spec {
-    const char *command; /* "run" */
-    const char *names;   /* what is named: "CONFIG.ini" */
-    const char *help;
-    unsigned takes; /* ARGUMENTS_* */
+/* Make a value of a text; false = it is none. */
+typedef bool (*option_read)(const char *text, void *place);
+
+struct option_row {
+    const char *name;  /* "json"; NULL = the end of the rows */
+    const char *value; /* what help calls its value, "FILE|-"; NULL = it takes none */
+    const char *help;  /* broken into lines where it has to be */
+    enum option_kind kind;
+    size_t place;         /* in the command's values: SWITCH, TEXT, LIST, VALUE */
+    const char *key;      /* KEY: "workload.seed" */
+    option_read read;     /* VALUE */
+    const char *accepted; /* VALUE: "0..2^64-1" */
 };
 
-/* Values of an option that may be repeated; the texts are the command line's. */
-struct arguments_list {
-    const char **items;
-    size_t count;
+/* The end of a command's rows. */
+#define OPTION_END                                                                                 \
+    {                                                                                              \
+        .name = NULL                                                                               \
+    }
+
+/* The same for every command that reads an ini. */
+#define OPTION_ROW_SET                                                                             \
+    {                                                                                              \
+        .name = "set", .value = "section.key=value", .kind = OPTION_SET,                           \
+        .help = "override any key of the ini; may be repeated"                                     \
+    }
+
+/* Values that several commands take. */
+bool option_read_uint64(const char *text, void *place);  /* uint64_t */
+bool option_read_seconds(const char *text, void *place); /* double, more than 0, at most 10^6 */
+bool option_read_device(const char *text, void *place);  /* const char *: "cpu", "cuda", "cuda:N" */
+#define OPTION_ACCEPTS_UINT64  "0..2^64-1"
+#define OPTION_ACCEPTS_SECONDS "seconds, more than 0, at most 1000000"
+#define OPTION_ACCEPTS_DEVICE  "cpu, cuda, cuda:N"
+
+/* How many things a command line names, apart from options. */
+enum arguments_target { TARGET_ONE, TARGET_AT_MOST_ONE };
+
+struct arguments;
+
+struct command {
+    const char *name;    /* "run" */
+    const char *summary; /* one line of `attnhost --help`; NULL = nobody types it, none is needed */
+    const char *usage;   /* "CONFIG.ini [OPTION]..."; a line for each way to call it */
+    const char *names;   /* what is named, in messages: "CONFIG.ini" */
+    enum arguments_target target;
+    const char *about;                /* help before the options, each line with its '\n' */
+    const struct option_row *options; /* until OPTION_END */
+    void (*more)(FILE *file); /* help after the options, if it has to be computed; or NULL */
+    const char *ending;       /* help at its end: exit codes, examples */
+    size_t size;              /* of its values */
+    const void *defaults;     /* [size]; NULL = zeros */
+    int (*run)(struct arguments *arguments); /* returns the exit code (exit_codes.h) */
 };
 
 struct arguments {
-    const struct arguments_spec *spec;
+    const struct command *command;
     const char *target; /* what is named; NULL = left out */
-    const char *config; /* --config; NULL = not given */
-    const char *json;   /* FILE, or "-" where --json takes none; NULL = not given */
-    int print_config, quiet, matrix;
-    const char *seconds, *sustain;          /* as they were written; NULL = not given */
-    struct arguments_list backends, shapes; /* one for each --backend, --shape */
-    char **sets;                            /* "section.key=value"; owned */
+    void *values;       /* the command's own struct */
+    char **sets;        /* "section.key=value" */
     size_t num_sets;
 };
 
-enum { ARGUMENTS_GO_ON = -1 };
+/* Read the command line, run the command, release everything: the exit code. argv[0] is "attnhost
+ * NAME", as getopt's messages begin with it. */
+int arguments_run(const struct command *command, int argc, char **argv);
 
-/* Read a command line; spec outlives the arguments, which the caller releases in any case.
- * ARGUMENTS_GO_ON, or the exit code to end with: after --help, or after a line on stderr. */
-int arguments_parse(int argc, char **argv, const struct arguments_spec *spec,
-                    struct arguments *arguments);
-
-void arguments_finish(struct arguments *arguments);
-
-/* The ini `path` (NULL = none) with the --set of the command line. ARGUMENTS_GO_ON and *config, the
+/* The ini `path` (NULL = none) with the --set of the command line. EXIT_GOOD and *config, the
  * caller's, or an exit code after a line on stderr. */
 int arguments_load_config(const struct arguments *arguments, const char *path,
                           struct config **config);
 
 /* "attnhost COMMAND: message" on stderr. */
 void arguments_complain(const struct arguments *arguments, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The same about the command line itself, with a pointer to --help. EXIT_USAGE. */
+int arguments_refuse(const struct arguments *arguments, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 #endif /* HOST_CMD_ARGUMENTS_H */

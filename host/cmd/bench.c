@@ -17,56 +17,78 @@
 #include "host/select/open_host.h"
 #include "host/base/progress.h"
 
-static const char help[] =
-    "usage: attnhost bench --backend NAME[,NAME]... --shape KEY=VALUE[,KEY=VALUE]... [OPTION]...\n"
-    "       attnhost bench CONFIG.ini [OPTION]...\n"
-    "\n"
-    "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...), each\n"
-    "warmed up, on random values that rotate through more memory than the last-level cache has;\n"
-    "on a GPU by its events, from graphs where the backend can be captured. Each is set beside\n"
-    "the first backend, and beside what the device does at best, measured in the same run.\n"
-    "\n"
-    "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill of\n"
-    "workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
-    "sequences of as many keys, on the backends that it chooses. --shape gives other shapes, "
-    "whose\n"
-    "missing keys are the model's; --backend other backends.\n"
-    "\n"
-    "  --backend NAME[,NAME]...    backends, or NAMEs of [backend.NAME] sections; may be repeated\n"
-    "  --shape KEY=VALUE[,...]     a shape, as below; may be repeated\n"
-    "  --device auto|cpu|cuda:N    platform.device; auto is that on which `run` serves the ini,\n"
-    "                              or the one that all of --backend serve on\n"
-    "  --seconds S                 measure each backend on each shape for about so long (1)\n"
-    "  --sustain S                 keep the device busy for so long before each measurement, and\n"
-    "                              leave out the rests that keep a GPU cool (0)\n"
-    "  --seed N                    workload.seed, of values and of the order of pages\n"
-    "  --json FILE|-               write everything, each sample too, as JSON; - is stdout\n"
-    "  --set section.key=value     any key of the ini, as backend.NAME.type or plugins.path\n"
-    "  --help\n"
-    "\n"
-    "A VALUE is one or more items separated by ':', each of which makes a shape; of several keys\n"
-    "all combinations are measured. An item is a word or a number, A-BxF (A, A*F ... B),\n"
-    "A-B/S (A, A+S ... B), or for lengths N+N+N: those of a batch's sequences in turn.\n"
-    "\n";
+/* 0 is a number of seconds here, and an hour is enough. */
+static bool read_seconds(const char *text, void *place)
+{
+    double seconds;
+    if (!text_parse_double(text, &seconds) || seconds < 0 || seconds > 3600)
+        return false;
+    *(double *)place = seconds;
+    return true;
+}
 
-static const char help_end[] =
-    "\n"
-    "The table goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
-    "configuration; 3 a critical plugin is refused; 4 no backend can serve some shape; 5 a "
-    "backend\n"
-    "failed while running.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost bench --backend cpu_native --shape mode=decode,batch=8,kv_len=1024-4096x2\n"
-    "  attnhost bench --device cuda:0 --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
-    "  attnhost bench examples/quickstart.ini --json -\n";
+#define ACCEPTS_SECONDS "a number of seconds from 0 to 3600"
 
-static const struct arguments_spec spec = {
-    .command = "bench",
-    .names = "CONFIG.ini",
-    .help = help,
-    .takes = ARGUMENTS_BENCH | ARGUMENTS_JSON_FILE | ARGUMENTS_OPTIONAL,
+static const struct option_row options[] = {
+    {.name = "backend",
+     .value = "NAME[,NAME]...",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct bench_values, backends),
+     .help = "backends, or NAMEs of [backend.NAME] sections; may be repeated"},
+    {.name = "shape",
+     .value = "KEY=VALUE[,...]",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct bench_values, shapes),
+     .help = "a shape, as below; may be repeated"},
+    {.name = "device",
+     .value = "auto|cpu|cuda:N",
+     .kind = OPTION_KEY,
+     .key = "platform.device",
+     .help = "platform.device; auto is that on which `run` serves the ini, or the one that all of "
+             "--backend serve on"},
+    {.name = "seconds",
+     .value = "S",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct bench_values, seconds),
+     .read = read_seconds,
+     .accepted = ACCEPTS_SECONDS,
+     .help = "measure each backend on each shape for about so long (1)"},
+    {.name = "sustain",
+     .value = "S",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct bench_values, sustain),
+     .read = read_seconds,
+     .accepted = ACCEPTS_SECONDS,
+     .help = "keep the device busy for so long before each measurement, and leave out the rests "
+             "that keep a GPU cool (0)"},
+    {.name = "seed",
+     .value = "N",
+     .kind = OPTION_KEY,
+     .key = "workload.seed",
+     .help = "workload.seed, of values and of the order of pages"},
+    {.name = "json",
+     .value = "FILE|-",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct bench_values, json),
+     .help = "write everything, each sample too, as JSON; - is stdout"},
+    {.name = "set",
+     .value = "section.key=value",
+     .kind = OPTION_SET,
+     .help = "any key of the ini, as backend.NAME.type or plugins.path"},
+    OPTION_END,
 };
+
+static void print_shapes(FILE *file)
+{
+    fputs(
+        "A VALUE is one or more items separated by ':', each of which makes a shape; of several\n"
+        "keys all combinations are measured. An item is a word or a number, A-BxF (A, A*F ... B),\n"
+        "A-B/S (A, A+S ... B), or for lengths N+N+N: those of a batch's sequences in turn.\n"
+        "\n",
+        file);
+    bench_shape_print_keys(file);
+    fputc('\n', file);
+}
 
 /* What is open during a bench. */
 struct bench {
@@ -80,32 +102,18 @@ struct bench {
 
 /* ---- Command line ---------------------------------------------------------------------------- */
 
-static int usage(const struct arguments *arguments, const char *message)
-{
-    arguments_complain(arguments, "%s", message);
-    fputs("`attnhost bench --help` tells what is accepted\n", stderr);
-    return EXIT_USAGE;
-}
-
 static int check_given(const struct arguments *arguments)
 {
+    const struct bench_values *values = arguments->values;
     if (arguments->target)
         return EXIT_GOOD;
-    if (arguments->backends.count == 0)
-        return usage(arguments, "no backend is given; accepted: CONFIG.ini, or --backend NAME");
-    if (arguments->shapes.count == 0)
-        return usage(arguments, "no shape is given; accepted: CONFIG.ini, or --shape KEY=VALUE");
+    if (values->backends.count == 0)
+        return arguments_refuse(arguments,
+                                "no backend is given; accepted: CONFIG.ini, or --backend NAME");
+    if (values->shapes.count == 0)
+        return arguments_refuse(arguments,
+                                "no shape is given; accepted: CONFIG.ini, or --shape KEY=VALUE");
     return EXIT_GOOD;
-}
-
-static int read_seconds(const struct arguments *arguments, const char *option, const char *text,
-                        double *seconds)
-{
-    if (!text || (text_parse_double(text, seconds) && *seconds >= 0 && *seconds <= 3600))
-        return EXIT_GOOD;
-    arguments_complain(arguments, "%s '%s': accepted: a number of seconds from 0 to 3600", option,
-                       text);
-    return EXIT_USAGE;
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
@@ -143,7 +151,7 @@ static int measure(struct bench *bench, attn_error *error)
     return exit_code_of(status);
 }
 
-/* What ended well may still hold a shape that nobody served, or a backend that failed. */
+/* What ended well may still hold a shape that no backend served, or a backend that failed. */
 static int judge(const struct bench_report *report)
 {
     int code = EXIT_GOOD;
@@ -173,11 +181,11 @@ static void tell_missing(const struct bench *bench)
 }
 
 /* With everything open; `json` gets the report. */
-static int run(struct bench *bench, struct json_file *json)
+static int run_bench(struct bench *bench, struct json_file *json)
 {
     host_error error;
     host_error_init(&error);
-    int code = open_host(bench->config, &bench->host, &error.base);
+    int code = exit_code_of(open_host(bench->config, &bench->host, &error.base));
     if (code == EXIT_GOOD) {
         open_host_print_refused(bench->host, "bench", stderr);
         code = measure(bench, &error.base);
@@ -198,40 +206,67 @@ static int run(struct bench *bench, struct json_file *json)
 
 static int bench_config(const struct arguments *arguments, const struct config *config)
 {
+    const struct bench_values *values = arguments->values;
     struct json_file json;
     struct bench bench = {.arguments = arguments,
                           .config = config,
-                          .report = {.seed = config->workload.seed, .seconds = 1}};
-    int code = read_seconds(arguments, "--seconds", arguments->seconds, &bench.report.seconds);
-    if (code == EXIT_GOOD)
-        code = read_seconds(arguments, "--sustain", arguments->sustain, &bench.report.sustain);
-    if (code == EXIT_GOOD)
-        code = json_file_open(&json, arguments);
+                          .report = {.seed = config->workload.seed,
+                                     .seconds = values->seconds,
+                                     .sustain = values->sustain}};
+    int code = json_file_open(&json, arguments, values->json);
     if (code != EXIT_GOOD)
         return code;
-    code = run(&bench, &json);
+    code = run_bench(&bench, &json);
     bench_report_finish(&bench.report);
     device_close(bench.device);
     attnhost_destroy(bench.host);
     return code;
 }
 
-int cmd_bench(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct arguments arguments;
     struct config *config = NULL;
-    int code = arguments_parse(argc, argv, &spec, &arguments);
-    if (code == EXIT_GOOD) { /* after --help */
-        bench_shape_print_keys(stdout);
-        fputs(help_end, stdout);
-    }
-    if (code == ARGUMENTS_GO_ON && check_given(&arguments) != EXIT_GOOD)
-        code = EXIT_USAGE;
-    if (code == ARGUMENTS_GO_ON)
-        code = arguments_load_config(&arguments, arguments.target, &config);
-    if (code == ARGUMENTS_GO_ON)
-        code = bench_config(&arguments, config);
+    int code = check_given(arguments);
+    if (code == EXIT_GOOD)
+        code = arguments_load_config(arguments, arguments->target, &config);
+    if (code == EXIT_GOOD)
+        code = bench_config(arguments, config);
     config_destroy(config);
-    arguments_finish(&arguments);
     return code;
 }
+
+const struct command command_bench = {
+    .name = "bench",
+    .summary = "how fast backends are, side by side",
+    .usage = "--backend NAME[,NAME]... --shape KEY=VALUE[,KEY=VALUE]... [OPTION]...\n"
+             "CONFIG.ini [OPTION]...",
+    .names = "CONFIG.ini",
+    .target = TARGET_AT_MOST_ONE,
+    .about =
+        "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...),\n"
+        "each warmed up, on random values that rotate through more memory than the last-level\n"
+        "cache has; on a GPU by its events, from graphs where the backend can be captured. Each "
+        "is\n"
+        "compared with the first backend, and with the best the device does, measured in the\n"
+        "same run.\n"
+        "\n"
+        "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill\n"
+        "of workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
+        "sequences of as many keys, on the backends that it chooses. --shape gives other shapes,\n"
+        "whose missing keys are the model's; --backend other backends.\n",
+    .options = options,
+    .more = print_shapes,
+    .ending =
+        "The table goes to stdout, everything else to stderr. Exit codes: 0 success; 2 usage or\n"
+        "configuration; 3 a critical plugin is refused; 4 no backend can serve some shape; 5 a\n"
+        "backend failed while running.\n"
+        "\n"
+        "examples:\n"
+        "  attnhost bench --backend cpu_native --shape mode=decode,batch=8,kv_len=1024-4096x2\n"
+        "  attnhost bench --device cuda:0 --backend triton_like --shape "
+        "mode=prefill,kv_len=2048:8192\n"
+        "  attnhost bench examples/quickstart.ini --json -\n",
+    .size = sizeof(struct bench_values),
+    .defaults = &(const struct bench_values){.seconds = 1},
+    .run = run,
+};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_plan.c: see plan.h.
+ * bench_plan.c: from the command line and the ini to what is measured.
  */
 #include "host/cmd/bench_plan.h"
 
@@ -14,9 +14,10 @@
 /* What the entries are made from. */
 struct plan {
     const struct arguments *arguments;
+    const struct bench_values *values;
     const struct config *config;
     const struct model *model;         /* NULL = no CONFIG.ini */
-    const struct selection *selection; /* NULL = --backend tells */
+    const struct selection *selection; /* NULL = --backend says */
     struct bench_report *report;
     attn_error *error;
 };
@@ -31,7 +32,7 @@ static attn_status out_of_memory(attn_error *error)
 /* Names of all --backend; they are counted if entry is NULL. */
 static attn_status take_named(const struct plan *plan, struct bench_entry *entry, uint32_t *count)
 {
-    const struct arguments_list *lists = &plan->arguments->backends;
+    const struct text_list *lists = &plan->values->backends;
     attn_status status = ATTN_OK;
     *count = 0;
     for (size_t l = 0; l < lists->count; l++) {
@@ -110,7 +111,7 @@ static attn_status add_shapes(const struct plan *plan, int64_t group, const char
 static attn_status add_all_shapes(const struct plan *plan, int64_t group, const char *origin,
                                   const struct bench_shape *base)
 {
-    const struct arguments_list *texts = &plan->arguments->shapes;
+    const struct text_list *texts = &plan->values->shapes;
     attn_status status = ATTN_OK;
     for (size_t t = 0; t < texts->count && status == ATTN_OK; t++)
         status = add_shapes(plan, group, origin, texts->items[t], base);
@@ -188,8 +189,8 @@ static attn_status add_group(const struct plan *plan, uint32_t g)
     }
     snprintf(origin, sizeof origin, "layers %s", layers);
     base_of_group(plan, group, &base);
-    return plan->arguments->shapes.count > 0 ? add_all_shapes(plan, g, origin, &base)
-                                             : add_default_shapes(plan, g, origin, &base);
+    return plan->values->shapes.count > 0 ? add_all_shapes(plan, g, origin, &base)
+                                          : add_default_shapes(plan, g, origin, &base);
 }
 
 static attn_status add_groups(const struct plan *plan)
@@ -205,7 +206,7 @@ static attn_status add_groups(const struct plan *plan)
 
 /* ---- The device ------------------------------------------------------------------------------ */
 
-/* A selection in which some layer group has no backend is good enough: its entry tells why. */
+/* A selection in which some layer group has no backend is good enough: its entry says why. */
 static attn_status select_backends(struct plan *plan, attnhost *host, attn_device *device,
                                    struct selection **selection)
 {
@@ -235,7 +236,7 @@ static void model_of_shape(const struct bench_shape *shape, struct config_model 
 }
 
 /* Is some layer of the model served by the backend on this type of device, if only in one phase?
- * What is wrong with its name or options is told where it is measured. */
+ * What is wrong with its name or options is reported where it is measured. */
 static attn_status serves_model(const struct plan *plan, attnhost *host, const struct model *model,
                                 char *backend, int32_t type, bool *serves)
 {
@@ -297,8 +298,9 @@ static attn_status find_bound(const struct plan *plan, attnhost *host, int32_t t
 }
 
 /* The processor, where no driver is woken, unless a --backend serves on a CUDA device alone. A
- * bench has one device, beside whose ceilings all stand; if another backend serves on the processor
- * alone, there is none for both. Who serves nowhere has no say; why, its entry tells. */
+ * bench has one device, whose ceilings all are compared with; if another backend serves on the
+ * processor alone, there is none for both. One that serves nowhere has no say; its entry says why.
+ */
 static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
 {
     struct config config = *plan->config;
@@ -312,9 +314,9 @@ static attn_status choose_device(const struct plan *plan, attnhost *host, attn_d
         return status;
     if (on_cpu)
         return host_fail(plan->error, ATTN_CONFIG_ERROR,
-                         "--backend: %s serves on cpu, %s on cuda:0, and neither where the other "
-                         "does; accepted: backends that one device serves, or --device cpu or "
-                         "--device cuda:0 to measure those of it",
+                         "--backend: %s runs on cpu and %s on cuda:0, with no device in common; "
+                         "accepted: backends with a device in common, or --device cpu or --device "
+                         "cuda:0 to measure those of one",
                          on_cpu, on_cuda);
     config.platform.device.type = on_cuda ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU;
     return platform_describe(&config, device, plan->error);
@@ -326,8 +328,13 @@ attn_status bench_plan(const struct arguments *arguments, const struct config *c
                        attnhost *host, attn_device *device, struct bench_report *report,
                        attn_error *error)
 {
-    struct plan plan = {.arguments = arguments, .config = config, .report = report, .error = error};
-    bool named = arguments->backends.count > 0;
+    const struct bench_values *values = arguments->values;
+    struct plan plan = {.arguments = arguments,
+                        .values = values,
+                        .config = config,
+                        .report = report,
+                        .error = error};
+    bool named = values->backends.count > 0;
     struct model *model = NULL;
     struct selection *selection = NULL;
     attn_status status = arguments->target ? model_create(config, &model, error) : ATTN_OK;

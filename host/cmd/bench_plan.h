@@ -8,6 +8,13 @@
 #include "host/cmd/arguments.h"
 #include "host/bench/bench.h"
 
+/* What the command's options give. */
+struct bench_values {
+    struct text_list backends, shapes; /* one for each --backend, --shape */
+    double seconds, sustain;
+    const char *json; /* FILE or "-"; NULL = not given */
+};
+
 /* Add the entries. Without CONFIG.ini: each --shape on each --backend. With it: each layer group of
  * its model in each --shape, whose missing keys are the model's, or without --shape as prefill of
  * chunked_prefill_size tokens and as decode of max_running_requests sequences of as many keys; on
@@ -18,8 +25,8 @@
  * them serve there, else a CUDA device if all do there; backends that serve nowhere are left out of
  * this. CONFIG_ERROR, with a backend of each, if these are two devices.
  *
- * Layer groups that bench does not measure are told on stderr. CONFIG_ERROR for what is wrong on
- * the command line or in the ini; UNSUPPORTED if no layer group is left. */
+ * Layer groups that bench does not measure are reported on stderr. CONFIG_ERROR for what is wrong
+ * on the command line or in the ini; UNSUPPORTED if no layer group is left. */
 attn_status bench_plan(const struct arguments *arguments, const struct config *config,
                        attnhost *host, attn_device *device, struct bench_report *report,
                        attn_error *error);

@@ -14,51 +14,142 @@
 #include "host/base/error.h"
 #include "host/cmd/exit_codes.h"
 
-static const char help[] =
-    "usage: attnhost check PLUGIN.so [OPTION]...\n"
-    "\n"
-    "Checks a plugin against the rules of docs/ABI.md, in processes of its own: a crash or a hang\n"
-    "is a result like any other, and the rest is checked all the same.\n"
-    "\n"
-    "  --backend NAME       check this backend alone\n"
-    "  --device cpu|cuda:N  check on this device (default: the CPU if the backend serves it)\n"
-    "  --with OTHER.so      load this plugin too, for children of a composite; may be repeated.\n"
-    "                       Of its first backend the suite makes the children that a composite\n"
-    "                       needs and that no --option names (stand_in_1, stand_in_2 ...)\n"
-    "  --option KEY=VALUE   an option of the backends that declare it; may be repeated\n"
-    "  --filter GLOB        check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may\n"
-    "                       be repeated\n"
-    "  --fail-fast          stop at the first failure, one case after the other, numerics first\n"
-    "  --list               print ids, seeds and sentences, and digests of which cases these "
-    "are;\n"
-    "                       check nothing\n"
-    "  --seed N             random problems and data follow from it (default 0)\n"
-    "  --exhaustive         all combinations instead of a covering choice\n"
-    "  --format tap|junit|json|markdown\n"
-    "  --output FILE        write the report there (default: stdout)\n"
-    "  --profile NAME|FILE  what must pass: core, paged-kv, mla, linear, quant-fp8, capture\n"
-    "                       (default: core, unless cases are left out by --filter, --fail-fast,\n"
-    "                       --in-process or --replay)\n"
-    "  --waivers FILE       failures that are known: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY\n"
-    "  --replay FILE        run the one case that `attnhost fuzz` wrote down\n"
-    "  --jobs N             processes side by side (default: half of the processors, at most 8)\n"
-    "  --timeout S          for everything (default 600)\n"
-    "  --inactivity S       without a sign of life (default 30)\n"
-    "  --in-process         without processes and limits: for debuggers and sanitizers\n"
-    "  --help\n"
-    "\n"
-    "The report goes to stdout, everything else to stderr. Exit codes: 0 all passed or were\n"
-    "skipped; 1 a check failed; 2 usage; 3 the plugin file is refused; 5 failed while running;\n"
-    "77 nothing could be checked here; 130, 143 interrupted.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost check ./my_plugin.so\n"
-    "  attnhost check ./hybrid.so --with ./cpu_native.so\n"
-    "  attnhost check ./hybrid.so --with ./cpu_native.so --option decode=cpu_native\n";
+enum { MAX_JOBS = 64 };
+
+static bool read_jobs(const char *text, void *place)
+{
+    uint64_t number;
+    if (!text_parse_uint64(text, &number) || number < 1 || number > MAX_JOBS)
+        return false;
+    *(uint32_t *)place = (uint32_t)number;
+    return true;
+}
+
+static bool read_format(const char *text, void *place)
+{
+    static const char *const formats[] = {
+        [FORMAT_TAP] = "tap",
+        [FORMAT_JUNIT] = "junit",
+        [FORMAT_JSON] = "json",
+        [FORMAT_MARKDOWN] = "markdown",
+    };
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
+        if (strcmp(formats[f], text) == 0) {
+            *(enum check_format *)place = (enum check_format)f;
+            return true;
+        }
+    return false;
+}
+
+static const struct option_row options[] = {
+    {.name = "backend",
+     .value = "NAME",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, backend),
+     .help = "check this backend alone"},
+    {.name = "device",
+     .value = "cpu|cuda:N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, device),
+     .read = option_read_device,
+     .accepted = OPTION_ACCEPTS_DEVICE,
+     .help = "check on this device (default: the CPU if the backend serves it)"},
+    {.name = "with",
+     .value = "OTHER.so",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct check_params, with),
+     .help = "load this plugin too, for children of a composite; may be repeated. Of its first "
+             "backend the suite makes the children that a composite needs and that no --option "
+             "names (stand_in_1, stand_in_2 ...)"},
+    {.name = "option",
+     .value = "KEY=VALUE",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct check_params, options),
+     .help = "an option of the backends that declare it; may be repeated"},
+    {.name = "filter",
+     .value = "GLOB",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct check_params, filters),
+     .help = "check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may be repeated"},
+    {.name = "fail-fast",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, fail_fast),
+     .help = "stop at the first failure, one case after the other, numerics first"},
+    {.name = "list",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, list),
+     .help = "print ids, seeds and sentences, and digests of which cases these are; check nothing"},
+    {.name = "seed",
+     .value = "N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, seed),
+     .read = option_read_uint64,
+     .accepted = OPTION_ACCEPTS_UINT64,
+     .help = "random problems and data follow from it (default 0)"},
+    {.name = "exhaustive",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, exhaustive),
+     .help = "all combinations instead of a covering choice"},
+    {.name = "format",
+     .value = "tap|junit|json|markdown",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, format),
+     .read = read_format,
+     .accepted = "tap, junit, json, markdown",
+     .help = "of the report (default: tap)"},
+    {.name = "output",
+     .value = "FILE",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, output),
+     .help = "write the report there (default: stdout)"},
+    {.name = "profile",
+     .value = "NAME|FILE",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, profile),
+     .help = "what must pass: core, paged-kv, mla, linear, quant-fp8, capture (default: core, "
+             "unless cases are left out by --filter, --fail-fast, --in-process or --replay)"},
+    {.name = "waivers",
+     .value = "FILE",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, waivers),
+     .help = "failures that are known: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY"},
+    {.name = "replay",
+     .value = "FILE",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, replay),
+     .help = "run the one case that `attnhost fuzz` wrote down"},
+    {.name = "jobs",
+     .value = "N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, jobs),
+     .read = read_jobs,
+     .accepted = "1..64",
+     .help = "processes side by side (default: half of the processors, at most 8)"},
+    {.name = "timeout",
+     .value = "S",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, timeout),
+     .read = option_read_seconds,
+     .accepted = OPTION_ACCEPTS_SECONDS,
+     .help = "for everything (default 600)"},
+    {.name = "inactivity",
+     .value = "S",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, inactivity),
+     .read = option_read_seconds,
+     .accepted = OPTION_ACCEPTS_SECONDS,
+     .help = "without a sign of life (default 30)"},
+    {.name = "in-process",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, in_process),
+     .help = "without processes and limits: for debuggers and sanitizers"},
+    OPTION_END,
+};
 
 /* All that is read before anything is run, so that what is wrong with it is found at once. */
 struct inputs {
-    struct check_params params;
+    const struct arguments *arguments;
+    struct check_params *params;
     struct replay replay;
     struct waivers waivers;
     struct profile profile;
@@ -67,21 +158,21 @@ struct inputs {
 
 static int fail(const struct inputs *inputs, const host_error *error, int code)
 {
-    params_complain(&inputs->params, "%s", host_error_text(error));
+    arguments_complain(inputs->arguments, "%s", host_error_text(error));
     return code;
 }
 
 static int open_output(struct inputs *inputs)
 {
-    const char *path = inputs->params.output;
+    const char *path = inputs->params->output;
     inputs->output = stdout;
-    if (!path || inputs->params.list)
-        return PARAMS_GO_ON;
+    if (!path || inputs->params->list)
+        return EXIT_GOOD;
     inputs->output = fopen(path, "we");
     if (inputs->output)
-        return PARAMS_GO_ON;
-    params_complain(&inputs->params, "--output %s: %s; accepted: a file that can be written", path,
-                    strerror(errno));
+        return EXIT_GOOD;
+    arguments_complain(inputs->arguments, "--output %s: %s; accepted: a file that can be written",
+                       path, strerror(errno));
     return EXIT_USAGE;
 }
 
@@ -94,7 +185,7 @@ static const char *profile_of(const struct check_params *params)
 
 static int load(struct inputs *inputs)
 {
-    struct check_params *params = &inputs->params;
+    struct check_params *params = inputs->params;
     char today[16] = "";
     time_t now = time(NULL);
     struct tm utc;
@@ -131,7 +222,7 @@ static bool write_report(const struct check_report *report, FILE *file)
 
 static int check(struct inputs *inputs)
 {
-    const struct check_params *params = &inputs->params;
+    const struct check_params *params = inputs->params;
     struct check_report report;
     host_error error;
     host_error_init(&error);
@@ -139,20 +230,20 @@ static int check(struct inputs *inputs)
     report.waivers = params->waivers ? &inputs->waivers : NULL;
     if (params->format == FORMAT_TAP && !params->list)
         report.tap = inputs->output;
-    int code = suite_run(params, params->replay ? &inputs->replay : NULL,
-                         params->list ? stdout : NULL, &report, &error.base);
+    enum check_outcome outcome = suite_run(params, params->replay ? &inputs->replay : NULL,
+                                           params->list ? stdout : NULL, &report, &error.base);
     bool whole = !params->list && !report.interrupted && !report.cut && !report.refused;
-    if (code == EXIT_GOOD && inputs->profile.count && whole)
+    if (outcome == CHECK_GOOD && inputs->profile.count && whole)
         profile_judge(&inputs->profile, &report);
     if (report.refused)
-        params_complain(params, "%s", report.refused);
-    if (code != EXIT_GOOD)
+        arguments_complain(inputs->arguments, "%s", report.refused);
+    int code = exit_code_of_check(outcome, 0);
+    if (outcome != CHECK_GOOD)
         fail(inputs, &error, code);
-    else if (!params->list)
-        code =
-            write_report(&report, inputs->output) ? check_report_exit_code(&report) : EXIT_RUN_TIME;
-    else
-        code = report.interrupted || report.refused ? check_report_exit_code(&report) : EXIT_GOOD;
+    else if (!params->list && !write_report(&report, inputs->output))
+        code = EXIT_RUN_TIME;
+    else if (!params->list || report.interrupted || report.refused)
+        code = exit_code_of_check(check_report_outcome(&report), report.interrupted);
     check_report_finish(&report);
     return code;
 }
@@ -165,24 +256,47 @@ static int close_output(const struct inputs *inputs, int code)
     failed |= fclose(inputs->output) != 0;
     if (!failed)
         return code;
-    params_complain(&inputs->params, "--output %s: cannot be written: %s", inputs->params.output,
-                    strerror(errno));
+    arguments_complain(inputs->arguments, "--output %s: cannot be written: %s",
+                       inputs->params->output, strerror(errno));
     return EXIT_RUN_TIME;
 }
 
-int cmd_check(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct inputs inputs = {
-        .params = {.command = "check", .help = help, .takes = PARAMS_CHECK | PARAMS_PARENT}};
-    int code = params_parse(&inputs.params, argc, argv);
-    if (code == PARAMS_GO_ON)
-        code = load(&inputs);
-    if (code == PARAMS_GO_ON)
+    struct inputs inputs = {.arguments = arguments, .params = arguments->values};
+    inputs.params->plugin = arguments->target;
+    if (!arguments->target && !inputs.params->replay)
+        return arguments_refuse(arguments, "0 names given: accepted one plugin file");
+    int code = load(&inputs);
+    if (code == EXIT_GOOD)
         code = check(&inputs);
     code = close_output(&inputs, code);
     profile_finish(&inputs.profile);
     waivers_finish(&inputs.waivers);
-    params_finish(&inputs.params);
     replay_finish(&inputs.replay);
     return code;
 }
+
+const struct command command_check = {
+    .name = "check",
+    .summary = "whether a plugin file keeps the rules of the ABI and computes attention",
+    .usage = "PLUGIN.so [OPTION]...",
+    .names = "plugin file",
+    .target = TARGET_AT_MOST_ONE,
+    .about =
+        "Checks a plugin against the rules of docs/ABI.md, in separate processes: a crash or a\n"
+        "hang is a result like any other, and the rest is checked all the same.\n",
+    .options = options,
+    .ending =
+        "The report goes to stdout, everything else to stderr. Exit codes: 0 all passed or were\n"
+        "skipped; 1 a check failed; 2 usage; 3 the plugin file is refused; 5 failed while\n"
+        "running; 77 nothing could be checked here; 130, 143 interrupted.\n"
+        "\n"
+        "examples:\n"
+        "  attnhost check ./my_plugin.so\n"
+        "  attnhost check ./hybrid.so --with ./cpu_native.so\n"
+        "  attnhost check ./hybrid.so --with ./cpu_native.so --option decode=cpu_native\n",
+    .size = sizeof(struct check_params),
+    .defaults = &(const struct check_params){.timeout = 600, .inactivity = 30},
+    .run = run,
+};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_child.c: the sub-command that sandbox.c starts: reads questions, a line each, and writes
- * answers, a line each, until there are no more.
+ * attnhost check-child: the process that opens the plugin, started by check/suite/sandbox.c: reads
+ * questions, a line each, and writes answers, a line each, until there are no more.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* getline */
@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
 
 /* Dies with its parent, leaves no core file, and is told of processes that lost their parent. What
@@ -55,7 +56,7 @@ static bool write_line(const char *text)
     return good;
 }
 
-/* false when there is nobody to answer. */
+/* false when there is no parent to answer. */
 static bool answer(struct check_child *child, const char *line)
 {
     cJSON *question = cJSON_Parse(line);
@@ -68,17 +69,47 @@ static bool answer(struct check_child *child, const char *line)
     return good;
 }
 
-int cmd_check_child(int argc, char **argv)
+static const struct option_row options[] = {
+    {.name = "backend",
+     .value = "NAME",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct check_params, backend),
+     .help = "look at this backend alone"},
+    {.name = "with",
+     .value = "OTHER.so",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct check_params, with),
+     .help = "load this plugin too"},
+    {.name = "option",
+     .value = "KEY=VALUE",
+     .kind = OPTION_LIST,
+     .place = offsetof(struct check_params, options),
+     .help = "of the backends that declare it"},
+    {.name = "seed",
+     .value = "N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, seed),
+     .read = option_read_uint64,
+     .accepted = OPTION_ACCEPTS_UINT64,
+     .help = "of the suite"},
+    {.name = "exhaustive",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, exhaustive),
+     .help = "all combinations"},
+    OPTION_END,
+};
+
+static int run(struct arguments *arguments)
 {
-    struct check_params params = {.command = "check-child", .help = ""};
+    struct check_params *params = arguments->values;
     struct check_trail *trail = prepare();
     FILE *questions = trail ? fdopen(CHILD_FD_QUESTIONS, "r") : NULL;
     if (!questions) {
-        fputs("attnhost check-child: started by `attnhost check` alone\n", stderr);
+        arguments_complain(arguments, "started only by `attnhost check`");
         return EXIT_USAGE;
     }
-    int code = params_parse(&params, argc, argv);
-    struct check_child *child = code == PARAMS_GO_ON ? check_child_create(&params, trail) : NULL;
+    params->plugin = arguments->target;
+    struct check_child *child = check_child_create(params, trail);
     char *line = NULL;
     size_t size = 0;
     while (child && getline(&line, &size, questions) > 0 && answer(child, line))
@@ -86,6 +117,16 @@ int cmd_check_child(int argc, char **argv)
     free(line);
     fclose(questions);
     check_child_destroy(child);
-    params_finish(&params);
     return child ? EXIT_GOOD : EXIT_RUN_TIME;
 }
+
+const struct command command_check_child = {
+    .name = "check-child",
+    .usage = "PLUGIN.so [OPTION]...",
+    .names = "plugin file",
+    .about = "Answers what `attnhost check`, which starts it, asks about a plugin.\n",
+    .options = options,
+    .ending = "",
+    .size = sizeof(struct check_params),
+    .run = run,
+};

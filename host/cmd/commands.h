@@ -1,25 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * commands.h: the sub-commands of attnhost. argv[0] is "attnhost NAME"; the result is the exit
- * code (exit_codes.h). Results go to stdout, everything else to stderr.
+ * commands.h: the table of commands. To add one: a file that defines `const struct command
+ * command_NAME` with its options, its help and what it does, a row here, and the file's line in the
+ * fragment. Results go to stdout, everything else to stderr.
  */
 #ifndef HOST_CMD_COMMANDS_H
 #define HOST_CMD_COMMANDS_H
 
-#include "attn_plugin.h"
+#include "host/cmd/arguments.h"
 
-struct command {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *help; /* one line */
-};
+/* In the order of `attnhost --help`. The last two are what `check` starts; help does not list them.
+ */
+#define COMMANDS(ROW)                                                                              \
+    ROW(run)                                                                                       \
+    ROW(list)                                                                                      \
+    ROW(inspect)                                                                                   \
+    ROW(explain)                                                                                   \
+    ROW(bench)                                                                                     \
+    ROW(check)                                                                                     \
+    ROW(fuzz)                                                                                      \
+    ROW(check_child)                                                                               \
+    ROW(check_load)
 
-int cmd_run(int argc, char **argv);
-int cmd_list(int argc, char **argv);
-int cmd_inspect(int argc, char **argv);
-int cmd_explain(int argc, char **argv);
-int cmd_bench(int argc, char **argv);
-int cmd_check(int argc, char **argv);
-int cmd_fuzz(int argc, char **argv);
+#define COMMANDS_DECLARE(name) extern const struct command command_##name;
+COMMANDS(COMMANDS_DECLARE)
+#undef COMMANDS_DECLARE
 
 #endif /* HOST_CMD_COMMANDS_H */

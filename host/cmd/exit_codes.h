@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exit_codes.h: how the attnhost command ends.
+ * exit_codes.h: how the attnhost command ends. What the rooms below answer, statuses and outcomes,
+ * becomes an exit code here and nowhere else.
  */
 #ifndef HOST_CMD_EXIT_CODES_H
 #define HOST_CMD_EXIT_CODES_H
+
+#include <stdio.h>
+
+#include "host/check/suite/outcome.h"
+#include "host/run/session.h"
 
 enum {
     EXIT_GOOD = 0,
@@ -14,5 +20,14 @@ enum {
     EXIT_RUN_TIME = 5,     /* failed while running */
     EXIT_NOTHING = 77      /* nothing could be checked here */
 };
+
+/* Of a failure while loading or selecting (open_host.h has its own status). */
+int exit_code_of(attn_status status);
+
+/* Of a whole run: what fails once steps were run has failed while running. */
+int exit_code_of_run(attn_status status, const struct session_result *result);
+
+/* Of `attnhost check` and `attnhost fuzz`; `interrupted`: the signal, 0 = none. */
+int exit_code_of_check(enum check_outcome outcome, int interrupted);
 
 #endif /* HOST_CMD_EXIT_CODES_H */

@@ -16,34 +16,17 @@
 #include "host/select/routes.h"
 #include "host/select/select.h"
 
-static const char help[] =
-    "usage: attnhost explain CONFIG.ini [OPTION]...\n"
-    "\n"
-    "Tells which backend a run of this configuration would choose for each phase and layer group,\n"
-    "and for each other candidate all reasons why it cannot serve. Nothing is computed and no GPU\n"
-    "is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks as if it were "
-    "that\n"
-    "platform, and names what would be chosen there, installed here or not.\n"
-    "\n"
-    "  --set section.key=value   override any key of the ini; may be repeated\n"
-    "  --json                    the same as JSON\n"
-    "  --help\n"
-    "\n"
-    "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is served, "
-    "or\n"
-    "on a simulated platform would be; 2 usage or configuration; 3 a critical plugin is refused; 4 "
-    "no\n"
-    "backend can serve some layer, or the named one cannot.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost explain examples/quickstart.ini\n"
-    "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n";
+struct values {
+    bool json;
+};
 
-static const struct arguments_spec spec = {
-    .command = "explain",
-    .names = "CONFIG.ini",
-    .help = help,
-    .takes = ARGUMENTS_JSON,
+static const struct option_row options[] = {
+    OPTION_ROW_SET,
+    {.name = "json",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, json),
+     .help = "the same as JSON"},
+    OPTION_END,
 };
 
 /* Lines, as an array "notes" that is absent if there are none. */
@@ -77,7 +60,7 @@ static int show_json(const struct config *config, const struct selection *select
 }
 
 static int show(const attnhost *host, const struct config *config,
-                const struct selection *selection, int json)
+                const struct selection *selection, bool json)
 {
     strbuf notes;
     strbuf_init(&notes);
@@ -96,7 +79,7 @@ static int show(const attnhost *host, const struct config *config,
 }
 
 /* Model, platform and selection of a configuration whose host is open. */
-static int explain(attnhost *host, const struct config *config, int json)
+static int explain(attnhost *host, const struct config *config, bool json)
 {
     host_error error;
     attn_device device;
@@ -119,28 +102,49 @@ static int explain(attnhost *host, const struct config *config, int json)
 
 static int open_and_explain(const struct arguments *arguments, const struct config *config)
 {
+    const struct values *values = arguments->values;
     host_error error;
     attnhost *host = NULL;
     host_error_init(&error);
-    int code = open_host(config, &host, &error.base);
+    int code = exit_code_of(open_host(config, &host, &error.base));
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
     else
-        code = explain(host, config, arguments->json != NULL);
+        code = explain(host, config, values->json);
     attnhost_destroy(host);
     return code;
 }
 
-int cmd_explain(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct arguments arguments;
     struct config *config = NULL;
-    int code = arguments_parse(argc, argv, &spec, &arguments);
-    if (code == ARGUMENTS_GO_ON)
-        code = arguments_load_config(&arguments, arguments.target, &config);
-    if (code == ARGUMENTS_GO_ON)
-        code = open_and_explain(&arguments, config);
+    int code = arguments_load_config(arguments, arguments->target, &config);
+    if (code == EXIT_GOOD)
+        code = open_and_explain(arguments, config);
     config_destroy(config);
-    arguments_finish(&arguments);
     return code;
 }
+
+const struct command command_explain = {
+    .name = "explain",
+    .summary = "which backend is chosen for each phase and layer group, and why",
+    .usage = "CONFIG.ini [OPTION]...",
+    .names = "CONFIG.ini",
+    .about =
+        "Tells which backend a run of this configuration would choose for each phase and layer\n"
+        "group, and for each other candidate all reasons why it cannot serve. Nothing is computed\n"
+        "and no GPU is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks "
+        "as\n"
+        "if it were that platform, and names what would be chosen there, installed here or not.\n",
+    .options = options,
+    .ending =
+        "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is\n"
+        "served, or on a simulated platform would be; 2 usage or configuration; 3 a critical\n"
+        "plugin is refused; 4 no backend can serve some layer, or the named one cannot.\n"
+        "\n"
+        "examples:\n"
+        "  attnhost explain examples/quickstart.ini\n"
+        "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n",
+    .size = sizeof(struct values),
+    .run = run,
+};

@@ -17,38 +17,21 @@
 #include "host/select/rules.h"
 #include "host/base/text.h"
 
-static const char help[] =
-    "usage: attnhost inspect BACKEND|PLUGIN.so [OPTION]...\n"
-    "\n"
-    "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with "
-    "their\n"
-    "defaults and what they accept, and what it can do, found out by asking it. No GPU is needed:\n"
-    "a CUDA backend is asked about simulated ones. What contains a slash or ends in .so is a "
-    "file;\n"
-    "else it is a backend's name, an alias (fa3), or, with --config, a backend of that ini: its\n"
-    "options as given are shown as well (`routes` is what attention.route.<n> make).\n"
-    "\n"
-    "  --config CONFIG.ini       look for the backend in the plugins of this ini\n"
-    "  --set section.key=value   override any key of the ini; may be repeated\n"
-    "  --help\n"
-    "\n"
-    "The answer goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage,\n"
-    "configuration or an unknown backend; 3 the plugin file, or a critical plugin, is refused;\n"
-    "4 an alias whose backend is not installed.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost inspect cpu_native\n"
-    "  attnhost inspect ./build/my_plugin.so\n";
-
-static const struct arguments_spec spec = {
-    .command = "inspect",
-    .names = "backend or plugin file",
-    .help = help,
-    .takes = ARGUMENTS_CONFIG,
+struct values {
+    const char *config; /* NULL = not given */
 };
 
-/* ---- One backend
- * ---------------------------------------------------------------------------------- */
+static const struct option_row options[] = {
+    {.name = "config",
+     .value = "CONFIG.ini",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct values, config),
+     .help = "look for the backend in the plugins of this ini"},
+    OPTION_ROW_SET,
+    OPTION_END,
+};
+
+/* ---- One backend ----------------------------------------------------------------------------- */
 
 static void print_option(const attn_option *option)
 {
@@ -85,8 +68,7 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
         puts("  accepts no plain softmax problem");
 }
 
-/* ---- What is meant
- * -------------------------------------------------------------------------------- */
+/* ---- What is meant --------------------------------------------------------------------------- */
 
 static int inspect_file(attnhost *host, const char *file)
 {
@@ -190,7 +172,7 @@ static int open_for(const char *target, const struct config *config, attnhost **
 {
     if (is_file(target))
         return attnhost_create(NULL, host, error) == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
-    return open_host(config, host, error);
+    return exit_code_of(open_host(config, host, error));
 }
 
 static int inspect(const struct arguments *arguments, const struct config *config)
@@ -213,16 +195,39 @@ static int inspect(const struct arguments *arguments, const struct config *confi
     return code;
 }
 
-int cmd_inspect(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct arguments arguments;
+    const struct values *values = arguments->values;
     struct config *config = NULL;
-    int code = arguments_parse(argc, argv, &spec, &arguments);
-    if (code == ARGUMENTS_GO_ON)
-        code = arguments_load_config(&arguments, arguments.config, &config);
-    if (code == ARGUMENTS_GO_ON)
-        code = inspect(&arguments, config);
+    int code = arguments_load_config(arguments, values->config, &config);
+    if (code == EXIT_GOOD)
+        code = inspect(arguments, config);
     config_destroy(config);
-    arguments_finish(&arguments);
     return code;
 }
+
+const struct command command_inspect = {
+    .name = "inspect",
+    .summary = "what a backend or a plugin file can do, and its options",
+    .usage = "BACKEND|PLUGIN.so [OPTION]...",
+    .names = "backend or plugin file",
+    .about =
+        "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with\n"
+        "their defaults and what they accept, and what it can do, found out by asking it. No GPU\n"
+        "is needed: a CUDA backend is asked about simulated ones. What contains a slash or ends "
+        "in\n"
+        ".so is a file; else it is a backend's name, an alias (fa3), or, with --config, a backend\n"
+        "of that ini: its options as given are shown as well (`routes` is what "
+        "attention.route.<n>\n"
+        "make).\n",
+    .options = options,
+    .ending = "The answer goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+              "2 usage, configuration or an unknown backend; 3 the plugin file, or a critical\n"
+              "plugin, is refused; 4 an alias whose backend is not installed.\n"
+              "\n"
+              "examples:\n"
+              "  attnhost inspect cpu_native\n"
+              "  attnhost inspect ./build/my_plugin.so\n",
+    .size = sizeof(struct values),
+    .run = run,
+};

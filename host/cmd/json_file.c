@@ -7,10 +7,9 @@
 
 #include "host/cmd/exit_codes.h"
 
-int json_file_open(struct json_file *json, const struct arguments *arguments)
+int json_file_open(struct json_file *json, const struct arguments *arguments, const char *path)
 {
-    const char *path = arguments->json;
-    *json = (struct json_file){.arguments = arguments};
+    *json = (struct json_file){.arguments = arguments, .path = path};
     if (!path)
         return EXIT_GOOD;
     json->is_new = access(path, F_OK) != 0;
@@ -24,7 +23,7 @@ int json_file_open(struct json_file *json, const struct arguments *arguments)
 
 int json_file_close(struct json_file *json, const char *text, int ended)
 {
-    const char *path = json->arguments->json;
+    const char *path = json->path;
     if (!json->file)
         return EXIT_GOOD;
     int failed = 0;

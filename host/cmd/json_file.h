@@ -13,12 +13,14 @@
 
 struct json_file {
     const struct arguments *arguments;
+    const char *path;
     FILE *file; /* NULL = none is wanted; `-` is stdout */
     int is_new;
 };
 
-/* Opens what --json names. EXIT_GOOD, or EXIT_USAGE after a line on stderr. */
-int json_file_open(struct json_file *json, const struct arguments *arguments);
+/* Opens what --json names (NULL = it was not given). EXIT_GOOD, or EXIT_USAGE after a line on
+ * stderr. */
+int json_file_open(struct json_file *json, const struct arguments *arguments, const char *path);
 
 /* `ended`: the work did, and `text` is the JSON (NULL: there was no memory for it); else a file
  * that was made for it goes away. EXIT_GOOD, or EXIT_RUN_TIME after a line on stderr. */

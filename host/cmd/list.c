@@ -18,33 +18,22 @@
 #include "host/select/open_host.h"
 #include "host/select/probe.h"
 
-static const char help[] =
-    "usage: attnhost list [CONFIG.ini] [OPTION]...\n"
-    "\n"
-    "Lists the plugin files that were found and their backends: usable here, or why not. A file\n"
-    "that is refused is listed with its reason. Searched are the paths of the ini, the folders of\n"
-    "ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n"
-    "\n"
-    "  --set section.key=value   override any key of the ini; may be repeated\n"
-    "  --json                    the same as JSON\n"
-    "  --matrix                  what each backend can do, side by side, as a Markdown table: "
-    "asked\n"
-    "                            about one change at a time of a plain problem\n"
-    "  --help\n"
-    "\n"
-    "The list goes to stdout, everything else to stderr. Exit codes: 0 good; 2 usage or\n"
-    "configuration; 3 a critical plugin is refused.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost list\n"
-    "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
-    "  attnhost list --matrix\n";
+struct values {
+    bool json, matrix;
+};
 
-static const struct arguments_spec spec = {
-    .command = "list",
-    .names = "CONFIG.ini",
-    .help = help,
-    .takes = ARGUMENTS_JSON | ARGUMENTS_MATRIX | ARGUMENTS_OPTIONAL,
+static const struct option_row options[] = {
+    OPTION_ROW_SET,
+    {.name = "json",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, json),
+     .help = "the same as JSON"},
+    {.name = "matrix",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, matrix),
+     .help = "what each backend can do, side by side, as a Markdown table: asked about one change "
+             "at a time of a plain problem"},
+    OPTION_END,
 };
 
 /* "usable", "composite", or "not here: ..." */
@@ -65,7 +54,7 @@ static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugi
                          const char *shadowed_by)
 {
     if (shadowed_by) {
-        printf("%s\n  not used: %s provides it already\n", plugin->file, shadowed_by);
+        printf("%s\n  not used: %s already provides it\n", plugin->file, shadowed_by);
         return;
     }
     if (plugin->status) {
@@ -94,8 +83,8 @@ static int print_all(const attnhost *host)
             print_plugin(host, &plugin, host->registry.plugins[i]->shadowed_by);
     }
     if (count == 0)
-        fputs("attnhost list: no plugins found: accepted are folders in [plugins] path, in "
-              "ATTNHOST_PLUGIN_PATH, or installed ones\n",
+        fputs("attnhost list: no plugins found; accepted: folders in [plugins] path or "
+              "ATTNHOST_PLUGIN_PATH, or installed plugins\n",
               stderr);
     return EXIT_GOOD;
 }
@@ -220,30 +209,49 @@ static int print_matrix(const attnhost *host)
 
 static int list(const struct arguments *arguments, const struct config *config)
 {
+    const struct values *values = arguments->values;
     host_error error;
     attnhost *host = NULL;
     host_error_init(&error);
-    int code = open_host(config, &host, &error.base);
+    int code = exit_code_of(open_host(config, &host, &error.base));
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
-    else if (arguments->matrix)
+    else if (values->matrix)
         code = print_matrix(host);
     else
-        code = arguments->json ? print_json(host) : print_all(host);
+        code = values->json ? print_json(host) : print_all(host);
     attnhost_destroy(host);
     return code;
 }
 
-int cmd_list(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct arguments arguments;
     struct config *config = NULL;
-    int code = arguments_parse(argc, argv, &spec, &arguments);
-    if (code == ARGUMENTS_GO_ON)
-        code = arguments_load_config(&arguments, arguments.target, &config);
-    if (code == ARGUMENTS_GO_ON)
-        code = list(&arguments, config);
+    int code = arguments_load_config(arguments, arguments->target, &config);
+    if (code == EXIT_GOOD)
+        code = list(arguments, config);
     config_destroy(config);
-    arguments_finish(&arguments);
     return code;
 }
+
+const struct command command_list = {
+    .name = "list",
+    .summary = "plugins and backends found, usable here or why not",
+    .usage = "[CONFIG.ini] [OPTION]...",
+    .names = "CONFIG.ini",
+    .target = TARGET_AT_MOST_ONE,
+    .about =
+        "Lists the plugin files that were found and their backends: usable here, or why not. A\n"
+        "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"
+        "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n",
+    .options = options,
+    .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+              "2 usage or configuration; 3 a critical plugin is refused.\n"
+              "\n"
+              "examples:\n"
+              "  attnhost list\n"
+              "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
+              "  attnhost list --matrix\n",
+    .size = sizeof(struct values),
+    .run = run,
+};

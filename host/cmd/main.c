@@ -1,34 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * main.c: the attnhost command. Each sub-command is a file cmd_<name>.c.
+ * main.c: the attnhost command: finds the command that is meant (commands.h) and runs it.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "host/check/suite/child.h"
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
 #include "host/base/text.h"
 
-static const struct command commands[] = {
-    {"run", cmd_run, "drive a serving trace through the backends that an ini names"},
-    {"list", cmd_list, "plugins and backends found, usable here or why not"},
-    {"inspect", cmd_inspect, "what a backend or a plugin file can do, and its options"},
-    {"explain", cmd_explain, "which backend is chosen for each phase and layer group, and why"},
-    {"bench", cmd_bench, "how fast backends are, side by side"},
-    {"check", cmd_check, "whether a plugin file keeps the rules of the ABI and computes attention"},
-    {"fuzz", cmd_fuzz, "the same with random cases"},
-};
-
-/* What `check` starts. */
-static const struct command hidden[] = {
-    {"check-child", cmd_check_child, NULL},
-    {"check-load", cmd_check_load, NULL},
-};
+#define COMMANDS_ADDRESS(name) &command_##name,
+static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};
 
 #define NUM_COMMANDS (sizeof commands / sizeof commands[0])
-#define NUM_HIDDEN   (sizeof hidden / sizeof hidden[0])
 
 static void print_help(FILE *file)
 {
@@ -39,12 +24,13 @@ static void print_help(FILE *file)
         "\n",
         file);
     for (size_t c = 0; c < NUM_COMMANDS; c++)
-        fprintf(file, "  %-8s  %s\n", commands[c].name, commands[c].help);
+        if (commands[c]->summary)
+            fprintf(file, "  %-8s  %s\n", commands[c]->name, commands[c]->summary);
     fputs("\n"
-          "`attnhost COMMAND --help` explains a command; `attnhost --version` tells the version.\n"
+          "`attnhost COMMAND --help` explains a command; `attnhost --version` prints the version.\n"
           "\n"
-          "exit codes: 0 good; 1 a check or verification failed; 2 usage or configuration;\n"
-          "3 a plugin file is refused; 4 no backend can serve; 5 failed while running;\n"
+          "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration;\n"
+          "3 a plugin file is refused; 4 no backend can serve; 5 the run failed;\n"
           "77 nothing could be checked here\n",
           file);
 }
@@ -52,14 +38,16 @@ static void print_help(FILE *file)
 static int unknown_command(const char *name)
 {
     const char *names[NUM_COMMANDS];
+    size_t count = 0;
     for (size_t c = 0; c < NUM_COMMANDS; c++)
-        names[c] = commands[c].name;
-    const char *near = text_nearest(name, names, NUM_COMMANDS);
+        if (commands[c]->summary)
+            names[count++] = commands[c]->name;
+    const char *near = text_nearest(name, names, count);
     fprintf(stderr, "attnhost: unknown command '%s'", name);
     if (near)
         fprintf(stderr, ", did you mean '%s'?", near);
     fputs(" (accepted:", stderr);
-    for (size_t c = 0; c < NUM_COMMANDS; c++)
+    for (size_t c = 0; c < count; c++)
         fprintf(stderr, " %s", names[c]);
     fputs(")\n", stderr);
     return EXIT_USAGE;
@@ -71,7 +59,7 @@ static int run_command(const struct command *command, int argc, char **argv)
     char name[32];
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
-    int code = command->run(argc, argv);
+    int code = arguments_run(command, argc, argv);
     /* What could not be written must not look like an answer. */
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "%s: stdout cannot be written: %s\n", name, strerror(errno));
@@ -96,10 +84,7 @@ int main(int argc, char **argv)
         return EXIT_GOOD;
     }
     for (size_t c = 0; c < NUM_COMMANDS; c++)
-        if (strcmp(argv[1], commands[c].name) == 0)
-            return run_command(&commands[c], argc - 1, argv + 1);
-    for (size_t c = 0; c < NUM_HIDDEN; c++)
-        if (strcmp(argv[1], hidden[c].name) == 0)
-            return run_command(&hidden[c], argc - 1, argv + 1);
+        if (strcmp(argv[1], commands[c]->name) == 0)
+            return run_command(commands[c], argc - 1, argv + 1);
     return unknown_command(argv[1]);
 }

@@ -14,57 +14,63 @@
 #include "host/run/report.h"
 #include "host/run/session.h"
 
-static const char help[] =
-    "usage: attnhost run CONFIG.ini [OPTION]...\n"
-    "\n"
-    "Reads a trace of requests and serves it: continuous batching, chunked prefill, decode, a "
-    "paged\n"
-    "KV cache with a prefix cache. Attention is computed by the backends that the ini names; a\n"
-    "sample of the output rows is compared with an fp64 reference. Vectors are generated from the\n"
-    "trace and the seed, so no model weights are needed.\n"
-    "\n"
-    "  --trace FILE                       the requests (workload.trace)\n"
-    "  --set section.key=value            override any key of the ini; may be repeated\n"
-    "  --attention-backend NAME           attention.attention_backend\n"
-    "  --prefill-attention-backend NAME   attention.prefill_attention_backend\n"
-    "  --decode-attention-backend NAME    attention.decode_attention_backend\n"
-    "  --max-requests N                   workload.max_requests\n"
-    "  --seed N                           workload.seed\n"
-    "  --json FILE|-                      write the report as JSON; - is stdout\n"
-    "  --print-config                     print the effective configuration and end\n"
-    "  --quiet                            do not say which backend was chosen\n"
-    "  --help\n"
-    "\n"
-    "The report goes to stdout, everything else to stderr. Exit codes: 0 good; 1 a verified row "
-    "is\n"
-    "wrong or KV leaked; 2 usage or configuration; 3 a critical plugin is refused; 4 no backend "
-    "can\n"
-    "serve; 5 failed while running.\n"
-    "\n"
-    "examples:\n"
-    "  attnhost run examples/quickstart.ini\n"
-    "  attnhost run examples/quickstart.ini --set verify.rate=1 --max-requests 5 --json -\n";
+struct values {
+    const char *json; /* FILE or "-"; NULL = not given */
+    bool print_config, quiet;
+};
 
-static const struct arguments_spec spec = {
-    .command = "run",
-    .names = "CONFIG.ini",
-    .help = help,
-    .takes = ARGUMENTS_RUN | ARGUMENTS_JSON_FILE,
+static const struct option_row options[] = {
+    {.name = "trace",
+     .value = "FILE",
+     .kind = OPTION_KEY,
+     .key = "workload.trace",
+     .help = "the requests (workload.trace)"},
+    OPTION_ROW_SET,
+    {.name = "attention-backend",
+     .value = "NAME",
+     .kind = OPTION_KEY,
+     .key = "attention.attention_backend"},
+    {.name = "prefill-attention-backend",
+     .value = "NAME",
+     .kind = OPTION_KEY,
+     .key = "attention.prefill_attention_backend"},
+    {.name = "decode-attention-backend",
+     .value = "NAME",
+     .kind = OPTION_KEY,
+     .key = "attention.decode_attention_backend"},
+    {.name = "max-requests", .value = "N", .kind = OPTION_KEY, .key = "workload.max_requests"},
+    {.name = "seed", .value = "N", .kind = OPTION_KEY, .key = "workload.seed"},
+    {.name = "json",
+     .value = "FILE|-",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct values, json),
+     .help = "write the report as JSON; - is stdout"},
+    {.name = "print-config",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, print_config),
+     .help = "print the effective configuration and end"},
+    {.name = "quiet",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, quiet),
+     .help = "do not say which backend was chosen"},
+    OPTION_END,
 };
 
 static int run_config(const struct arguments *arguments, const struct config *config)
 {
+    const struct values *values = arguments->values;
     host_error error;
     struct report report;
+    struct session_result result;
     struct json_file json;
-    int code = json_file_open(&json, arguments);
+    int code = json_file_open(&json, arguments, values->json);
     if (code != EXIT_GOOD)
         return code;
     host_error_init(&error);
     report_init(&report);
-    struct session_params params = {.config = config, .choices = arguments->quiet ? NULL : stderr};
-    code = session_run(&params, &report, &error.base);
-    int ended = code == EXIT_GOOD || code == EXIT_CHECK_FAILED;
+    struct session_params params = {.config = config, .choices = values->quiet ? NULL : stderr};
+    attn_status status = session_run(&params, &report, &result, &error.base);
+    int ended = status == ATTN_OK;
     if (!ended)
         arguments_complain(arguments, "%s", host_error_text(&error));
     else if (json.file != stdout)
@@ -73,23 +79,41 @@ static int run_config(const struct arguments *arguments, const struct config *co
     int written = json_file_close(&json, text, ended);
     free(text);
     report_finish(&report);
-    return ended && written != EXIT_GOOD ? written : code;
+    return ended && written != EXIT_GOOD ? written : exit_code_of_run(status, &result);
 }
 
-int cmd_run(int argc, char **argv)
+static int run(struct arguments *arguments)
 {
-    struct arguments arguments;
+    const struct values *values = arguments->values;
     struct config *config = NULL;
-    int code = arguments_parse(argc, argv, &spec, &arguments);
-    if (code == ARGUMENTS_GO_ON)
-        code = arguments_load_config(&arguments, arguments.target, &config);
-    if (code == ARGUMENTS_GO_ON && arguments.print_config) {
+    int code = arguments_load_config(arguments, arguments->target, &config);
+    if (code == EXIT_GOOD && values->print_config)
         config_print(config, stdout);
-        code = EXIT_GOOD;
-    }
-    if (code == ARGUMENTS_GO_ON)
-        code = run_config(&arguments, config);
+    else if (code == EXIT_GOOD)
+        code = run_config(arguments, config);
     config_destroy(config);
-    arguments_finish(&arguments);
     return code;
 }
+
+const struct command command_run = {
+    .name = "run",
+    .summary = "drive a serving trace through the backends that an ini names",
+    .usage = "CONFIG.ini [OPTION]...",
+    .names = "CONFIG.ini",
+    .about =
+        "Reads a trace of requests and serves it: continuous batching, chunked prefill, decode, a\n"
+        "paged KV cache with a prefix cache. Attention is computed by the backends that the ini\n"
+        "names; a sample of the output rows is compared with an fp64 reference. Vectors are\n"
+        "generated from the trace and the seed, so no model weights are needed.\n",
+    .options = options,
+    .ending =
+        "The report goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
+        "1 a verified row is wrong or KV leaked; 2 usage or configuration; 3 a critical plugin is\n"
+        "refused; 4 no backend can serve; 5 the run failed.\n"
+        "\n"
+        "examples:\n"
+        "  attnhost run examples/quickstart.ini\n"
+        "  attnhost run examples/quickstart.ini --set verify.rate=1 --max-requests 5 --json -\n",
+    .size = sizeof(struct values),
+    .run = run,
+};

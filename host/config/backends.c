@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * backends.c: the sections [backend.NAME], kept as they were written: only the backend type,
- * which is not known yet, can tell what its options mean.
+ * which is not known yet, can say what its options mean.
  */
 #include <stdlib.h>
 #include <string.h>

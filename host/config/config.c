@@ -128,7 +128,7 @@ attn_status config_bad_value(const char *section, const struct config_key *key,
     return status;
 }
 
-/* Can the text be parsed? Into a member of its own: the real one is filled when all is known. */
+/* Can the text be parsed? Into a separate member: the real one is filled when all is known. */
 static attn_status check_value(const struct config_key *key, const struct config_value *value,
                                attn_error *error)
 {
@@ -287,10 +287,9 @@ static attn_status ini_value(void *user, const char *section, const char *key, c
     if (!source.place)
         return config_no_memory(error);
     if (!*section)
-        status =
-            host_fail(error, ATTN_CONFIG_ERROR,
-                      "%s: '%.100s' stands before the first section; accepted: [section] first",
-                      source.place, key);
+        status = host_fail(error, ATTN_CONFIG_ERROR,
+                           "%s: '%.100s' comes before the first section; accepted: [section] first",
+                           source.place, key);
     else
         status = take_value(&source, section, key, text, error);
     free(source.place);

@@ -118,7 +118,7 @@ static attn_status read_section(struct reading *reading)
             break;
         if (!text_is_space(*rest))
             return host_fail(reading->error, ATTN_CONFIG_ERROR,
-                             "%s:%d: there is text behind [%.*s]; accepted: a key has its own line",
+                             "%s:%d: there is text after [%.*s]; accepted: a key has its own line",
                              reading->name, reading->line, (int)name_length, line + 1);
     }
     char name[CONFIG_MAX_SECTION + 1];

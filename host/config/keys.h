@@ -2,7 +2,7 @@
  *
  * keys.h: the table of all keys of the ini, and the types of their values.
  *
- * Private to config*.c, rules_read.c, which has a table of its own, and platform.c. A row says
+ * Private to config*.c, rules_read.c, which has its own table, and platform.c. A row says
  * where a value goes (offset in struct config) and which kind of value it is; the kind knows how to
  * parse, free and describe it.
  */

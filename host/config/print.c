@@ -86,7 +86,7 @@ void config_print(const struct config *config, FILE *file)
     const char *section = "";
     fputs("# Configuration of ", file);
     print_text(file, config->name);
-    fputs(". Keys behind ';' were not given.\n", file);
+    fputs(". Keys after ';' were not given.\n", file);
     for (size_t i = 0; i < config_num_keys; i++) {
         const struct config_key *key = &config_keys[i];
         if (strcmp(section, key->section) != 0)

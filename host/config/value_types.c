@@ -259,7 +259,7 @@ static void accept_text(const struct config_key *key, strbuf *text)
     strbuf_append(text, "one line of text");
 }
 
-/* A name, or the start of one with a '*' behind it. */
+/* A name, or the start of one with a '*' after it. */
 static bool is_pattern(const char *item, size_t length)
 {
     char name[64];

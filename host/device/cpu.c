@@ -83,7 +83,7 @@ static uint64_t positive(long value)
 static attn_status cpu_describe(attn_device *info, attn_error *error)
 {
     if (info->id != 0)
-        return host_fail(error, ATTN_DEPENDENCY_MISSING, "device: cpu:%d: accepted is cpu:0",
+        return host_fail(error, ATTN_DEPENDENCY_MISSING, "device: cpu:%d: accepted: cpu:0",
                          info->id);
     info->cpu_isa = cpu_isa();
     info->memory_bytes = positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));

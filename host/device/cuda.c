@@ -193,7 +193,7 @@ static int cuda_is_lost(const struct device *device)
 
 /* A reset destroys what is in the context but drops no one's hold on it: the hold of this device
  * stays, and is renewed so that the context is usable at once. The reset itself may tell once more
- * of the loss; whether it helped, a call in the context tells. */
+ * of the loss; whether it helped, a call in the context shows. */
 static attn_status cuda_reset(const struct device *device, attn_error *error)
 {
     struct cuda *cuda = cuda_of(device);

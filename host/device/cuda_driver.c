@@ -102,7 +102,7 @@ static attn_status fail_missing(const struct cuda_driver *driver, const char *pa
     int version = 0;
     if (!driver->cuDriverGetVersion || driver->cuDriverGetVersion(&version) != CUDA_SUCCESS)
         return host_fail(error, ATTN_DEPENDENCY_MISSING,
-                         "%s: is no CUDA driver: it has no %s; accepted: one of CUDA 11.8 or later",
+                         "%s: not a CUDA driver: it has no %s; accepted: one of CUDA 11.8 or later",
                          path, missing);
     return host_fail(error, ATTN_DEPENDENCY_MISSING,
                      "%s: the driver of CUDA %d.%d has no %s; accepted: one of CUDA 11.8 or later",

@@ -241,7 +241,7 @@ enum {
 /* The driver: `driver->cuMemAlloc(...)`. None of the calls is NULL. */
 struct cuda_driver {
     void *library;
-    int version; /* as cuDriverGetVersion tells, 13000 = 13.0 */
+    int version; /* as cuDriverGetVersion gives it, 13000 = 13.0 */
 #define CUDA_DRIVER_MEMBER(name, symbol, parameters) cuda_result(*name) parameters;
     CUDA_DRIVER_CALLS(CUDA_DRIVER_MEMBER)
 #undef CUDA_DRIVER_MEMBER

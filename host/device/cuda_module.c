@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The image with a NUL behind it, which ends a PTX text; the driver asks for no size. */
+/* The image with a NUL after it, which ends a PTX text; the driver asks for no size. */
 static char *copy_image(const void *image, uint64_t size)
 {
     char *copy = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;

@@ -119,12 +119,12 @@ void device_leave(const struct device *device);
  * entering each time would be felt. */
 int device_is_entered(const struct device *device);
 
-/* Has a call told that the device is beyond repair? From then on all but device_close() and the
+/* Has a call reported that the device is beyond repair? From then on all but device_close() and the
  * calls that release fail. */
 int device_is_lost(const struct device *device);
 
 /* Begin anew after a loss: of all that was made on the device nothing is left, not even to be
- * released, except memory of ATTN_SPACE_HOST. It is gone for whoever else in the process uses the
+ * released, except memory of ATTN_SPACE_HOST. It is gone for all else in the process that uses the
  * device's primary context, too, so this is for a process that has it to itself. DEVICE_LOST if the
  * driver gives this process no new context, as after a fault in a kernel (driver 580): then another
  * process has to go on, and what is left for this device is to be closed. */
@@ -158,7 +158,7 @@ attn_status device_fill(const struct device *device, void *memory, int byte, uin
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
 
-/* Fill, and be done when the call returns, on a stream of its own: no other stream waits for it. */
+/* Fill, and be done when the call returns, on a separate stream: no other stream waits for it. */
 attn_status device_fill_now(const struct device *device, void *memory, int byte, uint64_t size,
                             attn_error *error);
 

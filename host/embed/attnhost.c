@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost.c: the handle `attnhost`: its life, its plugins, its configuration, questions to it.
+ * attnhost.c: the handle `attnhost`: its life, its plugins, its backends, questions to it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv */
@@ -8,7 +8,6 @@
 #include "host/embed/embed.h"
 
 #include "host/plugin/answer.h"
-#include "host/select/routes.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -145,7 +144,7 @@ attn_status attnhost_pin_plugin(attnhost *host, const char *file, const char *sh
     }
     if (!good)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: '%.80s' is no SHA-256; accepted: 64 hexadecimal digits", file,
+                         "%s: '%.80s' is not a SHA-256; accepted: 64 hexadecimal digits", file,
                          sha256);
     return registry_pin(&host->registry, file, bytes, error);
 }
@@ -212,117 +211,7 @@ attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_in
     return ATTN_OK;
 }
 
-/* ---- Configuration --------------------------------------------------------------------------- */
-
-/* A path of [plugins] is a folder or a file. A file that is refused stays on record. */
-static attn_status load_path(attnhost *host, const struct config *config, const char *path,
-                             attn_error *error)
-{
-    struct stat info;
-    if (stat(path, &info) != 0)
-        return config_fail(config, "plugins.path", error,
-                           "%s does not exist; accepted: a folder of plugins, or a plugin's file",
-                           path);
-    if (!S_ISDIR(info.st_mode)) {
-        attn_status status = attnhost_load_plugin(host, path, NULL);
-        return status == ATTN_OUT_OF_HOST_MEMORY
-                   ? host_fail(error, status, "%s: out of memory", path)
-                   : ATTN_OK;
-    }
-    host_error said;
-    host_error_init(&said);
-    attn_status status = attnhost_load_directory(host, path, &said.base);
-    if (status == ATTN_CONFIG_ERROR)
-        return config_fail(config, "plugins.path", error, "%s", host_error_text(&said));
-    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
-}
-
-attn_status embed_load_plugins(attnhost *host, const struct config *config, attn_error *error)
-{
-    const struct config_plugins *plugins = &config->plugins;
-    attn_status status = ATTN_OK;
-    for (size_t p = 0; p < plugins->pins.count && status == ATTN_OK; p++) {
-        const struct config_pin *pin = &plugins->pins.items[p];
-        host_error said;
-        host_error_init(&said);
-        if (registry_pin(&host->registry, pin->file, pin->sha256, &said.base) != ATTN_OK)
-            status = host_fail(error, ATTN_CONFIG_ERROR, "%s: plugins.pin.%lld: %s", pin->place,
-                               (long long)pin->number, host_error_text(&said));
-    }
-    for (size_t p = 0; p < plugins->path.count && status == ATTN_OK; p++)
-        status = load_path(host, config, plugins->path.items[p], error);
-    return status;
-}
-
-attn_status embed_check_critical(const attnhost *host, const struct config *config,
-                                 attn_error *error)
-{
-    const struct config_texts *critical = &config->plugins.critical;
-    for (size_t c = 0; c < critical->count; c++) {
-        const struct loader_plugin *plugin =
-            registry_find_plugin(&host->registry, critical->items[c]);
-        if (!plugin)
-            return host_fail(
-                error, ATTN_DEPENDENCY_MISSING,
-                "%s: critical plugin '%s' is not in any of the paths; accepted: the name "
-                "of a plugin, or of its file",
-                config_place(config, "plugins.critical"), critical->items[c]);
-        if (plugin->status != ATTN_OK)
-            return host_fail(error, plugin->status, "critical plugin: %s", plugin->reason);
-    }
-    return ATTN_OK;
-}
-
-static attn_status define_section(attnhost *host, const struct config_backend *section,
-                                  attn_error *error)
-{
-    struct options_text *texts = calloc(section->num_options + 1, sizeof *texts);
-    if (!texts)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
-    for (size_t o = 0; o < section->num_options; o++) {
-        const struct config_option *option = &section->options[o];
-        texts[o] = (struct options_text){option->key, option->value, option->place, option->base};
-    }
-    attn_status status = composer_define(&host->composer, section->name, section->type,
-                                         section->place, texts, section->num_options, error);
-    free(texts);
-    return status;
-}
-
-attn_status embed_define_backends(attnhost *host, const struct config *config, attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    for (size_t b = 0; b < config->backends.count && status == ATTN_OK; b++)
-        status = define_section(host, &config->backends.items[b], error);
-    return status == ATTN_OK ? routes_define(&host->composer, config, error) : status;
-}
-
-static attn_status configure(attnhost *host, struct config *config, attn_error *error)
-{
-    attn_status status = embed_load_plugins(host, config, error);
-    if (status == ATTN_OK)
-        status = embed_check_critical(host, config, error);
-    if (status == ATTN_OK)
-        status = embed_define_backends(host, config, error);
-    config_destroy(config);
-    return status;
-}
-
-attn_status attnhost_configure_file(attnhost *host, const char *path, attn_error *error)
-{
-    struct config *config;
-    attn_status status = config_load(path, NULL, 0, &config, error);
-    return status == ATTN_OK ? configure(host, config, error) : status;
-}
-
-attn_status attnhost_configure_text(attnhost *host, const char *text, uint64_t length,
-                                    const char *name, const char *base, attn_error *error)
-{
-    struct config *config;
-    attn_status status =
-        config_load_text(text, (size_t)length, name, base, NULL, 0, &config, error);
-    return status == ATTN_OK ? configure(host, config, error) : status;
-}
+/* ---- Backends -------------------------------------------------------------------------------- */
 
 attn_status attnhost_define_backend(attnhost *host, const char *name, const char *type,
                                     const char *const *pairs, uint32_t num_options,
@@ -336,8 +225,8 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
     else if (!base && num_options > 0)
         status = host_fail(error, ATTN_BAD_STATE,
-                           "attnhost_define_backend: %s: the working folder, which relative paths "
-                           "begin at: %s; accepted: one that can be reached",
+                           "attnhost_define_backend: %s: the working directory, where relative "
+                           "paths start: %s; accepted: one that can be reached",
                            name, strerror(why));
     for (uint32_t o = 0; o < num_options && status == ATTN_OK; o++) {
         const char *key = pairs[2 * o], *value = pairs[2 * o + 1];

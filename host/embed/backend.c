@@ -84,7 +84,7 @@ static attn_status check_layer_ids(const attn_problem *problems, uint32_t num_pr
     for (uint64_t i = 1; i < count && status == ATTN_OK; i++)
         if (ids[i] == ids[i - 1])
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
-                               "layer_id %d stands in two layers; accepted: unique ids", ids[i]);
+                               "two layers have layer_id %d; accepted: unique ids", ids[i]);
     free(ids);
     return status;
 }

@@ -59,10 +59,11 @@ static attn_status check_alignments(const attnhost_backend *backend, attn_memory
         if (size->alignment[r] == 0)
             size->alignment[r] = 1;
         if (size->alignment[r] & (size->alignment[r] - 1))
-            return host_fail(error, ATTN_INTERNAL,
-                             "%s: defect of the plugin: alignment %llu of %s %s is no power of two",
-                             backend->root->name, (unsigned long long)size->alignment[r],
-                             space_names[space_of(r)], use_names[use_of(r)]);
+            return host_fail(
+                error, ATTN_INTERNAL,
+                "%s: defect of the plugin: alignment %llu of %s %s is not a power of two",
+                backend->root->name, (unsigned long long)size->alignment[r],
+                space_names[space_of(r)], use_names[use_of(r)]);
     }
     return ATTN_OK;
 }
@@ -474,7 +475,7 @@ static attn_status check_kv_group(const attnhost_backend *backend, int32_t group
     if (group < 0 || (uint32_t)group >= batch->num_kv_groups || !batch->kv_groups)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "batch.kv_groups has %u elements; accepted: one for each KV group, and a "
-                         "layer is of group %d",
+                         "layer uses group %d",
                          batch->num_kv_groups, group);
     const attn_kv_batch *kv = attn_at(batch->kv_groups, (uint32_t)group);
     if (kv->page_size < 1)
@@ -554,7 +555,7 @@ static attn_status call_forward(attnhost_metadata *metadata, int32_t layer_id,
     if (!decode && ops->forward_extend)
         return ops->forward_extend(metadata->plugin, layer_id, args, stream, &said->base);
     return host_fail(&said->base, ATTN_UNSUPPORTED,
-                     "batch.mode is %u, and the backend serves %s alone", metadata->mode,
+                     "batch.mode is %u, and the backend serves only %s", metadata->mode,
                      decode ? "every mode but DECODE" : "DECODE");
 }
 

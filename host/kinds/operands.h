@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.h: what a row of a step is in each of a layer's operands: one table for every kind of
- * layer. Whoever makes, views, copies or judges rows asks here how wide they are.
+ * operands.h: what a row of a step is in each of a layer's operands, whatever its kind (kinds.h).
+ * Code that makes, views, copies or judges rows asks here how wide they are.
  *
  *   softmax          q, k, v                    out: query heads x v_head_dim
  *   MLA, absorbed    q_nope, q_pe, c_kv, k_pe   out: query heads x kv_lora_rank
  *   MLA, expanded    q, k, v                    out: query heads x v_head_dim
  *   linear           mixed_qkv, a, b            out: value heads x head_v_dim
  *
- * A layer of latent attention has two forms, each with vectors of its own; the expanded one of
+ * A layer of latent attention has two forms, each with its own vectors; the expanded one of
  * layer l goes by the number num_layers + l, here and as the generator's layer. It is given c_kv
  * and k_pe, too, those of layer l, and writes them to the cache; what it reads is k and v alone.
  *
@@ -50,7 +50,7 @@ bool operands_is_expanded(const struct model *model, int32_t layer);
 /* List what a layer is given, and return how many these are. */
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list);
 
-/* The same of what the expanded form is given besides: new latents, made as for layer l. None in
+/* The same of what else the expanded form is given: new latents, made as for layer l. None in
  * other forms. */
 uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list);
 
@@ -68,8 +68,7 @@ uint64_t operands_row_bytes(const struct row_operand *operand);
 /* Is the layer given keys and values, which it writes to its cache? */
 bool operands_write_kv(const struct model *model, int32_t layer);
 
-/* What the generator must know of a layer. Latent attention is, absorbed, one KV head whose keys
- * are latents and whose values are their first part. */
+/* What the generator must know of a layer. */
 generator_layer operands_geometry(const struct model *model, int32_t layer);
 
 #endif /* HOST_KINDS_OPERANDS_H */

@@ -12,7 +12,7 @@ enum {
     MODEL_MAX_HEADS = 4096,
     MODEL_MAX_DIM = 65536,         /* of a head */
     MODEL_MAX_CONTEXT = INT32_MAX, /* tokens */
-    MODEL_DEFAULT_CONTEXT = 32768, /* where a model has no limit of its own (recurrences) */
+    MODEL_DEFAULT_CONTEXT = 32768, /* where a model has no limit itself (recurrences) */
     MODEL_DEFAULT_ENCODER = 4096   /* tokens of an image or a sentence where nothing is said */
 };
 
@@ -46,7 +46,7 @@ void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);
 /* An empty model; NULL when memory ran out. */
 struct model *model_new(const char *name, const char *architecture);
 
-/* Append a layer with a buffer of its own where its kind has one, to the group of equal parameters
+/* Append a layer with its own buffer where its kind has one, to the group of equal parameters
  * or to a new one. `stack` is static. OUT_OF_HOST_MEMORY; CONFIG_ERROR beyond MODEL_MAX_LAYERS. */
 attn_status model_add_layer(struct model *model, const struct model_spec *spec, const char *stack,
                             int32_t block, attn_error *error);

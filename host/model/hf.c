@@ -84,7 +84,7 @@ void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear
     dims->state_dtype = hf_state_dtype(source);
     dims->conv_dtype = source->model->dtype;
     source->model->conv_bias = json_bool(&source->text, "use_conv_bias|mamba_conv_bias", true);
-    /* [lowest, highest]; an infinite bound is none. Nemotron-H's has a key of its own. */
+    /* [lowest, highest]; an infinite bound is none. Nemotron-H's has its own key. */
     const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
     const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
     if (cJSON_IsNumber(low) && dims->dt_min == 0)
@@ -241,7 +241,7 @@ static void read_context(struct hf_source *source, const struct config *config)
 
 /* ---- Vision towers --------------------------------------------------------------------------- */
 
-/* Patches of a square image, and a class token; a default where the file does not tell. */
+/* Patches of a square image, and a class token; a default where the file does not say. */
 static int32_t image_tokens(const struct json_reader *vision)
 {
     const cJSON *image = json_get(vision, "image_size");

@@ -65,7 +65,7 @@ extern const size_t hf_num_architectures;
 /* Families. */
 void hf_build_dense(struct hf_source *source);      /* softmax, windows, chunks, gated delta net */
 void hf_build_mla(struct hf_source *source);        /* DeepSeek and Kimi */
-void hf_build_falcon_h1(struct hf_source *source);  /* attention beside Mamba2 in each block */
+void hf_build_falcon_h1(struct hf_source *source);  /* attention next to Mamba2 in each block */
 void hf_build_nemotron_h(struct hf_source *source); /* one of attention, Mamba2, MLP in a block */
 void hf_build_mamba2(struct hf_source *source);
 void hf_build_minimax(struct hf_source *source); /* softmax and lightning attention */

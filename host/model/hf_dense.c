@@ -186,10 +186,10 @@ static void check_type(const struct hf_source *source, const struct dense *dense
         json_fail(&source->text, "sliding_window",
                   "is missing: layer_types has sliding_attention; accepted 1 to 2147483647");
     if (type == LAYER_CHUNKED && !dense->chunk)
-        json_fail(&source->text, "layer_types", "has chunked_attention, which %s has not",
+        json_fail(&source->text, "layer_types", "has chunked_attention, which %s does not have",
                   source->model->architecture);
     if (type == LAYER_LINEAR && source->defaults->pattern != HF_PERIOD_LINEAR)
-        json_fail(&source->text, "layer_types", "has linear_attention, which %s has not",
+        json_fail(&source->text, "layer_types", "has linear_attention, which %s does not have",
                   source->model->architecture);
 }
 

@@ -106,7 +106,7 @@ static attn_status settle_dims(struct ini_model *model, attn_error *error)
         return config_fail(model->config,
                            keys->qk_rope_head_dim ? "model.qk_rope_head_dim"
                                                   : "model.qk_nope_head_dim",
-                           error, "only goes with model.kv_lora_rank, which is missing");
+                           error, "needs model.kv_lora_rank, which is missing");
     attn_status status =
         require(model->config, "model.head_dim", keys->head_dim, "1 to 4096 elements", error);
     if (status)

@@ -52,15 +52,15 @@ bool json_bool(const struct json_reader *reader, const char *keys, bool otherwis
 /* A string, or `otherwise`. Lives as long as the tree. */
 const char *json_string(const struct json_reader *reader, const char *keys, const char *otherwise);
 
-/* An array, or NULL if absent. With `length` >= 0 it must have so many elements. */
+/* An array, or NULL if absent. With `length` >= 0 it must have that many elements. */
 const cJSON *json_array(const struct json_reader *reader, const char *key, int64_t length);
 
-/* The object `key` into *inner, as a reader of its own; false if it is absent or there is an error.
+/* The object `key` into *inner, as a separate reader; false if it is absent or there is an error.
  * `path` is what its fields are called by: "text_config.". */
 bool json_object(const struct json_reader *reader, const char *key, const char *path,
                  struct json_reader *inner);
 
-/* Say that a field is wrong: "FILE: PATH: message"; of alternatives "a|b" the one that is there is
+/* Say that a field is wrong: "FILE: PATH: message"; of alternatives "a|b" the one given is
  * named. Does nothing after an earlier error. */
 void json_fail(const struct json_reader *reader, const char *keys, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

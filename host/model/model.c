@@ -295,16 +295,6 @@ void model_destroy(struct model *model)
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
-bool model_group_expands(const struct model *model, const attn_layer_group *group)
-{
-    return group->kind == ATTN_KIND_MLA && model->mla_expanded != 0;
-}
-
-attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group)
-{
-    return model_group_expands(model, group) ? ATTN_F32 : model->dtype;
-}
-
 bool model_group_has_kv(const attn_layer_group *group)
 {
     return group->kind != ATTN_KIND_LINEAR && group->attn_type != ATTN_TYPE_ENCODER_ONLY;

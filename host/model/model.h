@@ -12,8 +12,8 @@
  * (model/hf.c); both add layers one by one to a builder, which groups them.
  *
  * The decoder's layers come first, encoders and vision towers after them, so that a tower does not
- * shift the numbers of the text model. A block with two mixers (attention beside a state space
- * model) is two layers; a block without one (an MLP of its own) is none: `block` tells where in the
+ * shift the numbers of the text model. A block with two mixers (attention next to a state space
+ * model) is two layers; a block without one (an MLP of its own) is none: `block` says where in the
  * checkpoint's stack a layer is.
  */
 #ifndef HOST_MODEL_MODEL_H
@@ -90,13 +90,6 @@ void model_destroy(struct model *model);
 /* Does this group have a KV cache (or latent cache)? Does it have a recurrent state? */
 bool model_group_has_kv(const attn_layer_group *group);
 bool model_group_has_state(const attn_layer_group *group);
-
-/* Is the group called in the expanded form in some mode? */
-bool model_group_expands(const struct model *model, const attn_layer_group *group);
-
-/* Type of what a group writes: the model's, but fp32 for latent layers that have an expanded form,
- * as partial results are merged before anything is rounded. */
-attn_dtype model_out_dtype(const struct model *model, const attn_layer_group *group);
 
 /* Does the group have a decode phase? Encoders run once, in EXTEND. */
 bool model_group_decodes(const attn_layer_group *group);

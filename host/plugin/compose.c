@@ -152,9 +152,9 @@ static attn_status fail_unknown(const struct composer *composer, bool with_defin
     if (num_refused > 0)
         strbuf_appendf(&refused, " (%u plugin files were refused)", num_refused);
     attn_status status =
-        host_fail(error, ATTN_CONFIG_ERROR, "%s is no %s that is there%s%s%s; accepted: %s%s",
-                  subject, with_definitions ? "backend" : "backend type",
-                  nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "",
+        host_fail(error, ATTN_CONFIG_ERROR, "%s is not a known %s%s%s%s; accepted: %s%s", subject,
+                  with_definitions ? "backend" : "backend type", nearest ? " (did you mean " : "",
+                  nearest ? nearest : "", nearest ? "?)" : "",
                   all.length ? strbuf_text(&all) : "none", strbuf_text(&refused));
     free(names);
     strbuf_finish(&refused);
@@ -392,7 +392,7 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
                          node->name);
     attn_child made = {.struct_size = sizeof made, .type = type, .instance = instance};
     if (node->num_children == 0)
-        status = layer_count_wrap(&made, &node->rows, error);
+        status = row_count_wrap(&made, &node->rows, error);
     if (status != ATTN_OK) {
         type->ops->destroy(instance);
         return status;

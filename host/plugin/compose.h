@@ -89,7 +89,7 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
 attn_status compose_create(struct compose_node *node, const attn_problem *problems,
                            uint32_t num_problems, attn_child *child, attn_error *error);
 
-/* Forget the rows that were counted so far: those of prepare() serve nobody. */
+/* Forget the rows that were counted so far: those of prepare() are not a request's. */
 void compose_reset_rows(struct compose_node *root);
 
 /* Nodes of the tree, and the one with this index; each before its children. NULL beyond the last.

@@ -48,7 +48,7 @@ static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
                      clean_dlerror(plugin->file, said));
 }
 
-/* dlsym() also searches what the object links; an entry found there is somebody else's. */
+/* dlsym() also searches what the object links; an entry found there belongs to another object. */
 static attn_status resolve_entry(const struct loader_plugin *plugin, attn_plugin_entry_fn *entry,
                                  attn_error *error)
 {

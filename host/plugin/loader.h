@@ -40,7 +40,7 @@ attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_p
 /* Forget the record, and unmap the file unless it was initialised. NULL is accepted. */
 void loader_close(struct loader_plugin *plugin);
 
-/* Make a usable record a refused one, for what its file alone does not tell. Returns `status`, or
+/* Make a usable record a refused one, for what its file alone does not say. Returns `status`, or
  * OUT_OF_HOST_MEMORY. */
 attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -55,7 +55,7 @@ void loader_release(const struct loader_plugin *plugin);
 /* ---- Steps, for loader.c and tests ----------------------------------------------------------- */
 
 /* Open `file` (an absolute path without links) for reading. INVALID_ARGUMENT if it is no regular
- * file, or if it or its folder belongs to somebody else or can be written by others. */
+ * file, or if it or its folder belongs to another user or can be written by others. */
 attn_status loader_check_file(const char *file, int *descriptor, attn_error *error);
 
 /* The same test for a folder that is to be searched. */

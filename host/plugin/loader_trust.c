@@ -21,7 +21,7 @@
 
 /* ---- Owner and mode -------------------------------------------------------------------------- */
 
-/* Is the group of the same name as the user, with nobody else in it? Distributions give every user
+/* Is the group of the same name as the user, with no other member? Distributions give every user
  * such a group and an umask of 002, so that what a user builds is writable by a group that is just
  * the user. Never true for root. */
 static bool is_private_group(uid_t user, gid_t group)

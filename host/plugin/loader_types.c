@@ -78,7 +78,7 @@ static attn_status check_ops(const char *file, const attn_backend_type *type, at
     return ATTN_OK;
 }
 
-/* Composites declare children, and nobody else does. */
+/* Composites declare children, and no other backend does. */
 static attn_status check_children(const char *file, const attn_backend_type *type,
                                   attn_error *error)
 {

@@ -143,7 +143,7 @@ static void append_range(const attn_option *option, strbuf *text)
     static const char *const any[ATTN_OPTION_COUNT] = {
         [ATTN_OPTION_INT] = "any integer",
         [ATTN_OPTION_FLOAT] = "any finite number",
-        [ATTN_OPTION_SIZE] = "bytes, with K, M or G behind the number",
+        [ATTN_OPTION_SIZE] = "bytes, with K, M or G after the number",
     };
     if (has_range(option))
         strbuf_appendf(text, "%.15g..%.15g", option->min, option->max);
@@ -191,7 +191,7 @@ static bool is_taken(const attn_backend_type *type, uint32_t end, const char *ke
 static const char *check_choices(const attn_option *option)
 {
     if (option->type != ATTN_OPTION_ENUM)
-        return option->num_choices || option->choices ? "has choices but is no enum" : NULL;
+        return option->num_choices || option->choices ? "has choices but is not an enum" : NULL;
     if (option->num_choices == 0 || !option->choices)
         return "is an enum without choices";
     for (uint32_t c = 0; c < option->num_choices; c++) {
@@ -407,7 +407,7 @@ static attn_status fail_unknown(struct parsing *p, const struct options_text *te
     const char *nearest = keys ? text_nearest(text->key, keys, p->type->num_options) : NULL;
     attn_status status = host_fail(
         p->error, ATTN_CONFIG_ERROR,
-        "%s: backend.%s.%s is no option of backend type %s%s%s%s; accepted: %s", text->place,
+        "%s: backend.%s.%s is not an option of backend type %s%s%s%s; accepted: %s", text->place,
         p->name, text->key, p->type->name, nearest ? " (did you mean " : "", nearest ? nearest : "",
         nearest ? "?)" : "", all.length ? strbuf_text(&all) : "none");
     free(keys);

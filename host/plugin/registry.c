@@ -94,7 +94,8 @@ attn_status registry_pin(struct registry *registry, const char *file, const uint
                          attn_error *error)
 {
     if (registry_find_file(registry, file))
-        return host_fail(error, ATTN_BAD_STATE, "%s: is loaded already; pin it before", file);
+        return host_fail(error, ATTN_BAD_STATE, "%s: is already loaded; pin it before loading it",
+                         file);
     char *resolved = realpath(file, NULL);
     if (!resolved)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -134,21 +135,21 @@ static attn_status refuse_duplicates(const struct registry *registry, struct loa
     plugin->shadowed_by = find_shadow(registry, plugin);
     if (plugin->shadowed_by)
         return loader_refuse(plugin, ATTN_CONFIG_ERROR,
-                             "%s: shadowed by %s, which provides its backends already",
+                             "%s: shadowed by %s, which already provides its backends",
                              plugin->file, plugin->shadowed_by);
     for (uint32_t t = 0; t < plugin->num_types; t++) {
         const char *name = plugin->types[t]->name;
         const struct registry_type *taken = registry_find(registry, name);
         if (taken)
             return loader_refuse(plugin, ATTN_CONFIG_ERROR,
-                                 "%s: backend type %s is provided by %s already; accepted: one "
-                                 "backend type of a name",
+                                 "%s: backend type %s is already provided by %s; accepted: one "
+                                 "backend type per name",
                                  plugin->file, name, taken->plugin->file);
         for (uint32_t before = 0; before < t; before++)
             if (strcmp(plugin->types[before]->name, name) == 0)
                 return loader_refuse(plugin, ATTN_CONFIG_ERROR,
                                      "%s: backend types %u and %u are both named %s; accepted: one "
-                                     "backend type of a name",
+                                     "backend type per name",
                                      plugin->file, before, t, name);
     }
     return ATTN_OK;

@@ -53,7 +53,7 @@ static attn_status metadata_create(attn_instance *layer, uint32_t kind, const at
 {
     attn_metadata *made = calloc(1, sizeof *made);
     if (!made)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata of a layer");
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata of a row counter");
     made->layer = layer;
     attn_status status =
         layer->next->metadata_create(layer->instance, kind, bounds, memory, &made->metadata, error);
@@ -140,11 +140,11 @@ static void fill_ops(const attn_backend_ops *next, attn_backend_ops *ops)
     };
 }
 
-attn_status layer_count_wrap(attn_child *child, int64_t *rows, attn_error *error)
+attn_status row_count_wrap(attn_child *child, int64_t *rows, attn_error *error)
 {
     attn_instance *layer = calloc(1, sizeof *layer);
     if (!layer)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "layer before %s", child->type->name);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "row counter of %s", child->type->name);
     uint32_t size = child->type->struct_size;
     memcpy(&layer->type, child->type, size < sizeof layer->type ? size : sizeof layer->type);
     layer->type.struct_size = sizeof layer->type;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_count.h: a layer before a backend that counts the rows it computes.
+ * row_count.h: a wrapper around a backend that counts the rows it computes.
  *
- * A layer is what stands between a caller and a backend: tables of its own, behind which it does
+ * A wrapper stands between a caller and a backend: tables of its own, in whose slots it does
  * its part and calls the next. Callers cannot tell: slots that the backend hides stay hidden.
  */
 #ifndef HOST_PLUGIN_ROW_COUNT_H
@@ -10,10 +10,10 @@
 
 #include "attn_plugin.h"
 
-/* Put the layer before *child: from now on each successful forward adds the real query rows of its
+/* Wrap *child: from now on each successful forward adds the real query rows of its
  * batch to *rows, which outlives the child. A forward that is captured counts when it is replayed:
  * each later init_forward_metadata of its metadata adds the batch's rows for it. On failure *child
  * is what it was: the caller's still. OUT_OF_HOST_MEMORY. */
-attn_status layer_count_wrap(attn_child *child, int64_t *rows, attn_error *error);
+attn_status row_count_wrap(attn_child *child, int64_t *rows, attn_error *error);
 
 #endif /* HOST_PLUGIN_ROW_COUNT_H */

@@ -4,10 +4,12 @@
  * from k and v where they are new, else from the cache.
  */
 #include "host/reference/call.h"
+#include "host/reference/row.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,10 +141,11 @@ static attn_status set_items(reference_sight *sight, const reference_call *call,
 /* What all rows of a forward share. */
 struct forward {
     const reference_call *call;
+    const reference_options *options; /* NULL = defaults */
     reference_result *result;
     reference_scratch scratch;
-    double *query; /* [call->dim] */
-    int32_t with_naive;
+    double *query;  /* [call->dim] */
+    double *vector; /* [max(dim, v_dim)] of a key that is asked about */
 };
 
 static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
@@ -159,11 +162,43 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .alibi_slope = call->slopes ? (double)call->slopes[head] : 0,
         .sink = call->sinks ? (double)call->sinks[head] : 0,
         .has_sink = call->sinks != NULL,
-        .operand_dtype = forward->with_naive ? call->problem->q_dtype : ATTN_DTYPE_NONE,
+        .operand_dtype = call->problem->q_dtype,
         .out_dtype = call->problem->out_dtype,
         .query = forward->query,
         .sight = reference_sight_all(),
     };
+}
+
+/* Without a key of weight p the output moves by p / (1 - p) times its distance from the value, with
+ * one of weight w besides by w / (1 + w). */
+static void answer(const struct forward *forward, const reference_row *row, const reference_kv *kv,
+                   int64_t entry, reference_probe *probe)
+{
+    const reference_result *result = forward->result;
+    const double *out = result->out + entry * row->v_head_dim;
+    const double *bars = result->bars + entry * row->v_head_dim;
+    double size, weight;
+    kv->read(kv->ctx, probe->key, forward->vector, NULL);
+    weight = exp(reference_score(row, forward->vector, probe->key, &size) - result->rows[entry].lse);
+    int seen = reference_sees(&row->sight, probe->key);
+    double share = seen ? weight / (1 - weight) : weight / (1 + weight);
+    kv->read(kv->ctx, probe->key, NULL, forward->vector);
+    probe->moves = 0;
+    for (int32_t d = 0; d < row->v_head_dim; d++) {
+        double moves = seen && weight >= 1 ? fabs(out[d]) / bars[d]
+                                           : share * fabs(forward->vector[d] - out[d]) / bars[d];
+        probe->moves = isnan(moves) ? INFINITY : fmax(probe->moves, moves);
+    }
+}
+
+static void answer_all(const struct forward *forward, const reference_row *row,
+                       const reference_kv *kv, int64_t entry)
+{
+    const reference_options *options = forward->options;
+    int32_t heads = forward->result->num_heads;
+    for (int32_t n = 0; options && forward->result->bars && n < options->num_probes; n++)
+        if (options->probes[n].row * heads + options->probes[n].head == entry)
+            answer(forward, row, kv, entry, &options->probes[n]);
 }
 
 static attn_status compute_heads(struct forward *forward, const reference_sequence *sequence,
@@ -186,9 +221,13 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
         reference_kv kv = {read_key, &reader};
         reference_row row = make_row(forward, sequence, h);
         row.sight = sight;
-        status = reference_row_compute(&row, &kv, &forward->scratch,
-                                       forward->result->out + entry * row.v_head_dim,
-                                       &forward->result->rows[entry], error);
+        reference_result *result = forward->result;
+        int64_t first = entry * row.v_head_dim;
+        status = reference_row_compute(&row, &kv, &forward->scratch, result->out + first,
+                                       result->bars ? result->bars + first : NULL,
+                                       &result->rows[entry], error);
+        if (status == ATTN_OK)
+            answer_all(forward, &row, &kv, entry);
     }
     return status;
 }
@@ -213,7 +252,7 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
 /* ---- Results --------------------------------------------------------------------------------- */
 
 static attn_status allocate_result(reference_result *result, const reference_call *call,
-                                   attn_error *error)
+                                   int has_bars, attn_error *error)
 {
     const attn_layer_group *group = call->group;
     size_t rows = (size_t)call->num_rows, entries = rows * (size_t)group->num_q_heads;
@@ -222,12 +261,15 @@ static attn_status allocate_result(reference_result *result, const reference_cal
         .num_heads = group->num_q_heads,
         .v_head_dim = call->v_dim,
         .out_dtype = call->problem->out_dtype,
+        .has_bars = has_bars,
     };
     /* One more, so that an empty tensor is no failure. */
     result->kind = calloc(rows + 1, sizeof *result->kind);
     result->rows = calloc(entries + 1, sizeof *result->rows);
     result->out = calloc(entries * (size_t)call->v_dim + 1, sizeof *result->out);
-    if (result->kind && result->rows && result->out)
+    if (has_bars)
+        result->bars = calloc(entries * (size_t)call->v_dim + 1, sizeof *result->bars);
+    if (result->kind && result->rows && result->out && (result->bars || !has_bars))
         return ATTN_OK;
     reference_result_finish(result);
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for %lld rows",
@@ -241,17 +283,18 @@ void reference_result_finish(reference_result *result)
     free(result->kind);
     free(result->rows);
     free(result->out);
+    free(result->bars);
     *result = (reference_result){0};
 }
 
 static attn_status compute_all(const reference_call *call, const reference_options *options,
                                reference_result *result, attn_error *error)
 {
-    struct forward forward = {.call = call, .result = result};
-    forward.with_naive = !(options && options->without_naive);
-    result->has_naive = forward.with_naive;
+    struct forward forward = {.call = call, .options = options, .result = result};
+    size_t dim = (size_t)call->dim, v_dim = (size_t)call->v_dim, wide = dim > v_dim ? dim : v_dim;
     reference_scratch_init(&forward.scratch);
-    forward.query = malloc((size_t)call->dim * sizeof *forward.query);
+    forward.query = malloc((dim + wide) * sizeof *forward.query);
+    forward.vector = forward.query ? forward.query + dim : NULL;
     attn_status status = ATTN_OK;
     if (!forward.query)
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a query");
@@ -267,6 +310,7 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                               const reference_options *options, reference_result *result,
                               attn_error *error)
 {
+    int has_bars = !(options && options->without_bars);
     if (batch->mode == ATTN_MODE_IDLE) {
         const attn_layer_group *group = problem->group;
         int absorbed = reference_is_absorbed(problem, batch->mode) && group->mla;
@@ -274,14 +318,14 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                                      .v_head_dim =
                                          absorbed ? group->mla->kv_lora_rank : group->v_head_dim,
                                      .out_dtype = problem->out_dtype,
-                                     .has_naive = !(options && options->without_naive)};
+                                     .has_bars = has_bars};
         return ATTN_OK;
     }
     reference_call call;
     reference_result made;
     attn_status status = reference_call_init(&call, problem, batch, layer_id, args, options, error);
     if (status == ATTN_OK)
-        status = allocate_result(&made, &call, error);
+        status = allocate_result(&made, &call, has_bars, error);
     if (status != ATTN_OK)
         return status;
     status = compute_all(&call, options, &made, error);

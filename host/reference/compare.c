@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const reasons[] = {
     [REFERENCE_PASS] = "passes",
@@ -18,20 +19,11 @@ static const char *const reasons[] = {
     [REFERENCE_FINITE_HERE] = "finite where the truth is not",
 };
 
-static double ratio_of(const reference_verdict *verdict)
-{
-    if (verdict->code == REFERENCE_NOT_FINITE_HERE || verdict->code == REFERENCE_FINITE_HERE)
-        return INFINITY;
-    if (verdict->error == 0)
-        return 0;
-    return verdict->bar > 0 ? verdict->error / verdict->bar : INFINITY;
-}
-
 /* Keep the worst verdict, and the first of equals, in words. */
 static void remember(reference_report *report, const char *what, int64_t row, int32_t head,
                      const reference_verdict *verdict, double actual, double truth)
 {
-    double ratio = ratio_of(verdict);
+    double ratio = reference_verdict_ratio(verdict);
     if (report->message[0] && ratio <= report->worst_ratio)
         return;
     report->worst_ratio = ratio;
@@ -61,7 +53,8 @@ static void compare_row(const reference_result *result, int64_t row, int32_t hea
 {
     int64_t entry = row * result->num_heads + head;
     const double *truth = result->out + entry * result->v_head_dim;
-    reference_verdict verdict = reference_check_row(actual, truth, result->v_head_dim,
+    const double *bars = result->bars ? result->bars + entry * result->v_head_dim : NULL;
+    reference_verdict verdict = reference_check_row(actual, truth, bars, result->v_head_dim,
                                                     result->out_dtype, &result->rows[entry]);
     report->rows_checked++;
     report->rows_failed += verdict.code != REFERENCE_PASS;
@@ -114,10 +107,11 @@ static attn_status check_shape(const attn_tensor *tensor, const char *name, attn
         same = tensor->shape[d] == shape[d];
     if (same)
         return ATTN_OK;
-    return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "%s to compare has not the result's shape or dtype: accepted %s [%lld, %lld%s",
-                     name, dtype_name(dtype), (long long)shape[0], (long long)shape[1],
-                     ndim == 3 ? ", v_head_dim]" : "]");
+    return host_fail(
+        error, ATTN_INVALID_ARGUMENT,
+        "%s to compare does not have the result's shape or dtype: accepted %s [%lld, %lld%s", name,
+        dtype_name(dtype), (long long)shape[0], (long long)shape[1],
+        ndim == 3 ? ", v_head_dim]" : "]");
 }
 
 attn_status reference_compare(const reference_result *result, const attn_tensor *out,
@@ -129,9 +123,8 @@ attn_status reference_compare(const reference_result *result, const attn_tensor 
         status = check_shape(lse, "the LSE", ATTN_F32, 2, shape, error);
     if (status != ATTN_OK)
         return status;
-    if (!result->has_naive)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "the result was made without the naive form, which the bar needs");
+    if (!result->has_bars)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "the result was made without bars");
     double *actual = malloc((size_t)result->v_head_dim * sizeof *actual);
     if (!actual)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a row");
@@ -150,6 +143,22 @@ attn_status reference_compare(const reference_result *result, const attn_tensor 
     }
     free(actual);
     return ATTN_OK;
+}
+
+void reference_report_add(reference_report *report, const reference_report *more)
+{
+    report->rows_checked += more->rows_checked;
+    report->rows_failed += more->rows_failed;
+    report->lse_checked += more->lse_checked;
+    report->lse_failed += more->lse_failed;
+    report->padding_checked += more->padding_checked;
+    report->padding_failed += more->padding_failed;
+    report->max_abs_error = fmax(report->max_abs_error, more->max_abs_error);
+    report->max_rel_error = fmax(report->max_rel_error, more->max_rel_error);
+    if (more->worst_ratio > report->worst_ratio || !report->message[0]) {
+        report->worst_ratio = more->worst_ratio;
+        memcpy(report->message, more->message, sizeof report->message);
+    }
 }
 
 int reference_report_passed(const reference_report *report)

@@ -27,7 +27,7 @@ static attn_status store_sequence(const reference_call *call, const reference_se
 {
     for (int64_t n = 0; n < sequence->num_new; n++) {
         int64_t row = sequence->first_new_row + n, slot = reference_new_slot(call, row);
-        if (slot < call->kv->page_size) /* not written, or page 0, which anybody may write */
+        if (slot < call->kv->page_size) /* not written, or page 0, which anything may write */
             continue;
         if (slot >= call->num_slots)
             return host_fail(error, ATTN_INVALID_ARGUMENT,

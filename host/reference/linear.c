@@ -26,7 +26,7 @@ static attn_status result_init(reference_result *result, const linear_call *call
                                  .num_heads = call->v_heads,
                                  .v_head_dim = call->v_dim,
                                  .out_dtype = call->problem->out_dtype,
-                                 .has_naive = 1};
+                                 .has_bars = 1};
     size_t entries = (size_t)(call->num_rows * call->v_heads) + 1;
     result->kind = calloc((size_t)call->num_rows + 1, sizeof *result->kind);
     result->out = calloc(entries * (size_t)call->v_dim, sizeof *result->out);

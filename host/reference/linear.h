@@ -2,11 +2,14 @@
  *
  * linear.h: the oracle of linear layers: the recurrences of attn_problem.h, token by token in fp64.
  *
- * What rows come to is a reference_result, judged by reference_compare(). In its rows the floor of
- * the bar, max_v, is the largest sum of absolute terms of an element of the output, since a sum
- * whose terms cancel cannot be better than its terms. The naive form is the same recurrence in
- * fp32: every operation rounded, q, k and v rounded to the operand dtype after the convolution and
- * after the normalisation, the output rounded to its dtype, the state to its own when it is stored.
+ * What rows come to is a reference_result, judged by reference_compare(). A row passes if
+ *
+ *   max |actual - truth| <= 2 * max |naive - truth| + 1e-5 * terms
+ *
+ * with the largest sum of absolute terms of an element of the output, since a sum whose terms
+ * cancel cannot be better than its terms. The naive form is the same recurrence in fp32: every
+ * operation rounded, q, k and v rounded to the operand dtype after the convolution and after the
+ * normalisation, the output rounded to its dtype, the state to its own when it is stored.
  *
  * What slots come to is a reference_states. A state passes, head by head, if
  *

@@ -215,7 +215,7 @@ static double *load_rows(const attn_tensor *tensor, int64_t first, int64_t count
     return to;
 }
 
-/* A constant behind the others; NULL if there is none. */
+/* A constant after the others; NULL if there is none. */
 static const double *load_constant(const attn_tensor *tensor, double **next)
 {
     const double *loaded = *next;

@@ -10,6 +10,9 @@
 
 enum { TRUTH, NAIVE, FORMS };
 
+/* The pass rule of linear layers: linear.h. */
+static const double naive_factor = 2, floor_factor = 1e-5;
+
 /* ---- The layer ------------------------------------------------------------------------------- */
 
 static attn_status check_dims(const attn_linear_dims *dims, attn_error *error)
@@ -159,7 +162,7 @@ struct work {
     double *decay;           /* [K] */
     double *out[FORMS];      /* [V] */
     double *out_terms;       /* [V] of the truth, */
-    double *unused;          /* [V] and of the naive form, which nobody asks for */
+    double *unused;          /* [V] and of the naive form, which is not wanted */
     double *step;            /* linear_step_work() */
 };
 
@@ -208,7 +211,7 @@ static linear_form form_of(const reference_linear_layer *layer, int n)
     return (linear_form){n == NAIVE, layer->operand_dtype};
 }
 
-/* The inputs of these rows behind those before them, of which the last ones are kept. */
+/* The inputs of these rows after those before them, of which the last ones are kept. */
 static void gather_inputs(reference_linear_replay *replay, const reference_linear_rows *rows,
                           double *inputs)
 {
@@ -308,20 +311,23 @@ static double least_error(const reference_linear_replay *replay, const reference
     return most;
 }
 
-/* Compare the two forms of a row and keep what the truth says. */
-static void keep_row(const reference_linear_layer *layer, const struct work *work, double *out,
-                     reference_row_result *kept)
+/* Compare the two forms of a row and keep what the truth says. The naive error is `least` at least.
+ */
+static void keep_row(const reference_linear_layer *layer, const struct work *work, double least,
+                     double *out, reference_row_result *kept)
 {
     const double *truth = work->out[TRUTH];
+    double naive_error = least;
     *kept = (reference_row_result){0};
     for (int32_t j = 0; j < layer->dims.head_v_dim; j++) {
         double rounded = linear_round(layer->out_dtype, work->out[NAIVE][j]);
         if (isfinite(rounded) && isfinite(truth[j]))
-            kept->naive_error = fmax(kept->naive_error, fabs(rounded - truth[j]));
+            naive_error = fmax(naive_error, fabs(rounded - truth[j]));
         if (isfinite(work->out_terms[j]))
-            kept->max_v = fmax(kept->max_v, work->out_terms[j]);
+            kept->terms = fmax(kept->terms, work->out_terms[j]);
         out[j] = truth[j];
     }
+    kept->bar = naive_factor * naive_error + floor_factor * kept->terms;
 }
 
 attn_status reference_linear_replay_advance(reference_linear_replay *replay,
@@ -344,11 +350,9 @@ attn_status reference_linear_replay_advance(reference_linear_replay *replay,
                 compute_form(replay, rows, t, h, n, kept, &work);
             if (!kept)
                 continue;
-            keep_row(replay->layer, &work, out + entry * replay->layer->dims.head_v_dim,
-                     &results[entry]);
-            if (replay->rounded && replay->num_k_heads > 0)
-                results[entry].naive_error =
-                    fmax(results[entry].naive_error, least_error(replay, rows, t, h, &work));
+            int rounded = replay->rounded && replay->num_k_heads > 0;
+            keep_row(replay->layer, &work, rounded ? least_error(replay, rows, t, h, &work) : 0,
+                     out + entry * replay->layer->dims.head_v_dim, &results[entry]);
         }
     return ATTN_OK;
 }

@@ -82,7 +82,7 @@ void reference_linear_replay_finish(reference_linear_replay *replay);
 /* Back to the beginning of a sequence. */
 void reference_linear_replay_reset(reference_linear_replay *replay);
 
-/* Bytes that a replay of so many heads from `first_head` on holds. */
+/* Bytes that a replay of this many heads from `first_head` on holds. */
 uint64_t reference_linear_replay_bytes(const reference_linear_layer *layer, int32_t first_head,
                                        int32_t num_heads);
 
@@ -90,7 +90,7 @@ uint64_t reference_linear_replay_bytes(const reference_linear_layer *layer, int3
 int32_t reference_linear_channel(const reference_linear_channels *channels, int32_t c);
 
 /* Go on by these rows. `wanted` (NULL = all): whether row t's output is; `out` gets it, [count,
- * num_heads, head_v_dim], and `results` its naive error and the floor of its bar, [count,
+ * num_heads, head_v_dim], and `results` its bar, [count,
  * num_heads]; both are left alone where a row is not wanted. OUT_OF_HOST_MEMORY: the scratch did
  * not grow, nothing has happened. */
 attn_status reference_linear_replay_advance(reference_linear_replay *replay,
@@ -109,9 +109,9 @@ attn_status reference_linear_replay_advance(reference_linear_replay *replay,
  * with s_j the standard deviation of output element j if the differences of both forms' states are
  * independent, and h_j half a unit in its last place. Roundings of many tokens add up at random,
  * and a single draw of that, the naive form's own, may be a lucky one. And two forms whose states
- * differ do not round their outputs alike: the error is that of the state, and up to h_j besides.
- * The pass rule doubles what is here, which makes it 6 s_j + h_j: of a rounding to nearest nobody
- * needs twice the most.
+ * differ do not round their outputs alike: the error is that of the state, plus up to h_j.
+ * The pass rule doubles what is here, which makes it 6 s_j + h_j: of a rounding to nearest no
+ * backend needs twice the most.
  */
 void reference_linear_replay_store(reference_linear_replay *replay);
 

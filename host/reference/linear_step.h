@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Elements of a state's row are worked on so many at a time. */
+/* How many elements of a state's row are worked on at a time. */
 enum { LINEAR_LANES = 8 };
 
 /* The truth rounds nothing; the naive form rounds every operation to fp32, operands to theirs. */

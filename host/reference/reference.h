@@ -12,26 +12,25 @@
  *          reference_result; reference_compare() judges tensors by it; reference_expected_kv() and
  *          reference_compare_kv() do the same for what is written to the KV cache.
  *
- * The pass rule, for each (token, head) row and for each LSE entry:
+ * The pass rule, for each element of each (token, head) row and for each LSE entry:
  *
- *   row:  max_d |actual - truth| <= 2 * max_d |naive - truth| + 1e-5 * max |v seen|
- *   LSE:  |actual - truth|       <= 2 * |naive - truth|       + 1e-5 * max(1, |truth|)
+ *   |actual - truth| <= bar
  *
  * and non-finite places must agree first: where the truth is NaN the output must be NaN, where it
- * is infinite in the output's dtype the output must be that infinity, else it must be finite.
- * `naive` is the same row in the naive form, which is what a straight program in the operands'
- * precision gives: fp32 sums, those over keys in their order, each final score and each probability
- * rounded to the operand dtype, the output rounded to the output dtype. Where a dtype is too narrow
- * for a score (fp16, beyond 65504), the naive form of that row is in fp32. The LSE is fp32 always.
+ * is infinite in the output's dtype the output must be that infinity, else it must be finite. A bar
+ * is what roundings of the admitted kinds may do there: scores in fp32, each probability rounded
+ * once to the operand dtype, sums in fp32, the output rounded once. It follows from the row's own
+ * scores, probabilities and values; docs/ABI.md derives it ("The pass rule"). A row in which only
+ * such roundings happen fails with a chance below 1e-9.
  *
  * Verdicts only get worse: nothing here turns a failed row into a good one, and a report is never
  * reset but by its maker.
  *
- * Files: score.c (which keys are seen; fp64 scores), naive.c (the naive form), row.c (a row),
+ * Files: score.c (which keys are seen; fp64 scores), row.c (a row), rounding.c (its bars),
  * verdict.c (the pass rule), operand.c (tensors and scales of the ABI), slots.c (where keys lie),
  * mla.c (latent attention), batch.c (a whole forward), kv.c (what the cache must hold), compare.c
- * (whole tensors), merge.c. Build with -ffp-contract=off: the naive form and the quantiser are
- * exact statements about rounding.
+ * (whole tensors), merge.c. Build with -ffp-contract=off: the quantiser is an exact statement about
+ * rounding.
  */
 #ifndef HOST_REFERENCE_REFERENCE_H
 #define HOST_REFERENCE_REFERENCE_H
@@ -81,9 +80,8 @@ typedef struct reference_row {
     double alibi_slope; /* 0 = off */
     double sink;        /* one more logit; read if has_sink (a sink that is omitted: 0 there) */
     int32_t has_sink;
-    attn_dtype operand_dtype; /* what the naive form rounds scores and probabilities to; */
-                              /* ATTN_DTYPE_NONE = no naive form is wanted */
-    attn_dtype out_dtype;     /* what the naive form rounds the output to */
+    attn_dtype operand_dtype; /* what probabilities may be rounded to; read if bars are wanted */
+    attn_dtype out_dtype;     /* what the output is rounded to; likewise */
     const double *query;      /* [head_dim] */
     reference_sight sight;
 } reference_row;
@@ -118,20 +116,20 @@ typedef struct reference_scratch {
 void reference_scratch_init(reference_scratch *scratch);
 void reference_scratch_finish(reference_scratch *scratch);
 
-/* What a row comes to, besides its output. */
+/* What a row comes to, other than its output and its bars. */
 typedef struct reference_row_result {
-    double lse;         /* natural logarithm; -INFINITY if there is no key and no sink */
-    double max_v;       /* largest finite |v| of the keys seen; 0 if none */
-    int64_t num_seen;   /* keys */
-    double naive_error; /* of the output in the naive form; 0 without one */
-    double naive_lse_error;
+    double lse;       /* natural logarithm; -INFINITY if there is no key and no sink */
+    double lse_bar;   /* 0 without bars */
+    double bar;       /* of all elements, where there is none for each (linear layers) */
+    double terms;     /* linear layers: the largest sum of absolute terms of an element */
+    int64_t num_seen; /* keys */
 } reference_row_result;
 
-/* Compute the row: `out` gets v_head_dim values. A row that sees no key gives zeros. Two passes
- * over the keys (scores, then values), fp64. OUT_OF_HOST_MEMORY; INVALID_ARGUMENT for dimensions
- * below 1 or a negative kv_len. */
+/* Compute the row: `out` gets v_head_dim values, `bars` (NULL = not wanted) the bar of each. A row
+ * that sees no key gives zeros. Two passes over the keys (scores, then values), fp64.
+ * OUT_OF_HOST_MEMORY; INVALID_ARGUMENT for dimensions below 1 or a negative kv_len. */
 attn_status reference_row_compute(const reference_row *row, const reference_kv *kv,
-                                  reference_scratch *scratch, double *out,
+                                  reference_scratch *scratch, double *out, double *bars,
                                   reference_row_result *result, attn_error *error);
 
 /* ---- The pass rule --------------------------------------------------------------------------- */
@@ -147,20 +145,33 @@ enum {
 /* The verdict of one row or one LSE entry. */
 typedef struct reference_verdict {
     int32_t code;      /* REFERENCE_PASS ... */
-    int32_t dimension; /* where the error is largest, or the first place that disagrees */
-    double error;      /* largest |actual - truth|; INFINITY where finiteness disagrees */
+    int32_t dimension; /* the worst place: the largest error / bar, or the first that disagrees */
+    double error;      /* |actual - truth| there; INFINITY where finiteness disagrees */
     double bar;        /* what it may be */
 } reference_verdict;
 
-/* Judge actual[0 .. v_head_dim), converted exactly from out_dtype, by the truth and its naive error
- * (both from reference_row_compute). */
-reference_verdict reference_check_row(const double *actual, const double *truth, int32_t v_head_dim,
-                                      attn_dtype out_dtype, const reference_row_result *row);
+/* Judge actual[0 .. v_head_dim), converted exactly from out_dtype, by the truth and its bars, both
+ * from reference_row_compute(). `bars` NULL: it is row->bar everywhere. */
+reference_verdict reference_check_row(const double *actual, const double *truth, const double *bars,
+                                      int32_t v_head_dim, attn_dtype out_dtype,
+                                      const reference_row_result *row);
+
+/* error / bar; INFINITY where finiteness disagrees. */
+double reference_verdict_ratio(const reference_verdict *verdict);
 
 /* Judge one LSE entry (an fp32 value). */
 reference_verdict reference_check_lse(double actual, const reference_row_result *row);
 
 /* ---- A whole forward ------------------------------------------------------------------------- */
+
+/* A question beside a row: by how many bars, at its worst element, does it move if it is computed
+ * without this key, or, where it does not see it, with it? INFINITY: to what is not finite. */
+typedef struct reference_probe {
+    int64_t row;
+    int32_t head;
+    int64_t key;
+    double moves; /* the answer; 0 if the row is not computed */
+} reference_probe;
 
 /* How reference_forward() reads what the ABI leaves open. Zero is the default. */
 typedef struct reference_options {
@@ -168,7 +179,9 @@ typedef struct reference_options {
                                     /* block_table, csr */
     uint32_t reads_new_unquantised; /* ATTN_MODE_BIT set: modes that read new keys as given, not */
                                     /* as stored (the verdict's reads_new_kv_unquantised) */
-    uint32_t without_naive;         /* 1 = no naive form: the result can not be compared with */
+    uint32_t without_bars;          /* 1 = no bars: the result can not be compared with */
+    int32_t num_probes;
+    reference_probe *probes; /* answered, if there are bars */
 } reference_options;
 
 /* What a row of the query tensor is. */
@@ -185,10 +198,11 @@ typedef struct reference_result {
     int32_t num_heads;
     int32_t v_head_dim;
     attn_dtype out_dtype;
-    int32_t has_naive;
-    uint8_t *kind;              /* [num_rows] REFERENCE_ROW_* */
-    double *out;                /* [num_rows, num_heads, v_head_dim]; 0 in absent rows */
-    reference_row_result *rows; /* [num_rows, num_heads] LSE and naive errors */
+    int32_t has_bars;
+    uint8_t *kind; /* [num_rows] REFERENCE_ROW_* */
+    double *out;   /* [num_rows, num_heads, v_head_dim]; 0 in absent rows */
+    double *bars;  /* of the same shape; NULL without, and where rows have one each */
+    reference_row_result *rows; /* [num_rows, num_heads] */
 } reference_result;
 
 /* Compute what forward_extend or forward_decode must give for `layer_id` of problem->group.
@@ -201,7 +215,7 @@ typedef struct reference_result {
  * *result is the caller's struct, filled on success alone, released by reference_result_finish().
  * INVALID_ARGUMENT: an operand, a scale or an array is missing or has the wrong shape, by name; a
  * slot lies outside the cache; cross attention with what needs an i; k and v saved to another slot
- * than the index form tells. UNSUPPORTED: a layer kind without an oracle. */
+ * than the index form says. UNSUPPORTED: a layer kind without an oracle. */
 attn_status reference_forward(const attn_problem *problem, const attn_batch *batch,
                               int32_t layer_id, const attn_forward_args *args,
                               const reference_options *options, reference_result *result,
@@ -262,9 +276,12 @@ typedef struct reference_report {
 
 /* Compare an output tensor [rows, heads, v_head_dim] in any strides, and an LSE tensor [rows,
  * heads] (NULL = not wanted), with the result; the counts are added to *report.
- * INVALID_ARGUMENT: a shape or dtype that is not the result's, or a result without naive form. */
+ * INVALID_ARGUMENT: a shape or dtype that is not the result's, or a result without bars. */
 attn_status reference_compare(const reference_result *result, const attn_tensor *out,
                               const attn_tensor *lse, reference_report *report, attn_error *error);
+
+/* Add one report to another. */
+void reference_report_add(reference_report *report, const reference_report *more);
 
 /* 1 if something was compared and nothing failed. */
 int reference_report_passed(const reference_report *report);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * row.c: one row, exactly: scores of the keys that are seen, their softmax, the sum of their
- * values. The naive form goes through the same two passes, so that keys are made once for both.
+ * values. What the bars need is summed up in the same two passes.
  */
 #include "host/reference/row.h"
 
@@ -45,20 +45,30 @@ void reference_scratch_finish(reference_scratch *scratch)
 
 /* The arrays of one row, all in the scratch. */
 struct work {
-    double *scores; /* [kv_len] of the keys seen; then the probabilities */
+    double *scores; /* [kv_len] of the keys seen */
+    double *sizes;  /* [kv_len] of their terms */
     int64_t *seen;  /* [kv_len] those keys */
-    double *vector; /* [max(head_dim, v_head_dim)] the key or value at hand */
+    double *vector; /* [max(head_dim, padded)] the key or value at hand, */
+    int32_t padded; /* which is followed by zeros */
     int64_t num_seen;
-    naive_row naive;
+    double *out; /* [padded] */
+    rounding_sums sums;
 };
+
+static double *take(double **next, int64_t count)
+{
+    double *taken = *next;
+    *next += count;
+    return taken;
+}
 
 static attn_status lay_out(const reference_row *row, reference_scratch *scratch, struct work *work,
                            attn_error *error)
 {
-    size_t kv = (size_t)row->kv_len, dim = (size_t)row->head_dim, v_dim = (size_t)row->v_head_dim;
-    size_t wide = dim > v_dim ? dim : v_dim;
-    size_t size = kv * (sizeof(double) + sizeof(int64_t) + sizeof(float)) + wide * sizeof(double) +
-                  (2 * dim + v_dim) * sizeof(float);
+    int32_t padded = (row->v_head_dim + ROW_LANES - 1) / ROW_LANES * ROW_LANES;
+    int64_t kv = row->kv_len, wide = row->head_dim > padded ? row->head_dim : padded;
+    size_t size = (size_t)kv * (2 * sizeof(double) + sizeof(int64_t)) +
+                  (size_t)(wide + 6 * (int64_t)padded) * sizeof(double);
     if (size > scratch->size) {
         void *memory = realloc(scratch->memory, size);
         if (!memory)
@@ -67,23 +77,22 @@ static attn_status lay_out(const reference_row *row, reference_scratch *scratch,
         scratch->memory = memory;
         scratch->size = size;
     }
-    work->scores = scratch->memory;
-    work->seen = (int64_t *)(work->scores + kv);
-    work->vector = (double *)(work->seen + kv);
-    work->naive.query = (float *)(work->vector + wide);
-    work->naive.key = work->naive.query + dim;
-    work->naive.out = work->naive.key + dim;
-    work->naive.scores = work->naive.out + v_dim;
-    work->num_seen = 0;
+    double *next = scratch->memory;
+    *work = (struct work){.padded = padded};
+    work->scores = take(&next, kv);
+    work->sizes = take(&next, kv);
+    work->vector = take(&next, wide);
+    work->out = take(&next, padded);
+    work->sums.probability = take(&next, padded);
+    work->sums.score = take(&next, padded);
+    work->sums.score_mean = take(&next, padded);
+    work->sums.absolute = take(&next, padded);
+    work->sums.drift = take(&next, padded);
+    work->seen = (int64_t *)next;
     return ATTN_OK;
 }
 
 /* ---- The two passes -------------------------------------------------------------------------- */
-
-static int wants_naive(const reference_row *row)
-{
-    return row->operand_dtype != ATTN_DTYPE_NONE;
-}
 
 static void score_keys(const reference_row *row, const reference_kv *kv, struct work *work)
 {
@@ -93,73 +102,52 @@ static void score_keys(const reference_row *row, const reference_kv *kv, struct 
         int64_t n = work->num_seen++;
         kv->read(kv->ctx, j, work->vector, NULL);
         work->seen[n] = j;
-        work->scores[n] = reference_score(row, work->vector, j);
-        if (wants_naive(row))
-            naive_score(&work->naive, row, work->vector, j, n);
+        work->scores[n] = reference_score(row, work->vector, j, &work->sizes[n]);
     }
 }
 
-/* Scores into probabilities; returns the LSE. Scores that are all -inf weigh nothing, as if no key
- * were seen. */
-static double softmax(const reference_row *row, struct work *work)
+static double largest_score(const reference_row *row, const struct work *work)
 {
     double largest = row->has_sink ? row->sink : -INFINITY;
     for (int64_t n = 0; n < work->num_seen; n++)
         if (work->scores[n] > largest || isnan(work->scores[n]))
             largest = work->scores[n];
-    if (largest == -INFINITY) {
-        for (int64_t n = 0; n < work->num_seen; n++)
-            work->scores[n] = 0;
-        return -INFINITY;
-    }
-    double sum = row->has_sink ? exp(row->sink - largest) : 0;
-    for (int64_t n = 0; n < work->num_seen; n++) {
-        work->scores[n] = exp(work->scores[n] - largest);
-        sum += work->scores[n];
-    }
-    for (int64_t n = 0; n < work->num_seen; n++)
-        work->scores[n] /= sum;
-    return largest + log(sum);
-}
-
-/* A bar must be finite, or it would let everything pass: what is not finite does not count. */
-static double largest_finite(const double *vector, int32_t count, double largest)
-{
-    for (int32_t d = 0; d < count; d++) {
-        double magnitude = fabs(vector[d]);
-        if (magnitude > largest && magnitude < (double)INFINITY)
-            largest = magnitude;
-    }
     return largest;
 }
 
-static void add_values(const reference_row *row, const reference_kv *kv, struct work *work,
-                       double *restrict out, double *max_v)
+/* The sum of all weights, relative to that of the largest score. Scores that are all -inf weigh
+ * nothing, as if no key were seen. */
+static double sum_weights(const reference_row *row, const struct work *work, double largest)
 {
-    for (int32_t d = 0; d < row->v_head_dim; d++)
-        out[d] = 0;
+    if (largest == -INFINITY)
+        return 0;
+    double sum = row->has_sink ? exp(row->sink - largest) : 0;
+    for (int64_t n = 0; n < work->num_seen; n++)
+        sum += exp(work->scores[n] - largest);
+    return sum;
+}
+
+static void add_values(const reference_kv *kv, struct work *work, double largest, double sum,
+                       const rounding_model *model)
+{
+    double *restrict out = work->out;
+    for (int32_t d = 0; d < work->padded; d++)
+        out[d] = work->vector[d] = 0;
     for (int64_t n = 0; n < work->num_seen; n++) {
         const double *restrict value = work->vector;
-        double probability = work->scores[n];
+        double probability = sum == 0 ? 0 : exp(work->scores[n] - largest) / sum;
         kv->read(kv->ctx, work->seen[n], NULL, work->vector);
-        for (int32_t d = 0; d < row->v_head_dim; d++)
-            out[d] += probability * value[d];
-        *max_v = largest_finite(value, row->v_head_dim, *max_v);
-        if (wants_naive(row))
-            naive_value(&work->naive, row, value, n);
+        for (int32_t first = 0; first < work->padded; first += ROW_LANES)
+            for (int32_t d = first; d < first + ROW_LANES; d++)
+                out[d] += probability * value[d];
+        if (model)
+            rounding_add(&work->sums, model, work->scores[n], work->sizes[n], probability, value,
+                         work->padded);
     }
 }
 
-static void measure_naive(const reference_row *row, const naive_row *naive, const double *out,
-                          reference_row_result *result)
-{
-    result->naive_error = naive_error(naive, row, out);
-    double lse_error = fabs((double)naive->lse - result->lse);
-    result->naive_lse_error = isfinite(lse_error) ? lse_error : 0;
-}
-
 attn_status reference_row_compute(const reference_row *row, const reference_kv *kv,
-                                  reference_scratch *scratch, double *out,
+                                  reference_scratch *scratch, double *out, double *bars,
                                   reference_row_result *result, attn_error *error)
 {
     if (row->head_dim < 1 || row->v_head_dim < 1 || row->kv_len < 0)
@@ -171,16 +159,15 @@ attn_status reference_row_compute(const reference_row *row, const reference_kv *
     attn_status status = lay_out(row, scratch, &work, error);
     if (status != ATTN_OK)
         return status;
-    *result = (reference_row_result){0};
-    if (wants_naive(row))
-        naive_begin(&work.naive, row);
+    rounding_model model = rounding_model_of(row);
     score_keys(row, kv, &work);
-    if (wants_naive(row))
-        naive_softmax(&work.naive, row, work.scores, work.num_seen);
-    result->num_seen = work.num_seen;
-    result->lse = softmax(row, &work);
-    add_values(row, kv, &work, out, &result->max_v);
-    if (wants_naive(row))
-        measure_naive(row, &work.naive, out, result);
+    double largest = largest_score(row, &work), sum = sum_weights(row, &work, largest);
+    double lse = sum == 0 ? -INFINITY : largest + log(sum);
+    rounding_begin(&work.sums, largest, work.num_seen, work.padded);
+    add_values(kv, &work, largest, sum, bars ? &model : NULL);
+    memcpy(out, work.out, (size_t)row->v_head_dim * sizeof *out);
+    *result = (reference_row_result){.lse = lse, .num_seen = work.num_seen};
+    if (bars)
+        result->lse_bar = rounding_bars(&work.sums, &model, row, out, lse, bars);
     return ATTN_OK;
 }

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row.h: internal to host/reference: what row.c, score.c and naive.c share.
+ * row.h: internal to host/reference: what row.c, score.c and rounding.c share.
  */
 #ifndef HOST_REFERENCE_ROW_H
 #define HOST_REFERENCE_ROW_H
 
 #include "host/reference/reference.h"
+
+/* Elements of a value are worked on so many at a time; what is [padded] has zeros up to a multiple
+ * of it. */
+enum { ROW_LANES = 8 };
 
 /* The position of key `j`. */
 int64_t reference_key_position(const reference_sight *sight, int64_t j);
@@ -13,33 +17,47 @@ int64_t reference_key_position(const reference_sight *sight, int64_t j);
 /* |i - j| of ALiBi, in positions; 0 where there is no i. */
 double reference_distance(const reference_sight *sight, int64_t j);
 
-/* The score of key `j` in fp64: scaled, biased, capped. */
-double reference_score(const reference_row *row, const double *key, int64_t j);
+/* The score of key `j` in fp64: scaled, biased, capped. *size gets how large the terms are that it
+ * is made of, each by what it counts for in the score: what roundings on the way are relative to.
+ */
+double reference_score(const reference_row *row, const double *key, int64_t j, double *size);
 
-/* One row in the naive form, in the making. All arrays are the caller's. */
-typedef struct naive_row {
-    attn_dtype operand_dtype;
-    float *query;  /* [head_dim] */
-    float *key;    /* [head_dim] the key at hand */
-    float *scores; /* of the keys seen: fp32, unrounded; then the probabilities */
-    float *out;    /* [v_head_dim] sums */
-    float lse;
-} naive_row;
+/* ---- What the admitted roundings may do to a row (rounding.c) -------------------------------- */
 
-/* Start: the arrays are set, nothing else needs to be. */
-void naive_begin(naive_row *naive, const reference_row *row);
+/* Of a row: numbers that follow from what it is. */
+typedef struct rounding_model {
+    double deviations;  /* how many standard deviations a bar is: k */
+    double probability; /* u of the operand dtype, */
+    double smallest;    /* and what a probability may lose where that is more than u of it */
+    double cap;         /* relative error of the tanh of a capped score */
+    double dimension;   /* elements of a key */
+} rounding_model;
 
-/* scores[index] of key `j`. */
-void naive_score(naive_row *naive, const reference_row *row, const double *key, int64_t j,
-                 int64_t index);
+/* Sums over the keys of a row. */
+typedef struct rounding_sums {
+    double *probability; /* [padded] variance by rounded probabilities */
+    double *score;       /* [padded] sum of c v^2, c = (p sigma_s)^2, */
+    double *score_mean;  /* [padded] of c v, */
+    double score_weight; /* and of c: the variance by scores is what they make together */
+    double *absolute;    /* [padded] of r |v|, r = the most that rounding a probability does */
+    double *drift;       /* [padded] of p t |v|, t = what scores may err by one way, */
+    double drift_weight; /* and of p t */
+    double lse;          /* of p (k sigma_s + t) */
+    double largest;      /* score of the row, the sink's included */
+    int64_t count;       /* of keys */
+} rounding_sums;
 
-/* Scores into probabilities, and the LSE. `truth` are the fp64 scores of the same keys. */
-void naive_softmax(naive_row *naive, const reference_row *row, const double *truth, int64_t count);
+rounding_model rounding_model_of(const reference_row *row);
 
-/* Add the value of the key at `index`. */
-void naive_value(naive_row *naive, const reference_row *row, const double *value, int64_t index);
+/* Zero the sums; `largest` and `count` are those of the row. */
+void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t padded);
 
-/* The largest error against the truth over places where both are finite, output rounded. */
-double naive_error(const naive_row *naive, const reference_row *row, const double *truth);
+/* Add a key: its score, how large its terms are, its probability, and its value[padded]. */
+void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
+                  double probability, const double *value, int32_t padded);
+
+/* The bars: of each element of out[v_head_dim], and of the LSE, which is returned. */
+double rounding_bars(const rounding_sums *sums, const rounding_model *model,
+                     const reference_row *row, const double *out, double lse, double *bars);
 
 #endif /* HOST_REFERENCE_ROW_H */

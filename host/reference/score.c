@@ -64,7 +64,7 @@ static int sees_by_position(const reference_sight *sight, int64_t key)
     return 1;
 }
 
-/* Items behind a common prefix; a delimiter counts no token of its item, so it sees no key but the
+/* Items after a common prefix; a delimiter counts no token of its item, so it sees no key but the
  * prefix. */
 static int sees_by_item(const reference_sight *sight, int64_t j)
 {
@@ -94,25 +94,39 @@ double reference_distance(const reference_sight *sight, int64_t j)
     return fabs((double)(sight->position - reference_key_position(sight, j)));
 }
 
-/* Four sums side by side: fp64 has precision to spare, and a chain of additions is slow. */
-static double dot(const double *a, const double *b, int32_t count)
+/* Four sums side by side: fp64 has precision to spare, and a chain of additions is slow. *absolute
+ * gets the sum of the magnitudes. */
+static double dot(const double *a, const double *b, int32_t count, double *absolute)
 {
-    double sum[4] = {0, 0, 0, 0};
+    double sum[4] = {0, 0, 0, 0}, magnitudes[4] = {0, 0, 0, 0};
     int32_t d = 0;
     for (; d + 4 <= count; d += 4)
-        for (int lane = 0; lane < 4; lane++)
-            sum[lane] += a[d + lane] * b[d + lane];
-    for (; d < count; d++)
+        for (int lane = 0; lane < 4; lane++) {
+            double term = a[d + lane] * b[d + lane];
+            sum[lane] += term;
+            magnitudes[lane] += fabs(term);
+        }
+    for (; d < count; d++) {
         sum[0] += a[d] * b[d];
+        magnitudes[0] += fabs(a[d] * b[d]);
+    }
+    *absolute = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-double reference_score(const reference_row *row, const double *key, int64_t j)
+double reference_score(const reference_row *row, const double *key, int64_t j, double *size)
 {
-    double score = row->sm_scale * dot(row->query, key, row->head_dim);
-    if (row->alibi_slope != 0)
-        score -= row->alibi_slope * reference_distance(&row->sight, j);
-    if (row->logit_cap > 0)
-        score = row->logit_cap * tanh(score / row->logit_cap);
+    double score = row->sm_scale * dot(row->query, key, row->head_dim, size);
+    *size *= fabs(row->sm_scale);
+    if (row->alibi_slope != 0) {
+        double bias = row->alibi_slope * reference_distance(&row->sight, j);
+        score -= bias;
+        *size += fabs(bias);
+    }
+    if (row->logit_cap > 0) {
+        double capped = tanh(score / row->logit_cap);
+        score = row->logit_cap * capped;
+        *size *= 1 - capped * capped; /* the slope there */
+    }
     return score;
 }

@@ -125,7 +125,7 @@ static attn_status check_counts(const reference_sequence *sequence, const refere
     if (sequence->real && bounded &&
         sequence->kv_len > sequence->first_position + sequence->num_rows)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has %lld keys: its mask or positions tell of %lld", s,
+                         "sequence %d has %lld keys: its mask or positions are for %lld", s,
                          (long long)sequence->kv_len,
                          (long long)(sequence->first_position + sequence->num_rows));
     return ATTN_OK;
@@ -228,7 +228,7 @@ attn_status reference_check_slots(const reference_call *call, const reference_se
                              (long long)call->num_slots - 1);
         if (!call->save_kv || j < first_new)
             continue;
-        /* Page 0, and no slot at all, stand for keys that nobody will look for. */
+        /* Page 0, and no slot at all, stand for keys that no query sees. */
         int64_t saved = reference_new_slot(call, sequence->first_new_row + j - first_new);
         if (saved >= call->kv->page_size && slot >= call->kv->page_size && saved != slot)
             return host_fail(error, ATTN_INVALID_ARGUMENT,

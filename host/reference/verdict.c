@@ -8,9 +8,6 @@
 
 #include <math.h>
 
-enum { NAIVE_FACTOR = 2 };
-static const double floor_factor = 1e-5;
-
 /* Do both agree about being finite, or which infinity, or NaN? REFERENCE_PASS if so.
  *
  * A finite truth may be beyond the dtype, or so near its border that an error within the bar takes
@@ -32,43 +29,41 @@ static double distance(double actual, double truth)
     return isfinite(actual) && isfinite(truth) ? fabs(actual - truth) : 0;
 }
 
-reference_verdict reference_check_row(const double *actual, const double *truth, int32_t v_head_dim,
-                                      attn_dtype out_dtype, const reference_row_result *row)
+/* One element, or an LSE. */
+static reference_verdict check_element(double actual, double truth, double bar, attn_dtype dtype)
 {
-    reference_verdict verdict = {
-        .bar = NAIVE_FACTOR * row->naive_error + floor_factor * row->max_v,
-    };
-    for (int32_t d = 0; d < v_head_dim; d++) {
-        verdict.code = check_finite(actual[d], truth[d], verdict.bar, out_dtype);
-        if (verdict.code != REFERENCE_PASS) {
-            verdict.dimension = d;
-            verdict.error = INFINITY;
-            return verdict;
-        }
-        double error = distance(actual[d], truth[d]);
-        if (error > verdict.error) {
-            verdict.error = error;
-            verdict.dimension = d;
-        }
-    }
-    if (verdict.error > verdict.bar)
+    reference_verdict verdict = {.code = check_finite(actual, truth, bar, dtype), .bar = bar};
+    verdict.error = verdict.code == REFERENCE_PASS ? distance(actual, truth) : INFINITY;
+    if (verdict.code == REFERENCE_PASS && verdict.error > bar)
         verdict.code = REFERENCE_ERROR_TOO_LARGE;
     return verdict;
 }
 
+double reference_verdict_ratio(const reference_verdict *verdict)
+{
+    if (verdict->error == 0)
+        return 0;
+    return isfinite(verdict->error) && verdict->bar > 0 ? verdict->error / verdict->bar : INFINITY;
+}
+
+reference_verdict reference_check_row(const double *actual, const double *truth, const double *bars,
+                                      int32_t v_head_dim, attn_dtype out_dtype,
+                                      const reference_row_result *row)
+{
+    reference_verdict worst = {.bar = bars ? bars[0] : row->bar};
+    for (int32_t d = 0; d < v_head_dim; d++) {
+        reference_verdict found =
+            check_element(actual[d], truth[d], bars ? bars[d] : row->bar, out_dtype);
+        found.dimension = d;
+        if (!isfinite(found.error))
+            return found;
+        if (reference_verdict_ratio(&found) > reference_verdict_ratio(&worst))
+            worst = found;
+    }
+    return worst;
+}
+
 reference_verdict reference_check_lse(double actual, const reference_row_result *row)
 {
-    double size = isfinite(row->lse) ? fmax(1, fabs(row->lse)) : 1;
-    reference_verdict verdict = {
-        .bar = NAIVE_FACTOR * row->naive_lse_error + floor_factor * size,
-    };
-    verdict.code = check_finite(actual, row->lse, verdict.bar, ATTN_F32);
-    if (verdict.code != REFERENCE_PASS) {
-        verdict.error = INFINITY;
-        return verdict;
-    }
-    verdict.error = distance(actual, row->lse);
-    if (verdict.error > verdict.bar)
-        verdict.code = REFERENCE_ERROR_TOO_LARGE;
-    return verdict;
+    return check_element(actual, row->lse, row->lse_bar, ATTN_F32);
 }

@@ -7,27 +7,18 @@
 #include <stdlib.h>
 
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 #include "host/run/session.h"
+#include "host/select/open_host.h"
 
-/* The session tells by exit codes, as the command does. What failed while running keeps the status
- * that the first detector wrote. */
-static attn_status status_of(int code, const attn_error *error)
+/* What failed while running keeps the status that the first detector wrote; what kept a run from
+ * beginning is one of three. */
+static attn_status status_of(attn_status status, const struct session_result *result)
 {
-    switch (code) {
-    case EXIT_GOOD:
-    case EXIT_CHECK_FAILED:
-        return ATTN_OK;
-    case EXIT_USAGE:
-        return ATTN_CONFIG_ERROR;
-    case EXIT_PLUGIN:
+    if (status == OPEN_HOST_REFUSED)
         return ATTN_DEPENDENCY_MISSING;
-    case EXIT_NO_BACKEND:
+    if (!result->began && status == ATTN_DEPENDENCY_MISSING)
         return ATTN_UNSUPPORTED;
-    default:
-        return error->code > ATTN_OK && error->code < ATTN_STATUS_COUNT ? error->code
-                                                                        : ATTN_INTERNAL;
-    }
+    return status;
 }
 
 /* The error of the run into the caller's, with the code that is returned. */
@@ -48,13 +39,13 @@ attn_status attnhost_run(const char *path, const char *const *sets, uint32_t num
     host_error_init(&said);
     report_init(&report);
     struct session_params params = {.config = config};
-    int code = session_run(&params, &report, &said.base);
-    status = status_of(code, &said.base);
+    struct session_result result;
+    status = status_of(session_run(&params, &report, &result, &said.base), &result);
     char *text = status == ATTN_OK ? report_json(&report) : NULL;
     if (status == ATTN_OK && !text)
         status = host_fail(&said.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
     if (status == ATTN_OK) {
-        *passed = code == EXIT_GOOD;
+        *passed = result.passed;
         *json = text;
     }
     report_finish(&report);

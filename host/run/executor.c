@@ -199,7 +199,7 @@ attn_status executor_settle_earlier(struct executor *executor, attn_error *error
 }
 
 /* On the CPU a step's duration is that of the backends' work alone; on a device that works by
- * itself it is the device's for the whole step, and the host's own work is told beside it. */
+ * itself it is the device's for the whole step, and the host's own work is reported next to it. */
 static attn_status add_times(struct executor *executor, const struct flight *flight,
                              attn_error *error)
 {

@@ -8,7 +8,7 @@
  *   executor_finish   wait for the step's end -> oracle, digest, times
  *
  * On a GPU a submitted step is on its way when the call returns, and the next ones can be submitted
- * behind it, up to EXECUTOR_MAX_IN_FLIGHT: the host prepares them while the device works. All go
+ * after it, up to EXECUTOR_MAX_IN_FLIGHT: the host prepares them while the device works. All go
  * to one stream. Nothing waits in between but executor_finish(), unless a step's sampled rows do
  * not fit the memory that gathers them. On the CPU a step is over when executor_submit() returns.
  *
@@ -34,7 +34,7 @@
 
 /* Called before each layer's forward is enqueued by itself (not when a graph is replayed) with its
  * operands by role, [ATTN_ROLE_COUNT], in the device's memory; what tests use to falsify an input.
- * A chunk of the prefix in the expanded form of latent attention is a forward of its own, without
+ * A chunk of the prefix in the expanded form of latent attention is a separate forward, without
  * c_kv. */
 typedef void (*executor_probe)(void *ctx, const struct batch_step *step, int32_t layer,
                                const attn_tensor *const *operands);
@@ -62,7 +62,7 @@ struct executor_params {
 
 struct executor;
 
-/* Steps in flight on a device that works by itself: one runs, and up to three wait behind it, so
+/* Steps in flight on a device that works by itself: one runs, and up to three wait after it, so
  * that the device does not idle while the host judges a step's rows. On the CPU it is 1. */
 enum { EXECUTOR_MAX_IN_FLIGHT = 4 };
 
@@ -74,7 +74,7 @@ attn_status executor_create(const struct executor_params *params, struct executo
 /* Waits for what is in flight. NULL is accepted; so is one whose device is lost. */
 void executor_destroy(struct executor *executor);
 
-/* Let a step run behind those in flight. A failure is the step's: nothing of it is in flight, and
+/* Let a step run after those in flight. A failure is the step's: nothing of it is in flight, and
  * the executor can run the next one, unless it is DEVICE_LOST. */
 attn_status executor_submit(struct executor *executor, const struct batch_step *step,
                             attn_error *error);

@@ -10,7 +10,6 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/workload/generator_linear.h"
 
 static const attn_layer_group *group_of(const struct executor *executor, uint32_t layer)
 {
@@ -19,21 +18,6 @@ static const attn_layer_group *group_of(const struct executor *executor, uint32_
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
-
-/* Which constants a layer is given: a mask of 1 << ATTN_ROLE_*. */
-static uint32_t given(const struct model *model, const attn_layer_group *group)
-{
-    const uint32_t rows =
-        1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A | 1u << ATTN_ROLE_GATE_B;
-    uint32_t mask = 0;
-    if (group->kind == ATTN_KIND_LINEAR)
-        return generator_linear_given(group, model->conv_bias) & ~rows;
-    if (group->flags & ATTN_GROUP_HAS_SINKS)
-        mask |= 1u << ATTN_ROLE_SINKS;
-    if (group->flags & ATTN_GROUP_HAS_ALIBI)
-        mask |= 1u << ATTN_ROLE_ALIBI_SLOPES;
-    return mask;
-}
 
 /* A dense tensor without its memory. */
 static void describe(const struct executor *executor, const attn_layer_group *group, uint32_t role,
@@ -44,15 +28,9 @@ static void describe(const struct executor *executor, const attn_layer_group *gr
         .flags = ATTN_TENSOR_READ_ONLY,
         .device_type = executor->params.device->type,
         .device_id = executor->params.device->id,
-        .dtype = ATTN_F32,
-        .ndim = 1,
         .alignment = EXECUTOR_ALIGNMENT,
-        .shape = {group->num_q_heads},
     };
-    if (group->kind == ATTN_KIND_LINEAR) {
-        tensor->dtype = generator_linear_dtype(group, role, executor->params.model->dtype);
-        tensor->ndim = generator_linear_shape(group, role, tensor->shape);
-    }
+    kind_of(group)->describe_constant(executor->params.model, group, role, tensor);
     for (uint32_t d = tensor->ndim; d-- > 0;)
         tensor->strides[d] =
             d + 1 < tensor->ndim ? tensor->strides[d + 1] * tensor->shape[d + 1] : 1;
@@ -70,7 +48,7 @@ static uint64_t lay_out(struct executor *executor)
     for (uint32_t l = 0; l < executor->params.model->num_layers; l++) {
         struct layer_constants *layer = &executor->constants[l];
         const attn_layer_group *group = group_of(executor, l);
-        uint32_t mask = given(executor->params.model, group);
+        uint32_t mask = kind_of(group)->constants(executor->params.model, group);
         for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
             if (!(mask & 1u << role))
                 continue;
@@ -87,17 +65,6 @@ static uint64_t lay_out(struct executor *executor)
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-static void fill(const struct executor *executor, uint32_t layer, uint32_t role, float *values)
-{
-    const struct generator *generator = executor->params.generator;
-    const attn_layer_group *group = group_of(executor, layer);
-    if (group->kind == ATTN_KIND_LINEAR)
-        generator_linear_constant(generator, group, (int32_t)layer, role, values);
-    for (int32_t h = 0; group->kind != ATTN_KIND_LINEAR && h < group->num_q_heads; h++)
-        values[h] = role == ATTN_ROLE_SINKS ? generator_sink(generator, (int32_t)layer, h)
-                                            : generator_alibi_slope(h, group->num_q_heads);
-}
-
 /* All constants as they shall lie on the device; NULL = out of memory. */
 static char *make_values(const struct executor *executor, uint64_t bytes)
 {
@@ -105,9 +72,11 @@ static char *make_values(const struct executor *executor, uint64_t bytes)
     float *values = calloc(bytes, sizeof *values); /* no constant has more elements than bytes */
     for (uint32_t l = 0; block && values && l < executor->params.model->num_layers; l++) {
         const struct layer_constants *layer = &executor->constants[l];
+        const attn_layer_group *group = group_of(executor, l);
         for (uint32_t c = 0; c < layer->count; c++) {
             const attn_tensor *tensor = &layer->tensors[c];
-            fill(executor, l, layer->roles[c], values);
+            kind_of(group)->make_constant(executor->params.generator, group, (int32_t)l,
+                                          layer->roles[c], values);
             dtype_from_float(tensor->dtype, values, elements(tensor), block + layer->offsets[c]);
         }
     }

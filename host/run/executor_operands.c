@@ -133,50 +133,36 @@ static void set_constants(const struct executor *executor, int32_t l, struct lay
         o->operands[constants->roles[c]] = &constants->tensors[c];
 }
 
-static void set_state(const struct executor *executor, int32_t l, struct layer_operands *o)
-{
-    const struct executor_params *p = &executor->params;
-    const struct kv_pool_buffer *buffer = &p->pool->buffers[p->model->layers[l].kv_buffer];
-    if (buffer->state.struct_size)
-        o->operands[ATTN_ROLE_STATE] = &buffer->state;
-    if (buffer->conv.struct_size)
-        o->operands[ATTN_ROLE_CONV_STATE] = &buffer->conv;
-}
-
-/* The layer's buffer of the pool, and how it is quantised. A latent cache is one tensor. */
-static void set_cache(const struct executor *executor, int32_t l, const attn_layer_group *group,
-                      struct layer_operands *o)
+/* The layer's buffer of the pool, and how it is quantised. */
+static void set_pool(const struct executor *executor, int32_t l, struct layer_operands *o)
 {
     const struct executor_params *p = &executor->params;
     const struct model_layer *layer = &p->model->layers[l];
     const struct kv_pool_buffer *buffer = &p->pool->buffers[layer->kv_buffer];
     const struct verify_scales *scales = &p->scales[layer->group];
-    uint32_t key = group->mla ? ATTN_ROLE_LATENT_CACHE : ATTN_ROLE_K_CACHE;
-    o->operands[key] = &buffer->key;
-    if (!group->mla)
-        o->operands[ATTN_ROLE_V_CACHE] = &buffer->value;
-    if (!scales->k)
-        return;
-    view_scale(scales->k, scales->count, &o->key_scale);
-    view_scale(scales->v, scales->count, &o->value_scale);
-    o->scales[key] = &o->key_scale;
-    if (!group->mla)
-        o->scales[ATTN_ROLE_V_CACHE] = &o->value_scale;
+    if (scales->k) {
+        view_scale(scales->k, scales->count, &o->key_scale);
+        view_scale(scales->v, scales->count, &o->value_scale);
+    }
+    for (uint32_t t = 0; t < buffer->num_tensors; t++) {
+        const struct kv_pool_tensor *stored = &buffer->tensors[t];
+        o->operands[stored->role] = &stored->tensor;
+        if (scales->k && stored->scale != KIND_SCALE_NONE)
+            o->scales[stored->role] =
+                stored->scale == KIND_SCALE_KEY ? &o->key_scale : &o->value_scale;
+    }
 }
 
 void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, uint32_t flags,
                            struct layer_operands *o)
 {
     const struct model *model = executor->params.model;
-    const attn_layer_group *group = &model->groups[model->layers[l].group];
     memset(o, 0, sizeof *o);
     o->form = operands_form(model, l, executor->batch.batch.mode);
     set_rows(executor, l, rows, o);
     set_constants(executor, l, o);
-    if (model_group_has_kv(group))
-        set_cache(executor, l, group, o);
-    if (model_group_has_state(group))
-        set_state(executor, l, o);
+    if (model->layers[l].kv_buffer >= 0)
+        set_pool(executor, l, o);
     o->args = (attn_forward_args){
         .struct_size = sizeof o->args,
         .flags = flags | (operands_write_kv(model, l) ? ATTN_FORWARD_SAVE_KV : 0),

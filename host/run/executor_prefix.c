@@ -5,7 +5,7 @@
  * Their forward over the new rows sees these alone. Keys and values of the prefixes are made again,
  * a chunk of every sequence at a time, as engines expand them from the latents; a call with
  * ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. Each chunk is a
- * batch of its own, so metadata of their own are planned anew for each; the report counts its rows
+ * separate batch, so separate metadata are planned for each; the report counts its rows
  * among the backend's.
  */
 #include "host/run/executor_private.h"
@@ -26,7 +26,7 @@ static attn_status make_metadata(struct executor *executor, attn_error *error)
         const struct select_unit *unit = &p->selection->units[u];
         const attn_layer_group *group = &p->model->groups[unit->groups[0]];
         attn_bounds bounds = p->bounds;
-        if (!model_group_expands(p->model, group))
+        if (!kind_expands(p->model, group))
             continue;
         bounds.modes = unit->modes;
         problem_bounds_expand(&bounds, p->model, group);
@@ -88,7 +88,7 @@ static int32_t list_rows(struct executor *executor, const struct batch_step *ste
     struct prefix_calls *prefix = &executor->prefix;
     int32_t count = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         int32_t end = sequence->prefix_len - first < size ? sequence->prefix_len : first + size;
         prefix->new_indptr[s] = count;
         prefix->kv_lens[s] = end > first ? end : 0;

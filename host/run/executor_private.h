@@ -12,7 +12,7 @@
 #define HOST_RUN_EXECUTOR_PRIVATE_H
 
 #include "host/run/executor.h"
-#include "host/kinds/operands.h"
+#include "host/kinds/kinds.h"
 #include "host/run/step_kernels.h"
 
 #define EXECUTOR_ALIGNMENT 256u
@@ -59,13 +59,11 @@ struct graph_runner {
 };
 
 /* What is the same at every step. */
-enum { EXECUTOR_CONSTANTS_MAX = 5 };
-
 struct layer_constants {
     uint32_t count;
-    uint32_t roles[EXECUTOR_CONSTANTS_MAX];
-    uint64_t offsets[EXECUTOR_CONSTANTS_MAX]; /* bytes into executor.constants_memory */
-    attn_tensor tensors[EXECUTOR_CONSTANTS_MAX];
+    uint32_t roles[KIND_MAX_CONSTANTS];
+    uint64_t offsets[KIND_MAX_CONSTANTS]; /* bytes into executor.constants_memory */
+    attn_tensor tensors[KIND_MAX_CONSTANTS];
 };
 
 /* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
@@ -190,7 +188,7 @@ void executor_rows_destroy(struct executor *executor);
 attn_status executor_rows_list(struct executor *executor, struct flight *flight,
                                const struct batch_step *step, attn_error *error);
 
-/* Before a layer: make room if its rows do not fit behind those of the layers before it. */
+/* Before a layer: make room if its rows do not fit after those of the layers before it. */
 attn_status executor_rows_make_room(struct executor *executor, struct flight *flight, int32_t layer,
                                     attn_error *error);
 

@@ -2,7 +2,7 @@
  *
  * executor_rows.c: the sampled output rows of a step, from the device to their judgement.
  *
- * Each layer's rows are gathered behind those of the layer before, and come back in one piece at
+ * Each layer's rows are gathered after those of the layer before, and come back in one piece at
  * the step's end. Where they do not fit, the layers so far are fetched and judged in mid-step; a
  * captured step always fits.
  */
@@ -151,7 +151,7 @@ static int64_t layer_bytes(const struct executor *executor, const struct flight 
     return count * (int64_t)row_check_row_bytes(executor->params.check, flight->list.mode, layer);
 }
 
-/* Where each layer's rows go: behind the layer before, or at the start where they do not fit. */
+/* Where each layer's rows go: after the layer before, or at the start where they do not fit. */
 static void assign_offsets(const struct executor *executor, struct flight *flight)
 {
     int64_t used = 0;

@@ -6,12 +6,13 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 
 enum { ALIGNMENT = 256 };
 
 static int32_t pages_of(int64_t tokens, int32_t page_size)
 {
-    return (int32_t)((tokens + page_size - 1) / page_size); /* kv_len <= INT32_MAX: check_bounds */
+    return (int32_t)units_for(tokens, page_size); /* kv_len <= INT32_MAX: check_bounds */
 }
 
 static bool on_cpu(const struct forward_batch *b)
@@ -160,7 +161,7 @@ void forward_batch_finish(struct forward_batch *batch)
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
-static int64_t kv_len(const struct batch_sequence *sequence)
+static int64_t kv_len(const struct scheduler_seq *sequence)
 {
     return (int64_t)sequence->prefix_len + sequence->num_new;
 }
@@ -171,10 +172,10 @@ static attn_status check_bounds(const struct forward_batch *b, const struct batc
     const struct forward_batch_params *p = &b->params;
     int64_t tokens = 0, pages = 0, longest = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         int64_t keys = kv_len(sequence);
         tokens += sequence->num_new;
-        pages += (keys + p->page_size - 1) / p->page_size;
+        pages += units_for(keys, p->page_size);
         longest = keys > longest ? keys : longest;
     }
     int32_t seqs = step->padded > step->num_sequences ? step->padded : step->num_sequences;
@@ -220,13 +221,13 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_stag
     staging->num_updates = staging->longest_update = 0;
     int32_t used = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         const int32_t *row =
-            step->req_to_token + (int64_t)sequence->table_row * step->req_to_token_stride;
+            step->req_to_token + (int64_t)sequence->row * step->req_to_token_stride;
         int32_t first = sequence->table_changed, count = (int32_t)kv_len(sequence) - first;
         memcpy(staging->changed + used, row + first, (size_t)count * sizeof *row);
         staging->updates[staging->num_updates++] =
-            (struct step_update){sequence->table_row, first, count, used};
+            (struct step_update){sequence->row, first, count, used};
         used += count;
         staging->longest_update = count > staging->longest_update ? count : staging->longest_update;
     }
@@ -235,7 +236,7 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_stag
 
 /* ---- Filling --------------------------------------------------------------------------------- */
 
-static void fill_rows(struct batch_arrays *a, const struct batch_sequence *sequence, int32_t row)
+static void fill_rows(struct batch_arrays *a, const struct scheduler_seq *sequence, int32_t row)
 {
     for (int32_t t = 0; t < sequence->num_new; t++) {
         a->row_request[row + t] = (int32_t)sequence->request;
@@ -245,38 +246,38 @@ static void fill_rows(struct batch_arrays *a, const struct batch_sequence *seque
 
 /* Sequence `s`, whose first row is `row`; *pages counts on. */
 static void fill_sequence(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
-                          const struct batch_sequence *sequence, int32_t row, int32_t *pages)
+                          const struct scheduler_seq *sequence, int32_t row, int32_t *pages)
 {
     int32_t page_size = b->params.page_size, length = (int32_t)kv_len(sequence);
     int32_t count = pages_of(length, page_size);
     a->seq_lens[s] = length;
     a->prefix_lens[s] = sequence->prefix_len;
-    a->req_pool_indices[s] = sequence->table_row;
+    a->req_pool_indices[s] = sequence->row;
     a->q_indptr[s] = row;
     a->kv_indptr[s] = *pages;
     a->last_page_len[s] = count == 0 ? 0 : length - (count - 1) * page_size;
     *pages += count;
 }
 
-/* A row that stands for nobody: request row 0, slot 0, zero vectors. */
+/* A row of padding: request row 0, slot 0, zero vectors. */
 static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
                          const struct batch_step *step, int32_t row, int32_t *pages)
 {
-    struct batch_sequence padding = {.num_new = step->seq_len_fill};
+    struct scheduler_seq padding = {.num_new = step->seq_len_fill};
     fill_sequence(b, a, s, &padding, row, pages);
     a->out_cache_loc[row] = 0;
     a->row_request[row] = -1;
     a->row_position[row] = 0;
 }
 
-/* States by sequence, and rows whose state is wanted besides. Padding reads nothing and writes slot
- * 0, which is nobody's. */
+/* States by sequence, and further rows whose state is wanted. Padding reads nothing and writes slot
+ * 0, which belongs to none. */
 static void fill_states(const struct batch_step *step, int32_t num_seqs, int32_t num_rows,
                         struct batch_arrays *a)
 {
     for (int32_t s = 0; s < num_seqs; s++) {
-        struct batch_sequence padding = {0};
-        const struct batch_sequence *sequence =
+        struct scheduler_seq padding = {0};
+        const struct scheduler_seq *sequence =
             s < step->num_sequences ? &step->sequences[s] : &padding;
         a->state_slot[s] = sequence->state_slot;
         a->state_dst[s] = sequence->state_dst;
@@ -295,7 +296,7 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
     int32_t row = 0, pages = 0, s = 0;
     attn_batch *batch = &b->batch;
     for (; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         fill_sequence(b, a, s, sequence, row, &pages);
         fill_rows(a, sequence, row);
         row += sequence->num_new;

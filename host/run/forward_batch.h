@@ -19,36 +19,20 @@
 #include "attn_plugin.h"
 #include "host/device/device.h"
 #include "host/run/step_kernels.h"
-
-/* One sequence of a step. */
-struct batch_sequence {
-    int32_t table_row;     /* row of req_to_token */
-    int32_t prefix_len;    /* tokens before the first new one */
-    int32_t num_new;       /* rows of the step; 1 for a decode */
-    int32_t table_changed; /* first position whose slot is not as the step before left it */
-    int64_t request;       /* index in the workload: whose vectors these are */
-    int32_t state_slot;    /* recurrent state to start from; 0 = zero */
-    int32_t state_dst;     /* where it goes */
-};
-
-/* A further slot that gets the state after a row. */
-struct batch_snapshot {
-    int32_t row; /* of the step */
-    int32_t slot;
-};
+#include "host/schedule/scheduler.h"
 
 /* A step: extend sequences first, then num_decode sequences of one row each. */
 struct batch_step {
     uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED or _IDLE */
     int32_t num_sequences;
     int32_t num_decode; /* MIXED: the last ones; else 0 */
-    const struct batch_sequence *sequences;
+    const struct scheduler_seq *sequences;
     const int64_t *slots; /* where the new tokens go, row by row */
     const int32_t
         *req_to_token; /* [rows, stride] slots by position; the step's are in it already */
     int32_t req_to_token_stride; /* elements */
     int32_t num_snapshots;
-    const struct batch_snapshot *snapshots;
+    const struct scheduler_snapshot *snapshots;
     int32_t padded;       /* DECODE: sequences to pad the batch to; 0 = none */
     int32_t seq_len_fill; /* seq_len of those */
 };

@@ -19,6 +19,7 @@
 
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/round.h"
 #include "host/select/routes.h"
 
 /* ---- Which sizes ----------------------------------------------------------------------------- */
@@ -56,7 +57,7 @@ static attn_bounds bounds_of(const struct executor *executor, int32_t size)
 {
     attn_bounds bounds = executor->params.bounds;
     int64_t page = executor->params.config->kv_cache.page_size;
-    int64_t most = size * ((bounds.max_kv_len + page - 1) / page * page);
+    int64_t most = size * round_up(bounds.max_kv_len, page);
     bounds.modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);
     bounds.max_seqs = bounds.max_tokens = size;
     bounds.max_q_len = 1;
@@ -200,8 +201,7 @@ static attn_status capture_all(struct executor *executor, attn_error *error)
     return ATTN_OK;
 }
 
-/* A graph is its bounds' (plugins/hybrid/core/pick.h), so what is asked for shorter sequences waits in
- * vain. */
+/* What routes ask for, and no graph takes (routes.h). */
 static void note_routes(const struct executor *executor)
 {
     const struct executor_params *p = &executor->params;

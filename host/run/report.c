@@ -295,7 +295,7 @@ static void print_device(const struct report *report, FILE *file)
             (long long)report->graphs.count, (long long)report->graphs.metadata_bytes,
             (long long)report->graphs.bytes);
     if (report->device_losses > 0)
-        fprintf(file, "device       lost %lld times; all requests that ran were prefilled again\n",
+        fprintf(file, "device       lost %lld times; all running requests were prefilled again\n",
                 (long long)report->device_losses);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * report.h: what a run comes to, and how it is told: JSON for programs, a few lines for people.
+ * report.h: what a run comes to, and how it is reported: JSON for programs, a few lines for people.
  */
 #ifndef HOST_RUN_REPORT_H
 #define HOST_RUN_REPORT_H
@@ -56,7 +56,7 @@ struct report {
         bool present;                   /* the model has recurrent layers */
         int64_t capacity, peak, leaked; /* states that the prefix cache can keep, kept, lost */
     } states;
-    struct report_times prefill, decode; /* of a step, all layers: executor.c tells what is in it */
+    struct report_times prefill, decode; /* of a step, all layers: executor.c says what is in it */
     struct { /* a device that works by itself: the host's own time for the same steps, and of that
               */
         struct report_times prefill, decode;               /* the time in init_forward_metadata */
@@ -101,7 +101,7 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
 
 /* The report as JSON text with a final newline; malloc'ed, the caller frees it; NULL when memory
  * ran out. Counts and the seed are exact. JSON knows no NaN and no infinity: an error that is not
- * finite is told as 1e308. verify.first_failure is there only if there is one. */
+ * finite is written as 1e308. verify.first_failure is there only if there is one. */
 char *report_json(const struct report *report);
 
 /* The report as a few lines. */

@@ -121,7 +121,7 @@ static void list_sequences(const struct row_check *check, const struct batch_ste
     list->mode = step->mode;
     list->num_sequences = step->num_sequences;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         list->sequences[s] = (struct verify_sequence){
             .request = sequence->request,
             .prefix_len = sequence->prefix_len,
@@ -146,7 +146,7 @@ static void list_writes(const struct row_check *check, const struct batch_step *
     if (!check->states.bits)
         return;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         struct state_write write = {.from = sequence->state_slot};
         for (; n < step->num_snapshots && step->snapshots[n].row < row + sequence->num_new; n++) {
             write.to = step->snapshots[n].slot;

@@ -10,17 +10,13 @@
  */
 #include "host/run/session_private.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 #include "host/base/clock.h"
-#include "host/cmd/exit_codes.h"
 #include "host/base/progress.h"
 
 struct serve {
     struct session *s;
-    struct batch_sequence *sequences; /* [max_running_requests] of a step */
-    struct batch_snapshot *snapshots; /* [SCHEDULER_SNAPSHOTS_PER_SEQ * max_running_requests] */
     struct progress progress;
 };
 
@@ -33,7 +29,7 @@ static void note_failure(struct session *s, const host_error *said)
         host_fail(&s->failure.base, said->base.code, "%s", host_error_text(said));
 }
 
-/* Undo what was not confirmed, and make everything on the device again. `said` tells of the loss;
+/* Undo what was not confirmed, and make everything on the device again. `said` names the loss;
  * an error is the run's. */
 static attn_status recover(struct session *s, host_error *said, attn_error *error)
 {
@@ -48,36 +44,21 @@ static attn_status recover(struct session *s, host_error *said, attn_error *erro
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* The scheduler's step in the executor's words. */
-static void translate(const struct serve *serve, const struct scheduler_step *planned,
-                      struct batch_step *step)
+/* The scheduler's step as the executor takes it: nothing is copied but where its arrays are. */
+static struct batch_step batch_step_of(const struct scheduler *scheduler,
+                                       const struct scheduler_step *planned)
 {
-    const struct request_table *table = scheduler_request_table(serve->s->scheduler);
-    for (int32_t i = 0; i < planned->num_seqs; i++) {
-        const struct scheduler_seq *seq = &planned->seqs[i];
-        serve->sequences[i] = (struct batch_sequence){
-            .table_row = seq->row,
-            .prefix_len = seq->prefix_len,
-            .num_new = seq->num_new,
-            .table_changed = seq->table_changed,
-            .request = seq->request,
-            .state_slot = seq->state_slot,
-            .state_dst = seq->state_dst,
-        };
-    }
-    for (int32_t n = 0; n < planned->num_snapshots; n++)
-        serve->snapshots[n] =
-            (struct batch_snapshot){planned->snapshots[n].row, planned->snapshots[n].slot};
-    *step = (struct batch_step){
+    const struct request_table *table = scheduler_request_table(scheduler);
+    return (struct batch_step){
         .mode = planned->mode,
         .num_sequences = planned->num_seqs,
         .num_decode = planned->num_decode_seqs,
-        .sequences = serve->sequences,
+        .sequences = planned->seqs,
         .slots = planned->out_cache_loc,
         .req_to_token = table->slots,
         .req_to_token_stride = table->max_context_len,
         .num_snapshots = planned->num_snapshots,
-        .snapshots = serve->snapshots,
+        .snapshots = planned->snapshots,
     };
 }
 
@@ -97,10 +78,9 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
                           attn_error *error)
 {
     struct session *s = serve->s;
-    struct batch_step step;
+    const struct batch_step step = batch_step_of(s->scheduler, planned);
     host_error said;
     host_error_init(&said);
-    translate(serve, planned, &step);
     show_progress(serve, step.mode);
     attn_status status = executor_submit(s->executor, &step, &said.base);
     if (status == ATTN_DEVICE_LOST)
@@ -171,26 +151,14 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
     return status;
 }
 
-int session_serve(struct session *s, attn_error *error)
+attn_status session_serve(struct session *s, attn_error *error)
 {
-    size_t seqs = (size_t)s->config->workload.max_running_requests;
-    struct serve serve = {
-        .s = s,
-        .sequences = calloc(seqs, sizeof *serve.sequences),
-        .snapshots = calloc(SCHEDULER_SNAPSHOTS_PER_SEQ * seqs, sizeof *serve.snapshots),
-    };
-    if (!serve.sequences || !serve.snapshots) {
-        free(serve.sequences);
-        free(serve.snapshots);
-        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for steps");
-        return EXIT_RUN_TIME;
-    }
+    struct serve serve = {.s = s};
     progress_begin(&serve.progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
+    s->result->began = true;
     s->start_ns = clock_now_ns();
     attn_status status = serve_all(&serve, error);
     s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
     progress_end(&serve.progress);
-    free(serve.sequences);
-    free(serve.snapshots);
-    return status == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
+    return status;
 }

@@ -2,23 +2,22 @@
 #include "host/run/session_private.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/base/clock.h"
+#include "host/base/round.h"
 #include "host/embed/embed.h"
-#include "host/cmd/exit_codes.h"
 #include "host/select/open_host.h"
-#include "host/kinds/operands.h"
+#include "host/kinds/mla.h"
 #include "host/select/problem.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 
-static int load_plugins(struct session *s, attn_error *error)
+static attn_status load_plugins(struct session *s, attn_error *error)
 {
-    int code = open_host(s->config, &s->host, error);
-    if (code == EXIT_GOOD && s->params->choices)
+    attn_status status = open_host(s->config, &s->host, error);
+    if (status == ATTN_OK && s->params->choices)
         open_host_print_refused(s->host, "run", s->params->choices);
-    return code;
+    return status;
 }
 
 /* ---- Model ----------------------------------------------------------------------------------- */
@@ -29,30 +28,29 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
         if (group->attn_type != ATTN_TYPE_DECODER)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: `run` serves decoder layers (`explain` "
-                             "tells about all)",
-                             s->model->name, g, model_attn_type_name(group->attn_type));
-        if (group->kind == ATTN_KIND_SPARSE)
             return host_fail(
                 error, ATTN_CONFIG_ERROR,
-                "%s: layer group %u is sparse: `run` serves softmax, latent and linear "
-                "layers (`explain` tells about all)",
-                s->model->name, g);
+                "%s: layer group %u is %s: `run` serves decoder layers (`explain` covers them all)",
+                s->model->name, g, model_attn_type_name(group->attn_type));
+        if (kind_of(group)->refused)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: %s (`explain` covers them all)",
+                             s->model->name, g, model_kind_name(group->kind),
+                             kind_of(group)->refused);
     }
     return ATTN_OK;
 }
 
-/* Operands of latent and linear layers are made, and their rows judged, on the processor alone. */
+/* Operands of some kinds are made, and their rows judged, on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        uint32_t kind = s->model->groups[g].kind;
-        if (kind != ATTN_KIND_SOFTMAX && s->described.type != ATTN_DEVICE_CPU)
+        const attn_layer_group *group = &s->model->groups[g];
+        if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s, which `run` serves on the processor alone: "
+                             "%s: layer group %u is %s, which `run` serves only on the processor: "
                              "accepted platform.device = cpu",
-                             s->model->name, g, model_kind_name(kind));
+                             s->model->name, g, model_kind_name(group->kind));
     }
     return ATTN_OK;
 }
@@ -75,7 +73,7 @@ static attn_status check_keys(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-static int read_model(struct session *s, attn_error *error)
+static attn_status read_model(struct session *s, attn_error *error)
 {
     attn_status status = check_keys(s, error);
     if (status == ATTN_OK)
@@ -86,29 +84,27 @@ static int read_model(struct session *s, attn_error *error)
         s->has_state |= model_group_has_state(&s->model->groups[g]);
     if (s->has_state && s->config->kv_cache.prefix_cache)
         s->num_cached_states = s->config->kv_cache.cached_states;
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Workload -------------------------------------------------------------------------------- */
 
-static int read_workload(struct session *s, attn_error *error)
+static attn_status read_workload(struct session *s, attn_error *error)
 {
     const struct config_workload *workload = &s->config->workload;
-    if (!workload->trace) {
-        config_fail(s->config, "workload.trace", error,
-                    "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
-        return EXIT_USAGE;
-    }
+    if (!workload->trace)
+        return config_fail(s->config, "workload.trace", error,
+                           "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
     attn_status status = trace_init(&s->trace, workload->trace, workload->format, error);
     if (status == ATTN_OK)
         status = workload_init(&s->workload, &s->trace, workload->length_scale,
                                workload->max_requests, s->model->max_context_len, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Selection ------------------------------------------------------------------------------- */
 
-static int select_backends(struct session *s, attn_error *error)
+static attn_status select_backends(struct session *s, attn_error *error)
 {
     attn_status status =
         select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
@@ -116,7 +112,7 @@ static int select_backends(struct session *s, attn_error *error)
         select_print_choices(s->selection, s->params->choices);
     if (status == ATTN_OK)
         status = check_kinds(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* Who serves what, for the report. */
@@ -143,17 +139,12 @@ static int64_t request_rows(const workload_request *request)
     return request->input_length + (request->output_length > 0 ? request->output_length - 1 : 0);
 }
 
-static int64_t pages_for(int64_t tokens, int64_t page_size)
-{
-    return (tokens + page_size - 1) / page_size;
-}
-
 /* Pages that every request of the workload together would take: more are of no use. */
 static int64_t useful_pages(const struct session *s)
 {
     int64_t pages = 0;
     for (int64_t r = 0; r < s->workload.num_requests; r++)
-        pages += pages_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
+        pages += units_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
     return pages;
 }
 
@@ -203,8 +194,8 @@ static attn_status check_capacity(const struct session *s, int64_t pages, uint64
                            (long long)cache->max_total_tokens, (long long)cache->page_size,
                            (long long)(most * cache->page_size), (long long)cache->page_size);
     return config_fail(s->config, "kv_cache.mem_fraction", error,
-                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes a token, "
-                       "beside %lld recurrent states: accepted what holds 1..%lld pages",
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
+                       "in addition to %lld recurrent states: accepted 1..%lld pages",
                        cache->mem_fraction, (long long)pages, (long long)cache->page_size,
                        (unsigned long long)bytes_per_token, (long long)num_state_slots(s),
                        (long long)most);
@@ -229,18 +220,17 @@ static attn_status size_pool(struct session *s, attn_error *error)
     return check_capacity(s, pages, bytes_per_token, error);
 }
 
-static int size_device(struct session *s, attn_error *error)
+static attn_status size_device(struct session *s, attn_error *error)
 {
     host_error said;
     attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
     if (status != ATTN_OK)
-        return exit_code_of(status);
+        return status;
     do {
         host_error_init(&said);
         status = size_pool(s, &said.base);
     } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
-    return status == ATTN_OK ? EXIT_GOOD
-                             : exit_code_of(host_fail(error, status, "%s", host_error_text(&said)));
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
 /* ---- Scheduler ------------------------------------------------------------------------------- */
@@ -275,7 +265,7 @@ static attn_status add_requests(struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-static int make_scheduler(struct session *s, attn_error *error)
+static attn_status make_scheduler(struct session *s, attn_error *error)
 {
     const struct config_workload *workload = &s->config->workload;
     struct scheduler_params params = {
@@ -298,7 +288,7 @@ static int make_scheduler(struct session *s, attn_error *error)
     attn_status status = scheduler_create(&params, &s->scheduler, error);
     if (status == ATTN_OK)
         status = add_requests(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Executor -------------------------------------------------------------------------------- */
@@ -333,7 +323,7 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
                          (long long)count);
     for (int64_t r = 0; r < count; r++)
-        tokens[r] = pages_for(request_rows(&s->workload.requests[r]), page_size) * page_size;
+        tokens[r] = round_up(request_rows(&s->workload.requests[r]), page_size);
     qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
     *most = 0;
     for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)
@@ -359,12 +349,6 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
     return status;
 }
 
-static bool is_packed(const struct session *s, uint32_t g)
-{
-    const char *layout = s->selection->groups[g].kv_layout;
-    return layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
-}
-
 /* Quantisation of each layer group's cache; the same numbers serve all but packed latents. */
 static attn_status make_scales(struct session *s, attn_error *error)
 {
@@ -380,10 +364,11 @@ static attn_status make_scales(struct session *s, attn_error *error)
     for (size_t i = 0; i < cache->v_scale.count; i++)
         s->scale_values[count + i] = (float)cache->v_scale.items[i];
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const float *k = count > 0 && !is_packed(s, g) ? s->scale_values : NULL;
+        bool packed = mla_is_packed(s->selection->groups[g].kv_layout);
+        const float *k = count > 0 && !packed ? s->scale_values : NULL;
         s->scales[g] = (struct verify_scales){
             .kv_dtype = problem_kv_dtype(s->config, s->model),
-            .packed = is_packed(s, g),
+            .packed = packed,
             .k = k,
             .v = k ? k + count : NULL,
             .count = (uint32_t)count,
@@ -479,7 +464,7 @@ attn_status session_make_device_side(struct session *s, attn_error *error)
     return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
-static int make_executor(struct session *s, attn_error *error)
+static attn_status make_executor(struct session *s, attn_error *error)
 {
     attn_status status = make_generator(s, error);
     if (status == ATTN_OK)
@@ -490,17 +475,20 @@ static int make_executor(struct session *s, attn_error *error)
         status = make_check(s, error);
     if (status == ATTN_OK)
         status = session_make_device_side(s, error);
-    return exit_code_of(status);
+    return status;
 }
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-static int conclude(struct session *s, attn_error *error)
+static attn_status conclude(struct session *s, attn_error *error)
 {
     struct report *report = s->report;
     struct scheduler_counts counts;
-    if (note_choices(s, error) != ATTN_OK || executor_report(s->executor, error) != ATTN_OK)
-        return EXIT_RUN_TIME;
+    attn_status status = note_choices(s, error);
+    if (status == ATTN_OK)
+        status = executor_report(s->executor, error);
+    if (status != ATTN_OK)
+        return status;
     row_check_report(s->check, report);
     scheduler_count(s->scheduler, &counts);
     report->requests = counts.finished;
@@ -517,17 +505,15 @@ static int conclude(struct session *s, attn_error *error)
     report->states.peak = counts.state_peak;
     report->states.leaked = scheduler_leaked_states(s->scheduler);
     report->seed = s->config->workload.seed;
-    if (s->failed_steps > 0) {
-        host_fail(error, s->failure.base.code,
-                  "%lld steps failed and %lld requests were dropped; "
-                  "the first: %s",
-                  (long long)s->failed_steps, (long long)counts.dropped,
-                  host_error_text(&s->failure));
-        return EXIT_RUN_TIME;
-    }
-    bool good = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
-                report->kv.leaked == 0 && report->states.leaked == 0;
-    return good ? EXIT_GOOD : EXIT_CHECK_FAILED;
+    if (s->failed_steps > 0)
+        return host_fail(error, s->failure.base.code,
+                         "%lld steps failed and %lld requests were dropped; "
+                         "the first: %s",
+                         (long long)s->failed_steps, (long long)counts.dropped,
+                         host_error_text(&s->failure));
+    s->result->passed = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
+                        report->kv.leaked == 0 && report->states.leaked == 0;
+    return ATTN_OK;
 }
 
 static void close_session(struct session *s)
@@ -548,25 +534,26 @@ static void close_session(struct session *s)
     attnhost_destroy(s->host);
 }
 
-int session_run(const struct session_params *params, struct report *report, attn_error *error)
+attn_status session_run(const struct session_params *params, struct report *report,
+                        struct session_result *result, attn_error *error)
 {
-    static int (*const stages[])(struct session *, attn_error *) = {
+    static attn_status (*const stages[])(struct session *, attn_error *) = {
         load_plugins,   read_model,    read_workload, select_backends, size_device,
         make_scheduler, make_executor, session_serve, conclude,
     };
+    *result = (struct session_result){.began = false};
     struct session *s = calloc(1, sizeof *s);
-    if (!s) {
-        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
-        return EXIT_RUN_TIME;
-    }
+    if (!s)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
     s->params = params;
     s->config = params->config;
     s->report = report;
+    s->result = result;
     host_error_init(&s->failure);
-    int code = EXIT_GOOD;
-    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && code == EXIT_GOOD; i++)
-        code = stages[i](s, error);
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && status == ATTN_OK; i++)
+        status = stages[i](s, error);
     close_session(s);
     free(s);
-    return code;
+    return status;
 }

@@ -10,6 +10,7 @@
 #ifndef HOST_RUN_SESSION_H
 #define HOST_RUN_SESSION_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "host/config/config.h"
@@ -25,8 +26,14 @@ struct session_params {
     void *listener_ctx;
 };
 
-/* Run to the end. Returns an exit code (exit_codes.h): EXIT_GOOD and EXIT_CHECK_FAILED come with a
- * full report, which the caller releases in any case; all others with an error. */
-int session_run(const struct session_params *params, struct report *report, attn_error *error);
+struct session_result {
+    bool began;  /* steps were run: a failure is one while running */
+    bool passed; /* with ATTN_OK: no row that was looked at is wrong, no memory leaked */
+};
+
+/* Run to the end. ATTN_OK comes with a full report, which the caller releases in any case; other
+ * statuses, OPEN_HOST_REFUSED (open_host.h) among them, with an error. */
+attn_status session_run(const struct session_params *params, struct report *report,
+                        struct session_result *result, attn_error *error);
 
 #endif /* HOST_RUN_SESSION_H */

@@ -15,6 +15,7 @@ struct session {
     const struct session_params *params;
     const struct config *config;
     struct report *report;
+    struct session_result *result;
     attnhost *host;
     struct model *model;
     attn_device described;
@@ -53,7 +54,7 @@ attn_status session_make_device_side(struct session *s, attn_error *error);
  */
 attn_status session_reset_device(struct session *s, attn_error *error);
 
-/* serve.c: run every request to its end. Returns an exit code. */
-int session_serve(struct session *s, attn_error *error);
+/* serve.c: run every request to its end. */
+attn_status session_serve(struct session *s, attn_error *error);
 
 #endif /* HOST_RUN_SESSION_PRIVATE_H */

@@ -10,7 +10,8 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/workload/generator_linear.h"
+#include "host/base/round.h"
+#include "host/kinds/kinds.h"
 
 #define ROWS_PER_TASK 64
 
@@ -64,9 +65,11 @@ struct fill {
     uint32_t num_vectors;
 };
 
-static bool is_linear(const struct row_operand *operand)
+/* Does the generator have the stream that the operand is made of? */
+static bool has_stream(const struct row_operand *operand)
 {
-    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role ||
+           (operand->stream >= GENERATOR_KEY && operand->stream <= GENERATOR_QUERY);
 }
 
 static attn_status check_vectors(const struct step_vectors *vectors, uint32_t num_vectors,
@@ -77,8 +80,7 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
         const struct row_operand *operand = &vectors[v].operand;
         const char *name = operands_role_name(operand->role);
         status = check_dtype(operand->dtype, name, error);
-        if (status == ATTN_OK && !is_linear(operand) &&
-            (operand->stream < GENERATOR_KEY || operand->stream > GENERATOR_QUERY))
+        if (status == ATTN_OK && !has_stream(operand))
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
                                "%s: got stream %d, accepted: keys, values, queries and operands of "
                                "linear layers",
@@ -90,28 +92,21 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
 /* One row of one operand. */
 static void fill_row(const struct fill *fill, const struct step_vectors *vectors, int64_t row)
 {
-    const struct step_kernels *kernels = fill->kernels;
     const struct row_operand *operand = &vectors->operand;
-    int32_t request = fill->rows->request[row];
     uint64_t bytes = operands_row_bytes(operand);
-    generator_tensor to = {
-        .data = (char *)vectors->memory + (uint64_t)row * bytes,
-        .dtype = operand->dtype,
-        .token_stride = operands_row_elements(operand),
-        .head_stride = operand->dim,
-        .first = operand->first,
-        .dim = operand->dim,
+    char *to = (char *)vectors->memory + (uint64_t)row * bytes;
+    const struct kind_row made = {
+        .generator = fill->kernels->generator,
+        .workload = fill->kernels->workload,
+        .group = vectors->group,
+        .layer = fill->layer,
+        .request = fill->rows->request[row],
+        .position = fill->rows->position[row],
     };
-    if (request < 0)
-        memset(to.data, 0, bytes);
-    else if (is_linear(operand))
-        generator_linear_row(
-            kernels->generator, vectors->group, fill->layer,
-            workload_token_key(kernels->workload, request, fill->rows->position[row]),
-            operand->role, operand->dtype, to.data);
+    if (made.request < 0)
+        memset(to, 0, bytes);
     else
-        generator_fill(kernels->generator, kernels->workload, request, fill->rows->position[row], 1,
-                       fill->layer, operand->stream, &to);
+        kind_of(vectors->group)->make_row(&made, operand, to);
 }
 
 static attn_status fill_task(void *arg, int64_t task, uint32_t worker)
@@ -137,7 +132,7 @@ attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t la
     if (kernels->cuda)
         return step_cuda_generate(kernels, layer, rows, vectors, num_vectors, stream, error);
     struct fill fill = {kernels, layer, rows, vectors, num_vectors};
-    int64_t num_tasks = ((int64_t)rows->count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    int64_t num_tasks = units_for(rows->count, ROWS_PER_TASK);
     status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
 }
@@ -170,7 +165,7 @@ attn_status step_kernels_index_pages(const struct step_kernels *kernels,
     for (int32_t s = 0; s < index->num_seqs; s++) {
         const int32_t *slots =
             index->req_to_token + index->req_pool_indices[s] * index->req_to_token_stride;
-        int64_t pages = ((int64_t)index->kv_lens[s] + index->page_size - 1) / index->page_size;
+        int64_t pages = units_for(index->kv_lens[s], index->page_size);
         for (int64_t p = 0; p < pages; p++) {
             int32_t page = slots[p * index->page_size] / index->page_size;
             if (index->block_table)
@@ -281,8 +276,8 @@ attn_status step_kernels_merge(const struct step_kernels *kernels, const struct 
 {
     struct merge merge = {into, from, (int64_t)rows * heads, dim};
     if (kernels->cuda)
-        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged on the CPU alone");
-    int64_t num_tasks = (merge.count + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged only on the CPU");
+    int64_t num_tasks = units_for(merge.count, ROWS_PER_TASK);
     attn_status status = threads_for(kernels->threads, num_tasks, merge_task, &merge);
     return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "merging failed");
 }

@@ -38,7 +38,7 @@ struct step_rows {
 /* An operand of a layer and its memory: dense [rows, heads, dim] in ATTN_F32, F16 or BF16. */
 struct step_vectors {
     struct row_operand operand;
-    const attn_layer_group *group; /* the layer's; of linear layers alone it is read */
+    const attn_layer_group *group; /* the layer's; on CUDA it is not read */
     void *memory;
 };
 

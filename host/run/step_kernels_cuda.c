@@ -19,7 +19,7 @@ extern const uint64_t step_kernels_fatbin_size;
 #define IMAGE      step_kernels_fatbin
 #define IMAGE_SIZE step_kernels_fatbin_size
 #else
-static const char no_image[] = "this host was built without nvcc: its device kernels are not here";
+static const char no_image[] = "this host was built without nvcc: it has no device kernels";
 #define IMAGE      no_image
 #define IMAGE_SIZE (sizeof no_image - 1)
 #endif
@@ -179,17 +179,17 @@ static attn_status place_vectors(const generator_layer *geometry,
         if (geometry->latent || operand->role > ATTN_ROLE_V || operand->first != 0 ||
             operand->dtype != vectors[0].operand.dtype ||
             operand->dim != (is_value ? geometry->v_head_dim : geometry->head_dim))
-            return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "%s: a GPU makes q, k and v of softmax layers alone, whole and of "
-                             "one type",
-                             operands_role_name(operand->role));
+            return host_fail(
+                error, ATTN_INVALID_ARGUMENT,
+                "%s: a GPU makes only q, k and v of softmax layers, whole and of one type",
+                operands_role_name(operand->role));
         void **to[] = {&placed->q, &placed->k, &placed->v};
         *to[operand->role] = vectors[i].memory;
         placed->dtype = operand->dtype;
     }
     if (!placed->q || !placed->k != !placed->v)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "vectors: a GPU makes q alone, or q, k and v together");
+                         "vectors: a GPU makes q by itself, or q, k and v together");
     return ATTN_OK;
 }
 

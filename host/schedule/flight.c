@@ -61,7 +61,7 @@ static void publish(struct scheduler *scheduler, struct request *request)
     }
 }
 
-/* The states behind pages that are published now; the others wait. */
+/* The states after pages that are published now; the others wait. */
 static void publish_states(struct scheduler *scheduler, struct request *request)
 {
     int32_t kept = 0;
@@ -97,7 +97,7 @@ static void advance(struct scheduler *scheduler, struct flight *flight, struct r
         (struct flight_seq){number_of(scheduler, request), request->mark};
 }
 
-/* No step is out any more; `running` loses whoever does not run any more. */
+/* No step is out any more; `running` loses the requests that no longer run. */
 static void end_step(struct scheduler *scheduler)
 {
     int32_t kept = 0;
@@ -180,9 +180,9 @@ void scheduler_drop(struct scheduler *scheduler)
 }
 
 /* A request that reads what an unconfirmed step published took it over in that step or a later one,
- * so it is in an unconfirmed step itself and dropped here. Then nobody locks such a page, and
- * flushing what is not locked removes them all. A state may have been put behind a page that
- * somebody else locks, so all states go; whoever pinned one is in the step that is out. */
+ * so it is in an unconfirmed step itself and dropped here. Then no request locks such a page, and
+ * flushing what is not locked removes them all. A state may have been put after a page that
+ * another request locks, so all states go; a request that pinned one is in the step that is out. */
 void scheduler_drop_flight(struct scheduler *scheduler)
 {
     for (int32_t i = 0; scheduler->step_is_out && i < scheduler->step.num_seqs; i++)

@@ -52,7 +52,7 @@ static int32_t reserve_for(const struct scheduler *scheduler, const struct reque
                                  min_i32(RESERVED_ROWS, request->num_rows - length));
 }
 
-/* Step back to where the cached prefix has a state, which nobody may take until it was read. */
+/* Step back to where the cached prefix has a state, which no request may take until it was read. */
 static void pin_state(struct scheduler *scheduler, struct request *request)
 {
     int64_t pages = request->cached_pages;
@@ -66,8 +66,8 @@ static void pin_state(struct scheduler *scheduler, struct request *request)
     }
 }
 
-/* Find and lock the cached pages that the request can start behind, into scheduler->pages. At
- * least one row is left to compute, as somebody has to make the first output token. */
+/* Find and lock the cached pages that the request can start after, into scheduler->pages. At
+ * least one row is left to compute, as some row has to make the first output token. */
 static void lock_prefix(struct scheduler *scheduler, struct request *request)
 {
     int32_t page_size = scheduler->slots.page_size;
@@ -94,7 +94,7 @@ static void unlock_prefix(struct scheduler *scheduler, struct request *request)
     radix_cache_unlock(scheduler->cache, request->node);
 }
 
-/* Let the oldest waiting request run if its pages fit behind *reserved ones, to which its own
+/* Let the oldest waiting request run if its pages fit after *reserved ones, to which its own
  * reserve is added. Where nothing else runs it always fits: all pages but its own can be evicted.
  */
 static bool start(struct scheduler *scheduler, struct request *request, int64_t *reserved)

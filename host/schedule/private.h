@@ -4,12 +4,12 @@
  * schedule/flight.c alone.
  *
  * Requests lie in one array by number, each in one of five states. Waiting ones need no queue: as
- * whoever runs is older than whoever waits, they are those at and beyond `first_waiting` in the
+ * running requests are older than waiting ones, they are those at and beyond `first_waiting` in the
  * state of waiting. `running` is in ascending order for the same reason: a start appends, a
  * retraction takes the last.
  *
  * A running request's pages, by position: the first cached_pages are the prefix cache's and locked
- * through `node`, the rest are its own. State slots of the cache are numbered behind those of the
+ * through `node`, the rest are its own. State slots of the cache are numbered after those of the
  * rows.
  */
 #ifndef HOST_SCHEDULE_PRIVATE_H
@@ -30,7 +30,7 @@ enum request_state {
 /* A snapshot that waits for its page to be published: that of the step, or the one where the cached
  * pages went further than the states. */
 struct snapshot {
-    int32_t rows; /* behind which it was taken */
+    int32_t rows; /* after which it was taken */
     int32_t slot; /* of scheduler.states */
 };
 
@@ -142,7 +142,7 @@ void scheduler_release(struct scheduler *scheduler, struct request *request);
 void scheduler_retract_last(struct scheduler *scheduler);
 
 /* Fill in scheduler->step, but for its number, with what shall run now, and allocate its slots. No
- * sequence: nothing runs, and nobody has arrived by now_us. */
+ * sequence: nothing runs, and no request has arrived by now_us. */
 void scheduler_plan(struct scheduler *scheduler, int64_t now_us);
 
 #endif /* HOST_SCHEDULE_PRIVATE_H */

@@ -16,7 +16,7 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
     if (params->prefix_cache && (params->share_unit < 1 || !params->keys))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "prefix cache: share_unit %" PRId64
-                         ": accepted 1 and more, with a function that tells the keys",
+                         ": accepted 1 and more, with a function that gives the keys",
                          params->share_unit);
     if (params->num_cached_states < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -247,7 +247,8 @@ void scheduler_write_pages(struct scheduler *scheduler, const struct request *re
             *slots++ = pages[i] * page_size + offset;
 }
 
-/* The state in the slot of its row needs nothing: whoever gets the row next starts from another. */
+/* The state in the slot of its row needs nothing: the next request in the row starts from another.
+ */
 static void release_states(struct scheduler *scheduler, struct request *request)
 {
     if (request->state_node)

@@ -34,7 +34,7 @@
  *
  * Prefix cache. Of a request's tokens the first shareable_length may be equal to another's; they
  * become visible to later requests in units of share_unit tokens when the prefill step that
- * completes the unit was launched, cut to whole pages. A request starts behind the longest prefix
+ * completes the unit was launched, cut to whole pages. A request starts after the longest prefix
  * that is cached, but computes at least its last prompt row itself. Whatever two requests computed
  * twice, because none saw the other's, is kept once.
  *
@@ -44,22 +44,23 @@
  *
  * Steps in flight. As no plan depends on outputs, the next step can be planned while launched ones
  * still run, if the device runs them in the order in which they were launched: pages that a
- * launched step gives up are handed out at once, for whoever writes them comes later, and shared
- * prefixes are visible at once, for whoever reads them comes later too. So the sequence of steps
- * does not depend on how many are in flight. What does wait for the end of a step is what is said
- * of it: counts, and what a request has computed for good, follow confirmed steps alone.
+ * launched step gives up are handed out at once, for a step that writes them comes later, and
+ * shared prefixes are visible at once, for a step that reads them comes later too. So the sequence
+ * of steps does not depend on how many are in flight. What does wait for the end of a step is what
+ * is said of it: counts, and what a request has computed for good, follow confirmed steps alone.
  *
  * All layers share one slot space: every KV group of a batch gets the same req_to_token and
  * out_cache_loc.
  *
  * States. With has_state every request has one recurrent state (of all layers alike), in the state
  * slot that its row of the table names, 1 .. max_running_requests. A cached page is of use to such
- * a request only if the state behind it was kept, too. So the last row of each prefill step behind
+ * a request only if the state after it was kept, too. So the last row of each prefill step after
  * which pages become visible leaves a copy of the state, a snapshot, in one of num_cached_states
  * further slots, and a request starts at the deepest snapshot of its cached prefix: its first step
  * reads that one and writes its own, which leaves the shared one whole. Where the cached pages
  * reach further than the states do, two requests have parted in the midst of what one step
- * computed; then another snapshot is taken at that very page, and whoever comes next starts there.
+ * computed; then another snapshot is taken at that very page, and the next such request starts
+ * there.
  */
 #ifndef HOST_SCHEDULE_SCHEDULER_H
 #define HOST_SCHEDULE_SCHEDULER_H
@@ -83,7 +84,7 @@ struct scheduler_params {
     int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
     bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
     bool has_state;               /* recurrent layers */
-    int64_t num_cached_states; /* with has_state: slots behind those of the rows; 0 = nothing is */
+    int64_t num_cached_states; /* with has_state: slots after those of the rows; 0 = nothing is */
                                /* shared */
     int64_t share_unit;        /* tokens, >= 1: a trace's block */
 
@@ -102,7 +103,7 @@ struct scheduler_request {
     int64_t input_length;     /* tokens, >= 1 */
     int64_t output_length;    /* tokens, >= 0 */
     int64_t shareable_length; /* tokens, 0 .. input_length */
-    int64_t arrival_us;       /* not started before; in order of addition, nobody overtakes */
+    int64_t arrival_us;       /* not started before; in order of addition, none overtakes */
 };
 
 /* One sequence of a step: rows at positions [prefix_len, prefix_len + num_new). */
@@ -117,7 +118,7 @@ struct scheduler_seq {
     int32_t state_dst;     /* where the state goes; 0 = there is none */
 };
 
-/* Rows whose state is wanted besides: a state slot gets the state after a row of the step. */
+/* Further rows whose state is wanted: a state slot gets the state after a row of the step. */
 enum { SCHEDULER_SNAPSHOTS_PER_SEQ = 2 }; /* at most */
 
 struct scheduler_snapshot {
@@ -142,7 +143,7 @@ struct scheduler_step {
 
 enum scheduler_state {
     SCHEDULER_STEP,  /* here is a step */
-    SCHEDULER_WAIT,  /* nobody has arrived, and nothing is in flight; come back at *wake_us */
+    SCHEDULER_WAIT,  /* no request has arrived, and nothing is in flight; come back at *wake_us */
     SCHEDULER_DRAIN, /* no step now, but some are in flight: confirm the oldest, then ask again */
     SCHEDULER_DONE   /* every request has ended, and nothing is in flight */
 };
@@ -186,8 +187,8 @@ attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_re
 /* Plan the next step: slots are allocated, written to req_to_token and listed in *step, which stays
  * valid, as does req_to_token, until the step is advanced, completed, dropped or lost: a device
  * that reads either later reads a copy. Sets *step only with SCHEDULER_STEP, *wake_us only with
- * SCHEDULER_WAIT. SCHEDULER_DRAIN goes before SCHEDULER_WAIT, so whoever waits for arrivals keeps
- * no ended step unconfirmed. Cannot fail. */
+ * SCHEDULER_WAIT. SCHEDULER_DRAIN goes before SCHEDULER_WAIT, so a caller that waits for arrivals
+ * keeps no ended step unconfirmed. Cannot fail. */
 enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
                                     int64_t *wake_us);
 

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/kinds/kinds.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
-#include "host/reference/reference.h"
 #include "host/select/routes.h"
 #include "host/base/text.h"
 
@@ -74,7 +74,7 @@ static size_t list_accepted(const struct selector *selector, bool types_alone, c
     return count;
 }
 
-/* `got` is what nobody knows: the value of `key`, or the type of the section that it names. */
+/* `got` is an unknown name: the value of `key`, or the type of the section that it names. */
 static attn_status fail_unknown(struct selector *selector, const char *key,
                                 const struct config_backend *section, const char *got)
 {
@@ -107,7 +107,7 @@ static attn_status fail_unknown(struct selector *selector, const char *key,
 }
 
 /* What an explicit name stands for: a name that the host knows into *name, or NULL and why it
- * cannot be used into `absent`. CONFIG_ERROR for a name that nobody knows. */
+ * cannot be used into `absent`. CONFIG_ERROR for an unknown name. */
 static attn_status resolve(struct selector *selector, const char *key, const char *wanted,
                            const char **name, strbuf *absent)
 {
@@ -143,8 +143,8 @@ static bool is_auto(const char *wanted)
     return strcmp(wanted, "auto") == 0;
 }
 
-/* Does the model have a decoder? Then an encoder beside it is a tower, which attention_backend does
- * not speak of. */
+/* Does the model have a decoder? Then an encoder next to it is a tower, which attention_backend
+ * does not speak of. */
 static bool has_decoder(const struct model *model)
 {
     for (uint32_t i = 0; i < model->num_groups; i++)
@@ -164,11 +164,11 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
                         uint32_t index, struct select_phase *phase)
 {
     const struct config_attention *keys = &selector->config->attention;
+    const struct kind_ops *kind = kind_of(group);
     set_wanted(phase, "auto", "attention.attention_backend");
-    if (group->kind == ATTN_KIND_LINEAR) {
-        phase->key = "attention.linear_attn_backend";
-        if (keys->linear_attn_backend)
-            phase->wanted = keys->linear_attn_backend;
+    if (kind->backend_key) {
+        const char *named = kind->backend(keys);
+        set_wanted(phase, named ? named : "auto", kind->backend_key);
         return;
     }
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && keys->mm_attention_backend) {
@@ -178,7 +178,8 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY && has_decoder(selector->model))
         return;
     phase->wanted = keys->attention_backend;
-    if (keys->routes.count > 0) /* the default among them, and no key for one phase beside them */
+    if (keys->routes.count >
+        0) /* the default among them, and no key for a single phase next to them */
         set_wanted(phase, ROUTES_NAME, "attention.route.<n>");
     if (index == SELECT_PREFILL && keys->prefill_attention_backend)
         set_wanted(phase, keys->prefill_attention_backend, "attention.prefill_attention_backend");
@@ -188,40 +189,15 @@ void select_find_wanted(const struct selector *selector, const attn_layer_group 
 
 /* ---- Layouts --------------------------------------------------------------------------------- */
 
-/* Layout ids that a kind of layer can have, in the host's order. Entry i is bit i of
- * select_candidate.layouts; NULL = no cache and no state. */
-void select_layouts_of(const attn_layer_group *group, const char *layouts[SELECT_MAX_LAYOUTS])
-{
-    layouts[0] = layouts[1] = NULL;
-    if (model_group_has_state(group)) {
-        layouts[0] = ATTN_LAYOUT_STATE_SSM_KV;
-        layouts[1] = ATTN_LAYOUT_STATE_SSM_VK;
-    } else if (model_group_has_kv(group) && group->mla) {
-        layouts[0] = ATTN_LAYOUT_MLA_LATENT;
-        layouts[1] = ATTN_LAYOUT_MLA_LATENT_FP8;
-    } else if (model_group_has_kv(group)) {
-        layouts[0] = ATTN_LAYOUT_KV_NHD;
-        layouts[1] = ATTN_LAYOUT_KV_HND;
-    }
-}
-
 /* Is layout `index` one that the user allows, and that the layers can have? */
 static bool layout_allowed(const struct selector *selector, const attn_layer_group *group,
                            uint32_t index)
 {
-    const struct config_kv_cache *cache = &selector->config->kv_cache;
+    const struct kind_ops *kind = kind_of(group);
     attn_dtype kv_dtype = problem_kv_dtype(selector->config, selector->model);
-    if (!model_group_has_kv(group) && !model_group_has_state(group))
+    if (!kind_layouts(group)[0])
         return index == 0;
-    if (model_group_has_state(group))
-        return true;
-    if (group->mla && index == 0)
-        return cache->latent_layout != CONFIG_LATENT_FP8;
-    if (group->mla)
-        return cache->latent_layout != CONFIG_LATENT_PLAIN &&
-               reference_mla_check_packed(group->mla, kv_dtype, NULL) == ATTN_OK;
-    return cache->layout == CONFIG_LAYOUT_AUTO ||
-           cache->layout == (index == 0 ? CONFIG_LAYOUT_NHD : CONFIG_LAYOUT_HND);
+    return !kind->allows || kind->allows(&selector->config->kv_cache, group, kv_dtype, index);
 }
 
 /* Of the layouts in `mask` the one that stands first in the backend's own list; the host's order
@@ -229,10 +205,9 @@ static bool layout_allowed(const struct selector *selector, const attn_layer_gro
 uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer_group *group,
                                  uint32_t mask)
 {
-    const char *layouts[SELECT_MAX_LAYOUTS];
-    select_layouts_of(group, layouts);
+    const char *const *layouts = kind_layouts(group);
     for (uint32_t l = 0; type && l < type->num_layouts; l++)
-        for (uint32_t i = 0; i < SELECT_MAX_LAYOUTS; i++)
+        for (uint32_t i = 0; i < KIND_MAX_LAYOUTS; i++)
             if (mask >> i & 1 && layouts[i] && strcmp(layouts[i], type->layouts[l]) == 0)
                 return i;
     return mask & 1 ? 0 : 1;
@@ -293,12 +268,11 @@ static attn_status refuse_foreign(struct selector *selector, struct select_candi
 attn_status select_ask(struct selector *selector, uint32_t group, uint32_t modes,
                        struct select_candidate *candidate, attn_error *error)
 {
-    const char *layouts[SELECT_MAX_LAYOUTS];
     const attn_layer_group *layers = &selector->model->groups[group];
+    const char *const *layouts = kind_layouts(layers);
     if (platform_is_foreign(&selector->selection->device))
         return refuse_foreign(selector, candidate);
-    select_layouts_of(layers, layouts);
-    for (uint32_t i = 0; i < SELECT_MAX_LAYOUTS; i++) {
+    for (uint32_t i = 0; i < KIND_MAX_LAYOUTS; i++) {
         struct problem problem;
         attn_verdict verdict;
         attn_reason *reasons;
@@ -397,7 +371,7 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
         bool composite = info.type->flags & ATTN_TYPE_COMPOSITE;
         status = add_candidate(selector, phase, info.type->name,
                                composite ? SELECT_COMPOSITE : SELECT_PRESENT,
-                               composite ? "a composite, taken only when it is named" : NULL);
+                               composite ? "a composite, used only when it is named" : NULL);
     }
     phase->why = strbuf_steal(&why);
     return status ? status : phase->why ? ATTN_OK : select_no_memory(selector);

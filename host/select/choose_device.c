@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "host/device/device.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/base/text.h"
@@ -25,7 +26,7 @@ static void try_device(struct attempt *attempt, attnhost *host, const struct con
     attn_device device = {.struct_size = sizeof device};
     host_error_init(&attempt->error);
     attempt->selection = NULL;
-    attempt->status = attnhost_device_init(&device, type, 0, &attempt->error.base);
+    attempt->status = device_describe(type, 0, &device, &attempt->error.base);
     attempt->device = device;
     /* A driver that fails is as good as none. */
     if (attempt->status && attempt->status != ATTN_OUT_OF_HOST_MEMORY)
@@ -41,7 +42,7 @@ static bool may_differ(const struct attempt *attempt)
     return attempt->status == ATTN_UNSUPPORTED || attempt->status == ATTN_DEPENDENCY_MISSING;
 }
 
-/* Are there names for what runs on the device? Then they tell which one. */
+/* Are there names for what runs on the device? Then they decide which one. */
 static bool has_names(const struct config *config)
 {
     const struct config_attention *keys = &config->attention;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/kinds/kinds.h"
 
 enum { MAX_NAME = 63 };
 
@@ -22,8 +23,8 @@ static bool is_unit_of(const struct selector *selector, const struct select_unit
 {
     for (uint32_t g = 0; g < unit->num_groups; g++) {
         const attn_layer_group *group = &selector->model->groups[unit->groups[g]];
-        if (!model_group_decodes(group) || model_group_expands(selector->model, group) ||
-            (group->kind == ATTN_KIND_LINEAR) != linear)
+        if (!model_group_decodes(group) || kind_expands(selector->model, group) ||
+            model_group_has_state(group) != linear)
             return false;
     }
     return true;
@@ -52,7 +53,7 @@ static bool is_this_pair(const struct compose_definition *known, const char *con
     return same;
 }
 
-/* Define the composite under a name of its own; *defined = 0 if the name is not to be had. A second
+/* Define the composite under its own name; *defined = 0 if the name is not to be had. A second
  * selection finds what the first one defined. */
 static attn_status define(struct selector *selector, const char *full, const char *linear,
                           char name[MAX_NAME + 1], bool *defined)
@@ -70,11 +71,10 @@ static attn_status define(struct selector *selector, const char *full, const cha
 
 static uint32_t layout_bit(const struct selector *selector, uint32_t group)
 {
-    const char *layouts[SELECT_MAX_LAYOUTS];
     const struct select_group *chosen = &selector->selection->groups[group];
     const char *wanted = chosen->kv_layout ? chosen->kv_layout : chosen->state_layout;
-    select_layouts_of(&selector->model->groups[group], layouts);
-    for (uint32_t i = 0; wanted && i < SELECT_MAX_LAYOUTS; i++)
+    const char *const *layouts = kind_layouts(&selector->model->groups[group]);
+    for (uint32_t i = 0; wanted && i < KIND_MAX_LAYOUTS; i++)
         if (layouts[i] && strcmp(layouts[i], wanted) == 0)
             return 1u << i;
     return 1;

@@ -1,54 +1,130 @@
-/* SPDX-License-Identifier: Apache-2.0
- *
- * open_host.c: from a configuration to a host with its plugins loaded.
- */
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "host/select/open_host.h"
 
-#include "host/embed/embed.h"
+#include <stdlib.h>
+#include <sys/stat.h>
+
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
+#include "host/embed/embed.h"
+#include "host/select/routes.h"
 
-int exit_code_of(attn_status status)
+/* ---- Plugins --------------------------------------------------------------------------------- */
+
+/* A path of [plugins] is a folder or a file. A file that is refused stays on record. */
+static attn_status load_path(attnhost *host, const struct config *config, const char *path,
+                             attn_error *error)
 {
-    switch (status) {
-    case ATTN_OK:
-        return EXIT_GOOD;
-    case ATTN_CONFIG_ERROR:
-        return EXIT_USAGE;
-    case ATTN_UNSUPPORTED:
-    case ATTN_DEPENDENCY_MISSING:
-        return EXIT_NO_BACKEND;
-    default:
-        return EXIT_RUN_TIME;
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return config_fail(config, "plugins.path", error,
+                           "%s does not exist; accepted: a folder of plugins, or a plugin's file",
+                           path);
+    if (!S_ISDIR(info.st_mode)) {
+        attn_status status = attnhost_load_plugin(host, path, NULL);
+        return status == ATTN_OUT_OF_HOST_MEMORY
+                   ? host_fail(error, status, "%s: out of memory", path)
+                   : ATTN_OK;
     }
+    host_error said;
+    host_error_init(&said);
+    attn_status status = attnhost_load_directory(host, path, &said.base);
+    if (status == ATTN_CONFIG_ERROR)
+        return config_fail(config, "plugins.path", error, "%s", host_error_text(&said));
+    return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
 
-/* Each step's failure is an exit code of its own: what refuses a critical plugin may be any status.
- */
-static int load(attnhost *host, const struct config *config, attn_error *error)
+attn_status open_host_load_plugins(attnhost *host, const struct config *config, attn_error *error)
 {
-    attn_status status = embed_load_plugins(host, config, error);
-    if (!status)
-        status = attnhost_load_installed(host, error);
-    if (status)
-        return exit_code_of(status);
-    if (embed_check_critical(host, config, error))
-        return EXIT_PLUGIN;
-    return exit_code_of(embed_define_backends(host, config, error));
+    const struct config_plugins *plugins = &config->plugins;
+    attn_status status = ATTN_OK;
+    for (size_t p = 0; p < plugins->pins.count && status == ATTN_OK; p++) {
+        const struct config_pin *pin = &plugins->pins.items[p];
+        host_error said;
+        host_error_init(&said);
+        if (registry_pin(&host->registry, pin->file, pin->sha256, &said.base) != ATTN_OK)
+            status = host_fail(error, ATTN_CONFIG_ERROR, "%s: plugins.pin.%lld: %s", pin->place,
+                               (long long)pin->number, host_error_text(&said));
+    }
+    for (size_t p = 0; p < plugins->path.count && status == ATTN_OK; p++)
+        status = load_path(host, config, plugins->path.items[p], error);
+    return status;
 }
 
-int open_host(const struct config *config, attnhost **out, attn_error *error)
+/* The first plugin marked critical that is refused (its status and reason) or was not found
+ * (DEPENDENCY_MISSING); ATTN_OK if there is none. */
+static attn_status check_critical(const attnhost *host, const struct config *config,
+                                  attn_error *error)
+{
+    const struct config_texts *critical = &config->plugins.critical;
+    for (size_t c = 0; c < critical->count; c++) {
+        const struct loader_plugin *plugin =
+            registry_find_plugin(&host->registry, critical->items[c]);
+        if (!plugin)
+            return host_fail(
+                error, ATTN_DEPENDENCY_MISSING,
+                "%s: critical plugin '%s' is not in any of the paths; accepted: the name "
+                "of a plugin, or of its file",
+                config_place(config, "plugins.critical"), critical->items[c]);
+        if (plugin->status != ATTN_OK)
+            return host_fail(error, plugin->status, "critical plugin: %s", plugin->reason);
+    }
+    return ATTN_OK;
+}
+
+/* ---- Backends -------------------------------------------------------------------------------- */
+
+static attn_status define_section(attnhost *host, const struct config_backend *section,
+                                  attn_error *error)
+{
+    struct options_text *texts = calloc(section->num_options + 1, sizeof *texts);
+    if (!texts)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
+    for (size_t o = 0; o < section->num_options; o++) {
+        const struct config_option *option = &section->options[o];
+        texts[o] = (struct options_text){option->key, option->value, option->place, option->base};
+    }
+    attn_status status = composer_define(&host->composer, section->name, section->type,
+                                         section->place, texts, section->num_options, error);
+    free(texts);
+    return status;
+}
+
+attn_status open_host_define_backends(attnhost *host, const struct config *config,
+                                      attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (size_t b = 0; b < config->backends.count && status == ATTN_OK; b++)
+        status = define_section(host, &config->backends.items[b], error);
+    return status == ATTN_OK ? routes_define(&host->composer, config, error) : status;
+}
+
+/* ---- A host ---------------------------------------------------------------------------------- */
+
+static attn_status load(attnhost *host, const struct config *config, attn_error *error)
+{
+    attn_status status = open_host_load_plugins(host, config, error);
+    if (status == ATTN_OK)
+        status = attnhost_load_installed(host, error);
+    if (status != ATTN_OK)
+        return status;
+    if (check_critical(host, config, error) != ATTN_OK)
+        return OPEN_HOST_REFUSED;
+    return open_host_define_backends(host, config, error);
+}
+
+attn_status open_host(const struct config *config, attnhost **out, attn_error *error)
 {
     attnhost *host = NULL;
     attnhost_params params = {.struct_size = sizeof params, .log_level = ATTN_LOG_WARNING};
     params.num_threads = (uint32_t)config->workload.num_threads;
     attn_status status = attnhost_create(&params, &host, error);
-    int code = status ? exit_code_of(status) : load(host, config, error);
-    if (code != EXIT_GOOD)
+    if (status == ATTN_OK)
+        status = load(host, config, error);
+    if (status != ATTN_OK)
         attnhost_destroy(host);
     else
         *out = host;
-    return code;
+    return status;
 }
 
 void open_host_print_refused(const attnhost *host, const char *command, FILE *file)
@@ -59,4 +135,33 @@ void open_host_print_refused(const attnhost *host, const char *command, FILE *fi
             !host->registry.plugins[p]->shadowed_by)
             fprintf(file, "attnhost %s: refused %s\n", command, plugin.reason);
     }
+}
+
+/* ---- attnhost.h ------------------------------------------------------------------------------ */
+
+static attn_status configure(attnhost *host, struct config *config, attn_error *error)
+{
+    attn_status status = open_host_load_plugins(host, config, error);
+    if (status == ATTN_OK)
+        status = check_critical(host, config, error);
+    if (status == ATTN_OK)
+        status = open_host_define_backends(host, config, error);
+    config_destroy(config);
+    return status;
+}
+
+attn_status attnhost_configure_file(attnhost *host, const char *path, attn_error *error)
+{
+    struct config *config;
+    attn_status status = config_load(path, NULL, 0, &config, error);
+    return status == ATTN_OK ? configure(host, config, error) : status;
+}
+
+attn_status attnhost_configure_text(attnhost *host, const char *text, uint64_t length,
+                                    const char *name, const char *base, attn_error *error)
+{
+    struct config *config;
+    attn_status status =
+        config_load_text(text, (size_t)length, name, base, NULL, 0, &config, error);
+    return status == ATTN_OK ? configure(host, config, error) : status;
 }

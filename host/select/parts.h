@@ -30,10 +30,8 @@ const attn_backend_type *select_find_type(const attnhost *host, const char *name
 void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
                         uint32_t index, struct select_phase *phase);
 
-/* Layout ids that a kind of layer can have, in the host's order; NULL = none. */
-void select_layouts_of(const attn_layer_group *group, const char *layouts[SELECT_MAX_LAYOUTS]);
-
-/* Of the layouts in `mask` (not 0) the one that stands first in the backend's own list. */
+/* Of the layouts in `mask` (not 0), bits of kind_layouts(), the one that stands first in the
+ * backend's own list. */
 uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer_group *group,
                                  uint32_t mask);
 

@@ -3,15 +3,15 @@
  * platform.c: devices to pose problems for.
  *
  * A simulated device is a row of a table: one well-known product of each platform, with the numbers
- * that its maker publishes. It lets `explain` tell what would be chosen there.
+ * that its maker publishes. It lets `explain` show what would be chosen there.
  */
 #include "host/select/platform.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "attnhost.h"
 #include "host/config/keys.h"
+#include "host/device/device.h"
 #include "host/base/error.h"
 #include "host/base/text.h"
 
@@ -94,7 +94,7 @@ attn_status platform_describe(const struct config *config, attn_device *device, 
         platform->device.type == CONFIG_DEVICE_AUTO ? ATTN_DEVICE_CPU : platform->device.type;
     memset(device, 0, sizeof *device);
     device->struct_size = sizeof *device;
-    attn_status status = attnhost_device_init(device, type, platform->device.index, error);
+    attn_status status = device_describe(type, platform->device.index, device, error);
     return status ? host_fail_prefix(error, "%s: platform.device",
                                      config_place(config, "platform.device"))
                   : ATTN_OK;

@@ -11,7 +11,7 @@
 #include "host/config/config.h"
 
 /* Devices that the ABI has no type for, by their codes in DLPack. They are only simulated: rules
- * tell what would be chosen on them, and no backend is asked. */
+ * show what would be chosen on them, and no backend is asked. */
 enum { PLATFORM_ROCM = 10, PLATFORM_NPU = 12, PLATFORM_XPU = 14 };
 
 /* Describe the device that [platform] asks for: the simulated one if platform.simulate is given,

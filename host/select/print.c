@@ -94,7 +94,7 @@ void select_print_choices(const struct selection *selection, FILE *file)
     }
 }
 
-/* What the rules would choose, beside a candidate that is not here. */
+/* What the rules would choose, next to a candidate that is not here. */
 static void print_absent(const struct select_candidate *candidate, bool preferred, FILE *file)
 {
     const struct rule *known = candidate->known;

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "host/device/device.h"
 #include "host/base/dtype.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
@@ -86,7 +87,7 @@ int probe_find(const attnhost *host, const attn_backend_type *type, struct probe
 {
     static const char *const simulated[] = {"sm90", "sm80", "sm89", "sm100", "sm120"};
     attn_device device = {.struct_size = sizeof device};
-    if (attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, NULL) == ATTN_OK &&
+    if (device_describe(ATTN_DEVICE_CPU, 0, &device, NULL) == ATTN_OK &&
         find_on(host, type, &device, probe))
         return 1;
     for (size_t i = 0; i < sizeof simulated / sizeof *simulated; i++)
@@ -102,7 +103,7 @@ int probe_here(const attnhost *host, const attn_backend_type *type, char *why, s
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     snprintf(why, size, "%s", "");
-    if (attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, NULL))
+    if (device_describe(ATTN_DEVICE_CPU, 0, &device, NULL))
         return 0;
     if (find_on(host, type, &device, &probe))
         return 1;
@@ -137,7 +138,7 @@ static void visit_devices(const struct visit *visit)
     attn_device *device = &visit->probe->asked.device;
     const attn_device before = *device;
     char value[16];
-    if (attnhost_device_init(device, ATTN_DEVICE_CPU, 0, NULL) == ATTN_OK)
+    if (device_describe(ATTN_DEVICE_CPU, 0, device, NULL) == ATTN_OK)
         see(visit, "devices", "cpu");
     for (size_t i = 0; i < sizeof simulated / sizeof *simulated; i++) {
         snprintf(value, sizeof value, "sm_%s", simulated[i] + 2);
@@ -375,7 +376,7 @@ void probe_print(const attnhost *host, const attn_backend_type *type, struct pro
     struct print print = {.file = file};
     char device[32];
     platform_text(&probe->asked.device, device, sizeof device);
-    fprintf(file, "  asked on %s, layout %s; each line changes one thing of a plain problem\n",
+    fprintf(file, "  asked on %s, layout %s; each line changes one thing about a plain problem\n",
             device, probe->asked.problem.kv_layout);
     probe_visit(host, type, probe, print_value, &print);
     fputs("\n", file);

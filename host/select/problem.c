@@ -8,7 +8,8 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/reference/reference.h"
+#include "host/base/round.h"
+#include "host/kinds/mla.h"
 
 /* Modes of speculative decoding, if `phase` serves them. */
 static uint32_t draft_modes(const struct config *config, int32_t phase)
@@ -38,11 +39,11 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
-/* Is the group's cache quantised by scales of the configuration? Packed latents have their own. */
+/* Is the group's cache quantised by scales of the configuration? */
 static bool is_scaled(const struct config *config, const attn_layer_group *group)
 {
-    return model_group_has_kv(group) &&
-           !(group->mla && config->kv_cache.latent_layout == CONFIG_LATENT_FP8);
+    const struct kind_ops *kind = kind_of(group);
+    return model_group_has_kv(group) && (!kind->is_scaled || kind->is_scaled(&config->kv_cache));
 }
 
 static attn_status check_count(const struct config *config, const struct model *model,
@@ -58,9 +59,9 @@ static attn_status check_count(const struct config *config, const struct model *
         const attn_layer_group *group = &model->groups[i];
         if (count == 1 || !is_scaled(config, group))
             continue;
-        if (group->mla)
-            return config_fail(config, key, error,
-                               "%zu numbers: accepted 1, as latents have no heads", count);
+        if (kind_of(group)->one_scale)
+            return config_fail(config, key, error, "%zu numbers: accepted 1, as %s", count,
+                               kind_of(group)->one_scale);
         if (count != (size_t)group->num_kv_heads)
             return config_fail(config, key, error,
                                "%zu numbers: accepted 1, or %d, one for each KV head", count,
@@ -69,7 +70,7 @@ static attn_status check_count(const struct config *config, const struct model *
     return ATTN_OK;
 }
 
-/* Which scales do the caches need? A latent is key and value in one. */
+/* Which scales do the caches need? */
 static void find_scaled(const struct config *config, const struct model *model, bool *keys,
                         bool *values)
 {
@@ -77,7 +78,7 @@ static void find_scaled(const struct config *config, const struct model *model, 
     for (uint32_t i = 0; i < model->num_groups; i++)
         if (is_scaled(config, &model->groups[i])) {
             *keys = true;
-            *values |= !model->groups[i].mla;
+            *values |= kind_of(&model->groups[i])->has_values;
         }
 }
 
@@ -101,27 +102,23 @@ attn_status problem_check_scales(const struct config *config, const struct model
     return status;
 }
 
-attn_status problem_check_latents(const struct config *config, const struct model *model,
+attn_status problem_check_layouts(const struct config *config, const struct model *model,
                                   attn_error *error)
 {
-    bool asked = config->kv_cache.latent_layout == CONFIG_LATENT_FP8;
-    host_error said;
-    host_error_init(&said);
-    for (uint32_t i = 0; asked && i < model->num_groups; i++) {
-        const attn_mla_dims *mla = model->groups[i].mla;
-        if (mla && reference_mla_check_packed(mla, problem_kv_dtype(config, model), &said.base))
-            return config_fail(config, "kv_cache.latent_layout", error, "%s",
-                               host_error_text(&said));
+    attn_dtype kv_dtype = problem_kv_dtype(config, model);
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < model->num_groups && status == ATTN_OK; i++) {
+        const attn_layer_group *group = &model->groups[i];
+        if (kind_of(group)->check_layout)
+            status = kind_of(group)->check_layout(config, group, kv_dtype, error);
     }
-    return ATTN_OK;
+    return status;
 }
 
-/* mla.latent_fp8/1 has scales of its own, beside the codes. */
+/* mla.latent_fp8/1 has its own scales, next to the codes. */
 static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
 {
-    const char *layout = problem->kv_layout;
-    if (!dtype_is_fp8(problem->kv_dtype) ||
-        (layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0))
+    if (!dtype_is_fp8(problem->kv_dtype) || mla_is_packed(problem->kv_layout))
         return ATTN_SCALE_NONE;
     return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
@@ -166,13 +163,13 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
         bounds->max_tokens = bounds->max_seqs;
     bounds->max_q_len = extends ? min_i64(chunk > 0 ? chunk : longest, longest) : 1;
     bounds->max_kv_len = longest;
-    bounds->max_kv_tokens = seqs * ((longest + page - 1) / page * page);
+    bounds->max_kv_tokens = seqs * round_up(longest, page);
 }
 
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
                            const attn_layer_group *group)
 {
-    if (!model_group_expands(model, group) || !(bounds->modes & model->mla_expanded))
+    if (!kind_expands(model, group) || !(bounds->modes & model->mla_expanded))
         return;
     bounds->mask_kinds |= ATTN_MASK_BIT(ATTN_MASK_NONE);
     bounds->uses |= ATTN_USES_LSE | ATTN_USES_UNSAVED_KV;
@@ -195,8 +192,8 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->group = &out->group;
     problem->bounds = &out->bounds;
     problem->q_dtype = model->dtype;
-    problem->out_dtype = model_out_dtype(model, &out->group);
-    if (out->group.kind == ATTN_KIND_MLA)
+    problem->out_dtype = kind_out_dtype(model, &out->group);
+    if (kind_expands(model, &out->group))
         problem->mla_expanded = model->mla_expanded & modes;
     problem_bounds_expand(&out->bounds, model, &out->group);
     problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;

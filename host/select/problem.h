@@ -33,14 +33,14 @@ attn_dtype problem_kv_dtype(const struct config *config, const struct model *mod
 attn_status problem_check_scales(const struct config *config, const struct model *model,
                                  attn_error *error);
 
-/* Can the model's latents be packed, if that is asked for (kv_cache.latent_layout)? CONFIG_ERROR.
- */
-attn_status problem_check_latents(const struct config *config, const struct model *model,
+/* Can the model's layers have the layouts that the configuration asks for? CONFIG_ERROR names the
+ * key. */
+attn_status problem_check_layouts(const struct config *config, const struct model *model,
                                   attn_error *error);
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
  * or a state layout id for a linear group; it is ignored for groups without either. No graph level
- * is demanded: what the verdict tells decides what is captured. `model`, `layout` outlive the
+ * is demanded: what the verdict says decides what is captured. `model`, `layout` outlive the
  * problem, `device` is copied. */
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);

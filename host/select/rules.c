@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "host/base/dtype.h"
+#include "host/kinds/kinds.h"
 #include "host/select/platform.h"
 
 /* ---- Words ----------------------------------------------------------------------------------- */
@@ -60,13 +61,13 @@ static bool group_has(const attn_layer_group *group, int64_t what)
     case RULE_HAS_CHUNK:
         return group->attention_chunk > 0;
     case RULE_HAS_WINDOW:
-        return group->kind != ATTN_KIND_LINEAR && group->window_left >= 0;
+        return !model_group_has_state(group) && group->window_left >= 0;
     case RULE_HAS_CAP:
         return group->logit_cap > 0;
     case RULE_HAS_ALIBI:
         return group->flags & ATTN_GROUP_HAS_ALIBI;
     case RULE_HAS_UNEQUAL_V:
-        return group->kind == ATTN_KIND_SOFTMAX && group->head_dim != group->v_head_dim;
+        return kind_of(group)->has_values && group->head_dim != group->v_head_dim;
     default:
         return false;
     }
@@ -88,7 +89,7 @@ static bool model_has(const struct model *model, int64_t what)
 {
     for (uint32_t i = 0; i < model->num_groups; i++) {
         const attn_layer_group *group = &model->groups[i];
-        bool linear = group->kind == ATTN_KIND_LINEAR;
+        bool linear = model_group_has_state(group);
         if (what == RULE_SOME_WINDOW ? group_has(group, RULE_HAS_WINDOW)
             : what == RULE_SOME_RECURRENCE
                 ? linear

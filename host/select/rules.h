@@ -2,10 +2,10 @@
  *
  * rules.h: what `auto` prefers where, what a model excludes, and what SGLang's names stand for.
  *
- * All of it is data: host/select/selection.ini, whose head tells the format. It is read from the file that
- * attention.rules names, else from the installed one, else from the copy in the program, which is
- * made of the same file; so a host without its files chooses as one with them. Whether a backend
- * can serve is for the backend to say: an order tells who is asked first.
+ * All of it is data: host/select/selection.ini, whose head describes the format. It is read from
+ * the file that attention.rules names, else from the installed one, else from the copy in the
+ * program, which is made of the same file; so a host without its files chooses as one with them.
+ * Whether a backend can serve is for the backend to say: an order says which is asked first.
  */
 #ifndef HOST_SELECT_RULES_H
 #define HOST_SELECT_RULES_H
@@ -32,7 +32,7 @@ enum {
     RULE_MODEL_DECODER,
     RULE_MODEL_ENCODER,
     RULE_MODEL_ENCODER_DECODER, /* has cross attention */
-    RULE_MODEL_MULTIMODAL       /* encoders beside a decoder that does not look at them */
+    RULE_MODEL_MULTIMODAL       /* encoders next to a decoder that does not look at them */
 };
 
 /* rule.model_has: what some layer of the model is. */

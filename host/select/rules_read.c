@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules_read.c: rules from the text of an ini; its format is told at the head of selection.ini.
+ * rules_read.c: rules from the text of an ini; its format is described at the head of
+ * selection.ini.
  *
  * The keys are a table of the same kind as that of the configuration, so that values are parsed and
- * mistakes are told in the same way.
+ * mistakes are reported in the same way.
  */
 #include "host/select/rules_private.h"
 
@@ -83,7 +84,7 @@ static const char *parse_platforms(const struct config_key *key, const struct co
     while ((item = text_next_item(&cursor, &length))) {
         struct rule_platform read = {0}, *place;
         if (!parse_platform(item, length, &read))
-            return "has a word that is no platform";
+            return "has a word that is not a platform";
         place = config_add_item(&list->items, &list->count, sizeof *place);
         if (!place)
             return text_out_of_memory;
@@ -242,7 +243,7 @@ static attn_status take_section(void *user, const char *section, int line, attn_
     for (size_t i = 0; i < list->count; i++)
         if (strcmp(list->items[i].name, dot + 1) == 0)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s:%d: [%s] is there twice, first at %s; accepted: once",
+                             "%s:%d: [%s] is given twice, first at %s; accepted: once",
                              reading->name, line, section, list->items[i].place);
     struct rule *rule = config_add_item(&list->items, &list->count, sizeof *rule);
     if (!rule)
@@ -297,10 +298,9 @@ static attn_status take_value(void *user, const char *section, const char *name,
     struct reading *reading = user;
     size_t i = 0;
     if (!reading->rule)
-        return host_fail(
-            error, ATTN_CONFIG_ERROR,
-            "%s:%d: '%.60s' stands before the first section; accepted: [section] first",
-            reading->name, line, name);
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s:%d: '%.60s' comes before the first section; accepted: [section] first",
+                         reading->name, line, name);
     while (i < NUM_KEYS &&
            (strcmp(keys[i].name, name) != 0 || !(keys[i].flags & (1u << reading->kind))))
         i++;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/kinds/kinds.h"
 #include "host/select/problem.h"
 #include "host/select/routes.h"
 #include "host/base/text.h"
@@ -24,7 +25,7 @@ const char *select_phase_name(uint32_t phase)
 
 /* ---- Choosing -------------------------------------------------------------------------------- */
 
-/* Take backend `name` for both phases of a group: it must serve them together. *taken tells. */
+/* Take backend `name` for both phases of a group: it must serve them together. *taken says so. */
 static attn_status take(struct selector *selector, uint32_t group, const char *name,
                         const char *type, uint32_t modes, uint32_t allowed, bool *taken);
 
@@ -140,8 +141,8 @@ static bool goes_with(const struct selector *selector, uint32_t group, const cha
 {
     const struct model *model = selector->model;
     return strcmp(unit->backend, name) == 0 &&
-           model_group_expands(model, &model->groups[unit->groups[0]]) ==
-               model_group_expands(model, &model->groups[group]);
+           kind_expands(model, &model->groups[unit->groups[0]]) ==
+               kind_expands(model, &model->groups[group]);
 }
 
 static attn_status add_to_unit(struct selector *selector, uint32_t group, const char *name,
@@ -178,7 +179,7 @@ static attn_status take(struct selector *selector, uint32_t group, const char *n
 {
     const attn_layer_group *layers = &selector->model->groups[group];
     struct select_group *chosen = &selector->selection->groups[group];
-    const char *layouts[SELECT_MAX_LAYOUTS];
+    const char *const *layouts = kind_layouts(layers);
     struct select_candidate both = {.name = strdup(name)};
     if (!both.name)
         return select_no_memory(selector);
@@ -189,7 +190,6 @@ static attn_status take(struct selector *selector, uint32_t group, const char *n
         const struct config_backend *section = config_backend(selector->config, type);
         uint32_t layout = select_preferred_layout(
             select_find_type(selector->host, section ? section->type : type), layers, allowed);
-        select_layouts_of(layers, layouts);
         chosen->kv_layout = model_group_has_kv(layers) ? layouts[layout] : NULL;
         chosen->state_layout = model_group_has_state(layers) ? layouts[layout] : NULL;
         chosen->verdict = both.verdict;
@@ -325,7 +325,7 @@ static attn_status select_one(struct selector *selector, uint32_t group)
 attn_status select_create(attnhost *host, const struct config *config, const struct model *model,
                           const attn_device *device, struct selection **out, attn_error *error)
 {
-    attn_status status = problem_check_latents(config, model, error);
+    attn_status status = problem_check_layouts(config, model, error);
     if (!status)
         status = problem_check_scales(config, model, error);
     if (status)

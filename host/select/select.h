@@ -33,8 +33,6 @@ enum { SELECT_PREFILL = 0, SELECT_DECODE = 1, SELECT_PHASES = 2 };
 /* select_candidate.absence */
 enum { SELECT_PRESENT, SELECT_NOT_INSTALLED, SELECT_COMPOSITE, SELECT_NO_ANSWER };
 
-enum { SELECT_MAX_LAYOUTS = 2 }; /* layouts that one kind of layer can have */
-
 /* A backend and what it answered. */
 struct select_candidate {
     char *name;                  /* as the host knows it */
@@ -44,7 +42,7 @@ struct select_candidate {
     char got[64];                /* its value */
     char *absent;                /* why it was not asked; NULL = it was, or a rule takes it out */
     uint32_t absence;            /* SELECT_NOT_INSTALLED ... */
-    uint32_t layouts;            /* bit i: accepts with the i-th layout of the group's kind */
+    uint32_t layouts;            /* bit i: accepts with the i-th of kind_layouts() */
     attn_verdict verdict; /* with the first accepted layout; if none, with the first one asked */
     attn_reason *reasons; /* verdict.num_reasons of them */
 };
@@ -91,7 +89,7 @@ struct selection {
 };
 
 /* Select for all groups of the model on the device. *selection is the caller's on ATTN_OK, and on
- * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` tells of
+ * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` speaks of
  * the first one, the selection of all. CONFIG_ERROR: an unknown name (nearest and list), wrong
  * options, missing scales. May define hybrid_phase backends in the host. Host, config and model
  * outlive the selection. */
@@ -102,7 +100,7 @@ attn_status select_create(attnhost *host, const struct config *config, const str
 /* The same on the device that [platform] asks for, described in *device: a simulated one, a named
  * one, or with `auto` the first CUDA device if there is one and the model can be served on it, else
  * the processor; but backends that are named are tried on the processor first, and a CUDA device is
- * looked for only if they do not serve there. selection->device_note tells why it was not the first
+ * looked for only if they do not serve there. selection->device_note says why it was not the first
  * of the two. */
 attn_status select_create_here(attnhost *host, const struct config *config,
                                const struct model *model, attn_device *device,

@@ -16,6 +16,7 @@
 #include "host/workload/generator_linear.h"
 #include "host/verify/state_history.h"
 #include "host/verify/linear_kept.h"
+#include "host/verify/method.h"
 #include "host/verify/row.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(1) << 30)
@@ -273,7 +274,7 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
     for (int32_t h = 0; h < replay->num_heads; h++) {
         int64_t entry = t * replay->num_heads + h;
         int32_t head = replay->first_head + h;
-        row_verdict_make(check->out, row, head, piece->truth + entry * v_dim, v_dim,
+        row_verdict_make(check->out, row, head, piece->truth + entry * v_dim, NULL, v_dim,
                          &piece->results[entry], piece->actual,
                          &check->verdicts[sampled * check->group->linear->num_v_heads + head]);
     }
@@ -281,7 +282,7 @@ static void judge_row(const struct check *check, const struct verify_sequence *s
 
 /* ---- Replaying ------------------------------------------------------------------------------- */
 
-/* Is the state loaded before the row at `position`, as it was stored behind the one before? */
+/* Is the state loaded before the row at `position`, as it was stored after the one before? */
 static int is_loaded(const struct job *job, int64_t position)
 {
     return position > 0 && state_is_stored(job->sequence->stored, position - 1);
@@ -348,7 +349,7 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-/* What the replay's stores come to before the row at `position`. One behind the row before that
+/* What the replay's stores come to before the row at `position`. One after the row before that
  * comes when it goes on: nothing may go on from there. */
 static uint64_t stores_before(const struct verify_sequence *sequence, int64_t position)
 {
@@ -499,3 +500,34 @@ attn_status linear_verifier_check(struct linear_verifier *verifier, const struct
     free(check.verdicts);
     return status;
 }
+
+/* ---- The method ------------------------------------------------------------------------------ */
+
+static attn_status create(const struct verify_params *params, void **self, attn_error *error)
+{
+    const struct linear_verifier_params own = {
+        .model = params->model,
+        .workload = params->workload,
+        .generator = params->generator,
+        .threads = params->threads,
+    };
+    struct linear_verifier *made;
+    attn_status status = linear_verifier_create(&own, &made, error);
+    if (status == ATTN_OK)
+        *self = made;
+    return status;
+}
+
+static void destroy(void *self)
+{
+    linear_verifier_destroy(self);
+}
+
+static attn_status check_rows(void *self, const struct verify_step *step, int32_t layer,
+                              const attn_tensor *out, struct verify_result *result,
+                              attn_error *error)
+{
+    return linear_verifier_check(self, step, layer, out, result, error);
+}
+
+const struct verify_method verify_linear = {create, destroy, check_rows};

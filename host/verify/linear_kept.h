@@ -15,7 +15,7 @@ struct kept_replay {
     int32_t num_parts;
     reference_linear_replay *parts; /* the v heads, in order */
     int64_t position;               /* of the next row */
-    uint64_t stores;                /* behind which rows but the last states were stored: */
+    uint64_t stores;                /* after which rows but the last states were stored: */
                                     /* state_history_mix() */
     uint64_t bytes;
     uint64_t round;           /* when it was last asked for */
@@ -38,7 +38,7 @@ int32_t kept_num_parts(const attn_linear_dims *dims);
 void kept_begin(struct kept_replays *kept);
 
 /* The replay of a request in a layer, a new one at position 0 if there is none; older ones are
- * dropped to make room. *found = NULL: it is in use, or there is no room beside those in use.
+ * dropped to make room. *found = NULL: it is in use, or there is no room next to those in use.
  * OUT_OF_HOST_MEMORY. */
 attn_status kept_find(struct kept_replays *kept, int64_t request, int32_t layer_id,
                       const reference_linear_layer *layer, struct kept_replay **found,

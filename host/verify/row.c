@@ -10,14 +10,14 @@
 #include "host/base/dtype.h"
 
 void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const double *truth,
-                      int32_t dim, const reference_row_result *naive, double *actual,
-                      struct row_verdict *found)
+                      const double *bars, int32_t dim, const reference_row_result *result,
+                      double *actual, struct row_verdict *found)
 {
     const char *at =
         (const char *)out->data + out->byte_offset +
         (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
     dtype_to_double(out->dtype, at, dim, actual);
-    found->verdict = reference_check_row(actual, truth, dim, out->dtype, naive);
+    found->verdict = reference_check_row(actual, truth, bars, dim, out->dtype, result);
     found->largest = 0;
     for (int32_t d = 0; d < dim; d++)
         found->largest = fmax(found->largest, fabs(truth[d]));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row.h: one head of an output row against its truth, however that was computed: verify.c
- * computes rows alone, verify/linear.c replays recurrences.
+ * row.h: one head of an output row against its truth, however that was computed: attention.c
+ * computes rows alone, linear.c replays recurrences.
  */
 #ifndef HOST_VERIFY_ROW_H
 #define HOST_VERIFY_ROW_H
@@ -14,10 +14,11 @@ struct row_verdict {
     double largest; /* |truth| */
 };
 
-/* Judge [row, head] of `out` by truth[0 .. dim) and its naive error; `actual` has room for dim. */
+/* Judge [row, head] of `out` by truth[0 .. dim) and its bars, as reference_check_row() does;
+ * `actual` has room for dim. */
 void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const double *truth,
-                      int32_t dim, const reference_row_result *naive, double *actual,
-                      struct row_verdict *found);
+                      const double *bars, int32_t dim, const reference_row_result *result,
+                      double *actual, struct row_verdict *found);
 
 /* Count its error, if it has a size. */
 void row_verdict_add_error(const struct row_verdict *found, struct verify_result *result);

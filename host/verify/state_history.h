@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state_history.h: behind which tokens the states in the slots of a run were stored.
+ * state_history.h: after which tokens the states in the slots of a run were stored.
  *
  * A state is carried on in its slot, or in that of a snapshot, which another request goes on from.
  * Each time it is stored it is rounded to the pool's dtype, and what it comes to depends on where
@@ -41,7 +41,7 @@ struct state_write {
 
 void state_history_write(struct state_history *history, const struct state_write *write);
 
-/* Was the state stored behind the token at `position`? A history of NULL: never. */
+/* Was the state stored after the token at `position`? A history of NULL: never. */
 static inline int state_is_stored(const uint8_t *stored, int64_t position)
 {
     return stored && stored[position / 8] >> position % 8 & 1;

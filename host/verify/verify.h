@@ -20,7 +20,7 @@ struct verify_scales {
     attn_dtype kv_dtype;
     const float *k, *v; /* one value, or one for each KV head; NULL if the cache needs none */
     uint32_t count;     /* 1 or the number of KV heads */
-    bool packed;        /* mla.latent_fp8/1: each row has scales of its own */
+    bool packed;        /* mla.latent_fp8/1: each row has its own scales */
 };
 
 /* One sequence of a step and the rows of it that are sampled. */
@@ -32,7 +32,7 @@ struct verify_sequence {
     int64_t first_sampled; /* into the list of sampled rows */
     int64_t num_sampled;
     const uint8_t *stored; /* recurrent layers: where the state it starts from was stored before */
-                           /* (state_history.h), nowhere behind prefix_len; NULL = nowhere */
+                           /* (state_history.h), nowhere after prefix_len; NULL = nowhere */
 };
 
 /* A step as verification sees it. `sampled` holds rows counted from each sequence's first. */
@@ -76,7 +76,7 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
 void verifier_destroy(struct verifier *verifier);
 
 /* Judge the sampled rows of one layer: `out` is [tokens, heads, dim] in host memory, with heads and
- * dim as operands_output() tells. */
+ * dim as operands_output() says. */
 attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
                            const attn_tensor *out, attn_error *error);
 

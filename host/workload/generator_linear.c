@@ -206,7 +206,7 @@ static float power_of_two(int exponent)
     return (float)ldexp(1, exponent);
 }
 
-/* What makes q and k short enough if nobody normalises them. Up to 8, elements are normal in fp16.
+/* What makes q and k short enough if they are not normalised. Up to 8, elements are normal in fp16.
  */
 static int key_exponent(const attn_linear_dims *dims)
 {
@@ -264,7 +264,7 @@ static void fill_decays(const struct generator *generator, const attn_layer_grou
     }
 }
 
-/* Channels of q and k are shorter than those of v where nobody normalises them. */
+/* Channels of q and k are shorter than those of v where they are not normalised. */
 static void fill_channels(const attn_linear_dims *dims, uint64_t stream, int64_t first,
                           int64_t count, float factor, attn_dtype dtype, void *out)
 {
@@ -333,7 +333,7 @@ static int is_bounded(const attn_linear_dims *dims)
     return dims->family == ATTN_LINEAR_KDA && dims->lower_bound != 0;
 }
 
-/* -3 + n / 128. In the bounded form, whose bias alone makes the rate, n / 1024 beside that. */
+/* -3 + n / 128. In the bounded form, whose bias alone makes the rate, n / 1024 in addition. */
 static const double bounded_a_log = 0.25;
 
 static float bias_of(const attn_linear_dims *dims, double rate, int32_t n)

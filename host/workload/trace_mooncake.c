@@ -118,7 +118,7 @@ attn_status trace_mooncake_parse(const trace_place *place, const char *text, tra
     if (!cJSON_IsObject(object)) {
         if (!object)
             host_fail(error, ATTN_CONFIG_ERROR,
-                      "%s:%lld: column %lld: broken JSON, accepted: one complete object a line",
+                      "%s:%lld: column %lld: broken JSON, accepted: one complete object per line",
                       place->path, (long long)place->line, (long long)(end - text) + 1);
         else
             fail_item(place, "line", object, "a JSON object", error);

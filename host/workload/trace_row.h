@@ -23,8 +23,7 @@ typedef struct trace_row {
     int64_t input_length;
     int64_t output_length;
     int64_t num_hash_ids;
-    int64_t
-        *hash_ids; /* owned by whoever owns the row; grown by the parser, reused by later rows */
+    int64_t *hash_ids; /* owned by the row's owner; grown by the parser, reused by later rows */
     int64_t hash_ids_capacity;
 } trace_row;
 

@@ -3,7 +3,7 @@
  * vectors.h: the arithmetic of generator.h, one word or one element at a time: the one source of
  * the vectors that generator.c makes on the processor and step_kernels.cu on a GPU.
  *
- * What must be known of a layer is handed over beside the generator, whose own table of layers is
+ * What must be known of a layer is passed next to the generator, whose own table of layers is
  * the host's.
  */
 #ifndef HOST_WORKLOAD_VECTORS_H

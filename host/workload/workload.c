@@ -52,7 +52,7 @@ static attn_status add_request(struct workload *workload, const struct trace *tr
     if (request.input_length + request.output_length > max_context_len)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "%s:%lld: request %lld: got %lld input + %lld output tokens at "
-                         "length_scale %g, accepted: max_context_len = %lld in all",
+                         "length_scale %g, accepted: max_context_len = %lld in total",
                          trace->path, (long long)source->line, (long long)number,
                          (long long)request.input_length, (long long)request.output_length,
                          length_scale, (long long)max_context_len);

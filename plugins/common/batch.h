@@ -31,7 +31,7 @@ attn_status batch_check_mode(const attn_bounds *bounds, uint32_t mode, attn_erro
  * forward_extend? Both take IDLE. BAD_STATE. */
 attn_status batch_check_forward(int planned, uint32_t mode, int decode, attn_error *error);
 
-/* Run `count` tasks on the host's workers; a single one here. What a task returns, told as a
+/* Run `count` tasks on the host's workers; a single one here. What a task returns, reported as a
  * failure of parallel_for. */
 attn_status batch_run_tasks(const attn_services *services, int64_t count, attn_task task, void *arg,
                             attn_error *error);

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Copy a sized struct into one of `size` bytes: the prefix that both have, zero behind it. */
+/* Copy a sized struct into one of `size` bytes: the prefix that both have, zero after it. */
 static inline void copy_sized(void *to, uint32_t size, const void *from)
 {
     uint32_t theirs = *(const uint32_t *)from;

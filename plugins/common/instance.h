@@ -25,8 +25,8 @@ typedef struct instance_layer {
     int32_t kv_read_only;
 } instance_layer;
 
-/* Write the layers of `group` to *next, which moves behind them; `first` is the instance's first
- * one. INVALID_ARGUMENT for an id that is there twice, or below 0. */
+/* Write the layers of `group` to *next, which moves past them; `first` is the instance's first
+ * one. INVALID_ARGUMENT for an id that is given twice, or below 0. */
 attn_status instance_list_layers(const attn_layer_group *group, const instance_layer *first,
                                  instance_layer **next, attn_error *error);
 

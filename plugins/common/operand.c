@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/operand.h"
+#include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
 
@@ -7,6 +8,20 @@
 #include <math.h>
 
 #define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+attn_status operand_read_args(const attn_forward_args *given, attn_forward_args *args,
+                              attn_error *error)
+{
+    COPY_SIZED(args, given);
+    if (args->flags & ATTN_FORWARD_CAPTURING)
+        return plugin_fail(error, ATTN_CAPTURE_UNSUPPORTED,
+                           "nothing can be captured on a processor");
+    if (args->num_operands > 0 && !args->operands)
+        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
+    if (args->num_scales > 0 && !args->scales)
+        args->num_scales = 0;
+    return ATTN_OK;
+}
 
 const char *operand_name(uint32_t role)
 {

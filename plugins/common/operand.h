@@ -16,6 +16,11 @@ typedef struct operand_form {
     int written; /* 1 = must not be READ_ONLY */
 } operand_form;
 
+/* The arguments of a forward on a processor, in a struct of ours. CAPTURE_UNSUPPORTED for one that
+ * is to be captured, INVALID_ARGUMENT without the operands that are counted. */
+attn_status operand_read_args(const attn_forward_args *given, attn_forward_args *args,
+                              attn_error *error);
+
 /* The name of a role; "?" beyond those of these headers. */
 const char *operand_name(uint32_t role);
 

@@ -14,8 +14,8 @@ attn_status plugin_answer(const attn_host_info *host, const attn_plugin *mine, a
     whole.struct_size = plugin->struct_size;
     whole.abi_major = ATTN_ABI_MAJOR;
     whole.abi_minor = ATTN_ABI_MINOR;
-    whole.version = "0.1.0";
-    whole.vendor = "attnhost";
+    whole.version = mine->version ? mine->version : "0.1.0";
+    whole.vendor = mine->vendor ? mine->vendor : "attnhost";
     whole.build = __VERSION__;
     memcpy(plugin, &whole, plugin->struct_size < sizeof whole ? plugin->struct_size : sizeof whole);
     return ATTN_OK;

@@ -9,11 +9,12 @@
 #include "attn_plugin.h"
 
 /* attn_plugin_entry(): `mine` with the rest filled in, as far as the caller's struct goes. It has
- * set name, doc, num_backends and the calls. INCOMPATIBLE_VERSION. */
+ * set name, doc, num_backends and the calls, and version and vendor where they are not ours.
+ * INCOMPATIBLE_VERSION. */
 attn_status plugin_answer(const attn_host_info *host, const attn_plugin *mine, attn_plugin *plugin,
                           attn_error *error);
 
-/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT behind them. */
+/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT past them. */
 attn_status plugin_describe(const attn_backend_type *const *types, uint32_t count, uint32_t index,
                             const attn_backend_type **type, attn_error *error);
 

@@ -39,7 +39,7 @@ uint32_t problem_count_layers(const attn_problem *problems, uint32_t num_problem
 
 /* ---- Reasons --------------------------------------------------------------------------------- */
 
-/* A set of bits, or the highest of levels, and the same as attn_reason's `accepted` tells it. */
+/* A set of bits, or the highest of levels, and the same as attn_reason's `accepted` writes it. */
 typedef struct problem_limit {
     uint32_t most;
     const char *text;

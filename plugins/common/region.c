@@ -57,3 +57,14 @@ attn_status region_check(const attn_memory *memory, uint32_t region, const char 
                                  "%s is not aligned to %" PRIu64 " bytes", name, alignment);
     return ATTN_OK;
 }
+
+attn_status region_check_told(const attn_memory *memory, uint64_t scratch, uint64_t metadata,
+                              uint64_t alignment, attn_error *error)
+{
+    attn_status status = region_check(memory, ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
+                                      "device scratch", scratch, alignment, error);
+    if (status == ATTN_OK)
+        status = region_check(memory, ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA),
+                              "host metadata", metadata, alignment, error);
+    return status;
+}

@@ -17,7 +17,7 @@ attn_status region_read_bounds(uint32_t kind, const attn_bounds *given, attn_bou
 attn_status region_read_eager_bounds(uint32_t kind, const attn_bounds *given, attn_bounds *bounds,
                                      attn_error *error);
 
-/* Clear the caller's struct behind its struct_size, as far as that goes. */
+/* Clear the caller's struct after its struct_size, as far as that goes. */
 void region_clear_size(attn_memory_size *size);
 
 /* The answer of metadata_size on a processor: scratch, and the metadata itself. */
@@ -28,5 +28,9 @@ void region_tell_size(attn_memory_size *size, uint64_t scratch, uint64_t metadat
  * INVALID_ARGUMENT; `name` is what the message calls it. */
 attn_status region_check(const attn_memory *memory, uint32_t region, const char *name,
                          uint64_t needed, uint64_t alignment, attn_error *error);
+
+/* Has memory what region_tell_size() said? */
+attn_status region_check_told(const attn_memory *memory, uint64_t scratch, uint64_t metadata,
+                              uint64_t alignment, attn_error *error);
 
 #endif /* PLUGINS_REGION_H */

@@ -15,8 +15,8 @@
  * in place. */
 void verdict_begin(const attn_verdict *given, attn_verdict *verdict);
 
-/* Add the reason "field got: accepted ...". `accepted` is a list as attn_reason tells; `got_format`
- * is printf's, and what it makes is cut to fit. */
+/* Add the reason "field got: accepted ...". `accepted` is a list as attn_reason describes it;
+ * `got_format` is printf's, and what it makes is cut to fit. */
 void verdict_refuse(attn_verdict *verdict, uint32_t code, uint32_t field, const char *accepted,
                     const char *got_format, ...) __attribute__((format(printf, 5, 6)));
 

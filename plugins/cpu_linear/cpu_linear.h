@@ -34,7 +34,7 @@ enum {
 
 typedef struct linear_options {
     int32_t isa;              /* CPU_ISA_* */
-    int32_t recurrent_tokens; /* sequences of at most so many rows go row by row */
+    int32_t recurrent_tokens; /* sequences of at most this many rows go row by row */
 } linear_options;
 
 /* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */
@@ -66,7 +66,7 @@ typedef struct linear_group {
     int32_t channels;
     int32_t first[3]; /* channels of q, k and v */
     int32_t width;    /* of the convolution */
-    int32_t silu;     /* behind the convolution */
+    int32_t silu;     /* after the convolution */
     int32_t l2_norm;
     int32_t raw;
     int32_t delta;      /* the state's own answer is subtracted from v */
@@ -94,7 +94,7 @@ struct attn_instance {
     const linear_kernels *kernels;
     linear_options options;
     uint32_t num_groups;
-    linear_group *groups; /* the groups and their layers lie behind the instance */
+    linear_group *groups; /* the groups and their layers lie after the instance */
 };
 
 attn_status linear_create(const attn_backend_type *type, const attn_problem *problems,

@@ -35,7 +35,7 @@ static attn_status heads_task(void *arg, int64_t task, uint32_t worker)
 }
 
 /* Blocks are tasks of their own where a sequence has many rows. A decode is limited by memory: a
- * worker goes through states that lie one behind the other, or what is prefetched behind its own
+ * worker goes through states that lie one after the other, or what is prefetched after its own
  * would be taken from the worker that changes it. */
 static attn_status run_heads(linear_call *call, int decode, attn_error *error)
 {

@@ -76,9 +76,7 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     uint64_t scratch, host;
     attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = region_check(memory, SCRATCH, "device scratch", scratch, ALIGNMENT, error);
-    if (status == ATTN_OK)
-        status = region_check(memory, METADATA, "host metadata", host, ALIGNMENT, error);
+        status = region_check_told(memory, scratch, host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[METADATA];

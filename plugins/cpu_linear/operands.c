@@ -5,7 +5,6 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/copy_sized.h"
 #include "plugins/common/operand.h"
 #include "plugins/common/plugin_error.h"
 
@@ -159,14 +158,10 @@ attn_status linear_call_init(linear_call *call, attn_metadata *metadata, int32_t
                              const attn_forward_args *given, attn_error *error)
 {
     attn_forward_args args;
-    COPY_SIZED(&args, given);
     *call = (linear_call){.instance = metadata->instance, .metadata = metadata};
-    if (args.flags & ATTN_FORWARD_CAPTURING)
-        return plugin_fail(error, ATTN_CAPTURE_UNSUPPORTED,
-                           "nothing can be captured on a processor");
-    if (args.num_operands > 0 && !args.operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
-    attn_status status = find_layer(call, layer_id, error);
+    attn_status status = operand_read_args(given, &args, error);
+    if (status == ATTN_OK)
+        status = find_layer(call, layer_id, error);
     if (status == ATTN_OK)
         status = get_tokens(call, &args, error);
     if (status == ATTN_OK)

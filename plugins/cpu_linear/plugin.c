@@ -23,8 +23,9 @@ static const attn_option options_declared[] = {
      .min = 1,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "sequences of at most so many new tokens go token by token, longer ones in chunks; the "
-            "last bits of results depend on it"},
+     .doc =
+         "sequences of at most this many new tokens go token by token, longer ones in chunks; the "
+         "last bits of results depend on it"},
 };
 
 attn_status linear_options_read(const attn_options *given, linear_options *options,

@@ -32,7 +32,7 @@ typedef struct linear_scratch {
     float *states;     /* [HEAD_BLOCK][k_dim][v_stride] */
 } linear_scratch;
 
-/* Set the pointers into `memory`; returns the floats it takes. With memory NULL it tells that
+/* Set the pointers into `memory`; returns the floats it takes. With memory NULL it says that
  * alone. */
 int64_t linear_scratch_init(linear_scratch *scratch, const linear_group *group, float *memory);
 

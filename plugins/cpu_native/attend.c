@@ -8,70 +8,26 @@
  *   then merge the split into the rows' results, or leave it as a partial result
  *   write outputs and LSE
  */
-#include "cpu_native.h"
+#include "attend.h"
+
+#include "plugins/cpu_native/mla/mla.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- Scratch --------------------------------------------------------------------------------- */
 
-/* A worker's part of the scratch. memory.c knows its size. */
-typedef struct worker_scratch {
-    row_block block; /* of the split at hand; its acc lies in the partial results where it stays */
-    float *out;      /* [rows][value_stride] of all splits so far, and their max and sum */
-    float *out_max;
-    float *out_sum;
-    float *key_panels;
-    float *value_panels;
-    float *temp;          /* [16 * MAX_DIM] */
-    float *key_positions; /* [TILE_KEYS] */
-    /* Of the tile at hand; while values are added up, keys are those of the next one. */
-    tile_source keys;
-    tile_source *values;
-    tile_source *next_values;
-    tile_source value_sources[2];
-    uint64_t *next_visible;
-    latent_tile tile; /* absorbed: of `values`, in the place of panels */
-    char *latents[2]; /* absorbed: [TILE_KEYS] new rows of the value sources, as in the cache */
-} worker_scratch;
-
-static void *take(char **next, size_t bytes)
-{
-    void *taken = *next;
-    *next += (bytes + 63) / 64 * 64;
-    return taken;
-}
-
-static float *take_floats(char **next, int64_t count)
-{
-    return take(next, (size_t)count * sizeof(float));
-}
-
-static void lay_out_latents(const cpu_group *group, char **next, worker_scratch *w)
-{
-    w->tile = (latent_tile){
-        .lora = group->lora,
-        .dim = group->dim,
-        .row_bytes = cpu_latent_bytes(group),
-        .piece = take_floats(next, TILE_KEYS * LATENT_PIECE),
-        .codes = take(next, sizeof(uint16_t) * TILE_KEYS * LATENT_SCALED),
-        .scales = take_floats(next, TILE_KEYS),
-    };
-    for (int i = 0; i < 2; i++)
-        w->latents[i] = take(next, (size_t)TILE_KEYS * (size_t)w->tile.row_bytes);
-}
-
 static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worker_scratch *w)
 {
     char *next = call->metadata->scratch + worker * call->metadata->worker_bytes;
     int32_t dim = call->group->dim, value_stride = panel_round(call->group->v_dim);
-    int32_t lanes = call->group->absorbed ? panel_round(rows) : rows;
+    int32_t lanes = cpu_lanes(call->group, rows);
     row_block *block = &w->block;
     block->rows = rows;
     block->dim = dim;
     block->value_stride = value_stride;
-    if (call->group->absorbed) {
-        lay_out_latents(call->group, &next, w);
+    if (call->group->mla.absorbed) {
+        mla_lay_out(call->group, &next, w);
     } else {
         w->key_panels = take_floats(&next, (int64_t)TILE_KEYS * dim);
         w->value_panels = take_floats(&next, (int64_t)TILE_KEYS * value_stride);
@@ -88,62 +44,31 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
     block->position = take_floats(&next, panel_round(TILE_ROWS));
     w->out_max = take_floats(&next, panel_round(TILE_ROWS));
     w->out_sum = take_floats(&next, panel_round(TILE_ROWS));
-    block->visible = take(&next, TILE_ROWS * sizeof(uint64_t));
-    w->next_visible = take(&next, TILE_ROWS * sizeof(uint64_t));
+    block->visible = take_bytes(&next, TILE_ROWS * sizeof(uint64_t));
+    w->next_visible = take_bytes(&next, TILE_ROWS * sizeof(uint64_t));
     w->values = &w->value_sources[0];
     w->next_values = &w->value_sources[1];
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Row r of a sequence under a KV head: which query, which query head. */
-typedef struct row_place {
-    int32_t query;
-    int32_t head;
-} row_place;
-
-static row_place place_of(const cpu_group *group, int32_t kv_head, int64_t row)
+static void load_queries(const layer_call *call, const work_unit *unit, int32_t kv_head,
+                         const row_block *block)
 {
-    return (row_place){(int32_t)(row / group->ratio),
-                       kv_head * group->ratio + (int32_t)(row % group->ratio)};
-}
-
-/* q_nope and q_pe of the rows, side by side and packed. */
-static void load_latent_queries(const layer_call *call, const work_unit *unit,
-                                const worker_scratch *w)
-{
-    const cpu_kernels *kernels = call->instance->kernels;
-    const int32_t lora = call->group->lora;
     row_format format = {.dtype = call->group->q_dtype};
-    for (int32_t r = 0; r < panel_round(unit->rows); r += 8) {
-        int count = 0;
-        for (; count < 8 && r + count < unit->rows; count++) {
-            row_place place = place_of(call->group, 0, unit->row + r + count);
-            float *query = w->temp + (int64_t)count * MAX_DIM;
-            int64_t row = (int64_t)call->plan->sequences[unit->seq].first_row + place.query;
-            kernels->convert(new_row(call->q, row, place.head), &format, lora, query);
-            kernels->convert(new_row(call->q_pe, row, place.head), &format, call->group->rope,
-                             query + lora);
-        }
-        if (call->group->bf16)
-            kernels->pack_queries_bf16(&w->block, r, count, w->temp);
-        else
-            kernels->pack_queries(&w->block, r, count, w->temp);
+    for (int32_t r = 0; r < unit->rows; r++) {
+        row_place place = place_of(call, unit, kv_head, r);
+        call->instance->kernels->convert(new_row(call->q, place.row, place.head), &format,
+                                         block->dim, block->query + (int64_t)r * block->dim);
     }
 }
 
+/* What ALiBi needs to know of the rows. */
 static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_head,
                       const visibility *v, row_block *block)
 {
-    const cpu_sequence *sequence = &call->plan->sequences[unit->seq];
-    row_format format = {.dtype = call->group->q_dtype};
     for (int32_t r = 0; r < unit->rows; r++) {
-        row_place place = place_of(call->group, kv_head, unit->row + r);
-        int64_t row = (int64_t)sequence->first_row + place.query;
-        float *query = block->query + (int64_t)r * block->dim;
-        if (!call->group->absorbed)
-            call->instance->kernels->convert(new_row(call->q, row, place.head), &format, block->dim,
-                                             query);
+        row_place place = place_of(call, unit, kv_head, r);
         block->position[r] = (float)query_position(v, place.query);
         block->slope[r] = call->slopes ? call->slopes[place.head] : 0;
     }
@@ -156,8 +81,8 @@ static void reset_rows(const cpu_group *group, row_block *block)
         block->max[r] = -INFINITY;
         block->sum[r] = 0;
     }
-    block->begins = group->absorbed;
-    if (!group->absorbed)
+    block->begins = group->mla.absorbed;
+    if (!group->mla.absorbed)
         memset(block->acc, 0, sizeof(float) * (size_t)block->rows * (size_t)block->value_stride);
 }
 
@@ -191,14 +116,12 @@ static void write_row(const layer_call *call, int32_t row, int32_t head, const f
 static void write_rows(const layer_call *call, const work_unit *unit, int32_t kv_head,
                        const worker_scratch *w)
 {
-    const cpu_sequence *sequence = &call->plan->sequences[unit->seq];
     for (int32_t r = 0; r < unit->rows; r++) {
-        row_place place = place_of(call->group, kv_head, unit->row + r);
+        row_place place = place_of(call, unit, kv_head, r);
         float *out = w->out + (int64_t)r * w->block.value_stride;
         if (w->out_sum[r] == 0) /* no key was met, and what stands there was never set */
             memset(out, 0, sizeof *out * (size_t)w->block.value_stride);
-        write_row(call, sequence->first_row + place.query, place.head, out, w->out_max[r],
-                  w->out_sum[r]);
+        write_row(call, place.row, place.head, out, w->out_max[r], w->out_sum[r]);
     }
 }
 
@@ -291,16 +214,7 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
     return ATTN_OK;
 }
 
-/* A new latent, as the cache would have it. */
-static const char *keep_latent(const layer_call *call, int64_t row, int key, worker_scratch *w)
-{
-    char *rows = w->latents[w->next_values - w->value_sources];
-    char *to = rows + (int64_t)key * w->tile.row_bytes;
-    cpu_store_latent(call, row, to);
-    return to;
-}
-
-/* Find the rows of the keys and values [first, first + 64) that somebody sees: w->keys and
+/* Find the rows of the keys and values [first, first + 64) that some row sees: w->keys and
  * w->next_values. */
 static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
                              uint64_t seen, worker_scratch *w)
@@ -316,8 +230,8 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
     for (uint64_t left = fresh; left; left &= left - 1) {
         int key = __builtin_ctzll(left);
         int64_t row = sequence->first_new + key - cached;
-        if (call->group->absorbed) {
-            w->keys.rows[key] = w->next_values->rows[key] = keep_latent(call, row, key, w);
+        if (call->group->mla.absorbed) {
+            w->keys.rows[key] = w->next_values->rows[key] = mla_keep_row(call, row, key, w);
             continue;
         }
         w->keys.rows[key] = new_row(call->k, row, kv_head);
@@ -336,10 +250,10 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
         scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
-    source->formats[0].packed = group->packed;
+    source->formats[0].packed = group->mla.packed;
     source->formats[1] = (row_format){
         .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
-    if (group->expanded) /* what the cache holds is not what is read */
+    if (group->mla.expanded) /* what the cache holds is not what is read */
         source->formats[1].stored_as = NULL;
 }
 
@@ -360,7 +274,7 @@ static uint64_t look(const cpu_group *group, const work_unit *unit, const visibi
     return seen;
 }
 
-/* Find the next tile, from *first on, of which somebody sees something; *first = end if none. */
+/* Find the next tile, from *first on, of which some row sees something; *first = end if none. */
 static attn_status find_next(layer_call *call, const work_unit *unit, int32_t kv_head,
                              const visibility *v, int64_t end, int64_t *first, worker_scratch *w)
 {
@@ -384,25 +298,6 @@ static void turn_to_next(worker_scratch *w)
     w->next_visible = visible;
 }
 
-static void score_latent_tile(const layer_call *call, worker_scratch *w)
-{
-    const cpu_kernels *kernels = call->instance->kernels;
-    uint64_t seen = 0;
-    for (int32_t r = 0; r < w->block.rows; r++)
-        seen |= w->block.visible[r];
-    w->tile.hidden = 0;
-    for (int32_t r = 0; r < w->block.rows; r++)
-        w->tile.hidden |= w->block.visible[r] != seen;
-    w->tile.source = w->values;
-    w->tile.first = __builtin_ctzll(seen) / LATENT_KEYS * LATENT_KEYS;
-    w->tile.end = (63 - __builtin_clzll(seen)) / LATENT_KEYS * LATENT_KEYS + LATENT_KEYS;
-    if (call->group->bf16)
-        kernels->score_latents_bf16(&w->block, &w->tile);
-    else
-        kernels->score_latents(&w->block, &w->tile);
-    kernels->softmax_latents(&w->block, &w->tile, &call->group->rule, w->key_positions);
-}
-
 /* Probabilities of the tile at `first`. */
 static void score_tile(const layer_call *call, const visibility *v, int64_t first,
                        worker_scratch *w)
@@ -411,8 +306,8 @@ static void score_tile(const layer_call *call, const visibility *v, int64_t firs
     const cpu_group *group = call->group;
     for (int j = 0; group->rule.has_alibi && j < TILE_KEYS; j++)
         w->key_positions[j] = (float)key_position(v, first + j);
-    if (group->absorbed) {
-        score_latent_tile(call, w);
+    if (group->mla.absorbed) {
+        mla_score_tile(call, w);
         return;
     }
     if (w->block.rows <= FEW_ROWS)
@@ -429,9 +324,8 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
 {
     const cpu_kernels *kernels = call->instance->kernels;
     const int32_t v_dim = call->group->v_dim;
-    if (call->group->absorbed) {
-        (call->group->rounded ? kernels->accumulate_latents_bf16 : kernels->accumulate_latents)(
-            &w->block, &w->tile, more ? &w->keys : NULL);
+    if (call->group->mla.absorbed) {
+        mla_add_tile(call, more, w);
         return;
     }
     if (w->block.rows <= FEW_ROWS) {
@@ -445,7 +339,7 @@ static void add_tile(const layer_call *call, int more, worker_scratch *w)
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
-/* A row of partial results: its sums of values, and its maximum and sum behind those of all rows.
+/* A row of partial results: its sums of values, and its maximum and sum after those of all rows.
  */
 typedef struct part_row {
     float *acc;
@@ -568,8 +462,10 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     cpu_visibility(call->metadata, call->group, call->plan, unit->seq, &v);
     lay_out(call, worker, unit->rows, &w);
     load_rows(call, unit, kv_head, &v, &w.block);
-    if (call->group->absorbed)
-        load_latent_queries(call, unit, &w);
+    if (call->group->mla.absorbed)
+        mla_load_queries(call, unit, &w);
+    else
+        load_queries(call, unit, kv_head, &w.block);
     set_formats(call, &call->k_cache, kv_head, &w.keys);
     set_formats(call, &call->v_cache, kv_head, w.values);
     set_formats(call, &call->v_cache, kv_head, w.next_values);

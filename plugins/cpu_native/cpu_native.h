@@ -11,8 +11,10 @@
  * Work of a layer: tiles of rows, times KV heads. A tile's keys are cut at multiples of
  * options.kv_split_tokens; each split gives a partial result, and partials are merged in order of
  * the keys. Who computes the splits does not change a bit, so tiles that would keep one worker busy
- * for too long are shared out by splits, and are merged in a second step. Of latents, whose sums
- * have many elements, rows are shared out before splits are.
+ * for too long are shared out by splits, and are merged in a second step.
+ *
+ * Latent attention goes the same way; what it does otherwise is in mla/ (mla/mla.h), and is called
+ * where group->mla says so.
  */
 #ifndef CPU_NATIVE_H
 #define CPU_NATIVE_H
@@ -20,6 +22,8 @@
 #include "attn_plugin.h"
 #include "plugins/common/cpu_isa.h"
 #include "plugins/common/instance.h"
+#include "plugins/common/operand.h"
+#include "plugins/cpu_native/mla/latent.h"
 #include "kernels.h"
 #include "visibility.h"
 
@@ -51,19 +55,10 @@ attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 typedef instance_layer cpu_layer;
 
-/* A layer group, as far as it matters here. A group of latent attention is two of them if it is
- * called in both forms: each sees the batches of its modes. In the absorbed form there is one KV
- * head, whose keys are rows of the latent cache and whose values are their first v_dim elements. In
- * the expanded form new keys are all there are. */
+/* A layer group, as far as it matters here. */
 typedef struct cpu_group {
     uint32_t modes;     /* ATTN_MODE_BIT set */
-    int32_t lora;       /* latent attention: elements of c_kv; else 0 */
-    int32_t rope;       /* latent attention: elements of k_pe; else 0 */
-    int32_t absorbed;   /* latent attention in the absorbed form */
-    int32_t expanded;   /* latent attention in the expanded form */
-    int32_t packed;     /* layout mla.latent_fp8/1 */
-    int32_t bf16;       /* latent attention: scores are products of bf16 */
-    int32_t rounded;    /* and outputs, too: probabilities are rounded */
+    mla_group mla;      /* zero unless it is latent attention */
     uint32_t attn_type; /* ATTN_TYPE_* */
     int32_t kv_group;
     int32_t kv_heads;
@@ -89,7 +84,7 @@ typedef struct cpu_group {
 
 enum {
     MAX_PROBLEMS = 64, /* of an instance; more than any model has */
-    MAX_FORMS = 2,     /* groups of a problem */
+    MAX_FORMS = 2,     /* groups of a problem: of latent attention in both forms */
     MAX_GROUPS = MAX_PROBLEMS * MAX_FORMS
 };
 
@@ -98,7 +93,7 @@ struct attn_instance {
     const cpu_kernels *kernels;
     cpu_options options;
     uint32_t num_groups;
-    cpu_group *groups; /* the groups and their layers lie behind the instance */
+    cpu_group *groups; /* the groups and their layers lie after the instance */
 };
 
 attn_status cpu_create(const attn_backend_type *type, const attn_problem *problems,
@@ -110,8 +105,8 @@ extern const size_t cpu_num_builds;
 void cpu_destroy(attn_instance *instance);
 uint32_t cpu_index_forms(attn_instance *instance);
 
-/* The groups of a problem, MAX_FORMS at most; layers are left to the caller. Returns their number.
- */
+/* The groups of a problem, MAX_FORMS at most: one, or one for each form of latent attention. Layers
+ * are left to the caller. Returns their number. */
 uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
@@ -186,8 +181,11 @@ struct attn_metadata {
     attn_multi_item multi_item;
 };
 
-/* Bytes of a row of the latent cache. */
-int32_t cpu_latent_bytes(const cpu_group *group);
+/* Rows of queries and scores: in whole panels where rows are columns. */
+static inline int32_t cpu_lanes(const cpu_group *group, int32_t rows)
+{
+    return group->mla.absorbed ? panel_round(rows) : rows;
+}
 
 group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *options,
                                   uint32_t num_workers, const attn_bounds *bounds);
@@ -206,6 +204,19 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
 void cpu_metadata_destroy(attn_metadata *metadata);
 attn_status cpu_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                       attn_stream stream, attn_error *error);
+
+/* The steps of a plan: one unit for each tile of `tile_rows` rows, returning what all of them cost;
+ * then units of tiles that take too long for one worker are shared out by splits. */
+int64_t cpu_cut_tiles(const attn_metadata *metadata, const cpu_group *group, int32_t tile_rows,
+                      group_plan *plan);
+void cpu_share_tiles(const cpu_group *group, group_plan *plan, const group_capacity *capacity,
+                     int64_t cost);
+
+/* Time a unit takes for one KV head, roughly: keys are packed, then met by every row. */
+static inline int64_t unit_cost(const work_unit *unit)
+{
+    return (int64_t)(unit->end_split - unit->first_split) * (unit->rows + 8);
+}
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
@@ -226,15 +237,13 @@ typedef struct layer_call {
     const cpu_group *group;
     const group_plan *plan;
     const group_capacity *capacity;
-    const attn_tensor *q; /* absorbed: q_nope */
-    const attn_tensor *q_pe;
-    const attn_tensor *k;    /* new keys; absorbed: c_kv */
-    const attn_tensor *v;    /* absorbed: k_pe */
-    const attn_tensor *c_kv; /* new latents; expanded: to be saved alone */
-    const attn_tensor *k_pe;
+    const attn_tensor *q;
+    const attn_tensor *k; /* new keys */
+    const attn_tensor *v;
+    mla_operands mla;
     const attn_tensor *out;
     const attn_tensor *lse;
-    cache_view k_cache; /* latent attention: both are the latent cache */
+    cache_view k_cache;
     cache_view v_cache;
     const float *sinks;  /* NULL = none, or to be omitted */
     const float *slopes; /* NULL = no ALiBi */
@@ -250,13 +259,22 @@ typedef struct layer_call {
 attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t layer_id,
                           const attn_forward_args *args, attn_error *error);
 
+/* Its parts that either kind of attention has: an operand of `rows` rows or more; out and lse; k
+ * and v; what new keys have to agree with. */
+attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, operand_form form,
+                         int64_t rows, const attn_tensor **operand, attn_error *error);
+attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error);
+attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn_error *error);
+attn_status cpu_check_new_keys(const layer_call *call, attn_error *error);
+
 /* Tasks for parallel_for; `arg` is a layer_call. */
 attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
 
-/* Write new latent `row`, c_kv and k_pe, as the cache holds it. */
-void cpu_store_latent(const layer_call *call, int64_t row, char *to);
+/* Write `dim` elements of one head of a new row as the cache holds them. */
+void cpu_save_head(const layer_call *call, const void *from, const cache_view *cache, int32_t head,
+                   int32_t dim, char *to);
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Several workers may find one; the first tells. */
+/* Several workers may find one; the first reports it. */
 attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot)
 {
     uint32_t unclaimed = 0;
@@ -44,7 +44,7 @@ static attn_status run(layer_call *call, int64_t count, attn_task task, attn_err
     return status != ATTN_OK && call->fault_claimed ? fault_message(call, error) : status;
 }
 
-/* Partial results of so many floats are merged sooner than workers are woken. */
+/* Partial results of this many floats are merged sooner than workers are woken. */
 enum { FEW_FLOATS = 1 << 15 };
 
 static attn_status merge(layer_call *call, attn_error *error)

@@ -6,6 +6,7 @@
 
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/problem.h"
+#include "plugins/cpu_native/mla/mla.h"
 
 #include <string.h>
 
@@ -39,7 +40,6 @@ static void group_init(cpu_group *group, const attn_problem *problem)
         .chunk = from->attention_chunk,
         .page_size = problem->page_size,
         .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
-        .packed = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0,
         .has_sinks = (from->flags & ATTN_GROUP_HAS_SINKS) != 0,
         .rule = {.scale = from->sm_scale,
                  .cap = from->logit_cap,
@@ -58,48 +58,11 @@ static void group_init(cpu_group *group, const attn_problem *problem)
         group->decode[code] = fp8_to_f32((uint8_t)code, group->fp8);
 }
 
-/* One form of latent attention. */
-static void set_form(cpu_group *group, const attn_problem *problem, uint32_t modes, int absorbed)
-{
-    attn_mla_dims mla;
-    COPY_SIZED(&mla, problem->group->mla);
-    group->modes = modes;
-    group->lora = mla.kv_lora_rank;
-    group->rope = mla.rope_dim;
-    group->absorbed = absorbed;
-    group->expanded = !absorbed;
-    if (!absorbed)
-        return;
-    group->ratio *= group->kv_heads;
-    group->kv_heads = 1;
-    group->dim = mla.kv_lora_rank + mla.rope_dim;
-    group->v_dim = mla.kv_lora_rank;
-}
-
 uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)
 {
-    const uint32_t all = (1u << ATTN_MODE_COUNT) - 1;
-    uint32_t count = 0, expanded = 0;
     group_init(&groups[0], problem);
-    groups[0].modes = all;
-    if (problem->group->kind != ATTN_KIND_MLA)
-        return 1;
-    if (ATTN_HAS(problem, attn_problem, mla_expanded))
-        expanded = problem->mla_expanded & all;
-    if (expanded != all)
-        set_form(&groups[count++], problem, all & ~expanded, 1);
-    if (expanded != 0) {
-        group_init(&groups[count], problem);
-        set_form(&groups[count++], problem, expanded, 0);
-    }
-    return count;
-}
-
-/* Can scores be products of bf16? */
-static int has_bf16(const cpu_kernels *kernels, const cpu_group *group)
-{
-    return group->absorbed && kernels->score_latents_bf16 && cpu_isa_has_bf16() &&
-           group->q_dtype == ATTN_BF16 && (group->kv_dtype == ATTN_BF16 || group->fp8);
+    groups[0].modes = (1u << ATTN_MODE_COUNT) - 1;
+    return problem->group->kind == ATTN_KIND_MLA ? mla_groups_init(groups, problem) : 1;
 }
 
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
@@ -113,9 +76,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         uint32_t forms = cpu_groups_init(groups, problem);
         instance->num_groups += forms;
         groups[0].layers = groups[forms - 1].layers = next;
-        groups[0].bf16 = has_bf16(instance->kernels, &groups[0]);
-        groups[0].rounded = groups[0].bf16 && groups[0].kv_dtype == ATTN_BF16 &&
-                            instance->options.round_probabilities;
+        mla_choose_products(instance, &groups[0]);
         attn_status status = instance_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;

@@ -17,13 +17,12 @@
  * What a row sees of a tile of keys is one word, bit j for key j: hence TILE_KEYS = 64.
  *
  * Absorbed latent attention, where one key serves all heads and is its own value, has kernels of
- * its own: latent.inc.
+ * its own: mla/kernels.h.
  */
 #ifndef CPU_NATIVE_KERNELS_H
 #define CPU_NATIVE_KERNELS_H
 
 #include "attn_types.h"
-#include "plugins/cpu_native/mla/latent.h"
 #include "plugins/common/convert.h"
 
 enum {
@@ -35,9 +34,6 @@ enum {
     MAX_HEAD_DIM = 512,
     MAX_ROPE = 128,
     MAX_DIM = MAX_HEAD_DIM + MAX_ROPE, /* of queries and keys: of a latent row */
-    LATENT_PIECE = 64,                 /* elements of a row; divides LATENT_SCALED */
-    LATENT_LONG = 288,                 /* of keys that are read where they lie; even */
-    LATENT_KEYS = 8, /* a multiple of the keys of a register block of any kernels */
 };
 
 /* `n` rounded up to whole panels. */
@@ -57,7 +53,7 @@ typedef struct row_format {
 
 /* Where a tile's keys, or values, lie. */
 typedef struct tile_source {
-    const void *rows[TILE_KEYS]; /* NULL: nobody sees it and nothing is read; zeros are packed */
+    const void *rows[TILE_KEYS]; /* NULL: no row sees it and nothing is read; zeros are packed */
     uint64_t fresh;              /* bit j: row j comes from the arguments, else from the cache */
     row_format formats[2];       /* of the cache, of the arguments */
 } tile_source;
@@ -85,20 +81,6 @@ typedef struct row_block {
     uint64_t *visible; /* of the tile at hand */
 } row_block;
 
-/* A tile of latents. */
-typedef struct latent_tile {
-    const tile_source *source; /* all rows as in the cache */
-    int32_t lora;              /* elements of a value, the first of a row */
-    int32_t dim;               /* of a key: the whole row */
-    int32_t row_bytes;
-    int first; /* keys that somebody sees are in [first, end), whole register blocks */
-    int end;
-    int hidden;      /* a row does not see a key that another one sees */
-    float *piece;    /* [TILE_KEYS][LATENT_PIECE] of rows as fp32 */
-    uint16_t *codes; /* [TILE_KEYS][LATENT_SCALED] of rows as bf16, before their scales */
-    float *scales;   /* [TILE_KEYS] */
-} latent_tile;
-
 typedef struct cpu_kernels {
     const char *name;
 
@@ -108,7 +90,7 @@ typedef struct cpu_kernels {
     /* Pack 64 keys of `dim` elements, transposed: [4][dim][PANEL]. temp: [16 * MAX_DIM]. */
     void (*pack_keys)(const tile_source *source, int32_t dim, float *temp, float *panels);
 
-    /* Pack 64 values of `dim` elements: [dim / PANEL, rounded up][64][PANEL], zeros behind dim.
+    /* Pack 64 values of `dim` elements: [dim / PANEL, rounded up][64][PANEL], zeros after dim.
      * Returns 1 if an element is not finite: then a probability of 0 does not hide it. */
     int (*pack_values)(const tile_source *source, int32_t dim, float *temp, float *panels);
 
@@ -125,7 +107,7 @@ typedef struct cpu_kernels {
      * key_positions: [64], read with ALiBi. */
     void (*softmax)(const row_block *block, const score_rule *rule, const float *key_positions);
 
-    /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values told so). */
+    /* acc += P V. `exact` = 1: touch no value that a row does not see (pack_values said so). */
     void (*accumulate)(const row_block *block, const float *value_panels, int exact);
 
     /* The same sums for FEW_ROWS rows at most; values are read where they lie, none that a row does
@@ -138,31 +120,10 @@ typedef struct cpu_kernels {
     void (*merge)(float *acc, float *max, float *sum, const float *part, float part_max,
                   float part_sum, int32_t n);
 
-    /* Absorbed latent attention. A row_block's query is in panels of rows, [panel][dim][PANEL],
-     * here, and so are its scores, [panel][TILE_KEYS][PANEL].
-     *
-     * Pack `count` <= 8 queries of the rows from `row` on, a multiple of 8: [count][MAX_DIM]. */
-    void (*pack_queries)(const row_block *block, int32_t row, int count, const float *queries);
-    void (*score_latents)(const row_block *block, const latent_tile *tile);
-    /* The same two where queries are bf16, keys bf16 or fp8, and the processor multiplies bf16:
-     * products are exact, sums fp32, and what is below the smallest normal number is 0. Queries are
-     * [panel][dim / 2][PANEL] pairs. NULL = there are none. */
-    void (*pack_queries_bf16)(const row_block *block, int32_t row, int count, const float *queries);
-    void (*score_latents_bf16)(const row_block *block, const latent_tile *tile);
-    /* As softmax(). */
-    void (*softmax_latents)(const row_block *block, const latent_tile *tile, const score_rule *rule,
-                            const float *key_positions);
-    /* acc += P V, or acc = P V where it begins, 0 in rows that see nothing; no value is touched
-     * that a row does not see. `next` is asked for on the way; NULL = none. */
-    void (*accumulate_latents)(const row_block *block, const latent_tile *tile,
-                               const tile_source *next);
-    /* The same of bf16 latents by probabilities rounded to bf16, which is what then stands in
-     * scores. NULL = there is none. */
-    void (*accumulate_latents_bf16)(const row_block *block, const latent_tile *tile,
-                                    const tile_source *next);
-
     /* n elements of acc, times factor, in `dtype`; never a negative zero. */
     void (*store)(const float *acc, float factor, attn_dtype dtype, int32_t n, void *to);
+
+    const struct latent_kernels *latents; /* mla/kernels.h */
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_generic;

@@ -6,12 +6,13 @@
  *   host metadata     attn_metadata, capacities, plans, then for each group its sequences, units,
  *                     merges
  *
- * The layout of the metadata is one function that is run twice: with no memory it tells the size,
+ * The layout of the metadata is one function that is run twice: with no memory it gives the size,
  * with memory it sets the pointers.
  */
 #include "cpu_native.h"
 
 #include "plugins/common/region.h"
+#include "plugins/cpu_native/mla/mla.h"
 
 #include <string.h>
 
@@ -34,24 +35,15 @@ static uint64_t aligned(uint64_t bytes)
 static int64_t worker_bytes(const cpu_group *group, int64_t rows)
 {
     int64_t dim = group->dim, v_dim = panel_round(group->v_dim);
-    int64_t lanes = group->absorbed ? panel_round((int32_t)rows) : rows;
-    /* Panels of keys and values; or pieces of latents as fp32 and as bf16 with a scale, and new
-     * ones of two tiles. */
-    int64_t tile = group->absorbed
-                       ? LATENT_PIECE + LATENT_SCALED / 2 + 1 + (cpu_latent_bytes(group) + 1) / 2
-                       : dim + v_dim;
-    int64_t floats = TILE_KEYS * tile + PANEL * MAX_DIM /* rows under conversion */
-                     + TILE_KEYS                        /* positions */
+    int64_t lanes = cpu_lanes(group, (int32_t)rows);
+    /* Of panels of keys and values. */
+    int64_t key = group->mla.absorbed ? mla_key_floats(group) : dim + v_dim;
+    int64_t floats = TILE_KEYS * key + PANEL * MAX_DIM /* rows under conversion */
+                     + TILE_KEYS                       /* positions */
                      + lanes * (dim + dim % 2 + TILE_KEYS) + rows * 2 * v_dim +
                      6 * panel_round(TILE_ROWS);
     return (int64_t)aligned((uint64_t)floats * sizeof(float) + 2 * TILE_ROWS * sizeof(uint64_t)) +
            20 * ALIGNMENT;
-}
-
-int32_t cpu_latent_bytes(const cpu_group *group)
-{
-    return group->packed ? latent_row_bytes(group->lora, group->rope)
-                         : (group->lora + group->rope) * (int32_t)attn_dtype_size(group->kv_dtype);
 }
 
 group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *options,
@@ -91,7 +83,7 @@ uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uin
 
 /* ---- Host metadata --------------------------------------------------------------------------- */
 
-/* Take `count` elements behind what is taken already. With base NULL only the size grows. */
+/* Take `count` elements after what is taken already. With base NULL only the size grows. */
 static void *take(char *base, uint64_t *size, int64_t count, uint64_t element)
 {
     void *taken = base ? base + *size : NULL;
@@ -183,9 +175,7 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
     attn_status status =
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = region_check(memory, SCRATCH, "device scratch", scratch, ALIGNMENT, error);
-    if (status == ATTN_OK)
-        status = region_check(memory, METADATA, "host metadata", host, ALIGNMENT, error);
+        status = region_check_told(memory, scratch, host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     lay_out(capacities, instance->num_groups, &bounds, memory->base[METADATA]);

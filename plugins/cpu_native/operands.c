@@ -5,9 +5,8 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/operand.h"
 #include "plugins/common/plugin_error.h"
+#include "plugins/cpu_native/mla/mla.h"
 
 #define FAIL(error, field, ...)                                                                    \
     plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -30,9 +29,8 @@ static attn_status find_layer(attn_metadata *metadata, int32_t layer_id, layer_c
     return FAIL(error, ATTN_FIELD_LAYER_ID, "layer_id %d is not of this instance", layer_id);
 }
 
-/* An operand of `rows` rows or more. */
-static attn_status get_rows(const attn_forward_args *args, uint32_t role, operand_form form,
-                            int64_t rows, const attn_tensor **operand, attn_error *error)
+attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, operand_form form,
+                         int64_t rows, const attn_tensor **operand, attn_error *error)
 {
     form.device_type = ATTN_DEVICE_CPU;
     form.shape[0] = -1;
@@ -46,44 +44,26 @@ static attn_status get_rows(const attn_forward_args *args, uint32_t role, operan
 static attn_status get_queries(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
+    operand_form q = {.dtype = group->q_dtype,
+                      .ndim = 3,
+                      .shape = {0, (int64_t)group->kv_heads * group->ratio, group->dim}};
+    return cpu_get_rows(args, ATTN_ROLE_Q, q, call->plan->row_end, &call->q, error);
+}
+
+attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error)
+{
+    const cpu_group *group = call->group;
     int64_t rows = call->plan->row_end, heads = (int64_t)group->kv_heads * group->ratio;
-    operand_form q = {.dtype = group->q_dtype, .ndim = 3, .shape = {0, heads, group->dim}};
     operand_form out = {
         .dtype = group->out_dtype, .ndim = 3, .shape = {0, heads, group->v_dim}, .written = 1};
     operand_form lse = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
-    attn_status status;
-    if (group->absorbed) {
-        operand_form pe = q;
-        q.shape[2] = group->lora;
-        pe.shape[2] = group->rope;
-        status = get_rows(args, ATTN_ROLE_Q_NOPE, q, rows, &call->q, error);
-        if (status == ATTN_OK)
-            status = get_rows(args, ATTN_ROLE_Q_PE, pe, rows, &call->q_pe, error);
-    } else {
-        status = get_rows(args, ATTN_ROLE_Q, q, rows, &call->q, error);
-    }
-    if (status == ATTN_OK)
-        status = get_rows(args, ATTN_ROLE_OUT, out, rows, &call->out, error);
+    attn_status status = cpu_get_rows(args, ATTN_ROLE_OUT, out, rows, &call->out, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
-        status = get_rows(args, ATTN_ROLE_LSE, lse, rows, &call->lse, error);
+        status = cpu_get_rows(args, ATTN_ROLE_LSE, lse, rows, &call->lse, error);
     return status;
 }
 
-/* c_kv and k_pe: the new keys of the absorbed form, and what either form saves. */
-static attn_status get_latents(layer_call *call, const attn_forward_args *args, attn_error *error)
-{
-    const cpu_group *group = call->group;
-    operand_form c_kv = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->lora}};
-    operand_form k_pe = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->rope}};
-    attn_status status =
-        get_rows(args, ATTN_ROLE_C_KV, c_kv, call->plan->new_end, &call->c_kv, error);
-    if (status == ATTN_OK)
-        status = get_rows(args, ATTN_ROLE_K_PE, k_pe, call->plan->new_end, &call->k_pe, error);
-    return status;
-}
-
-/* What new keys have to agree with. */
-static attn_status check_new_keys(const layer_call *call, attn_error *error)
+attn_status cpu_check_new_keys(const layer_call *call, attn_error *error)
 {
     const group_plan *plan = call->plan;
     if (plan->short_seq >= 0)
@@ -95,48 +75,32 @@ static attn_status check_new_keys(const layer_call *call, attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status get_absorbed_keys(layer_call *call, const cpu_layer *layer,
-                                     const attn_forward_args *args, attn_error *error)
-{
-    if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
-        return ATTN_OK;
-    if (layer->kv_read_only)
-        return FAIL(error, ATTN_FIELD_OPERAND,
-                    "layer %d reads the latents of another layer: accepted no operands c_kv and "
-                    "k_pe",
-                    layer->layer_id);
-    call->save = (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
-    attn_status status = get_latents(call, args, error);
-    call->k = call->c_kv;
-    call->v = call->k_pe;
-    return status == ATTN_OK ? check_new_keys(call, error) : status;
-}
-
-static attn_status get_new_keys(layer_call *call, const cpu_layer *layer,
-                                const attn_forward_args *args, attn_error *error)
+attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
     operand_form k = {
         .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
     operand_form v = k;
     v.shape[2] = group->v_dim;
-    int own = group->attn_type == ATTN_TYPE_ENCODER_ONLY;
-    if (group->absorbed)
-        return get_absorbed_keys(call, layer, args, error);
-    if (!own && !group->expanded && !attn_operand(args, ATTN_ROLE_K) &&
-        !attn_operand(args, ATTN_ROLE_V))
+    attn_status status = cpu_get_rows(args, ATTN_ROLE_K, k, call->plan->new_end, &call->k, error);
+    if (status == ATTN_OK)
+        status = cpu_get_rows(args, ATTN_ROLE_V, v, call->plan->new_end, &call->v, error);
+    return status;
+}
+
+static attn_status get_new_keys(layer_call *call, const cpu_layer *layer,
+                                const attn_forward_args *args, attn_error *error)
+{
+    int own = call->group->attn_type == ATTN_TYPE_ENCODER_ONLY;
+    if (!own && !attn_operand(args, ATTN_ROLE_K) && !attn_operand(args, ATTN_ROLE_V))
         return ATTN_OK;
     call->save = !own && (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
-    if (layer->kv_read_only && (call->save || !group->expanded))
+    if (layer->kv_read_only)
         return FAIL(error, ATTN_FIELD_OPERAND,
-                    "layer %d reads the KV of another layer: accepted no %s", layer->layer_id,
-                    group->expanded ? "SAVE_KV" : "operands k and v");
-    attn_status status = get_rows(args, ATTN_ROLE_K, k, call->plan->new_end, &call->k, error);
-    if (status == ATTN_OK)
-        status = get_rows(args, ATTN_ROLE_V, v, call->plan->new_end, &call->v, error);
-    if (status == ATTN_OK && group->expanded && call->save)
-        status = get_latents(call, args, error);
-    return status == ATTN_OK ? check_new_keys(call, error) : status;
+                    "layer %d reads the KV of another layer: accepted no operands k and v",
+                    layer->layer_id);
+    attn_status status = cpu_get_new_kv(call, args, error);
+    return status == ATTN_OK ? cpu_check_new_keys(call, error) : status;
 }
 
 static attn_status get_cache(layer_call *call, const attn_forward_args *args, uint32_t role,
@@ -150,7 +114,7 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, ui
                          .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
                          .written = call->save};
     const attn_tensor *cache = NULL;
-    attn_status status = get_rows(args, role, form, 0, &cache, error);
+    attn_status status = cpu_get_rows(args, role, form, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
     view->data = operand_data(cache);
@@ -161,46 +125,12 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, ui
     return ATTN_OK;
 }
 
-/* It is read in the absorbed form alone. Keys and values lie in the same rows. */
-static attn_status get_latent_cache(layer_call *call, const attn_forward_args *args,
-                                    attn_error *error)
-{
-    const cpu_group *group = call->group;
-    operand_form form = {.dtype = group->packed ? ATTN_U8 : group->kv_dtype,
-                         .ndim = 3,
-                         .shape = {0, group->page_size,
-                                   group->packed ? latent_row_bytes(group->lora, group->rope)
-                                                 : group->lora + group->rope},
-                         .written = call->save};
-    int64_t element = attn_dtype_size(form.dtype);
-    cache_view *view = &call->k_cache;
-    const attn_tensor *cache = NULL;
-    attn_status status = ATTN_OK;
-    int needed = !call->k || call->save || call->plan->reads_prefix;
-    if (needed)
-        status = get_rows(args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
-    if (status != ATTN_OK)
-        return status;
-    if (cache)
-        *view = (cache_view){.data = operand_data(cache),
-                             .page = cache->strides[0] * element,
-                             .token = cache->strides[1] * element,
-                             .num_pages = cache->shape[0]};
-    if (group->fp8 && !group->packed && (group->absorbed || needed))
-        status = operand_get_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
-                                   &view->scales, error);
-    call->v_cache = *view;
-    return status;
-}
-
 static attn_status get_caches(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
     attn_status status = ATTN_OK;
     if (group->attn_type == ATTN_TYPE_ENCODER_ONLY)
         return ATTN_OK;
-    if (group->lora > 0)
-        return get_latent_cache(call, args, error);
     if (!call->k || call->save || call->plan->reads_prefix) {
         status = get_cache(call, args, ATTN_ROLE_K_CACHE, group->dim, &call->k_cache, error);
         if (status == ATTN_OK)
@@ -233,27 +163,31 @@ static attn_status get_per_head(const layer_call *call, const attn_forward_args 
     return status;
 }
 
+static attn_status get_operands(layer_call *call, const cpu_layer *layer,
+                                const attn_forward_args *args, attn_error *error)
+{
+    attn_status status = get_queries(call, args, error);
+    if (status == ATTN_OK)
+        status = cpu_get_outputs(call, args, error);
+    if (status == ATTN_OK)
+        status = get_new_keys(call, layer, args, error);
+    if (status == ATTN_OK)
+        status = get_caches(call, args, error);
+    return status;
+}
+
 attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t layer_id,
                           const attn_forward_args *given, attn_error *error)
 {
     const cpu_layer *layer = NULL;
     attn_forward_args args;
-    COPY_SIZED(&args, given);
     *call = (layer_call){.instance = metadata->instance, .metadata = metadata, .fault_seq = -1};
-    if (args.flags & ATTN_FORWARD_CAPTURING)
-        return plugin_fail(error, ATTN_CAPTURE_UNSUPPORTED,
-                           "nothing can be captured on a processor");
-    if (args.num_operands > 0 && !args.operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
-    if (args.num_scales > 0 && !args.scales)
-        args.num_scales = 0;
-    attn_status status = find_layer(metadata, layer_id, call, &layer, error);
+    attn_status status = operand_read_args(given, &args, error);
     if (status == ATTN_OK)
-        status = get_queries(call, &args, error);
+        status = find_layer(metadata, layer_id, call, &layer, error);
     if (status == ATTN_OK)
-        status = get_new_keys(call, layer, &args, error);
-    if (status == ATTN_OK)
-        status = get_caches(call, &args, error);
+        status = call->group->mla.lora > 0 ? mla_get_operands(call, layer, &args, error)
+                                           : get_operands(call, layer, &args, error);
     if (status == ATTN_OK && call->group->has_sinks && !(args.flags & ATTN_FORWARD_OMIT_SINK))
         status = get_per_head(call, &args, ATTN_ROLE_SINKS, &call->sinks, error);
     if (status == ATTN_OK && call->group->rule.has_alibi)

@@ -11,13 +11,10 @@
 #include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/verdict.h"
+#include "plugins/cpu_native/mla/mla.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* Rows that a tile of latents is cut into: four panels of queries, or two, as scores are computed.
- */
-enum { MOST_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
 
 #define FAIL(error, ...)                                                                           \
     plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
@@ -106,8 +103,8 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
     sequence->q_len = indptr[s + 1] - indptr[s];
     sequence->prefix_len = prefix ? prefix[s] : 0;
     if (indptr[s] < 0 || indptr[s + 1] < indptr[s])
-        return FAIL(error, "q_indptr[%d] %d and the next %d: accepted 0 and more, not falling", s,
-                    indptr[s], indptr[s + 1]);
+        return FAIL(error, "q_indptr[%d] %d and the next %d: accepted 0 and more, not decreasing",
+                    s, indptr[s], indptr[s + 1]);
     if (sequence->prefix_len < 0)
         return FAIL(error, "prefix_lens[%d] %d: accepted 0 and more", s, sequence->prefix_len);
     if (batch->mode == ATTN_MODE_MIXED && s >= batch->num_seqs - batch->num_decode_seqs &&
@@ -130,8 +127,9 @@ static attn_status find_keys(const attn_batch *batch, const group_plan *plan, in
     sequence->first_new = new_indptr[s];
     sequence->num_new = new_indptr[s + 1] - new_indptr[s];
     if (new_indptr[s] < 0 || sequence->num_new < 0)
-        return FAIL(error, "kv_new_indptr[%d] %d and the next %d: accepted 0 and more, not falling",
-                    s, new_indptr[s], new_indptr[s + 1]);
+        return FAIL(error,
+                    "kv_new_indptr[%d] %d and the next %d: accepted 0 and more, not decreasing", s,
+                    new_indptr[s], new_indptr[s + 1]);
     return ATTN_OK;
 }
 
@@ -167,7 +165,7 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
         return FAIL(error, "sequence %d: multi_item.token_pos_stride %d is too short for it", s,
                     metadata->multi_item.token_pos_stride);
     if (counted && (int64_t)sequence->kv_len > (int64_t)sequence->prefix_len + sequence->q_len)
-        return FAIL(error, "sequence %d has %d keys: its mask or positions tell of %lld", s,
+        return FAIL(error, "sequence %d has %d keys: its mask or positions are for %lld", s,
                     sequence->kv_len, (long long)sequence->prefix_len + sequence->q_len);
     return ATTN_OK;
 }
@@ -226,7 +224,7 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         }
         plan->new_end = sequence->first_new + sequence->num_new;
         plan->pad_first = sequence->first_row + sequence->q_len;
-        if (sequence->kv_len > sequence->num_new && !group->expanded)
+        if (sequence->kv_len > sequence->num_new && !group->mla.expanded)
             plan->reads_prefix = 1;
         if (sequence->kv_len < sequence->num_new && s < batch->num_real_seqs)
             plan->short_seq = s;
@@ -272,7 +270,7 @@ static attn_status find_kv_group(const attn_metadata *metadata, const cpu_group 
     for (uint32_t form = 1; form <= ATTN_INDEX_CSR && !plan->index_form; form <<= 1)
         if (forms & form && form_is_given(batch, &plan->kv, form))
             plan->index_form = form;
-    if (!plan->index_form && !group->expanded)
+    if (!plan->index_form && !group->mla.expanded)
         return FAIL(error,
                     "index_forms of KV group %d are %#x, arrays included: accepted one of "
                     "%#x",
@@ -309,7 +307,7 @@ void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const
         .q_len = sequence->q_len,
         .kv_len = sequence->kv_len,
     };
-    if (group->expanded && sequence->kv_len > sequence->num_new)
+    if (group->mla.expanded && sequence->kv_len > sequence->num_new)
         v->first_key = sequence->kv_len - sequence->num_new;
     if (custom) {
         v->bits = mask->bits + mask->indptr.device[seq];
@@ -341,16 +339,10 @@ static void find_splits(const visibility *v, int32_t ratio, int32_t split, work_
     unit->end_split = end > 0 ? (int32_t)((end - 1) / split + 1) : 0;
 }
 
-/* Time a unit takes for one KV head, roughly: keys are packed, then met by every row. */
-static int64_t unit_cost(const work_unit *unit)
-{
-    return (int64_t)(unit->end_split - unit->first_split) * (unit->rows + 8);
-}
-
 /* One unit for each tile of rows. The last tiles of a causal sequence take longest: they come
  * first, so that no worker begins one when the others are done. */
-static int64_t cut_tiles(const attn_metadata *metadata, const cpu_group *group, int32_t tile_rows,
-                         group_plan *plan)
+int64_t cpu_cut_tiles(const attn_metadata *metadata, const cpu_group *group, int32_t tile_rows,
+                      group_plan *plan)
 {
     int64_t cost = 0;
     plan->num_units = 0;
@@ -397,8 +389,8 @@ static void share_tile(group_plan *plan, work_unit *tile, int32_t pieces)
     }
 }
 
-static void share_tiles(const cpu_group *group, group_plan *plan, const group_capacity *capacity,
-                        int64_t cost)
+void cpu_share_tiles(const cpu_group *group, group_plan *plan, const group_capacity *capacity,
+                     int64_t cost)
 {
     const int64_t shares = capacity->shares;
     int64_t most = capacity->part_rows / group->kv_heads;
@@ -415,63 +407,6 @@ static void share_tiles(const cpu_group *group, group_plan *plan, const group_ca
         if (pieces > 1 && plan->part_rows + rows <= most)
             share_tile(plan, tile, (int32_t)pieces);
     }
-}
-
-enum { MOST_BALANCED = 64 }; /* workers for whom it is found out whether units are balanced */
-
-/* Does the worker who ends last have at most an eighth more to do than all on average, where each
- * takes the next unit when it is free? */
-static int is_balanced(const group_plan *plan, uint32_t workers, int64_t cost)
-{
-    int64_t done[MOST_BALANCED] = {0}, last = 0;
-    for (int32_t i = 0; workers <= MOST_BALANCED && i < plan->num_units; i++) {
-        uint32_t first = 0; /* to be free */
-        for (uint32_t w = 1; w < workers; w++)
-            first = done[w] < done[first] ? w : first;
-        done[first] += unit_cost(&plan->units[i]);
-        last = done[first] > last ? done[first] : last;
-    }
-    return workers <= MOST_BALANCED && last * workers * SHARE <= cost * (SHARE + 1);
-}
-
-static int64_t count_tiles(const attn_metadata *metadata, const cpu_group *group,
-                           const group_plan *plan, int32_t tile_rows)
-{
-    int64_t tiles = 0;
-    for (int32_t s = 0; s < metadata->batch.num_seqs; s++)
-        tiles += ((int64_t)plan->sequences[s].q_len * group->ratio + tile_rows - 1) / tile_rows;
-    return tiles;
-}
-
-static int64_t count_splits(const group_plan *plan)
-{
-    int64_t splits = 0;
-    for (int32_t i = 0; i < plan->num_units; i++)
-        splits += plan->units[i].end_split - plan->units[i].first_split;
-    return splits;
-}
-
-/* A tile of latents has sums of many elements, which take long to merge. So where tiles are not
- * balanced their rows are cut, at the price of keys that are converted once more. Where that does
- * not balance them they are shared out by splits, and rows remain cut if there are too few. */
-static void cut_latents(const attn_metadata *metadata, const cpu_group *group,
-                        const group_capacity *capacity, group_plan *plan)
-{
-    const uint32_t workers = metadata->instance->services->num_workers;
-    int64_t cost = cut_tiles(metadata, group, TILE_ROWS, plan);
-    const int few = count_splits(plan) < workers;
-    int balanced = is_balanced(plan, workers, cost);
-    for (int32_t rows = MOST_CUT_ROWS; !balanced && rows >= LEAST_CUT_ROWS; rows /= 2) {
-        if (count_tiles(metadata, group, plan, rows) > capacity->shares)
-            break;
-        cost = cut_tiles(metadata, group, rows, plan);
-        balanced = is_balanced(plan, workers, cost);
-    }
-    if (balanced)
-        return;
-    if (!few)
-        cost = cut_tiles(metadata, group, TILE_ROWS, plan);
-    share_tiles(group, plan, capacity, cost);
 }
 
 /* ---- init_forward_metadata ------------------------------------------------------------------- */
@@ -503,10 +438,10 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_erro
     const group_capacity *capacity = &metadata->capacities[index];
     plan->num_merges = plan->merge_pieces = 0;
     plan->part_rows = 0;
-    if (group->absorbed)
-        cut_latents(metadata, group, capacity, plan);
+    if (group->mla.absorbed)
+        mla_cut_tiles(metadata, group, capacity, plan);
     else
-        share_tiles(group, plan, capacity, cut_tiles(metadata, group, TILE_ROWS, plan));
+        cpu_share_tiles(group, plan, capacity, cpu_cut_tiles(metadata, group, TILE_ROWS, plan));
     return ATTN_OK;
 }
 

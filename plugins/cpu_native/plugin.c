@@ -12,6 +12,8 @@
  *   5. plan.c        a batch cut into units of work
  *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
  *   7. kernels.inc   the inner loops
+ *
+ * All of it reads as softmax attention; latent attention has its own folder (mla/mla.h).
  */
 #include "cpu_native.h"
 
@@ -35,7 +37,7 @@ static const attn_option options_declared[] = {
      .min = TILE_KEYS,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys between two cuts of a long sequence, a multiple of 64; results depend on it"},
+     .doc = "keys per split of a long sequence, a multiple of 64; results depend on it"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_ENUM,
      .key = "kv_index",
@@ -43,14 +45,14 @@ static const attn_option options_declared[] = {
      .min = 1,
      .num_choices = 4,
      .choices = index_choices,
-     .doc = "form of KV indices to ask for; all = the three of them, for an engine to be tested"},
+     .doc = "form of KV indices to ask for; all = all three, to test an engine"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
      .key = "round_probabilities",
-     .default_text = "no",
+     .default_text = "yes",
      .min = 1,
      .doc = "absorbed latent attention in bf16: multiply values by probabilities rounded to bf16, "
-            "where the processor can; faster, with the errors that other bf16 kernels have"},
+            "where the processor can; no = by fp32, slower"},
 };
 
 static attn_status read_split(const attn_option_value *value, cpu_options *options,
@@ -81,7 +83,7 @@ attn_status cpu_options_read(const attn_options *given, cpu_options *options, at
     int64_t isa = CPU_ISA_AUTO, form = 1; /* block_table */
     attn_status status = ATTN_OK;
     options->split = DEFAULT_SPLIT;
-    options->round_probabilities = 0;
+    options->round_probabilities = 1;
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, "isa") == 0)

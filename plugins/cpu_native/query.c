@@ -3,29 +3,15 @@
  * query.c: what cpu_native can do. A problem goes through a table of small checks; each adds the
  * reasons it finds, so that a person reads all of them at once.
  */
-#include "cpu_native.h"
+#include "query.h"
 
-#include "plugins/common/copy_sized.h"
 #include "plugins/common/plugin_error.h"
 #include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "plugins/cpu_native/mla/mla.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <string.h>
-
-/* A problem in structs of ours, whatever size the caller's have. */
-typedef struct question {
-    attn_problem problem;
-    attn_layer_group group;
-    attn_bounds bounds;
-    attn_device device;
-    attn_mla_dims mla; /* zero unless the kind is MLA */
-    cpu_options options;
-} question;
 
 enum {
-    ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
     ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1,
     ALL_USES = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM | ATTN_USES_SHARED_PREFIX |
                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
@@ -33,31 +19,9 @@ enum {
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
 };
 
-static int is_fp8(attn_dtype dtype)
-{
-    return dtype == ATTN_FP8_E4M3 || dtype == ATTN_FP8_E5M2;
-}
-
-static int is_operand_dtype(attn_dtype dtype)
-{
-    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
-}
-
 static int is_served(const attn_layer_group *group)
 {
     return group->kind == ATTN_KIND_SOFTMAX || group->kind == ATTN_KIND_MLA;
-}
-
-/* Is the cache of latents to be in the layout that has its scales in its rows? */
-static int is_packed(const question *ask)
-{
-    return ask->group.kind == ATTN_KIND_MLA && ask->problem.kv_layout &&
-           strcmp(ask->problem.kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
-}
-
-static int has_cache(const attn_layer_group *group)
-{
-    return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
 }
 
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
@@ -107,19 +71,14 @@ static attn_status question_init(question *ask, const attn_options *options,
         problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
     if (status != ATTN_OK)
         return status;
-    memset(&ask->mla, 0, sizeof ask->mla);
-    if (ask->group.kind == ATTN_KIND_MLA && !ask->group.mla)
-        return FAIL(error, ATTN_FIELD_KIND, "kind mla without dimensions of latent attention");
     if (ask->group.kind == ATTN_KIND_MLA)
-        COPY_SIZED(&ask->mla, ask->group.mla);
-    status = cpu_options_read(options, &ask->options, error);
+        status = mla_question_init(ask, error);
+    if (status == ATTN_OK)
+        status = cpu_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
-
-#define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static const problem_limits limits = {
     .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
@@ -135,11 +94,6 @@ static void check_device(const question *ask, attn_verdict *verdict)
     cpu_isa_check(cpu_builds, cpu_num_builds, ask->options.isa, &ask->device, verdict);
 }
 
-static int is_latent(const question *ask)
-{
-    return ask->group.kind == ATTN_KIND_MLA;
-}
-
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     if (!is_served(&ask->group))
@@ -148,41 +102,16 @@ static void check_kind(const question *ask, attn_verdict *verdict)
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
-    if (is_latent(ask) && ask->group.attn_type != ATTN_TYPE_DECODER)
-        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%u", ask->group.attn_type);
-    else if (ask->group.attn_type >= ATTN_TYPE_COUNT)
+    if (ask->group.attn_type >= ATTN_TYPE_COUNT)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only, cross", "%u", ask->group.attn_type);
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
 {
-    if (!is_latent(ask) && (ask->group.head_dim < 1 || ask->group.head_dim > MAX_HEAD_DIM))
+    if (ask->group.head_dim < 1 || ask->group.head_dim > MAX_HEAD_DIM)
         REFUSE(HEAD_DIM, HEAD_DIM, "1..512", "%d", ask->group.head_dim);
     if (ask->group.v_head_dim < 1 || ask->group.v_head_dim > MAX_HEAD_DIM)
         REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", ask->group.v_head_dim);
-}
-
-/* Heads of the expanded form have the latent's two parts. */
-static void check_latent(const question *ask, attn_verdict *verdict)
-{
-    const attn_mla_dims *mla = &ask->mla;
-    char accepted[16];
-    if (!is_latent(ask))
-        return;
-    if (mla->kv_lora_rank < 1 || mla->kv_lora_rank > MAX_HEAD_DIM)
-        REFUSE(HEAD_DIM, KV_LORA_RANK, is_packed(ask) ? "128..512/128" : "1..512", "%d",
-               mla->kv_lora_rank);
-    else if (is_packed(ask) && mla->kv_lora_rank % LATENT_SCALED != 0)
-        REFUSE(HEAD_DIM, KV_LORA_RANK, "128..512/128", "%d", mla->kv_lora_rank);
-    if (mla->rope_dim < 1 || mla->rope_dim > MAX_ROPE)
-        REFUSE(HEAD_DIM, ROPE_DIM, "1..128", "%d", mla->rope_dim);
-    if (mla->nope_dim < 1 || mla->nope_dim > MAX_HEAD_DIM - MAX_ROPE)
-        REFUSE(HEAD_DIM, NOPE_DIM, "1..384", "%d", mla->nope_dim);
-    snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
-    if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
-        REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
-    if (ask->problem.mla_expanded & ~(uint32_t)ALL_MODES)
-        REFUSE(MLA_FORM, MLA_EXPANDED, "0..63", "%#x", ask->problem.mla_expanded);
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)
@@ -196,18 +125,14 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     problem_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Can the cache have this dtype beside some dtype of q, or beside this one? */
+/* Can the cache have this dtype with some dtype of q, or with this one? */
 static int suits_some(const question *ask, attn_dtype kv_dtype)
 {
-    if (is_packed(ask))
-        return kv_dtype == ATTN_FP8_E4M3;
     return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));
 }
 
 static int suits(const question *ask, attn_dtype kv_dtype)
 {
-    if (is_packed(ask))
-        return kv_dtype == ATTN_FP8_E4M3;
     return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && is_fp8(kv_dtype));
 }
 
@@ -216,20 +141,17 @@ static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_v
     char accepted[64];
     snprintf(accepted, sizeof accepted, "%s%s", unquantised,
              has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-    REFUSE(DTYPE, KV_DTYPE, is_packed(ask) ? "fp8_e4m3" : accepted, "%s",
-           verdict_dtype_name(ask->problem.kv_dtype));
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
 }
 
 /* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
-static void check_dtypes(const question *ask, attn_verdict *verdict)
+void query_check_dtypes(const question *ask, attn_verdict *verdict)
 {
-    const char *all = "f32, f16, bf16";
+    const char *all = OPERAND_DTYPES;
     const attn_problem *problem = &ask->problem;
     if (!is_operand_dtype(problem->q_dtype)) {
         REFUSE(DTYPE, Q_DTYPE,
-               is_operand_dtype(problem->kv_dtype) && !is_packed(ask)
-                   ? verdict_dtype_name(problem->kv_dtype)
-                   : all,
+               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
                "%s", verdict_dtype_name(problem->q_dtype));
         if (!suits_some(ask, problem->kv_dtype))
             refuse_kv_dtype(ask, all, verdict);
@@ -241,34 +163,32 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
 }
 
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
-static void check_scales(const question *ask, attn_verdict *verdict)
+void query_check_scales(const question *ask, int scaled_cache, int per_head, attn_verdict *verdict)
 {
     uint32_t granularity = ask->group.kv_scale_granularity;
     attn_dtype kv_dtype = ask->problem.kv_dtype;
-    int open = has_cache(&ask->group) && !is_packed(ask) && !is_fp8(kv_dtype) &&
-               !is_operand_dtype(kv_dtype);
-    int scaled = has_cache(&ask->group) && is_fp8(kv_dtype) && !is_packed(ask);
+    int open = scaled_cache && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
+    int scaled = scaled_cache && is_fp8(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
-    int per_head = granularity == ATTN_SCALE_PER_HEAD;
     if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
-        !(is_latent(ask) && per_head))
+        (per_head || granularity != ATTN_SCALE_PER_HEAD))
         return;
     REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
-           open     ? is_latent(ask) ? "none, per_tensor" : "none, per_tensor, per_head"
-           : scaled ? is_latent(ask) ? "per_tensor" : "per_tensor, per_head"
+           open     ? per_head ? "none, per_tensor, per_head" : "none, per_tensor"
+           : scaled ? per_head ? "per_tensor, per_head" : "per_tensor"
                     : "none",
            "%s", verdict_granularity_name(granularity));
 }
 
+static void check_scales(const question *ask, attn_verdict *verdict)
+{
+    query_check_scales(ask, has_cache(&ask->group), 1, verdict);
+}
+
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
-    const char *layout = ask->problem.kv_layout;
-    if (!has_cache(&ask->group))
-        return;
-    if (!is_latent(ask))
+    if (has_cache(&ask->group))
         problem_check_kv_layout(&ask->problem, verdict);
-    else if (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask)))
-        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
@@ -281,9 +201,19 @@ static void check_needs(const question *ask, attn_verdict *verdict)
     problem_check_needs(&limits, &ask->problem, verdict);
 }
 
-static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,   check_attn_type, check_dims,   check_latent, check_group_flags,
-    check_layers, check_dtypes, check_scales,    check_layout, check_bounds, check_needs,
+/* Of softmax attention, and of latent attention. */
+static void (*const checks[][2])(const question *ask, attn_verdict *verdict) = {
+    {check_device, check_device},
+    {check_kind, check_kind},
+    {check_attn_type, mla_check_attn_type},
+    {check_dims, mla_check_dims},
+    {check_group_flags, check_group_flags},
+    {check_layers, check_layers},
+    {query_check_dtypes, mla_check_dtypes},
+    {check_scales, mla_check_scales},
+    {check_layout, mla_check_layout},
+    {check_bounds, check_bounds},
+    {check_needs, check_needs},
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -303,12 +233,6 @@ static void tell_memory(const question *ask, const attn_services *services, attn
     verdict->host_bytes = cpu_metadata_bytes(capacities, count, bounds);
 }
 
-/* Whether this processor does is asked when an instance is made: a config means the same on all. */
-static int rounds_probabilities(const question *ask)
-{
-    return ask->options.round_probabilities && is_latent(ask) && ask->problem.kv_dtype == ATTN_BF16;
-}
-
 attn_status cpu_query(const attn_backend_type *type, const attn_options *options,
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *given, attn_error *error)
@@ -321,14 +245,13 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         return status;
     if (!given)
         return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+    const int latent = ask.group.kind == ATTN_KIND_MLA;
     verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
-        checks[i](&ask, &verdict);
+        checks[i][latent](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
         verdict.notes = ALL_NOTES;
-        if (rounds_probabilities(&ask))
-            verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
         verdict.reads_new_kv_unquantised = 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;

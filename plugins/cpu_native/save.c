@@ -4,7 +4,8 @@
  */
 #include "cpu_native.h"
 
-#include <float.h>
+#include "plugins/cpu_native/mla/mla.h"
+
 #include <string.h>
 
 enum { ROWS_PER_TASK = 64 };
@@ -15,10 +16,10 @@ int64_t cpu_save_tasks(const layer_call *call)
     return call->save ? (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK : 0;
 }
 
-/* One head of one row: copied, or quantised as KV-04 of docs/ABI.md tells: an fp32 division
- * by the scale, one rounding. */
-static void save_head(const layer_call *call, const void *from, const cache_view *cache,
-                      int32_t head, int32_t dim, char *to)
+/* Copied, or quantised as KV-04 of docs/ABI.md says: an fp32 division by the scale, one rounding.
+ */
+void cpu_save_head(const layer_call *call, const void *from, const cache_view *cache, int32_t head,
+                   int32_t dim, char *to)
 {
     const cpu_group *group = call->group;
     float x[MAX_DIM];
@@ -39,60 +40,7 @@ static void save_row(const layer_call *call, const attn_tensor *rows, int64_t ro
     int64_t page = slot / call->group->page_size, offset = slot % call->group->page_size;
     char *to = cache->data + page * cache->page + offset * cache->token;
     for (int32_t head = 0; head < call->group->kv_heads; head++)
-        save_head(call, new_row(rows, row, head), cache, head, dim, to + head * cache->head);
-}
-
-/* The scale of LATENT_SCALED elements of mla.latent_fp8/1: of the largest finite magnitude. */
-static float latent_scale(const float *x)
-{
-    uint32_t largest = 0; /* magnitudes are in the order of their bits */
-    for (int32_t d = 0; d < LATENT_SCALED; d++) {
-        uint32_t bits = float_bits(x[d]) & 0x7fffffff;
-        if (bits > largest && bits < 0x7f800000)
-            largest = bits;
-    }
-    float scale = bits_float(largest) / 448.0f;
-    return scale > FLT_MIN ? scale : FLT_MIN;
-}
-
-static void store_packed(const layer_call *call, int64_t row, char *to)
-{
-    const cpu_group *group = call->group;
-    const int32_t lora = group->lora;
-    row_format format = {.dtype = group->q_dtype};
-    float x[MAX_DIM];
-    uint16_t rope[MAX_ROPE];
-    call->instance->kernels->convert(new_row(call->c_kv, row, 0), &format, lora, x);
-    call->instance->kernels->convert(new_row(call->k_pe, row, 0), &format, group->rope, x + lora);
-    for (int32_t d = 0; d < lora; d += LATENT_SCALED) {
-        float scale = latent_scale(x + d);
-        memcpy(to + latent_scale_offset(lora, d), &scale, sizeof scale);
-        for (int32_t i = d; i < d + LATENT_SCALED; i++)
-            ((uint8_t *)to)[i] = f32_to_fp8(x[i] / scale, group->fp8);
-    }
-    for (int32_t d = 0; d < group->rope; d++)
-        rope[d] = f32_to_bf16(x[lora + d]);
-    memcpy(to + latent_rope_offset(lora), rope, (size_t)group->rope * sizeof *rope);
-}
-
-void cpu_store_latent(const layer_call *call, int64_t row, char *to)
-{
-    const cpu_group *group = call->group;
-    if (group->packed) {
-        store_packed(call, row, to);
-        return;
-    }
-    save_head(call, new_row(call->c_kv, row, 0), &call->k_cache, 0, group->lora, to);
-    save_head(call, new_row(call->k_pe, row, 0), &call->k_cache, 0, group->rope,
-              to + (int64_t)group->lora * attn_dtype_size(group->kv_dtype));
-}
-
-static void save_latent(const layer_call *call, int64_t row, int64_t slot)
-{
-    const cpu_group *group = call->group;
-    const cache_view *cache = &call->k_cache;
-    int64_t page = slot / group->page_size, offset = slot % group->page_size;
-    cpu_store_latent(call, row, cache->data + page * cache->page + offset * cache->token);
+        cpu_save_head(call, new_row(rows, row, head), cache, head, dim, to + head * cache->head);
 }
 
 attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
@@ -108,8 +56,8 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
             continue;
         if (slot < 0 || slot / call->group->page_size >= call->k_cache.num_pages)
             return cpu_call_fault(call, -1, row, slot);
-        if (call->c_kv) {
-            save_latent(call, row, slot);
+        if (call->mla.c_kv) {
+            mla_save_row(call, row, slot);
             continue;
         }
         save_row(call, call->k, row, slot, &call->k_cache, call->group->dim);

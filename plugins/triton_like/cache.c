@@ -2,11 +2,11 @@
  *
  * cache.c: compiled kernels on disk, one file for each SHA-256 of all that went in.
  *
- * A file is written beside its place and renamed, so that any number of processes may read and
+ * A file is written next to its place and renamed, so that any number of processes may read and
  * write at once: the worst is that two compile the same. Behind the binary stands a seal, with the
  * key and a checksum of all: what was cut, changed or put there under a false name is not taken,
  * and replaced at the next write. (The binary comes first, so that tools that read it still can.)
- * What lies there is loaded into the GPU, so only a folder that belongs to the user and that nobody
+ * What lies there is loaded into the GPU, so only a folder that belongs to the user and that no one
  * else can write to is used.
  */
 #include "triton_like.h"
@@ -26,7 +26,7 @@ enum { STALE_AFTER = 3600 }; /* seconds; a file is written in less than one */
 
 static const char suffix[] = ".cubin", random_part[] = ".XXXXXX";
 
-/* What stands behind the binary. */
+/* What stands after the binary. */
 typedef struct cache_seal {
     char magic[8];
     uint64_t size; /* of the binary */
@@ -62,7 +62,7 @@ static const char *find_fault(const char *folder)
     if (stat(folder, &st) != 0)
         return strerror(errno);
     if (!S_ISDIR(st.st_mode))
-        return "it is no folder";
+        return "it is not a folder";
     if (st.st_uid != geteuid() || st.st_mode & (S_IWGRP | S_IWOTH))
         return "others could write to it";
     return access(folder, W_OK) == 0 ? NULL : strerror(errno);

@@ -137,7 +137,7 @@ static void warn_of_cache(attn_instance *instance, const cache_entry *entry)
     char text[sizeof entry->trouble + 64];
     if (!*entry->trouble || instance->cache_warned)
         return;
-    snprintf(text, sizeof text, "triton_like: %s: kernels are compiled anew", entry->trouble);
+    snprintf(text, sizeof text, "triton_like: %s: kernels are compiled again", entry->trouble);
     instance->services->log(instance->services->ctx, ATTN_LOG_WARNING, text);
     instance->cache_warned = 1;
 }

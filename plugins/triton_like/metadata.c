@@ -42,8 +42,8 @@ int32_t triton_grid_splits(const triton_group *group, const triton_options *opti
     int32_t most = options->num_kv_splits;
     if (most == 0)
         most = ((int32_t)group->num_sms * 2 + group->base.kv_heads - 1) / group->base.kv_heads;
-    if (options->num_kv_splits == 0 && most > MOST_DEFAULT_SPLITS)
-        most = MOST_DEFAULT_SPLITS;
+    if (options->num_kv_splits == 0 && most > MAX_DEFAULT_SPLITS)
+        most = MAX_DEFAULT_SPLITS;
     return splits_count(bounds->max_kv_len, options->split_tile, most);
 }
 
@@ -98,13 +98,13 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
         if (bounds->modes && triton_files(group, bounds->modes) & ~group->files)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                     "modes %#x: the problem of create named others, "
-                                     "so the kernels for these were not built",
+                                     "modes %#x: the problem given to create named others, so "
+                                     "kernels for these were not built",
                                      bounds->modes);
         if (bounds->mask_kinds && variants & ~group->variants)
             return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
-                                     "mask_kinds %#x: the problem of create named "
-                                     "others, so the kernels for these were not built",
+                                     "mask_kinds %#x: the problem given to create named others, so "
+                                     "kernels for these were not built",
                                      bounds->mask_kinds);
     }
     sizes[COUNTS] = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0;

@@ -28,9 +28,8 @@ static const attn_option options_declared[] = {
      .default_text = "0",
      .min = 0,
      .max = MAX_SPLITS,
-     .doc =
-         "most blocks that share out the keys of one sequence and KV head in decode; 0 = so many "
-         "that one sequence gives every multiprocessor two blocks, at most 64",
+     .doc = "most blocks that share the keys of one sequence and KV head in decode; 0 = enough for "
+            "one sequence to give every multiprocessor two blocks, at most 64",
      .deprecated_alias = "triton_attention_num_kv_splits"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_INT,
@@ -39,7 +38,7 @@ static const attn_option options_declared[] = {
      .min = 0,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys from which on they are shared out, a block for each so many; 0 = 512",
+     .doc = "keys per block once they are shared among several; 0 = 512",
      .deprecated_alias = "triton_attention_split_tile_size"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
@@ -51,10 +50,10 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
      .key = "split_probabilities",
-     .default_text = "yes",
+     .default_text = "no",
      .min = 1,
-     .doc = "prefill: multiply values by probabilities in two 16-bit parts; no = in one, faster, "
-            "with the errors that other 16-bit kernels have"},
+     .doc = "multiply values by probabilities in two 16-bit parts, with smaller errors than the "
+            "one rounding that other 16-bit kernels have; half as many products again"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "kernel_dir",
@@ -100,7 +99,7 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
     return ATTN_OK;
 }
 
-/* A tree that was moved after the build has its kernels beside the plugin. */
+/* A tree that was moved after the build has its kernels next to the plugin. */
 static void find_kernels(char *kernel_dir)
 {
     Dl_info info;
@@ -121,7 +120,7 @@ attn_status triton_options_read(const attn_options *given, triton_options *optio
 {
     attn_status status = ATTN_OK;
     *options = (triton_options){
-        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1, .split_probabilities = 1};
+        .split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1};
     snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", TRITON_LIKE_KERNEL_DIR);
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++)
         status = read_option(attn_at(given->values, i), options, error);

@@ -179,7 +179,7 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
         verdict.notes = ALL_NOTES | ATTN_NOTE_RUNTIME_COMPILATION;
-        if (!ask.options.reduce_in_fp32 || !ask.options.split_probabilities)
+        if (!ask.options.reduce_in_fp32)
             verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
         verdict.reads_new_kv_unquantised = cuda_is_fp8(ask.problem.kv_dtype) ? ALL_MODES : 0;
         verdict.graph_seq_len_fill = 0;

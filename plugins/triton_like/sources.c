@@ -4,7 +4,7 @@
  *
  * Headers are found by the #include lines themselves, so that a new one needs no list anywhere, and
  * all of them are handed to NVRTC as text: what is compiled is what was hashed for the cache, even
- * if somebody saves a file in between.
+ * if a file is saved in between.
  */
 #include "triton_like.h"
 
@@ -63,7 +63,7 @@ static int read_include(const char *line, char name[HEADER_NAME_SIZE])
     return 1;
 }
 
-/* Read what a text includes. A header that is not there is left to the compiler, which tells in
+/* Read what a text includes. A header that is not there is left to the compiler, which reports in
  * which line it is missing, if it is needed at all. */
 static attn_status read_headers_of(kernel_sources *sources, const char *folder, const char *text,
                                    attn_error *error)

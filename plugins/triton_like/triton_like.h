@@ -25,9 +25,9 @@ enum {
     MAX_PATH = 1024,
     MIN_DIM = 16,
     MAX_DIM = 256,
-    MOST_DEFAULT_SPLITS = 64,
+    MAX_DEFAULT_SPLITS = 64,
     DEFAULT_SPLIT_TILE = 512,
-    DEFAULT_SMS = 132,   /* multiprocessors of a device that does not tell */
+    DEFAULT_SMS = 132,   /* multiprocessors of a device that does not say */
     MAX_SPLIT_ROWS = 64, /* rows of a sequence up to which the keys are split among blocks */
     MAX_CONSTANTS = 32,
     CONSTANT_SIZE = 48,
@@ -146,7 +146,7 @@ struct attn_instance {
     cuda_facts device;
     int32_t prepared;
     uint32_t num_groups;
-    triton_group *groups; /* the groups and their layers lie behind the instance */
+    triton_group *groups; /* the groups and their layers lie after the instance */
     compile_counter counter;
     int32_t cache_warned; /* that binaries cannot be kept has been said */
 };
@@ -180,14 +180,14 @@ typedef struct cache_entry {
     char trouble[MAX_PATH + 256]; /* what is wrong, for people; "" = nothing so far */
 } cache_entry;
 
-/* The entry of `count` pieces of text, each of which tells with its length: its file is named by
+/* The entry of `count` pieces of text, each of which counts with its length: its file is named by
  * their SHA-256, in the cache folder, which is made if need be. A folder that others could write to
  * is not used. */
 void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry);
 /* What is stored, to the bit what was written under this very key; NULL = nothing. The caller frees
  * it. */
 void *cache_read(cache_entry *entry, size_t *size);
-/* Store it at once or not at all, whoever else does the same. */
+/* Store it at once or not at all, even if others do the same. */
 void cache_write(cache_entry *entry, const void *data, size_t size);
 
 /* A whole file as text; NULL, with errno, if it cannot be read. The caller frees it. */

@@ -3,7 +3,7 @@
  * cuda_api.c: the plugins' declarations of the CUDA driver API are those of cuda.h. It is compiled
  * by cuda_driver.sh, never run.
  *
- * A handle is a void pointer there, so that nobody need include another header; for the comparison
+ * A handle is a void pointer there, so that no other header need be included; for the comparison
  * of the calls the names of the handles stand for cuda.h's.
  */
 #include <cuda.h>

@@ -32,7 +32,7 @@ class LayoutError(Exception):
 
 
 def expand(include_dir, more=""):
-    """What the preprocessor makes of all the headers, and of the lines `more` behind them."""
+    """What the preprocessor makes of all the headers, and of the lines `more` after them."""
     headers = sorted(n for n in os.listdir(include_dir) if re.fullmatch(r"attn_\w+\.h", n))
     source = "".join(f'#include "{name}"\n' for name in headers) + more
     command = os.environ.get("CC", "cc").split() + ["-E", "-x", "c", "-I", include_dir, "-"]

@@ -133,7 +133,7 @@ set_refused 2 "--set of an unknown key" kv_cache.page_sise=4 "--set: " "'page_si
 set_refused 2 "--set of a wrong value" kv_cache.page_size=four "--set: kv_cache.page_size" \
     "'four'" "accepted: an integer from 1 to 65536"
 refused 2 "an unknown backend on the command line" "--set: attention.attention_backend" \
-    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native" \
+    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_linear" \
     -- run "$folder/good.ini" --attention-backend cpu_nativ
 refused 2 "a report that cannot be written" "--json /nowhere/report.json" "No such file" \
     "accepted: a file that can be written" \
@@ -180,7 +180,7 @@ edited "an over-long section" "s/^.kv_cache./[$(printf 'k%.0s' $(seq 60))]/" 11 
 edited "a control character" 's/^page_size = 4/page_size = \x01/' 12 "control character (0x01)" \
     "accepted: text"
 edited "an unknown backend" 's/^attention_backend = .*/attention_backend = cpu_nativ/' 10 \
-    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_native"
+    "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_linear"
 edited "no trace" '/^trace/d' "" "workload.trace" "is missing" "accepted: a Mooncake .jsonl"
 edited "a pool without a page" 's/^page_size = 4/&\nmax_total_tokens = 3/' 13 \
     "kv_cache.max_total_tokens" "3 tokens" "accepted 4.."
@@ -210,10 +210,10 @@ edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backe
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
 $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
     "no backend type is called 'cpu_nativ'" "did you mean 'cpu_native'?" \
-    "accepted: cpu_native, hybrid_phase"
+    "accepted: cpu_linear, cpu_native, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
-edited "a child that is not there" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
+edited "a missing child" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
 routes='s/^attention_backend = .*/&\nroute.3 = batch=1-8 -> cpu_native'
 edited "a route that never matches" "$routes\nroute.7 = phase=decode batch=2 -> cpu_native/" 12 \
     "attention.route.7: row 2 'phase=decode batch=2 -> cpu_native' can never match" \
@@ -357,7 +357,7 @@ bad_file "describe fails" "$fixtures/fixture_describe_fails.so" "describe"
 bad_file "an option whose default is out of range" "$fixtures/fixture_bad_option.so" \
     "option block" "default"
 bad_file "two backends of one name" "$fixtures/fixture_same_name.so" "both named fixture_same" \
-    "accepted: one backend type of a name"
+    "accepted: one backend type per name"
 bad_file "a plugin writable by others" "$folder/p/open.so" "writable by others (mode 0757)" \
     "accepted: writable by its owner alone"
 set_refused 2 "a folder writable by others" "plugins.path=$folder/shared" "$folder/shared" \
@@ -374,15 +374,15 @@ edited "a pin that is no digest" "s/^path = .*/pin.1 = hybrid.so 12ab\n&/" 2 "pl
 edited "a pin of no file" "s/^path = .*/pin.1 = none.so $sum\n&/" 2 "plugins.pin.1" "none.so" \
     "No such file" "accepted: a plugin's file"
 edit "s/^path = .*/&\ncritical = nobody/"
-refused 3 "a critical plugin that is not there" "$folder/bad.ini:3: " "'nobody'" \
+refused 3 "a missing critical plugin" "$folder/bad.ini:3: " "'nobody'" \
     "accepted: the name of a plugin" -- run "$folder/bad.ini"
 refused 3 "inspect of a bad file" "$folder/p/text.so" "accepted: " -- inspect "$folder/p/text.so"
 refused 2 "inspect of an unknown backend" "'nobody'" -- inspect nobody
 
 cp "$fixtures/fixture_good.so" "$folder/p/a.so"
 cp "$fixtures/fixture_taken_name.so" "$folder/p/b.so"
-refused 3 "a name that another plugin has" "b.so" "fixture_two is provided by $folder/p/a.so" \
-    "accepted: one backend type of a name" \
+refused 3 "a name that another plugin has" "b.so" "fixture_two is already provided by $folder/p/a.so" \
+    "accepted: one backend type per name" \
     -- run "$folder/good.ini" --set "plugins.path=$folder/p" --set plugins.critical=b
 
 # What the ini names wins over a search path, without a complaint.
@@ -396,10 +396,10 @@ else
     tap_not_ok "a plugin that is shadowed is not mentioned" "exit code $code: $(cat "$folder/err")"
 fi
 ATTNHOST_PLUGIN_PATH=$folder/q "$command" list "$folder/good.ini" >"$folder/out" 2>&1
-if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so provides it already" "$folder/out"; then
-    tap_ok "list tells what shadows it"
+if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so already provides it" "$folder/out"; then
+    tap_ok "list shows what shadows it"
 else
-    tap_not_ok "list tells what shadows it" "$(cat "$folder/out")"
+    tap_not_ok "list shows what shadows it" "$(cat "$folder/out")"
 fi
 
 # ---- Backends ------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
 set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "makes no drafts" "accepted: 0"
-refused 2 "a platform that nobody knows" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
+refused 2 "an unknown platform" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
     -- explain "$folder/good.ini" --set platform.simulate=sm9
 # elsewhere CODE NAME BACKEND TEXT: what `explain` says of BACKEND on a platform that is not this one.
 elsewhere()
@@ -436,7 +436,7 @@ elsewhere()
     fi
 }
 elsewhere 4 "a named backend that is not installed, elsewhere" aiter \
-    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_native"
+    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_linear, cpu_native"
 elsewhere 0 "what would be chosen elsewhere is an answer" auto \
     "aiter_like: would be chosen; not installed here"
 printf '[order.mine]\nplatfrom = any\n' >"$folder/rules.ini"
@@ -447,7 +447,7 @@ refused 2 "rules that are not there" "nowhere.ini" "accepted: a readable ini fil
     -- explain "$folder/good.ini" --set attention.rules=nowhere.ini
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
 set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cpu_native" \
-    "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "no condition" "accepted: layers, kind"
+    "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "not a condition" "accepted: layers, kind"
 set_refused 2 "a route to an unknown backend" "attention.route.1=layers=0 -> cpu_nativ" \
     "--set: attention.route.1: backend.routes.then = 'cpu_nativ'" "did you mean cpu_native?"
 tap_end

@@ -85,7 +85,7 @@ only_fails()
 says 0 "a good plugin passes" "TAP version 13" "1..27" "ok 1 - bad_plugin/LOAD-02.opens" \
     -- "$tool" check "$fixtures/bad_nothing.so"
 said ok 'CAPT-01\.needs_cuda # SKIP the backend is checked on the CPU;' "what cannot be is skipped"
-said ok 'COMP-01\.needs_child # SKIP the backend is no composite' "with its reason"
+said ok 'COMP-01\.needs_child # SKIP the backend is not a composite' "with its reason"
 says 0 "the same in one process" "ok" -- "$tool" check --in-process "$fixtures/bad_nothing.so"
 said ok 'ERR-03\.silent # SKIP cannot be seen in one process' "which does not see everything"
 for plugin in cpu_native hybrid triton_like; do
@@ -121,7 +121,7 @@ tap_try "within its limit: $took s" test "$took" -lt 10
 said 'not ok' 'LIFE-04\.create' "create is a timeout"
 said ok 'CAPS-01\.query/2' "and the rest is run"
 
-says 1 "the time for all" "# TIMEOUT: the time for all, 1 s, is over" \
+says 1 "the time for all" "# TIMEOUT: the time for all cases, 1 s, is over" \
     -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
 says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" "1..1" \
     -- "$tool" check --inactivity 0.5 "$fixtures/bad_constructor_hangs.so"
@@ -223,7 +223,7 @@ says 77 "what the fake cannot compute" \
 says 0 "unless its kernels are there" "ok 1 - bad/ODD-06.computes" \
     -- on_fake env ATTNHOST_FAKE_KERNELS="other bad" \
     "$tool" check --device cuda:0 --filter 'ODD-06.*' "$fixtures/bad_nothing.so"
-says 77 "a device that is not there" "ok 1 - bad/CAPS-01.device # SKIP cuda:7: " \
+says 77 "a missing device" "ok 1 - bad/CAPS-01.device # SKIP cuda:7: " \
     -- on_fake "$tool" check --device cuda:7 --filter 'CAPS-01.device' "$fixtures/bad_nothing.so"
 
 # ---- Formats -------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ for left_out in '--filter CAPS-02.*' --in-process; do
     tap_try "and nothing said of it" sh -c '! grep -e PROFILE -e judged "$0/out"' "$folder"
 done
 says 0 "no device, no judgement" \
-    "ok 26 - bad/PROFILE.met # SKIP what it needs is not here: cuda:7: " \
+    "ok 26 - bad/PROFILE.met # SKIP what it needs is missing here: cuda:7: " \
     -- on_fake $minimum "$tool" check --device cuda:7 "$fixtures/bad_nothing.so"
 says 1 "but who names a profile wants to know" \
     "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" -- on_fake $minimum \
@@ -467,9 +467,9 @@ says 2 "no such device" "attnhost check: --device 'gpu': accepted cpu, cuda, cud
     -- "$attnhost" check --device gpu "$fixtures/bad_nothing.so"
 says 2 "no such format" "attnhost check: --format 'xml': accepted tap, junit, json, markdown" \
     -- "$attnhost" check --format xml "$fixtures/bad_nothing.so"
-says 2 "a filter that means nothing" "attnhost check: no case is meant by --filter" \
+says 2 "a filter that means nothing" "attnhost check: --filter matches no case" \
     -- "$attnhost" check --filter 'LAOD-*' "$fixtures/bad_nothing.so"
-says 2 "an option that nobody has" "attnhost check: --option: backend.bad.x is no option" \
+says 2 "an option that does not exist" "attnhost check: --option: backend.bad.x is not an option" \
     -- "$attnhost" check --option x=1 "$fixtures/bad_nothing.so"
 says 2 "an option without a value" "attnhost check: --option 'x': accepted KEY=VALUE" \
     -- "$attnhost" check --option x "$fixtures/bad_nothing.so"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embed_on_fake.c: beside examples/embed_cuda.c as it stands, makes a program that runs on the fake
- * CUDA driver (tests/command/embed_cuda.sh): before main() the fake becomes the driver of the process and
- * of its plugins, with the kernels of the backend cuda_fixture. At the end nothing may be left, and
- * nothing have gone wrong on the device.
+ * embed_on_fake.c: with examples/embed_cuda.c as it stands, makes a program that runs on the fake
+ * CUDA driver (tests/command/embed_cuda.sh): before main() the fake becomes the driver of the
+ * process and of its plugins, with the kernels of the backend cuda_fixture. At the end nothing may
+ * be left, and nothing have gone wrong on the device.
  */
 #include "tests/fixtures/cuda_fixture_kernels.h"
 

@@ -60,11 +60,11 @@ mkdir -p moved/bin moved/share/attnhost
 cp "$attnhost" moved/bin/
 sed 's/^text = processors$/text = these very rules/' "$top/host/select/selection.ini" \
     >moved/share/attnhost/select/selection.ini
-tap_try "a program reads the rules beside it" sh -c '
+tap_try "a program reads the rules next to it" sh -c '
     moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
         --set platform.simulate=cpu | grep -q "these very rules"'
 echo '[ordr.x]' >>moved/share/attnhost/select/selection.ini
-tap_try "and tells what is wrong with them" sh -c '
+tap_try "and says what is wrong with them" sh -c '
     moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
 
 # Another backend by one line, and the folder in which its file lies.
@@ -81,6 +81,21 @@ if command -v cmake >/dev/null; then
     tap_try "attnhost check of what CMake built" "$attnhost" check plugin/build/example.so
 else
     tap_skip "examples/plugin by CMake" "cmake is not installed"
+fi
+# A CUDA plugin with kernels of its own, where nvcc is; without a GPU it is listed and asked.
+tap_try "make in examples/plugin_cuda" make -C plugin_cuda CC="$compiler"
+tap_try "attnhost inspect example_cuda.so" "$attnhost" inspect plugin_cuda/example_cuda.so
+tap_try "it exports attn_plugin_entry alone" sh -c '
+    test "$(nm -D --defined-only plugin_cuda/example_cuda.so | cut -d " " -f 3)" = attn_plugin_entry'
+tap_try "attnhost check example_cuda.so, what needs no GPU" \
+    "$attnhost" check --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
+if command -v cmake >/dev/null; then
+    tap_try "cmake in examples/plugin_cuda" cmake -S plugin_cuda -B plugin_cuda/build
+    tap_try "cmake --build" cmake --build plugin_cuda/build
+    tap_try "attnhost inspect of what CMake built" \
+        "$attnhost" inspect plugin_cuda/build/example_cuda.so
+else
+    tap_skip "examples/plugin_cuda by CMake" "cmake is not installed"
 fi
 tap_try "profiles are installed" "$attnhost" check --profile paged-kv --list plugin/example.so
 sed 's/^attention_backend *=.*/attention_backend = example_rows/' quickstart.ini >example.ini

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # support_matrix.sh: the README's matrix is what `attnhost list --matrix` prints of this build, cell
-# by cell; and what our backends can do beside what is published of those that they are named after.
+# by cell; and what our backends can do against what is published of those they are named after.
 # `make readme-update` writes the matrix into the README.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}

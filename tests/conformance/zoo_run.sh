@@ -101,7 +101,7 @@ wanted()
 }
 
 # spend: $spent are the seconds of the processor that commands have taken so far. (times in a
-# command substitution would tell of that alone.)
+# command substitution would only say that.)
 spend()
 {
     times >"$folder/times"

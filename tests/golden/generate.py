@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Golden vectors of the softmax family and of number formats, by PyTorch in float64.
 
-Run from anywhere: python3 generate.py. Writes attention.txt, merge.txt and dtypes.txt beside itself.
+Run from anywhere: python3 generate.py. Writes attention.txt, merge.txt and dtypes.txt next to itself.
 Each mask is built as an explicit matrix from the words of docs/ABI.md (group MEAN), one key and one
 query at a time; nothing is taken from the project's C code. Where torch's own
 scaled_dot_product_attention can express a case, it must agree, or the script fails.

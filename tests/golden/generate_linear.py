@@ -6,11 +6,11 @@ Mamba's references.
 Run from anywhere: python3 generate_linear.py FLA MAMBA, FLA the installed folder of flash-linear-attention
 (`python3 -c 'import importlib.util as u; print(u.find_spec("fla").submodule_search_locations[0])'`), MAMBA
 the folder mamba_ssm of Mamba's repository; of their files functions are read without importing the
-packages, which want a GPU. Writes linear.txt beside itself. FLA and Transformers compute in fp32 whatever
+packages, which want a GPU. Writes linear.txt next to itself. FLA and Transformers compute in fp32 whatever
 they are given; here "float32" means float64 to them, so that all of it is float64. Nothing is taken from
 this project's C code.
 
-Format as of generate.py. Operands are integers in units of 1/64, exact in fp32, fp16 and bf16.
+Format as in generate.py. Operands are integers in units of 1/64, exact in fp32, fp16 and bf16.
 Sequences follow each other; a state is [sequences, heads, K, V], a convolution's [sequences, channels,
 width - 1].
 """

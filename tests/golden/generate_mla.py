@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Golden vectors of latent attention, by Transformers' DeepSeek V3 attention in float64.
 
-Run from anywhere: python3 generate_mla.py. Writes mla.txt beside itself. The module runs whole, with
+Run from anywhere: python3 generate_mla.py. Writes mla.txt next to itself. The module runs whole, with
 its rotation, its latent cache, its expansion (kv_b_proj = W_UK and W_UV) and its softmax; projections
 in front select what each case draws, norm and output projection are identities, and cos and sin are
 multiples of 1/64, so that every operand of the ABI is exact in fp32. The absorbed form is written here
 from the words of docs/ABI.md and must agree with the module after W_UV, or the script fails. Nothing is
 taken from this project's C code.
 
-Format as of generate.py. q_nope is absorbed; `out` is the module's, `latent` the absorbed form's. Operands
+Format as in generate.py. q_nope is absorbed; `out` is the module's, `latent` the absorbed form's. Operands
 are integers in units of 1/4096; `bytes` are the rows of a quantised cache.
 """
 import os

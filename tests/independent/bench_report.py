@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `attnhost bench` on cpu_native beside a second backend and checks all that it says.
+"""Runs `attnhost bench` on cpu_native and a second backend and checks all that it says.
 
 Prints TAP. Pairs, operations and bytes are counted here by loops over queries and keys, figures are
 computed again from the samples; nothing is taken from one field to check itself.
@@ -350,8 +350,8 @@ def two_devices(folder):
         for measured in ([path], SHAPE, ["--shape", "head_dim=1024,kv_len=20,dtype=f32", *SHAPE]):
             done = bench(*measured, "--backend", backends, *ON_FAKE, *QUICK, "--json", "-",
                          driver=DRIVER)
-            said = ("--backend: cpu_native serves on cpu, cuda_fixture on cuda:0, and neither where "
-                    "the other does; accepted: ")
+            said = ("--backend: cpu_native runs on cpu and cuda_fixture on cuda:0, with no device in "
+                    "common; accepted: ")
             if done.returncode != 2 or done.stdout or said not in done.stderr:
                 problems += [f"{backends}: {measured}: {done.returncode}", done.stderr, done.stdout]
     return problems
@@ -380,17 +380,17 @@ NATIVE = ["--backend", "cpu_native", *LOAD]
 REFUSED = [
     ("nothing is given", ["no backend is given; accepted: CONFIG.ini, or --backend NAME"]),
     ("no shape", ["no shape is given; accepted: CONFIG.ini, or --shape"], *NATIVE),
-    ("an unknown key of a shape", ["'kv_ln' is no key, did you mean 'kv_len'?", "accepted: mode"],
+    ("an unknown key of a shape", ["'kv_ln' is not a key, did you mean 'kv_len'?", "accepted: mode"],
      *NATIVE, "--shape", "kv_ln=5"),
     ("a wrong value of a shape", ["batch = 'many' is not a number in range", "accepted: 1 to 65536"],
      *NATIVE, "--shape", "batch=many"),
-    ("an unknown backend", ["'cpu_nativ' is no backend", "did you mean cpu_native?", "accepted: "],
+    ("an unknown backend", ["'cpu_nativ' is not a known backend", "did you mean cpu_native?", "accepted: "],
      "--backend", "cpu_native,cpu_nativ", *LOAD, "--shape", "kv_len=64"),
     ("an empty name of a backend", ["--backend cpu_native,: an empty name", "accepted: NAME"],
      "--backend", "cpu_native,", *LOAD, "--shape", "kv_len=64"),
-    ("seconds that are none", ["--seconds 'soon': accepted: a number of seconds from 0 to 3600"],
+    ("seconds that are none", ["--seconds 'soon': accepted a number of seconds from 0 to 3600"],
      *NATIVE, "--shape", "kv_len=64", "--seconds", "soon"),
-    ("too long a load", ["--sustain '4000': accepted: a number of seconds"],
+    ("too long a load", ["--sustain '4000': accepted a number of seconds"],
      *NATIVE, "--shape", "kv_len=64", "--sustain", "4000"),
     ("an unknown device", ["platform.device = 'tpu'", "accepted: "],
      *NATIVE, "--shape", "kv_len=64", "--device", "tpu"),
@@ -414,12 +414,12 @@ def main():
         result("backends of two devices", two_devices(folder))
     for name, texts, *arguments in REFUSED:
         result(name, refused(2, texts, *arguments))
-    result("a device that is not there", refused(
+    result("a missing device", refused(
         4, ["platform.device"], *NATIVE, "--shape", "kv_len=64", "--device", "cuda:7"))
     result("no backend serves a shape", refused(
         4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",
         "kv_len=32,head_dim=64:1024", table=True))
-    result("a backend that refuses beside one that serves", refused(
+    result("a backend that refuses next to one that serves", refused(
         0, ["refused: kv_dtype fp8_e4m3: accepted bf16", "of ceiling"], "--backend",
         "example_rows,cpu_native", *LOAD, *QUICK, "--shape", "kv_len=32,kv_dtype=fp8_e4m3",
         table=True))

@@ -97,7 +97,7 @@ def read_suite(suite, number, report):
                             ("errors", count["error"]), ("skipped", count["skipped"])):
         expect(suite.attrib[name] == str(number_of), name, suite.attrib, number_of)
     warned = sum(result["code"] == "WARN" for result in results)
-    expect((suite.find("system-out").text or "").count("\n") >= warned, "warnings are not told")
+    expect((suite.find("system-out").text or "").count("\n") >= warned, "warnings are not reported")
     return len(results)
 
 

@@ -5,7 +5,7 @@
   support_matrix.py README MATRIX FEATURES     TAP: a result for each cell
   support_matrix.py --update README MATRIX     write the matrix into the README
 
-FEATURES is written by hand (its head tells its form). A backend's cell has to agree with what is
+FEATURES is written by hand (its head describes its form). A backend's cell has to agree with what is
 published of its namesake, or to say why it does not; a reason that is no longer needed fails too.
 """
 import sys

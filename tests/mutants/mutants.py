@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mutants.py: a plugin with one fault each, to be caught by the default run of `attnhost check`.
 
-A mutant is a block of a file beside this one, PLUGIN/FAMILY.txt; what is wrong with it is data, and
-the plugin's sources know nothing of it:
+A mutant is a block of a file plugins/PLUGIN/tests/mutants/FAMILY.txt; what is wrong with it is
+data, and the plugin's sources know nothing of it:
 
     mutant NAME
     what   one sentence: what is wrong
@@ -49,7 +49,6 @@ ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
 CC = shlex.split(os.environ.get("CC", "cc"))
 COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
 PAGE = TOP + "/docs/CONFORMANCE.md"
-FAMILIES = os.path.dirname(os.path.abspath(__file__))
 CFLAGS = (
     "-std=gnu11 -fPIC -pthread -w -ffp-contract=off -fvisibility=hidden "
     f"-fno-semantic-interposition -I{TOP}/include -I{TOP}"
@@ -66,6 +65,7 @@ class Plugin:
     def __init__(self, name):
         self.name = name
         self.sources = f"{TOP}/plugins/{name}"
+        self.families = self.sources + "/tests/mutants"
         self.folder = f"{BUILD}/tests/mutants/built/{name}"
         self.optimised = OPTIMISED.get(name, "-O1")
         self.units = [file for file in self.files() if re.search("(?<!_avx2)(?<!_avx512)[.]c$", file)]
@@ -141,7 +141,7 @@ def read_family(plugin, path):
 
 def read_all(plugin):
     mutants = []
-    for path in sorted(glob.glob(f"{FAMILIES}/{plugin.name}/*.txt")):
+    for path in sorted(glob.glob(plugin.families + "/*.txt")):
         mutants += read_family(plugin, path)
     rules = open(TOP + "/docs/ABI.md", encoding="utf-8").read()
     for m in mutants:
@@ -348,7 +348,7 @@ def tap(number, name, wrong):
 
 
 def main(arguments):
-    if not arguments or not os.path.isdir(f"{FAMILIES}/{arguments[0]}"):
+    if not arguments or not os.path.isdir(Plugin(arguments[0]).families):
         raise ValueError(f"{arguments}: accepted PLUGIN [--update] [--jobs N] [NAME]...")
     plugin, arguments = Plugin(arguments[0]), arguments[1:]
     update = "--update" in arguments

@@ -46,7 +46,7 @@ TESTS = {
     "schedule/flight.c": SCHEDULER,
 }
 NEEDED = list(TESTS) + ["error.c", "text.c"]  # of host/, to link these tests
-OBJECTS = {  # beside that of the same name
+OBJECTS = {  # in addition to that of the same name
     "check_scheduler": ["scheduler_fixture"],
     "check_scheduler_flight": ["scheduler_fixture"],
 }
@@ -316,7 +316,7 @@ def read_options(here):
     parser.add_argument("--cflags", default="", help="where headers are")
     parser.add_argument("--libs", default="", help="of the tests")
     parser.add_argument("--files", nargs="+", default=list(TESTS), help="of host/")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants")
+    parser.add_argument("--sample", type=int, default=0, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", help="write what became of each, as JSON")
     parser.add_argument("--resume", help="--results of an earlier run with fewer tests: who was\n"

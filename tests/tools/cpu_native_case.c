@@ -316,7 +316,7 @@ static int64_t slot_of(const attn_case *c, int32_t s, int32_t j)
     return (int64_t)c->pages[s * c->pages_of_seq + j / page_size] * page_size + j % page_size;
 }
 
-/* Pages in random order; page 0 is padding, and some pages belong to nobody. */
+/* Pages in random order; page 0 is padding, and some pages belong to no sequence. */
 static void make_pages(attn_case *c)
 {
     int32_t num_seqs = c->batch.num_seqs, page_size = c->problem.page_size;

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Is there a GPU? Asked in a process of its own: the driver does not survive a fork, and the tests
+/* Is there a GPU? Asked in a separate process: the driver does not survive a fork, and the tests
  * are forked. */
 static inline int has_gpu(void)
 {

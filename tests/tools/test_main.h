@@ -7,14 +7,34 @@
 
 #include <check.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* How many cases a test draws at random: so many as it usually does, or $ATTNHOST_TEST_CASES, which
+/* How many cases a test draws at random: as many as it usually does, or $ATTNHOST_TEST_CASES, which
  * is fewer in `make check-valgrind` and more for who looks for something. */
 static inline int random_cases(int usual)
 {
     const char *given = getenv("ATTNHOST_TEST_CASES");
     int count = given ? atoi(given) : usual;
     return count > 0 ? count : usual;
+}
+
+/* A row of a program's table of tests. Those of a group follow each other. */
+struct test_row {
+    const char *group;
+    const TTest *const *test;
+    int loops;
+};
+
+static inline Suite *suite_of_rows(const char *name, const struct test_row *rows, size_t count)
+{
+    Suite *suite = suite_create(name);
+    TCase *group = NULL;
+    for (size_t r = 0; r < count; r++) {
+        if (r == 0 || strcmp(rows[r].group, rows[r - 1].group) != 0)
+            suite_add_tcase(suite, group = tcase_create(rows[r].group));
+        tcase_add_loop_test(group, *rows[r].test, 0, rows[r].loops);
+    }
+    return suite;
 }
 
 /* Run the suite, print each test in TAP (the driver of `make check` reads it), and return what

@@ -137,7 +137,7 @@ static attn_status wrong_metadata_create(attn_instance *instance, uint32_t kind,
 
 /* ---- What is planned ------------------------------------------------------------------------- */
 
-/* A changed copy of an array, to lie where nobody else writes. */
+/* A changed copy of an array, to lie where nothing else writes. */
 static int32_t *copy_ints(int slot, attn_i32_array *array, int32_t count)
 {
     memcpy(wrong_backend.ints[slot], array->device, (size_t)count * sizeof(int32_t));

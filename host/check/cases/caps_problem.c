@@ -287,7 +287,7 @@ bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-/* A number without sign games: digits, maybe a minus before and a fraction behind, not the dots of
+/* A number without sign games: digits, maybe a minus before and a fraction after, not the dots of
  * a range. */
 static const char *read_number(const char *text, double *value)
 {

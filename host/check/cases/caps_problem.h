@@ -35,7 +35,7 @@ void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from)
  * what is of no list included. A function of the seed. */
 void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64_t seed);
 
-/* One line that tells the problem, for messages. */
+/* One line that describes the problem, for messages. */
 void caps_problem_describe(const struct caps_problem *p, char *text, size_t size);
 
 /* A small batch within the bounds, for a problem of the device that is here: the spec of a case.
@@ -51,7 +51,7 @@ struct caps_item {
     char word[160];
 };
 
-/* Read the next item of *text, which moves behind it. 1 = there is one, 0 = the list has ended, -1
+/* Read the next item of *text, which moves past it. 1 = there is one, 0 = the list has ended, -1
  * = this is none. "nothing" is an empty list. */
 int caps_next_item(const char **text, struct caps_item *item);
 

@@ -3,6 +3,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/round.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -246,7 +247,7 @@ static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
     else
         bounds->max_tokens = bounds->max_seqs;
     for (int32_t s = 0; s < l.num_seqs; s++)
-        bounds->max_kv_tokens += (l.kv_len[s] + page - 1) / page * page;
+        bounds->max_kv_tokens += round_up(l.kv_len[s], page);
     bounds->max_kv_tokens = at_least_1((int32_t)bounds->max_kv_tokens) + 100 * slack;
 }
 

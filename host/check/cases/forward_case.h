@@ -15,10 +15,10 @@
  * A case is a function of its spec and seed alone. Unused slots hold NaN, so do keys that no query
  * sees; unused indices are huge; outputs are poisoned; red zones surround every array.
  *
- * Needles: some queries point at the keys beside every border of what they see (window, chunk, last
- * key, mask, item) and beside borders of pages, prefix and splits, and at no other key; the values
- * of those keys differ. So one such key too many, too few, or taken for its neighbour moves the row
- * by much more than the bar.
+ * Needles: some queries point at the keys next to every border of what they see (window, chunk,
+ * last key, mask, item) and next to borders of pages, prefix and splits, and at no other key; the
+ * values of those keys differ. So one such key too many, too few, or taken for its neighbour moves
+ * the row by much more than the bar.
  */
 #ifndef HOST_CHECK_CASES_FORWARD_CASE_H
 #define HOST_CHECK_CASES_FORWARD_CASE_H
@@ -47,7 +47,7 @@ struct case_sequence {
     int32_t prefix_len; /* keys that are in the cache; cross: of the encoder */
     int32_t num_new;    /* queries; DECODE: 1 whatever stands here */
     /* Keys that come with this batch. Cross: of the encoder. A chunk of a prefix that was expanded
-     * (latent, partial): the last of its first chunk_end keys. Nobody else reads them. */
+     * (latent, partial): the last of its first chunk_end keys. Nothing else reads them. */
     int32_t num_new_keys, chunk_end;
     /* Of a variant: its tokens are those of this sequence of the base. */
     int32_t tokens_of;
@@ -55,9 +55,10 @@ struct case_sequence {
     int32_t first_key;   /* key 0 is that key of the base */
 };
 
-/* What a layer of latent attention has besides; kv_lora_rank 0 = it is none. The spec's heads and
- * dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is its
- * first kv_lora_rank elements; expanded, nope_dim + rope_dim and v_dim. case_spec_set_form(). */
+/* What a layer of latent attention has in addition; kv_lora_rank 0 = it is none. The spec's heads
+ * and dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is
+ * its first kv_lora_rank elements; expanded, nope_dim + rope_dim and v_dim. case_spec_set_form().
+ */
 struct case_latent {
     int32_t kv_lora_rank, rope_dim, nope_dim, v_dim;
     bool expanded;
@@ -100,7 +101,7 @@ struct case_spec {
     bool loose_bounds; /* bounds beyond what the batch needs */
     int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
     int32_t padded;    /* sequences, padding included; 0 = no padding */
-    int32_t fill;      /* seq_len of padding: what the verdict tells */
+    int32_t fill;      /* seq_len of padding: what the verdict says */
     int32_t num_sequences;
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };
@@ -115,7 +116,7 @@ attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
                                 const struct device *device, struct forward_case **c,
                                 attn_error *error);
 
-/* A case whose tokens are those of `base`, which has to outlive it; its sequences tell which. Seed
+/* A case whose tokens are those of `base`, which has to outlive it; its sequences say which. Seed
  * and device are those of `base`. */
 attn_status forward_case_create_variant(const struct case_spec *spec,
                                         const struct forward_case *base, struct forward_case **c,
@@ -144,7 +145,7 @@ const char *case_spec_defect(const struct case_spec *spec);
 /* The latent's form, and the heads and dims that follow from it. */
 void case_spec_set_form(struct case_spec *spec, bool expanded);
 
-/* One line that tells a spec, for messages. */
+/* One line that describes a spec, for messages. */
 void case_spec_describe(const struct case_spec *spec, char *text, size_t size);
 
 /* ---- Session --------------------------------------------------------------------------------- */
@@ -162,8 +163,8 @@ struct case_setup {
     uint32_t kind;             /* ATTN_METADATA_* */
     const attn_bounds *bounds; /* NULL = those of the first case */
     bool exact_memory;         /* exactly the bytes asked for, aligned no better than asked for */
-    /* Another layer group of the same instance, before that of the case or behind it; NULL = none.
-     * Nobody calls its layers. */
+    /* Another layer group of the same instance, before that of the case or after it; NULL = none.
+     * Its layers are never called. */
     const attn_problem *beside;
     bool beside_last;
 };
@@ -198,6 +199,9 @@ typedef void (*case_change)(void *ctx, attn_forward_args *args, const attn_tenso
                             const attn_scale **scales);
 attn_status case_session_try(struct case_session *session, struct forward_case *c,
                              case_change change, void *ctx, attn_error *error);
+
+/* What all judgements of the case have compared. */
+const reference_report *forward_case_report(const struct forward_case *c);
 
 /* The output vector and the LSE (NULL = not wanted) that the last run left for a query. */
 const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head);

@@ -5,6 +5,7 @@
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +92,7 @@ void case_lengths_pad(struct case_lengths *l, const struct case_spec *spec, uint
 
 static int32_t num_pages_of(const struct forward_case *c, int32_t keys)
 {
-    return (keys + c->spec.page_size - 1) / c->spec.page_size;
+    return (int32_t)units_for(keys, c->spec.page_size);
 }
 
 /* Pages 1 .. num_pages - 1 in an order of their own. */
@@ -143,7 +144,7 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
         shuffle(c, order);
     else
         for (int32_t i = 0; i < c->num_pages - 2; i++)
-            order[i] = i + 2; /* page 1 is nobody's, nor are the last ones */
+            order[i] = i + 2; /* page 1 is unused, and so are the last ones */
     if (c->spec.slots == SLOTS_INTERLEAVED_PAGES)
         hand_out_interleaved(c, order);
     else
@@ -325,7 +326,7 @@ static void fill_positions(const struct filling *f)
     }
 }
 
-/* Items of up to 20 tokens behind a prefix of any length. */
+/* Items of up to 20 tokens after a prefix of any length. */
 static void fill_items(const struct filling *f)
 {
     int32_t *prefix = part_of(f, PART_ITEM_PREFIX), *longest = part_of(f, PART_ITEM_LEN);

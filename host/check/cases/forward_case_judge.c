@@ -4,7 +4,7 @@
  *
  * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
  * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,
- * whose contents the oracle tells.
+ * whose contents the oracle gives.
  */
 #include "host/check/cases/forward_case_session.h"
 
@@ -56,7 +56,7 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
 {
     const struct case_session *session = run->session;
     const struct forward_case *c = run->c;
-    /* Whoever splits a MIXED batch has to know where its rows begin. */
+    /* A backend that splits a MIXED batch has to know where its rows begin. */
     bool needs_host = session->backend.needs_host_lens ||
                       (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
     *place = (struct case_place){
@@ -235,6 +235,37 @@ static void excuse_special_rows(const struct forward_case *c, reference_result *
                 result->kind[r] = REFERENCE_ROW_ABSENT;
 }
 
+/* The questions whether the needles are needles: NULL for none, or no memory. */
+static reference_probe *probe_needles(const struct forward_case *c)
+{
+    reference_probe *probes = calloc((size_t)c->num_needles + 1, sizeof *probes);
+    for (int32_t n = 0; probes && n < c->num_needles; n++) {
+        const struct case_needle *needle = &c->needles[n];
+        probes[n] = (reference_probe){.row = c->lengths.first_row[needle->s] + needle->t,
+                                      .head = needle->head,
+                                      .key = needle->key};
+    }
+    return probes;
+}
+
+/* Each needle must move its row by this many bars, or the case could not tell a wrong border. */
+static const double least_move = 10;
+
+static bool needles_stand_out(struct run *run, const reference_probe *probes)
+{
+    const struct forward_case *c = run->c;
+    for (int32_t n = 0; probes && n < c->num_needles; n++) {
+        const struct case_needle *needle = &c->needles[n];
+        if (probes[n].moves < least_move && !case_is_special(c, needle->s))
+            return bad(run, ATTN_INTERNAL,
+                       "the suite is wrong: needle %d of sequence %d moves query %d, head %d, by "
+                       "%.3g bars: accepted %g and more",
+                       needle->key, needle->s, needle->t, needle->head, probes[n].moves,
+                       least_move);
+    }
+    return true;
+}
+
 static bool judge_outputs(struct run *run, bool second)
 {
     struct forward_case *c = run->c;
@@ -242,18 +273,23 @@ static bool judge_outputs(struct run *run, bool second)
     reference_result result = {0};
     reference_report report = {0};
     reference_options options = {.reads_new_unquantised =
-                                     run->session->verdict.reads_new_kv_unquantised};
+                                     run->session->verdict.reads_new_kv_unquantised,
+                                 .probes = probe_needles(run->c),
+                                 .num_probes = run->c->num_needles};
     oracle_view(&truth, run, second ? run->expected : c->image, second);
     oracle_view(&got, run, c->actual, second);
     attn_status status =
         reference_forward(&c->posed.problem, &truth.batch, c->posed.layers[second].layer_id,
                           &truth.args, &options, &result, &run->error.base);
-    if (!good(run, status, "the oracle"))
+    bool stand_out = status != ATTN_OK || needles_stand_out(run, options.probes);
+    free(options.probes);
+    if (!stand_out || !good(run, status, "the oracle"))
         return false;
     excuse_special_rows(c, &result);
     status = reference_compare(&result, got.operands[ATTN_ROLE_OUT], got.operands[ATTN_ROLE_LSE],
                                &report, &run->error.base);
     reference_result_finish(&result);
+    reference_report_add(&c->judged, &report);
     if (!good(run, status, "the oracle's comparison"))
         return false;
     if (report.rows_failed + report.lse_failed + report.padding_failed == 0)
@@ -447,7 +483,7 @@ static bool judge_bytes(struct run *run)
     if (is_cache && tell_cache(run, part))
         return false;
     return bad(run, ATTN_OK,
-               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and is not to be written",
+               "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
                part_names[part], (long long)(at - c->parts[part].offset),
                (unsigned long long)c->parts[part].bytes, (uint8_t)c->actual[at],
                (uint8_t)run->expected[at]);
@@ -484,7 +520,7 @@ void case_session_judge(struct case_session *session, struct forward_case *c,
     *verdict = (struct case_verdict){.good = true};
     host_error_init(&run.error);
     if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill) {
-        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query answers %d",
+        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query reports %d",
             c->spec.fill, session->verdict.graph_seq_len_fill);
         return;
     }
@@ -516,6 +552,11 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
     if (!verdict.good)
         session_begin_anew(session);
     return verdict.good ? ATTN_OK : host_fail(error, verdict.status, "%s", verdict.text);
+}
+
+const reference_report *forward_case_report(const struct forward_case *c)
+{
+    return &c->judged;
 }
 
 /* Do two runs agree to the bit in what the backend wrote? */

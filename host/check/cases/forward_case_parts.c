@@ -6,6 +6,7 @@
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -137,7 +138,7 @@ void case_lay_out(struct forward_case *c)
     const struct case_spec *spec = &c->spec;
     int32_t seqs = c->lengths.num_seqs, page = spec->page_size > 0 ? spec->page_size : 1;
     c->stride_slots = c->lengths.max_kv_len + 5;
-    c->pages_of_seq = (c->lengths.max_kv_len + page - 1) / page + 1;
+    c->pages_of_seq = (int32_t)units_for(c->lengths.max_kv_len, page) + 1;
     c->stride_pages = c->pages_of_seq + 2;
     c->stride_items = c->lengths.max_kv_len + c->lengths.max_q_len + 2;
     c->num_pages = seqs * c->pages_of_seq + 4;
@@ -284,7 +285,7 @@ static void view_mask(const struct viewing *v)
     v->view->batch.multi_item = &v->view->items;
 }
 
-/* Drafted tokens are told where there are as many of every sequence. */
+/* Drafted tokens are announced where every sequence has as many. */
 static void view_spec(const struct viewing *v)
 {
     const struct case_lengths *l = v->lengths;

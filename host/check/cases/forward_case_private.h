@@ -20,7 +20,7 @@
 
 enum {
     CASE_ALIGNMENT = 256, /* of each part */
-    CASE_RED_ZONE = 64,   /* bytes before and behind it, at least */
+    CASE_RED_ZONE = 64,   /* bytes before and after it, at least */
     CASE_RED = 0xA5,
     CASE_POISON = 0xFF, /* NaN in every floating-point type */
     CASE_UNUSED_INDEX = 0x7ffffff0,
@@ -148,6 +148,7 @@ struct forward_case {
     bool owns_tokens;
     struct case_needle *needles;
     int32_t num_needles;
+    reference_report judged; /* all that was compared */
 };
 
 /* ---- Draws ----------------------------------------------------------------------------------- */

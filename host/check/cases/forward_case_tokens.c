@@ -5,9 +5,8 @@
  * In each sequence and KV head there is a direction u of ones and minus ones. An ordinary key leans
  * against it, a needle key is u itself. An ordinary query is random, some with peaked scores; a
  * query of a needle row is a multiple of u: all needle keys it sees have one and the same high
- * score, all others next to no weight, so its output is the mean of the needle keys' values. These
- * are far from each other, so one key more or less moves the mean by much. And as equal scores are
- * rounded alike, the naive form makes next to no error there, which keeps the bar low.
+ * score, all others next to no weight, so its output is the mean of the needle keys' values. One
+ * key more or less moves that mean by ten bars or more: the judge asks the oracle for each needle.
  */
 #include "host/check/cases/forward_case_private.h"
 
@@ -21,10 +20,11 @@
 enum {
     NEEDLE_KEYS = 24,      /* of a sequence and KV head */
     NEEDLE_KEYS_ALIBI = 6, /* where their scores are not quite equal */
+    NEEDLE_KINDS = 8,      /* of their values */
     NEEDLE_ROWS = 3,       /* queries of a sequence that point at them */
     MAX_BORDERS = 1024
 };
-static const float needle_score = 7.5f, growth = 130;
+static const float needle_score = 7.5f, needle_value = 4, growth = 130;
 
 static float sm_scale_of(const struct forward_case *c)
 {
@@ -121,7 +121,10 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     round_vector(c, query, dim);
 }
 
-/* The value of a needle key: neighbours have opposite signs in the first component, at least. */
+/* The value of a needle key is large in every NEEDLE_KINDS-th component, and small in others:
+ * where one key stands out among few, leaving it out moves much and roundings move little. A pair
+ * of neighbours has the same components with opposite signs, or other ones, so that sums are near 0
+ * and one is never the other. */
 static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
 {
     uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)j, (uint64_t)head);
@@ -129,9 +132,10 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     for (int32_t d = 0; d < c->spec.head_dim; d++)
         key[d] = direction(c, s, head, d);
     for (int32_t d = 0; d < c->spec.v_head_dim; d++) {
-        bool minus = d == 0 ? j & 1 : mix_stream(stream, (uint64_t)d) >> 63;
-        float size = 1.5f + 0.4f * case_unit(stream, (uint64_t)(d + 100000));
-        value[d] = minus ? -size : size;
+        int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
+        float noise = 0.1f * case_unit(stream, (uint64_t)d);
+        value[d] = j / 2 % kinds != d % kinds ? noise : j % 2 ? noise - needle_value
+                                                              : noise + needle_value;
     }
     round_vector(c, value, c->spec.v_head_dim);
 }
@@ -148,7 +152,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
 
 /* ---- Borders --------------------------------------------------------------------------------- */
 
-/* Keys beside which an error by one would be: (key, key + 1) for each entry. */
+/* Keys next to which an error by one would be: (key, key + 1) for each entry. */
 struct borders {
     int32_t count;
     int32_t keys[MAX_BORDERS];
@@ -210,12 +214,13 @@ static void record_needle(struct planting *p, int32_t t, int32_t head, int32_t k
             (struct case_needle){p->s, t, head, key, reference_sees(&sight, key)};
 }
 
-/* Both keys beside a border, for query t of `first_head` and following ones. */
-static void plant_pair(struct planting *p, int32_t t, int32_t border, const int32_t *heads,
+/* Both keys next to a border, for query t of these heads. Is there one? */
+static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int32_t *heads,
                        int32_t num_heads)
 {
     int32_t kv_len = p->c->lengths.kv_len[p->s];
     int32_t first = (int32_t)case_sight(p->c, p->s, t).first_key;
+    bool planted = false;
     for (int32_t j = border; j <= border + 1; j++) {
         if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
             continue;
@@ -223,10 +228,11 @@ static void plant_pair(struct planting *p, int32_t t, int32_t border, const int3
             make_needle_key(p->c, p->s, j, p->kv_head);
             p->room--;
         }
-        p->is_made[j] = 1;
+        p->is_made[j] = planted = true;
         for (int32_t h = 0; h < num_heads; h++)
             record_needle(p, t, heads[h], j);
     }
+    return planted;
 }
 
 /* The query heads of the KV head whose query t is a needle row. Far keys count for nothing in heads
@@ -262,7 +268,10 @@ static void plant_row(struct planting *p, int32_t t, int32_t room)
         int32_t pick = case_below(stream, (uint64_t)left, left);
         int32_t border = borders.keys[pick];
         borders.keys[pick] = borders.keys[left - 1];
-        plant_pair(p, t, border, heads, num_heads);
+        bool planted = plant_pair(p, t, border, heads, num_heads);
+        /* With one component, means of more values than two may be near each other. */
+        if (planted && c->spec.v_head_dim == 1)
+            p->room = 0;
     }
 }
 
@@ -281,7 +290,7 @@ static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_
     if (!p.is_made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the needles of a case");
     int32_t share = p.room / (q_len < NEEDLE_ROWS ? q_len : NEEDLE_ROWS);
-    for (int32_t r = 0; r < NEEDLE_ROWS; r++)
+    for (int32_t r = 0; r < NEEDLE_ROWS && p.room > 0; r++)
         if (r == 0 || (rows[r] != rows[0] && (r == 1 || rows[r] != rows[1])))
             plant_row(&p, rows[r], share);
     free(p.is_made);
@@ -415,7 +424,7 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
         store(c, case_vector(c, c->image, PART_V, row, head, 0), value, v_dim);
         return;
     }
-    if (case_is_expanded(&c->spec)) /* nobody may look for it */
+    if (case_is_expanded(&c->spec)) /* nothing may look for it */
         return;
     int64_t slot = case_slot(c, s, j);
     quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,

@@ -192,7 +192,7 @@ bool gpu_case_open_captured(struct gpu_case *g, struct check_run *run, int32_t p
         return false;
     if (g->level >= g->needed)
         return true;
-    check_skip(run, "query answers graph level %s, and this needs %s; %s",
+    check_skip(run, "query reports graph level %s, and this needs %s; %s",
                g->level < ATTN_GRAPH_COUNT ? names[g->level] : "?", names[g->needed], g->what);
     gpu_case_close(g);
     return false;

@@ -81,7 +81,7 @@ enum {
     SOURCE_SHARED      /* a second layer reads the first one's buffer */
 };
 enum {
-    LENGTHS_PAGES, /* at and beside borders of pages */
+    LENGTHS_PAGES, /* at and next to borders of pages */
     LENGTHS_EMPTY, /* some without queries, some without keys */
     LENGTHS_SPLITS,
     LENGTHS_SHORT,

@@ -22,7 +22,7 @@ bool linear_accepts(const struct check_subject *subject, const struct linear_spe
 uint32_t linear_families(const struct check_subject *subject);
 int32_t linear_count_families(const struct check_subject *subject);
 
-/* Family `index` of those of the set; ATTN_LINEAR_COUNT = there are not so many. */
+/* Family `index` of those of the set; ATTN_LINEAR_COUNT = there are fewer. */
 uint32_t linear_family_at(uint32_t set, int32_t index);
 
 /* What a check changes in the spec that was drawn for a case; NULL = nothing. */
@@ -81,7 +81,7 @@ void *linear_bench_copy(const struct linear_bench *bench);
 /* A spec's whole batch, forwarded and judged; once more, with the same bits if that is promised. */
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
 
-/* The case fails, with the spec behind the text; what the machine lacks is SKIP. */
+/* The case fails, with the spec after the text; what the machine lacks is SKIP. */
 void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
                    const char *text);
 

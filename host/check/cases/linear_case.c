@@ -49,6 +49,7 @@ struct linear_case {
     attn_state_batch state;
     attn_batch batch;
     attn_forward_args args;
+    reference_report judged; /* all that was compared */
 };
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
@@ -701,6 +702,7 @@ static bool compare(struct linear_case *c, const reference_result *result,
     if (status == ATTN_OK)
         status = reference_compare_states(states, operands[ATTN_ROLE_STATE],
                                           operands[ATTN_ROLE_CONV_STATE], &report, &error.base);
+    reference_report_add(&c->judged, &report);
     if (status != ATTN_OK)
         snprintf(text, size, "%s", host_error_text(&error));
     else if (report.rows_failed + report.padding_failed > 0)
@@ -798,6 +800,11 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
     }
     free(before);
     return good;
+}
+
+const reference_report *linear_case_report(const struct linear_case *c)
+{
+    return &c->judged;
 }
 
 const void *linear_case_bytes(const struct linear_case *c, uint64_t *size)

@@ -101,14 +101,17 @@ attn_status linear_case_fetch(struct linear_case *c, struct case_session *sessio
                               attn_error *error);
 
 /* The same for a part, and judge it by the oracle, which goes on from what the device had before
- * it: so what was stored may have been rounded. False: text tells. */
+ * it: so what was stored may have been rounded. False: text says why. */
 bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
                             const struct linear_part *part, char *text, size_t size);
 
 /* Fetch it, and judge outputs and states of all sequences by the oracle; `whole` (a single forward
- * of the batch): also that nothing else was written. False: text tells. */
+ * of the batch): also that nothing else was written. False: text says why. */
 bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
                        size_t size);
+
+/* What all judgements of the case have compared. */
+const reference_report *linear_case_report(const struct linear_case *c);
 
 /* Forward the batch with an operand left out: what the backend says. */
 attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_spec.c: specs of linear cases, drawn and told.
+ * linear_spec.c: specs of linear cases, drawn and described.
  */
 #include "host/check/cases/linear_case.h"
 

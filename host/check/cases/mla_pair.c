@@ -104,6 +104,8 @@ static bool make_cases(struct mla_pair *pair)
                                                               "no memory for W_UK");
     if (status == ATTN_OK) {
         relate(pair);
+        /* Queries and keys are others than the needles were planted among. */
+        pair->absorbed->num_needles = pair->expanded->num_needles = 0;
         status = case_place_tokens(pair->absorbed, &error.base);
     }
     if (status == ATTN_OK)
@@ -147,7 +149,7 @@ bool mla_pair_judge(struct mla_pair *pair)
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
-/* By how much of 1 the forms may differ: queries, keys and values are rounded behind their weights,
+/* By how much of 1 the forms may differ: queries, keys and values are rounded after their weights,
  * scores move by that. About three times as much as a right backend's forms differ. */
 static double unit_of(attn_dtype dtype)
 {

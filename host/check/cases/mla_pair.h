@@ -23,7 +23,7 @@ bool mla_pair_init(struct mla_pair *pair, struct check_run *run, const struct ca
                    const attn_options *options);
 void mla_pair_finish(struct mla_pair *pair);
 
-/* Run both, each in an instance of its own, and judge them. False: it was reported. */
+/* Run both, each in its own instance, and judge them. False: it was reported. */
 bool mla_pair_judge(struct mla_pair *pair);
 
 /* Of cases that were run: are their outputs the same but for W_UV, and their LSE? */

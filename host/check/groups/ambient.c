@@ -98,7 +98,7 @@ static void restore_locale(const struct ambient *before, const struct ambient *n
     }
 }
 
-/* The C library has a flag of its own, which comes with the first sigaction(). */
+/* The C library has its own flag, which comes with the first sigaction(). */
 static int same_handler(const struct sigaction *a, const struct sigaction *b)
 {
     const int flags = SA_SIGINFO | SA_RESTART | SA_NODEFER | SA_ONSTACK;

@@ -18,7 +18,7 @@ enum ambient_kind { AMBIENT_FPU, AMBIENT_LOCALE, AMBIENT_SIGNALS, AMBIENT_CWD, A
 
 struct ambient {
     fenv_t environment; /* to put back */
-    int rounding;       /* as fegetround() tells */
+    int rounding;       /* as fegetround() returns it */
     uint64_t control;   /* control bits of the FPU that rounding does not show */
     locale_t thread_locale;
     char locale[1024];

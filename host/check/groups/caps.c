@@ -13,6 +13,7 @@
 
 #include "host/base/error.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -433,11 +434,11 @@ const struct check check_caps[] = {
      caps_count_cases, run_refused},
     {"CAPS-03", "refused_bounds", "bounds that query refuses, metadata_size and _create refuse", 0,
      caps_count_cases, run_refused_bounds},
-    {"CAPS-04", "reasons", "the reasons of a no are all there are, and no more", 0,
-     caps_count_cases, caps_run_reasons},
+    {"CAPS-04", "reasons", "a no gives all its reasons, and no more", 0, caps_count_cases,
+     caps_run_reasons},
     {"CAPS-04", "listed", "what a reason accepts is not refused for the same field again", 0,
      caps_count_cases, caps_run_listed},
-    {"CAPS-05", "unknown", "a bit, id or enumerator that nobody knows means no, with its field", 0,
+    {"CAPS-05", "unknown", "an unknown bit, id or enumerator means no, with its field", 0,
      count_unknown, run_unknown},
     {"CAPS-06", "language", "`accepted` is a list of numbers, ranges and words", 0,
      caps_count_cases, caps_run_language},

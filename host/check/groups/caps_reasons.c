@@ -251,9 +251,9 @@ static bool look_language(struct caps_visit *visit, const struct caps_problem *p
             continue;
         select_reason_text(reason, told, sizeof told);
         snprintf(what, sizeof what, "%s: \"%s\"",
-                 !known      ? "a reason has a code or field that there is not"
+                 !known      ? "a reason has a code or field that does not exist"
                  : bad_dtype ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
-                             : "`accepted` is no list of numbers, ranges and words",
+                             : "`accepted` is not a list of numbers, ranges and words",
                  told);
         caps_tell(visit, p, what);
         return false;
@@ -268,7 +268,7 @@ void caps_run_language(struct check_run *run)
 
 /* ---- CAPS-07: as many reasons as there is room ----------------------------------------------- */
 
-/* Reasons with members that a later version may have, and what lies behind them. */
+/* Reasons with members that a later version may have, and what lies after them. */
 struct wide_reason {
     attn_reason reason;
     unsigned char more[24];

@@ -54,7 +54,7 @@ static void expect_refusal(struct gpu_case *g, attn_status status, const char *w
 {
     if (status == ATTN_OK)
         check_fail(g->run,
-                   "%s: OK: accepted CAPTURE_UNSUPPORTED, as query answers graph level %u, and "
+                   "%s: OK: accepted CAPTURE_UNSUPPORTED, as query reports graph level %u, and "
                    "this needs %u; %s",
                    what, g->level, g->needed, g->what);
     else if (status != ATTN_CAPTURE_UNSUPPORTED)
@@ -63,7 +63,7 @@ static void expect_refusal(struct gpu_case *g, attn_status status, const char *w
 }
 
 /* Some call on the way to a graph refuses: metadata_size, or metadata_create, or planning where the
- * bounds do not tell, or the forward. */
+ * bounds do not say, or the forward. */
 static void refuse_metadata(struct gpu_case *g)
 {
     struct case_backend backend = numerics_backend(g->run->subject, g->options);
@@ -122,7 +122,7 @@ static void run_beyond(struct check_run *run)
         gpu_case_close(&g);
     }
     if (!found)
-        check_skip(run, "query answers that all batches can be captured");
+        check_skip(run, "query reports that all batches can be captured");
 }
 
 /* ---- Replays --------------------------------------------------------------------------------- */
@@ -357,10 +357,9 @@ static void run_bits(struct check_run *run)
     char *eager = malloc(p.g.c->bytes);
     bool good = eager && p.g.notes & ATTN_NOTE_DETERMINISTIC;
     if (!good)
-        check_skip(run,
-                   eager ? "query does not answer that it is deterministic; %s"
-                         : "no memory for an eager run; %s",
-                   p.g.what);
+        check_skip(
+            run, eager ? "query does not report determinism; %s" : "no memory for an eager run; %s",
+            p.g.what);
     for (uint64_t number = 0; good && number < FEW_REPLAYS; number++)
         good = gpu_case_refill(&p.g, number, p.g.spec.num_sequences) && same_bits(&p, eager);
     free(eager);
@@ -501,7 +500,7 @@ const struct check check_capt[] = {
      CHECK_NEEDS_CUDA, gpu_num_points, run_shapes},
     {"CAPT-04", "padding", "rows of padding are finite and change nothing else", COMPUTES,
      gpu_num_points, run_padding},
-    {"CAPT-05", "bits", "a replay of a deterministic backend equals the eager run to the bit",
+    {"CAPT-05", "bits", "a replay of a deterministic backend equals the eager run bit for bit",
      COMPUTES, gpu_num_points, run_bits},
     {"WORK-07", "others",
      "a graph is right after more metadata of its instance, and other instances, came and went",

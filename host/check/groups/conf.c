@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * conf.c: the group CONF: options at the ends of what they declare, one by one and in pairs;
- * and that the host refuses what lies beside.
+ * and that the host refuses what lies outside.
  */
 #include "host/check/check.h"
 
@@ -14,7 +14,7 @@
 #include "host/check/groups/rig.h"
 #include "host/check/groups/setting.h"
 
-enum { MOST_PAIRS = 60 };
+enum { MAX_PAIRS = 60 };
 
 /* ---- CONF-06 --------------------------------------------------------------------------------- */
 
@@ -101,7 +101,7 @@ static int32_t count_all_pairs(const struct check_subject *subject)
 static int32_t count_pairs(const struct check_subject *subject)
 {
     int32_t count = count_all_pairs(subject);
-    return count > MOST_PAIRS && !subject->exhaustive ? MOST_PAIRS : count;
+    return count > MAX_PAIRS && !subject->exhaustive ? MAX_PAIRS : count;
 }
 
 /* Pair `index` of all. */

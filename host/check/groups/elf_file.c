@@ -65,7 +65,7 @@ bool elf_dynamic(const struct elf_file *elf, int64_t tag, uint64_t *value)
 /* ---- Symbols --------------------------------------------------------------------------------- */
 
 /* The table of symbols has no length; the hash table, through which every exported one is found,
- * tells how far it goes. */
+ * says how far it goes. */
 static size_t count_by_sysv_hash(const struct elf_file *elf, uint64_t address)
 {
     uint64_t left = 0;

@@ -246,10 +246,10 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
     if (capacity == 0)
         return;
     cut(host_error_text(told), capacity, expected);
-    CHECK_THAT(run, memchr(room, '\0', capacity), "%s, capacity %zu: the message has no end",
+    CHECK_THAT(run, memchr(room, '\0', capacity), "%s, capacity %zu: the message is not terminated",
                failing->what, capacity);
     CHECK_THAT(run, strcmp((char *)room, expected) == 0,
-               "%s, capacity %zu: '%s': accepted '%s', cut at a character's border", failing->what,
+               "%s, capacity %zu: '%s': accepted '%s', cut at a character boundary", failing->what,
                capacity, (char *)room, expected);
 }
 
@@ -317,7 +317,7 @@ static const char *const role_names[] = {
 #undef NAME
 };
 
-/* Does a text have the word, with no letter, digit or underscore beside it? */
+/* Does a text have the word, with no letter, digit or underscore next to it? */
 static bool has_word(const char *text, const char *word)
 {
     const char *set = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
@@ -475,7 +475,7 @@ const struct check check_err[] = {
      .run = run_codes},
     {.rule = "ERR-02",
      .name = "messages",
-     .sentence = "a failure writes a message in UTF-8 that is cut at a character's border, or none "
+     .sentence = "a failure writes a message in UTF-8 that is cut at a character boundary, or none "
                  "where none is wanted",
      .count = count_failings,
      .run = run_messages},

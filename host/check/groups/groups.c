@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * groups.c: the groups of checks. To add one: its table in both lists, its file in
- * host/Makefile.am.inc.
+ * host/check/groups/Makefile.am.inc.
  */
 #include "host/check/groups/groups.h"
 

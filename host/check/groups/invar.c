@@ -4,7 +4,7 @@
  * chunks, padding, another run, other threads, a graph.
  *
  * A check makes a case, the base, and variants of it: the same tokens in other batches. Each is
- * judged by the oracle; where a backend has declared it, rows are equal to the bit besides.
+ * judged by the oracle; where a backend has declared it, rows are also bit-identical.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
@@ -99,7 +99,7 @@ static bool declares(struct family *family)
     return false;
 }
 
-/* Make the base and judge it. `modes` are those of variants, besides its own. */
+/* Make the base and judge it. `modes` are those of variants, other than its own. */
 static bool family_begin(struct family *family, uint32_t modes)
 {
     struct check_run *run = family->run;
@@ -279,7 +279,7 @@ static void judge_pages(struct family *family)
     }
 }
 
-/* Tokens [from, to) of each sequence are new, as far as there are so many; the ones before are in
+/* Tokens [from, to) of each sequence are new, as far as they go; the ones before are in
  * the cache. */
 static struct case_spec chunk_of(const struct family *family, int32_t from, int32_t to)
 {
@@ -383,7 +383,7 @@ static bool judge_with_threads(struct family *family, uint32_t num_threads)
 static void judge_threads(struct family *family)
 {
     if (family->run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(family->run, "the threads of a GPU are the backend's matter");
+        check_skip(family->run, "a GPU's threads are up to the backend");
         return;
     }
     for (uint32_t count = 1; count <= 4; count++)
@@ -391,7 +391,7 @@ static void judge_threads(struct family *family)
             return;
 }
 
-/* The same batch again, and in an instance of its own. */
+/* The same batch again, and in another instance. */
 static void judge_again(struct family *family)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
@@ -442,7 +442,7 @@ static void judge_replay(struct family *family)
     const attn_verdict *verdict = case_session_verdict(family->session);
     const struct case_setup setup = {.kind = ATTN_METADATA_GRAPH, .exact_memory = true};
     if (!is_capturable(family->base, verdict->graph_level)) {
-        check_skip(run, "query answers graph level %u, at which this batch cannot be captured",
+        check_skip(run, "query reports graph level %u, at which this batch cannot be captured",
                    verdict->graph_level);
         return;
     }
@@ -559,7 +559,7 @@ const struct check check_invar[] = {
     ROW("INVAR-01", layer_groups, 0, "another layer group of the instance changes no result"),
     ROW("INVAR-01", permuted_pages, 0, "where the pages lie changes no result"),
     ROW("INVAR-01", chunked_prefill, 0, "a prefill in chunks gives what one at once gives"),
-    ROW("INVAR-01", prefix_or_none, 0, "tokens behind a cached prefix come out as without a cache"),
+    ROW("INVAR-01", prefix_or_none, 0, "tokens after a cached prefix come out as without a cache"),
     ROW("INVAR-01", prefill_then_decode, 0, "a token that is decoded comes out as in a prefill"),
     ROW("CAPT-04", eager_padding, 0, "padding is finite and changes nothing else"),
     ROW("INVAR-02", same_batch, 0, "DETERMINISTIC: equal batches give equal bits"),

@@ -240,7 +240,7 @@ static void run_rounds(struct check_run *run, struct rig *rig, struct rig_sessio
         compare_holdings(run, &before, &after, rounds, what);
 }
 
-/* An instance and a metadata of it, in memory that is there. */
+/* An instance and a metadata of it, in given memory. */
 static bool make_instance(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     attn_instance *instance = NULL;

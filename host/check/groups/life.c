@@ -77,7 +77,7 @@ static void run_describe_beyond(struct check_run *run)
 
 /* ---- init and fini --------------------------------------------------------------------------- */
 
-/* No instance is alive: the plugin may be finished and begin anew. Its services are kept, since it
+/* No instance is alive: the plugin may be finished and begin again. Its services are kept, since it
  * goes on using them until the host's fini. */
 static attn_status restart(const attn_plugin *table, struct process_state *between,
                            host_error *error)
@@ -103,7 +103,7 @@ static void run_pairs(struct check_run *run)
     attn_status status = ATTN_OK;
     host_error_init(&error);
     if (!table->init != !table->fini)
-        check_fail(run, "of init and fini one is NULL");
+        check_fail(run, "one of init and fini is NULL");
     for (int round = 0; round < 3 && run->code == CHECK_PASS && status == ATTN_OK; round++) {
         status = restart(table, &unused, &error);
         if (status != ATTN_OK)
@@ -150,7 +150,7 @@ static void run_threads(struct check_run *run)
             after = now;
     }
     if (process_gained_threads(&before, &after))
-        check_fail(run, "a thread that was not there before is there after %s",
+        check_fail(run, "after %s there is a thread that was not there before",
                    table->fini ? "fini" : "destroy");
 }
 
@@ -177,7 +177,7 @@ static bool other_open(struct other *other, struct check_run *run, attn_instance
     attn_instance *own = NULL;
     if (!rig_open(&other->rig, run, run->seed + 1))
         return false;
-    /* Its batches take the forms of an instance of its own, which is gone at once. */
+    /* Its batches take the forms of a separate instance, which is gone at once. */
     attn_status status = rig_create(&other->rig, &own);
     if (status == ATTN_OK) {
         rig_destroy(&other->rig, own);
@@ -359,7 +359,7 @@ static void check_states(struct check_run *run, struct rig *rig, struct rig_sess
         *layer_id = strange[i];
         attn_status status = rig_forward(rig, session->metadata, 0, 0);
         if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
-                        "forward of a layer_id that is none"))
+                        "forward of an unknown layer_id"))
             break;
     }
     *layer_id = kept;
@@ -482,13 +482,13 @@ static void run_context(struct check_run *run)
 const struct check check_life[] = {
     {.rule = "LIFE-01",
      .name = "describe",
-     .sentence = "describe takes no thread, file or environment, gives the same tables, and takes "
+     .sentence = "describe uses no thread, file or environment, gives the same tables, and takes "
                  "less than 100 ms",
      .needs = CHECK_ONCE | CHECK_ALONE,
      .run = run_describe},
     {.rule = "LIFE-01",
      .name = "describe_beyond",
-     .sentence = "describe of a backend that is not there is INVALID_ARGUMENT",
+     .sentence = "describe of a backend that does not exist is INVALID_ARGUMENT",
      .needs = CHECK_ONCE,
      .run = run_describe_beyond},
     {.rule = "LIFE-02",

@@ -3,8 +3,8 @@
  * linear_invar.c: what must not change a linear layer's results: where a sequence is cut, who
  * computes which part of it, the order of the batch, other layers, threads.
  *
- * As in check/groups/invar.c each variant is judged by the oracle; where a backend has declared it, bits
- * are equal besides.
+ * As in check/groups/invar.c each variant is judged by the oracle; where a backend has declared it,
+ * bits are also equal.
  */
 #include "host/check/cases/linear_bench.h"
 #include "host/check/groups/other_host.h"
@@ -22,8 +22,9 @@
 enum { SPLIT_DECODE, SPLIT_SINGLE, SPLIT_HALF, SPLIT_CHUNK, SPLIT_RANDOM, SPLIT_TAIL, SPLITS };
 enum { FORMS = 4 }; /* of a state: two layouts, two dtypes */
 
-/* In fp32 a hand-over rounds nothing that the oracle does not round, in bf16 it does. `convolves`:
- * a convolution keeps inputs, whatever was drawn, as it does where it is all there is. */
+/* In fp32 passing a state on rounds nothing that the oracle does not round, in bf16 it does.
+ * `convolves`: a convolution keeps inputs, whatever was drawn, as it does where it is all there is.
+ */
 static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
 {
     convolves |= spec->family == ATTN_LINEAR_SHORT_CONV;
@@ -380,7 +381,7 @@ static void judge_threads(struct linear_bench *bench, uint32_t num_threads, cons
     }
     subject.services = &other.node->services;
     if (linear_bench_session(bench, &subject, &setup, &bench->session))
-        linear_bench_repeat(bench, first, "another number of threads gives other bits");
+        linear_bench_repeat(bench, first, "another number of threads changes bits");
     case_session_destroy(bench->session);
     bench->session = own;
     other_host_finish(&other);
@@ -391,7 +392,7 @@ static void run_linear_threads(struct check_run *run)
     struct linear_spec spec;
     struct linear_bench bench;
     if (run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(run, "the threads of a GPU are the backend's matter");
+        check_skip(run, "a GPU's threads are up to the backend");
         return;
     }
     if (!linear_find_case(run, change_many, &spec) || !linear_bench_open(&bench, run, &spec))
@@ -469,7 +470,7 @@ const struct check check_linear_invar[] = {
     ROW("INVAR-01", linear_splits, count_splits,
         "a sequence may be cut anywhere: its state goes on from part to part"),
     ROW("INVAR-01", linear_handed, count_handed,
-        "a state that one instance has left another one goes on with"),
+        "an instance goes on with a state that another one has left"),
     {"INVAR-01", "linear_random", "whatever query accepts of linear layers computes them right",
      CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_linear_random},
     {NULL, NULL, NULL, 0, NULL, NULL},

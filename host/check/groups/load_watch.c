@@ -18,15 +18,13 @@
 #include <unistd.h>
 
 #include "host/check/groups/ambient.h"
-#include "host/check/suite/child.h"
 #include "host/check/groups/elf_file.h"
-#include "host/cmd/exit_codes.h"
 #include "host/base/text.h"
 
 extern char **environ;
 
-/* Where the process that opens the file reports. */
-enum { REPORT_FD = 3 };
+/* Where the process that opens the file reports, and how it ends. */
+enum { REPORT_FD = 3, OPENED = 0, NOT_OPENED = 1 };
 
 /* ---- The process that opens the file --------------------------------------------------------- */
 
@@ -114,23 +112,21 @@ static void open_needed(const char *path)
     elf_close(&elf);
 }
 
-int cmd_check_load(int argc, char **argv)
+void load_watch_open(const char *file)
 {
     struct view before, now;
-    if (argc != 2)
-        return EXIT_USAGE;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    open_needed(argv[1]);
+    open_needed(file);
     look(&before);
-    void *handle = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
         dprintf(REPORT_FD, "cannot be opened: %s", why ? why : "no reason given");
-        _exit(EXIT_PLUGIN);
+        _exit(NOT_OPENED);
     }
     look(&now);
     print_changes(&before, &now);
-    _exit(EXIT_GOOD); /* destructors are not what is asked about */
+    _exit(OPENED); /* destructors are not what is asked about */
 }
 
 /* ---- The process that asks ------------------------------------------------------------------- */
@@ -178,7 +174,7 @@ enum load_watch_result load_watch(const char *file, char *text, size_t size)
     if (good && WIFSIGNALED(status))
         snprintf(text, size, "ended by signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
-    else if (good && WEXITSTATUS(status) == EXIT_GOOD)
+    else if (good && WEXITSTATUS(status) == OPENED)
         return *text ? LOAD_WATCH_EFFECT : LOAD_WATCH_NOTHING;
     return LOAD_WATCH_FAILED;
 }

@@ -10,11 +10,14 @@
 
 enum load_watch_result {
     LOAD_WATCH_NOTHING, /* nothing was changed */
-    LOAD_WATCH_EFFECT,  /* something was, `text` tells: "opened 2 files" */
-    LOAD_WATCH_FAILED   /* the process died or could not be started, `text` tells */
+    LOAD_WATCH_EFFECT,  /* something was, `text` says what: "opened 2 files" */
+    LOAD_WATCH_FAILED   /* the process died or could not be started, `text` says why */
 };
 
 /* Starts `attnhost check-load FILE` from the program that is running. */
 enum load_watch_result load_watch(const char *file, char *text, size_t size);
+
+/* What that process does: open the file, report what it saw, end. */
+_Noreturn void load_watch_open(const char *file);
 
 #endif /* HOST_CHECK_GROUPS_LOAD_WATCH_H */

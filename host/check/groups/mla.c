@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mla.c: latent attention as it is meant, against the oracle: its two forms, what they save
- * and read, and that they agree. What must not change a result of theirs is in check/groups/invar.c.
+ * and read, and that they agree. What must not change a result of theirs is in
+ * check/groups/invar.c.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/mla_pair.h"
@@ -314,10 +315,10 @@ PRODUCT(mla_both_forms, judge_both_forms, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ON
 
 /* ---- Chunks of a prefix ---------------------------------------------------------------------- */
 
-enum { WHOLE, OWN, FIRST_CHUNK, MOST_CHUNKS = 3, MOST_PARTS = FIRST_CHUNK + MOST_CHUNKS };
+enum { WHOLE, OWN, FIRST_CHUNK, MAX_CHUNKS = 3, MAX_PARTS = FIRST_CHUNK + MAX_CHUNKS };
 
 /* Where the chunks of a prefix end. */
-static const int32_t chunk_ends[][MOST_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
+static const int32_t chunk_ends[][MAX_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
 enum { PATTERNS = sizeof chunk_ends / sizeof chunk_ends[0] };
 
 static int32_t least(int32_t a, int32_t b)
@@ -354,8 +355,8 @@ static struct case_spec part_of(const struct case_spec *whole, int32_t first, in
 struct parts {
     struct check_run *run;
     int count;
-    struct case_spec specs[MOST_PARTS];
-    struct forward_case *cases[MOST_PARTS];
+    struct case_spec specs[MAX_PARTS];
+    struct forward_case *cases[MAX_PARTS];
 };
 
 static void compare_merged(struct parts *parts, int32_t s, int32_t t, int32_t head)
@@ -481,10 +482,10 @@ const struct check check_mla[] = {
     ROW("MEAN-19", mla_masks, "masks and windows let through what they do elsewhere"),
     ROW("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
     ROW("MEAN-20", mla_as_given, "expanded keys are read as given, whatever the cache's type"),
-    ROW("MEAN-20", mla_chunks, "a chunk of a prefix that comes expanded is all keys there are"),
+    ROW("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
     ROW("MEAN-20", mla_merge, "chunks of an expanded prefix merge to the result over all of it"),
     ROW("KV-02", mla_sources, "new latents come from the arguments, the prefix from the cache"),
-    ROW("KV-02", mla_partials, "without new latents the cache alone is read"),
+    ROW("KV-02", mla_partials, "without new latents only the cache is read"),
     ROW("KV-03", mla_read_only, "a layer that reads another's latents finds what that one wrote"),
     {"KV-05", "mla_missing_scale", "the scale of a latent cache that is missing is named", 0,
      count_mla_missing_scale, run_mla_missing_scale},

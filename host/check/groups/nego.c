@@ -348,9 +348,8 @@ const struct check check_nego[] = {
      .run = check_struct_entry},
     {.rule = "STRUCT-02",
      .name = "sizes",
-     .sentence =
-         "a smaller struct is taken as if it ended in zeros, and not touched behind its end; "
-         "of a larger one the rest is left alone",
+     .sentence = "a smaller struct is taken as if it ended in zeros, and not touched beyond its "
+                 "end; the rest of a larger one is left alone",
      .count = check_struct_count,
      .run = check_struct_sizes},
     {.rule = "STRUCT-05",

@@ -402,7 +402,7 @@ static int32_t count_grid(const struct check_subject *subject)
     return count > 0 ? count : 1;
 }
 
-/* A failure tells which rules it may be about. */
+/* A failure says which rules it may be about. */
 static void run_point(struct check_run *run, const struct grid *grid,
                       const struct grid_point *point)
 {
@@ -486,10 +486,10 @@ const struct check check_num[] = {
     {"MEAN-08", "positionless", "cross attention with what needs a position is INVALID_ARGUMENT", 0,
      NULL, run_positionless},
     ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
-    ROW("MEAN-09", alibi_ahead, "ALiBi goes by the distance, of keys behind the query too"),
+    ROW("MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too"),
     ROW("MEAN-09", growing_scores, "scores that grow by more than 100 along the keys do no harm"),
     ROW("MEAN-10", masks, "the masks NONE, FULL and QLEN let through what their bits say"),
-    ROW("MEAN-10", mask_none_narrowed, "window_left and chunk narrow a batch with mask NONE, too"),
+    ROW("MEAN-10", mask_none_narrowed, "window_left and chunk also narrow a batch with mask NONE"),
     ROW("MEAN-11", custom_masks_narrowed,
         "a custom mask replaces window_right and the chunk's j <= i, and nothing else"),
     ROW("MEAN-12", sinks, "a sink is one more logit in the denominator, unless it is omitted"),
@@ -501,7 +501,7 @@ const struct check check_num[] = {
     ROW("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)"),
     ROW("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere"),
     ROW("KV-02", sources, "keys come from the arguments where they are new, else from the cache"),
-    ROW("KV-02", partials, "without k and v the cache alone is read"),
+    ROW("KV-02", partials, "without k and v only the cache is read"),
     ROW("KV-03", read_only_layers, "a layer that reads another's buffer finds what that one wrote"),
     ROW("KV-04", quantised, "stored = x / scale rounded to nearest even, read = stored * scale"),
     ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
@@ -520,8 +520,8 @@ const struct check check_num[] = {
     BASE_ROW(prefix_crosses_page, "page 16: a prefix of 15 tokens, 2 new ones"),
     BASE_ROW(prefixes_mixed, "page 16: prefixes of 0, 8 and 16 tokens, 15, 8 and 1 new ones"),
     BASE_ROW(large_page_crossed, "page 32: a prefix of 31 tokens, 2 new ones"),
-    BASE_ROW(decode_about_page, "page 16: decoding behind 14, 15 and 16 tokens"),
-    BASE_ROW(decode_single, "page 16: decoding behind 7 tokens"),
+    BASE_ROW(decode_about_page, "page 16: decoding after 14, 15 and 16 tokens"),
+    BASE_ROW(decode_single, "page 16: decoding after 7 tokens"),
     BASE_ROW(decode_gqa, "page 16: decoding with grouped queries"),
     BASE_ROW(extend_mqa, "page 16: prefixes and new tokens with one KV head"),
     ROW("INVAR-01", grid, "every pair of what query accepts computes attention right"),

@@ -11,7 +11,7 @@
 
 /* Microseconds. What is measured is a few sequences of a few tokens, so that the call itself shows
  * and not the work: a step of an engine has one plan and a forward for each layer. */
-enum { SAMPLES = 51, MOST_PLAN_US = 1000, MOST_FORWARD_US = 1000 };
+enum { SAMPLES = 51, MAX_PLAN_US = 1000, MAX_FORWARD_US = 1000 };
 
 static int compare_times(const void *a, const void *b)
 {
@@ -45,16 +45,16 @@ static void measure(struct check_run *run, struct rig *rig, attn_metadata *metad
     if (!rig_good(rig, run, status, "plan and forward"))
         return;
     double plan = median(plans), forward = median(forwards);
-    if (plan > MOST_PLAN_US)
+    if (plan > MAX_PLAN_US)
         check_warn(run,
                    "init_forward_metadata of a %s batch of %d sequences takes %.0f us: "
                    "accepted up to %d",
                    rig_batch_name(rig, batch), rig->batches[batch].batch.num_seqs, plan,
-                   MOST_PLAN_US);
-    if (forward > MOST_FORWARD_US)
+                   MAX_PLAN_US);
+    if (forward > MAX_FORWARD_US)
         check_warn(run, "forward of a %s batch of %d rows takes %.0f us: accepted up to %d",
                    rig_batch_name(rig, batch), rig->batches[batch].batch.num_tokens, forward,
-                   MOST_FORWARD_US);
+                   MAX_FORWARD_US);
 }
 
 static void run_times(struct check_run *run)

@@ -43,7 +43,7 @@ static const char *object_of(const void *address)
     return slash ? slash + 1 : info.dli_fname;
 }
 
-/* Watch every forward of a batch; the first one that calls something tells. */
+/* Watch every forward of a batch; the first one that calls something reports it. */
 static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata *metadata,
                            int batch)
 {

@@ -512,7 +512,7 @@ static void fly(struct watch *w, struct flight *f)
         return;
     for (int n = 0; n < IN_FLIGHT && good; n++)
         good = gpu_case_refill(g, in_flight[n], -1) &&
-               enqueue(w, f->behind[n], "a batch behind others");
+               enqueue(w, f->behind[n], "a batch after others");
     gpu_gate_open(g, &gate, w->session->stream);
     compare(w, f);
 }
@@ -588,8 +588,8 @@ static void run_lost(struct check_run *run)
 
 const struct check check_pure_cuda[] = {
     {"PURE-01", "enqueues",
-     "a forward allocates, waits, copies with waiting, makes streams or events and loads code "
-     "never",
+     "a forward never allocates, waits, copies with waiting, makes streams or events, or loads "
+     "code",
      CHECK_NEEDS_CUDA, gpu_num_points, run_enqueues},
     {"PURE-03", "streams",
      "all work of a forward is on the given stream or on streams forked from and joined to it",

@@ -11,6 +11,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
+#include "host/base/round.h"
 
 /* ---- Question -------------------------------------------------------------------------------- */
 
@@ -51,7 +52,7 @@ static int digit(int *number, int base)
 
 static int32_t pages_of(int32_t tokens, int32_t page_size)
 {
-    return (tokens + page_size - 1) / page_size;
+    return (int32_t)units_for(tokens, page_size);
 }
 
 static void set_bounds(attn_bounds *bounds, uint32_t modes, int32_t page_size)

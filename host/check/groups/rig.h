@@ -160,7 +160,7 @@ struct rig_memory {
 
 attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_memory_size *size);
 
-/* `extra` bytes more than `size` tells. OUT_OF_HOST_MEMORY. */
+/* `extra` bytes more than `size` says. OUT_OF_HOST_MEMORY. */
 attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
                             const attn_memory_size *size, uint64_t extra);
 void rig_memory_finish(struct rig_memory *memory);

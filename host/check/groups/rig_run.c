@@ -349,7 +349,7 @@ const char *rig_difference(const struct rig *rig, const char *a, const char *b)
 
 /* ---- Trespass -------------------------------------------------------------------------------- */
 
-/* Page 0 of a cache, which is padding: anybody may write to it. */
+/* Page 0 of a cache, which is padding: anything may write to it. */
 static void permit_padding(const struct rig_layer *layer, const char *result, char *expected)
 {
     for (int p = RIG_K_CACHE; p <= RIG_V_CACHE; p++) {

@@ -24,7 +24,7 @@ bool setting_is_number(const attn_option *option);
 bool setting_has_range(const attn_option *option);
 void setting_print_number(const attn_option *option, double number, char text[SETTING_TEXT]);
 
-/* How many values are tried of an option; 0 = what it may be, nobody but a user knows. And value
+/* How many values are tried of an option; 0 = what it may be, only a user knows. And value
  * `which` of them. */
 int32_t setting_count(const attn_option *option);
 void setting_value(const attn_option *option, int32_t which, char text[SETTING_TEXT]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * sized.h: sized structs of the ABI as hosts of other versions pass them: smaller, without their
- * last members, or larger, with members behind that nobody knows. What comes behind belongs to no
- * one: a page that cannot be touched.
+ * last members, or larger, with unknown members after ours. A page that cannot be touched
+ * follows.
  */
 #ifndef HOST_CHECK_GROUPS_SIZED_H
 #define HOST_CHECK_GROUPS_SIZED_H
@@ -29,7 +29,7 @@ struct sized {
  * included: smaller than `size`, equal, or up to SIZED_EXTRA more, poison then. NULL: no memory. */
 void *sized_copy(struct sized *sized, const void *from, size_t size, uint32_t count, size_t to);
 
-/* Is the poison behind what was known still there? Zeros will do where `may_zero`. */
+/* Is the poison after what was known still there? Zeros will do where `may_zero`. */
 bool sized_is_whole(const struct sized *sized, bool may_zero);
 
 void sized_finish(struct sized *sized);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * struct.c: every struct that crosses, passed smaller (without what may be absent) or exactly
- * as it is, with a page behind it that nobody may touch, and larger, with poison at its end. The
+ * as it is, with a page after it that must not be touched, and larger, with poison at its end. The
  * whole use of a backend gives the same each time.
  */
 #include "host/check/groups/contract.h"
@@ -100,7 +100,7 @@ static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
     return good;
 }
 
-/* What comes behind the last form that is filled in may be absent. */
+/* What comes after the last form that is filled in may be absent. */
 static bool swap_kv_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
@@ -141,7 +141,7 @@ static bool swap_tensors(struct rig *rig, struct sized *sized, size_t to)
 
 /* ---- Structs that are written ---------------------------------------------------------------- */
 
-/* Like a struct of a life, with a check of its own; `session` is an open one. */
+/* Like a struct of a life, with its own check; `session` is an open one. */
 typedef void (*judge_fn)(struct check_run *run, struct rig *rig, struct rig_session *session,
                          struct sized *sized, size_t to);
 
@@ -230,7 +230,7 @@ static void judge_memory_size(struct check_run *run, struct rig *rig, struct rig
                    memcmp(size->size, session->memory.size.size, sizeof size->size) == 0 &&
                        memcmp(size->alignment, session->memory.size.alignment,
                               sizeof size->alignment) == 0,
-                   "attn_memory_size of %zu bytes is told other sizes", to);
+                   "attn_memory_size of %zu bytes is given other sizes", to);
 }
 
 static void judge_memory(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -248,7 +248,7 @@ static void judge_memory(struct check_run *run, struct rig *rig, struct rig_sess
         free(rig_run(rig, run, metadata, 0));
 }
 
-/* Two failures: one that names a field, one that tells the bytes needed. */
+/* Two failures: one that names a field, one that gives the bytes needed. */
 static void judge_error(struct check_run *run, struct rig *rig, struct rig_session *session,
                         struct sized *sized, size_t to)
 {
@@ -285,7 +285,7 @@ struct shape {
     enum stage stage;
     swap_fn swap;
     judge_fn judge;
-    bool may_zero; /* what is behind may become zero */
+    bool may_zero; /* what follows may become zero */
 };
 
 #define WHOLE(type)         sizeof(type), sizeof(type)
@@ -350,7 +350,7 @@ static void run_shape(struct check_run *run, struct rig *rig, const struct shape
     if (!good)
         check_fail(run, "no memory for copies of %s", shape->name);
     if (!sized_is_whole(&sized, shape->may_zero))
-        check_fail(run, "%s of %zu bytes: the bytes behind the %zu that are known were written",
+        check_fail(run, "%s of %zu bytes: the bytes after the %zu that are known were written",
                    shape->name, to, shape->size);
     sized_finish(&sized);
 }
@@ -456,7 +456,7 @@ static void call_entry(struct check_run *run, attn_plugin_entry_fn entry,
                    sizes->error, host_status_name(status), text);
     if (!sized_is_whole(&sized, true))
         check_fail(run,
-                   "attn_plugin of %zu bytes, attn_error of %zu: the bytes behind were written",
+                   "attn_plugin of %zu bytes, attn_error of %zu: the bytes after them were written",
                    sizes->plugin, sizes->error);
     sized_finish(&sized);
 }

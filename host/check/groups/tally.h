@@ -31,7 +31,7 @@ void tally_init(struct tally *tally, const attn_services *inner);
 /* Take an optional service away. */
 void tally_hide(struct tally *tally, enum tally_slot slot);
 
-/* From now on count anew, and refuse allocation `refuse_at`. */
+/* From now on count from 0, and refuse allocation `refuse_at`. */
 void tally_restart(struct tally *tally, uint64_t refuse_at);
 
 /* NULL, or what was taken and not given back. */

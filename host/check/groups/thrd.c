@@ -88,7 +88,7 @@ struct worker {
 struct crowd {
     struct question questions[NUM_QUESTIONS];
     struct answer answers[NUM_QUESTIONS]; /* of one thread alone */
-    atomic_bool begin;                    /* nobody goes before all are there */
+    atomic_bool begin;                    /* none goes before all are there */
     atomic_int wrong;                     /* question whose answer differed, from 1; 0 = none */
     struct worker workers[NUM_THREADS];
 };
@@ -186,7 +186,7 @@ static void run_describe(struct check_run *run)
 
 /* ---- Two instances --------------------------------------------------------------------------- */
 
-/* A thread with an instance of its own; what it finds is put together by the main thread. */
+/* A thread with its own instance; what it finds is put together by the main thread. */
 struct lane {
     pthread_t thread;
     struct check_run run;

@@ -10,6 +10,7 @@
 
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/rig.h"
+#include "host/base/round.h"
 
 /* A metadata that a failed create must leave alone. */
 static char sentinel;
@@ -24,7 +25,7 @@ static void name_region(uint32_t region, char text[32])
              use_names[region % ATTN_USE_COUNT]);
 }
 
-/* Run `body` with a session of its own. */
+/* Run `body` with a separate session. */
 typedef void (*body_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
 
 static void with_session(struct check_run *run, body_fn body)
@@ -217,7 +218,7 @@ static void run_with(struct check_run *run, struct rig *rig, struct rig_session 
     uint32_t damaged = rig_memory_damage(&memory);
     if (damaged < ATTN_REGION_COUNT) {
         name_region(damaged, name);
-        check_fail(run, "bytes beside the region %s were written", name);
+        check_fail(run, "bytes around the region %s were written", name);
     }
     rig_memory_finish(&memory);
 }
@@ -464,7 +465,7 @@ static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
     const attn_batch *b = &rig->batches[batch].batch;
     int64_t page = rig->batches[batch].kv[0].page_size, kv_tokens = 0;
     for (int32_t s = 0; s < b->num_seqs; s++)
-        kv_tokens += (b->seq_lens.host[s] + page - 1) / page * page;
+        kv_tokens += round_up(b->seq_lens.host[s], page);
     *bounds = rig->question.bounds;
     if (which == BEYOND_SEQS)
         bounds->max_seqs = b->num_seqs - 1;
@@ -513,7 +514,7 @@ static void exceed(struct check_run *run, struct rig *rig, struct rig_session *s
         rig->ops->metadata_destroy(metadata);
     }
     if (run->code == CHECK_PASS && rig_memory_damage(&memory) < ATTN_REGION_COUNT)
-        check_fail(run, "%s: bytes beside the memory of the metadata were written", what);
+        check_fail(run, "%s: bytes around the memory of the metadata were written", what);
     rig_memory_finish(&memory);
 }
 
@@ -535,7 +536,7 @@ static void run_beyond(struct check_run *run)
     without_forward(run, check_beyond);
 }
 
-/* Parts of a batch that the bounds do not tell of. */
+/* Parts of a batch that the bounds do not mention. */
 static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     static const char *const mask_words[] = {"mask", NULL}, *const item_words[] = {"multi", NULL};
@@ -597,7 +598,7 @@ const struct check check_work[] = {
     {.rule = "WORK-03",
      .name = "exact",
      .sentence = "with exactly the memory asked for, and with more, everything works, and nothing "
-                 "beside it is touched",
+                 "around it is touched",
      .count = rig_count_seeds,
      .run = run_exact},
     {.rule = "WORK-03",

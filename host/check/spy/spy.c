@@ -2,10 +2,10 @@
  *
  * spy.c: puts the spy before the CUDA driver.
  *
- * The loader gives whoever opens "libcuda.so.1" the first object of that SONAME in the process. So
- * the spy is opened before the driver, and opens the driver by its path. Which path that is only
- * the loader can tell, and it tells it of an object that is open: a child process opens the driver
- * and looks.
+ * The loader gives every caller that opens "libcuda.so.1" the first object of that SONAME in the
+ * process. So the spy is opened before the driver, and opens the driver by its path. Which path
+ * that is only the loader can tell, and it tells it of an object that is open: a child process
+ * opens the driver and looks.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv, dlinfo */
@@ -139,7 +139,7 @@ attn_status spy_install(const char *file, attn_error *error)
     void *open = dlopen(driver_name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (open) {
         dlclose(open);
-        return host_fail(error, ATTN_BAD_STATE, "%s is open already", driver_name);
+        return host_fail(error, ATTN_BAD_STATE, "%s is already open", driver_name);
     }
     void *library = NULL;
     attn_status status = find_driver(path, error);
@@ -147,7 +147,7 @@ attn_status spy_install(const char *file, attn_error *error)
         status = open_spy(file, &library, error);
     if (status != ATTN_OK)
         return status;
-    const char *wrong = resolve(library, &spy) ? spy.open(path) : "it is no spy";
+    const char *wrong = resolve(library, &spy) ? spy.open(path) : "it is not a spy";
     return wrong ? host_fail(error, ATTN_DEPENDENCY_MISSING, "spy on the CUDA driver: %s", wrong)
                  : ATTN_OK;
 }

@@ -4,7 +4,7 @@
  *
  * Every entry point is an indirect function: who looks it up is given the spy's version if the call
  * is one to be noted, the real driver's address if it is not, and NULL if the real driver has none.
- * So nobody sees another driver than the real one. cuGetProcAddress() hands out the same.
+ * So no caller sees another driver than the real one. cuGetProcAddress() hands out the same.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NODELETE */
@@ -221,7 +221,7 @@ const char *spy_cuda_open(const char *file)
 {
     static char why[512];
     if (real.library)
-        return "the spy has a driver already";
+        return "the spy already has a driver";
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library) {
         snprintf(why, sizeof why, "%s", dlerror());

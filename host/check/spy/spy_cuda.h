@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spy_cuda.h: what the calls of the CUDA driver are that somebody makes.
+ * spy_cuda.h: which calls of the CUDA driver are made.
  *
- * The spy is an object of its own with the driver's name: a process that has opened it first gives
+ * The spy is a separate object with the driver's name: a process that has opened it first gives
  * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes
  * each call on to the real driver, and notes those that matter here while it is told to watch; it
  * can be told to let some fail. What the real driver lacks, the spy lacks, too.

@@ -25,7 +25,7 @@ struct watch_report {
 typedef void (*watch_begin_fn)(void);
 typedef void (*watch_end_fn)(struct watch_report *report);
 
-/* The file, beside the plugins' folder: pkglibdir. */
+/* The file, next to the plugins' folder: pkglibdir. */
 #define WATCH_FILE "attnhost_watch.so"
 
 #endif /* HOST_CHECK_SPY_WATCH_H */

@@ -129,7 +129,7 @@ SHOWN int posix_memalign(void **memory, size_t alignment, size_t size)
       (t, a, f, p))                                                                                \
     X(int, pthread_join, (pthread_t t, void **r), (t, r))
 
-/* The function of this name behind this library. */
+/* The function of this name after this library. */
 static void find_next(const char *name, void *function)
 {
     void *found = dlsym(RTLD_NEXT, name);

@@ -14,7 +14,6 @@
 #include "host/check/suite/json.h"
 #include "host/check/spy/spy.h"
 #include "host/base/clock.h"
-#include "host/cmd/exit_codes.h"
 #include "host/select/matrix.h"
 #include "host/select/platform.h"
 #include "host/base/text.h"
@@ -26,10 +25,10 @@ static void add_text(cJSON *answer, const char *name, const char *text)
     cJSON_AddStringToObject(answer, name, text ? text : "");
 }
 
-/* Only here: an answer has "exit" exactly once. */
-static void conclude(cJSON *answer, int code, const char *why)
+/* Only here: an answer has "outcome" exactly once. */
+static void conclude(cJSON *answer, enum check_outcome outcome, const char *why)
 {
-    cJSON_AddNumberToObject(answer, "exit", code);
+    cJSON_AddNumberToObject(answer, "outcome", outcome);
     add_text(answer, "why", why);
 }
 
@@ -39,9 +38,9 @@ static void answer_open(struct check_child *child, cJSON *answer)
 {
     host_error error;
     host_error_init(&error);
-    int code = child_open(child, &error);
-    conclude(answer, code, host_error_text(&error));
-    if (code != EXIT_GOOD)
+    enum check_outcome outcome = child_open(child, &error);
+    conclude(answer, outcome, host_error_text(&error));
+    if (outcome != CHECK_GOOD)
         return;
     const attn_plugin *plugin = &child->host->registry.plugins[child->plugin]->table;
     add_text(answer, "file", child->file);
@@ -61,9 +60,9 @@ static struct child_subject *require_subject(struct check_child *child, const cJ
                                              const char *backend, cJSON *answer)
 {
     struct child_subject *subject = child_subject(child, backend, json_text(question, "device"));
-    if (subject && subject->code == EXIT_GOOD)
+    if (subject && subject->outcome == CHECK_GOOD)
         return subject;
-    conclude(answer, subject ? subject->code : EXIT_USAGE,
+    conclude(answer, subject ? subject->outcome : CHECK_USAGE,
              subject ? host_error_text(&subject->error) : "no such backend");
     return NULL;
 }
@@ -86,7 +85,7 @@ static void answer_subject(struct check_child *child, const cJSON *question, cJS
                  host_error_text(&subject->missing));
     else
         snprintf(about, sizeof about, "%s", platform);
-    conclude(answer, EXIT_GOOD, "");
+    conclude(answer, CHECK_GOOD, "");
     add_text(answer, "device", device);
     add_text(answer, "about", about);
     add_text(answer, "missing", host_error_text(&subject->missing));
@@ -110,7 +109,7 @@ static bool fake_has_kernels(const char *backend)
 static const char *misses(const struct check_subject *subject, const struct check *check)
 {
     if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_TYPE_COMPOSITE))
-        return "the backend is no composite";
+        return "the backend is not a composite";
     if (check->needs & CHECK_NEEDS_CUDA && subject->device->type != ATTN_DEVICE_CUDA)
         return "the backend is checked on the CPU; accepted: a CUDA device";
     if (check->needs & CHECK_NEEDS_COMPUTE && subject->fake_device &&
@@ -119,7 +118,7 @@ static const char *misses(const struct check_subject *subject, const struct chec
     return NULL;
 }
 
-/* Which cases there are follows from the grid, once somebody has asked for it. */
+/* Which cases there are follows from the grid, once it has been asked for. */
 static void add_grid(cJSON *answer, const struct check_subject *view)
 {
     const struct grid *grid = view->grid ? *view->grid : NULL;
@@ -136,7 +135,7 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
     int32_t index, count = -1;
     const struct check_subject *view = &child->file_view;
     if (!case_id_parse(json_text(question, "id"), backend, &check, &index)) {
-        conclude(answer, EXIT_USAGE, "no such check");
+        conclude(answer, CHECK_USAGE, "no such check");
         return;
     }
     if (!(check->needs & CHECK_ONCE)) {
@@ -150,7 +149,7 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
         count = check->count(view);
     if (!skip && check->count && count <= 0)
         skip = "it has no case for this backend";
-    conclude(answer, EXIT_GOOD, "");
+    conclude(answer, CHECK_GOOD, "");
     cJSON_AddNumberToObject(answer, "count", skip ? -1 : count);
     add_text(answer, "skip", skip);
     add_grid(answer, view);
@@ -194,7 +193,7 @@ static void run_case(struct check_run *run, cJSON *answer)
 {
     bool lost = false;
     int64_t ns = call(run, &lost);
-    conclude(answer, EXIT_GOOD, "");
+    conclude(answer, CHECK_GOOD, "");
     add_text(answer, "code", check_code_name(run->code));
     add_text(answer, "text", run->text);
     cJSON_AddNumberToObject(answer, "ns", (double)ns);
@@ -208,7 +207,7 @@ static void answer_run(struct check_child *child, const cJSON *question, cJSON *
     struct check_run run = {.trail = child->trail};
     if (!case_id_parse(json_text(question, "id"), backend, &check, &run.index) ||
         !text_parse_uint64(json_text(question, "seed"), &run.seed)) {
-        conclude(answer, EXIT_USAGE, "no such case");
+        conclude(answer, CHECK_USAGE, "no such case");
         return;
     }
     run.check = check;
@@ -232,7 +231,7 @@ static void answer_matrix(struct check_child *child, const cJSON *question, cJSO
         require_subject(child, question, json_text(question, "backend"), answer);
     if (!subject)
         return;
-    conclude(answer, EXIT_GOOD, "");
+    conclude(answer, CHECK_GOOD, "");
     cJSON_AddItemToObject(answer, "rows", matrix_ask(child->host, subject->type));
 }
 
@@ -242,8 +241,8 @@ static void answer_quit(struct check_child *child, cJSON *answer)
 {
     siginfo_t info = {0};
     child_close(child);
-    conclude(answer, EXIT_GOOD, "");
-    /* Zombies too: whoever starts a process also waits for it. */
+    conclude(answer, CHECK_GOOD, "");
+    /* Zombies too: a process that starts another also waits for it. */
     cJSON_AddBoolToObject(answer, "processes",
                           waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0);
 }

@@ -3,7 +3,7 @@
  * child.h: the process that opens the plugin. It answers questions, one at a time; each question
  * and each answer is a JSON object.
  *
- *   ask       with                            answer, all with "exit": 0 = good, else why not
+ *   ask       with                            answer, all with "outcome" (outcome.h)
  *   open                                      the plugin: file, name, version ..., backends
  *   subject   backend, device                 the device that the backend is checked on
  *   count     id of a check                   count of its cases (-1: one without an index); skip
@@ -19,6 +19,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "host/check/suite/outcome.h"
 #include "host/check/suite/params.h"
 #include "host/check/trail.h"
 
@@ -28,17 +29,12 @@ struct check_child;
 enum { CHILD_FD_ANSWERS = 3, CHILD_FD_QUESTIONS = 4, CHILD_FD_TRAIL = 5 };
 
 /* `params` (borrowed) are of the command line. `trail` (borrowed) takes notes; with NULL there is
- * nobody to read them, and what plugins log goes to stderr. NULL when memory ran out. */
+ * no reader for them, and what plugins log goes to stderr. NULL when memory ran out. */
 struct check_child *check_child_create(const struct check_params *params,
                                        struct check_trail *trail);
 void check_child_destroy(struct check_child *child);
 
 /* NULL when memory ran out. */
 cJSON *check_child_answer(struct check_child *child, const cJSON *question);
-
-/* The sub-commands of the processes that are started by others: what answers questions until there
- * are no more, and the one of LOAD-04 (check/groups/load.c). */
-int cmd_check_child(int argc, char **argv);
-int cmd_check_load(int argc, char **argv);
 
 #endif /* HOST_CHECK_SUITE_CHILD_H */

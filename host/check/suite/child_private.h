@@ -17,8 +17,8 @@ struct child_subject {
     struct compose_node *node;
     struct device *device, *cpu; /* `device` may be `cpu` */
     host_error missing;          /* why it is, if it was not wanted; "" */
-    bool made;                   /* `code` and `error` tell how it went */
-    int code;                    /* EXIT_GOOD, or why there is no subject */
+    bool made;                   /* `outcome` and `error` say how it went */
+    enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
     struct grid *grid; /* of the numerics, kept between cases */
     struct check_subject view;
@@ -36,11 +36,11 @@ struct check_child {
     struct ambient before;          /* the question that is being answered */
 };
 
-/* Load the plugin and those of --with, define the backends with their options. An exit code. */
-int child_open(struct check_child *child, host_error *error);
+/* Load the plugin and those of --with, define the backends with their options. */
+enum check_outcome child_open(struct check_child *child, host_error *error);
 
 /* The subject of this backend on this device ("cpu", "cuda:1"; "auto": one that it serves). NULL if
- * the plugin has no such backend; look at its `code`. */
+ * the plugin has no such backend; look at its `outcome`. */
 struct child_subject *child_subject(struct check_child *child, const char *backend,
                                     const char *device);
 

@@ -11,12 +11,26 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/cmd/exit_codes.h"
-#include "host/select/open_host.h"
 #include "host/select/probe.h"
 #include "host/base/text.h"
 
 enum { MAX_REASONS = 64 };
+
+/* What a status of the host means for a question. */
+static enum check_outcome outcome_of(attn_status status)
+{
+    switch (status) {
+    case ATTN_OK:
+        return CHECK_GOOD;
+    case ATTN_CONFIG_ERROR:
+        return CHECK_USAGE;
+    case ATTN_UNSUPPORTED:
+    case ATTN_DEPENDENCY_MISSING:
+        return CHECK_NO_BACKEND;
+    default:
+        return CHECK_BROKEN;
+    }
+}
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
 
@@ -25,7 +39,7 @@ static bool is_wanted(const struct check_child *child, const attn_backend_type *
     return !child->params->backend || strcmp(child->params->backend, type->name) == 0;
 }
 
-static int refuse_backend(const struct check_child *child, host_error *error)
+static enum check_outcome refuse_backend(const struct check_child *child, host_error *error)
 {
     const struct loader_plugin *plugin = child->host->registry.plugins[child->plugin];
     strbuf names;
@@ -37,36 +51,36 @@ static int refuse_backend(const struct check_child *child, host_error *error)
               "accepted: %s",
               child->params->backend, child->file, strbuf_text(&names));
     strbuf_finish(&names);
-    return EXIT_USAGE;
+    return CHECK_USAGE;
 }
 
-static int list_subjects(struct check_child *child, host_error *error)
+static enum check_outcome list_subjects(struct check_child *child, host_error *error)
 {
     const struct loader_plugin *plugin = child->host->registry.plugins[child->plugin];
     child->subjects = calloc(plugin->num_types + 1u, sizeof *child->subjects);
     if (!child->subjects)
-        return EXIT_RUN_TIME;
+        return CHECK_BROKEN;
     for (uint32_t t = 0; t < plugin->num_types; t++)
         if (is_wanted(child, plugin->types[t]))
             child->subjects[child->num_subjects++].type = plugin->types[t];
-    return child->num_subjects ? EXIT_GOOD : refuse_backend(child, error);
+    return child->num_subjects ? CHECK_GOOD : refuse_backend(child, error);
 }
 
 /* Load it first, so that its backends' names are free. */
-static int load(struct check_child *child, host_error *error)
+static enum check_outcome load(struct check_child *child, host_error *error)
 {
     const struct check_params *params = child->params;
     attn_status status = attnhost_load_plugin(child->host, params->plugin, &error->base);
     for (size_t w = 0; w < params->with.count && !status; w++)
         status = attnhost_load_plugin(child->host, params->with.items[w], &error->base);
     if (status)
-        return status == ATTN_OUT_OF_HOST_MEMORY ? EXIT_RUN_TIME : EXIT_PLUGIN;
+        return status == ATTN_OUT_OF_HOST_MEMORY ? CHECK_BROKEN : CHECK_REFUSED;
     const struct registry *registry = &child->host->registry;
     const struct loader_plugin *found = registry_find_file(registry, params->plugin);
     while (registry->plugins[child->plugin] != found)
         child->plugin++;
     child->file = strdup(found->file);
-    return child->file ? EXIT_GOOD : EXIT_RUN_TIME;
+    return child->file ? CHECK_GOOD : CHECK_BROKEN;
 }
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -91,7 +105,7 @@ static bool somebody_declares(const struct check_child *child, const char *key, 
     return found;
 }
 
-/* The options that are for this backend; what nobody declares is for all, and refused with the
+/* The options that are for this backend; what no backend declares is for all, and refused with the
  * nearest key. Keys are cut off in `copies`. false when memory ran out. */
 static bool choose_options(const struct check_child *child, const attn_backend_type *type,
                            char **copies, struct options_text *texts, size_t *count)
@@ -112,7 +126,7 @@ static bool choose_options(const struct check_child *child, const attn_backend_t
     return true;
 }
 
-/* Children that a composite needs and that nobody named: backends of --with, or of the plugin
+/* Children that a composite needs and that were not named: backends of --with, or of the plugin
  * itself, under names of their own, so that no two of them are one. They do not depend on what was
  * loaded first: the first in the order of the command line that is no composite. */
 
@@ -169,7 +183,8 @@ static attn_status add_stand_ins(struct check_child *child, const attn_backend_t
 }
 
 /* Under the name of its type, so that it is the same in ids, messages and questions. */
-static int define(struct check_child *child, struct child_subject *subject, host_error *error)
+static enum check_outcome define(struct check_child *child, struct child_subject *subject,
+                                 host_error *error)
 {
     const attn_backend_type *type = subject->type;
     size_t most = child->params->options.count + type->num_options + 1, count = 0;
@@ -191,48 +206,48 @@ static int define(struct check_child *child, struct child_subject *subject, host
     free(copies);
     free(base);
     subject->num_options = count;
-    return exit_code_of(status);
+    return outcome_of(status);
 }
 
 /* Are the options that were given good? Where none were, some that are needed may be missing, which
  * is no mistake: that backend is not checked. */
-static int try_options(const struct check_child *child, const struct child_subject *subject,
-                       host_error *error)
+static enum check_outcome try_options(const struct check_child *child,
+                                      const struct child_subject *subject, host_error *error)
 {
     struct compose_node *trial = NULL;
     if (subject->num_options == 0)
-        return EXIT_GOOD;
+        return CHECK_GOOD;
     attn_status status =
         compose_resolve(&child->host->composer, subject->type->name, NULL, &trial, &error->base);
     compose_destroy(trial);
-    return exit_code_of(status);
+    return outcome_of(status);
 }
 
-int child_open(struct check_child *child, host_error *error)
+enum check_outcome child_open(struct check_child *child, host_error *error)
 {
-    const struct params_list *options = &child->params->options;
-    int code = load(child, error);
-    if (code == EXIT_GOOD)
-        code = list_subjects(child, error);
-    for (size_t o = 0; o < options->count && code == EXIT_GOOD; o++)
+    const struct text_list *options = &child->params->options;
+    enum check_outcome outcome = load(child, error);
+    if (outcome == CHECK_GOOD)
+        outcome = list_subjects(child, error);
+    for (size_t o = 0; o < options->count && outcome == CHECK_GOOD; o++)
         if (!strchr(options->items[o], '=')) {
             host_fail(&error->base, ATTN_CONFIG_ERROR, "--option '%.100s': accepted KEY=VALUE",
                       options->items[o]);
-            code = EXIT_USAGE;
+            outcome = CHECK_USAGE;
         }
-    for (uint32_t s = 0; s < child->num_subjects && code == EXIT_GOOD; s++) {
-        code = define(child, &child->subjects[s], error);
-        if (code == EXIT_GOOD)
-            code = try_options(child, &child->subjects[s], error);
+    for (uint32_t s = 0; s < child->num_subjects && outcome == CHECK_GOOD; s++) {
+        outcome = define(child, &child->subjects[s], error);
+        if (outcome == CHECK_GOOD)
+            outcome = try_options(child, &child->subjects[s], error);
     }
-    if (code == EXIT_RUN_TIME)
+    if (outcome == CHECK_BROKEN)
         host_fail(&error->base, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
     child->file_view = (struct check_subject){.host = child->host,
                                               .file = child->file,
                                               .plugin = child->plugin,
                                               .seed = child->params->seed,
                                               .exhaustive = child->params->exhaustive};
-    return code;
+    return outcome;
 }
 
 /* ---- Devices --------------------------------------------------------------------------------- */
@@ -297,7 +312,8 @@ static bool is_fake(const struct device *device)
 /* ---- Subjects -------------------------------------------------------------------------------- */
 
 /* Options that were given are good: what cannot be is for want of some. */
-static int resolve(struct check_child *child, struct child_subject *subject, const char *device)
+static enum check_outcome resolve(struct check_child *child, struct child_subject *subject,
+                                  const char *device)
 {
     const struct composer *composer = &child->host->composer;
     attn_error *error = &subject->error.base;
@@ -305,29 +321,29 @@ static int resolve(struct check_child *child, struct child_subject *subject, con
     attn_status status = compose_resolve(composer, subject->type->name, NULL, &trial, error);
     compose_destroy(trial);
     if (status == ATTN_CONFIG_ERROR)
-        return EXIT_NOTHING;
+        return CHECK_NOTHING;
     if (!status)
         status = open_device(child, subject, device);
     if (status == ATTN_DEPENDENCY_MISSING)
-        return EXIT_NOTHING;
+        return CHECK_NOTHING;
     if (!status)
         status =
             compose_resolve(composer, subject->type->name, subject->device, &subject->node, error);
-    return status ? exit_code_of(status) : EXIT_GOOD;
+    return outcome_of(status);
 }
 
 /* As before the first create; compose_destroy() undoes it. */
-static int initialise(struct child_subject *subject)
+static enum check_outcome initialise(struct child_subject *subject)
 {
     attn_status status = device_enter(subject->device, &subject->error.base);
     if (status)
-        return EXIT_NOTHING;
+        return CHECK_NOTHING;
     status = loader_acquire(subject->node->type->plugin, &subject->error.base);
     device_leave(subject->device);
     subject->node->acquired = status == ATTN_OK;
     if (status == ATTN_OK)
-        return EXIT_GOOD;
-    return status == ATTN_DEPENDENCY_MISSING ? EXIT_NOTHING : EXIT_RUN_TIME;
+        return CHECK_GOOD;
+    return status == ATTN_DEPENDENCY_MISSING ? CHECK_NOTHING : CHECK_BROKEN;
 }
 
 static void make(struct check_child *child, struct child_subject *subject, const char *device)
@@ -335,10 +351,10 @@ static void make(struct check_child *child, struct child_subject *subject, const
     host_error_init(&subject->error);
     host_error_init(&subject->missing);
     subject->made = true;
-    subject->code = resolve(child, subject, device);
-    if (subject->code == EXIT_GOOD)
-        subject->code = initialise(subject);
-    if (subject->code != EXIT_GOOD)
+    subject->outcome = resolve(child, subject, device);
+    if (subject->outcome == CHECK_GOOD)
+        subject->outcome = initialise(subject);
+    if (subject->outcome != CHECK_GOOD)
         return;
     struct compose_node *node = subject->node;
     subject->view = child->file_view;

@@ -12,7 +12,7 @@ const struct check check_core[CORE_COUNT] = {
     [CORE_DEVICE] = {.rule = "CAPS-01",
                      .name = "device",
                      .sentence =
-                         "a plain question is answered, which tells what device to check on"},
+                         "a plain question is answered, which shows what device to check on"},
     [CORE_SILENT] = {.rule = "ERR-03",
                      .name = "silent",
                      .sentence = "nothing is printed on stdout or stderr"},
@@ -29,7 +29,7 @@ const struct check check_core[CORE_COUNT] = {
     [CORE_ENDS] = {.rule = "ERR-03",
                    .name = "ends",
                    .sentence =
-                       "a process that used it ends when it is told to, and leaves no other"},
+                       "a process that used it ends when it should, and leaves no other behind"},
     [CORE_WAIVER] = {.rule = "WAIVER",
                      .name = "line",
                      .needs = CHECK_ONCE,

@@ -12,7 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The parent of a process, as /proc/PID/stat tells behind the name, which may contain anything. */
+/* The parent of a process, as /proc/PID/stat gives it after the name, which may contain anything.
+ */
 static pid_t parent_of(const char *process)
 {
     char path[280], text[512] = "";

@@ -2,7 +2,7 @@
 #ifndef HOST_CHECK_SUITE_ENVIRONMENT_H
 #define HOST_CHECK_SUITE_ENVIRONMENT_H
 
-/* The machine, for reports. "" and 0 for what it does not tell. */
+/* The machine, for reports. "" and 0 for what it does not say. */
 struct check_environment {
     char system[256]; /* "Linux 6.1.0 x86_64" */
     char cpu[128];

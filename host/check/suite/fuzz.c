@@ -9,7 +9,6 @@
 #include "host/check/suite/suite.h"
 #include "host/base/clock.h"
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 #include "host/base/mix.h"
 
 enum {
@@ -45,7 +44,7 @@ static bool is_possible(struct fuzz *fuzz, const struct check_backend *backend,
     sandbox_ask(&fuzz->suite.sandbox, suite_question("count", "id", id, backend->device), &reply);
     suite_note_end(&fuzz->suite, &reply);
     bool possible = reply.end == SANDBOX_ANSWERED &&
-                    json_number(reply.answer, "exit") == EXIT_GOOD &&
+                    json_number(reply.answer, "outcome") == CHECK_GOOD &&
                     !*json_text(reply.answer, "skip");
     sandbox_reply_finish(&reply);
     return possible;
@@ -166,33 +165,33 @@ static void run_chunks(struct fuzz *fuzz)
             (double)(clock_now_ns() - start) * 1e-9, fuzz->failures);
 }
 
-static int code_of(const struct fuzz *fuzz, attn_error *error)
+static enum check_outcome outcome_of(const struct fuzz *fuzz, attn_error *error)
 {
     const struct check_report *report = fuzz->suite.report;
     if (fuzz->suite.sandbox.interrupted)
-        return 128 + fuzz->suite.sandbox.interrupted;
-    if (fuzz->suite.code != EXIT_GOOD)
-        return host_fail(error, ATTN_INTERNAL, "%s", fuzz->suite.why), fuzz->suite.code;
+        return CHECK_NOTHING;
+    if (fuzz->suite.outcome != CHECK_GOOD)
+        return host_fail(error, ATTN_INTERNAL, "%s", fuzz->suite.why), fuzz->suite.outcome;
     if (report->refused)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", report->refused), EXIT_PLUGIN;
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", report->refused), CHECK_REFUSED;
     if (fuzz->failures || (fuzz->suite.stopped && report->num_results))
-        return EXIT_CHECK_FAILED;
+        return CHECK_FAILURES;
     if (!fuzz->num_targets)
         return host_fail(error, ATTN_UNSUPPORTED, "no check of this plugin can be fuzzed here"),
-               EXIT_NOTHING;
-    return EXIT_GOOD;
+               CHECK_NOTHING;
+    return CHECK_GOOD;
 }
 
-int fuzz_run(const struct check_params *params, struct check_report *report, FILE *out,
-             attn_error *error)
+enum check_outcome fuzz_run(const struct check_params *params, struct check_report *report,
+                            FILE *out, attn_error *error)
 {
     struct fuzz fuzz = {.params = params, .out = out};
     suite_open(&fuzz.suite, params, report);
     find_targets(&fuzz);
     if (fuzz.num_targets && !fuzz.suite.stopped)
         run_chunks(&fuzz);
-    int code = code_of(&fuzz, error);
+    enum check_outcome outcome = outcome_of(&fuzz, error);
     suite_finish(&fuzz.suite);
     free(fuzz.targets);
-    return code;
+    return outcome;
 }

@@ -11,9 +11,10 @@
 #include "host/check/suite/result.h"
 
 /* Chunk n of a seed is the same on every machine. Failures and a last line of counts go to `out`,
- * replay files into params->output (NULL = the working directory). An exit code; with one but
- * EXIT_GOOD and EXIT_CHECK_FAILED `error` tells more, unless it was interrupted. */
-int fuzz_run(const struct check_params *params, struct check_report *report, FILE *out,
-             attn_error *error);
+ * replay files into params->output (NULL = the working directory). With an
+ * outcome other than CHECK_GOOD and CHECK_FAILURES `error` says more, unless it was interrupted.
+ */
+enum check_outcome fuzz_run(const struct check_params *params, struct check_report *report,
+                            FILE *out, attn_error *error);
 
 #endif /* HOST_CHECK_SUITE_FUZZ_H */

@@ -37,7 +37,7 @@ static char *read_all(const char *path, size_t *length)
     return all;
 }
 
-/* A text ends at a NUL, and what stands behind it would not be read. */
+/* A text ends at a NUL, and what stands after it would not be read. */
 static attn_status check_text(const char *file, const char *text, size_t length, attn_error *error)
 {
     size_t end = strlen(text);

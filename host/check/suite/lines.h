@@ -24,7 +24,7 @@ attn_status lines_read(const char *file, const char *what, lines_take take, void
 attn_status lines_read_text(const char *name, char *text, size_t length, lines_take take, void *ctx,
                             attn_error *error);
 
-/* Cut the next word off, and move *rest behind it and the space after it; "" at the end. */
+/* Cut the next word off, and move *rest past it and the space after it; "" at the end. */
 char *lines_word(char **rest);
 
 #endif /* HOST_CHECK_SUITE_LINES_H */

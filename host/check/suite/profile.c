@@ -80,7 +80,7 @@ attn_status profile_load(const char *name, struct profile *profile, attn_error *
     attn_status status = read_profile(name, profile, error);
     if (status == ATTN_OK && profile->count == 0)
         status = host_fail(error, ATTN_CONFIG_ERROR,
-                           "%s: nothing is in it; accepted: lines of "
+                           "%s: is empty; accepted: lines of "
                            "ID-PATTERN [or-skip | some]",
                            profile->file);
     if (status)
@@ -143,7 +143,7 @@ static enum check_code judge_backend(const struct profile *profile,
                                      const struct check_backend *backend, strbuf *text)
 {
     if (profile->is_minimum && backend->missing[0]) {
-        strbuf_appendf(text, "what it needs is not here: %s", backend->missing);
+        strbuf_appendf(text, "what it needs is missing here: %s", backend->missing);
         return CHECK_SKIP;
     }
     for (size_t l = 0; l < profile->count; l++)

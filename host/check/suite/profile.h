@@ -33,7 +33,7 @@ struct profile {
     bool is_minimum; /* the caller's: SKIP for a backend whose device or children are not here */
 };
 
-/* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder beside the
+/* Read profile `name`: a file if it contains a slash, else NAME.txt in the folder next to the
  * program that is running, as it is laid out when installed, or in the folder of the installation;
  * those that come with the program are built in, for where they are in neither.
  * CONFIG_ERROR with "file:line", or with the folders that were searched. On failure there is

@@ -35,9 +35,9 @@ static bool take_value(struct reading *reading, const char *key, const char *val
     if (strcmp(key, "device") == 0)
         return params->device = params->device ? params->device : value, true;
     if (strcmp(key, "with") == 0)
-        return params_add(&params->with, value);
+        return text_list_add(&params->with, value);
     if (strcmp(key, "option") == 0)
-        return params_add(&params->options, value);
+        return text_list_add(&params->options, value);
     if (strcmp(key, "seed") == 0)
         return take_number(value, UINT64_MAX, &params->seed);
     if (strcmp(key, "case-seed") == 0)

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/cmd/exit_codes.h"
 #include "host/plugin/loader.h"
 #include "host/base/text.h"
 
@@ -76,7 +75,7 @@ static void hash_file(const char *file, char hex[65])
         text_hex(sha256, sizeof sha256, hex);
 }
 
-/* What the plugin is called until it tells: its file's name without what follows the dot, cut and
+/* What the plugin is called until it says: its file's name without what follows the dot, cut and
  * changed to what an id can hold. */
 static void name_after_file(struct check_report *report, const char *file)
 {
@@ -190,18 +189,16 @@ struct check_backend *check_report_add_backend(struct check_report *report, cons
     return made;
 }
 
-int check_report_exit_code(const struct check_report *report)
+enum check_outcome check_report_outcome(const struct check_report *report)
 {
     size_t failures = 0;
     for (int code = 0; code < CHECK_CODES; code++)
         failures += check_code_fails((enum check_code)code) ? report->counts[code] : 0;
-    if (report->interrupted)
-        return 128 + report->interrupted;
     if (report->failed)
-        return EXIT_RUN_TIME;
+        return CHECK_BROKEN;
     if (report->refused)
-        return EXIT_PLUGIN;
+        return CHECK_REFUSED;
     if (failures > 0)
-        return EXIT_CHECK_FAILED;
-    return report->counts[CHECK_SKIP] == report->num_results ? EXIT_NOTHING : EXIT_GOOD;
+        return CHECK_FAILURES;
+    return report->counts[CHECK_SKIP] == report->num_results ? CHECK_NOTHING : CHECK_GOOD;
 }

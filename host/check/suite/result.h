@@ -11,6 +11,7 @@
 #include <cjson/cJSON.h>
 
 #include "host/check/suite/case_id.h"
+#include "host/check/suite/outcome.h"
 #include "host/check/suite/params.h"
 #include "host/check/suite/waivers.h"
 
@@ -45,7 +46,7 @@ struct check_report {
     char *file, *name, *version, *vendor, *build;
     uint32_t abi_major, abi_minor;
     char sha256[65]; /* "" if the file cannot be read */
-    char *refused;   /* why it was not opened; NULL = it was, or nobody came to that */
+    char *refused;   /* why it was not opened; NULL = it was, or it did not come to that */
     struct check_backend *backends;
     size_t num_backends;
     struct check_result *results;
@@ -83,9 +84,9 @@ void check_report_add(struct check_report *report, const struct check_result *re
 /* Append a backend, to be filled in. NULL when memory ran out. */
 struct check_backend *check_report_add_backend(struct check_report *report, const char *name);
 
-/* EXIT_GOOD, EXIT_CHECK_FAILED, EXIT_NOTHING if every case was skipped; EXIT_PLUGIN if it was
- * refused; 128 + signal if it was interrupted. */
-int check_report_exit_code(const struct check_report *report);
+/* CHECK_GOOD, CHECK_FAILURES, CHECK_NOTHING if every case was skipped, CHECK_REFUSED, CHECK_BROKEN.
+ * Whether it was interrupted is not looked at. */
+enum check_outcome check_report_outcome(const struct check_report *report);
 
 /* ---- Writers --------------------------------------------------------------------------------- */
 

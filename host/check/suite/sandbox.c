@@ -224,7 +224,7 @@ static void describe_stop(const struct sandbox *sandbox, struct sandbox_reply *r
 {
     const struct check_params *params = sandbox->params;
     if (reply->end == SANDBOX_LATE)
-        snprintf(reply->text, sizeof reply->text, "the time for all, %g s, is over",
+        snprintf(reply->text, sizeof reply->text, "the time for all cases, %g s, is over",
                  params->timeout);
     else if (reply->end == SANDBOX_HUNG)
         snprintf(reply->text, sizeof reply->text, "no sign of life for %g s", params->inactivity);

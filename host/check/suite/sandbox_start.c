@@ -88,7 +88,7 @@ static void close_pipe(const int ends[2])
             close(ends[e]);
 }
 
-/* In a process group of its own, with no signal blocked or ignored. */
+/* In its own process group, with no signal blocked or ignored. */
 static bool set_attributes(posix_spawnattr_t *attributes)
 {
     sigset_t none, all;

@@ -16,6 +16,8 @@
 #include "host/check/suite/json.h"
 #include "host/check/suite/surroundings.h"
 
+enum { MAX_DEFAULT = 8 };
+
 /* ---- In a shard ------------------------------------------------------------------------------ */
 
 static cJSON *result_object(const struct check_result *result)
@@ -41,7 +43,7 @@ static void write_all(int file, const char *text)
     }
 }
 
-/* A process of its own; it does not come back. */
+/* A separate process; it does not come back. */
 static void be_shard(const struct check_params *params, size_t index, size_t count, int memory,
                      pid_t parent)
 {
@@ -67,9 +69,15 @@ static void be_shard(const struct check_params *params, size_t index, size_t cou
 
 /* ---- Around them ----------------------------------------------------------------------------- */
 
-void shards_start(struct shards *shards, const struct check_params *params)
+size_t shards_default(void)
 {
-    *shards = (struct shards){.count = params->jobs};
+    long half = sysconf(_SC_NPROCESSORS_ONLN) / 2;
+    return half < 1 ? 1 : half > MAX_DEFAULT ? MAX_DEFAULT : (size_t)half;
+}
+
+void shards_start(struct shards *shards, const struct check_params *params, size_t count)
+{
+    *shards = (struct shards){.count = count};
     shards->items = calloc(shards->count, sizeof *shards->items);
     shards->count = shards->items ? shards->count : 0;
     fflush(NULL); /* or it would be written twice */

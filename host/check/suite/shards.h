@@ -29,8 +29,11 @@ struct shards {
     size_t num_results;
 };
 
-/* Start params->jobs processes. Fewer are no error: what they do not do is done without them. */
-void shards_start(struct shards *shards, const struct check_params *params);
+/* One process for two processors, within reason: backends compute with threads of their own. */
+size_t shards_default(void);
+
+/* Start so many processes. Fewer are no error: what they do not do is done without them. */
+void shards_start(struct shards *shards, const struct check_params *params, size_t count);
 
 /* Wait for them, with the suite's sandbox open: an interruption is handed on. What they saw around
  * their cases is added to the suite's. */

@@ -10,7 +10,6 @@
 #include "host/check/suite/surroundings.h"
 #include "host/base/clock.h"
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 
 /* Of a check that hung so often no more is run. */
 enum { MAX_HUNG = 3 };
@@ -19,7 +18,7 @@ enum { MAX_HUNG = 3 };
 
 bool suite_wants(const struct suite *suite, const char *id)
 {
-    const struct params_list *filters = &suite->params->filters;
+    const struct text_list *filters = &suite->params->filters;
     bool wanted = filters->count == 0;
     for (size_t f = 0; f < filters->count && !wanted; f++)
         wanted = case_id_matches(filters->items[f], id);
@@ -28,7 +27,7 @@ bool suite_wants(const struct suite *suite, const char *id)
 
 static bool may_want(const struct suite *suite, const char *check_id)
 {
-    const struct params_list *filters = &suite->params->filters;
+    const struct text_list *filters = &suite->params->filters;
     bool possible = filters->count == 0;
     for (size_t f = 0; f < filters->count && !possible; f++)
         possible = case_id_may_match(filters->items[f], check_id);
@@ -93,11 +92,11 @@ static void take_plugin(struct check_report *report, const cJSON *answer)
         check_report_add_backend(report, name->valuestring);
 }
 
-/* Nothing can be checked: the command ends with this code. */
-static void give_up(struct suite *suite, int code, const char *why)
+/* Nothing can be checked: the run ends so. */
+static void give_up(struct suite *suite, enum check_outcome outcome, const char *why)
 {
     suite->stopped = true;
-    suite->code = code;
+    suite->outcome = outcome;
     snprintf(suite->why, sizeof suite->why, "%s", why);
     text_cut_incomplete(suite->why);
 }
@@ -107,19 +106,19 @@ static void take_open(struct suite *suite, const struct sandbox_reply *reply)
 {
     struct check_report *report = suite->report;
     const struct check *opens = &check_core[CORE_OPENS];
-    int code = (int)json_number(reply->answer, "exit");
+    enum check_outcome outcome = (enum check_outcome)json_number(reply->answer, "outcome");
     const char *why = json_text(reply->answer, "why");
     if (suite->stopped)
         return;
     if (reply->end != SANDBOX_ANSWERED) {
         suite->stopped = true;
         add(suite, report->name, opens, suite_code_of(reply->end), reply->text, reply);
-    } else if (code == EXIT_PLUGIN) {
+    } else if (outcome == CHECK_REFUSED) {
         suite->stopped = true;
         add(suite, report->name, opens, CHECK_FAIL, why, reply);
         check_report_set(report, &report->refused, why);
-    } else if (code != EXIT_GOOD) {
-        give_up(suite, code, why);
+    } else if (outcome != CHECK_GOOD) {
+        give_up(suite, outcome, why);
     } else {
         take_plugin(report, reply->answer);
         surroundings_case(suite, report->name, "the opening of the file", reply);
@@ -135,7 +134,7 @@ void suite_open(struct suite *suite, const struct check_params *params, struct c
     suite->report = report;
     host_error_init(&error);
     if (sandbox_open(&suite->sandbox, params, &error.base)) {
-        give_up(suite, EXIT_RUN_TIME, host_error_text(&error));
+        give_up(suite, CHECK_BROKEN, host_error_text(&error));
         return;
     }
     sandbox_ask(&suite->sandbox, suite_question("open", NULL, NULL, NULL), &reply);
@@ -168,18 +167,18 @@ static bool take_subject(struct suite *suite, struct check_backend *backend,
                          const struct sandbox_reply *reply, char why[512])
 {
     const struct check *device = &check_core[CORE_DEVICE];
-    int code = (int)json_number(reply->answer, "exit");
+    enum check_outcome outcome = (enum check_outcome)json_number(reply->answer, "outcome");
     surroundings_case(suite, backend->name, "the question for a device", reply);
     snprintf(why, 512, "%s", json_text(reply->answer, "why"));
     text_cut_incomplete(why);
     add(suite, backend->name, device,
-        code == EXIT_GOOD      ? CHECK_PASS
-        : code == EXIT_NOTHING ? CHECK_SKIP
-                               : CHECK_FAIL,
+        outcome == CHECK_GOOD      ? CHECK_PASS
+        : outcome == CHECK_NOTHING ? CHECK_SKIP
+                                   : CHECK_FAIL,
         why, reply);
     check_report_set(suite->report, &backend->missing,
-                     code == EXIT_NOTHING ? why : json_text(reply->answer, "missing"));
-    if (code != EXIT_GOOD)
+                     outcome == CHECK_NOTHING ? why : json_text(reply->answer, "missing"));
+    if (outcome != CHECK_GOOD)
         return false;
     check_report_set(suite->report, &backend->device, json_text(reply->answer, "device"));
     check_report_set(suite->report, &backend->about, json_text(reply->answer, "about"));
@@ -357,7 +356,7 @@ static void run_check(struct suite *suite, const char *backend, const char *devi
     } else if (reply.end == SANDBOX_ANSWERED) {
         surroundings_case(suite, backend, id, &reply);
         take_grid(suite, backend, reply.answer);
-        if (json_number(reply.answer, "exit") != EXIT_GOOD)
+        if (json_number(reply.answer, "outcome") != CHECK_GOOD)
             add(suite, backend, check, CHECK_FAIL, json_text(reply.answer, "why"), &reply);
         else if (*skip)
             add(suite, backend, check, CHECK_SKIP, skip, &reply);
@@ -489,15 +488,16 @@ void suite_run_shard(struct suite *suite, const struct check_params *params,
     sandbox_close(&suite->sandbox);
 }
 
-int suite_run(const struct check_params *params, const struct replay *replay, FILE *list,
-              struct check_report *report, attn_error *error)
+enum check_outcome suite_run(const struct check_params *params, const struct replay *replay,
+                             FILE *list, struct check_report *report, attn_error *error)
 {
     struct suite suite = {.list = list};
     struct shards shards = {.count = 0};
     int64_t start = clock_now_ns();
-    bool side_by_side = params->jobs > 1 && !params->fail_fast; /* or which is the first? */
+    size_t jobs = params->jobs ? params->jobs : shards_default();
+    bool side_by_side = jobs > 1 && !params->fail_fast; /* or which is the first? */
     if (side_by_side && !replay && !list && !params->in_process) {
-        shards_start(&shards, params); /* before there is a sandbox */
+        shards_start(&shards, params, jobs); /* before there is a sandbox */
         suite.shards = &shards;
     }
     suite_open(&suite, params, report);
@@ -506,13 +506,13 @@ int suite_run(const struct check_params *params, const struct replay *replay, FI
     else if (!suite.stopped)
         run_all(&suite);
     if (!suite.stopped && !suite.listed && report->num_results == 0)
-        give_up(&suite, EXIT_USAGE,
-                "no case is meant by --filter; accepted: patterns of the ids "
+        give_up(&suite, CHECK_USAGE,
+                "--filter matches no case; accepted: patterns of the ids "
                 "that --list prints");
     suite_finish(&suite);
     shards_finish(&shards);
     report->ns = clock_now_ns() - start;
-    if (suite.code != EXIT_GOOD)
+    if (suite.outcome != CHECK_GOOD)
         host_fail(error, ATTN_CONFIG_ERROR, "%s", suite.why);
-    return suite.code;
+    return suite.outcome;
 }

@@ -8,6 +8,7 @@
 #include <nettle/sha2.h>
 
 #include "host/check/groups/groups.h"
+#include "host/check/suite/outcome.h"
 #include "host/check/suite/replay.h"
 #include "host/check/suite/result.h"
 #include "host/check/suite/sandbox.h"
@@ -38,17 +39,17 @@ struct suite {
     size_t num_surroundings;
     FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
-    struct sha256_ctx cases; /* of report->cases_sha256 */
-    bool stopped;            /* nothing more can be asked */
-    int code;                /* EXIT_GOOD, or how the command has to end */
-    char why[512];           /* with another code */
+    struct sha256_ctx cases;    /* of report->cases_sha256 */
+    bool stopped;               /* nothing more can be asked */
+    enum check_outcome outcome; /* CHECK_GOOD, or why the report is nothing to go by */
+    char why[512];              /* with another outcome */
 };
 
 /* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
- * filters let through). EXIT_GOOD: look at the report; else there was something wrong with the
- * command line or with the tool, and `error` tells. */
-int suite_run(const struct check_params *params, const struct replay *replay, FILE *list,
-              struct check_report *report, attn_error *error);
+ * filters let through). CHECK_GOOD: look at the report; else there was something wrong with the
+ * command line or with the tool, and `error` says what. */
+enum check_outcome suite_run(const struct check_params *params, const struct replay *replay,
+                             FILE *list, struct check_report *report, attn_error *error);
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
@@ -59,7 +60,7 @@ struct suite_case {
     int32_t index; /* < 0: the check has one */
     uint64_t seed;
     uint32_t without;
-    const char *device; /* as the answer to "subject" told */
+    const char *device; /* as in the answer to "subject" */
 };
 
 /* Run the cases of suite->shard alone, which is set; the suite and its report are to be looked at,
@@ -73,7 +74,7 @@ void suite_open(struct suite *suite, const struct check_params *params,
                 struct check_report *report);
 void suite_finish(struct suite *suite);
 
-/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) tells. */
+/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) says so. */
 bool suite_subject(struct suite *suite, struct check_backend *backend, char why[512]);
 
 /* Run a case, once more alone in a new child if it crashed in one that others used before. The

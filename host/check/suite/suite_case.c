@@ -9,7 +9,6 @@
 
 #include "host/check/suite/json.h"
 #include "host/check/suite/surroundings.h"
-#include "host/cmd/exit_codes.h"
 
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device)
 {
@@ -32,7 +31,7 @@ void suite_note_end(struct suite *suite, const struct sandbox_reply *reply)
     suite->stopped |= reply->end == SANDBOX_INTERRUPTED || reply->end == SANDBOX_BROKEN;
     if (reply->end != SANDBOX_BROKEN)
         return;
-    suite->code = EXIT_RUN_TIME;
+    suite->outcome = CHECK_BROKEN;
     snprintf(suite->why, sizeof suite->why, "%s", reply->text);
 }
 
@@ -55,7 +54,7 @@ static void take_answer(struct suite *suite, const struct suite_case *what,
                         const struct sandbox_reply *reply, struct check_result *result)
 {
     enum check_code code = check_code_of(json_text(reply->answer, "code"));
-    if (json_number(reply->answer, "exit") != EXIT_GOOD) {
+    if (json_number(reply->answer, "outcome") != CHECK_GOOD) {
         result->code = CHECK_FAIL;
         set_text(&result->text, json_text(reply->answer, "why"));
         return;

@@ -35,7 +35,7 @@ static bool add_seed(cJSON *object, const char *name, uint64_t value)
     return cJSON_AddRawToObject(object, name, digits) != NULL;
 }
 
-static bool add_list(cJSON *object, const char *name, const struct params_list *list)
+static bool add_list(cJSON *object, const char *name, const struct text_list *list)
 {
     cJSON *array = cJSON_AddArrayToObject(object, name);
     bool good = array != NULL;

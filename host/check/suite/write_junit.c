@@ -136,7 +136,7 @@ static void write_properties(const struct check_report *report, FILE *file)
     fputs("    </properties>\n", file);
 }
 
-/* Warnings pass; they are told in the text at the suite's end. */
+/* Warnings pass; they are listed in the text at the suite's end. */
 static void write_warnings(const struct check_report *report, const char *backend, FILE *file)
 {
     fputs("    <system-out>", file);

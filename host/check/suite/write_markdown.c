@@ -47,7 +47,7 @@ static void write_head(const struct check_report *report, FILE *file)
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
-/* Is it told by itself, or only counted? */
+/* Is it listed by itself, or only counted? */
 static bool stands_out(const struct check_result *result)
 {
     return result->code != CHECK_PASS && result->code != CHECK_SKIP;

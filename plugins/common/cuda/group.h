@@ -46,7 +46,7 @@ int cuda_element(attn_dtype dtype);
 /* What of data types a plugin takes. */
 typedef struct cuda_dtypes {
     int fp8_cache; /* e4m3 and e5m2 caches, with scales */
-    int f32_out;   /* outputs of f32 beside f16 and bf16 */
+    int f32_out;   /* outputs of f32 as well as f16 and bf16 */
 } cuda_dtypes;
 
 /* q is f16 or bf16, a cache has q's type or is quantised, the output is f16 or bf16. */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LEAST_SM = 10, MOST_SM = 999, TEXT_SIZE = 160 };
+enum { LEAST_SM = 10, MAX_SM = 999, TEXT_SIZE = 160 };
 
 /* ---- Architectures --------------------------------------------------------------------------- */
 
@@ -19,7 +19,7 @@ static int code_runs(const char *code, uint32_t sm)
         return 0;
     const char *digit = code + (is_cubin ? sizeof cubin : sizeof ptx) - 1;
     uint32_t of = 0;
-    for (; *digit >= '0' && *digit <= '9' && of <= MOST_SM; digit++)
+    for (; *digit >= '0' && *digit <= '9' && of <= MAX_SM; digit++)
         of = of * 10 + (uint32_t)(*digit - '0');
     if (*digit == 'a')
         return sm == of;
@@ -36,13 +36,13 @@ int cuda_codes_run(const char *codes, uint32_t sm)
     return 0;
 }
 
-/* The devices that run them, as attn_reason's `accepted` tells numbers. */
+/* The devices that run them, as attn_reason's `accepted` writes numbers. */
 static void list_devices(const char *codes, char text[TEXT_SIZE])
 {
     size_t length = 0;
     *text = '\0';
-    for (uint32_t sm = LEAST_SM, end; sm <= MOST_SM && length < TEXT_SIZE; sm = end + 1) {
-        for (end = sm; end <= MOST_SM && cuda_codes_run(codes, end);)
+    for (uint32_t sm = LEAST_SM, end; sm <= MAX_SM && length < TEXT_SIZE; sm = end + 1) {
+        for (end = sm; end <= MAX_SM && cuda_codes_run(codes, end);)
             end++;
         if (end == sm)
             continue;

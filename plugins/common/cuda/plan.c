@@ -101,7 +101,7 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
         batch->prefix_lens.device != first->prefix_lens.device ||
         batch->req_pool_indices.device != first->req_pool_indices.device ||
         batch->positions.device != first->positions.device || mask->bits != plan->mask.bits)
-        return FAIL(error, "device arrays lie elsewhere than when this graph was captured");
+        return FAIL(error, "device arrays are not where they were when this graph was captured");
     return ATTN_OK;
 }
 
@@ -191,6 +191,7 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
 {
     attn_batch batch;
     attn_mask mask = {.struct_size = sizeof mask};
+    attn_kv_batch kv;
     COPY_SIZED(&batch, given);
     if (batch.mask)
         COPY_SIZED(&mask, batch.mask);
@@ -205,10 +206,14 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
             status = check_same(plan, &batch, &mask, error);
         for (uint32_t i = 0; i < num_groups && status == ATTN_OK; i++)
             status = find_kv_group(plan, (const void *)((const char *)groups + i * group_size),
-                                   &batch, &plan->kv[i], error);
+                                   &batch, &kv, error);
     }
     if (status != ATTN_OK)
         return status;
+    /* All are good: now what was planned before may go. */
+    for (uint32_t i = 0; i < num_groups && batch.mode != ATTN_MODE_IDLE; i++)
+        find_kv_group(plan, (const void *)((const char *)groups + i * group_size), &batch,
+                      &plan->kv[i], NULL);
     plan->batch = batch;
     plan->mask = mask;
     plan->planned = 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * softmax.cuh: scores to probabilities, C and CUDA alike. Logits are in units of log 2, so that an
- * exponential is one instruction; what is told to others, the LSE, is natural.
+ * exponential is one instruction; what others get, the LSE, is natural.
  *
  * Lanes that work on a row together add and compare with the functions below; compiled as C there
  * is one lane, and they give back what they get. A C compilation is as exact as the C library, the

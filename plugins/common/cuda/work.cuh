@@ -44,7 +44,7 @@ typedef struct work_search {
 
 /* Find piece `wanted` of the work that sequences [at->base, end) have, count(s) pieces each: the
  * sequence *s, and which one of its pieces. 0 if there are not as many. All lanes of a warp search
- * together: each counts for one sequence of 32, and a prefix sum tells whose the piece is. */
+ * together: each counts for one sequence of 32, and a prefix sum says whose the piece is. */
 template <typename Count>
 PORTABLE int work_find_piece(work_search *at, int end, int wanted, Count count, int *s, int *piece)
 {
@@ -69,7 +69,7 @@ PORTABLE int work_find_piece(work_search *at, int end, int wanted, Count count, 
 
 #else
 
-/* The same one by one; `arg` is what count() is given besides. */
+/* The same one by one; `arg` is passed on to count(). */
 PORTABLE int work_find_piece(work_search *at, int end, int wanted,
                              int (*count)(const void *arg, int s), const void *arg, int *s,
                              int *piece)

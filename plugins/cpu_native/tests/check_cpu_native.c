@@ -167,7 +167,7 @@ static void setup_create(setup *u, const attn_case *c, uint32_t workers, int thr
                   "%s", message);
 }
 
-/* Nothing behind a region was written to. */
+/* Nothing after a region was written to. */
 static void check_memory(const setup *u)
 {
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
@@ -318,7 +318,7 @@ static void find_on_axes(const attn_case *c, int at[AXES])
                                                        : 3;
 }
 
-/* The cases that are run when nobody asks for more have every pair: dtype of q, quantisation,
+/* The cases that are run by default have every pair: dtype of q, quantisation,
  * layout, form of indices, page size, mode. */
 START_TEST(random_cases_cover_pairs)
 {

@@ -34,7 +34,7 @@ extern "C" __device__ unsigned fa3_trace[3][TRACE_ROUNDS][TRACE_PLACES];
 
 /* ---- Producer ---------------------------------------------------------------------------------- */
 
-/* Lane 0 of warp 0 fetches work and tells it to all others. */
+/* Lane 0 of warp 0 fetches work and passes it to all others. */
 DEVICE void work_publish(struct control *control, ring<WORK_SLOTS> *at, const struct work &w)
 {
     barrier_wait(shared_address(&control->work_empty[at->slot]), at->phase ^ 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * params.h: what a launch of a forward kernel is told. Plain C, the same for the host and for the
- * device: members of fixed width, the wide ones first, no gaps. It travels by value as a kernel's one
- * parameter, so that the copy engine can read the tensor maps where they lie.
+ * device: members of fixed width, the wide ones first, no gaps. It travels by value as a kernel's
+ * one parameter, so that the copy engine can read the tensor maps where they lie.
  */
 #ifndef FA3_LIKE_PARAMS_H
 #define FA3_LIKE_PARAMS_H
@@ -36,26 +36,26 @@ struct fa3_tensor_map {
  *   k, v    {dim, key, kv head, batch}       box {64, box_rows, 1, 1}; ragged: key = token, batch 1
  *           {dim, slot of page, kv head, page}   for a paged cache, either order of slots and heads
  *
- * A head dimension that is no multiple of 64 is the map's bound: the copy engine fills up with zeros.
- * box_rows: keys of a box: the tile's keys, or for a paged cache gcd(page_size, the tile's keys), a
- * multiple of 8.
+ * A head dimension that is no multiple of 64 is the map's bound: the copy engine fills up with
+ * zeros. box_rows: keys of a box: the tile's keys, or for a paged cache gcd(page_size, the tile's
+ * keys), a multiple of 8.
  *
  * Query t of a sequence stands at position k_length - q_length + t and sees keys
  * position - window_left .. position + window_right, as far as they exist. */
 struct fa3_forward_params {
     struct fa3_tensor_map q, k, v, o;
 
-    uint64_t out;          /* the output, for tiles that are not full: 16-bit elements */
-    uint64_t lse;          /* float, natural logarithm; 0: not wanted */
-    uint64_t q_starts;     /* int32 [batch + 1]: ragged queries; 0: q_length queries each */
-    uint64_t k_starts;     /* int32 [batch + 1]: ragged keys; 0: see k_lengths */
-    uint64_t k_lengths;    /* int32 [batch]: keys of each sequence; 0: k_length each, or k_starts */
-    uint64_t block_table;  /* int32 [batch][table_stride]: pages of each sequence; 0: not paged */
-    uint64_t tiles;        /* int32 [tile_count][2]: sequence and tile of it; 0: by arithmetic */
-    uint64_t tile_count;   /* int32: how many entries `tiles` has */
-    uint64_t counter;      /* uint32 [2]: zero before the first launch; a launch leaves it zero */
-    uint64_t sinks;        /* float [heads_q]: a logit that joins each row's sum; 0: none */
-    int64_t out_token;     /* strides of the output, in elements */
+    uint64_t out;         /* the output, for tiles that are not full: 16-bit elements */
+    uint64_t lse;         /* float, natural logarithm; 0: not wanted */
+    uint64_t q_starts;    /* int32 [batch + 1]: ragged queries; 0: q_length queries each */
+    uint64_t k_starts;    /* int32 [batch + 1]: ragged keys; 0: see k_lengths */
+    uint64_t k_lengths;   /* int32 [batch]: keys of each sequence; 0: k_length each, or k_starts */
+    uint64_t block_table; /* int32 [batch][table_stride]: pages of each sequence; 0: not paged */
+    uint64_t tiles;       /* int32 [tile_count][2]: sequence and tile of it; 0: by arithmetic */
+    uint64_t tile_count;  /* int32: how many entries `tiles` has */
+    uint64_t counter;     /* uint32 [2]: zero before the first launch; a launch leaves it zero */
+    uint64_t sinks;       /* float [heads_q]: a logit that joins each row's sum; 0: none */
+    int64_t out_token;    /* strides of the output, in elements */
     int64_t out_head;
     int64_t out_batch;
     int64_t lse_head; /* strides of the LSE; a row's own stride is 1 */
@@ -67,7 +67,7 @@ struct fa3_forward_params {
     int32_t heads_per_kv; /* query heads that share a KV head */
     int32_t q_length;     /* the longest of the batch */
     int32_t k_length;
-    int32_t page_size;    /* slots of a page; not paged: FA3_UNBOUNDED */
+    int32_t page_size; /* slots of a page; not paged: FA3_UNBOUNDED */
     int32_t box_rows;
     int32_t q_tiles;      /* tiles of q_length queries */
     int32_t section;      /* (sequence, head) pairs whose tiles run together, for the L2 */
@@ -78,8 +78,8 @@ struct fa3_forward_params {
     int32_t reserved[3];
 };
 
-/* What a kernel needs from its launch, and what its tiles are: each cubin has one of these beside its
- * kernel, under the kernel's name with _shape after it. */
+/* What a kernel needs from its launch, and what its tiles are: each cubin has one of these next to
+ * its kernel, under the kernel's name with _shape after it. */
 struct fa3_shape {
     int32_t tile_queries;
     int32_t tile_keys;

@@ -2,11 +2,11 @@
  *
  * autotune.h: what the files of autotune share.
  *
- *   autotune.c          options, rules, query, create, prepare; the type
- *   autotune_measure.c  who is right and who is fastest, class by class
- *   autotune_samples.c  what samples say
- *   autotune_case.c     a batch of random numbers for a class, run through one candidate
- *   autotune_store.c    the file of decisions
+ *   autotune.c options, rules, query, create, prepare; the type
+ *   measure.c  who is right and who is fastest, class by class
+ *   samples.c  what samples say
+ *   case.c     a batch of random numbers for a class, run through one candidate
+ *   store.c    the file of decisions
  *
  * A class is a layer group, a phase (prefill, decode), a range of sequences and a range of keys.
  * Its candidate is chosen in prepare(), on made-up batches, so that forward stays what it is

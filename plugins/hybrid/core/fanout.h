@@ -6,7 +6,7 @@
  *     host names a child that it cannot ask or make, the composite one whose own calls fail;
  *   - a child is asked about, and made for, the modes that are routed to it and no others;
  *   - metadata: scratch is shared (children run one after the other on one stream), all other
- *     regions lie one behind the other in the region of the composite.
+ *     regions lie one after the other in the region of the composite.
  */
 #ifndef HYBRID_FANOUT_H
 #define HYBRID_FANOUT_H
@@ -38,7 +38,7 @@ void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_pr
 typedef int (*fanout_serves)(const void *ctx, uint32_t child, const attn_layer_group *group,
                              const attn_layer *layer);
 
-/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count tells how
+/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count says how
  * many, and with 0 it is not to be asked. */
 attn_status fanout_narrow_layers(const attn_services *services, child_problem *narrowed,
                                  fanout_serves serves, const void *ctx, uint32_t c, uint32_t *count,
@@ -89,7 +89,7 @@ typedef struct fanout_layers {
     fanout_layer *items;    /* caller's memory, problem_count_layers() of them */
 } fanout_layers;
 
-/* Fill in `items`, `child` as `serves` tells: the first of `num_children` that does. NULL = 0. */
+/* Fill in `items`, `child` as `serves` says: the first of `num_children` that does. NULL = 0. */
 void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
                         const void *ctx, uint32_t num_children, fanout_layers *layers);
 
@@ -141,7 +141,7 @@ attn_status fanout_create(fanout *children, uint32_t c, const char *name,
                           const void *ctx, attn_error *error);
 
 /* A zeroed instance of `size` bytes that begins with its fanout: `num_children` of them, none made
- * yet, whose array lies `children_at` bytes behind its start. NULL, with OUT_OF_HOST_MEMORY in
+ * yet, whose array lies `children_at` bytes after its start. NULL, with OUT_OF_HOST_MEMORY in
  * *error. */
 attn_instance *fanout_allocate(const attn_services *services, size_t size, size_t children_at,
                                uint32_t num_children, const attn_problem *problems,
@@ -185,7 +185,7 @@ typedef const attn_bounds *(*fanout_narrow)(const attn_instance *instance, uint3
                                             attn_bounds *narrowed);
 
 /* What metadata of a composite takes: `own` bytes of host metadata, aligned to `alignment`, and all
- * parts behind them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
+ * parts after them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
 typedef struct fanout_metadata_form {
     uint64_t own;
     uint64_t alignment;
@@ -249,7 +249,7 @@ void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total);
 void fanout_memory_carve(const attn_memory *memory, const attn_memory_size *child,
                          attn_memory_size *used, attn_memory *part);
 
-/* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` tells. */
+/* BUFFER_TOO_SMALL or INVALID_ARGUMENT unless `memory` is as large and aligned as `size` says. */
 attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory *memory,
                                 attn_error *error);
 

@@ -226,8 +226,7 @@ attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t ki
     size->struct_size = sizeof *size;
     if (!child->ops)
         return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "modes 0x%x: child %s was not made, for want of a mode or a layer "
-                                 "that is its own",
+                                 "modes 0x%x: child %s was not made: no mode or layer is its own",
                                  bounds->modes, child->name);
     return name_failure(
         child, child->ops->metadata_size(child->instance, kind, bounds, size, error), error);

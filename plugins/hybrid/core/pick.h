@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pick.h: composites that pick a child for each batch: route by a table, autotune by what it
- * measured.
+ * pick.h: composites that pick a child for each batch: hybrid_phase by its phase, route by a table,
+ * autotune by what it measured.
  *
  *   - The pick is made in init_forward_metadata from what the host knows of a batch: its mode,
  *     num_seqs (padding included) and max_kv_len. Nothing is read from the device.
@@ -10,7 +10,8 @@
  *   - Layers that rules may tell apart are in different parts; a part is the unit that is picked
  *     for.
  *   - MIXED is split by rows where it may be (split.h): extend rows are picked for as EXTEND,
- * decode rows as DECODE, each with its own number of sequences. Else it is picked for as EXTEND.
+ *     decode rows as DECODE, each with its own number of sequences. Else it is picked for as
+ * EXTEND.
  */
 #ifndef HYBRID_PICK_H
 #define HYBRID_PICK_H
@@ -55,6 +56,10 @@ typedef struct pick_rules {
      * metadata, though sizes are as if it could. NULL = as `reach`. */
     pick_reach (*decided)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                           int32_t max_kv_len, uint32_t child);
+
+    /* The child that extend rows come to never has decode rows: what it has for DECODE is then for
+     * decode rows of a split MIXED, too. */
+    int halves_apart;
 } pick_rules;
 
 /* Rules with what they need, and whether MIXED is split. */
@@ -71,7 +76,7 @@ struct attn_instance {
     uint32_t needs[PICK_MAX_CHILDREN]; /* SLICE_*, of the layers that can come to a child */
     uint32_t all_needs;
     uint32_t num_parts;
-    uint32_t *parts; /* [num_parts] as part_of() names them; behind the layers, as `own` is */
+    uint32_t *parts; /* [num_parts] as part_of() names them; after the layers, as `own` is */
     void *own;       /* of the composite that picks */
     fanout_layers layers;
     fanout_layer items[]; /* what `layers` has; `child` is an index into the parts */
@@ -97,7 +102,8 @@ attn_status pick_create(const attn_services *services, const picker *pick, const
                         const attn_problem *problems, uint32_t num_problems, size_t own_size,
                         attn_instance **instance, attn_error *error);
 
-/* Slots of attn_backend_ops. */
+/* Slots of attn_backend_ops, and all of them for a composite that adds nothing. */
+extern const attn_backend_ops pick_ops;
 attn_status pick_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                attn_memory_size *size, attn_error *error);
 attn_status pick_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
@@ -125,7 +131,7 @@ enum { PICK_WHOLE = 0, PICK_ROWS = 1, PICK_HALVES = 2 };
 typedef struct pick_share {
     uint32_t modes; /* ATTN_MODE_BIT set */
     pick_reach most;
-    int asked; /* also without a mode, where the bounds have none that anybody is called for */
+    int asked; /* also without a mode, where the bounds have none that a child is called for */
 } pick_share;
 
 /* Add what comes to `child` of the batches of a part within `bounds`. */

@@ -3,9 +3,9 @@
  * pick_forward: metadata and batches of a composite that picks a child for each batch.
  *
  * Metadata is one of each child that can be picked within the bounds, a second one for decode rows
- * of split MIXED batches, the choice of the batch that was planned last, and the slices of a MIXED
- * one. In its region lie, in this order, attn_metadata, the KV groups of both slices, the choice of
- * each part, and what the children need of that region.
+ * of split MIXED batches if extend rows may be the same child's, the choice of the batch that was
+ * planned last, and the slices of a MIXED one. In its region lie, in this order, attn_metadata, the
+ * KV groups of both slices, the choice of each part, and what the children need of that region.
  *
  * Memory is asked for every child that can be picked within the bounds, so that its size is a
  * function of them and grows with them. Made is what is picked: with GRAPH at the bounds, and of
@@ -28,9 +28,9 @@ struct attn_metadata {
     uint32_t kind;
     uint32_t mode;                  /* planned last; ATTN_MODE_COUNT = none */
     int32_t first_decode_row;       /* MIXED, split: of the tensors */
-    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie behind this struct */
+    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie after this struct */
     uint8_t (*choice)[PICK_HALVES]; /* [num_parts] child of the batch, or of its extend rows, and */
-                                    /* of its decode rows; behind the KV groups */
+                                    /* of its decode rows; after the KV groups */
 };
 
 uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups)
@@ -54,7 +54,7 @@ static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
     for (uint32_t p = 0; p < instance->num_parts; p++)
         pick_add_share(&instance->pick, instance->parts[p], bounds, part % PICK_HALVES, *c, &share);
     pick_narrow_bounds(bounds, &share, narrowed);
-    /* For no mode at all, whoever is there. */
+    /* For no mode at all, each child that exists. */
     int asked =
         share.asked && (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE) || instance->child[*c].ops);
     return asked ? narrowed : NULL;
@@ -92,11 +92,17 @@ attn_status pick_metadata_size(attn_instance *instance, uint32_t kind, const att
     return fanout_answer_size(instance, &form, kind, bounds, size, error);
 }
 
+/* Halves of a child that have metadata of their own. */
+static uint32_t own_halves(const attn_instance *instance)
+{
+    return instance->pick.rules->halves_apart ? 1 : PICK_HALVES;
+}
+
 void pick_metadata_destroy(attn_metadata *metadata)
 {
     if (!metadata)
         return;
-    for (uint32_t half = PICK_HALVES; half > 0; half--)
+    for (uint32_t half = own_halves(metadata->instance); half > 0; half--)
         fanout_metadata_destroy(&metadata->instance->children, metadata->child[half - 1]);
 }
 
@@ -172,6 +178,8 @@ static attn_status create_children(attn_metadata *made, uint32_t kind, const att
             status = fanout_metadata_create(&instance->children, c, kind, &narrowed, memory, &used,
                                             &made->child[half][c], error);
     }
+    if (own_halves(instance) == 1)
+        memcpy(made->child[PICK_ROWS], made->child[PICK_WHOLE], sizeof made->child[PICK_ROWS]);
     return status;
 }
 
@@ -338,3 +346,17 @@ attn_status pick_forward_decode(attn_metadata *metadata, int32_t layer_id,
     return status == ATTN_OK ? forward_child(metadata, PICK_WHOLE, 1, layer, args, stream, error)
                              : status;
 }
+
+const attn_backend_ops pick_ops = {
+    .struct_size = sizeof pick_ops,
+    .destroy = fanout_op_destroy,
+    .prepare = fanout_op_prepare,
+    .index_forms = fanout_op_index_forms,
+    .metadata_size = pick_metadata_size,
+    .metadata_create = pick_metadata_create,
+    .init_forward_metadata = pick_init_forward_metadata,
+    .metadata_destroy = pick_metadata_destroy,
+    .forward_extend = pick_forward_extend,
+    .forward_decode = pick_forward_decode,
+    .get_extension = fanout_op_get_extension,
+};

@@ -13,6 +13,8 @@
 #include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
+#include <string.h>
+
 #define BIT(mode)   ATTN_MODE_BIT(ATTN_MODE_##mode)
 #define KNOWN_MODES (ATTN_MODE_BIT(ATTN_MODE_COUNT) - 1u)
 
@@ -39,9 +41,12 @@ static uint32_t modes_of_phase(const picker *pick, const attn_bounds *bounds, ui
         [PICK_DRAFT] = BIT(DRAFT_EXTEND),
     };
     uint32_t mixed = bounds->modes & BIT(MIXED);
+    uint32_t rows = phase == PICK_DECODE && mixed && pick->split_mixed ? BIT(DECODE) : 0;
     if (half == PICK_ROWS)
-        return phase == PICK_DECODE && mixed && pick->split_mixed ? BIT(DECODE) : 0;
+        return pick->rules->halves_apart ? 0 : rows;
     uint32_t modes = bounds->modes & own[phase];
+    if (pick->rules->halves_apart)
+        modes |= rows;
     if (phase == PICK_PREFILL && mixed)
         modes |= pick->split_mixed ? BIT(EXTEND) : BIT(MIXED);
     return modes;
@@ -58,7 +63,7 @@ void pick_add_share(const picker *pick, uint32_t part, const attn_bounds *bounds
                     uint32_t child, pick_share *share)
 {
     /* What this version does not know is asked of all, so that it is refused by all; and where no
-     * mode is known yet, or none that anybody is called for, each child answers for itself. */
+     * mode is known yet, or none that a child is called for, each child answers for itself. */
     uint32_t unknown = half == PICK_WHOLE ? bounds->modes & ~KNOWN_MODES : 0;
     int no_mode = half == PICK_WHOLE && !(bounds->modes & ~BIT(IDLE));
     for (uint32_t phase = 0; phase < PICK_PHASES; phase++) {
@@ -198,18 +203,23 @@ attn_status pick_decide_split(const attn_services *services, const picker *pick,
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
-/* Children as a mask that can be picked for a part in a phase. */
-static uint32_t who(const picker *pick, uint32_t part, uint32_t phase, const attn_bounds *bounds)
+/* Children as a mask that can be picked for a part in a phase; of those with one name the first. */
+static uint32_t who(const picker *pick, const char *const *names, uint32_t part, uint32_t phase,
+                    const attn_bounds *bounds)
 {
     uint32_t children = 0;
-    for (uint32_t c = 0; c < pick->rules->num_children; c++)
+    for (uint32_t c = 0; c < pick->rules->num_children; c++) {
+        uint32_t first = 0;
+        while (strcmp(names[first], names[c]) != 0)
+            first++;
         if (reach_within(pick, part, phase, bounds, c).max_seqs > 0)
-            children |= 1u << c;
+            children |= 1u << first;
+    }
     return children;
 }
 
 /* Can it depend on the rest of a batch who computes a row? */
-static int picks_by_batch(const picker *pick, const attn_problem *problem)
+static int picks_by_batch(const picker *pick, const char *const *names, const attn_problem *problem)
 {
     const attn_bounds *bounds = problem->bounds;
     for (uint32_t l = 0; l < problem->group->num_layers; l++) {
@@ -217,7 +227,7 @@ static int picks_by_batch(const picker *pick, const attn_problem *problem)
         for (uint32_t phase = 0; phase < PICK_PHASES; phase++) {
             uint32_t modes = modes_of_phase(pick, bounds, PICK_WHOLE, phase) |
                              modes_of_phase(pick, bounds, PICK_ROWS, phase);
-            children[phase] = who(pick, part, phase, bounds);
+            children[phase] = who(pick, names, part, phase, bounds);
             if (modes && children[phase] & (children[phase] - 1))
                 return 1;
         }
@@ -258,8 +268,8 @@ static attn_status ask(const struct narrowing *of, uint32_t c, const char *name,
 
 /* What the composite adds to its children's answers. `alike` are modes whose new tokens all
  * children read alike. */
-static void add_own_answer(const picker *pick, const attn_problem *problem, uint32_t differ,
-                           attn_verdict *verdict)
+static void add_own_answer(const picker *pick, const char *const *names,
+                           const attn_problem *problem, uint32_t differ, attn_verdict *verdict)
 {
     uint32_t modes = problem->bounds->modes;
     if (modes & BIT(MIXED) && pick->split_mixed) {
@@ -267,7 +277,7 @@ static void add_own_answer(const picker *pick, const attn_problem *problem, uint
         if (verdict->reads_new_kv_unquantised & BIT(EXTEND))
             verdict->reads_new_kv_unquantised |= BIT(MIXED);
     }
-    if (picks_by_batch(pick, problem))
+    if (picks_by_batch(pick, names, problem))
         split_limit_invariance(problem, verdict);
     if (differ && split_is_rounded(problem))
         verdict_refuse_with(verdict, ATTN_FIELD_KV_DTYPE, ATTN_FIELD_CHILD,
@@ -279,6 +289,27 @@ static void add_own_answer(const picker *pick, const attn_problem *problem, uint
         verdict->host_bytes +=
             pick_metadata_bytes(problem->group->num_layers, group < 0 ? 0 : (uint32_t)group + 1);
     }
+}
+
+/* A MIXED batch that is not split for the kind of its layers, which a child refuses: with a kind
+ * that it accepts it would be split, and of that the composite's own answer is to speak. */
+static attn_status judge_as_split(const struct narrowing *of, const char *const *names,
+                                  const attn_problem *problem, int *split, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    *split = of->pick->split_mixed;
+    if (problem->group->kind != ATTN_KIND_SPARSE)
+        return ATTN_OK;
+    for (uint32_t c = 0; c < of->pick->rules->num_children && !*split && status == ATTN_OK; c++) {
+        child_problem narrowed;
+        int asked = 0;
+        status = narrow_problem(of, c, problem, &narrowed, &asked, error);
+        if (status == ATTN_OK && asked)
+            status = fanout_refuses_field(of->services, names[c], &narrowed.problem,
+                                          ATTN_FIELD_KIND, split, error);
+        fanout_problem_finish(of->services, &narrowed);
+    }
+    return status;
 }
 
 attn_status pick_query(const attn_services *services, const picker *pick, const char *const *names,
@@ -294,12 +325,14 @@ attn_status pick_query(const attn_services *services, const picker *pick, const 
     for (uint32_t c = 0; c < pick->rules->num_children && status == ATTN_OK; c++) {
         uint32_t reads, modes;
         status = ask(&of, c, names[c], problem, &merged, &reads, &modes, error);
-        from_arguments |= reads;
+        from_arguments |= modes & reads;
         from_cache |= modes & ~reads;
     }
+    if (status == ATTN_OK && !merged.supported)
+        status = judge_as_split(&of, names, problem, &split.split_mixed, error);
     if (status != ATTN_OK)
         return status;
-    add_own_answer(&split, problem, from_arguments & from_cache, &merged);
+    add_own_answer(&split, names, problem, from_arguments & from_cache, &merged);
     verdict_end(&merged, verdict);
     return ATTN_OK;
 }

@@ -14,7 +14,7 @@
 
 #include "attn_plugin.h"
 
-/* May MIXED be split, as far as the problem alone tells? */
+/* May MIXED be split, as far as the problem alone shows? */
 int split_is_possible(const attn_problem *problem);
 
 /* Is a token that was written to the cache and read again another number? */

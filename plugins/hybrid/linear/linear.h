@@ -2,8 +2,8 @@
  *
  * linear.h: what the files of hybrid_linear share.
  *
- *   hybrid_linear.c           options, which layer goes to which child, query, instances, the type
- *   hybrid_linear_forward.c   metadata, batches, forward
+ *   linear.c   options, which layer goes to which child, query, instances, the type
+ *   forward.c  metadata, batches, forward
  */
 #ifndef HYBRID_LINEAR_H
 #define HYBRID_LINEAR_H

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * route: an ordered table says which child serves which layers, phases, batch sizes and lengths
- * (route_table.h); the first row that matches does. What is made of it is pick.h.
+ * (table.h); the first row that matches does. What is made of it is pick.h.
  */
 #include "plugins/hybrid/core/hybrid.h"
 
 #include "plugins/hybrid/core/pick.h"
-#include "route_table.h"
+#include "table.h"
 #include "plugins/common/plugin_error.h"
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
@@ -91,20 +91,6 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
 
 /* ---- Type ------------------------------------------------------------------------------------ */
 
-static const attn_backend_ops ops = {
-    .struct_size = sizeof ops,
-    .destroy = fanout_op_destroy,
-    .prepare = fanout_op_prepare,
-    .index_forms = fanout_op_index_forms,
-    .metadata_size = pick_metadata_size,
-    .metadata_create = pick_metadata_create,
-    .init_forward_metadata = pick_init_forward_metadata,
-    .metadata_destroy = pick_metadata_destroy,
-    .forward_extend = pick_forward_extend,
-    .forward_decode = pick_forward_decode,
-    .get_extension = fanout_op_get_extension,
-};
-
 const attn_backend_type route_type = {
     .struct_size = sizeof route_type,
     .flags = ATTN_TYPE_COMPOSITE,
@@ -114,7 +100,7 @@ const attn_backend_type route_type = {
     .num_layouts = FANOUT_NUM_LAYOUTS,
     .options = route_option_list,
     .layouts = fanout_layouts,
-    .ops = &ops,
+    .ops = &pick_ops,
     .query = query,
     .create = create,
 };

@@ -127,7 +127,7 @@ START_TEST(each_class_has_its_fastest)
     for (int c = 0; c < NUM_CLASSES; c++)
         assert_chosen(backend, classes[c], strstr(classes[c], " 1 sequence,") ? "alone" : "steady",
                       "measured");
-    /* What was computed to measure serves nobody. */
+    /* What was computed to measure is not a request's. */
     for (uint32_t n = 0; n < compose_num_nodes(backend->root); n++)
         ck_assert_int_eq(compose_node_at(backend->root, n)->rows, 0);
     attnhost_backend_destroy(backend);
@@ -135,7 +135,7 @@ START_TEST(each_class_has_its_fastest)
 }
 END_TEST
 
-/* Equal ones: whoever is first stays. */
+/* Equal ones: the first stays. */
 START_TEST(equal_candidates_change_nothing)
 {
     static const char *const candidates[] = {"first", "second"};
@@ -181,10 +181,10 @@ START_TEST(a_wrong_candidate_is_dropped)
     static const struct {
         const char *fault, *says;
     } cases[] = {
-        {"last", "its output is not that of right, by"},
-        {"first", "its output is not that of right, by"},
-        {"before", "its output is not that of right, by"},
-        {"unwritten", "its output is not that of right, by nan times"},
+        {"last", "its output differs from that of right by"},
+        {"first", "its output differs from that of right by"},
+        {"before", "its output differs from that of right by"},
+        {"unwritten", "its output differs from that of right by nan times"},
         {"fails", "it fails: child wrong: told to fail"},
     };
     static const char *const candidates[] = {"right", "wrong", "also_right"};
@@ -234,7 +234,7 @@ START_TEST(no_time_is_told)
     attnhost_backend *backend = prepare("best");
     for (int c = 0; c < NUM_CLASSES; c++)
         assert_chosen(backend, classes[c], "first", "not measured");
-    ck_assert_msg(strstr(logged, "6 classes were not reached in 0 s and are first's") != NULL, "%s",
+    ck_assert_msg(strstr(logged, "6 classes were not reached in 0 s and go to first") != NULL, "%s",
                   logged);
     attnhost_backend_destroy(backend);
     close_all();
@@ -310,12 +310,12 @@ START_TEST(stale_decisions_are_left_out)
     static const struct {
         const char *from, *to, *says;
     } cases[] = {
-        {"\tfast\t", "\tfist\t", ":7 is left out: its choice is no candidate"},
+        {"\tfast\t", "\tfist\t", ":7 is left out: its choice is not a candidate"},
         {"5-16 sequences, 1-512", "5-17 sequences, 1-512",
          ":7 is left out: there is no such class"},
         {"slow (tunable.so, ", "slow (tunable.so; ",
-         ":7 is left out: the candidates, or the files they come from, are others now"},
-        {"keys\tfast", "keys fast", ":7 is left out: it is no decision"},
+         ":7 is left out: the candidates, or the files they come from, have changed"},
+        {"keys\tfast", "keys fast", ":7 is left out: it is not a decision"},
     };
     leave_decisions();
     edit_last(cases[_i].from, cases[_i].to);
@@ -329,7 +329,7 @@ START_TEST(stale_decisions_are_left_out)
 }
 END_TEST
 
-/* Another device's or model's are nobody's business here, and stay. */
+/* Another device's or model's do not matter here, and stay. */
 START_TEST(decisions_of_others_stay)
 {
     static const char foreign[] = "a device\ta group\tx; y\tdecode\tx\t1.0 us; x 1.0 us\n";
@@ -346,7 +346,7 @@ START_TEST(decisions_of_others_stay)
 }
 END_TEST
 
-/* A file of somebody else's is not written over. */
+/* A file that autotune did not write is not written over. */
 START_TEST(another_file_is_refused)
 {
     leave_decisions();
@@ -368,7 +368,7 @@ START_TEST(a_store_that_cannot_be_written_is_told)
     define_tunable("two", "0", "0", "none");
     define_autotune("best", candidates, 2, "store", "/nonexistent/folder/decisions");
     attnhost_backend *backend = prepare("best");
-    ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions is not there yet") != NULL, "%s",
+    ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions does not exist yet") != NULL, "%s",
                   logged);
     ck_assert_msg(strstr(logged, "/nonexistent/folder/decisions cannot be written: ") != NULL, "%s",
                   logged);

@@ -271,7 +271,7 @@ START_TEST(hidden_slots_are_answered_for)
     } else if (strncmp(member->name, "forward_", 8) == 0) {
         check_hidden_forward(row, slot, hidden);
     } else {
-        ck_abort_msg("%s: nobody has said what hiding %s means", row->name, member->name);
+        ck_abort_msg("%s: it is not said what hiding %s means", row->name, member->name);
     }
     ck_assert_int_eq(mock_children[hidden].calls[index], 0);
     finish();

@@ -71,7 +71,7 @@ START_TEST(no_mode_is_no_licence)
 }
 END_TEST
 
-/* Metadata for IDLE alone asks whoever is there. */
+/* Metadata for IDLE alone asks whichever child exists. */
 START_TEST(idle_metadata_of_one_phase)
 {
     start();
@@ -433,7 +433,7 @@ END_TEST
 
 /* ---- Sizes of structs (STRUCT-02, STRUCT-05) ------------------------------------------------- */
 
-/* Of a smaller struct nothing behind its end is written, of a larger one nothing behind ours. */
+/* Of a smaller struct nothing after its end is written, of a larger one nothing after ours. */
 START_TEST(verdict_of_another_size)
 {
     struct {
@@ -795,11 +795,7 @@ END_TEST
 
 static Suite *hybrid_suite(void)
 {
-    static const struct {
-        const char *tcase;
-        const TTest *const *test;
-        int loops;
-    } tests[] = {
+    static const struct test_row tests[] = {
         {"routing", &children_hear_of_their_modes_alone, 9},
         {"routing", &no_mode_is_no_licence, 3},
         {"routing", &idle_metadata_of_one_phase, 1},
@@ -829,16 +825,7 @@ static Suite *hybrid_suite(void)
         {"memory", &metadata_of_modes_not_created_for, 1},
         {"calls", &entry_and_describe, 1},
     };
-    Suite *suite = suite_create("hybrid");
-    TCase *tcase = NULL;
-    for (size_t t = 0; t < sizeof tests / sizeof tests[0]; t++) {
-        if (t == 0 || strcmp(tests[t].tcase, tests[t - 1].tcase) != 0) {
-            tcase = tcase_create(tests[t].tcase);
-            suite_add_tcase(suite, tcase);
-        }
-        tcase_add_loop_test(tcase, *tests[t].test, 0, tests[t].loops);
-    }
-    return suite;
+    return suite_of_rows("hybrid", tests, sizeof tests / sizeof tests[0]);
 }
 
 int main(void)

@@ -468,11 +468,7 @@ END_TEST
 
 static Suite *hybrid_batch_suite(void)
 {
-    static const struct {
-        const char *tcase;
-        const TTest *const *test;
-        int loops;
-    } tests[] = {
+    static const struct test_row tests[] = {
         {"slices", &mixed_is_sliced, 3},
         {"slices", &absent_parts_stay_absent, 1},
         {"slices", &mixed_args_are_shifted_for_decode, 2},
@@ -486,16 +482,7 @@ static Suite *hybrid_batch_suite(void)
         {"batches", &forward_without_its_batch, 1},
         {"calls", &errors_name_the_child, 10},
     };
-    Suite *suite = suite_create("hybrid_batch");
-    TCase *tcase = NULL;
-    for (size_t t = 0; t < sizeof tests / sizeof tests[0]; t++) {
-        if (t == 0 || strcmp(tests[t].tcase, tests[t - 1].tcase) != 0) {
-            tcase = tcase_create(tests[t].tcase);
-            suite_add_tcase(suite, tcase);
-        }
-        tcase_add_loop_test(tcase, *tests[t].test, 0, tests[t].loops);
-    }
-    return suite;
+    return suite_of_rows("hybrid_batch", tests, sizeof tests / sizeof tests[0]);
 }
 
 int main(void)

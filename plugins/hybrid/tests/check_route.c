@@ -4,7 +4,7 @@
  * table is read and what is found wrong with it, what the children are asked, and who is picked for
  * a batch. Tables are compared with a plain search through all batches.
  */
-#include "plugins/hybrid/route/route_table.h"
+#include "plugins/hybrid/route/table.h"
 #include "plugins/hybrid/tests/hybrid_fixture.h"
 
 #include <stdio.h>
@@ -99,19 +99,19 @@ START_TEST(a_malformed_row_is_told)
     static const struct {
         const char *when, *says;
     } wrong[] = {
-        {"phase=decode layer=1", "'layer=1' is no condition; accepted: layers, kind"},
-        {"decode", "'decode' is no condition; accepted: KEY=VALUE"},
-        {"phase=decode,", "'phase=decode,' is no list of phases; accepted: prefill"},
-        {"phase=extend", "no list of phases"},
-        {"kind=dense", "no list of kinds; accepted: softmax"},
-        {"layers=3-1", "no list of at most 16 ranges"},
-        {"layers=1,,2", "no list of at most 16"},
+        {"phase=decode layer=1", "'layer=1' is not a condition; accepted: layers, kind"},
+        {"decode", "'decode' is not a condition; accepted: KEY=VALUE"},
+        {"phase=decode,", "'phase=decode,' is not a list of phases; accepted: prefill"},
+        {"phase=extend", "not a list of phases"},
+        {"kind=dense", "not a list of kinds; accepted: softmax"},
+        {"layers=3-1", "not a list of at most 16 ranges"},
+        {"layers=1,,2", "not a list of at most 16"},
         {"layers=0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32", "at most 16"},
-        {"layers=2147483648", "no list of"},
-        {"batch=0", "no range of sequences; accepted: such as 1-8 or 9-"},
-        {"batch=1-8,10", "no range of sequences"},
-        {"kv=5-4", "no range of keys"},
-        {"kv=", "no range of keys"},
+        {"layers=2147483648", "not a list of"},
+        {"batch=0", "not a range of sequences; accepted: such as 1-8 or 9-"},
+        {"batch=1-8,10", "not a range of sequences"},
+        {"kv=5-4", "not a range of keys"},
+        {"kv=", "not a range of keys"},
         {"kv=1 kv=2", "'kv=2' is given twice"},
         {"layers=1 layers=2", "'layers=2' is given twice"},
         {"", "has no condition"},
@@ -196,7 +196,7 @@ END_TEST
 
 /* ---- Tables and a plain search --------------------------------------------------------------- */
 
-enum { MOST_SEQS = 6, MOST_KEYS = 7, MOST_LAYER = 3 };
+enum { MAX_SEQS = 6, MAX_KEYS = 7, MAX_LAYER = 3 };
 
 static uint64_t state_of_random;
 
@@ -213,7 +213,7 @@ static void random_row(int r)
 {
     static const char *const phases[] = {"prefill", "decode", "verify,draft", "decode,prefill"};
     char *text = row_texts[r];
-    uint32_t first = draw(MOST_KEYS), seqs = 1 + draw(MOST_SEQS);
+    uint32_t first = draw(MAX_KEYS), seqs = 1 + draw(MAX_SEQS);
     size_t room = sizeof row_texts[r], length = 0;
     do {
         length = 0, text[0] = '\0';
@@ -221,13 +221,13 @@ static void random_row(int r)
             length += (size_t)snprintf(text + length, room - length, "phase=%s ", phases[draw(4)]);
         if (draw(2))
             length += (size_t)snprintf(text + length, room - length, "kv=%u-%u ", first,
-                                       first + draw(MOST_KEYS));
+                                       first + draw(MAX_KEYS));
         if (draw(2))
             length += (size_t)snprintf(text + length, room - length, "batch=%u-%u ", seqs,
-                                       seqs + draw(MOST_SEQS));
+                                       seqs + draw(MAX_SEQS));
         if (draw(2))
             length += (size_t)snprintf(text + length, room - length, "layers=%u,%u- ",
-                                       draw(MOST_LAYER), draw(MOST_LAYER + 2));
+                                       draw(MAX_LAYER), draw(MAX_LAYER + 2));
         if (draw(4) == 0)
             length += (size_t)snprintf(text + length, room - length, "kind=softmax");
     } while (length == 0);
@@ -271,13 +271,13 @@ START_TEST(reach_is_what_a_search_finds)
             random_row((int)r);
         otherwise("a");
         attn_status status = read_table();
-        for (int32_t layer = 0; layer <= MOST_LAYER + 3; layer++)
+        for (int32_t layer = 0; layer <= MAX_LAYER + 3; layer++)
             for (uint32_t kind = 0; kind < 2; kind++)
                 for (uint32_t phase = 0; phase < PICK_PHASES; phase++) {
                     pick_reach found[3];
                     route_mask rows = route_rows_of_layer(&table, kind, layer);
-                    int32_t seqs = 1 + (int32_t)draw(MOST_SEQS), keys = (int32_t)draw(MOST_KEYS);
-                    met |= search(rows, phase, 3 * MOST_SEQS, 3 * MOST_KEYS, found);
+                    int32_t seqs = 1 + (int32_t)draw(MAX_SEQS), keys = (int32_t)draw(MAX_KEYS);
+                    met |= search(rows, phase, 3 * MAX_SEQS, 3 * MAX_KEYS, found);
                     search(rows, phase, seqs, keys, found);
                     for (uint32_t c = 0; c < table.num_children && status == ATTN_OK; c++) {
                         pick_reach reach = route_reach(&table, rows, phase, seqs, keys, c);
@@ -723,11 +723,7 @@ END_TEST
 
 static Suite *route_suite(void)
 {
-    static const struct {
-        const char *group;
-        const TTest *const *test;
-        int loops;
-    } tests[] = {
+    static const struct test_row tests[] = {
         {"table", &a_row_is_read, 1},
         {"table", &a_malformed_row_is_told, 17},
         {"table", &a_shadowed_row_is_told, 12},
@@ -748,14 +744,7 @@ static Suite *route_suite(void)
         {"batch", &bounds_are_of_the_whole_batch, 1},
         {"batch", &failures_leave_nothing, 1},
     };
-    Suite *suite = suite_create("route");
-    TCase *group = NULL;
-    for (size_t t = 0; t < sizeof tests / sizeof tests[0]; t++) {
-        if (t == 0 || strcmp(tests[t].group, tests[t - 1].group) != 0)
-            suite_add_tcase(suite, group = tcase_create(tests[t].group));
-        tcase_add_loop_test(group, *tests[t].test, 0, tests[t].loops);
-    }
-    return suite;
+    return suite_of_rows("route", tests, sizeof tests / sizeof tests[0]);
 }
 
 int main(void)

@@ -113,7 +113,7 @@ attn_status plan(const attn_batch *batch)
     return OPS->init_forward_metadata(metadata, batch, (attn_stream)0x77, &error);
 }
 
-/* Memory as `size` tells, exactly, each region from malloc so that an overrun is seen by the
+/* Memory as `size` says, exactly, each region from malloc so that an overrun is seen by the
  * address sanitizer and valgrind, and misaligned for anything above the asked alignment. */
 void give_memory(void)
 {

@@ -49,14 +49,14 @@ void finish(void);
 attn_status query(attn_verdict *verdict);
 attn_status create(void);
 attn_status create_metadata(void);
-void give_memory(void); /* as `size` tells, exactly */
+void give_memory(void); /* as `size` says, exactly */
 attn_status plan(const attn_batch *batch);
 
-void check_guards(void);       /* nothing was written behind a region */
+void check_guards(void);       /* nothing was written after a region */
 void check_nothing_left(void); /* every child, metadata and allocation is gone */
 
 /* A MIXED batch: sequences of 2, 1 and 4 queries, then two of one query. Each pointer of it leads
- * to an array of its own or to the same array as few others, so that a shift tells which it was. */
+ * to its own array or to the same array as few others, so that a shift tells which it was. */
 enum { SEQS = 5, DECODES = 2, EXTENDS = 3, EXTEND_ROWS = 7, ROWS = 9, BASE = 3 };
 
 extern int32_t host_array[10][64], device_array[10][64];

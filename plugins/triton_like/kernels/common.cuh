@@ -44,7 +44,7 @@ static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16
 #define NEGATIVE_INFINITY SOFTMAX_EMPTY
 
 /* The larger one, where a constant is needed. */
-#define MOST(a, b) ((a) > (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* ---- Conversions ----------------------------------------------------------------------------- */
 
@@ -170,7 +170,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 shared
                  : "memory");
 }
 
-/* Two matrices; lanes 0 to 15 tell where. */
+/* Two matrices; lanes 0 to 15 say where. */
 __device__ __forceinline__ void load_matrices(u32 (&r)[2], u32 shared)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
@@ -212,7 +212,7 @@ template <int dtype> __device__ __forceinline__ u32 remainder16(u32 word, float 
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
-/* Sequences before this one are attn_extend's, it and those behind it attn_decode's. */
+/* Sequences before this one are attn_extend's, it and those after it attn_decode's. */
 __device__ __forceinline__ int first_split_seq(const kernel_params &p)
 {
     if (p.split_part == SPLIT_ALL)
@@ -322,7 +322,7 @@ __device__ __forceinline__ float finish_score(const kernel_params &p, const inde
 /* ---- Hidden values --------------------------------------------------------------------------- */
 
 /* A key that no row of a warp sees has probability 0 in all of them, but 0 x NaN is NaN, and what
- * lies where nobody looks may be anything (KV-06). Window, chunk and the causal rule hide keys at
+ * lies where no query looks may be anything (KV-06). Window, chunk and the causal rule hide keys at
  * the ends only, which are not read; a custom mask hides them anywhere. So with one the values of
  * keys that none of the warp's rows sees are cleared in registers, by a word for two neighbouring
  * keys, as scores and values have them: keys (lane & 3) * 2 and the next of each 8. */

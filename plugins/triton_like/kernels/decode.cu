@@ -29,11 +29,11 @@
  * group of new tokens. In the end the results of the warps take the place of all that. */
 #define PLAIN_BYTES  (GROUP * (K_STRIDE + V_STRIDE))
 #define STAGE_BYTES  (KV_IS_FP8 ? GROUP * (K_CODES + V_CODES) : PLAIN_BYTES)
-#define WARP_BYTES   MOST((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
+#define WARP_BYTES   MAX((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
 #define Q_BYTES      (ROWS * K_STRIDE)
 #define MERGE_STRIDE (V_PAD + 4) /* floats */
 #define MERGE_BYTES  (WARPS * ROWS * (MERGE_STRIDE + 2) * 4)
-static_assert(MOST(Q_BYTES + WARPS * WARP_BYTES, MERGE_BYTES) == DECODE_SHARED,
+static_assert(MAX(Q_BYTES + WARPS * WARP_BYTES, MERGE_BYTES) == DECODE_SHARED,
               "the plugin and the kernel disagree");
 
 /* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
@@ -173,7 +173,7 @@ struct feed {
     int entry; /* of this lane's key of it */
 };
 
-/* Key (lane & 15) of group n. Those behind its end are read as its last one, and then not seen. */
+/* Key (lane & 15) of group n. Those after its end are read as its last one, and then not seen. */
 __device__ __forceinline__ int lane_key(const work &w, int n)
 {
     return min(group_begin(w, n) + ((int)threadIdx.x & 15), group_end(w, n) - 1);
@@ -366,7 +366,7 @@ __device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2]
         b[0][1] = r[1];
         b[1][0] = r[2];
         b[1][1] = r[3];
-    } else { /* new tokens beside an fp8 cache: even and odd columns apart */
+    } else { /* new tokens with an fp8 cache: even and odd columns apart */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const char *at = v + (j * 8 + (lane & 3) * 2) * V_STRIDE + d * 32 + lane / 4 * 4;
@@ -388,7 +388,7 @@ __device__ __forceinline__ void widen_values(const u32 (&codes)[2], u32 (&b)[2][
     b[1][1] = codes_to_f16<1>(odd);
 }
 
-/* out += probabilities x values, the probabilities in two parts of 16 bits. `seen`: see
+/* out += probabilities x values, the probabilities in one part of 16 bits or two. `seen`: see
  * seen_by_any(). */
 template <bool coded>
 __device__ __forceinline__ void add_values(const float (&score)[2][4], const char *v, u32 seen,
@@ -400,7 +400,8 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
     for (int e = 0; e < 4; e++) {
         float low = score[e / 2][e % 2 * 2], high = score[e / 2][e % 2 * 2 + 1];
         probability[e] = pack16<dtype>(low, high);
-        rest[e] = remainder16<dtype>(probability[e], low, high);
+        if (SPLIT_PROBABILITIES)
+            rest[e] = remainder16<dtype>(probability[e], low, high);
     }
     if (coded)
         load_codes<V_PAD / 16, true>(codes, v, V_CODES);
@@ -419,8 +420,10 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
         }
         multiply<dtype>(state.out[d * 2], probability, b[0][0], b[0][1]);
         multiply<dtype>(state.out[d * 2 + 1], probability, b[1][0], b[1][1]);
-        multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
-        multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+        if (SPLIT_PROBABILITIES) {
+            multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
+            multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+        }
     }
 }
 
@@ -431,7 +434,7 @@ struct rows {
     u32 a[HEAD_PAD / 16][4];
 };
 
-/* Group n, which lies at `k` and behind it. */
+/* Group n, which lies at `k` and after it. */
 template <bool coded>
 __device__ __forceinline__ void attend_group(const kernel_params &p, const work &w, const rows &r,
                                              int n, const char *k, sums &state)
@@ -478,7 +481,7 @@ __device__ __forceinline__ void begin_rows(const kernel_params &p, const work &w
             state.out[d][e] = 0.0f;
 }
 
-/* The warp's new tokens, behind an fp8 cache: few, so that each group is waited for. What was
+/* The warp's new tokens, after an fp8 cache: few, so that each group is waited for. What was
  * summed up so far lacks the scale of the values. */
 __device__ __forceinline__ void attend_new(const kernel_params &p, const work &w, rows &r, int n,
                                            const char *q_rows, char *to, sums &state)

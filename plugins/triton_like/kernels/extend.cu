@@ -23,7 +23,7 @@
 #define Q_BYTES     (BLOCK_ROWS * K_STRIDE)
 #define STAGE_BYTES (KEY_TILE * (K_STRIDE + V_STRIDE))
 #define CODE_BYTES  (KEY_TILE * (K_CODES + V_CODES))
-#define TILES_BYTES MOST(2 * STAGE_BYTES, KV_IS_FP8 ? 2 * CODE_BYTES + STAGE_BYTES : 0)
+#define TILES_BYTES MAX(2 * STAGE_BYTES, KV_IS_FP8 ? 2 * CODE_BYTES + STAGE_BYTES : 0)
 #define PLACE_BYTES (2 * KEY_TILE * 16 + KEY_TILE * 4)
 static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES == EXTEND_SHARED,
               "the plugin and the kernel disagree");
@@ -56,7 +56,7 @@ __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &t
         tile = count(s) - 1 - piece;
 }
 
-/* Rows behind the last sequence are padding, whose output has to be finite. */
+/* Rows after the last sequence are padding, whose output has to be finite. */
 __device__ void clear_padding(const kernel_params &p, int spare)
 {
     int first = p.batch.q_indptr[index_num_seqs(&p.batch)],
@@ -115,7 +115,7 @@ __device__ __forceinline__ run make_run(int begin, int end)
     return r;
 }
 
-/* Key i of tile n. Those behind the end are read as the last one, and then not seen. */
+/* Key i of tile n. Those after the end are read as the last one, and then not seen. */
 __device__ __forceinline__ int tile_key(const run &r, int n, int i)
 {
     return min(r.begin + n * KEY_TILE + i, r.end - 1);
@@ -364,7 +364,7 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
     }
 }
 
-/* Keys [begin, end) of a tile, which lies at `k` and behind it. */
+/* Keys [begin, end) of a tile, which lies at `k` and after it. */
 __device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w,
                                             const char *q_rows, const char *k, int begin, int end,
                                             float factor, sums &state)

@@ -3,7 +3,7 @@
  * save_kv.cu: new keys and values into the cache, at the slots of out_cache_loc.
  *
  * Block (x, y) writes the rows first + x, first + x + gridDim.x ... of KV head y. Rows are those of
- * the sequences of the batch. What is written is told in save_kv.cuh.
+ * the sequences of the batch. save_kv.cuh says what is written.
  */
 #include "common.cuh"
 #include "plugins/common/cuda/save_kv.cuh"

@@ -203,7 +203,7 @@ START_TEST(unusable_folders)
     snprintf(path, sizeof path, "%s/file", folder);
     snprintf(deep, sizeof deep, "%s/below", path);
     put(path, "x", 1);
-    check_unusable(path, "it is no folder");
+    check_unusable(path, "it is not a folder");
     check_unusable(deep, "Not a directory");
     ck_assert_int_eq(chmod(folder, 0770), 0);
     check_unusable(folder, "others could write to it");
@@ -259,7 +259,7 @@ END_TEST
 
 /* ---- Killed writers -------------------------------------------------------------------------- */
 
-/* A process that writes and is killed by the system after so many bytes. */
+/* A process that writes and is killed by the system after this many bytes. */
 static void write_and_die(cache_entry *entry, const unsigned char *binary, rlim_t bytes)
 {
     int status;
@@ -329,7 +329,7 @@ END_TEST
 /* ---- Many processes -------------------------------------------------------------------------- */
 
 /* Read, and write what is missing, until killed; a vandal damages files in their place. 1 = has
- * read what nobody wrote. */
+ * read what was not written. */
 static int work(int number, int rounds)
 {
     static unsigned char binary[KEYS][LARGE];
@@ -389,7 +389,7 @@ START_TEST(processes_share_a_folder)
         ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d: %#x", i,
                       (unsigned)status);
     }
-    ck_assert_int_eq(work(2000, 200), 0); /* nobody breaks anything any more */
+    ck_assert_int_eq(work(2000, 200), 0); /* nothing breaks any more */
     ck_assert_int_eq(count_files(".cubin"), KEYS);
     for (int key = 0; key < KEYS; key++) {
         static unsigned char binary[LARGE];

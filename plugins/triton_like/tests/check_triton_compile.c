@@ -101,7 +101,7 @@ START_TEST(key_covers_the_sources)
 }
 END_TEST
 
-/* Headers that somebody adds are found by their #include lines, those in headers too; what only
+/* Headers that are added are found by their #include lines, those in headers too; what only
  * looks like one is passed over. */
 START_TEST(key_covers_new_headers)
 {
@@ -180,7 +180,7 @@ START_TEST(key_covers_compiler_options_and_device)
     strcpy(options.kernel_dir, kernels);
     strcpy(options.cache_dir, cache);
     ck_assert_int_eq(prepare_with(&t, &options), 0);
-    options.split_probabilities = 0;
+    options.split_probabilities = 1;
     ck_assert_int_eq(prepare_with(&t, &options), FILES);
     options.reduce_in_fp32 = 0;
     ck_assert_int_eq(prepare_with(&t, &options), FILES);
@@ -311,7 +311,7 @@ START_TEST(processes_fill_one_cache)
 }
 END_TEST
 
-/* Nothing can be kept: it works as well, and one warning tells why. */
+/* Nothing can be kept: it works as well, and one warning says why. */
 static void check_without_cache(const char *why)
 {
     for (int i = 0; i < 2; i++) {
@@ -335,7 +335,7 @@ START_TEST(no_cache_is_no_error)
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY});
     write_text(folder, "file", "");
     ck_assert_int_lt(snprintf(cache, sizeof cache, "%.*s/file", MAX_PATH - 8, folder), MAX_PATH);
-    check_without_cache("it is no folder");
+    check_without_cache("it is not a folder");
     strcpy(cache, folder);
     ck_assert_int_eq(chmod(cache, 0702), 0);
     check_without_cache("others could write to it");
@@ -578,7 +578,7 @@ static int count_lines(const char *folder, const char *name)
     return lines;
 }
 
-/* `text` behind the last line of a file: the error names the file, by `shown`, and that line. */
+/* `text` after the last line of a file: the error names the file, by `shown`, and that line. */
 static void expect_error(const nvrtc_api *nvrtc, const char *name, const char *shown,
                          const char *text)
 {

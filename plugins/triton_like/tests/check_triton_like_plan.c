@@ -217,7 +217,7 @@ static const attn_services services = {.struct_size = sizeof services,
                                        .allocate = test_allocate,
                                        .release = test_release};
 
-/* An instance, one metadata and a batch; arrays hold nothing, as nobody reads them. */
+/* An instance, one metadata and a batch; arrays hold nothing, as they are not read. */
 typedef struct plan {
     attn_device device;
     attn_layer layer;
@@ -509,7 +509,7 @@ START_TEST(memory_grows_with_the_bounds)
 }
 END_TEST
 
-/* Partial results of all rows that a batch may bring lie within the memory, one behind the other.
+/* Partial results of all rows that a batch may bring lie within the memory, one after the other.
  */
 START_TEST(scratch_has_room)
 {
@@ -559,7 +559,7 @@ START_TEST(default_splits)
         triton_group_init(&group, &t.problem);
         t.bounds.max_kv_len = 1 << 20;
         int32_t splits = triton_grid_splits(&group, &options, &t.bounds);
-        ck_assert_int_ge(splits * heads, splits == MOST_DEFAULT_SPLITS ? heads : 2 * 132);
+        ck_assert_int_ge(splits * heads, splits == MAX_DEFAULT_SPLITS ? heads : 2 * 132);
         ck_assert_int_lt(splits * heads, 2 * 132 + heads);
         for (int n = 0; n < 1000; n++) {
             int32_t len = 1 + draw(100000), one, other;

@@ -4,7 +4,7 @@
  *
  *   device_triton_like                     splits, and a few cases (make check)
  *   device_triton_like check FIRST COUNT   cases of seeds FIRST and following
- *   device_triton_like splits              how the device splits keys, beside the host
+ *   device_triton_like splits              how the device splits keys, against the host
  *   device_triton_like time                prefill and decode, medians over device events
  *
  * Cases are those of cpu_native_case.h: caches poisoned with NaN, indices that must not be read,
@@ -151,7 +151,7 @@ static void fetch_outputs(setup *u, attn_case *c, twin *t)
     download(&c->lse, &t->lse);
 }
 
-/* ---- Keys that nobody sees ------------------------------------------------------------------- */
+/* ---- Keys that no query sees ----------------------------------------------------------------- */
 
 /* What query t of a sequence sees. */
 static reference_sight sight_of(const attn_case *c, int32_t s, int32_t t)
@@ -387,7 +387,8 @@ static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int
     char *k_before = copy_bytes(&c->k_cache), *v_before = copy_bytes(&c->v_cache);
     setup u;
     twin_create(&t, c);
-    setup_create(&u, &t.problem, splits[seed / 2 % 5], tiles[seed / 4 % 4], 1);
+    setup_create(&u, &t.problem, splits[seed / 2 % 5], tiles[seed / 4 % 4],
+                 (int64_t)(seed / 8 % 2)); /* probabilities in one part and in two */
     eager(&u, c, &t);
     download(&c->k_cache, &t.k_cache);
     download(&c->v_cache, &t.v_cache);

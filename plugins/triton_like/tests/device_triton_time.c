@@ -63,7 +63,7 @@ static attn_i32_array bench_ints(bench *b, const int32_t *values, int64_t count)
 enum { Q_HEADS = 32, KV_HEADS = 8, DIM = 128, PAGE = 16 };
 
 /* What is timed: `seqs` sequences of `len` tokens, all new or with one new token each; MIXED: with
- * `decode_seqs` of `decode_len` behind them, that have one. */
+ * `decode_seqs` of `decode_len` after them, that have one. */
 typedef struct bench_shape {
     uint32_t mode;
     int32_t seqs, len;
@@ -230,7 +230,7 @@ static void time_shape(bench_shape shape)
         printf(" and decode B=%d S=%d", shape.decode_seqs, shape.decode_len);
     printf(" kv %s splits %lld tile %lld%s: %.4f ms", dtype_name(shape.kv_dtype),
            (long long)shape.splits, (long long)shape.tile,
-           shape.precise ? "" : " (split_probabilities no)", ms);
+           shape.precise ? " (split_probabilities yes)" : "", ms);
     if (decode)
         printf(", %.0f GB/s of %.0f MB\n", bytes / ms * 1e-6, bytes * 1e-6);
     else
@@ -242,7 +242,7 @@ static void time_shape(bench_shape shape)
 static void time_decode(int32_t seqs, int32_t len, attn_dtype kv_dtype, int64_t splits,
                         int64_t tile)
 {
-    time_shape((bench_shape){ATTN_MODE_DECODE, seqs, len, 0, 0, kv_dtype, splits, tile, 1});
+    time_shape((bench_shape){ATTN_MODE_DECODE, seqs, len, 0, 0, kv_dtype, splits, tile, 0});
 }
 
 static void time_prefill(int32_t seqs, int32_t len, attn_dtype kv_dtype, int64_t precise)
@@ -274,7 +274,7 @@ void time_all(void)
             time_decode(32, 4096, dtypes[i], 0, tile);
         }
     }
-    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 1, 65536, ATTN_BF16, 0, 0, 1});
-    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 32, 4096, ATTN_BF16, 0, 0, 1});
-    time_prefill(1, 2048, ATTN_BF16, 1);
+    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 1, 65536, ATTN_BF16, 0, 0, 0});
+    time_shape((bench_shape){ATTN_MODE_MIXED, 1, 2048, 32, 4096, ATTN_BF16, 0, 0, 0});
+    time_prefill(1, 2048, ATTN_BF16, 0);
 }

@@ -27,7 +27,7 @@ enum { TEST_MAX_LOADS = 32, TEST_BINARY = 100000 /* bytes */ };
 /* What the doubles are told, and what they have seen. */
 typedef struct test_doubles {
     int nvrtc_major, nvrtc_minor;
-    unsigned delay;                  /* of a compilation: up to so many microseconds, random */
+    unsigned delay;                  /* of a compilation: up to this many microseconds, random */
     long compiled;                   /* runs of the NVRTC */
     long launches;                   /* of kernels */
     int loads, unloads;              /* of modules */
@@ -63,7 +63,7 @@ void remove_folder(const char *path);
  * they are installed. */
 void copy_kernels(const char *to);
 void write_text(const char *folder, const char *name, const char *text);
-/* The lines of `more` behind what the file has. */
+/* The lines of `more` after what the file has. */
 void append_text(const char *folder, const char *name, const char *more);
 /* Names in a folder that end so, sorted, at most `most`; returns their number. */
 int list_folder(const char *folder, const char *ending, char names[][256], int most);

@@ -10,7 +10,7 @@
 #include "host/base/text.h"
 #include "tests/tools/test_main.h"
 
-/* A buffer of a chosen capacity between bytes that nobody may touch. */
+/* A buffer of a chosen capacity between bytes that must not be touched. */
 static struct {
     char before[8], text[64], after[8];
     attn_error error;
@@ -55,7 +55,7 @@ START_TEST(writes_code_and_text)
 }
 END_TEST
 
-/* What a message tells of may come from a file: no line end in it, no escape for a terminal. */
+/* What a message quotes may come from a file: no line end in it, no escape for a terminal. */
 START_TEST(is_one_line_without_controls)
 {
     host_error error;
@@ -137,7 +137,7 @@ START_TEST(prefixes_cut_at_characters)
             if (borders[b] < capacity)
                 kept = borders[b];
         if (capacity <= 6)
-            kept = 4; /* "prefix: " with nothing behind it is no better than "prefix" */
+            kept = 4; /* "prefix: " with nothing after it is no better than "prefix" */
         char wanted[sizeof whole] = "";
         memcpy(wanted, whole, kept);
         guard(capacity);

@@ -247,7 +247,7 @@ START_TEST(zero_means_all_cpus)
 }
 END_TEST
 
-/* A job of its own for each thread; the pool takes them in turn. */
+/* A separate job for each thread; the pool takes them in turn. */
 struct caller {
     struct threads *threads;
     _Atomic int64_t sum;

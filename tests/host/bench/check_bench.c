@@ -387,7 +387,7 @@ START_TEST(test_unknown_backend)
 }
 END_TEST
 
-/* A backend that fails is told; the others are measured. */
+/* A backend that fails is reported; the others are measured. */
 START_TEST(test_failure_beside_others)
 {
     static const char *const names[] = {"never", "always", NULL};

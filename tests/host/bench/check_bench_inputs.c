@@ -137,7 +137,7 @@ END_TEST
 
 /* ---- Arrays and values ----------------------------------------------------------------------- */
 
-/* Every page but page 0 is somebody's, once, and not in order. */
+/* Every page but page 0 belongs to one sequence, once, and not in order. */
 START_TEST(test_pages)
 {
     make("batch=7,kv_len=100+333,q_heads=1,kv_heads=1,head_dim=8,page_size=4", 3, cpu);

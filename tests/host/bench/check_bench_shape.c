@@ -168,8 +168,8 @@ static const struct refusal {
     {"kv_len", {"'kv_len' has no '='"}},
     {"kv_len=5,", {"'' has no '='"}},
     {"kv_ln=5",
-     {"--shape kv_ln=5: 'kv_ln' is no key", "did you mean 'kv_len'?", "accepted: mode, batch"}},
-    {"=5", {"'' is no key", "accepted: mode"}},
+     {"--shape kv_ln=5: 'kv_ln' is not a key", "did you mean 'kv_len'?", "accepted: mode, batch"}},
+    {"=5", {"'' is not a key", "accepted: mode"}},
     {"batch=2,batch=3", {"batch is given twice", "accepted: once", "batch=A:B"}},
     {"batch=", {"batch = '' is not a number in range", "accepted: 1 to 65536"}},
     {"batch=0", {"batch = '0'", "accepted: 1 to 65536"}},
@@ -183,18 +183,18 @@ static const struct refusal {
     {"kv_len=5+0", {"kv_len = '5+0' has a number out of range"}},
     {"kv_len=8-4/2", {"is a range without an end"}},
     {"kv_len=8-16x1", {"is a range without an end"}},
-    {"kv_len=8-16/0", {"is no range"}},
-    {"kv_len=8-16", {"is no range", "A-BxF"}},
+    {"kv_len=8-16/0", {"is not a range"}},
+    {"kv_len=8-16", {"is not a range", "A-BxF"}},
     {"kv_len=8-20x2", {"does not reach its end by its step"}},
     {"kv_len=8-20/5", {"does not reach its end by its step"}},
     {"window=0-8x2", {"is a range without an end"}},
     {"kv_len=1-100000/1", {"has too many values"}},
     {"batch=1-100/1,q_heads=8-4096/8", {"more than 4096 shapes", "accepted: up to 4096"}},
     {"mode=decod",
-     {"mode = 'decod' is no choice", "did you mean 'decode'?",
+     {"mode = 'decod' is not a choice", "did you mean 'decode'?",
       "accepted: decode, extend, prefill, mixed"}},
     {"sinks=maybe", {"sinks = 'maybe'", "accepted: yes, no"}},
-    {"dtype=fp8_e4m3", {"dtype = 'fp8_e4m3' is no data type here", "accepted: f32, f16, bf16"}},
+    {"dtype=fp8_e4m3", {"dtype = 'fp8_e4m3' is not a data type here", "accepted: f32, f16, bf16"}},
     {"kv_dtype=int32", {"kv_dtype = 'int32'", "accepted: f32, f16, bf16, fp8_e4m3, fp8_e5m2"}},
     {"logit_cap=-1", {"logit_cap = '-1'", "accepted: a number from 0 to 1000000"}},
     {"sm_scale=nan", {"sm_scale = 'nan'"}},
@@ -202,7 +202,7 @@ static const struct refusal {
     {"q_len=2", {"q_len = 2 of a decode: accepted 1"}},
     {"mode=extend,q_len=9,kv_len=8", {"q_len = 9 of sequence 0: accepted 1 to its kv_len, 8"}},
     {"mode=extend,batch=2,q_len=4,kv_len=8+3", {"q_len = 4 of sequence 1"}},
-    {"decodes=1", {"decodes = 1: accepted with mode=mixed alone"}},
+    {"decodes=1", {"decodes = 1: accepted only with mode=mixed"}},
     {"mode=mixed", {"decodes = 0 of a mixed batch of 1", "accepted 1 and more"}},
     {"mode=mixed,batch=2,decodes=2", {"decodes = 2 of a mixed batch of 2"}},
     {"batch=65536,kv_len=134217728", {"slots of the cache: accepted up to"}},
@@ -267,7 +267,7 @@ END_TEST
 
 START_TEST(test_masks_by_hand)
 {
-    /* 4 queries behind a prefix of 6: they see 7, 8, 9, 10 keys */
+    /* 4 queries after a prefix of 6: they see 7, 8, 9, 10 keys */
     ck_assert_int_eq(count_of("mode=extend,q_len=4,kv_len=10").pairs, 34);
     ck_assert_int_eq(count_of("mode=extend,q_len=4,kv_len=10,causal=no").pairs, 40);
     /* a window of 3 keys: 3 each, of keys 4 to 9 */

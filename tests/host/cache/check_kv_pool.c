@@ -108,6 +108,32 @@ static const struct kv_pool_buffer *create(const struct kv_pool_group *group, in
     return &pool->buffers[0];
 }
 
+/* The tensor of a role, or NULL. */
+static const attn_tensor *tensor_of(const struct kv_pool_buffer *buffer, uint32_t role)
+{
+    for (uint32_t t = 0; t < buffer->num_tensors; t++)
+        if (buffer->tensors[t].role == role)
+            return &buffer->tensors[t].tensor;
+    return NULL;
+}
+
+static void make_linear(attn_layer_group *group)
+{
+    group->kind = ATTN_KIND_LINEAR;
+    group->linear = &linear;
+}
+
+/* A layer of a second group, with a state, next to that with a cache. */
+static const struct kv_pool_group cache_and_state[] = {
+    {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32}, {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE}};
+
+static void add_linear_layer(void)
+{
+    make_linear(&groups[1]);
+    buffers[1] = (struct model_buffer){1, 1};
+    model.num_groups = model.num_buffers = 2;
+}
+
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
 static void is_tensor(const attn_tensor *tensor, attn_dtype dtype, uint32_t ndim,
@@ -139,10 +165,10 @@ START_TEST(nhd)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F16};
     const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
-    is_tensor(&buffer->key, ATTN_F16, 7, 5, 3, 20);
-    is_tensor(&buffer->value, ATTN_F16, 7, 5, 3, 9);
-    ck_assert_uint_eq(buffer->state.struct_size, 0);
-    ck_assert_uint_eq(buffer->conv.struct_size, 0);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_K_CACHE), ATTN_F16, 7, 5, 3, 20);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_V_CACHE), ATTN_F16, 7, 5, 3, 9);
+    ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_STATE));
+    ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_CONV_STATE));
     ck_assert_uint_eq(pool->bytes, 7 * 5 * 3 * (20 + 9) * 2);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9) * 2);
 }
@@ -152,8 +178,8 @@ START_TEST(hnd)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_HND, NULL, ATTN_FP8_E5M2};
     const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
-    is_tensor(&buffer->key, ATTN_FP8_E5M2, 7, 3, 5, 20);
-    is_tensor(&buffer->value, ATTN_FP8_E5M2, 7, 3, 5, 9);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_K_CACHE), ATTN_FP8_E5M2, 7, 3, 5, 20);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_V_CACHE), ATTN_FP8_E5M2, 7, 3, 5, 9);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9));
 }
 END_TEST
@@ -164,8 +190,8 @@ START_TEST(mla_latent)
     groups[0].kind = ATTN_KIND_MLA;
     groups[0].mla = &mla;
     const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
-    is_tensor(&buffer->key, ATTN_BF16, 3, 64, 576);
-    ck_assert_uint_eq(buffer->value.struct_size, 0);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_LATENT_CACHE), ATTN_BF16, 3, 64, 576);
+    ck_assert_uint_eq(buffer->num_tensors, 1);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 1152);
 }
 END_TEST
@@ -176,62 +202,59 @@ START_TEST(mla_latent_fp8)
     groups[0].kind = ATTN_KIND_MLA;
     groups[0].mla = &mla;
     const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
-    is_tensor(&buffer->key, ATTN_U8, 3, 64, 656);
-    ck_assert_uint_eq(buffer->value.struct_size, 0);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_LATENT_CACHE), ATTN_U8, 3, 64, 656);
+    ck_assert_uint_eq(buffer->num_tensors, 1);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 656);
 }
 END_TEST
 
 START_TEST(states)
 {
-    groups[0].kind = ATTN_KIND_LINEAR;
-    groups[0].linear = &linear;
+    make_linear(&groups[0]);
     struct kv_pool_group kv = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
     const struct kv_pool_buffer *buffer = create(&kv, 1, 1, 4, false);
-    ck_assert_uint_eq(buffer->key.struct_size, 0);
-    ck_assert_uint_eq(buffer->value.struct_size, 0);
-    is_tensor(&buffer->state, ATTN_F32, 4, 6, 5, 7);
-    is_tensor(&buffer->conv, ATTN_BF16, 4, 6 * 7 + 2 * 2 * 5, 3);
+    ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_K_CACHE));
+    ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_V_CACHE));
+    is_tensor(tensor_of(buffer, ATTN_ROLE_STATE), ATTN_F32, 4, 6, 5, 7);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_BF16, 4, 6 * 7 + 2 * 2 * 5, 3);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &kv), 0);
     kv_pool_destroy(pool);
 
     struct kv_pool_group vk = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
     buffer = create(&vk, 1, 1, 4, false);
-    is_tensor(&buffer->state, ATTN_F32, 4, 6, 7, 5);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_STATE), ATTN_F32, 4, 6, 7, 5);
 }
 END_TEST
 
 /* Mamba2: B and C once for each group of heads. */
 START_TEST(states_with_groups)
 {
-    groups[0].kind = ATTN_KIND_LINEAR;
-    groups[0].linear = &linear;
+    make_linear(&groups[0]);
     linear.family = ATTN_LINEAR_MAMBA2;
     linear.num_groups = 3;
     linear.num_k_heads = 3;
     struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
     const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
-    is_tensor(&buffer->conv, ATTN_BF16, 4, 6 * 7 + 2 * 3 * 5, 3);
+    is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_BF16, 4, 6 * 7 + 2 * 3 * 5, 3);
 }
 END_TEST
 
 START_TEST(states_without_convolution)
 {
-    groups[0].kind = ATTN_KIND_LINEAR;
-    groups[0].linear = &linear;
+    make_linear(&groups[0]);
     struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
     linear.conv_width = 1;
-    ck_assert_uint_eq(create(&group, 1, 1, 4, false)->conv.struct_size, 0);
+    ck_assert_ptr_null(tensor_of(create(&group, 1, 1, 4, false), ATTN_ROLE_CONV_STATE));
     kv_pool_destroy(pool);
     linear.conv_width = 4;
     linear.conv_dtype = ATTN_DTYPE_NONE;
-    ck_assert_uint_eq(create(&group, 1, 1, 4, false)->conv.struct_size, 0);
+    ck_assert_ptr_null(tensor_of(create(&group, 1, 1, 4, false), ATTN_ROLE_CONV_STATE));
     kv_pool_destroy(pool);
     linear.conv_dtype = ATTN_F32;
     linear.family = ATTN_LINEAR_SHORT_CONV;
     const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
-    ck_assert_uint_eq(buffer->state.struct_size, 0);
-    is_tensor(&buffer->conv, ATTN_F32, 4, 62, 3);
+    ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_STATE));
+    is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_F32, 4, 62, 3);
 }
 END_TEST
 
@@ -254,10 +277,11 @@ START_TEST(layers_that_share_have_one_buffer)
     struct kv_pool_params params = {both, 2, 3, 0, false};
     ck_assert_int_eq(kv_pool_create(shared, &params, &device, &pool, NULL), ATTN_OK);
     ck_assert_uint_eq(pool->num_buffers, 3);
-    is_tensor(&pool->buffers[0].key, ATTN_F32, 3, 2, 2, 16);
-    is_tensor(&pool->buffers[1].key, ATTN_BF16, 3, 1, 2, 16);
-    is_tensor(&pool->buffers[2].value, ATTN_F32, 3, 2, 2, 8);
-    ck_assert_ptr_ne(pool->buffers[0].key.data, pool->buffers[2].key.data);
+    is_tensor(tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE), ATTN_F32, 3, 2, 2, 16);
+    is_tensor(tensor_of(&pool->buffers[1], ATTN_ROLE_K_CACHE), ATTN_BF16, 3, 1, 2, 16);
+    is_tensor(tensor_of(&pool->buffers[2], ATTN_ROLE_V_CACHE), ATTN_F32, 3, 2, 2, 8);
+    ck_assert_ptr_ne(tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE)->data,
+                     tensor_of(&pool->buffers[2], ATTN_ROLE_K_CACHE)->data);
     ck_assert_int_eq(shared->layers[3].kv_buffer, shared->layers[0].kv_buffer);
     uint64_t per_token = 2 * (2 * (16 + 8) * 4) + 1 * (16 + 16) * 2;
     ck_assert_uint_eq(kv_pool_bytes_per_token(shared, both), per_token);
@@ -301,15 +325,15 @@ START_TEST(poison)
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
         struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, dtypes[d]};
         const struct kv_pool_buffer *buffer = create(&group, 3, 4, 0, true);
-        is_poisoned(&buffer->key);
-        is_poisoned(&buffer->value);
+        is_poisoned(tensor_of(buffer, ATTN_ROLE_K_CACHE));
+        is_poisoned(tensor_of(buffer, ATTN_ROLE_V_CACHE));
         kv_pool_destroy(pool);
     }
-    groups[0].linear = &linear;
+    make_linear(&groups[0]);
     struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
     const struct kv_pool_buffer *buffer = create(&group, 1, 1, 3, true);
-    is_poisoned(&buffer->state);
-    is_poisoned(&buffer->conv);
+    is_poisoned(tensor_of(buffer, ATTN_ROLE_STATE));
+    is_poisoned(tensor_of(buffer, ATTN_ROLE_CONV_STATE));
 }
 END_TEST
 
@@ -317,9 +341,10 @@ END_TEST
 START_TEST(poison_of_packed_latent)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT_FP8, NULL, ATTN_FP8_E4M3};
+    groups[0].kind = ATTN_KIND_MLA;
     groups[0].mla = &mla;
     const struct kv_pool_buffer *buffer = create(&group, 2, 2, 0, true);
-    const uint8_t *bytes = buffer->key.data;
+    const uint8_t *bytes = tensor_of(buffer, ATTN_ROLE_LATENT_CACHE)->data;
     for (int i = 0; i < 2 * 656; i++)
         ck_assert_uint_eq(bytes[i], 0);
     for (int row = 2; row < 4; row++) {
@@ -337,31 +362,34 @@ END_TEST
 /* Without poison the padding is zero all the same: slot 0 of states too. */
 START_TEST(padding_is_zero)
 {
-    groups[0].linear = &linear;
-    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
-    const struct kv_pool_buffer *buffer = create(&group, 3, 2, 2, false);
-    const attn_tensor *tensors[] = {&buffer->key, &buffer->value, &buffer->state, &buffer->conv};
-    for (size_t t = 0; t < 4; t++)
-        for (int64_t i = 0; i < tensors[t]->strides[0]; i++)
-            ck_assert_double_eq(dtype_load(tensors[t]->dtype, tensors[t]->data, i), 0);
+    add_linear_layer();
+    create(cache_and_state, 3, 2, 2, false);
+    for (uint32_t b = 0; b < 2; b++) {
+        const struct kv_pool_buffer *buffer = &pool->buffers[b];
+        ck_assert_uint_eq(buffer->num_tensors, 2);
+        for (uint32_t t = 0; t < 2; t++) {
+            const attn_tensor *tensor = &buffer->tensors[t].tensor;
+            for (int64_t i = 0; i < tensor->strides[0]; i++)
+                ck_assert_double_eq(dtype_load(tensor->dtype, tensor->data, i), 0);
+        }
+    }
 }
 END_TEST
 
 /* A group with states in a pool without slots: no byte is written. */
 START_TEST(no_slots)
 {
-    groups[0].linear = &linear;
-    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
-    const struct kv_pool_buffer *buffer = create(&group, 3, 0, 0, true);
-    ck_assert_int_eq(buffer->key.shape[0], 0);
-    ck_assert_int_eq(buffer->state.shape[0], 0);
+    add_linear_layer();
+    create(cache_and_state, 3, 0, 0, true);
+    ck_assert_int_eq(tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE)->shape[0], 0);
+    ck_assert_int_eq(tensor_of(&pool->buffers[1], ATTN_ROLE_STATE)->shape[0], 0);
     ck_assert_uint_eq(pool->bytes, 0);
 }
 END_TEST
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
 
-/* Each byte that nobody has written is the poison's; fetched in a stream of no one else's. */
+/* Each byte that was not written is the poison's; fetched in a separate stream. */
 static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
 {
     uint64_t entry = (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
@@ -382,8 +410,7 @@ static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
  * stands still. */
 START_TEST(filled_on_cuda)
 {
-    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_BF16};
-    struct kv_pool_params params = {&group, 3, 5, 3, true};
+    struct kv_pool_params params = {cache_and_state, 3, 5, 3, true};
     struct cuda_driver driver;
     struct device *gpu;
     cuda_stream engines;
@@ -395,12 +422,12 @@ START_TEST(filled_on_cuda)
     ck_assert_uint_eq(driver.cuStreamCreate(&engines, 0), CUDA_SUCCESS);
     fake.hold(engines, 1);
     ck_assert_int_eq(device_fill(gpu, memory, 1, 16, engines, NULL), ATTN_OK);
-    groups[0].linear = &linear;
+    add_linear_layer();
     ck_assert_int_eq(kv_pool_create(&model, &params, gpu, &pool, NULL), ATTN_OK);
-    is_filled_on(gpu, &pool->buffers[0].key);
-    is_filled_on(gpu, &pool->buffers[0].value);
-    is_filled_on(gpu, &pool->buffers[0].state);
-    is_filled_on(gpu, &pool->buffers[0].conv);
+    is_filled_on(gpu, tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE));
+    is_filled_on(gpu, tensor_of(&pool->buffers[0], ATTN_ROLE_V_CACHE));
+    is_filled_on(gpu, tensor_of(&pool->buffers[1], ATTN_ROLE_STATE));
+    is_filled_on(gpu, tensor_of(&pool->buffers[1], ATTN_ROLE_CONV_STATE));
     fake.hold(engines, 0);
     kv_pool_destroy(pool);
     pool = NULL;
@@ -441,9 +468,8 @@ START_TEST(out_of_memory)
     static const uint64_t bytes[] = {4 * 2 * 60 * 4, 4 * 2 * 27 * 4, 3 * 6 * 35 * 4,
                                      3 * 62 * 3 * 2};
     static const int32_t types[] = {ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA};
-    groups[0].linear = &linear;
-    struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_STATE_SSM_KV, ATTN_F32};
-    struct kv_pool_params params = {&group, 2, 4, 3, true};
+    add_linear_layer();
+    struct kv_pool_params params = {cache_and_state, 2, 4, 3, true};
     for (int n = 0; n < 8; n++) {
         uint64_t before = 0;
         char wanted[128];

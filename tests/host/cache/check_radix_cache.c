@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_radix_cache.c: the prefix cache by literal examples, and by random use against a model that
- * keeps every cached prefix as an entry of its own and searches them one by one.
+ * keeps every cached prefix as a separate entry and searches them one by one.
  *
  * A page's content is named by one symbol; two symbols' pages differ in their last token only.
  */
@@ -14,9 +14,9 @@
 #include "host/base/mix.h"
 #include "tests/tools/test_main.h"
 
-#define MOST_DEPTH 9 /* pages of a sequence */
-#define MOST_SIZE  5 /* tokens of a page */
-#define NUM_PAGES  60
+#define MAX_DEPTH 9 /* pages of a sequence */
+#define MAX_SIZE  5 /* tokens of a page */
+#define NUM_PAGES 60
 
 static struct slots slots, states; /* states: zeroed where there are none */
 static struct radix_cache *cache;
@@ -68,23 +68,23 @@ static void take_pages(int64_t count, int32_t *pages)
 
 static int64_t match(const char *symbols, int32_t *pages, struct radix_node **node)
 {
-    token_key keys[MOST_DEPTH * MOST_SIZE];
+    token_key keys[MAX_DEPTH * MAX_SIZE];
     int64_t count = (int64_t)strlen(symbols);
     set_keys(symbols, count, keys);
     return radix_cache_match(cache, keys, count, pages, node);
 }
 
-/* Put `symbols` behind *node; the pages used are returned in pages[]. */
+/* Put `symbols` after *node; the pages used are returned in pages[]. */
 static void insert(const char *symbols, int32_t *pages, struct radix_node **node)
 {
-    token_key keys[MOST_DEPTH * MOST_SIZE];
+    token_key keys[MAX_DEPTH * MAX_SIZE];
     int64_t count = (int64_t)strlen(symbols);
     set_keys(symbols, count, keys);
     take_pages(count, pages);
     ck_assert_int_eq(radix_cache_insert(cache, keys, count, pages, node), count);
 }
 
-/* Insert behind the root and let go. */
+/* Insert after the root and let go. */
 static void insert_unlocked(const char *symbols, int32_t *pages)
 {
     struct radix_node *node = radix_cache_root(cache);
@@ -94,7 +94,7 @@ static void insert_unlocked(const char *symbols, int32_t *pages)
 
 static void expect_match(const char *symbols, int64_t length)
 {
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node;
     ck_assert_int_eq(match(symbols, pages, &node), length);
 }
@@ -141,7 +141,7 @@ END_TEST
 START_TEST(a_lock_keeps_its_path_and_no_more)
 {
     make_cache(1, NUM_PAGES);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node;
     insert_unlocked("abcdef", pages);
     insert_unlocked("xyz", pages);
@@ -161,7 +161,7 @@ END_TEST
 START_TEST(eviction_is_least_recently_used_from_the_end)
 {
     make_cache(1, NUM_PAGES);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     insert_unlocked("abcd", pages);
     insert_unlocked("xyz", pages);
     expect_match("ab", 2); /* cd is the oldest now, then xyz, then ab */
@@ -178,7 +178,7 @@ END_TEST
 START_TEST(a_split_leaves_handles_valid)
 {
     make_cache(1, NUM_PAGES);
-    int32_t pages[MOST_DEPTH], more[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH], more[MAX_DEPTH];
     struct radix_node *deep = radix_cache_root(cache), *middle;
     insert("abcd", pages, &deep);
     ck_assert_int_eq(match("ab", more, &middle), 2);
@@ -195,7 +195,7 @@ END_TEST
 /* Pages of the prefix of `symbols` that has a state, whose slot is *slot. */
 static int64_t pages_with_state(const char *symbols, int32_t *slot)
 {
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node;
     int64_t depth = match(symbols, pages, &node);
     node = radix_cache_find_state(cache, node, &depth);
@@ -214,7 +214,7 @@ static void expect_state(const char *symbols, int64_t depth, int32_t slot)
 START_TEST(a_state_stays_at_its_page)
 {
     make_cache_with_states(3, 4);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *deep = radix_cache_root(cache), *other;
     insert("abcdef", pages, &deep);
     int32_t end = radix_cache_take_state(cache), middle = radix_cache_take_state(cache);
@@ -234,11 +234,11 @@ START_TEST(a_state_stays_at_its_page)
 }
 END_TEST
 
-/* Nobody has looked for that prefix yet. */
+/* No request has looked for that prefix yet. */
 START_TEST(a_state_splits_a_node)
 {
     make_cache_with_states(1, 4);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node = radix_cache_root(cache);
     insert("abc", pages, &node);
     int32_t slot = radix_cache_take_state(cache);
@@ -251,7 +251,7 @@ END_TEST
 START_TEST(a_second_state_is_not_kept)
 {
     make_cache_with_states(1, 4);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node = radix_cache_root(cache);
     insert("abc", pages, &node);
     int32_t first = radix_cache_take_state(cache);
@@ -268,7 +268,7 @@ END_TEST
 START_TEST(states_are_taken_by_last_use)
 {
     make_cache_with_states(1, 2);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *x = radix_cache_root(cache), *y = x;
     insert("xxx", pages, &x);
     insert("yyy", pages, &y);
@@ -297,7 +297,7 @@ END_TEST
 START_TEST(an_evicted_page_takes_its_state)
 {
     make_cache_with_states(1, 4);
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     struct radix_node *node = radix_cache_root(cache);
     insert("abcdef", pages, &node);
     int32_t end = radix_cache_take_state(cache), middle = radix_cache_take_state(cache);
@@ -341,7 +341,7 @@ END_TEST
 
 /* One cached page: the symbols from the root to it. */
 struct entry {
-    char path[MOST_DEPTH + 1];
+    char path[MAX_DEPTH + 1];
     int32_t page;
     int locks;
     uint64_t last_use;
@@ -350,7 +350,7 @@ struct entry {
 /* A request: what it has locked, and the node that it got for that. */
 struct holder {
     bool active;
-    char path[MOST_DEPTH + 1];
+    char path[MAX_DEPTH + 1];
     struct radix_node *node;
 };
 
@@ -376,7 +376,7 @@ static struct entry *find_entry(const char *path, size_t length)
 
 static void draw_path(char *path)
 {
-    int length = draw(MOST_DEPTH + 1);
+    int length = draw(MAX_DEPTH + 1);
     for (int i = 0; i < length; i++)
         path[i] = (char)('a' + draw(2));
     path[length] = '\0';
@@ -385,7 +385,7 @@ static void draw_path(char *path)
 /* Match, compare with the model, and lock. */
 static void start_holder(struct holder *holder)
 {
-    int32_t pages[MOST_DEPTH];
+    int32_t pages[MAX_DEPTH];
     draw_path(holder->path);
     size_t matched = (size_t)match(holder->path, pages, &holder->node);
     uses++;
@@ -408,11 +408,11 @@ static void start_holder(struct holder *holder)
 
 static void extend_holder(struct holder *holder)
 {
-    char more[MOST_DEPTH + 1];
-    int32_t pages[MOST_DEPTH];
+    char more[MAX_DEPTH + 1];
+    int32_t pages[MAX_DEPTH];
     draw_path(more);
     size_t length = strlen(holder->path);
-    more[draw((int)(MOST_DEPTH - length) + 1)] = '\0';
+    more[draw((int)(MAX_DEPTH - length) + 1)] = '\0';
     size_t count = strlen(more);
     if ((int64_t)count * slots.page_size > slots_free_tokens(&slots))
         return;
@@ -481,7 +481,7 @@ static void expect_counts(void)
                      (int64_t)num_entries * slots.page_size);
 }
 
-static const int32_t page_sizes[] = {1, 3, MOST_SIZE};
+static const int32_t page_sizes[] = {1, 3, MAX_SIZE};
 
 START_TEST(random_use)
 {
@@ -499,7 +499,7 @@ START_TEST(random_use)
             extend_holder(holder);
         else
             end_holder(holder);
-        if (slots_free_tokens(&slots) < MOST_DEPTH * slots.page_size || draw(20) == 0)
+        if (slots_free_tokens(&slots) < MAX_DEPTH * slots.page_size || draw(20) == 0)
             evict(draw(8));
         expect_counts();
         most = num_entries > most ? num_entries : most;

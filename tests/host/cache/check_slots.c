@@ -203,10 +203,10 @@ END_TEST
 
 /* ---- Random use ------------------------------------------------------------------------------ */
 
-#define MOST_PAGES  41
-#define MOST_SIZE   16
-#define MOST_TOKENS 150
-#define SEQUENCES   6
+#define MAX_PAGES  41
+#define MAX_SIZE   16
+#define MAX_TOKENS 150
+#define SEQUENCES  6
 
 static uint64_t draws;
 
@@ -217,7 +217,7 @@ static int32_t draw(int32_t below)
 
 struct sequence {
     int32_t length;
-    int32_t row[MOST_TOKENS];
+    int32_t row[MAX_TOKENS];
 };
 
 static int32_t page_count(int32_t length, int32_t page_size)
@@ -235,12 +235,12 @@ static int32_t count_free_pages(const struct sequence *sequences, int32_t num_pa
     return num_pages - 1 - used;
 }
 
-/* Every slot is in the pool but not in page 0, at the offset of its position, and nobody else's;
- * the pages that are marked as allocated are those of the sequences.
- * (Check's assertions are too slow for what is looked at a million times.) */
+/* Every slot is in the pool but not in page 0, at the offset of its position, and no other
+ * request's; the pages that are marked as allocated are those of the sequences. (Check's assertions
+ * are too slow for what is looked at a million times.) */
 static bool slots_are_sound(const struct sequence *sequences, int32_t num_pages, int32_t page_size)
 {
-    bool seen[MOST_PAGES * MOST_SIZE] = {false};
+    bool seen[MAX_PAGES * MAX_SIZE] = {false};
     for (int i = 0; i < SEQUENCES; i++) {
         for (int32_t j = 0; j < sequences[i].length; j++) {
             int32_t slot = sequences[i].row[j];
@@ -260,7 +260,7 @@ static void grow(struct sequence *sequence, int32_t free_pages, int32_t page_siz
 {
     int32_t length = sequence->length;
     int32_t more = draw(3) ? 1 : draw(3 * page_size + 2);
-    if (length + more > MOST_TOKENS)
+    if (length + more > MAX_TOKENS)
         return;
     bool fits = page_count(length + more, page_size) - page_count(length, page_size) <= free_pages;
     int32_t last_slot = length ? sequence->row[length - 1] : -1;
@@ -276,7 +276,7 @@ static const int32_t page_sizes[] = {1, 3, 16};
 START_TEST(random_use)
 {
     struct sequence sequences[SEQUENCES];
-    int32_t page_size = page_sizes[_i], num_pages = MOST_PAGES - _i;
+    int32_t page_size = page_sizes[_i], num_pages = MAX_PAGES - _i;
     memset(sequences, 0, sizeof sequences);
     make_slots(page_size, num_pages);
     int32_t fewest = num_pages - 1;

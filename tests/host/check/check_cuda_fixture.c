@@ -375,7 +375,7 @@ END_TEST
 
 enum {
     SEQS = 5,
-    MOST = 8, /* sequences of the largest graph */
+    MAX_GRAPH_SEQS = 8, /* sequences of the largest graph */
     STEPS = 9,
     PAGE = 4,
     PAGES_OF_SEQ = 9,
@@ -390,13 +390,15 @@ enum {
 
 /* An engine's arrays for decode, as a host and a device have them. */
 struct arrays {
-    int64_t out_cache_loc[MOST];
-    int32_t seq_lens[MOST], requests[MOST];
-    int32_t req_to_token[SEQS + 1][KEYS], block_table[MOST][PAGES_OF_SEQ];
-    int32_t kv_indptr[MOST + 1], kv_indices[MOST * PAGES_OF_SEQ], last_page_len[MOST];
-    float q[MOST][Q_HEADS][DIM], k[MOST][KV_HEADS][DIM], v[MOST][KV_HEADS][V_DIM];
+    int64_t out_cache_loc[MAX_GRAPH_SEQS];
+    int32_t seq_lens[MAX_GRAPH_SEQS], requests[MAX_GRAPH_SEQS];
+    int32_t req_to_token[SEQS + 1][KEYS], block_table[MAX_GRAPH_SEQS][PAGES_OF_SEQ];
+    int32_t kv_indptr[MAX_GRAPH_SEQS + 1], kv_indices[MAX_GRAPH_SEQS * PAGES_OF_SEQ],
+        last_page_len[MAX_GRAPH_SEQS];
+    float q[MAX_GRAPH_SEQS][Q_HEADS][DIM], k[MAX_GRAPH_SEQS][KV_HEADS][DIM],
+        v[MAX_GRAPH_SEQS][KV_HEADS][V_DIM];
     float k_cache[NUM_PAGES * PAGE][KV_HEADS][DIM], v_cache[NUM_PAGES * PAGE][KV_HEADS][V_DIM];
-    float out[MOST][Q_HEADS][V_DIM], lse[MOST][Q_HEADS];
+    float out[MAX_GRAPH_SEQS][Q_HEADS][V_DIM], lse[MAX_GRAPH_SEQS][Q_HEADS];
 };
 
 struct engine {
@@ -448,8 +450,8 @@ static void init_problem(struct engine *e)
                               .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
                               .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
                               .uses = ATTN_USES_LSE,
-                              .max_seqs = MOST,
-                              .max_tokens = MOST,
+                              .max_seqs = MAX_GRAPH_SEQS,
+                              .max_tokens = MAX_GRAPH_SEQS,
                               .max_q_len = 1,
                               .max_kv_len = KEYS,
                               .max_kv_tokens = SEQS * KEYS};
@@ -529,7 +531,7 @@ static void fill_step(struct engine *e, int32_t first, int32_t real, int32_t row
     draw_all(e, &a->q[0][0][0], (size_t)real * sizeof a->q[0]);
     draw_all(e, &a->k[0][0][0], (size_t)real * sizeof a->k[0]);
     draw_all(e, &a->v[0][0][0], (size_t)real * sizeof a->v[0]);
-    for (int i = 0; i < MOST * PAGES_OF_SEQ; i++)
+    for (int i = 0; i < MAX_GRAPH_SEQS * PAGES_OF_SEQ; i++)
         a->kv_indices[i] = UNUSED;
     for (int32_t r = 0; r < rows; r++)
         fill_row(e, r, first, real);
@@ -556,11 +558,11 @@ static void set_tensor(struct step *step, uint32_t role, int32_t type, void *dat
 static void set_tensors(const struct engine *e, struct step *step, struct arrays *a, int32_t type)
 {
     int64_t first = e->hnd ? KV_HEADS : PAGE, second = e->hnd ? PAGE : KV_HEADS;
-    set_tensor(step, ATTN_ROLE_Q, type, a->q, 3, (int64_t[]){MOST, Q_HEADS, DIM});
-    set_tensor(step, ATTN_ROLE_K, type, a->k, 3, (int64_t[]){MOST, KV_HEADS, DIM});
-    set_tensor(step, ATTN_ROLE_V, type, a->v, 3, (int64_t[]){MOST, KV_HEADS, V_DIM});
-    set_tensor(step, ATTN_ROLE_OUT, type, a->out, 3, (int64_t[]){MOST, Q_HEADS, V_DIM});
-    set_tensor(step, ATTN_ROLE_LSE, type, a->lse, 2, (int64_t[]){MOST, Q_HEADS});
+    set_tensor(step, ATTN_ROLE_Q, type, a->q, 3, (int64_t[]){MAX_GRAPH_SEQS, Q_HEADS, DIM});
+    set_tensor(step, ATTN_ROLE_K, type, a->k, 3, (int64_t[]){MAX_GRAPH_SEQS, KV_HEADS, DIM});
+    set_tensor(step, ATTN_ROLE_V, type, a->v, 3, (int64_t[]){MAX_GRAPH_SEQS, KV_HEADS, V_DIM});
+    set_tensor(step, ATTN_ROLE_OUT, type, a->out, 3, (int64_t[]){MAX_GRAPH_SEQS, Q_HEADS, V_DIM});
+    set_tensor(step, ATTN_ROLE_LSE, type, a->lse, 2, (int64_t[]){MAX_GRAPH_SEQS, Q_HEADS});
     set_tensor(step, ATTN_ROLE_K_CACHE, type, a->k_cache, 4,
                (int64_t[]){NUM_PAGES, first, second, DIM});
     set_tensor(step, ATTN_ROLE_V_CACHE, type, a->v_cache, 4,
@@ -714,12 +716,12 @@ START_TEST(test_launch_shapes_follow_from_bounds)
     fill_step(&e, 0, 3, 3);
     make_step(&e, &step, ATTN_DEVICE_CUDA, 3, 3);
     struct device_graph *graph = capture(metadata, &step.batch, 3, step.args);
-    fill_step(&e, 2, SEQS, MOST);
-    make_step(&e, &step, ATTN_DEVICE_CUDA, SEQS, MOST);
+    fill_step(&e, 2, SEQS, MAX_GRAPH_SEQS);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, SEQS, MAX_GRAPH_SEQS);
     GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
     GOOD(device_graph_launch(device, graph, stream, &error.base));
-    judge_step(&e, SEQS, MOST);
-    ck_assert_uint_eq(grid_of_attend[0], MOST);
+    judge_step(&e, SEQS, MAX_GRAPH_SEQS);
+    ck_assert_uint_eq(grid_of_attend[0], MAX_GRAPH_SEQS);
     ck_assert_uint_eq(grid_of_attend[1], Q_HEADS);
     judge_bits(&e, SEQS);
     ck_assert_uint_eq(grid_of_attend[0], SEQS);
@@ -730,7 +732,7 @@ START_TEST(test_launch_shapes_follow_from_bounds)
 }
 END_TEST
 
-/* A host that hands over other arrays than those of the capture is told so. */
+/* A host that passes other arrays than those of the capture is refused. */
 START_TEST(test_moved_arrays_are_refused)
 {
     struct engine e;
@@ -738,12 +740,12 @@ START_TEST(test_moved_arrays_are_refused)
     set_up();
     engine_init(&e, 0, 0);
     attnhost_metadata *metadata = make_metadata(e.backend, ATTN_METADATA_GRAPH, &e.bounds);
-    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MAX_GRAPH_SEQS);
     GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
     step.batch.seq_lens.device++;
     FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
           ATTN_INVALID_ARGUMENT);
-    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MAX_GRAPH_SEQS);
     step.kv.req_to_token.device += KEYS;
     FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
           ATTN_INVALID_ARGUMENT);
@@ -936,8 +938,8 @@ START_TEST(test_every_call_fails_once)
     struct step step;
     set_up();
     engine_init(&e, 1, 0);
-    fill_step(&e, 0, 0, MOST);
-    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MOST);
+    fill_step(&e, 0, 0, MAX_GRAPH_SEQS);
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 0, MAX_GRAPH_SEQS);
     for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++)
         ck_assert_msg(fail_all(calls[c], &e, &step) > 0, "%s", calls[c]);
     engine_finish(&e);

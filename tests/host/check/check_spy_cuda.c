@@ -250,7 +250,7 @@ START_TEST(not_there)
     ck_assert_ptr_nonnull(strstr(why, "not installed"));
     fixture_path("fake_cuda.so", path);
     ck_assert_int_eq(spy_install(path, &failure.base), ATTN_DEPENDENCY_MISSING);
-    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "no spy"));
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "not a spy"));
 }
 END_TEST
 
@@ -305,7 +305,7 @@ typedef unsigned int (*get_v1)(const char *, void **, int, uint64_t);
 typedef unsigned int (*get_v2)(const char *, void **, int, uint64_t, void *);
 
 /* What the driver's call of this name and version returns, called through what the spy hands out;
- * `noted` tells whether the spy saw it. */
+ * `noted` says whether the spy saw it. */
 static unsigned int call_version(get_v1 get, const char *name, int version, uint64_t flags,
                                  bool *noted)
 {

@@ -8,8 +8,8 @@
 
 #include "host/embed/embed.h"
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 #include "host/run/session.h"
+#include "host/select/open_host.h"
 
 enum { MAX_SETS = 48 };
 
@@ -33,7 +33,8 @@ struct run {
     size_t num_sets;
     struct report report;
     host_error error;
-    int code;
+    attn_status status;
+    struct session_result result;
 };
 
 __attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
@@ -90,13 +91,12 @@ static void begin(struct run *run, const struct pairs_place *place, const char *
 static void go(struct run *run)
 {
     struct config *config = NULL;
-    attn_status status =
+    run->status =
         config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
-    run->code = EXIT_USAGE;
-    if (status != ATTN_OK)
+    if (run->status != ATTN_OK)
         return;
     struct session_params params = {.config = config};
-    run->code = session_run(&params, &run->report, &run->error.base);
+    run->status = session_run(&params, &run->report, &run->result, &run->error.base);
     config_destroy(config);
 }
 
@@ -105,6 +105,13 @@ static void finish(struct run *run)
     report_finish(&run->report);
     for (size_t s = 0; s < run->num_sets; s++)
         free(run->sets[s]);
+}
+
+/* No backend can serve it. */
+static bool is_refused(const struct run *run)
+{
+    return !run->result.began &&
+           (run->status == ATTN_UNSUPPORTED || run->status == ATTN_DEPENDENCY_MISSING);
 }
 
 /* Rows that a backend computed, wherever it stands in the tree. */
@@ -137,7 +144,7 @@ attnhost *pairs_host(const struct pairs_place *place, char text[PAIRS_TEXT])
     if (status == ATTN_OK)
         status = attnhost_create(&params, &host, &run.error.base);
     if (status == ATTN_OK)
-        status = embed_load_plugins(host, config, &run.error.base);
+        status = open_host_load_plugins(host, config, &run.error.base);
     if (status != ATTN_OK) {
         snprintf(text, PAIRS_TEXT, "%s", host_error_text(&run.error));
         attnhost_destroy(host);
@@ -167,7 +174,7 @@ int pairs_serves(const struct pairs_place *place, const char *backend)
     begin(&run, place, backend, backend, 0);
     go(&run);
     finish(&run);
-    return run.code != EXIT_NO_BACKEND;
+    return !is_refused(&run);
 }
 
 /* ---- Judging --------------------------------------------------------------------------------- */
@@ -176,11 +183,11 @@ int pairs_serves(const struct pairs_place *place, const char *backend)
 static const char *judge_rows(const struct run *run, const char *what, char text[PAIRS_TEXT])
 {
     const struct report *r = &run->report;
-    if (run->code == EXIT_GOOD && r->verify.rows_failed == 0 && r->verify.rows_checked > 0 &&
-        r->tokens.decode > 0)
+    if (run->status == ATTN_OK && run->result.passed && r->verify.rows_failed == 0 &&
+        r->verify.rows_checked > 0 && r->tokens.decode > 0)
         return NULL;
-    snprintf(text, PAIRS_TEXT, "%s: exit code %d, %lld of %lld rows failed: %.400s %.250s", what,
-             run->code, (long long)r->verify.rows_failed, (long long)r->verify.rows_checked,
+    snprintf(text, PAIRS_TEXT, "%s: status %d, %lld of %lld rows failed: %.400s %.250s", what,
+             run->status, (long long)r->verify.rows_failed, (long long)r->verify.rows_checked,
              host_error_text(&run->error), r->verify.first_failure);
     return text;
 }
@@ -206,9 +213,9 @@ static const char *judge_shares(const struct run *alone, const struct run *pair,
 static const char *judge_refusal(const struct run *run, char text[PAIRS_TEXT])
 {
     const char *said = host_error_text(&run->error);
-    if (run->code == EXIT_NO_BACKEND && strstr(said, "kv_layout"))
+    if (is_refused(run) && strstr(said, "kv_layout"))
         return NULL;
-    snprintf(text, PAIRS_TEXT, "exit code %d: %.700s: accepted a refusal for kv_layout", run->code,
+    snprintf(text, PAIRS_TEXT, "status %d: %.700s: accepted a refusal for kv_layout", run->status,
              said);
     return text;
 }

@@ -36,7 +36,7 @@ int pairs_serves(const struct pairs_place *place, const char *backend);
 const char *pairs_judge(const struct pairs_place *place, attnhost *host, const char *prefill,
                         const char *decode, int variant, char text[PAIRS_TEXT]);
 
-/* Is the pair refused for the layout of the KV cache, with this setting (NULL = none) beside?
+/* Is the pair refused for the layout of the KV cache, with this setting (NULL = none) as well?
  * NULL, or what it says instead. */
 const char *pairs_refused(const struct pairs_place *place, const char *prefill, const char *decode,
                           const char *setting, char text[PAIRS_TEXT]);

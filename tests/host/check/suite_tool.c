@@ -9,7 +9,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "host/check/suite/child.h"
 #include "host/check/groups/groups.h"
 #include "host/cmd/commands.h"
 #include "host/base/error.h"
@@ -209,12 +208,10 @@ const char *check_groups_minimum(void)
 
 int main(int argc, char **argv)
 {
-    static const struct command commands[] = {{"check", cmd_check, NULL},
-                                              {"fuzz", cmd_fuzz, NULL},
-                                              {"check-child", cmd_check_child, NULL},
-                                              {"check-load", cmd_check_load, NULL}};
+    static const struct command *const commands[] = {&command_check, &command_fuzz,
+                                                     &command_check_child, &command_check_load};
     for (size_t c = 0; argc > 1 && c < sizeof commands / sizeof *commands; c++)
-        if (strcmp(argv[1], commands[c].name) == 0)
-            return commands[c].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], commands[c]->name) == 0)
+            return arguments_run(commands[c], argc - 1, argv + 1);
     return 2;
 }

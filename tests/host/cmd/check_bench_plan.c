@@ -47,9 +47,8 @@ static void tear_down(void)
 /* Plan `shape` (NULL = those of `ini`'s model) on the backends. */
 static attn_status plan(const char *backends, const char *shape, const char *ini)
 {
-    struct arguments arguments = {.target = shape ? NULL : "t.ini",
-                                  .backends = {&backends, 1},
-                                  .shapes = {&shape, shape != NULL}};
+    struct bench_values values = {.backends = {&backends, 1}, .shapes = {&shape, shape != NULL}};
+    struct arguments arguments = {.target = shape ? NULL : "t.ini", .values = &values};
     struct bench_report report = {0};
     struct config *config = NULL;
     attn_status status =
@@ -104,14 +103,14 @@ START_TEST(two_devices_are_refused)
     for (int i = 0; i < 3; i++) {
         const char *shape = i == 1 ? NULL : i ? "head_dim=7:64" : "mode=extend";
         ck_assert_int_eq(plan(backends[i], shape, MODEL), ATTN_CONFIG_ERROR);
-        ck_assert_ptr_nonnull(strstr(host_error_text(&error), "cpu_native serves on cpu"));
+        ck_assert_ptr_nonnull(strstr(host_error_text(&error), "cpu_native runs on cpu"));
         ck_assert_ptr_nonnull(strstr(host_error_text(&error), "triton_like on cuda:0"));
         ck_assert_ptr_nonnull(strstr(host_error_text(&error), "accepted: "));
     }
 }
 END_TEST
 
-/* Without a driver nobody serves on CUDA. */
+/* Without a driver no backend serves on CUDA. */
 START_TEST(no_driver)
 {
     setenv("ATTNHOST_LIBCUDA", "/nowhere/libcuda.so.1", 1);

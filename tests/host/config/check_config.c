@@ -339,7 +339,7 @@ START_TEST(unknown_names_are_corrected)
     ASSERT_REFUSED("[backend]\n", "does not name a backend");
     ASSERT_REFUSED("[backend.a.b]\n", "does not name a backend");
     ASSERT_REFUSED("[backend.a b]\n", "does not name a backend");
-    ASSERT_REFUSED("page_size = 1\n", "t.ini:1: 'page_size' stands before the first section");
+    ASSERT_REFUSED("page_size = 1\n", "t.ini:1: 'page_size' comes before the first section");
     ASSERT_REFUSED("[attention]\nroute.01 = a -> b\n", "unknown key 'route.01'");
     ASSERT_REFUSED("[attention]\nroute.-1 = a -> b\n", "unknown key");
     ASSERT_REFUSED("[attention]\nroute.10000 = a -> b\n", "unknown key");
@@ -447,7 +447,7 @@ START_TEST(long_lines_are_refused_not_cut)
             ASSERT_REFUSED(text, "t.ini:2: the line has ", "accepted: up to 198");
         }
     }
-    /* A rest that inih would take for a line of its own must not get through either. */
+    /* A rest that inih would take for a line must not get through either. */
     memset(value, ' ', 250);
     snprintf(value + 200, sizeof value - 200, "page_size = 8");
     snprintf(text, sizeof text, "[kv_cache]\ndtype = f32%s\n", value);
@@ -514,8 +514,8 @@ START_TEST(malformed_lines_are_refused)
     ASSERT_REFUSED("[model ; ]\n", "t.ini:1: ");
     ASSERT_REFUSED("[model]\n= 3\n", "t.ini:2: '= 3' is not understood");
     ASSERT_REFUSED("[model]\nnum_layers ; = 3\n", "t.ini:2: ");
-    ASSERT_REFUSED("[model] num_layers = 3\n", "t.ini:1: there is text behind [model]");
-    /* the first wrong line, whoever finds it */
+    ASSERT_REFUSED("[model] num_layers = 3\n", "t.ini:1: there is text after [model]");
+    /* the first wrong line, whichever part finds it */
     ASSERT_REFUSED("[model]\nwhat\nnum_layers = 0\n", "t.ini:2: 'what'");
     ASSERT_REFUSED("[model]\nnum_layers = 0\nwhat\n", "t.ini:2: model.num_layers");
     ASSERT_REFUSED("[model]\nwhat", "t.ini:2: 'what'");
@@ -838,7 +838,7 @@ START_TEST(mutations_of_a_good_ini)
                     length = at + 1;
             }
         }
-        /* a block of its own, so that a byte read too far is seen */
+        /* a separate block, so that a byte read too far is seen */
         char *exact = malloc(length);
         memcpy(exact, text, length);
         assert_survives(exact, length);

@@ -2,7 +2,8 @@
  *
  * check_context.c: what an engine on CUDA may rely on, on the fake driver: plugins find the primary
  * context of their device current whatever the engine has current, which is left as it was; and
- * what the library fills is filled when the call returns, beside the engine's streams and captures.
+ * what the library fills is filled when the call returns, next to the engine's streams and
+ * captures.
  */
 #include "tests/host/embed/attnhost_fixture.h"
 

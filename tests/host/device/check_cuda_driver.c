@@ -97,7 +97,7 @@ START_TEST(test_not_a_driver)
     char path[4096];
     assert_refused("/etc/passwd", ATTN_DEPENDENCY_MISSING, "/etc/passwd");
     fixture_path("fixture_good.so", path);
-    assert_refused(path, ATTN_DEPENDENCY_MISSING, "is no CUDA driver: it has no cuInit");
+    assert_refused(path, ATTN_DEPENDENCY_MISSING, "not a CUDA driver: it has no cuInit");
 }
 END_TEST
 
@@ -341,7 +341,7 @@ START_TEST(test_kernel_on_host_memory)
 }
 END_TEST
 
-/* In a process of its own: the fault ends it. */
+/* In a separate process: the fault ends it. */
 START_TEST(test_device_memory_is_not_the_hosts)
 {
     cuda_pointer memory;
@@ -395,7 +395,7 @@ START_TEST(test_free_too_early)
 }
 END_TEST
 
-/* The calls that plugins use besides. */
+/* Further calls that plugins use. */
 static struct {
 #define MEMBER(name, symbol, parameters) cuda_result(*name) parameters;
     FAKE_CUDA_OTHER_CALLS(MEMBER)

@@ -657,7 +657,7 @@ static attn_status try_everything(attn_error *failure)
     return status;
 }
 
-/* Calls that make or do something, and how the result given is told where no class can be (an
+/* Calls that make or do something, and how the result given is reported where no class can be (an
  * allocation says no more than NULL). */
 static const struct {
     const char *call;
@@ -715,7 +715,7 @@ START_TEST(test_failure_at_every_call)
 END_TEST
 
 /* The device is lost at each call of all, those that release included. Nothing hangs, nothing
- * stays, and no loss is told as anything else. */
+ * stays, and no loss is reported as anything else. */
 START_TEST(test_loss_at_every_call)
 {
     use_fake_cuda();
@@ -836,7 +836,7 @@ START_TEST(test_loss_for_good)
 }
 END_TEST
 
-/* A fault in what was enqueued is told by whatever comes after it. */
+/* A fault in what was enqueued is reported by whatever comes after it. */
 START_TEST(test_loss_by_a_fault)
 {
     struct two_streams s;

@@ -185,7 +185,7 @@ START_TEST(one_phase_alone)
     batch.prefix_lens.host = prefixes;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     ck_assert_int_eq(forward(metadata, 1), ATTN_UNSUPPORTED);
-    assert_says("fixture_two: layer 1: batch.mode is 0, and the backend serves DECODE alone");
+    assert_says("fixture_two: layer 1: batch.mode is 0, and the backend serves only DECODE");
     make_batch(ATTN_MODE_DECODE);
     batch.seq_lens.host = lens;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
@@ -246,7 +246,7 @@ START_TEST(bad_batches)
     ASSERT_BAD_BATCH("seq_lens.device is absent", batch.seq_lens.device = NULL);
     ASSERT_BAD_BATCH("q_indptr.device is absent", batch.q_indptr.device = NULL);
     ASSERT_BAD_BATCH("prefix_lens.device is absent", batch.prefix_lens.device = NULL);
-    ASSERT_BAD_BATCH("a layer is of group 1", batch.num_kv_groups = 1);
+    ASSERT_BAD_BATCH("a layer uses group 1", batch.num_kv_groups = 1);
     ASSERT_BAD_BATCH("kv_groups[1].page_size is 0", kv[1].page_size = 0);
     ASSERT_BAD_BATCH("kv_groups[1].block_table is absent", kv[1].index_forms = ATTN_INDEX_CSR);
     ASSERT_BAD_BATCH("kv_groups[0].block_table is absent", kv[0].block_table.device = NULL);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/kinds/kinds.h"
 #include "host/model/model.h"
 #include "tests/tools/test_main.h"
 
@@ -175,7 +176,7 @@ START_TEST(expanded_among_others)
         ck_assert(!operands_is_expanded(model, l));
         ck_assert(operands_is_expanded(model, layers + l) == has_form);
         ck_assert_uint_eq(operands_list_latents(model, layers + l, list), has_form ? 2 : 0);
-        ck_assert(model_group_expands(model, group) == has_form);
+        ck_assert(kind_expands(model, group) == has_form);
         ck_assert_uint_eq(operands_output(model, l).dtype, has_form ? ATTN_F32 : ATTN_BF16);
     }
     ck_assert(found > 0 && found < layers);

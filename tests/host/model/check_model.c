@@ -263,8 +263,8 @@ START_TEST(latent_attention)
 }
 END_TEST
 
-/* sm_scale with YaRN's factor of a context stretched so many times: squared, as both sides of the
- * product have it. */
+/* sm_scale with YaRN's factor for a context stretched this many times: squared, as both sides of
+ * the product have it. */
 static void assert_yarn(const char *name, double stretch, double mscale)
 {
     struct model *model = load_hf(name);
@@ -620,7 +620,7 @@ START_TEST(bad_fields)
                "sliding_window", "is missing", NULL);
     hf_refused(LLAMA "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
                      "\"layer_types\": [\"linear_attention\"]}",
-               "linear_attention", "LlamaForCausalLM has not", NULL);
+               "linear_attention", "LlamaForCausalLM does not have", NULL);
     hf_refused("{\"architectures\": [\"Gemma3ForCausalLM\"], \"text_config\": 3}", "text_config",
                "got 3", "an object", NULL);
     hf_refused("{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"text_config\": "

@@ -54,16 +54,16 @@ START_TEST(unknown_names)
 {
     make_problems();
     ck_assert_int_eq(fail_compose("fixture_onee"), ATTN_CONFIG_ERROR);
-    assert_says("'fixture_onee' is no backend that is there (did you mean fixture_one?)");
+    assert_says("'fixture_onee' is not a known backend (did you mean fixture_one?)");
     ck_assert_int_eq(fail_compose("zzz"), ATTN_CONFIG_ERROR);
     assert_says("accepted: fixture_one, fixture_two, fixture_pair");
     define("mine", "fixture_tw0", NULL, NULL, NULL, NULL);
     ck_assert_int_eq(fail_compose("mine"), ATTN_CONFIG_ERROR);
-    assert_says("backend.mine.type = 'fixture_tw0' is no backend type that is there");
+    assert_says("backend.mine.type = 'fixture_tw0' is not a known backend type");
     assert_says("did you mean fixture_two?");
     define("tree", "fixture_pair", "first", "nobody", NULL, NULL);
     ck_assert_int_eq(fail_compose("tree"), ATTN_CONFIG_ERROR);
-    assert_says("backend.tree.first = 'nobody' is no backend");
+    assert_says("backend.tree.first = 'nobody' is not a known backend");
     ck_assert_int_eq(fail_compose("fixture_pair"), ATTN_CONFIG_ERROR);
     assert_says("backend.fixture_pair.first is missing");
 }
@@ -264,7 +264,7 @@ START_TEST(bad_problems)
     make_problems();
     layers[1].layer_id = 0;
     ck_assert_int_eq(fail_compose("fixture_one"), ATTN_INVALID_ARGUMENT);
-    assert_says("layer_id 0 stands in two layers");
+    assert_says("two layers have layer_id 0");
     make_problems();
     attn_device other = device;
     other.id = 1;
@@ -328,8 +328,9 @@ START_TEST(bad_ini)
     assert_says("t.ini:3: backend.x.ratio = 'nan' is not a finite number; accepted: 0..1");
     ck_assert_int_eq(configure("[backend.%s]\nblok = 3\n", "fixture_one"), ATTN_OK);
     ck_assert_int_eq(fail_compose("fixture_one"), ATTN_CONFIG_ERROR);
-    assert_says("t.ini:2: backend.fixture_one.blok is no option of backend type fixture_one (did "
-                "you mean block?)");
+    assert_says(
+        "t.ini:2: backend.fixture_one.blok is not an option of backend type fixture_one (did "
+        "you mean block?)");
 }
 END_TEST
 

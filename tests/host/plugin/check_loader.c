@@ -247,8 +247,8 @@ START_TEST(names_that_are_taken)
                    "backend types 0 and 1 are both named fixture_same");
     ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), NULL), ATTN_OK);
     assert_refused(fixture("fixture_taken_name"), ATTN_CONFIG_ERROR,
-                   "backend type fixture_two is provided by");
-    assert_says("/fixture_good.so already");
+                   "backend type fixture_two is already provided by");
+    assert_says("/fixture_good.so; accepted");
     ck_assert_str_eq(registry_find(&registry, "fixture_two")->plugin->table.name, "fixture_good");
     /* Asking again gives the same answer, and no second record. */
     uint32_t count = registry.num_plugins;
@@ -379,7 +379,7 @@ START_TEST(folders)
 }
 END_TEST
 
-/* Of a search path's later folder nobody complains if earlier ones have all its backends. */
+/* A search path's later folder brings no complaint if earlier ones have all its backends. */
 START_TEST(shadows)
 {
     copy_fixture("fixture_taken_name", "a.so"); /* fixture_two */
@@ -412,7 +412,7 @@ START_TEST(conflicts_are_no_shadows)
     for (uint32_t p = 1; p < 4; p += 2) {
         ck_assert_int_eq(registry.plugins[p]->status, ATTN_CONFIG_ERROR);
         ck_assert_ptr_null(registry.plugins[p]->shadowed_by);
-        ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is provided by"));
+        ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is already provided by"));
     }
 }
 END_TEST

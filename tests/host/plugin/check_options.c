@@ -161,7 +161,7 @@ END_TEST
 START_TEST(unknown_keys)
 {
     ck_assert_int_eq(parse_one("blok", "3"), ATTN_CONFIG_ERROR);
-    assert_says("sample.ini:7: backend.mine.blok is no option of backend type sample");
+    assert_says("sample.ini:7: backend.mine.blok is not an option of backend type sample");
     assert_says("did you mean block?");
     ck_assert_int_eq(parse_one("qqqqqqq", "3"), ATTN_CONFIG_ERROR);
     assert_says("accepted: enabled, block, ratio");
@@ -277,7 +277,7 @@ START_TEST(declarations)
     ASSERT_REFUSED("without choices", {OPTION(ATTN_OPTION_ENUM, "x", "a"), .min = 1});
     ASSERT_REFUSED("choice twice", {OPTION(ATTN_OPTION_ENUM, "x", "a"), .min = 1, .num_choices = 3,
                                     .choices = twice});
-    ASSERT_REFUSED("is no enum", {OPTION(ATTN_OPTION_STRING, "x", "a"), .min = 1, .num_choices = 2,
+    ASSERT_REFUSED("is not an enum", {OPTION(ATTN_OPTION_STRING, "x", "a"), .min = 1, .num_choices = 2,
                                   .choices = twice});
     ASSERT_REFUSED("struct_size is 8", {.struct_size = 8, .key = "x", .default_text = ""});
     attn_option undocumented = {OPTION(ATTN_OPTION_STRING, "x", ""), .min = 1};

@@ -118,7 +118,7 @@ static double *state_at(const struct golden_linear *g, int32_t slot, int64_t h, 
            (vk ? j : i) * pool->strides[2] + (vk ? i : j);
 }
 
-/* The pools, of float64, so that a hand-over rounds nothing. Other slots are NaN. */
+/* The pools, of float64, so that passing a state on rounds nothing. Other slots are NaN. */
 static void add_pools(struct golden_linear *g, const golden_case *record)
 {
     const attn_linear_dims *d = &g->dims;
@@ -429,7 +429,7 @@ START_TEST(snapshots)
 }
 END_TEST
 
-/* A pool is judged by what it must hold: equal passes, one element beside it does not. */
+/* A pool is judged by what it must hold: equal passes, one element next to it does not. */
 START_TEST(comparison)
 {
     golden_case record;

@@ -113,11 +113,11 @@ static void advance(struct replay_case *c, reference_linear_replay *replay, int6
             }
             ck_assert_mem_eq(out + n * (int64_t)v_dim, whole->out + entry * (int64_t)v_dim,
                              v_dim * sizeof *out);
-            ck_assert_double_eq(results[n].naive_error, whole->rows[entry].naive_error);
-            ck_assert_double_eq(results[n].max_v, whole->rows[entry].max_v);
+            ck_assert_double_eq(results[n].bar, whole->rows[entry].bar);
+            ck_assert_double_eq(results[n].terms, whole->rows[entry].terms);
             /* A sum is at most that of its absolute terms. */
             for (size_t d = 0; d < v_dim; d++)
-                most = fmax(most, fabs(out[n * (int64_t)v_dim + (int64_t)d]) / results[n].max_v);
+                most = fmax(most, fabs(out[n * (int64_t)v_dim + (int64_t)d]) / results[n].terms);
         }
     ck_assert_double_le(most, 1 + 1e-12);
 }

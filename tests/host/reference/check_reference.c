@@ -18,7 +18,7 @@ enum { KEYS = 40, DIM = 5 };
 
 /* A row over KEYS keys whose value j is [j, j * j], so that each set of keys is told apart. */
 struct example {
-    double query[DIM], keys[KEYS * DIM], values[KEYS * 2];
+    double query[DIM], keys[KEYS * DIM], values[KEYS * 2], bars[2];
     reference_kv_arrays arrays;
     reference_row row;
     reference_scratch scratch;
@@ -52,7 +52,9 @@ static reference_row_result example_run(struct example *example, double out[2])
     reference_row_result result;
     reference_kv kv = reference_kv_array(&example->arrays);
     ck_assert_int_eq(
-        reference_row_compute(&example->row, &kv, &example->scratch, out, &result, NULL), ATTN_OK);
+        reference_row_compute(&example->row, &kv, &example->scratch, out, example->bars, &result,
+                              NULL),
+        ATTN_OK);
     reference_scratch_finish(&example->scratch);
     return result;
 }
@@ -71,8 +73,8 @@ START_TEST(row_that_sees_no_key)
     ck_assert_double_eq(out[1], 0);
     ck_assert(isinf(result.lse) && result.lse < 0);
     ck_assert_int_eq(result.num_seen, 0);
-    ck_assert_double_eq(result.max_v, 0);
-    ck_assert_double_eq(result.naive_error + result.naive_lse_error, 0);
+    ck_assert_double_eq(result.lse_bar, 0);
+    ck_assert_double_le(example.bars[0], 0x1p-125);
 }
 END_TEST
 
@@ -99,7 +101,6 @@ START_TEST(equal_scores_give_the_mean)
     ck_assert_double_eq_tol(out[0], 1.5, TINY);
     ck_assert_double_eq_tol(out[1], 3.5, TINY);
     ck_assert_double_eq_tol(result.lse, 2.5 + log(4), TINY);
-    ck_assert_double_eq(result.max_v, 9);
     ck_assert_int_eq(result.num_seen, 4);
 }
 END_TEST
@@ -288,7 +289,6 @@ START_TEST(random_rows_are_the_models)
         for (int d = 0; d < 2; d++)
             ck_assert_double_eq_tol(out[d], (double)expected[d], 1e-12);
         ck_assert_double_eq_tol(result.lse, (double)lse, 1e-13);
-        ck_assert_double_lt(result.naive_error, 1e-3);
     }
 }
 END_TEST
@@ -305,7 +305,6 @@ START_TEST(scores_beyond_exp)
     reference_row_result result = example_run(&example, out);
     ck_assert_double_eq(out[0], 1);
     ck_assert_double_eq(result.lse, 5000);
-    ck_assert_double_eq(result.max_v, 4);
 }
 END_TEST
 
@@ -338,80 +337,128 @@ START_TEST(bad_rows_are_refused)
     host_error_init(&error);
     example.row.head_dim = 0;
     ck_assert_int_eq(
-        reference_row_compute(&example.row, &kv, &example.scratch, out, &result, &error.base),
+        reference_row_compute(&example.row, &kv, &example.scratch, out, NULL, &result, &error.base),
         ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "head_dim 0"));
 }
 END_TEST
 
-/* ---- The naive form and the pass rule -------------------------------------------------------- */
+/* ---- The pass rule --------------------------------------------------------------------------- */
 
-/* Two keys with the scores 0 and log 3 give the probabilities 1/4 and 3/4; in bf16 the score is
- * rounded to 1.1015625. */
-START_TEST(naive_form_rounds_scores)
+/* What fp32 adds to a bar of these small rows at most. */
+static const double fp32_part = 2e-5;
+
+static void assert_bar(double bar, double expected)
+{
+    ck_assert_double_ge(bar, expected);
+    ck_assert_double_le(bar, expected + fp32_part);
+}
+
+/* Two keys with the scores 0 and log 3 give the probabilities 1/4 and 3/4. In bf16 each is off by
+ * 2^-8 of it at most, and so is what all keys share; the output, 3/4, by 2^-9. */
+START_TEST(bar_where_few_keys_decide)
 {
     struct example example;
     double out[2];
     example_init(&example, 2, 0);
     example.keys[DIM] = log(3);
-    example.row.operand_dtype = ATTN_BF16;
-    reference_row_result result = example_run(&example, out);
-    double rounded = 1.1015625, sum = 1 + exp(rounded);
-    ck_assert_double_eq(dtype_round(ATTN_BF16, log(3)), rounded);
+    example.row.operand_dtype = example.row.out_dtype = ATTN_BF16;
+    example_run(&example, out);
     ck_assert_double_eq_tol(out[0], 0.75, TINY);
-    ck_assert_double_eq_tol(result.naive_lse_error, log(sum) - log(4), 1e-6);
-    double naive = dtype_round(ATTN_BF16, exp(rounded) / sum);
-    ck_assert_double_eq_tol(result.naive_error, fabs(naive - 0.75), 1e-6);
+    assert_bar(example.bars[0], 0x1p-8 * 0.75 + 0x1p-8 * 0.75 + 0x1p-9);
+    example_init(&example, 2, 0);
+    example.keys[DIM] = log(3);
+    example.row.operand_dtype = ATTN_F16;
+    example_run(&example, out);
+    assert_bar(example.bars[0], 0x1p-11 * 0.75 + 0x1p-11 * 0.75);
+    example_init(&example, 2, 0);
+    example.keys[DIM] = log(3);
+    example_run(&example, out);
+    assert_bar(example.bars[0], 0);
 }
 END_TEST
 
-START_TEST(naive_form_rounds_the_output)
+/* 4 keys of weight 1/4 each and another sign every time: k = sqrt(2 log(2 * 3 / 1e-9)) standard
+ * deviations of 2^-8 / sqrt(3) of 1/4 each are more than they can do together; of 64 not. */
+START_TEST(bar_where_many_keys_decide)
 {
     struct example example;
-    double out[2];
-    example_init(&example, 3, 0);
-    example.values[0] = example.values[2] = example.values[4] = 1.001;
-    example.row.out_dtype = ATTN_F16;
-    reference_row_result result = example_run(&example, out);
-    ck_assert_double_ge(result.naive_error, fabs(dtype_round(ATTN_F16, 1.001) - 1.001) - 1e-6);
+    double out[2], k = sqrt(2 * log(2 * 3 / 1e-9));
+    for (int64_t count = 4; count <= 64; count *= 16) {
+        example_init(&example, count, 0);
+        for (int64_t j = 0; j < count; j++)
+            example.values[2 * j] = j % 2 ? 1 : -1;
+        example.row.operand_dtype = ATTN_BF16;
+        example_run(&example, out);
+        ck_assert_double_eq_tol(out[0], 0, TINY);
+        double likely = k * 0x1p-8 / sqrt(3) / sqrt((double)count);
+        ck_assert_int_eq(likely < 0x1p-8, count == 64);
+        assert_bar(example.bars[0], fmin(likely, 0x1p-8));
+    }
 }
 END_TEST
 
-/* 70000 is no fp16: the naive form is in fp32 then, whose LSE is off by a rounding of 70000. */
-START_TEST(naive_form_of_scores_too_large_for_the_dtype)
+/* A subnormal probability of fp16 is off by half of the smallest one. */
+START_TEST(bar_of_subnormal_probabilities)
 {
     struct example example;
     double out[2];
     example_init(&example, 2, 0);
-    example.keys[0] = 70000;
-    example.keys[DIM] = 70000.5;
+    example.keys[DIM] = -14; /* 2^-20.2 */
+    example.values[2] = 1024;
     example.row.operand_dtype = ATTN_F16;
-    reference_row_result result = example_run(&example, out);
-    ck_assert_double_eq_tol(out[0], 1 / (1 + exp(-0.5)), 1e-12);
-    ck_assert_double_lt(result.naive_error, 1e-6);
-    ck_assert_double_gt(result.naive_lse_error, 0);
-    ck_assert_double_lt(result.naive_lse_error, 0.01);
+    example_run(&example, out);
+    double share = exp(-14) / (1 + exp(-14)) * 1024;
+    ck_assert_double_eq_tol(out[0], share, 1e-12);
+    assert_bar(example.bars[0], 0x1p-25 * 1024 + 0x1p-11 * share);
 }
 END_TEST
 
-START_TEST(without_operand_dtype_there_is_no_naive_form)
+/* An LSE is fp32 whatever the operands are, and its bar grows with the scores. */
+START_TEST(bar_of_an_lse_follows_from_the_scores)
+{
+    struct example example;
+    double out[2], bars[2];
+    for (int n = 0; n < 2; n++) {
+        example_init(&example, 8, n ? 20 : 0.2);
+        example.row.operand_dtype = ATTN_BF16;
+        bars[n] = example_run(&example, out).lse_bar;
+    }
+    ck_assert_double_gt(bars[0], 0x1p-24);
+    ck_assert_double_lt(bars[0], 1e-5);
+    ck_assert_double_gt(bars[1], 4 * bars[0]);
+    ck_assert_double_lt(bars[1], 3e-4);
+}
+END_TEST
+
+START_TEST(without_bars_a_row_is_the_same)
 {
     struct example example;
     double out[2];
     example_init(&example, 2, 0);
     example.keys[DIM] = 0.3;
-    example.row.operand_dtype = ATTN_DTYPE_NONE;
-    reference_row_result result = example_run(&example, out);
-    ck_assert_double_eq(result.naive_error, 0);
-    ck_assert_double_gt(out[0], 0.5);
+    reference_kv kv = reference_kv_array(&example.arrays);
+    reference_row_result result;
+    ck_assert_int_eq(
+        reference_row_compute(&example.row, &kv, &example.scratch, out, NULL, &result, NULL),
+        ATTN_OK);
+    ck_assert_double_eq(result.lse_bar, 0);
+    double first = out[0], lse = result.lse;
+    result = example_run(&example, out);
+    ck_assert_double_eq(out[0], first);
+    ck_assert_double_eq(result.lse, lse);
+    ck_assert_double_gt(result.lse_bar, 0);
 }
 END_TEST
 
-static int32_t check_one(double actual, double truth, attn_dtype dtype, double naive, double max_v)
+static int32_t check_one(double actual, double truth, attn_dtype dtype, double bar)
 {
-    reference_row_result row = {.naive_error = naive, .max_v = max_v};
-    double a[] = {0, actual}, t[] = {0, truth};
-    reference_verdict verdict = reference_check_row(a, t, 2, dtype, &row);
+    reference_row_result row = {.bar = bar};
+    double a[] = {0, actual}, t[] = {0, truth}, bars[] = {0, bar};
+    reference_verdict each = reference_check_row(a, t, bars, 2, dtype, &row);
+    reference_verdict verdict = reference_check_row(a, t, NULL, 2, dtype, &row);
+    ck_assert_int_eq(each.code, verdict.code);
+    ck_assert_double_eq(each.error, verdict.error);
     if (verdict.code != REFERENCE_PASS)
         ck_assert_int_eq(verdict.dimension, 1);
     return verdict.code;
@@ -419,39 +466,51 @@ static int32_t check_one(double actual, double truth, attn_dtype dtype, double n
 
 START_TEST(bar_of_a_row)
 {
-    double naive = 0.25, max_v = 1024, bar = 2 * 0.25 + 1e-5 * 1024;
-    ck_assert_int_eq(check_one(3 + bar * 0.999, 3, ATTN_F32, naive, max_v), REFERENCE_PASS);
-    ck_assert_int_eq(check_one(3 - bar * 0.999, 3, ATTN_F32, naive, max_v), REFERENCE_PASS);
-    ck_assert_int_eq(check_one(3 + bar * 1.001, 3, ATTN_F32, naive, max_v),
-                     REFERENCE_ERROR_TOO_LARGE);
-    ck_assert_int_eq(check_one(1e-9, 0, ATTN_F32, 0, 0), REFERENCE_ERROR_TOO_LARGE);
+    double bar = 0.5;
+    ck_assert_int_eq(check_one(3 + bar * 0.999, 3, ATTN_F32, bar), REFERENCE_PASS);
+    ck_assert_int_eq(check_one(3 - bar * 0.999, 3, ATTN_F32, bar), REFERENCE_PASS);
+    ck_assert_int_eq(check_one(3 + bar * 1.001, 3, ATTN_F32, bar), REFERENCE_ERROR_TOO_LARGE);
+    ck_assert_int_eq(check_one(1e-9, 0, ATTN_F32, 0), REFERENCE_ERROR_TOO_LARGE);
+}
+END_TEST
+
+/* The worst element is not the one with the largest error, but the one that is off by most bars. */
+START_TEST(each_element_has_its_bar)
+{
+    const double actual[] = {10, 1.2, 3}, truth[] = {11, 1, 3}, bars[] = {2, 0.1, 1};
+    reference_row_result row = {.bar = 100};
+    reference_verdict verdict = reference_check_row(actual, truth, bars, 3, ATTN_F32, &row);
+    ck_assert_int_eq(verdict.code, REFERENCE_ERROR_TOO_LARGE);
+    ck_assert_int_eq(verdict.dimension, 1);
+    ck_assert_double_eq(verdict.bar, 0.1);
+    ck_assert_double_eq_tol(reference_verdict_ratio(&verdict), 2, TINY);
 }
 END_TEST
 
 START_TEST(finiteness_must_agree_first)
 {
     double inf = (double)INFINITY, nan = (double)NAN;
-    ck_assert_int_eq(check_one(nan, 1, ATTN_F32, 100, 1e9), REFERENCE_NOT_FINITE_HERE);
-    ck_assert_int_eq(check_one(inf, 1, ATTN_F32, 100, 1e9), REFERENCE_NOT_FINITE_HERE);
-    ck_assert_int_eq(check_one(1, nan, ATTN_F32, 100, 1e9), REFERENCE_FINITE_HERE);
-    ck_assert_int_eq(check_one(1, -inf, ATTN_F32, 100, 1e9), REFERENCE_FINITE_HERE);
-    ck_assert_int_eq(check_one(inf, -inf, ATTN_F32, 100, 1e9), REFERENCE_NOT_FINITE_HERE);
-    ck_assert_int_eq(check_one(nan, -inf, ATTN_F32, 100, 1e9), REFERENCE_NOT_FINITE_HERE);
-    ck_assert_int_eq(check_one(nan, nan, ATTN_F32, 0, 0), REFERENCE_PASS);
-    ck_assert_int_eq(check_one(-inf, -inf, ATTN_F32, 0, 0), REFERENCE_PASS);
+    ck_assert_int_eq(check_one(nan, 1, ATTN_F32, 1e4), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(inf, 1, ATTN_F32, 1e4), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(1, nan, ATTN_F32, 1e4), REFERENCE_FINITE_HERE);
+    ck_assert_int_eq(check_one(1, -inf, ATTN_F32, 1e4), REFERENCE_FINITE_HERE);
+    ck_assert_int_eq(check_one(inf, -inf, ATTN_F32, 1e4), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(nan, -inf, ATTN_F32, 1e4), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(nan, nan, ATTN_F32, 0), REFERENCE_PASS);
+    ck_assert_int_eq(check_one(-inf, -inf, ATTN_F32, 0), REFERENCE_PASS);
     /* Beyond the output's dtype, infinity is the right rounding. */
-    ck_assert_int_eq(check_one(inf, 70000, ATTN_F16, 0, 1), REFERENCE_PASS);
-    ck_assert_int_eq(check_one(-inf, 70000, ATTN_F16, 0, 1), REFERENCE_NOT_FINITE_HERE);
-    ck_assert_int_eq(check_one(inf, 60000, ATTN_F16, 0, 1), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(inf, 70000, ATTN_F16, 1e-5), REFERENCE_PASS);
+    ck_assert_int_eq(check_one(-inf, 70000, ATTN_F16, 1e-5), REFERENCE_NOT_FINITE_HERE);
+    ck_assert_int_eq(check_one(inf, 60000, ATTN_F16, 1e-5), REFERENCE_NOT_FINITE_HERE);
 }
 END_TEST
 
 START_TEST(bar_of_an_lse)
 {
-    reference_row_result row = {.lse = 200, .naive_lse_error = 0.5};
+    reference_row_result row = {.lse = 200, .lse_bar = 1.002};
     ck_assert_int_eq(reference_check_lse(201.001, &row).code, REFERENCE_PASS);
     ck_assert_int_eq(reference_check_lse(201.003, &row).code, REFERENCE_ERROR_TOO_LARGE);
-    row = (reference_row_result){.lse = 0.001};
+    row = (reference_row_result){.lse = 0.001, .lse_bar = 1e-5};
     ck_assert_int_eq(reference_check_lse(0.001009, &row).code, REFERENCE_PASS);
     ck_assert_int_eq(reference_check_lse(0.001011, &row).code, REFERENCE_ERROR_TOO_LARGE);
     row = (reference_row_result){.lse = (double)-INFINITY};
@@ -542,11 +601,13 @@ static Suite *suite(void)
     tcase_add_test(rows, scores_beyond_exp);
     tcase_add_test(rows, not_a_number_spreads);
     tcase_add_test(rows, bad_rows_are_refused);
-    tcase_add_test(rule, naive_form_rounds_scores);
-    tcase_add_test(rule, naive_form_rounds_the_output);
-    tcase_add_test(rule, naive_form_of_scores_too_large_for_the_dtype);
-    tcase_add_test(rule, without_operand_dtype_there_is_no_naive_form);
+    tcase_add_test(rule, bar_where_few_keys_decide);
+    tcase_add_test(rule, bar_where_many_keys_decide);
+    tcase_add_test(rule, bar_of_subnormal_probabilities);
+    tcase_add_test(rule, bar_of_an_lse_follows_from_the_scores);
+    tcase_add_test(rule, without_bars_a_row_is_the_same);
     tcase_add_test(rule, bar_of_a_row);
+    tcase_add_test(rule, each_element_has_its_bar);
     tcase_add_test(rule, finiteness_must_agree_first);
     tcase_add_test(rule, bar_of_an_lse);
     tcase_add_test(merge, merge_of_equal_weights_is_the_mean);

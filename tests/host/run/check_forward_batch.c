@@ -93,10 +93,10 @@ START_TEST(two_level_pools)
     int32_t table[3][STRIDE];
     fill_two_rows(table);
     make(2, 14, 9, 1, ALL_FORMS);
-    struct batch_sequence prefill[] = {{.table_row = 1, .prefix_len = 0, .num_new = 7},
-                                       {.table_row = 2, .prefix_len = 0, .num_new = 7}},
-                          decode[] = {{.table_row = 1, .prefix_len = 7, .num_new = 1},
-                                      {.table_row = 2, .prefix_len = 7, .num_new = 1}};
+    struct scheduler_seq prefill[] = {{.row = 1, .prefix_len = 0, .num_new = 7},
+                                      {.row = 2, .prefix_len = 0, .num_new = 7}},
+                         decode[] = {{.row = 1, .prefix_len = 7, .num_new = 1},
+                                     {.row = 2, .prefix_len = 7, .num_new = 1}};
     int64_t prefill_slots[14];
     for (int i = 0; i < 14; i++)
         prefill_slots[i] = i + 1;
@@ -163,9 +163,9 @@ START_TEST(cu_seqlens_one_query_each)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 4, .num_new = 1},
-                                               {.table_row = 2, .prefix_len = 7, .num_new = 1},
-                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 4, .num_new = 1},
+                                              {.row = 2, .prefix_len = 7, .num_new = 1},
+                                              {.row = 3, .prefix_len = 2, .num_new = 1}};
     struct batch_step step = {
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 3,
@@ -188,9 +188,9 @@ START_TEST(cu_seqlens_no_cached_prefix)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{.table_row = 1, .prefix_len = 0, .num_new = 5},
-                                               {.table_row = 2, .prefix_len = 0, .num_new = 8},
-                                               {.table_row = 3, .prefix_len = 0, .num_new = 3}};
+    const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 0, .num_new = 5},
+                                              {.row = 2, .prefix_len = 0, .num_new = 8},
+                                              {.row = 3, .prefix_len = 0, .num_new = 3}};
     struct batch_step step = {
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 3,
@@ -208,15 +208,15 @@ START_TEST(cu_seqlens_no_cached_prefix)
 }
 END_TEST
 
-/* ... and both: extend sequences behind a prefix, then sequences of one query. */
+/* ... and both: extend sequences after a prefix, then sequences of one query. */
 START_TEST(cu_seqlens_both)
 {
     int32_t table[5][STRIDE] = {{0}};
     make(4, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct batch_sequence sequences[] = {{.table_row = 4, .prefix_len = 3, .num_new = 2},
-                                               {.table_row = 2, .prefix_len = 0, .num_new = 4},
-                                               {.table_row = 1, .prefix_len = 7, .num_new = 1},
-                                               {.table_row = 3, .prefix_len = 2, .num_new = 1}};
+    const struct scheduler_seq sequences[] = {{.row = 4, .prefix_len = 3, .num_new = 2},
+                                              {.row = 2, .prefix_len = 0, .num_new = 4},
+                                              {.row = 1, .prefix_len = 7, .num_new = 1},
+                                              {.row = 3, .prefix_len = 2, .num_new = 1}};
     struct batch_step step = {
         .mode = ATTN_MODE_MIXED,
         .num_sequences = 4,
@@ -249,8 +249,8 @@ START_TEST(pages_by_hand)
     } rows[] = {{0, 0, 0, 0}, {0, 1, 1, 1}, {0, 4, 1, 4}, {4, 1, 2, 1}, {7, 1, 2, 4}, {8, 1, 3, 1}};
     make(1, 9, 9, 4, ALL_FORMS);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct batch_sequence sequence = {
-            .table_row = 1, .prefix_len = rows[i].prefix_len, .num_new = rows[i].num_new};
+        struct scheduler_seq sequence = {
+            .row = 1, .prefix_len = rows[i].prefix_len, .num_new = rows[i].num_new};
         struct batch_step step = {
             .mode = ATTN_MODE_EXTEND,
             .num_sequences = 1,
@@ -292,12 +292,12 @@ static void make_with_states(int32_t max_seqs, int32_t max_tokens)
 START_TEST(states_by_hand)
 {
     int32_t table[4][STRIDE] = {{0}};
-    struct batch_sequence sequences[] = {
-        {.table_row = 2, .num_new = 3, .state_dst = 2},
-        {.table_row = 1, .prefix_len = 4, .num_new = 2, .state_slot = 9, .state_dst = 1},
-        {.table_row = 3, .prefix_len = 5, .num_new = 1, .state_slot = 3, .state_dst = 3},
+    struct scheduler_seq sequences[] = {
+        {.row = 2, .num_new = 3, .state_dst = 2},
+        {.row = 1, .prefix_len = 4, .num_new = 2, .state_slot = 9, .state_dst = 1},
+        {.row = 3, .prefix_len = 5, .num_new = 1, .state_slot = 3, .state_dst = 3},
     };
-    const struct batch_snapshot snapshots[] = {{1, 7}, {4, 8}};
+    const struct scheduler_snapshot snapshots[] = {{1, 7}, {4, 8}};
     make_with_states(3, 6);
     struct batch_step step = {
         .mode = ATTN_MODE_EXTEND,
@@ -327,8 +327,8 @@ END_TEST
 START_TEST(padding_has_no_state)
 {
     int32_t table[2][STRIDE] = {{0}};
-    struct batch_sequence sequence = {
-        .table_row = 1, .prefix_len = 4, .num_new = 1, .state_slot = 1, .state_dst = 1};
+    struct scheduler_seq sequence = {
+        .row = 1, .prefix_len = 4, .num_new = 1, .state_slot = 1, .state_dst = 1};
     make_with_states(3, 3);
     for (int32_t n = 3; n > 0; n--) { /* the larger batch leaves the smaller one nothing */
         struct batch_step step = {
@@ -356,7 +356,7 @@ START_TEST(idle)
 {
     make(3, 5, 7, 2, ALL_FORMS);
     int32_t table[STRIDE] = {0};
-    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 3};
+    struct scheduler_seq sequence = {.row = 0, .prefix_len = 2, .num_new = 3};
     struct batch_step before = {
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 1,
@@ -399,7 +399,7 @@ END_TEST
 START_TEST(only_asked_forms)
 {
     int32_t table[STRIDE] = {3, 4, 5};
-    struct batch_sequence sequence = {.table_row = 0, .prefix_len = 2, .num_new = 1};
+    struct scheduler_seq sequence = {.row = 0, .prefix_len = 2, .num_new = 1};
     struct batch_step step = {
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 1,
@@ -440,29 +440,27 @@ START_TEST(bounds)
 {
     static int32_t table[5][STRIDE];
     static const struct {
-        struct batch_sequence sequences[3];
+        struct scheduler_seq sequences[3];
         int32_t num_sequences;
         const char *message; /* NULL = is within them */
     } rows[] = {
-        {{{.table_row = 1, .prefix_len = 4, .num_new = 2},
-          {.table_row = 2, .prefix_len = 5, .num_new = 1}},
+        {{{.row = 1, .prefix_len = 4, .num_new = 2}, {.row = 2, .prefix_len = 5, .num_new = 1}},
          2,
          NULL},
-        {{{.table_row = 1, .prefix_len = 0, .num_new = 3}}, 1, NULL},
-        {{{.table_row = 1, .prefix_len = 0, .num_new = 1},
-          {.table_row = 1, .prefix_len = 0, .num_new = 1},
-          {.table_row = 1, .prefix_len = 0, .num_new = 1}},
+        {{{.row = 1, .prefix_len = 0, .num_new = 3}}, 1, NULL},
+        {{{.row = 1, .prefix_len = 0, .num_new = 1},
+          {.row = 1, .prefix_len = 0, .num_new = 1},
+          {.row = 1, .prefix_len = 0, .num_new = 1}},
          3,
          "step of 3 sequences, 3 tokens, 3 pages, 1 keys: the bounds are 2, 3, 3, 6"},
-        {{{.table_row = 1, .prefix_len = 0, .num_new = 4}},
+        {{{.row = 1, .prefix_len = 0, .num_new = 4}},
          1,
          "step of 1 sequences, 4 tokens, 1 pages, 4 keys: the bounds are 2, 3, 3, 6"},
-        {{{.table_row = 1, .prefix_len = 6, .num_new = 1}}, 1, "1 tokens, 2 pages, 7 keys"},
-        {{{.table_row = 1, .prefix_len = 4, .num_new = 1},
-          {.table_row = 2, .prefix_len = 4, .num_new = 1}},
+        {{{.row = 1, .prefix_len = 6, .num_new = 1}}, 1, "1 tokens, 2 pages, 7 keys"},
+        {{{.row = 1, .prefix_len = 4, .num_new = 1}, {.row = 2, .prefix_len = 4, .num_new = 1}},
          2,
          "2 tokens, 4 pages, 5 keys"},
-        {{{.table_row = 1, .prefix_len = INT32_MAX, .num_new = 1}},
+        {{{.row = 1, .prefix_len = INT32_MAX, .num_new = 1}},
          1,
          "1 tokens, 536870912 pages, 2147483648 keys"},
     };
@@ -506,7 +504,7 @@ END_TEST
 enum { ROWS = 8, LONGEST = 40, PAGES = ROWS * LONGEST };
 
 struct random_step {
-    struct batch_sequence sequences[ROWS];
+    struct scheduler_seq sequences[ROWS];
     int64_t slots[ROWS * LONGEST];
     int32_t table[ROWS + 1][LONGEST + 3];
     struct batch_step step;
@@ -520,7 +518,7 @@ static int32_t below(int32_t bound)
     return (int32_t)mix_below((uint32_t)random_state, (uint64_t)bound);
 }
 
-/* Pages in random order, so that nothing but the table tells where a token is. */
+/* Pages in random order, so that only the table says where a token is. */
 static void make_random_table(struct random_step *r, int32_t page_size)
 {
     int32_t pages[PAGES + 1];
@@ -549,8 +547,8 @@ static void make_random_step(struct random_step *r, uint32_t mode)
         int one = mode == ATTN_MODE_DECODE || s >= count - num_decode;
         int32_t length = 1 + below(LONGEST), num_new = one ? 1 : 1 + below(length);
         int32_t row = 1 + (first_row + s) % ROWS;
-        r->sequences[s] = (struct batch_sequence){
-            .table_row = row, .prefix_len = length - num_new, .num_new = num_new};
+        r->sequences[s] =
+            (struct scheduler_seq){.row = row, .prefix_len = length - num_new, .num_new = num_new};
         for (int32_t t = 0; t < num_new; t++)
             r->slots[tokens++] = r->table[row][length - num_new + t];
     }
@@ -570,7 +568,7 @@ static void check_forms(const attn_batch *batch, int32_t page_size, const struct
 {
     const attn_kv_batch *kv = batch->kv_groups;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
-        const struct batch_sequence *sequence = &r->sequences[s];
+        const struct scheduler_seq *sequence = &r->sequences[s];
         int32_t length = sequence->prefix_len + sequence->num_new;
         int32_t pages = kv->kv_indptr.host[s + 1] - kv->kv_indptr.host[s];
         ck_assert_int_eq(kv->kv_lens.host[s], length);
@@ -578,7 +576,7 @@ static void check_forms(const attn_batch *batch, int32_t page_size, const struct
         ck_assert_int_ge(kv->last_page_len.host[s], 1);
         ck_assert_int_le(kv->last_page_len.host[s], page_size);
         for (int32_t j = 0; j < length; j++) {
-            int32_t wanted = r->table[sequence->table_row][j];
+            int32_t wanted = r->table[sequence->row][j];
             const int32_t *row =
                 kv->req_to_token.host + batch->req_pool_indices.host[s] * kv->req_to_token_stride;
             int32_t page = kv->block_table.host[s * kv->block_table_stride + j / page_size];
@@ -594,14 +592,14 @@ static void check_rows(const attn_batch *batch, const struct random_step *r)
 {
     int32_t row = 0, longest_q = 0, longest_kv = 0;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
-        const struct batch_sequence *sequence = &r->sequences[s];
+        const struct scheduler_seq *sequence = &r->sequences[s];
         int32_t length = sequence->prefix_len + sequence->num_new;
         ck_assert_int_eq(batch->q_indptr.host[s], row);
         ck_assert_int_eq(batch->prefix_lens.host[s], sequence->prefix_len);
         ck_assert_int_eq(batch->seq_lens.host[s], length);
         for (int32_t t = 0; t < sequence->num_new; t++, row++)
             ck_assert_int_eq(batch->kv_groups->out_cache_loc.host[row],
-                             r->table[sequence->table_row][sequence->prefix_len + t]);
+                             r->table[sequence->row][sequence->prefix_len + t]);
         longest_q = sequence->num_new > longest_q ? sequence->num_new : longest_q;
         longest_kv = length > longest_kv ? length : longest_kv;
     }

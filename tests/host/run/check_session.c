@@ -172,7 +172,7 @@ static void change_one_value(void *ctx, const struct batch_step *step, int32_t l
     struct tamper *tamper = ctx;
     int64_t row = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         if (layer == tamper->layer && sequence->request == tamper->request &&
             sequence->prefix_len == 0) {
             ((float *)v->data)[row * v->strides[0] + v->strides[1] + 3] += 0.25f;
@@ -421,8 +421,8 @@ END_TEST
 /* Element of a cache in pages of 4 where the last latent of the step's first prefix begins. */
 static int64_t last_latent(const struct batch_step *step, const attn_tensor *cache)
 {
-    const struct batch_sequence *sequence = &step->sequences[0];
-    int32_t slot = step->req_to_token[(int64_t)sequence->table_row * step->req_to_token_stride +
+    const struct scheduler_seq *sequence = &step->sequences[0];
+    int32_t slot = step->req_to_token[(int64_t)sequence->row * step->req_to_token_stride +
                                       sequence->prefix_len - 1];
     return slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
 }
@@ -585,7 +585,7 @@ START_TEST(packed_latents_have_their_own_scales)
 END_TEST
 
 /* One bit of a row of the cache, in layer 0, before the first decode: a sign, or of a scale the
- * largest bit behind the point. */
+ * largest bit after the point. */
 static const struct fp8_bit {
     const char *layout;
     int32_t width; /* bytes of a row */

@@ -336,7 +336,7 @@ START_TEST(routes_are_captured_by_their_bounds)
 END_TEST
 
 /* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
- * left; whoever is chosen, the digest is the same. */
+ * left; whichever is chosen, the digest is the same. */
 START_TEST(autotune_measures_on_the_device)
 {
     struct run plain, tuned;
@@ -712,8 +712,8 @@ static void check_device_after(const struct run *run)
     assert_clean();
 }
 
-/* A sweep over all calls is spread over so many tests. Each takes every third of its calls, or with
- * ATTNHOST_TEST_EVERY_CALL in the environment all. */
+/* A sweep over all calls is spread over this many tests. Each takes every third of its calls, or
+ * with ATTNHOST_TEST_EVERY_CALL in the environment all. */
 enum { SWEEPS = 8 };
 
 static uint64_t stride(void)
@@ -858,7 +858,7 @@ static void lose_now_and_then(const struct fake_cuda_launch *launch)
     }
 }
 
-/* Up to three times in a row, then it is told. */
+/* Up to three times in a row, then it is reported. */
 START_TEST(losses_in_a_row)
 {
     struct run undisturbed, run;

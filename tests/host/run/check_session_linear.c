@@ -11,8 +11,8 @@
 
 /* ---- Models ---------------------------------------------------------------------------------- */
 
-/* The families' shapes in small: delta net beside attention, Mamba2 and attention in each block,
- * Kimi's delta attention beside latent attention, Mamba2 alone. */
+/* The families' shapes in miniature: delta net with attention, Mamba2 and attention in each block,
+ * Kimi's delta attention with latent attention, Mamba2 alone. */
 static const char *const models[] = {
     "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"
     " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"num_key_value_heads\": 2,\n"
@@ -247,7 +247,7 @@ END_TEST
 
 /* ---- Latent layers among them ---------------------------------------------------------------- */
 
-/* Expanded calls and packed latents beside recurrent layers; the last by one backend for all. */
+/* Expanded calls and packed latents with recurrent layers; the last by one backend for all. */
 static const char *const latent_variants[][7] = {
     {"attention.mla_prefill=expanded"},
     {"attention.mla_prefill=expanded", "model.dtype=f32", "workload.mixed=yes",
@@ -284,7 +284,7 @@ END_TEST
 
 /* ---- States that are shared ------------------------------------------------------------------ */
 
-enum { MOST_ROWS = 40000 };
+enum { MAX_ROWS = 40000 };
 
 static bool is_recurrent(int model, int32_t layer)
 {
@@ -300,7 +300,7 @@ struct rows {
         int64_t request, position;
         int32_t layer, width;
         double *values;
-    } rows[MOST_ROWS];
+    } rows[MAX_ROWS];
 };
 
 static void keep_row(void *ctx, int64_t request, int64_t position, int32_t layer, const void *row,
@@ -310,7 +310,7 @@ static void keep_row(void *ctx, int64_t request, int64_t position, int32_t layer
     if (rows->recurrent_alone && !is_recurrent(rows->model, layer))
         return;
     int32_t width = (int32_t)(bytes / sizeof(float));
-    ck_assert_int_lt(rows->count, MOST_ROWS);
+    ck_assert_int_lt(rows->count, MAX_ROWS);
     struct row *kept = &rows->rows[rows->count++];
     *kept = (struct row){request, position, layer, width, calloc((size_t)width, sizeof(double))};
     dtype_to_double(ATTN_F32, row, width, kept->values);
@@ -500,7 +500,7 @@ START_TEST(a_falsified_expanded_key_fails)
 }
 END_TEST
 
-/* A state that is not the prefix's: the first sequence of the first step that starts behind a
+/* A state that is not the prefix's: the first sequence of the first step that starts after a
  * cached prefix. */
 static void take_another_state(void *ctx, const struct batch_step *step, int32_t layer,
                                const attn_tensor *const *operands)
@@ -508,7 +508,7 @@ static void take_another_state(void *ctx, const struct batch_step *step, int32_t
     int *done = ctx;
     const attn_tensor *state = operands[ATTN_ROLE_STATE];
     for (int32_t s = 0; s < step->num_sequences && *done == 0 && layer == 0; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         if (sequence->state_slot == 0 || sequence->state_slot == sequence->state_dst)
             continue;
         uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
@@ -551,7 +551,7 @@ static void make_wrong(void *ctx, const struct batch_step *step, int32_t layer,
 {
     struct wrong_state *wrong = ctx;
     for (int32_t s = 0; s < step->num_sequences && layer == 0; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         size_t bytes;
         if (sequence->request != 1 || step->mode != ATTN_MODE_DECODE)
             continue;

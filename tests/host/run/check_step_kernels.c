@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_step_kernels.c: the host's kernels on the processor against their definitions, and the CUDA
- * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the latter on a
- * GPU.
+ * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the
+ * latter on a GPU.
  */
 #include "host/device/cuda_driver.h"
 #include "host/run/kernels/launch.h"
@@ -124,7 +124,7 @@ START_TEST(vectors_are_those_of_the_generator)
     check_operand(q, l, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, dtype);
     check_operand(k, l, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, dtype);
     check_operand(v, l, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, dtype);
-    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison behind */
+    ck_assert_mem_eq(q, query, q_bytes + 1); /* with the poison after it */
     free(q);
     free(k);
     free(v);
@@ -142,6 +142,7 @@ START_TEST(operands_are_parts_of_vectors)
         {ATTN_ROLE_C_KV, 0, LORA, ATTN_BF16, GENERATOR_KEY, 0},
         {ATTN_ROLE_K_PE, 0, ROPE, ATTN_BF16, GENERATOR_KEY, LORA},
     };
+    static const attn_layer_group group = {.kind = ATTN_KIND_MLA};
     struct step_rows rows = list_rows();
     struct step_vectors vectors[OPERANDS_MAX];
     some.layers[1] = (generator_layer){.kv_layer = 1,
@@ -154,6 +155,7 @@ START_TEST(operands_are_parts_of_vectors)
     for (int i = 0; i < 4; i++)
         vectors[i] = (struct step_vectors){
             .operand = parts[i],
+            .group = &group,
             .memory = poisoned(NUM_ROWS * (size_t)operands_row_bytes(&parts[i])),
         };
     GOOD(step_kernels_generate(kernels, 1, &rows, vectors, 4, NULL, &error.base));
@@ -400,7 +402,7 @@ START_TEST(cuda_makes_softmax_layers_alone)
         FAILS(step_kernels_generate(c.kernels[CASE_DEVICE], 0, &rows, vectors, count,
                                     c.streams[CASE_DEVICE], &said.base),
               ATTN_INVALID_ARGUMENT);
-        ck_assert_msg(strstr(host_error_text(&said), "a GPU makes q") != NULL, "%s",
+        ck_assert_msg(strstr(host_error_text(&said), "a GPU makes ") != NULL, "%s",
                       host_error_text(&said));
     }
     const struct step_partial partial = {NULL, NULL};
@@ -549,7 +551,7 @@ START_TEST(failure_at_every_call)
     ck_assert_uint_eq(fake.num_calls("cuModuleUnload"), 1);
     uint64_t destroys = fake.num_calls("cuStreamDestroy");
     for (size_t f = 0; f < sizeof failures / sizeof *failures; f++) {
-        /* A stream that is destroyed is waited for, and has nobody to tell. */
+        /* A stream that is destroyed is waited for, and has no one to report to. */
         uint64_t may_pass = strcmp(failures[f].call, "cuStreamSynchronize") == 0 ? destroys : 0;
         int happened = 1;
         uint64_t nth = 0;
@@ -575,7 +577,8 @@ START_TEST(failure_at_every_call)
 }
 END_TEST
 
-/* The device is lost at each call of all; nothing stays, and no loss is told as anything else. */
+/* The device is lost at each call of all; nothing stays, and no loss is reported as anything else.
+ */
 START_TEST(loss_at_every_call)
 {
     struct fake_cuda_counters counters;
@@ -611,8 +614,7 @@ START_TEST(without_nvcc)
     const char *expected = "cuda:0: the host's kernels: cuModuleLoadDataEx: "
                            "CUDA_ERROR_INVALID_IMAGE";
 #else
-    const char *expected = "cuda:0: this host was built without nvcc: its device kernels are not "
-                           "here";
+    const char *expected = "cuda:0: this host was built without nvcc: it has no device kernels";
 #endif
     ck_assert_msg(strncmp(host_error_text(&error), expected, strlen(expected)) == 0, "%s",
                   host_error_text(&error));

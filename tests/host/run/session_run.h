@@ -27,10 +27,10 @@ struct run {
     void *probe_ctx;
     row_check_listener listener;
     void *listener_ctx;
-    char *notes; /* what was told before the first step */
+    char *notes; /* what was said before the first step */
     struct report report;
     host_error error;
-    int code;
+    int code; /* that the command would end with */
 };
 
 __attribute__((format(printf, 2, 3))) static inline void set(struct run *run, const char *format,
@@ -92,7 +92,9 @@ static inline void go(struct run *run)
         .listener = run->listener,
         .listener_ctx = run->listener_ctx,
     };
-    run->code = session_run(&params, &run->report, &run->error.base);
+    struct session_result result;
+    status = session_run(&params, &run->report, &result, &run->error.base);
+    run->code = exit_code_of_run(status, &result);
     fclose(notes);
     config_destroy(config);
 }
@@ -134,7 +136,7 @@ static inline int32_t find_first_rows(const struct batch_step *step, int64_t *ro
 {
     *row = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
-        const struct batch_sequence *sequence = &step->sequences[s];
+        const struct scheduler_seq *sequence = &step->sequences[s];
         if (sequence->request == 0 && sequence->prefix_len == 0)
             return sequence->num_new;
         *row += sequence->num_new;

@@ -263,11 +263,12 @@ struct generate_case {
 uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void *q, void *k,
                            void *v, struct step_vectors *list)
 {
+    static const attn_layer_group group = {.kind = ATTN_KIND_SOFTMAX};
     int32_t heads = layer->num_q_heads, kv = layer->num_kv_heads, dim = layer->head_dim;
     const struct step_vectors all[] = {
-        {.operand = {ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, .memory = q},
-        {.operand = {ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, .memory = k},
-        {.operand = {ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, .memory = v},
+        {{ATTN_ROLE_Q, heads, dim, dtype, GENERATOR_QUERY, 0}, &group, q},
+        {{ATTN_ROLE_K, kv, dim, dtype, GENERATOR_KEY, 0}, &group, k},
+        {{ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, &group, v},
     };
     memcpy(list, all, sizeof all);
     return k ? 3 : 1;
@@ -313,7 +314,7 @@ static attn_status call_update(struct step_case *c, int which, const void *work)
                                      u->stride, c->streams[which], &c->error.base);
 }
 
-/* Each update has a row of its own; the last one ends where table and slots end. */
+/* Each update has its own row; the last one ends where table and slots end. */
 void step_case_update_table(struct step_case *c)
 {
     struct update_case u = {.num_updates = between(c, 0, 5), .stride = between(c, 1, 600)};

@@ -171,7 +171,7 @@ END_TEST
 
 /* 20 decode rows are kept free for each that runs, the newcomer included, or what it has left: of
  * 60 slots the first takes 10 and a reserve of 20, so the second, with 25 and 20, has to wait until
- * the first has ended, and nobody is ever retracted. With 25 and 5 it would start at once. */
+ * the first has ended, and no request is ever retracted. With 25 and 5 it would start at once. */
 START_TEST(a_request_starts_with_a_reserve)
 {
     params.num_pages = 61;
@@ -305,7 +305,7 @@ START_TEST(hits_follow_the_rule)
     params.page_size = page_sizes[_i % 3];
     params.chunked_prefill_size = chunk_sizes[_i / 3];
     params.max_running_requests = 1;
-    params.num_pages = MOST_SLOTS / params.page_size;
+    params.num_pages = MAX_SLOTS / params.page_size;
     source.block_size = _i % 2 ? 11 : 5;
     draws = (uint64_t)_i << 32;
     draw_source(30, 5);
@@ -374,7 +374,7 @@ START_TEST(no_more_is_evicted_than_is_needed)
 }
 END_TEST
 
-/* The second needs 20 pages behind the 8 that it hits, the first keeps 20 for its decodes: with the
+/* The second needs 20 pages after the 8 that it hits, the first keeps 20 for its decodes: with the
  * first's 10 that is all there is. */
 START_TEST(a_hit_takes_no_room)
 {
@@ -407,7 +407,7 @@ START_TEST(more_may_be_shared_than_before)
 }
 END_TEST
 
-/* One token of a block of 4 is nobody else's to read. */
+/* One token of a block of 4 is for no other request to read. */
 START_TEST(a_part_of_a_unit_is_not_shared)
 {
     source.block_size = 4;
@@ -464,7 +464,7 @@ START_TEST(eviction_turns_hits_into_prefill)
     params.max_running_requests = 1;
     draw_source(30, 5);
     for (int i = 0; i < 2; i++) {
-        params.num_pages = i == 0 ? MOST_SLOTS : 96;
+        params.num_pages = i == 0 ? MAX_SLOTS : 96;
         memset(&model, 0, sizeof model);
         create();
         run_all();
@@ -519,7 +519,7 @@ START_TEST(a_state_is_made_where_requests_part)
 }
 END_TEST
 
-/* Chunks of 3: states behind 3 and 6 tokens and at the end of what is shareable, 8. */
+/* Chunks of 3: states after 3 and 6 tokens and at the end of what is shareable, 8. */
 START_TEST(a_state_is_made_at_the_end_of_each_chunk)
 {
     int32_t hits[4];
@@ -564,7 +564,7 @@ START_TEST(a_state_stands_at_a_page_that_is_visible)
 }
 END_TEST
 
-/* A snapshot that a step is to write is nobody's yet. */
+/* A snapshot that a step is to write is not to be had yet. */
 START_TEST(a_state_on_its_way_is_held)
 {
     params.has_state = true;
@@ -631,8 +631,8 @@ static void drop_step(const struct scheduler_step *step)
     scheduler_drop(scheduler);
 }
 
-/* The third request starts behind 20 tokens of the second and computes one; after the loss it
- * starts behind 30, of which it had 21 before. */
+/* The third request starts after 20 tokens of the second and computes one; after the loss it
+ * starts after 30, of which it had 21 before. */
 START_TEST(hits_count_only_above_the_mark)
 {
     source.block_size = 5;
@@ -753,7 +753,7 @@ START_TEST(the_longest_requests_are_accepted)
     run_all();
     struct scheduler_counts counts;
     expect_counts(&counts);
-    ck_assert_int_eq(rows_of(0), MOST_CONTEXT);
+    ck_assert_int_eq(rows_of(0), MAX_CONTEXT);
 }
 END_TEST
 

@@ -13,16 +13,16 @@
 #include "attn_problem.h"
 #include "tests/host/schedule/scheduler_fixture.h"
 
-#define MOST_IN_FLIGHT 4
+#define MAX_IN_FLIGHT 4
 
 struct launched {
     int32_t num_seqs, num_decode_seqs, num_tokens, num_snapshots;
-    struct scheduler_seq seqs[MOST_ROWS];
-    struct scheduler_snapshot snapshots[2 * MOST_ROWS];
-    int64_t out_cache_loc[MOST_SLOTS];
+    struct scheduler_seq seqs[MAX_ROWS];
+    struct scheduler_snapshot snapshots[2 * MAX_ROWS];
+    int64_t out_cache_loc[MAX_SLOTS];
 };
 
-static struct launched flights[MOST_IN_FLIGHT]; /* oldest first */
+static struct launched flights[MAX_IN_FLIGHT]; /* oldest first */
 static int32_t num_flights;
 static struct tally confirmed;
 static int64_t num_confirmed;
@@ -34,7 +34,7 @@ static void set_up_flight(void)
     memset(&confirmed, 0, sizeof confirmed);
     num_flights = 0;
     num_confirmed = 0;
-    params.max_in_flight = MOST_IN_FLIGHT;
+    params.max_in_flight = MAX_IN_FLIGHT;
 }
 
 /* The same source and params again. */
@@ -144,8 +144,8 @@ static void drop_out(const struct scheduler_step *step)
     require_figures();
 }
 
-/* Whoever is left has no unconfirmed rows, so the steps in flight might as well never have been.
- * `out` is NULL where no step is out. */
+/* The remaining requests have no unconfirmed rows, so the steps in flight might as well never have
+ * been. `out` is NULL where no step is out. */
 static void drop_flight(const struct scheduler_step *out)
 {
     if (out)
@@ -255,7 +255,7 @@ START_TEST(requests_come_while_steps_are_in_flight)
     for (int64_t i = 0; i < 60; i++) { /* more than there is room for at first */
         add_to_source(2, 1, "");
         ck_assert_int_eq(add(i), ATTN_OK);
-        if (num_flights == MOST_IN_FLIGHT)
+        if (num_flights == MAX_IN_FLIGHT)
             confirm();
         expect_seq(next_launched(), 0, i, 0, 2);
     }
@@ -467,7 +467,7 @@ START_TEST(a_retracted_request_of_failed_steps_is_dropped)
 END_TEST
 
 /* Request 0 decodes, and is in no step that fails; its blocks stay. Request 1 adds two blocks and
- * is through, request 2 begins behind them; both fail. So request 3 begins behind request 0's. */
+ * is through, request 2 begins after them; both fail. So request 3 begins after request 0's. */
 START_TEST(failed_steps_leave_nothing_in_the_prefix_cache)
 {
     source.block_size = 5;
@@ -533,7 +533,7 @@ static void run_all_in_flight(void)
             require_reason_to_drain();
             confirm();
         }
-        require(num_confirmed < MOST_STEPS, "does not end", -1);
+        require(num_confirmed < MAX_STEPS, "does not end", -1);
     }
     ck_assert_int_eq(most, params.max_in_flight);
 }
@@ -548,7 +548,7 @@ START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
     ck_assert_int_gt(one_by_one.retractions, 0);
     ck_assert(one_by_one.prefix_hit > 0 || has_few_states());
     uint64_t hash = model.hash;
-    for (params.max_in_flight = 1; params.max_in_flight <= MOST_IN_FLIGHT; params.max_in_flight++) {
+    for (params.max_in_flight = 1; params.max_in_flight <= MAX_IN_FLIGHT; params.max_in_flight++) {
         start_over();
         run_all_in_flight();
         expect_counts(&counts);
@@ -558,7 +558,7 @@ START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
 }
 END_TEST
 
-enum failures { LOSSES = 1, DROPS = 2, FLIGHT_DROPS = 4, MOST_LOSSES = 20 };
+enum failures { LOSSES = 1, DROPS = 2, FLIGHT_DROPS = 4, MAX_LOSSES = 20 };
 
 /* How often what failed. */
 struct failed {
@@ -580,7 +580,7 @@ static int64_t unconfirmed_ends(void)
 static bool inject(struct failed *failed, unsigned kinds, const struct scheduler_step *out)
 {
     int64_t ends = unconfirmed_ends(), fate = draw(ends > 0 ? 10 : 60);
-    int64_t most_losses = ends > 0 ? MOST_LOSSES : MOST_LOSSES / 2;
+    int64_t most_losses = ends > 0 ? MAX_LOSSES : MAX_LOSSES / 2;
     bool deep = num_flights == params.max_in_flight;
     if (fate < 2 && kinds & LOSSES && failed->losses < most_losses) {
         failed->losses++;
@@ -618,7 +618,7 @@ static void run_with_failures(struct failed *failed, unsigned kinds)
             if (!inject(failed, kinds, NULL))
                 confirm();
         }
-        require(number < MOST_STEPS, "does not end", -1);
+        require(number < MAX_STEPS, "does not end", -1);
     }
 }
 
@@ -666,7 +666,7 @@ static Suite *suite(void)
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, set_up_flight, tear_down);
     tcase_add_test(core, a_launched_request_has_not_finished);
-    tcase_add_loop_test(core, no_more_steps_than_allowed_are_in_flight, 0, MOST_IN_FLIGHT + 1);
+    tcase_add_loop_test(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1);
     tcase_add_test(core, pages_of_a_launched_request_are_free);
     tcase_add_test(core, arrivals_are_awaited_with_nothing_in_flight);
     tcase_add_test(core, requests_come_while_steps_are_in_flight);
@@ -692,7 +692,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(random, set_up_flight, tear_down);
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0, VARIANTS);
-    tcase_add_loop_test(random, failures_are_survived, 0, MOST_IN_FLIGHT * VARIANTS / 3);
+    tcase_add_loop_test(random, failures_are_survived, 0, MAX_IN_FLIGHT * VARIANTS / 3);
     suite_add_tcase(s, random);
     return s;
 }

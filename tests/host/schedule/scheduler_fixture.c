@@ -38,7 +38,7 @@ void set_up(void)
         .page_size = 1,
         .num_pages = 1025,
         .max_running_requests = 4,
-        .max_context_len = MOST_CONTEXT,
+        .max_context_len = MAX_CONTEXT,
         .prefix_cache = true,
         .keys = get_keys,
         .keys_context = &source,
@@ -99,9 +99,9 @@ int64_t draw(int64_t below)
 void draw_source(int64_t num_requests, int64_t most_output)
 {
     for (int64_t i = 0; i < num_requests; i++) {
-        char blocks[MOST_BLOCKS + 1] = "";
+        char blocks[MAX_BLOCKS + 1] = "";
         int64_t input = 1 + draw(90), most = input / source.block_size;
-        int64_t num_whole = most < MOST_BLOCKS ? most : MOST_BLOCKS;
+        int64_t num_whole = most < MAX_BLOCKS ? most : MAX_BLOCKS;
         for (int64_t j = 0; j < num_whole; j++)
             blocks[j] = (char)('a' + j * 3 + (draw(3) == 0 ? draw(3) : 0));
         add_to_source(input, draw(4) ? draw(most_output) : draw(2), blocks);
@@ -116,13 +116,13 @@ void set_variant(int variant)
     params.page_size = page_sizes[variant % 3];
     params.chunked_prefill_size = chunk_sizes[variant / 3 % 4];
     params.mixed = variant / 12 % 2;
-    params.max_running_requests = variant / 24 % 2 ? 3 : MOST_ROWS - 1;
+    params.max_running_requests = variant / 24 % 2 ? 3 : MAX_ROWS - 1;
     params.num_pages = 200 / params.page_size + 1;
     params.has_state = variant / 48 > 0;
     params.num_cached_states = variant / 48 == 1 ? 40 : 3;
     source.block_size = variant % 2 ? 11 : 5;
     draws = (uint64_t)variant << 32 | 5;
-    draw_source(MOST_REQUESTS / 2, 100);
+    draw_source(MAX_REQUESTS / 2, 100);
 }
 
 /* ---- Running steps --------------------------------------------------------------------------- */
@@ -197,7 +197,7 @@ static void read_rows(const struct scheduler_seq *seq)
         require(token_key_equal(model.kv[seen[position]], key_of(seq->request, position)),
                 "another token's KV", seq->request);
     }
-    for (int32_t position = length; position < MOST_CONTEXT; position++)
+    for (int32_t position = length; position < MAX_CONTEXT; position++)
         require(row[position] == 0, "slot beyond the end", seq->request);
 }
 
@@ -215,7 +215,7 @@ static uint64_t state_after(int64_t request, int32_t rows)
 static void write_state(int32_t slot, uint64_t state, uint64_t *written, int64_t request)
 {
     require(slot >= 1 && slot <= params.max_running_requests + params.num_cached_states &&
-                slot < MOST_STATES,
+                slot < MAX_STATES,
             "no such state slot", request);
     require(!(*written >> slot & 1), "state slot written twice", request);
     *written |= UINT64_C(1) << slot;
@@ -313,7 +313,7 @@ void run_step(const struct scheduler_step *step)
     for (int32_t i = 0; i < step->num_seqs; i++)
         read_rows(&step->seqs[i]);
     run_states(step);
-    for (int32_t j = 0; j < MOST_CONTEXT; j++)
+    for (int32_t j = 0; j < MAX_CONTEXT; j++)
         require(request_table_row(scheduler_request_table(scheduler), 0)[j] == 0, "row 0", -1);
 }
 
@@ -341,7 +341,7 @@ void run_all(void)
     while ((state = scheduler_next(scheduler, &step, &wake_us)) == SCHEDULER_STEP) {
         run_step(step);
         scheduler_complete(scheduler);
-        require(++steps < MOST_STEPS, "does not end", -1);
+        require(++steps < MAX_STEPS, "does not end", -1);
     }
     ck_assert_int_eq(state, SCHEDULER_DONE);
 }

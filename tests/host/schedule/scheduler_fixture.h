@@ -17,39 +17,39 @@
 #include "host/schedule/scheduler.h"
 #include "tests/tools/test_main.h"
 
-#define MOST_REQUESTS 80
-#define MOST_BLOCKS   8
-#define MOST_CONTEXT  256
-#define MOST_SLOTS    4096
-#define MOST_ROWS     17
-#define MOST_STEPS    100000
-#define MOST_STATES   64
+#define MAX_REQUESTS 80
+#define MAX_BLOCKS   8
+#define MAX_CONTEXT  256
+#define MAX_SLOTS    4096
+#define MAX_ROWS     17
+#define MAX_STEPS    100000
+#define MAX_STATES   64
 
-/* What a trace would tell. */
+/* What a trace would say. */
 struct source {
     int64_t num_requests;
     int64_t block_size;
     struct {
         int64_t input, output, arrival_us;
         int64_t num_whole;
-        int64_t hash_ids[MOST_BLOCKS];
-    } requests[MOST_REQUESTS];
+        int64_t hash_ids[MAX_BLOCKS];
+    } requests[MAX_REQUESTS];
 };
 
 /* What steps come to. */
 struct tally {
-    int32_t computed[MOST_REQUESTS]; /* rows in the cache */
-    int32_t mark[MOST_REQUESTS];     /* rows that ever were */
+    int32_t computed[MAX_REQUESTS]; /* rows in the cache */
+    int32_t mark[MAX_REQUESTS];     /* rows that ever were */
     int64_t prefill, decode, prefix_hit, recomputed;
 };
 
 /* What the steps have shown so far, in the order in which they ran. */
 struct model {
     struct tally rows;
-    bool dropped[MOST_REQUESTS];
-    token_key kv[MOST_SLOTS];
-    uint64_t state[MOST_STATES];
-    int32_t table[MOST_ROWS][MOST_CONTEXT]; /* copied where a step says it changed */
+    bool dropped[MAX_REQUESTS];
+    token_key kv[MAX_SLOTS];
+    uint64_t state[MAX_STATES];
+    int32_t table[MAX_ROWS][MAX_CONTEXT]; /* copied where a step says it changed */
     int64_t mixed_steps;
     uint64_t hash; /* of all that was ever scheduled */
 };

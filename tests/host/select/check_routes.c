@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_routes: [attention] route.<n> from the ini to a run: what is refused and with which words,
- * what is chosen and told, and that the rows of a trace go where the table says and come out right.
+ * what is chosen and printed, and that the rows of a trace go where the table says and come out
+ * right.
  */
 #include "host/select/routes.h"
 
@@ -12,8 +13,8 @@
 #include <unistd.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
-#include "host/cmd/exit_codes.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
 #include "host/run/session.h"
@@ -66,7 +67,7 @@ static void begin(struct scene *scene, const char *keys, const char *const *sets
     attn_status status =
         config_load_text(ini, strlen(ini), "t.ini", NULL, sets, num_sets, &scene->config, error);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-    status = embed_define_backends(scene->host, scene->config, error);
+    status = open_host_define_backends(scene->host, scene->config, error);
     if (!status)
         status = model_create(scene->config, &scene->model, error);
     if (!status)
@@ -109,12 +110,12 @@ static const struct {
     {"route.1 = -> fa3_like\n[backend.routes]\ntype = fa3_like\n", ATTN_CONFIG_ERROR,
      "backend routes is defined twice"},
     {"route.1 = phase=decode -> fa3_likee\nroute.2 = -> fa3_like\n", ATTN_CONFIG_ERROR,
-     "t.ini:7: attention.route.1: backend.routes.then = 'fa3_likee' is no backend that is there "
+     "t.ini:7: attention.route.1: backend.routes.then = 'fa3_likee' is not a known backend "
      "(did you mean fa3_like?)"},
     {"route.1 = phase=decode -> routes\nroute.2 = -> fa3_like\n", ATTN_CONFIG_ERROR,
      "backends contain each other: routes -> routes"},
     {"route.4 = phase=decoding -> triton_like\nroute.5 = -> fa3_like\n" SM90, ATTN_CONFIG_ERROR,
-     "t.ini:7: attention.route.4: row 1 'phase=decoding -> triton_like': 'phase=decoding' is no "
+     "t.ini:7: attention.route.4: row 1 'phase=decoding -> triton_like': 'phase=decoding' is not a "
      "list of phases"},
     {"route.4 = batch=1-8 -> triton_like\nroute.9 = batch=3 kv=7 -> fa3_like\n"
      "attention_backend = fa3_like\n" SM90,
@@ -186,7 +187,7 @@ START_TEST(names_are_found_as_elsewhere)
 }
 END_TEST
 
-/* ---- What `explain` tells -------------------------------------------------------------------- */
+/* ---- What `explain` prints ------------------------------------------------------------------- */
 
 START_TEST(explain_prints_the_table)
 {
@@ -315,7 +316,6 @@ struct run {
     size_t num_sets;
     struct report report;
     host_error error;
-    int code;
 };
 
 __attribute__((format(printf, 2, 3))) static void set(struct run *run, const char *format, ...)
@@ -361,9 +361,10 @@ static void go(struct run *run)
         config_load(NULL, (const char *const *)run->sets, run->num_sets, &config, &run->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&run->error));
     struct session_params params = {.config = config};
-    run->code = session_run(&params, &run->report, &run->error.base);
+    struct session_result result;
+    status = session_run(&params, &run->report, &result, &run->error.base);
     config_destroy(config);
-    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s", run->code, host_error_text(&run->error),
+    ck_assert_msg(status == ATTN_OK && result.passed, "%s %s", host_error_text(&run->error),
                   run->report.verify.first_failure);
     ck_assert_int_eq(run->report.verify.rows_failed, 0);
     ck_assert_int_gt(run->report.verify.rows_checked, 1000);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_rules: the file of rules: what it says, how mistakes in one are told, where it is found.
+ * check_rules: the file of rules: what it says, how mistakes in one are reported, where it is
+ * found.
  */
 #include <stdio.h>
 #include <string.h>
@@ -216,17 +217,17 @@ END_TEST
 static const struct {
     const char *text, *words[4];
 } mistakes[] = {
-    {"text = x\n", {"r.ini:1", "'text' stands before the first section"}},
+    {"text = x\n", {"r.ini:1", "'text' comes before the first section"}},
     {"[ordr.x]\n", {"r.ini:1", "unknown section [ordr.x]", "did you mean [order.NAME]?"}},
     {"[order]\n", {"r.ini:1", "unknown section [order]", "accepted: [backend.TYPE], [order.NAME]"}},
     {"[order.a b]\n", {"r.ini:1", "accepted: [backend.TYPE]"}},
-    {BACKEND "[backend.b]\n", {"r.ini:3", "[backend.b] is there twice, first at r.ini:1"}},
+    {BACKEND "[backend.b]\n", {"r.ini:3", "[backend.b] is given twice, first at r.ini:1"}},
     {BACKEND "[order.o]\nplatfrom = any\n", {"r.ini:4", "'platfrom'", "did you mean 'platform'?"}},
     {BACKEND "[order.o]\naliases = x\n", {"r.ini:4", "unknown key 'aliases' in [order.o]"}},
     {BACKEND "[order.o]\naccepted = x\n", {"r.ini:4", "unknown key 'accepted'"}},
     {BACKEND "[order.o]\nplatform = sm9x\n",
-     {"r.ini:4", "order.o.platform = 'sm9x' has a word that is no platform", "accepted: any of any",
-      "sm75+"}},
+     {"r.ini:4", "order.o.platform = 'sm9x' has a word that is not a platform",
+      "accepted: any of any", "sm75+"}},
     {BACKEND "[order.o]\nplatform = sm90-sm80\n", {"r.ini:4", "sm90-sm80"}},
     {BACKEND "[order.o]\nkind = softmix\n",
      {"r.ini:4", "order.o.kind = 'softmix'", "accepted: any of softmax, mla, linear, sparse"}},

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
@@ -49,11 +50,12 @@ static void begin(struct scene *scene, const char *ini)
     /* The tree's own rules, not installed ones. */
     char rules[1024];
     const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const set = rules;
-    snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini", source ? source : ".");
+    snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini",
+             source ? source : ".");
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, &set, 1, &scene->config,
                                           &scene->error.base);
     if (!status)
-        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
     if (!status)
         status = model_create(scene->config, &scene->model, &scene->error.base);
     if (!status)
@@ -211,7 +213,7 @@ START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
                   "layer_types = sliding cross\n[platform]\nsimulate = sm90\n"
                   "[attention]\nattention_backend = fa3_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
-    assert_says(&scene, "fa3_like: model_has window: accepted no window beside cross attention");
+    assert_says(&scene, "fa3_like: model_has window: accepted no window with cross attention");
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
     end(&scene);
 }
@@ -231,7 +233,7 @@ START_TEST(elsewhere_the_rules_choice_is_an_answer)
     ck_assert_str_eq(any->reasons[0].got, "rocm");
     end(&scene);
 
-    /* What comes first is not here, what is here serves: it is chosen, and both are told. */
+    /* What comes first is not here, what is here serves: it is chosen, and both are reported. */
     begin(&scene, MODEL "[platform]\nsimulate = sm89\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     phase = &scene.selection->groups[0].phases[SELECT_PREFILL];

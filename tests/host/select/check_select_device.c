@@ -115,7 +115,7 @@ START_TEST(without_a_device_it_is_the_processor)
 }
 END_TEST
 
-/* Where neither serves, the reasons of both are told; a wrong configuration is one on any device.
+/* Where neither serves, the reasons of both are given; a wrong configuration is one on any device.
  */
 START_TEST(what_is_told_where_neither_serves)
 {

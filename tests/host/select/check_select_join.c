@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_select_join: models with linear layers beside others: who is joined by hybrid_linear, and
+ * check_select_join: models with linear layers among others: who is joined by hybrid_linear, and
  * when two units stay two. The backends are those of fixtures/choosy.c, of which one
  * serves linear layers.
  */
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/embed/embed.h"
+#include "host/select/open_host.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
@@ -63,7 +64,7 @@ static void select_for(struct scene *scene, const char *model, const char *platf
     attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
                                           &scene->error.base);
     if (!status)
-        status = embed_define_backends(scene->host, scene->config, &scene->error.base);
+        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
     if (!status)
         status = model_create(scene->config, &scene->model, &scene->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
@@ -103,7 +104,7 @@ static void check_joined(const struct scene *scene, const char *name)
         ck_assert_int_eq(s->groups[g].unit, 0);
         ck_assert_uint_eq(s->groups[g].verdict.supported, 1);
         ck_assert_ptr_null(s->groups[g].verdict.reasons);
-        /* Who serves a phase is told as before. */
+        /* What serves a phase is reported as before. */
         int linear = scene->model->groups[g].kind == ATTN_KIND_LINEAR;
         ck_assert_str_eq(select_backend(s, g, SELECT_DECODE),
                          linear ? "state_like" : "triton_like");

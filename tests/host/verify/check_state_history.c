@@ -79,7 +79,7 @@ START_TEST(nothing_at_first)
 }
 END_TEST
 
-/* Prefill in chunks and decode, in one slot, beside neighbours that have all or nothing. */
+/* Prefill in chunks and decode, in one slot, next to neighbours that have all or nothing. */
 START_TEST(behind_each_step)
 {
     open_history(TOKENS);
@@ -182,7 +182,7 @@ static void part_at(int32_t a, int32_t b, int64_t position)
                   (long long)count);
 }
 
-/* One position more, wherever it is, and nothing behind the ones that are asked for. */
+/* One position more, wherever it is, and nothing after the ones that are asked for. */
 START_TEST(one_position_more)
 {
     open_history(TOKENS);

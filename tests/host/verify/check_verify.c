@@ -66,7 +66,7 @@ enum {
     BLOCKS = 13
 };
 
-/* The step of a test: extend rows behind prefixes, request 1 first. */
+/* The step of a test: extend rows after prefixes, request 1 first. */
 static const struct verify_sequence extend_sequences[] = {
     {.request = 1, .prefix_len = 8, .num_rows = 12, .first_row = 0},
     {.request = 0, .prefix_len = 0, .num_rows = 37, .first_row = 12},
@@ -325,7 +325,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
     }
 }
 
-/* The output tensor, with strides and an offset of its own; NaN between the rows. */
+/* The output tensor, with its own strides and offset; NaN between the rows. */
 static double numbers[MAX_ROWS][MAX_HEADS][MAX_WIDTH];
 static unsigned char memory[MAX_ROWS * (MAX_HEADS + 1) * (MAX_WIDTH + 3) * 4 + 16];
 static attn_tensor out;
@@ -489,7 +489,7 @@ START_TEST(one_value_changed)
 }
 END_TEST
 
-/* Rows whose query looks for the key at `offset` behind it, and which lies in the prompt. */
+/* Rows whose query looks for the key at `offset` after it, and which lies in the prompt. */
 static int mistakes_at_needles(int kind, int64_t offset)
 {
     const attn_layer_group *group = &model->groups[0];
@@ -540,7 +540,7 @@ END_TEST
 static double before[MAX_ROWS][MAX_HEADS][MAX_WIDTH];
 
 /* Rows whose outputs moved far since `before` fail, rows whose outputs did not move pass; rows that
- * moved a little may do either. At least so many moved far, at least so many did not move. */
+ * moved a little may do either. At least this many moved far, at least this many did not move. */
 static void moved_rows_fail(int32_t layer, int least_far, int least_still)
 {
     const attn_layer_group *group = &model->groups[model->layers[layer].group];
@@ -614,7 +614,7 @@ START_TEST(not_finite)
 }
 END_TEST
 
-/* How far is told as it is, and relative to the row's largest value. */
+/* How far is reported as it is, and relative to the row's largest value. */
 START_TEST(size_of_errors)
 {
     set_up_model(models[PLAIN], 1);

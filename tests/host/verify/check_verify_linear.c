@@ -122,7 +122,7 @@ static struct linear_verifier *create(void)
     return verifier;
 }
 
-/* The step by a verifier of its own. */
+/* The step by a separate verifier. */
 static struct verify_result judge(int32_t layer, attn_dtype dtype)
 {
     struct verify_result result = {0};
@@ -284,7 +284,7 @@ END_TEST
 
 /* ---- Rounded states -------------------------------------------------------------------------- */
 
-/* What goes wrong behind the token at FAULT_AT of a run, in the state of each head. */
+/* What goes wrong after the token at FAULT_AT of a run, in the state of each head. */
 enum fault {
     NO_FAULT,
     OTHER_SLOT,    /* it is that of the request before */
@@ -332,7 +332,7 @@ static void do_wrong(enum fault fault, const struct forward *f, const struct for
 
 /* Rows that failed, by where they are. */
 struct failed {
-    int before, at_once, later; /* before the fault, in the 8 rows behind it, after those */
+    int before, at_once, later; /* before the fault, in the 8 rows after it, after those */
 };
 
 /* Where a step that begins at `first` ends: the prompt in pieces that other prompts left room for,
@@ -346,7 +346,7 @@ static int64_t step_end(int64_t first, int64_t prompt, int64_t chunk)
 }
 
 /* Request 0 in steps, each from the states in the model's dtype that the one before it left, judged
- * as if states were stored in `judged_as`, behind every step or behind none. */
+ * as if states were stored in `judged_as`, after every step or after none. */
 static struct failed run_in_steps(int64_t length, int64_t prompt, int64_t chunk, enum fault fault,
                                   attn_dtype judged_as, bool known, attn_dtype out_dtype)
 {
@@ -424,7 +424,7 @@ START_TEST(rounded_for_long)
 }
 END_TEST
 
-/* What is not rounding still shows, in the rows behind it. */
+/* What is not rounding still shows, in the rows after it. */
 START_TEST(wrong_among_roundings)
 {
     enum fault fault = (enum fault)(1 + _i % (NUM_FAULTS - 1));

@@ -60,7 +60,7 @@ static void set_seed(uint64_t seed)
     ck_assert_int_eq(generator_init(&generator, seed, layers, NUM_LAYERS, 16, 256, NULL), ATTN_OK);
 }
 
-/* Requests 0 and 1 share their first 1024 tokens; request 2 has hash ids nobody else has. */
+/* Requests 0 and 1 share their first 1024 tokens; request 2 has hash ids no other has. */
 static void set_up(void)
 {
     for (int i = 0; i < 3; i++)

@@ -12,7 +12,7 @@
 #include "host/base/dtype.h"
 #include "tests/tools/test_main.h"
 
-enum { NUM_LAYERS = 4, MOST = 1536 };
+enum { NUM_LAYERS = 4, MAX_WIDTH = 1536 };
 
 static const uint32_t row_roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B,
                                      ATTN_ROLE_GATE_Z};
@@ -62,7 +62,7 @@ static void set_case(int number)
 static int64_t row(int32_t layer, token_key key, uint32_t role, double *out)
 {
     int64_t count = generator_linear_elements(&group, role);
-    ck_assert_int_le(count, MOST);
+    ck_assert_int_le(count, MAX_WIDTH);
     generator_linear_row(&generator, &group, layer, key, role, ATTN_F64, out);
     return count;
 }
@@ -102,8 +102,8 @@ START_TEST(rows_as_defined)
     int different = 0;
     set_case(_i);
     for (int r = 0; r < ROW_ROLES; r++) {
-        int8_t raw[MOST];
-        double out[MOST];
+        int8_t raw[MAX_WIDTH];
+        double out[MAX_WIDTH];
         int64_t count = row(2, some_token, row_roles[r], out);
         generator_raw(&generator, some_token, 2, 0, GENERATOR_OPERAND + (int32_t)row_roles[r],
                       (int32_t)count, raw);
@@ -188,8 +188,8 @@ START_TEST(exact_in_every_dtype)
     set_case(_i);
     for (int r = 0; r < ROW_ROLES; r++)
         for (int d = 0; d < 3; d++) {
-            double out[MOST], same_out[MOST];
-            uint8_t bytes[MOST * 4];
+            double out[MAX_WIDTH], same_out[MAX_WIDTH];
+            uint8_t bytes[MAX_WIDTH * 4];
             bool computed =
                 row_roles[r] == ATTN_ROLE_GATE_A && !(dims.flags & ATTN_LINEAR_RAW_GATES);
             int64_t count = row(1, some_token, row_roles[r], out);
@@ -203,7 +203,7 @@ START_TEST(exact_in_every_dtype)
         }
     ck_assert_int_eq(negative_zeros, 0);
     for (int r = 0; r < CONSTANT_ROLES; r++) {
-        float out[MOST];
+        float out[MAX_WIDTH];
         int64_t count = generator_linear_elements(&group, constant_roles[r]);
         generator_linear_constant(&generator, &group, 1, constant_roles[r], out);
         for (int d = 0; d < 3; d++)
@@ -216,14 +216,14 @@ START_TEST(exact_in_every_dtype)
 }
 END_TEST
 
-/* Any part of a row is the same as that part of the whole, and nothing beside it is written. */
+/* Any part of a row is the same as that part of the whole, and nothing next to it is written. */
 START_TEST(parts_of_rows)
 {
     static const attn_dtype dtypes[] = {ATTN_F64, ATTN_F32, ATTN_BF16};
     set_case(_i);
     for (int r = 0; r < ROW_ROLES; r++)
         for (int d = 0; d < 3; d++) {
-            uint8_t whole[MOST * 8], part[MOST * 8];
+            uint8_t whole[MAX_WIDTH * 8], part[MAX_WIDTH * 8];
             size_t size = attn_dtype_size(dtypes[d]);
             int64_t count = generator_linear_elements(&group, row_roles[r]);
             generator_linear_row(&generator, &group, 3, some_token, row_roles[r], dtypes[d], whole);
@@ -245,7 +245,7 @@ START_TEST(functions_of_their_arguments)
 {
     set_case(_i);
     for (int r = 0; r < ROW_ROLES; r++) {
-        double one[MOST], other[MOST];
+        double one[MAX_WIDTH], other[MAX_WIDTH];
         int64_t count = row(1, some_token, row_roles[r], one);
         if (count == 0)
             continue;
@@ -272,7 +272,7 @@ START_TEST(constants_differ_by_layer_and_seed)
 {
     set_case(_i);
     for (int r = 0; r < CONSTANT_ROLES; r++) {
-        float one[MOST], other[MOST];
+        float one[MAX_WIDTH], other[MAX_WIDTH];
         uint32_t role = constant_roles[r];
         int64_t count = generator_linear_elements(&group, role);
         if (count == 0)
@@ -372,8 +372,8 @@ static double log_decay(double a, double a_log, double dt_bias)
 static void decays_are_about_the_rate(void)
 {
     enum { TOKENS = 100, HEADS = 6 };
-    float a_log[MOST] = {0}, dt_bias[MOST] = {0};
-    double sum[HEADS] = {0}, a[MOST] = {0};
+    float a_log[MAX_WIDTH] = {0}, dt_bias[MAX_WIDTH] = {0};
+    double sum[HEADS] = {0}, a[MAX_WIDTH] = {0};
     int far = 0;
     generator_linear_constant(&generator, &group, 2, ATTN_ROLE_A_LOG, a_log);
     generator_linear_constant(&generator, &group, 2, ATTN_ROLE_DT_BIAS, dt_bias);
@@ -410,14 +410,14 @@ START_TEST(decays)
 }
 END_TEST
 
-/* beta in (0, 1), keys that nobody normalises not longer than 1, taps of order 1/2. */
+/* beta in (0, 1), keys that are not normalised not longer than 1, taps of order 1/2. */
 START_TEST(sizes)
 {
     set_case(_i);
     bool raw = dims.flags & ATTN_LINEAR_RAW_GATES;
     bool delta = dims.family == ATTN_LINEAR_GDN || dims.family == ATTN_LINEAR_KDA;
     for (uint64_t t = 0; t < 200; t++) {
-        double b[MOST], mixed[MOST];
+        double b[MAX_WIDTH], mixed[MAX_WIDTH];
         int64_t count = row(0, (token_key){4, t}, ATTN_ROLE_GATE_B, b);
         for (int64_t n = 0; n < count; n++) {
             ck_assert_double_gt(raw ? 1 : b[n], 0);
@@ -432,7 +432,7 @@ START_TEST(sizes)
             ck_assert_double_gt(length, 0.01);
         }
     }
-    float weight[MOST];
+    float weight[MAX_WIDTH];
     double sum = 0;
     int64_t count = generator_linear_elements(&group, ATTN_ROLE_CONV_WEIGHT);
     generator_linear_constant(&generator, &group, 0, ATTN_ROLE_CONV_WEIGHT, weight);

@@ -303,7 +303,7 @@ START_TEST(max_context_len)
     ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 229, &failure.base), ATTN_CONFIG_ERROR);
     ck_assert_str_eq(host_error_text(&failure),
                      "some.trace:200: request 1: got 200 input + 30 output tokens at length_scale "
-                     "1, accepted: max_context_len = 229 in all");
+                     "1, accepted: max_context_len = 229 in total");
     ck_assert_ptr_null(workload.requests);
     ck_assert_int_eq(workload_init(&workload, &trace, 0.5, 0, 229, NULL), ATTN_OK);
 }

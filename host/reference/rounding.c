@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rounding.c: what roundings of the admitted kinds may do to a row: the bars of the pass rule.
+ * docs/ABI.md derives it ("The pass rule"); names here are those of the formulas there.
+ */
+#include "host/reference/row.h"
+
+#include "host/base/dtype.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The chance that right arithmetic fails a row, by the model. */
+static const double false_alarm = 1e-9;
+
+/* fp32: half a unit in the last place of 1, and what may be flushed to 0. */
+static const double u32 = 0x1p-24, flushed = 0x1p-126;
+
+/* ---- The model ------------------------------------------------------------------------------- */
+
+/* The sum of independent errors, each spread evenly around 0, of variance V together, leaves
+ * +-k sqrt(V) with a chance below 2 exp(-k^2 / 2). A row has v_head_dim elements and an LSE. */
+static double deviations(int32_t v_head_dim)
+{
+    return sqrt(2 * log(2 * ((double)v_head_dim + 1) / false_alarm));
+}
+
+rounding_model rounding_model_of(const reference_row *row)
+{
+    rounding_model model = {
+        .deviations = deviations(row->v_head_dim),
+        .probability = dtype_half_unit(row->operand_dtype, 1),
+        .smallest = fmax(dtype_half_unit(row->operand_dtype, 0), flushed),
+        .dimension = (double)row->head_dim,
+    };
+    /* tanh.approx of a GPU is good enough for 16 bits, and is not for fp32. */
+    if (row->logit_cap > 0)
+        model.cap = row->operand_dtype == ATTN_F32 ? 8 * u32 : 0x1p-11;
+    return model;
+}
+
+/* ---- Sums over keys -------------------------------------------------------------------------- */
+
+void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t padded)
+{
+    size_t size = (size_t)padded * sizeof(double);
+    memset(sums->probability, 0, size);
+    memset(sums->score, 0, size);
+    memset(sums->score_mean, 0, size);
+    memset(sums->absolute, 0, size);
+    memset(sums->drift, 0, size);
+    sums->score_weight = sums->drift_weight = sums->lse = 0;
+    sums->largest = largest;
+    sums->count = count;
+}
+
+/* The standard deviation of a score, and what it may be off by one way whatever its neighbours. */
+static void score_errors(const rounding_sums *sums, const rounding_model *model, double score,
+                         double size, double *sigma, double *drift)
+{
+    double capped = model->cap * score;
+    size = isfinite(size) ? size : 0;
+    score = isfinite(score) ? score : sums->largest;
+    *sigma = sqrt((model->dimension * u32 * size * u32 * size + capped * capped) / 3);
+    *drift = u32 * ((4 + model->dimension / 16) * size +
+                    4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16);
+}
+
+void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
+                  double probability, const double *value, int32_t padded)
+{
+    double sigma, t, p = probability;
+    double lost = fmax(model->probability * p, model->smallest);
+    if (!(p > 0)) /* NaN, or no weight at all */
+        return;
+    score_errors(sums, model, score, size, &sigma, &t);
+    double r = lost * lost / 3, c = p * sigma * p * sigma, pt = p * t;
+    double *restrict by_probability = sums->probability, *restrict by_score = sums->score;
+    double *restrict mean = sums->score_mean, *restrict absolute = sums->absolute;
+    double *restrict drift = sums->drift;
+    for (int32_t first = 0; first < padded; first += ROW_LANES)
+        for (int32_t d = first; d < first + ROW_LANES; d++) {
+            double v = value[d], square = v * v, magnitude = fabs(v);
+            by_probability[d] += r * square;
+            by_score[d] += c * square;
+            mean[d] += c * v;
+            absolute[d] += lost * magnitude;
+            drift[d] += pt * magnitude;
+        }
+    sums->score_weight += c;
+    sums->drift_weight += pt;
+    sums->lse += p * model->deviations * sigma + pt;
+}
+
+/* ---- Bars ------------------------------------------------------------------------------------ */
+
+/* A bar must be finite, or it would let everything pass. */
+static double finite_bar(double bar)
+{
+    return isfinite(bar) ? bar : 0;
+}
+
+static double bar_of(const rounding_sums *sums, const rounding_model *model,
+                     const reference_row *row, double o, int32_t d)
+{
+    double k = model->deviations, n = (double)sums->count, u = model->probability;
+    double most = sums->absolute[d], b = most / u; /* b: of p |v| */
+    double by_score = sums->score[d] - 2 * o * sums->score_mean[d] + o * o * sums->score_weight;
+    double by_sums = u32 * u32 * n / 3 * (b * b + o * o);
+    double rest = fmax(by_score, 0) + by_sums;
+    double random = fmin(k * sqrt(sums->probability[d] + rest), most + k * sqrt(rest));
+    double common = (u + u32 * n / 2) * fabs(o);
+    double drift = sums->drift[d] + sums->drift_weight * fabs(o);
+    double before = random + common + drift;
+    return before + dtype_half_unit(row->out_dtype, fabs(o) + before) + flushed;
+}
+
+double rounding_bars(const rounding_sums *sums, const rounding_model *model,
+                     const reference_row *row, const double *out, double lse, double *bars)
+{
+    double k = model->deviations, n = (double)sums->count;
+    for (int32_t d = 0; d < row->v_head_dim; d++)
+        bars[d] = finite_bar(bar_of(sums, model, row, out[d], d));
+    double sizes = 2 * (fabs(sums->largest) + fabs(lse)) + 8;
+    return finite_bar(sums->lse + u32 * (k * sqrt(n / 3) + n / 4 + sizes));
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention.c: rows that attend to keys, each judged alone.
+ *
+ * The work is cut into (sequence, KV head) pieces: the keys of one KV head are made once and serve
+ * all sampled rows of all query heads that read it.
+ */
+#include "host/verify/method.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/kinds/operands.h"
+#include "host/reference/reference.h"
+#include "host/verify/row.h"
+
+#define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
+
+/* What one thread computes in. */
+struct worker_memory {
+    reference_scratch scratch;
+    double *kv; /* keys and values of one KV head */
+    uint64_t kv_bytes;
+    double query[GENERATOR_MAX_DIM], truth[GENERATOR_MAX_DIM], actual[GENERATOR_MAX_DIM];
+    double bars[GENERATOR_MAX_DIM];
+};
+
+struct attention_verifier {
+    struct verify_params params;
+    uint32_t num_workers;
+    struct worker_memory *workers; /* [num_workers] */
+    pthread_mutex_t mutex;         /* guards the result of a check */
+};
+
+/* One call of verify_attention.check, as its tasks see it. */
+struct check {
+    struct attention_verifier *verifier;
+    struct verify_result *result;
+    const struct verify_step *step;
+    const attn_layer_group *group;
+    const generator_layer *geometry; /* heads and dimensions as they are attended to */
+    const struct verify_scales *scales;
+    const attn_tensor *out;
+    int32_t layer;
+    int32_t form; /* the generator's layer */
+    int reads_unquantised;
+    attn_dtype operand_dtype;
+    uint8_t *failed;       /* [sampled rows] a row fails if one of its heads does */
+    int64_t first_sampled; /* the first failure in order of rows, then heads, whatever the */
+    int32_t first_head;    /* order in which threads came to it; */
+    char first_failure[VERIFY_FAILURE_TEXT]; /* "" if none */
+};
+
+static attn_status create(const struct verify_params *params, void **self, attn_error *error)
+{
+    struct attention_verifier *made = calloc(1, sizeof *made);
+    uint32_t num_workers = threads_num_workers(params->threads);
+    if (made)
+        made->workers = calloc(num_workers, sizeof *made->workers);
+    if (!made || !made->workers) {
+        free(made);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification for %u threads",
+                         num_workers);
+    }
+    made->params = *params;
+    if (made->params.max_kept_bytes == 0)
+        made->params.max_kept_bytes = DEFAULT_MAX_KEPT_BYTES;
+    made->num_workers = num_workers;
+    for (uint32_t w = 0; w < num_workers; w++)
+        reference_scratch_init(&made->workers[w].scratch);
+    pthread_mutex_init(&made->mutex, NULL);
+    *self = made;
+    return ATTN_OK;
+}
+
+static void destroy(void *self)
+{
+    struct attention_verifier *verifier = self;
+    for (uint32_t w = 0; w < verifier->num_workers; w++) {
+        reference_scratch_finish(&verifier->workers[w].scratch);
+        free(verifier->workers[w].kv);
+    }
+    pthread_mutex_destroy(&verifier->mutex);
+    free(verifier->workers);
+    free(verifier);
+}
+
+/* ---- Keys and values as a backend reads them ------------------------------------------------- */
+
+struct key_source {
+    const struct check *check;
+    int64_t request;
+    int32_t kv_head;
+    int64_t first_new; /* keys from here on are new in this step, or given for it */
+};
+
+/* A latent as a packed row holds it; a value is its first part. */
+static void read_packed(const struct key_source *source, int64_t j, int32_t dim, double *vector)
+{
+    const struct check *check = source->check;
+    const struct verify_params *params = &check->verifier->params;
+    const attn_mla_dims *mla = check->group->mla;
+    int8_t raw[GENERATOR_MAX_DIM];
+    float given[GENERATOR_MAX_DIM];
+    char row[2 * GENERATOR_MAX_DIM]; /* no element takes more than the two bytes of bf16 */
+    token_key key = workload_token_key(params->workload, source->request, j);
+    generator_kv(params->generator, key, check->form, source->kv_head, GENERATOR_KEY, raw);
+    for (int32_t d = 0; d < check->geometry->head_dim; d++)
+        given[d] = (float)raw[d] / GENERATOR_UNITS;
+    reference_mla_pack(mla, ATTN_F32, given, given + mla->kv_lora_rank, row);
+    reference_mla_unpack(mla, row, dim, vector);
+}
+
+/* `raw` integers of a token as fp64 values, rounded to the cache and back unless read as given. */
+static void read_vector(const struct key_source *source, int64_t j, int role, int32_t dim,
+                        const float *scales, double *vector)
+{
+    const struct check *check = source->check;
+    const struct verify_params *params = &check->verifier->params;
+    int8_t raw[GENERATOR_MAX_DIM];
+    token_key key = workload_token_key(params->workload, source->request, j);
+    generator_kv(params->generator, key, check->form, source->kv_head, role, raw);
+    int as_given = check->reads_unquantised && j >= source->first_new;
+    if (check->scales->packed && !as_given) {
+        read_packed(source, j, dim, vector);
+        return;
+    }
+    for (int32_t d = 0; d < dim; d++) {
+        float x = (float)raw[d] / GENERATOR_UNITS;
+        vector[d] = x;
+        if (as_given || !dtype_is_fp8(check->scales->kv_dtype))
+            continue; /* exact in every wider type: generator.h */
+        uint8_t stored;
+        float scale = scales[check->scales->count > 1 ? source->kv_head : 0];
+        dtype_quantise(check->scales->kv_dtype, &stored, 0, x, scale);
+        vector[d] = dtype_dequantise(check->scales->kv_dtype, &stored, 0, scale);
+    }
+}
+
+static void read_kv(void *ctx, int64_t j, double *key, double *value)
+{
+    const struct key_source *source = ctx;
+    const struct check *check = source->check;
+    const generator_layer *geometry = check->geometry;
+    const float *of_values = geometry->latent ? check->scales->k : check->scales->v;
+    if (key)
+        read_vector(source, j, GENERATOR_KEY, geometry->head_dim, check->scales->k, key);
+    if (value)
+        read_vector(source, j, GENERATOR_VALUE, geometry->v_head_dim, of_values, value);
+}
+
+/* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. The
+ * values of latent attention are the first part of its keys. */
+static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_memory *memory,
+                    reference_kv_arrays *arrays, reference_kv *kv)
+{
+    const generator_layer *geometry = source->check->geometry;
+    int32_t dim = geometry->head_dim, v_dim = geometry->latent ? 0 : geometry->v_head_dim;
+    uint64_t bytes = (uint64_t)kv_len * (uint64_t)(dim + v_dim) * sizeof(double);
+    *kv = (reference_kv){read_kv, source};
+    if (bytes > source->check->verifier->params.max_kept_bytes)
+        return;
+    if (bytes > memory->kv_bytes) {
+        free(memory->kv);
+        memory->kv = malloc(bytes);
+        memory->kv_bytes = memory->kv ? bytes : 0;
+        if (!memory->kv)
+            return;
+    }
+    double *keys = memory->kv, *values = geometry->latent ? keys : keys + kv_len * dim;
+    for (int64_t j = 0; j < kv_len; j++)
+        read_kv(source, j, keys + j * dim, geometry->latent ? NULL : values + j * v_dim);
+    *arrays = (reference_kv_arrays){.keys = keys,
+                                    .values = values,
+                                    .key_stride = dim,
+                                    .value_stride = geometry->latent ? dim : v_dim,
+                                    .head_dim = dim,
+                                    .v_head_dim = geometry->v_head_dim};
+    *kv = reference_kv_array(arrays);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+static void describe_row(const struct check *check, int64_t kv_len, int64_t position, int32_t head,
+                         reference_row *row)
+{
+    const attn_layer_group *group = check->group;
+    memset(row, 0, sizeof *row);
+    row->head_dim = check->geometry->head_dim;
+    row->v_head_dim = check->geometry->v_head_dim;
+    row->kv_len = kv_len;
+    row->sm_scale = group->sm_scale;
+    row->logit_cap = group->logit_cap;
+    if (group->flags & ATTN_GROUP_HAS_ALIBI)
+        row->alibi_slope = generator_alibi_slope(head, group->num_q_heads);
+    row->has_sink = (group->flags & ATTN_GROUP_HAS_SINKS) != 0;
+    if (row->has_sink)
+        row->sink = generator_sink(check->verifier->params.generator, check->layer, head);
+    row->operand_dtype = check->operand_dtype;
+    row->out_dtype = check->out->dtype;
+    row->sight = reference_sight_all();
+    row->sight.has_position = 1;
+    row->sight.position = position;
+    row->sight.window_left = group->window_left;
+    row->sight.window_right = group->window_right;
+    row->sight.attention_chunk = group->attention_chunk;
+}
+
+/* Is this failure before the one that is noted? */
+static int is_first(const struct check *check, int64_t sampled, int32_t head)
+{
+    return !check->first_failure[0] || sampled < check->first_sampled ||
+           (sampled == check->first_sampled && head < check->first_head);
+}
+
+/* Add one head's verdict to the result; the row fails if one of its heads does. */
+static void record(struct check *check, int64_t sampled, int64_t request, int64_t position,
+                   int32_t head, const struct row_verdict *found)
+{
+    struct attention_verifier *verifier = check->verifier;
+    pthread_mutex_lock(&verifier->mutex);
+    row_verdict_add_error(found, check->result);
+    if (found->verdict.code != REFERENCE_PASS) {
+        check->failed[sampled] = 1;
+        if (is_first(check, sampled, head)) {
+            check->first_sampled = sampled;
+            check->first_head = head;
+            row_verdict_text(found, request, position, check->layer, head, check->first_failure);
+        }
+    }
+    pthread_mutex_unlock(&verifier->mutex);
+}
+
+static attn_status check_head(struct check *check, const struct verify_sequence *sequence,
+                              int64_t sampled, int32_t head, const reference_kv *kv,
+                              struct worker_memory *memory)
+{
+    const struct verify_params *params = &check->verifier->params;
+    int64_t t = check->step->sampled[sampled], position = sequence->prefix_len + t;
+    int16_t raw[GENERATOR_MAX_DIM];
+    reference_row row;
+    reference_row_result result;
+    describe_row(check, sequence->prefix_len + sequence->num_rows, position, head, &row);
+    generator_query(params->generator, params->workload, sequence->request, position, check->form,
+                    head, raw);
+    for (int32_t d = 0; d < row.head_dim; d++)
+        memory->query[d] = (double)raw[d] / GENERATOR_UNITS;
+    row.query = memory->query;
+    attn_status status = reference_row_compute(&row, kv, &memory->scratch, memory->truth,
+                                               memory->bars, &result, NULL);
+    if (status != ATTN_OK)
+        return status;
+    struct row_verdict found;
+    row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t, head,
+                     memory->truth, memory->bars, row.v_head_dim, &result, memory->actual, &found);
+    record(check, sampled, sequence->request, position, head, &found);
+    return ATTN_OK;
+}
+
+/* Task: sequence * num_kv_heads + KV head. */
+static attn_status check_task(void *arg, int64_t task, uint32_t worker)
+{
+    struct check *check = arg;
+    const generator_layer *geometry = check->geometry;
+    const struct verify_sequence *sequence = &check->step->sequences[task / geometry->num_kv_heads];
+    int32_t kv_head = (int32_t)(task % geometry->num_kv_heads);
+    int32_t heads_per_kv = geometry->num_q_heads / geometry->num_kv_heads;
+    struct worker_memory *memory = &check->verifier->workers[worker];
+    if (sequence->num_sampled == 0)
+        return ATTN_OK;
+    struct key_source source = {check, sequence->request, kv_head,
+                                check->form == check->layer ? sequence->prefix_len : 0};
+    reference_kv_arrays arrays;
+    reference_kv kv;
+    keep_kv(&source, sequence->prefix_len + sequence->num_rows, memory, &arrays, &kv);
+    attn_status status = ATTN_OK;
+    for (int64_t s = 0; s < sequence->num_sampled && status == ATTN_OK; s++)
+        for (int32_t h = 0; h < heads_per_kv && status == ATTN_OK; h++)
+            status = check_head(check, sequence, sequence->first_sampled + s,
+                                kv_head * heads_per_kv + h, &kv, memory);
+    return status;
+}
+
+/* Does the backend read keys that are new in this step as they were given, not as they are stored?
+ * Without a cache there is nothing stored; a layer that only reads the cache of another is given
+ * no keys. */
+static int reads_unquantised(const struct verify_params *params, int32_t layer, uint32_t mode)
+{
+    uint32_t g = params->model->layers[layer].group;
+    if (!model_group_has_kv(&params->model->groups[g]))
+        return 1;
+    return operands_write_kv(params->model, layer) &&
+           (params->reads_new_unquantised[g] & ATTN_MODE_BIT(mode)) != 0;
+}
+
+static int64_t count_sampled(const struct verify_step *step)
+{
+    int64_t count = 0;
+    for (int64_t s = 0; s < step->num_sequences; s++)
+        count += step->sequences[s].num_sampled;
+    return count;
+}
+
+static attn_status check_rows(void *self, const struct verify_step *step, int32_t layer,
+                              const attn_tensor *out, struct verify_result *result,
+                              attn_error *error)
+{
+    struct attention_verifier *verifier = self;
+    const struct verify_params *params = &verifier->params;
+    uint32_t g = params->model->layers[layer].group;
+    int32_t form = operands_form(params->model, layer, step->mode);
+    int64_t num_sampled = count_sampled(step);
+    struct check check = {
+        .verifier = verifier,
+        .result = result,
+        .step = step,
+        .group = &params->model->groups[g],
+        .geometry = &params->generator->layers[form],
+        .scales = &params->scales[g],
+        .out = out,
+        .layer = layer,
+        .form = form,
+        .reads_unquantised = form != layer || reads_unquantised(params, layer, step->mode),
+        .failed = calloc((size_t)num_sampled, 1),
+        .operand_dtype = params->model->dtype,
+    };
+    if (!check.failed)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld rows",
+                         (long long)num_sampled);
+    attn_status status = threads_for(
+        params->threads, step->num_sequences * check.geometry->num_kv_heads, check_task, &check);
+    for (int64_t s = 0; s < num_sampled; s++)
+        result->rows_failed += check.failed[s];
+    if (!result->first_failure[0])
+        memcpy(result->first_failure, check.first_failure, sizeof check.first_failure);
+    free(check.failed);
+    return status == ATTN_OK ? ATTN_OK
+                             : host_fail(error, status, "verification of layer %d: %s", layer,
+                                         host_status_name(status));
+}
+
+const struct verify_method verify_attention = {create, destroy, check_rows};

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * query.c: what cpu_native can do of latent attention.
+ */
+#include "mla.h"
+
+#include "plugins/common/copy_sized.h"
+#include "plugins/common/plugin_error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { ALL_MODES = (1 << ATTN_MODE_COUNT) - 1 };
+
+attn_status mla_question_init(question *ask, attn_error *error)
+{
+    if (!ask->group.mla)
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_KIND,
+                                 "kind mla without dimensions of latent attention");
+    memset(&ask->mla, 0, sizeof ask->mla);
+    COPY_SIZED(&ask->mla, ask->group.mla);
+    return ATTN_OK;
+}
+
+/* Is the cache of latents to be in the layout that has its scales in its rows? */
+static int is_packed(const question *ask)
+{
+    return ask->problem.kv_layout &&
+           strcmp(ask->problem.kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
+void mla_check_attn_type(const question *ask, attn_verdict *verdict)
+{
+    if (ask->group.attn_type != ATTN_TYPE_DECODER)
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%u", ask->group.attn_type);
+}
+
+/* Heads of the expanded form have the latent's two parts. */
+void mla_check_dims(const question *ask, attn_verdict *verdict)
+{
+    const attn_mla_dims *mla = &ask->mla;
+    char accepted[16];
+    if (ask->group.v_head_dim < 1 || ask->group.v_head_dim > MAX_HEAD_DIM)
+        REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", ask->group.v_head_dim);
+    if (mla->kv_lora_rank < 1 || mla->kv_lora_rank > MAX_HEAD_DIM)
+        REFUSE(HEAD_DIM, KV_LORA_RANK, is_packed(ask) ? "128..512/128" : "1..512", "%d",
+               mla->kv_lora_rank);
+    else if (is_packed(ask) && mla->kv_lora_rank % LATENT_SCALED != 0)
+        REFUSE(HEAD_DIM, KV_LORA_RANK, "128..512/128", "%d", mla->kv_lora_rank);
+    if (mla->rope_dim < 1 || mla->rope_dim > MAX_ROPE)
+        REFUSE(HEAD_DIM, ROPE_DIM, "1..128", "%d", mla->rope_dim);
+    if (mla->nope_dim < 1 || mla->nope_dim > MAX_HEAD_DIM - MAX_ROPE)
+        REFUSE(HEAD_DIM, NOPE_DIM, "1..384", "%d", mla->nope_dim);
+    snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
+    if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
+        REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
+    if (ask->problem.mla_expanded & ~(uint32_t)ALL_MODES)
+        REFUSE(MLA_FORM, MLA_EXPANDED, "0..63", "%#x", ask->problem.mla_expanded);
+}
+
+void mla_check_dtypes(const question *ask, attn_verdict *verdict)
+{
+    const attn_problem *problem = &ask->problem;
+    if (!is_packed(ask)) {
+        query_check_dtypes(ask, verdict);
+        return;
+    }
+    if (!is_operand_dtype(problem->q_dtype))
+        REFUSE(DTYPE, Q_DTYPE, OPERAND_DTYPES, "%s", verdict_dtype_name(problem->q_dtype));
+    if (problem->kv_dtype != ATTN_FP8_E4M3)
+        REFUSE(DTYPE, KV_DTYPE, "fp8_e4m3", "%s", verdict_dtype_name(problem->kv_dtype));
+    if (!is_operand_dtype(problem->out_dtype))
+        REFUSE(DTYPE, OUT_DTYPE, OPERAND_DTYPES, "%s", verdict_dtype_name(problem->out_dtype));
+}
+
+/* A packed row has its scales in itself. */
+void mla_check_scales(const question *ask, attn_verdict *verdict)
+{
+    query_check_scales(ask, has_cache(&ask->group) && !is_packed(ask), 0, verdict);
+}
+
+void mla_check_layout(const question *ask, attn_verdict *verdict)
+{
+    const char *layout = ask->problem.kv_layout;
+    if (has_cache(&ask->group) &&
+        (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask))))
+        REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
+}

@@ -1,0 +1,6 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# mutants.sh: mutants of cpu_native; arguments are those of mutants.py.
+plugin=cpu_native
+. "${ATTNHOST_TEST_SRCDIR:-.}/tests/mutants/run.sh"

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * measure.c: who is right, and then who is fastest.
+ *
+ * In each class each candidate computes the batch once; one whose output is not the first
+ * candidate's within what the pass rule leaves to two right answers, or that fails, is dropped for
+ * good and for all classes. Those that are left take turns, and one takes the place of the one
+ * before it if its median and its best sample are lower by the margin and most of its samples are
+ * lower than those of the same round: noise that hits both, or one of them now and then, decides
+ * nothing, and neither does what hits one of them nearly always, for it only ever adds.
+ */
+#include "autotune.h"
+
+#include "plugins/common/plugin_error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A sample is a plan and so many forwards, several times where that is short; of slow ones one. */
+enum { FORWARDS = 4, MIN_SAMPLE_NS = 100000, SLOW_NS = 2000000 };
+
+/* A walk over all classes of all groups. */
+struct walk {
+    attn_instance *instance;
+    tuning *own;
+    attn_progress progress;
+    void *progress_ctx;
+    uint32_t done, total;
+    int64_t end_ns; /* no new class is begun after this */
+    uint32_t late;  /* classes for which there was no time */
+};
+
+struct class_id {
+    tune_group *group;
+    uint32_t index;
+    int32_t num_seqs, kv_len;
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+const char *tune_why_not(const tune_group *group)
+{
+    const attn_layer_group *g = &group->group;
+    const attn_dtype q = group->problem.q_dtype, kv = group->problem.kv_dtype;
+    if (g->kind != ATTN_KIND_SOFTMAX || g->attn_type != ATTN_TYPE_DECODER)
+        return "only softmax decoder layers are measured";
+    if (g->head_dim <= 0 || g->v_head_dim <= 0 || g->num_kv_heads <= 0 ||
+        g->num_q_heads < g->num_kv_heads || group->problem.page_size <= 0 || g->kv_group < 0)
+        return "its shape is not known";
+    if ((q != ATTN_F32 && q != ATTN_F16 && q != ATTN_BF16) || kv == ATTN_F64 ||
+        group->problem.out_dtype == ATTN_F64)
+        return "its types are not measured";
+    return NULL;
+}
+
+static const char *name_of(const struct walk *walk, uint32_t c)
+{
+    return walk->instance->child[c].name;
+}
+
+static int is_dropped(const struct walk *walk, uint32_t c)
+{
+    return walk->own->dropped >> c & 1u;
+}
+
+static uint32_t count_left(const struct walk *walk)
+{
+    uint32_t left = 0;
+    for (uint32_t c = 0; c < walk->instance->children.num_children; c++)
+        left += !is_dropped(walk, c);
+    return left;
+}
+
+static void drop(struct walk *walk, uint32_t c, const struct class_id *id, const char *why)
+{
+    char what[128];
+    tune_class_text(id->index, what, sizeof what);
+    walk->own->dropped |= 1u << c;
+    tune_log(walk->instance, ATTN_LOG_WARNING, "%s is dropped: layers %s, %s: %s", name_of(walk, c),
+             id->group->layers, what, why);
+}
+
+/* ---- Who is right ---------------------------------------------------------------------------- */
+
+/* Messages of candidates, which are no errors of ours. */
+struct said {
+    attn_error error;
+    char text[256];
+};
+
+static attn_error *listen(struct said *said)
+{
+    memset(said, 0, sizeof *said);
+    said->error = (attn_error){
+        .struct_size = sizeof said->error, .message = said->text, .capacity = sizeof said->text};
+    return &said->error;
+}
+
+/* Compare all candidates in one class. The first one's failure ends the class. */
+static void compare(struct walk *walk, const struct class_id *id, tune_case *tune)
+{
+    struct said said;
+    char why[320];
+    for (uint32_t c = 0; c < walk->instance->children.num_children; c++) {
+        if (is_dropped(walk, c))
+            continue;
+        tune_case_poison(tune);
+        attn_status status = tune_case_plan(tune, c, listen(&said));
+        if (status == ATTN_OK)
+            status = tune_case_run(tune, c, &said.error);
+        if (status == ATTN_OK)
+            status = tune_case_fetch(tune, &said.error);
+        if (c == 0)
+            tune_case_keep_output(tune);
+        double difference = status == ATTN_OK ? tune_case_difference(tune) : 0;
+        if (status != ATTN_OK)
+            snprintf(why, sizeof why, "it fails: %s", said.text);
+        else if (!(difference <= 1))
+            snprintf(why, sizeof why,
+                     c == 0 ? "its output is not finite%s"
+                            : "its output differs from that of %s by %.3g times what is allowed",
+                     c == 0 ? "" : name_of(walk, 0), difference);
+        else
+            continue;
+        drop(walk, c, id, why);
+        if (c == 0)
+            return;
+    }
+}
+
+/* ---- Who is fastest -------------------------------------------------------------------------- */
+
+struct samples {
+    int64_t ns[PICK_MAX_CHILDREN][TUNE_MAX_ROUNDS]; /* of a plan and its forwards */
+    int rounds;
+    int forwards; /* after each plan */
+    int repeats;  /* in a sample */
+};
+
+/* One sample; -1 = it fails. */
+static int64_t sample(tune_case *tune, uint32_t c, const struct samples *samples)
+{
+    struct said said;
+    int64_t start = now_ns();
+    for (int r = 0; r < samples->repeats; r++) {
+        if (tune_case_replan(tune, c, listen(&said)) != ATTN_OK)
+            return -1;
+        for (int f = 0; f < samples->forwards; f++)
+            if (tune_case_run(tune, c, &said.error) != ATTN_OK)
+                return -1;
+    }
+    if (tune_case_wait(tune, listen(&said)) != ATTN_OK)
+        return -1;
+    return (now_ns() - start) / samples->repeats;
+}
+
+/* Warm up, and choose how long samples are; 0 = one fails, or there is no time for them. */
+static int choose_samples(struct walk *walk, tune_case *tune, struct samples *samples)
+{
+    int64_t slowest = 1, all = 0;
+    samples->forwards = samples->repeats = 1;
+    for (uint32_t c = 0; c < walk->instance->children.num_children; c++) {
+        int64_t ns = is_dropped(walk, c) ? 0 : sample(tune, c, samples);
+        if (ns < 0)
+            return 0;
+        slowest = ns > slowest ? ns : slowest;
+        all += ns;
+    }
+    if (slowest < SLOW_NS) {
+        samples->forwards = FORWARDS;
+        samples->repeats = (int)(MIN_SAMPLE_NS / slowest / FORWARDS) + 1;
+    }
+    int64_t needed = all * samples->rounds * samples->forwards * samples->repeats;
+    return needed <= walk->end_ns - now_ns();
+}
+
+static int take_samples(struct walk *walk, tune_case *tune, struct samples *samples)
+{
+    uint32_t count = walk->instance->children.num_children;
+    for (int r = 0; r < samples->rounds; r++)
+        for (uint32_t i = 0; i < count; i++) { /* another one begins each round */
+            uint32_t c = (i + (uint32_t)r) % count;
+            if (!is_dropped(walk, c) && (samples->ns[c][r] = sample(tune, c, samples)) < 0)
+                return 0;
+        }
+    return 1;
+}
+
+/* The first holder of the class keeps it until another one is clearly faster. */
+static void decide(struct walk *walk, const struct class_id *id, tune_case *tune)
+{
+    struct samples samples = {.rounds = (int)walk->own->options.rounds};
+    tune_class *at = &id->group->classes[id->index];
+    if (!choose_samples(walk, tune, &samples) || !take_samples(walk, tune, &samples)) {
+        walk->late++;
+        return;
+    }
+    uint32_t holder = 0;
+    for (uint32_t c = 1; c < walk->instance->children.num_children; c++)
+        if (!is_dropped(walk, c) && tune_is_faster(samples.ns[c], samples.ns[holder],
+                                                   samples.rounds, walk->own->options.margin))
+            holder = c;
+    at->choice = (uint8_t)holder;
+    at->from = TUNE_MEASURED;
+    at->us[0] = (float)(tune_median(samples.ns[0], samples.rounds) / samples.forwards / 1e3);
+    at->us[1] = (float)(tune_median(samples.ns[holder], samples.rounds) / samples.forwards / 1e3);
+}
+
+/* ---- All classes ----------------------------------------------------------------------------- */
+
+/* A decision for one that was found wrong since is none. */
+static void forget_dropped(struct walk *walk)
+{
+    for (uint32_t g = 0; g < walk->own->num_groups; g++)
+        for (uint32_t i = 0; i < TUNE_CLASSES; i++) {
+            tune_class *at = &walk->own->groups[g].classes[i];
+            if (is_dropped(walk, at->choice))
+                *at = (tune_class){0};
+        }
+}
+
+static void measure_class(struct walk *walk, const struct class_id *id, const char *what)
+{
+    struct said said;
+    tune_case *tune = NULL;
+    uint32_t phase, batch, length, dropped = walk->own->dropped;
+    tune_class_of(id->index, &phase, &batch, &length);
+    if (tune_case_create(walk->instance, id->group, phase, id->num_seqs, id->kv_len,
+                         walk->own->options.memory, &tune, listen(&said)) != ATTN_OK) {
+        tune_log(walk->instance, ATTN_LOG_WARNING, "layers %s, %s: not measured: %s",
+                 id->group->layers, what, said.text);
+        return;
+    }
+    compare(walk, id, tune);
+    if (walk->own->dropped != dropped)
+        forget_dropped(walk);
+    if (count_left(walk) > 1 && !is_dropped(walk, 0))
+        decide(walk, id, tune);
+    tune_case_destroy(tune);
+}
+
+static void visit(struct walk *walk, const struct class_id *id)
+{
+    char what[128];
+    tune_class_text(id->index, what, sizeof what);
+    if (walk->progress)
+        walk->progress(walk->progress_ctx, ++walk->done, walk->total, what);
+    if (now_ns() < walk->end_ns)
+        measure_class(walk, id, what);
+    else
+        walk->late++;
+}
+
+/* The group before this one that is measured for both, or NULL. */
+static const tune_group *find_alike(const tuning *own, uint32_t g)
+{
+    for (uint32_t before = 0; before < g; before++)
+        if (strcmp(own->groups[before].text, own->groups[g].text) == 0)
+            return &own->groups[before];
+    return NULL;
+}
+
+/* Count the classes to decide, or visit them. */
+static uint32_t each_class(struct walk *walk, int count_only)
+{
+    uint32_t found = 0;
+    for (uint32_t g = 0; g < walk->own->num_groups; g++) {
+        struct class_id id = {.group = &walk->own->groups[g]};
+        const tune_group *alike = find_alike(walk->own, g);
+        if (alike)
+            memcpy(id.group->classes, alike->classes, sizeof alike->classes);
+        if (alike || tune_why_not(id.group))
+            continue;
+        for (id.index = 0; id.index < TUNE_CLASSES; id.index++) {
+            if (id.group->classes[id.index].from != TUNE_UNDECIDED ||
+                !tune_class_exists(id.group, id.index, &id.num_seqs, &id.kv_len))
+                continue;
+            found++;
+            if (!count_only && count_left(walk) > 1 && !is_dropped(walk, 0))
+                visit(walk, &id);
+        }
+    }
+    return found;
+}
+
+static void tell_why_not(const struct walk *walk)
+{
+    for (uint32_t g = 0; g < walk->own->num_groups; g++) {
+        const char *why = tune_why_not(&walk->own->groups[g]);
+        if (why)
+            tune_log(walk->instance, ATTN_LOG_INFO, "layers %s are %s's: %s",
+                     walk->own->groups[g].layers, name_of(walk, 0), why);
+    }
+}
+
+attn_status tune_measure(attn_instance *instance, attn_progress progress, void *progress_ctx,
+                         attn_error *error)
+{
+    struct walk walk = {.instance = instance,
+                        .own = instance->own,
+                        .progress = progress,
+                        .progress_ctx = progress_ctx};
+    (void)error;
+    walk.end_ns = now_ns() + (int64_t)(walk.own->options.seconds * 1e9);
+    tell_why_not(&walk);
+    if (instance->children.num_children < 2)
+        return ATTN_OK;
+    /* Again, if one was dropped that had been chosen before. */
+    for (uint32_t before = ~0u; before != walk.own->dropped;) {
+        before = walk.own->dropped;
+        walk.late = walk.done = 0;
+        walk.total = each_class(&walk, 1);
+        each_class(&walk, 0);
+    }
+    if (walk.late > 0)
+        tune_log(instance, ATTN_LOG_WARNING,
+                 "%u classes were not reached in %g s and go to %s; accepted: a larger `seconds`",
+                 walk.late, walk.own->options.seconds, name_of(&walk, 0));
+    return ATTN_OK;
+}

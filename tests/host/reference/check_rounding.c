@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_rounding.c: the pass rule admits the arithmetic of the field always, and what is worse
+ * fails. $ATTNHOST_TEST_CASES rows are drawn (3000000 are what docs/CONFORMANCE.md tells of);
+ * $ATTNHOST_TEST_SEED draws others.
+ */
+#include "tests/host/reference/rounding_case.h"
+#include "tests/tools/test_main.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static struct rounding_row row;
+static double actual[ROUNDING_MAX_DIM];
+
+static void open_row(void)
+{
+    rounding_row_init(&row);
+}
+
+static void close_row(void)
+{
+    rounding_row_finish(&row);
+}
+
+static uint64_t seed(void)
+{
+    const char *given = getenv("ATTNHOST_TEST_SEED");
+    return given ? strtoull(given, NULL, 10) : 0;
+}
+
+/* ---- What is admitted ------------------------------------------------------------------------ */
+
+static const struct rounding_arithmetic admitted[] = {
+    {.name = "fp32", .block = 0},
+    {.name = "FlashAttention", .block = -1, .rounds = 1, .fast_exp = 1, .tensor_core = 1},
+    {.name = "rounded after normalisation", .block = 0, .rounds = 1, .normalised = 1},
+    {.name = "the sum is of what is rounded",
+     .block = -1,
+     .rounds = 1,
+     .sums_what_is_rounded = 1,
+     .fast_exp = 1},
+};
+enum { ADMITTED = sizeof admitted / sizeof admitted[0] };
+
+/* An LSE is of fp32: one of rounded probabilities is not. */
+static double judge_lse(const struct rounding_arithmetic *how, double lse)
+{
+    reference_verdict verdict = reference_check_lse((double)(float)lse, &row.result);
+    return how->sums_what_is_rounded ? 0 : reference_verdict_ratio(&verdict);
+}
+
+START_TEST(right_arithmetic_passes)
+{
+    int32_t count = random_cases(3000), failed = 0;
+    double most[ADMITTED] = {0}, most_lse[ADMITTED] = {0};
+    const struct rounding_wish anything = {0};
+    for (int32_t n = 0; n < count; n++) {
+        rounding_row_draw(&row, seed(), (uint64_t)n, &anything);
+        for (int32_t a = 0; a < ADMITTED; a++) {
+            double lse = judge_lse(&admitted[a], rounding_row_compute(&row, &admitted[a], actual));
+            double out = rounding_row_judge(&row, actual);
+            if (out > 1 || lse > 1)
+                printf("# row %d, %s: %g bars, LSE %g; keys %lld dims %d, %d dtypes %u, %u cap %g "
+                       "sink %g needles %lld\n",
+                       n, admitted[a].name, out, lse, (long long)row.row.kv_len, row.row.head_dim,
+                       row.row.v_head_dim, row.row.operand_dtype, row.row.out_dtype,
+                       row.row.logit_cap, row.row.sink, (long long)row.numbers);
+            failed += out > 1 || lse > 1;
+            most[a] = fmax(most[a], out);
+            most_lse[a] = fmax(most_lse[a], lse);
+        }
+    }
+    for (int32_t a = 0; a < ADMITTED; a++)
+        printf("# %d rows, %s: at most %.3f bars, LSE %.3f\n", count, admitted[a].name, most[a],
+               most_lse[a]);
+    ck_assert_int_eq(failed, 0);
+}
+END_TEST
+
+/* ---- What is not ----------------------------------------------------------------------------- */
+
+/* Arithmetic that must fail, and how many of a hundred rows it does fail at least, among rows that
+ * are drawn so. */
+struct refused {
+    struct rounding_arithmetic how;
+    struct rounding_wish wish;
+    int32_t least; /* of 100 rows */
+};
+
+#define FLASH .block = -1, .rounds = 1, .fast_exp = 1, .tensor_core = 1
+static const struct refused refused[] = {
+    {{.name = "P of 5 bits", FLASH, .mantissa = 5}, {0, 0, 64, ATTN_BF16, 0, 0}, 30},
+    {{.name = "scores in bf16", .block = -1, .scores = ATTN_BF16},
+     {16, 0, 64, ATTN_BF16, 0, 0},
+     15},
+    {{.name = "each score rounded to bf16", .block = -1, .round_score = 1},
+     {16, 0, 64, ATTN_BF16, 0, 0},
+     5},
+    {{.name = "row sum in bf16", FLASH, .row_sum = ATTN_BF16},
+     {300, 0, 64, ATTN_BF16, 0, 0},
+     30},
+    {{.name = "large output through fp16", FLASH, .narrowed = ATTN_F16},
+     {0, 0, 64, ATTN_BF16, 0, 20},
+     90},
+    {{.name = "small output through fp16", FLASH, .narrowed = ATTN_F16},
+     {0, 0, 64, ATTN_BF16, 0, -24},
+     90},
+    {{.name = "a needle of 4096 keys left out", FLASH, .skips = 1},
+     {4096, 4096, 64, ATTN_BF16, 1, 0},
+     95},
+};
+enum { REFUSED = sizeof refused / sizeof refused[0] };
+
+START_TEST(wrong_arithmetic_fails)
+{
+    const struct refused *r = &refused[_i];
+    int32_t rows = 100, failed = 0;
+    for (int32_t n = 0; n < rows; n++) {
+        rounding_row_draw(&row, seed(), (uint64_t)n, &r->wish);
+        rounding_row_compute(&row, &r->how, actual);
+        failed += rounding_row_judge(&row, actual) > 1;
+    }
+    printf("# %s: %d of %d rows fail\n", r->how.name, failed, rows);
+    ck_assert_int_ge(failed, r->least);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("rounding");
+    TCase *c = tcase_create("rounding");
+    tcase_add_checked_fixture(c, open_row, close_row);
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, right_arithmetic_passes);
+    tcase_add_loop_test(c, wrong_arithmetic_fails, 0, REFUSED);
+    suite_add_tcase(s, c);
+    return test_main(s);
+}

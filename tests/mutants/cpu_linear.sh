@@ -1,6 +1,0 @@
-#!/bin/sh
-# SPDX-License-Identifier: Apache-2.0
-#
-# cpu_linear.sh: mutants of plugins/cpu_linear; arguments are those of mutants.py.
-plugin=cpu_linear
-. "${ATTNHOST_TEST_SRCDIR:-.}/tests/mutants/run.sh"
