@@ -50,8 +50,9 @@ class Kernel:
         self.name = os.path.basename(path)[: -len(".cubin")]
         with open(path, "rb") as f:
             self.image = f.read()
-        self.module = module = ctypes.c_void_p()
+        module = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(module), self.image)
+        self.module = ctypes.c_void_p(module.value)
         self.function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(self.function), module, self.name.encode())
         where, size = ctypes.c_uint64(), ctypes.c_size_t()
@@ -61,6 +62,21 @@ class Kernel:
         self.queries, self.keys, self.dim, self.dim_v, self.threads, self.shared, half, _ = shape
         self.dtype = torch.float16 if half else torch.bfloat16
         call("cuFuncSetAttribute", self.function, 8, self.shared)  # maximal dynamic shared memory
+
+        self.schedule = None
+        beside = os.path.join(os.path.dirname(path), "fa3_schedule_tiles.cubin")
+        if os.path.exists(beside):
+            with open(beside, "rb") as f:
+                self.schedule_image = f.read()
+            call("cuModuleLoadData", ctypes.byref(module), self.schedule_image)
+            self.schedule = ctypes.c_void_p()
+            call("cuModuleGetFunction", ctypes.byref(self.schedule), module, b"fa3_schedule_tiles")
+
+    def make_tiles(self, params):
+        buffer = ctypes.create_string_buffer(params, len(params))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        call("cuLaunchKernel", self.schedule, 1, 1, 1, 1024, 1, 1, 0, stream, arguments, None)
 
     def launch(self, params, blocks):
         buffer = ctypes.create_string_buffer(params, len(params))
@@ -113,16 +129,21 @@ class Call:
             count = len(entries) * heads
         else:
             count = batch * heads * q_tiles
+        if right is None:
+            right = 0 if causal else UNBOUNDED
+        pointer = lambda x: 0 if x is None else x.data_ptr()
+        if ragged and kernel.schedule:  # the same list, made on the device
+            self.tiles.fill_(-1)
+            self.tile_count.fill_(-1)
+            longest = max(k_lens) if k_lens is not None else k.shape[1]
+            kernel.make_tiles(struct.pack("=5Q6i", *[pointer(x) for x in (self.q_starts, self.k_starts, self.k_lens, self.tiles, self.tile_count)], batch, longest, kernel.queries, left, right, len(self.tiles)))
         page = (k.shape[2] if hnd else k.shape[1]) if table is not None else UNBOUNDED
         box_rows = math.gcd(page, kernel.keys) if table is not None else kernel.keys
         pair_bytes = (kernel.dim + kernel.dim_v) * 2 * (k.shape[1] if table is None else most)
         group = heads // kv_heads
         section = max(1, L2_SECTION // pair_bytes) * group
         kv_order = (3, 2, 1, 0) if hnd else (3, 1, 2, 0)
-        pointer = lambda x: 0 if x is None else x.data_ptr()
         scale, log2e = 1.0 / math.sqrt(kernel.dim), 1.4426950408889634
-        if right is None:
-            right = 0 if causal else UNBOUNDED
         self.params = b"".join(
             [
                 tensor_map(q, (3, 1, 2, 0), 64),

@@ -93,6 +93,11 @@ static int is_for_tiles(const layer_call *call)
     if (call->rows.operands.lse && call->view->cu_seqlens_q)
         return 0;
 #endif
+#ifndef FA3_HAS_LOW_CLEAR
+    /* Values before the window may be anything, and the kernel would multiply them by 0. */
+    if (group->window_left >= 0)
+        return 0;
+#endif
     return is_aligned(call) && keys->shape[0] > 0 && (group->logit_cap > 0 || group->sm_scale > 0);
 }
 

@@ -24,7 +24,7 @@ typedef struct question {
 enum {
     ALL_MASKS = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
     ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
-    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
+    NO_NOTES = 0, /* rows of a warp share the decision to take a new reference: README.md */
     BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
     MOST_PAGE = 65536,
     ANY = -1
@@ -77,7 +77,7 @@ static const problem_limits limits = {
     .mask_kinds = {ALL_MASKS, "0..3"},
     .uses = {ALL_USES, "0, 4, 16, 20, 32, 36, 48, 52"},
     .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
-    .notes = {ALL_NOTES, "0..3"},
+    .notes = {NO_NOTES, "0"},
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)
@@ -224,7 +224,7 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         checks[i](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ALL_NOTES;
+        verdict.notes = NO_NOTES;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;

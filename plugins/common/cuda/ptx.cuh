@@ -4,15 +4,16 @@
  * kernels of this tree speak PTX; each wrapper names the section of the PTX ISA (version 9.0) that
  * defines it. Device code alone, no header of the host: NVRTC can read it, too.
  *
- * Addresses of shared memory are 32-bit numbers here (shared_address makes them), since that is what
- * the instructions take.
+ * Addresses of shared memory are 32-bit numbers here (shared_address makes them), since that is
+ * what the instructions take.
  */
 #ifndef PLUGINS_COMMON_CUDA_PTX_CUH
 #define PLUGINS_COMMON_CUDA_PTX_CUH
 
 #define PTX __device__ __forceinline__
 
-/* ---- Addresses and lanes ---------------------------------------------------------------------- */
+/* ---- Addresses and lanes ----------------------------------------------------------------------
+ */
 
 /* "State spaces": a generic pointer into shared memory as an address of that window. */
 static PTX unsigned shared_address(const void *pointer)
@@ -20,8 +21,8 @@ static PTX unsigned shared_address(const void *pointer)
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* "Special registers": the thread's number in its block, read where it stands. What is derived from it
- * is then not kept in registers through the loops before. */
+/* "Special registers": the thread's number in its block, read where it stands. What is derived from
+ * it is then not kept in registers through the loops before. */
 static PTX int thread_here(void)
 {
     int thread;
@@ -40,12 +41,14 @@ static PTX bool elect_one(void)
     return elected != 0;
 }
 
-/* ---- Barriers in shared memory ----------------------------------------------------------------- */
+/* ---- Barriers in shared memory -----------------------------------------------------------------
+ */
 
 /* "mbarrier.init": a barrier that `arrivals` arrivals complete. */
 static PTX void barrier_init(unsigned barrier, unsigned arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
 }
 
 /* "fence.mbarrier_init": makes new barriers known to the copy engine and to a cluster. */
@@ -98,7 +101,8 @@ static PTX void named_arrive(int id, int threads)
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* ---- Fences, registers, dependent launches ----------------------------------------------------- */
+/* ---- Fences, registers, dependent launches -----------------------------------------------------
+ */
 
 /* "fence.proxy.async": ordinary stores to shared memory before it, the copy engine and the tensor
  * cores after it. */
@@ -129,7 +133,8 @@ static PTX void grid_launch_dependents(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* ---- Tensor copies ----------------------------------------------------------------------------- */
+/* ---- Tensor copies -----------------------------------------------------------------------------
+ */
 
 /* "prefetch": fetches a tensor map before its first use. */
 static PTX void tensor_map_prefetch(const void *map)
@@ -157,8 +162,8 @@ static PTX void tensor_store(const void *map, unsigned from, int c0, int c1, int
                  : "memory");
 }
 
-/* "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group": the stores of this thread so far as a
- * group; waits until all groups have read their shared memory. */
+/* "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group": the stores of this thread so far as
+ * a group; waits until all groups have read their shared memory. */
 static PTX void store_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -177,7 +182,8 @@ static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigne
                  : "memory");
 }
 
-/* ---- Arithmetic -------------------------------------------------------------------------------- */
+/* ---- Arithmetic --------------------------------------------------------------------------------
+ */
 
 /* "ex2": 2^x; -inf gives 0. */
 static PTX float exp2_fast(float x)
@@ -206,17 +212,19 @@ template <bool half> static PTX unsigned pack_pair(float first, float second)
     return pair;
 }
 
-/* ---- Products of a warpgroup ------------------------------------------------------------------- */
+/* ---- Products of a warpgroup -------------------------------------------------------------------
+ */
 
 /* "Asynchronous warpgroup level matrix shared memory layout": a descriptor of a matrix in shared
  * memory with the 128-byte swizzle. `leading` and `stride` are bytes: for rows that lie along the
  * product's inner dimension, `stride` leads from 8 rows to the next 8 (`leading` is not read); for
- * rows that lie across it, `leading` leads from 64 columns to the next 64 and `stride` from 8 rows of
- * the inner dimension to the next 8. */
+ * rows that lie across it, `leading` leads from 64 columns to the next 64 and `stride` from 8 rows
+ * of the inner dimension to the next 8. */
 static PTX unsigned long long matrix_descriptor(unsigned address, unsigned leading, unsigned stride)
 {
-    return (unsigned long long)((address & 0x3ffff) >> 4) | (unsigned long long)(leading >> 4) << 16 |
-           (unsigned long long)(stride >> 4) << 32 | 1ull << 62;
+    return (unsigned long long)((address & 0x3ffff) >> 4) |
+           (unsigned long long)(leading >> 4) << 16 | (unsigned long long)(stride >> 4) << 32 |
+           1ull << 62;
 }
 
 /* A descriptor `bytes` further on. */
@@ -243,8 +251,8 @@ template <int pending> static PTX void products_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* No instruction: tells the compiler that `values` change here, so that it moves no use of a product
- * before the wait for it. */
+/* No instruction: tells the compiler that `values` change here, so that it moves no use of a
+ * product before the wait for it. */
 template <int count> static PTX void products_arrived(float (&values)[count])
 {
 #pragma unroll
@@ -270,132 +278,169 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_D112 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define PTX_D120 "%120, %121, %122, %123, %124, %125, %126, %127"
 
-#define PTX_SUMS8(d, i)                                                                             \
-    "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),       \
+#define PTX_SUMS8(d, i)                                                                            \
+    "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define PTX_LIST_32 PTX_D0 ", " PTX_D8
-#define PTX_SUMS_32(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8)
-#define PTX_SHARED_32 "%16, %17"
-#define PTX_SHARED_FLAG_32 "%18"
-#define PTX_SHARED_TURN_32 "%19"
-#define PTX_REGISTER_32 "{%16, %17, %18, %19}, %20"
+#define PTX_LIST_32          PTX_D0 ", " PTX_D8
+#define PTX_SUMS_32(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8)
+#define PTX_SHARED_32        "%16, %17"
+#define PTX_SHARED_FLAG_32   "%18"
+#define PTX_SHARED_TURN_32   "%19"
+#define PTX_REGISTER_32      "{%16, %17, %18, %19}, %20"
 #define PTX_REGISTER_FLAG_32 "%21"
 #define PTX_REGISTER_TURN_32 "%22"
-#define PTX_LIST_64 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24
-#define PTX_SUMS_64(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24)
-#define PTX_SHARED_64 "%32, %33"
-#define PTX_SHARED_FLAG_64 "%34"
-#define PTX_SHARED_TURN_64 "%35"
-#define PTX_REGISTER_64 "{%32, %33, %34, %35}, %36"
+#define PTX_LIST_64          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24
+#define PTX_SUMS_64(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24)
+#define PTX_SHARED_64        "%32, %33"
+#define PTX_SHARED_FLAG_64   "%34"
+#define PTX_SHARED_TURN_64   "%35"
+#define PTX_REGISTER_64      "{%32, %33, %34, %35}, %36"
 #define PTX_REGISTER_FLAG_64 "%37"
 #define PTX_REGISTER_TURN_64 "%38"
-#define PTX_LIST_80 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32
-#define PTX_SUMS_80(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32)
-#define PTX_SHARED_80 "%40, %41"
-#define PTX_SHARED_FLAG_80 "%42"
-#define PTX_SHARED_TURN_80 "%43"
-#define PTX_REGISTER_80 "{%40, %41, %42, %43}, %44"
+#define PTX_LIST_80          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32
+#define PTX_SUMS_80(d)                                                                             \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32)
+#define PTX_SHARED_80        "%40, %41"
+#define PTX_SHARED_FLAG_80   "%42"
+#define PTX_SHARED_TURN_80   "%43"
+#define PTX_REGISTER_80      "{%40, %41, %42, %43}, %44"
 #define PTX_REGISTER_FLAG_80 "%45"
 #define PTX_REGISTER_TURN_80 "%46"
-#define PTX_LIST_96 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40
-#define PTX_SUMS_96(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40)
-#define PTX_SHARED_96 "%48, %49"
-#define PTX_SHARED_FLAG_96 "%50"
-#define PTX_SHARED_TURN_96 "%51"
-#define PTX_REGISTER_96 "{%48, %49, %50, %51}, %52"
+#define PTX_LIST_96          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40
+#define PTX_SUMS_96(d)                                                                             \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40)
+#define PTX_SHARED_96        "%48, %49"
+#define PTX_SHARED_FLAG_96   "%50"
+#define PTX_SHARED_TURN_96   "%51"
+#define PTX_REGISTER_96      "{%48, %49, %50, %51}, %52"
 #define PTX_REGISTER_FLAG_96 "%53"
 #define PTX_REGISTER_TURN_96 "%54"
-#define PTX_LIST_112 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48
-#define PTX_SUMS_112(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48)
-#define PTX_SHARED_112 "%56, %57"
-#define PTX_SHARED_FLAG_112 "%58"
-#define PTX_SHARED_TURN_112 "%59"
-#define PTX_REGISTER_112 "{%56, %57, %58, %59}, %60"
+#define PTX_LIST_112                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48
+#define PTX_SUMS_112(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48)
+#define PTX_SHARED_112        "%56, %57"
+#define PTX_SHARED_FLAG_112   "%58"
+#define PTX_SHARED_TURN_112   "%59"
+#define PTX_REGISTER_112      "{%56, %57, %58, %59}, %60"
 #define PTX_REGISTER_FLAG_112 "%61"
 #define PTX_REGISTER_TURN_112 "%62"
-#define PTX_LIST_128 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56
-#define PTX_SUMS_128(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56)
-#define PTX_SHARED_128 "%64, %65"
-#define PTX_SHARED_FLAG_128 "%66"
-#define PTX_SHARED_TURN_128 "%67"
-#define PTX_REGISTER_128 "{%64, %65, %66, %67}, %68"
+#define PTX_LIST_128                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ","        \
+                                                                                        " " PTX_D56
+#define PTX_SUMS_128(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56)
+#define PTX_SHARED_128        "%64, %65"
+#define PTX_SHARED_FLAG_128   "%66"
+#define PTX_SHARED_TURN_128   "%67"
+#define PTX_REGISTER_128      "{%64, %65, %66, %67}, %68"
 #define PTX_REGISTER_FLAG_128 "%69"
 #define PTX_REGISTER_TURN_128 "%70"
-#define PTX_LIST_144 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56 ", " PTX_D64
-#define PTX_SUMS_144(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64)
-#define PTX_SHARED_144 "%72, %73"
-#define PTX_SHARED_FLAG_144 "%74"
-#define PTX_SHARED_TURN_144 "%75"
-#define PTX_REGISTER_144 "{%72, %73, %74, %75}, %76"
+#define PTX_LIST_144                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
+           ", " PTX_D56 ", " PTX_D64
+#define PTX_SUMS_144(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64)
+#define PTX_SHARED_144        "%72, %73"
+#define PTX_SHARED_FLAG_144   "%74"
+#define PTX_SHARED_TURN_144   "%75"
+#define PTX_REGISTER_144      "{%72, %73, %74, %75}, %76"
 #define PTX_REGISTER_FLAG_144 "%77"
 #define PTX_REGISTER_TURN_144 "%78"
-#define PTX_LIST_160 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56 ", " PTX_D64 ", " PTX_D72
-#define PTX_SUMS_160(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72)
-#define PTX_SHARED_160 "%80, %81"
-#define PTX_SHARED_FLAG_160 "%82"
-#define PTX_SHARED_TURN_160 "%83"
-#define PTX_REGISTER_160 "{%80, %81, %82, %83}, %84"
+#define PTX_LIST_160                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
+           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72
+#define PTX_SUMS_160(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72)
+#define PTX_SHARED_160        "%80, %81"
+#define PTX_SHARED_FLAG_160   "%82"
+#define PTX_SHARED_TURN_160   "%83"
+#define PTX_REGISTER_160      "{%80, %81, %82, %83}, %84"
 #define PTX_REGISTER_FLAG_160 "%85"
 #define PTX_REGISTER_TURN_160 "%86"
-#define PTX_LIST_176 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80
-#define PTX_SUMS_176(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72), PTX_SUMS8(d, 80)
-#define PTX_SHARED_176 "%88, %89"
-#define PTX_SHARED_FLAG_176 "%90"
-#define PTX_SHARED_TURN_176 "%91"
-#define PTX_REGISTER_176 "{%88, %89, %90, %91}, %92"
+#define PTX_LIST_176                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
+           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80
+#define PTX_SUMS_176(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72),  \
+        PTX_SUMS8(d, 80)
+#define PTX_SHARED_176        "%88, %89"
+#define PTX_SHARED_FLAG_176   "%90"
+#define PTX_SHARED_TURN_176   "%91"
+#define PTX_REGISTER_176      "{%88, %89, %90, %91}, %92"
 #define PTX_REGISTER_FLAG_176 "%93"
 #define PTX_REGISTER_TURN_176 "%94"
-#define PTX_LIST_192 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80 ", " PTX_D88
-#define PTX_SUMS_192(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72), PTX_SUMS8(d, 80), PTX_SUMS8(d, 88)
-#define PTX_SHARED_192 "%96, %97"
-#define PTX_SHARED_FLAG_192 "%98"
-#define PTX_SHARED_TURN_192 "%99"
-#define PTX_REGISTER_192 "{%96, %97, %98, %99}, %100"
+#define PTX_LIST_192                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
+           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80 ", " PTX_D88
+#define PTX_SUMS_192(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72),  \
+        PTX_SUMS8(d, 80), PTX_SUMS8(d, 88)
+#define PTX_SHARED_192        "%96, %97"
+#define PTX_SHARED_FLAG_192   "%98"
+#define PTX_SHARED_TURN_192   "%99"
+#define PTX_REGISTER_192      "{%96, %97, %98, %99}, %100"
 #define PTX_REGISTER_FLAG_192 "%101"
 #define PTX_REGISTER_TURN_192 "%102"
-#define PTX_LIST_256 PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80 ", " PTX_D88 ", " PTX_D96 ", " PTX_D104 ", " PTX_D112 ", " PTX_D120
-#define PTX_SUMS_256(d) PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32), PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72), PTX_SUMS8(d, 80), PTX_SUMS8(d, 88), PTX_SUMS8(d, 96), PTX_SUMS8(d, 104), PTX_SUMS8(d, 112), PTX_SUMS8(d, 120)
-#define PTX_SHARED_256 "%128, %129"
-#define PTX_SHARED_FLAG_256 "%130"
-#define PTX_SHARED_TURN_256 "%131"
-#define PTX_REGISTER_256 "{%128, %129, %130, %131}, %132"
+#define PTX_LIST_256                                                                               \
+    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
+           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80 ", " PTX_D88 ", " PTX_D96           \
+           ", " PTX_D104 ", " PTX_D112 ", " PTX_D120
+#define PTX_SUMS_256(d)                                                                            \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
+        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72),  \
+        PTX_SUMS8(d, 80), PTX_SUMS8(d, 88), PTX_SUMS8(d, 96), PTX_SUMS8(d, 104),                   \
+        PTX_SUMS8(d, 112), PTX_SUMS8(d, 120)
+#define PTX_SHARED_256        "%128, %129"
+#define PTX_SHARED_FLAG_256   "%130"
+#define PTX_SHARED_TURN_256   "%131"
+#define PTX_REGISTER_256      "{%128, %129, %130, %131}, %132"
 #define PTX_REGISTER_FLAG_256 "%133"
 #define PTX_REGISTER_TURN_256 "%134"
 
-#define PTX_PRODUCT_SHARED(n, type)                                                                 \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_##n ", 0;\n"                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                    \
-                 " {" PTX_LIST_##n "}, " PTX_SHARED_##n ", p, 1, 1, 0, " PTX_SHARED_TURN_##n ";\n}"  \
-                 : PTX_SUMS_##n(sums)                                                               \
+#define PTX_PRODUCT_SHARED(n, type)                                                                \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_##n                           \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" PTX_LIST_##n \
+                 "}, " PTX_SHARED_##n ", p, 1, 1, 0, " PTX_SHARED_TURN_##n ";\n}"                  \
+                 : PTX_SUMS_##n(sums)                                                              \
                  : "l"(a), "l"(b), "r"(add), "n"(turn))
-#define PTX_PRODUCT_REGISTER(n, type)                                                               \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_##n ", 0;\n"                  \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                    \
-                 " {" PTX_LIST_##n "}, " PTX_REGISTER_##n ", p, 1, 1, " PTX_REGISTER_TURN_##n ";\n}" \
-                 : PTX_SUMS_##n(sums)                                                               \
+#define PTX_PRODUCT_REGISTER(n, type)                                                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_##n                         \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" PTX_LIST_##n \
+                 "}, " PTX_REGISTER_##n ", p, 1, 1, " PTX_REGISTER_TURN_##n ";\n}"                 \
+                 : PTX_SUMS_##n(sums)                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(turn))
-#define PTX_PRODUCT_EITHER(kind, n)                                                                 \
-    if constexpr (columns == n) {                                                                   \
-        if constexpr (half)                                                                         \
-            PTX_PRODUCT_##kind(n, "f16");                                                           \
-        else                                                                                        \
-            PTX_PRODUCT_##kind(n, "bf16");                                                          \
+#define PTX_PRODUCT_EITHER(kind, n)                                                                \
+    if constexpr (columns == n) {                                                                  \
+        if constexpr (half)                                                                        \
+            PTX_PRODUCT_##kind(n, "f16");                                                          \
+        else                                                                                       \
+            PTX_PRODUCT_##kind(n, "bf16");                                                         \
     }
-#define PTX_PRODUCT_ALL(kind)                                                                       \
-    PTX_PRODUCT_EITHER(kind, 32) \
-    PTX_PRODUCT_EITHER(kind, 64) \
-    PTX_PRODUCT_EITHER(kind, 80) \
-    PTX_PRODUCT_EITHER(kind, 96) \
-    PTX_PRODUCT_EITHER(kind, 112) \
-    PTX_PRODUCT_EITHER(kind, 128) \
-    PTX_PRODUCT_EITHER(kind, 144) \
-    PTX_PRODUCT_EITHER(kind, 160) \
-    PTX_PRODUCT_EITHER(kind, 176) \
-    PTX_PRODUCT_EITHER(kind, 192) \
+#define PTX_PRODUCT_ALL(kind)                                                                      \
+    PTX_PRODUCT_EITHER(kind, 32)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 64)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 80)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 96)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 112)                                                                  \
+    PTX_PRODUCT_EITHER(kind, 128)                                                                  \
+    PTX_PRODUCT_EITHER(kind, 144)                                                                  \
+    PTX_PRODUCT_EITHER(kind, 160)                                                                  \
+    PTX_PRODUCT_EITHER(kind, 176)                                                                  \
+    PTX_PRODUCT_EITHER(kind, 192)                                                                  \
     PTX_PRODUCT_EITHER(kind, 256)
 
-/* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory. `turn`:
- * b's rows lie across the inner dimension (as values do), else along it (as keys do). */
+/* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.
+ * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do). */
 template <int columns, bool half, int turn>
 static PTX void product_shared(float (&sums)[columns / 2], unsigned long long a,
                                unsigned long long b, int add)
@@ -405,8 +450,8 @@ static PTX void product_shared(float (&sums)[columns / 2], unsigned long long a,
 
 /* The same with a in registers. */
 template <int columns, bool half, int turn>
-static PTX void product_register(float (&sums)[columns / 2], const unsigned *a, unsigned long long b,
-                                 int add)
+static PTX void product_register(float (&sums)[columns / 2], const unsigned *a,
+                                 unsigned long long b, int add)
 {
     PTX_PRODUCT_ALL(REGISTER)
 }

@@ -39,7 +39,8 @@ DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2
 }
 
 /* Row `first` of the sequence in memory. */
-DEVICE unsigned short *output_of(const struct fa3_forward_params &p, const struct work &w, int first)
+DEVICE unsigned short *output_of(const struct fa3_forward_params &p, const struct work &w,
+                                 int first)
 {
     return (unsigned short *)p.out + (w.q_start + first) * p.out_token + w.head * p.out_head +
            (p.q_starts ? 0 : w.sequence * p.out_batch);
@@ -54,8 +55,7 @@ DEVICE void output_rows(const struct fa3_forward_params &p, const struct work &w
     unsigned short *out = output_of(p, w, first);
     for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
         const int row = i / pieces, piece = i % pieces;
-        const unsigned at =
-            from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
+        const unsigned at = from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
         uint4 x;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)

@@ -2,11 +2,13 @@
  *
  * forward.cuh: attention, forward: O = softmax(scale * Q K^T) V and the logarithm of the sums.
  *
- *   producer warp 0   Q K K K K K K ...              to shared memory, as stages come free
- *   producer warp 1     V V V V V V ...
- *   consumer 0        S . [S P V][S P V] ... V out   64 query rows each; [..]: the scores of the next
- *   consumer 1        S . [S P V][S P V] ... V out   tile are under way while this one's
- *                                                    probabilities are multiplied with the values
+ *   producers 0, 2    K Q K K K K K ...              to shared memory, as stages come free
+ *   producers 1, 3    V   V V V V V ...
+ *   consumer 0        S . [S PV][S PV][S PV] ... V out   64 query rows each; [S PV]: the next
+ * tile's consumer 1        S . [S PV][S PV][S PV] ... V out   scores, then this tile's products
+ * with the values among the exponentials of the next
+ *
+ * Nothing orders the consumers: while one waits for scores, the others have exponentials to do.
  */
 #ifndef FA3_LIKE_FORWARD_CUH
 #define FA3_LIKE_FORWARD_CUH
@@ -21,18 +23,19 @@
 #define TRACE_ROUNDS 48
 #define TRACE_PLACES 8
 extern "C" __device__ unsigned fa3_trace[3][TRACE_ROUNDS][TRACE_PLACES];
-#define MARK(place, round)                                                                          \
-    asm volatile("{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u32 p, %2, 0;\nmov.u32 t, %%clock;\n"      \
-                 "@p st.global.u32 [%0 + %1], t;\n}" ::"l"(                                          \
-                     &fa3_trace[group][(unsigned)(round) % TRACE_ROUNDS][0]),                       \
-                 "n"(4 * (place)),                                                                  \
-                 "r"((int)(blockIdx.x == 0 && threadIdx.x % GROUP_THREADS == 0))                    \
-                 : "memory")
+#define MARK(place, round)                                                                         \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u32 p, %2, 0;\nmov.u32 t, %%clock;\n"             \
+        "@p st.global.u32 [%0 + %1], t;\n}" ::"l"(                                                 \
+            &fa3_trace[group][(unsigned)((round) + 1024 * TRACE_ROUNDS) % TRACE_ROUNDS][0]),       \
+        "n"(4 * (place)), "r"((int)(blockIdx.x == 0 && threadIdx.x % GROUP_THREADS == 0))          \
+        : "memory")
 #else
 #define MARK(place, round)
 #endif
 
-/* ---- Producer ---------------------------------------------------------------------------------- */
+/* ---- Producer ----------------------------------------------------------------------------------
+ */
 
 /* Lane 0 of warp 0 fetches work and passes it to all others. */
 DEVICE void work_publish(struct control *control, ring<WORK_SLOTS> *at, const struct work &w)
@@ -61,8 +64,9 @@ DEVICE void work_done(struct control *control, ring<WORK_SLOTS> *at)
     at->advance();
 }
 
+/* Warp 0: the work of this block, and its queries and keys. */
 template <typename T>
-DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *control, unsigned base)
+DEVICE void produce_work(const struct fa3_forward_params &p, struct control *control, unsigned base)
 {
     ring<WORK_SLOTS> works;
     ring<T::stages> stage;
@@ -73,18 +77,13 @@ DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *con
         int next = 0;
         if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-#pragma unroll 1
-        for (int n = w.k_end - 1; n >= w.k_start; n--) {
-            barrier_wait(shared_address(&control->k_empty[stage.slot]), stage.phase ^ 1);
-            load_tile<T, T::panels>(p, p.k, w, n, base + T::k_at + stage.slot * T::k_bytes,
-                                    shared_address(&control->k_full[stage.slot]));
-            stage.advance();
-            if (n == w.k_end - 1) {
-                barrier_wait(shared_address(&control->q_empty), q_phase);
-                q_phase ^= 1;
-                load_queries<T>(p, w, base + T::q_at, shared_address(&control->q_full));
-            }
-        }
+        load_tiles<T, T::panels>(p, p.k, w, base + T::k_at, shared_address(control->k_full),
+                                 shared_address(control->k_empty), &stage, [&] {
+                                     barrier_wait(shared_address(&control->q_empty), q_phase);
+                                     q_phase ^= 1;
+                                     load_queries<T>(p, w, base + T::q_at,
+                                                     shared_address(&control->q_full));
+                                 });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
@@ -93,9 +92,10 @@ DEVICE void produce_keys(const struct fa3_forward_params &p, struct control *con
         schedule_finish(p);
 }
 
-template <typename T>
-DEVICE void produce_values(const struct fa3_forward_params &p, struct control *control,
-                           unsigned base)
+/* The other warps: their share of the keys or of the values. */
+template <typename T, int panels>
+DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
+                    struct control *control, unsigned to, unsigned full, unsigned empty)
 {
     ring<WORK_SLOTS> works;
     ring<T::stages> stage;
@@ -104,19 +104,15 @@ DEVICE void produce_values(const struct fa3_forward_params &p, struct control *c
         work_done(control, &works);
         if (w.queries == 0)
             return;
-#pragma unroll 1
-        for (int n = w.k_end - 1; n >= w.k_start; n--) {
-            barrier_wait(shared_address(&control->v_empty[stage.slot]), stage.phase ^ 1);
-            load_tile<T, T::panels_v>(p, p.v, w, n, base + T::v_at + stage.slot * T::v_bytes,
-                                      shared_address(&control->v_full[stage.slot]));
-            stage.advance();
-        }
+        load_tiles<T, panels>(p, map, w, to, full, empty, &stage, [] {});
     }
 }
 
-/* ---- Consumers --------------------------------------------------------------------------------- */
+/* ---- Consumers ---------------------------------------------------------------------------------
+ */
 
-/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane. */
+/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane.
+ */
 DEVICE int uniform(int x)
 {
     return __shfl_sync(0xffffffff, x, 0);
@@ -136,8 +132,9 @@ template <typename T> struct consumer {
     unsigned q_phase = 0;
 };
 
-/* Waits for the next tile of keys, and of values, if there is one. These also stand where the loop
- * needs a branch, see softmax.cuh. */
+/* Waits for the next tile of keys, if there is one, and of values. They stand between a tile's
+ * exponentials and the wait for the second product: where no branch stands there, the assembler
+ * moves that wait up, before the exponentials, and nothing overlaps any more. */
 template <typename T>
 DEVICE void keys_wait(struct control *control, const consumer<T> &c, bool more)
 {
@@ -150,8 +147,9 @@ template <typename T> DEVICE void values_wait(struct control *control, const con
     barrier_wait(shared_address(&control->v_full[c.v.slot]), c.v.phase);
 }
 
-/* Clears the values of the last tile after the sequence's last key, if it ends inside of the tile: the
- * probabilities there are 0, but 0 times what lies there need not be. All consumers take part. */
+/* Clears the values of the last tile after the sequence's last key, if it ends inside of the tile:
+ * the probabilities there are 0, but 0 times what lies there need not be. All consumers take part.
+ */
 template <typename T>
 DEVICE void values_clear(struct control *control, const struct work &w, const consumer<T> &c,
                          unsigned base)
@@ -217,8 +215,13 @@ DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work 
 
 /* From the probabilities of tile n in `now` to those of tile n - 1 in `next`:
  *
- *   tensor cores   S(n - 1) ......... O += P(n) V(n) .......
- *   this group                        probabilities of S(n - 1)      O scaled, where it must be */
+ *   tensor cores   S(n - 1) | O += P(n) V(n) ........... |
+ *   this group              | probabilities of S(n - 1)  | O scaled, where it must be
+ *
+ * A warp that issues products waits where the tensor cores are busy, after two or three of them. So
+ * the second product is not issued before the exponentials, but among them: the assembler spreads
+ * its products evenly, some ten exponentials from one to the next, as long as no branch stands
+ * between. */
 template <typename T>
 DEVICE void step(const struct fa3_forward_params &p, struct control *control, unsigned base,
                  int group, const struct work &w, consumer<T> *c, rows<T> *r, int n, int k_start,
@@ -229,62 +232,42 @@ DEVICE void step(const struct fa3_forward_params &p, struct control *control, un
     const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
     const unsigned v_empty = shared_address(&control->v_empty[c->v.slot]);
 
-    constexpr int half = T::keys / 4 / 4 * 4, steps = T::keys / 16;
+    constexpr int half = T::keys / 4 / 4 * 4;
     unsigned packed[T::keys / 4];
     float early[half], late[T::keys / 2 - half], sum[2] = {0.0f, 0.0f};
 
-    MARK(0, k_start - n + 1000);
-    turn_wait<T>(group);
-    MARK(1, k_start - n + 1000);
+    MARK(0, k_start - n);
     products_fence();
     product_scores<T>(s, r->q, k);
     products_commit();
-    if constexpr (T::order == ORDER_TURNS)
-        turn_pass<T>(group);
-    MARK(2, k_start - n + 1000);
+    MARK(1, k_start - n);
     products_wait<0>();
     products_arrived(s);
-    if constexpr (T::order == ORDER_TURNS_LATE)
-        turn_pass<T>(group);
-    MARK(3, k_start - n + 1000);
+    MARK(2, k_start - n);
     release(shared_address(&control->k_empty[c->k.slot]));
     c->k.advance();
     c->v.advance();
     scores_finish<T>(p, w, *r, group, n - 1, s);
 
     products_fence();
-    if constexpr (T::order == ORDER_HALVES) {
-        product_values<T, 0, steps / 2>(r->o, now, v, r->add);
-        products_commit();
-        softmax_exp<0>(r->x, s, p.score_log2, early);
-        keys_wait<T>(control, *c, n - 1 > k_start);
-        products_fence();
-        product_values<T, steps / 2, steps>(r->o, now, v, 1);
-        products_commit();
-        softmax_join<T::half, 0>(early, sum, packed);
-        softmax_exp<half>(r->x, s, p.score_log2, late);
-        values_wait<T>(control, *c);
-        softmax_join<T::half, half>(late, sum, packed);
-    } else {
-        product_values<T>(r->o, now, v, r->add);
-        products_commit();
-        softmax_exp<0>(r->x, s, p.score_log2, early);
-        softmax_exp<half>(r->x, s, p.score_log2, late);
-        softmax_join<T::half, 0>(early, sum, packed);
-        softmax_join<T::half, half>(late, sum, packed);
-        keys_wait<T>(control, *c, n - 1 > k_start);
-        values_wait<T>(control, *c);
-    }
+    product_values<T>(r->o, now, v, r->add);
+    products_commit();
+    softmax_exp<0>(r->x, s, p.score_log2, early);
+    softmax_exp<half>(r->x, s, p.score_log2, late);
+    softmax_join<T::half, 0>(early, sum, packed);
+    softmax_join<T::half, half>(late, sum, packed);
+    keys_wait<T>(control, *c, n - 1 > k_start);
+    values_wait<T>(control, *c);
     const bool again = softmax_grown(sum);
     if (__builtin_expect(again, 0))
         softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, packed);
     r->x.sum[0] += sum[0];
     r->x.sum[1] += sum[1];
-    MARK(4, k_start - n + 1000);
+    MARK(3, k_start - n);
 
     products_wait<0>();
     products_arrived(r->o);
-    MARK(5, k_start - n + 1000);
+    MARK(4, k_start - n);
     release(v_empty);
     if (again) {
 #pragma unroll
@@ -297,8 +280,8 @@ DEVICE void step(const struct fa3_forward_params &p, struct control *control, un
         asm volatile("mov.b32 %0, %1;" : "=r"(next[i]) : "r"(packed[i]));
 }
 
-/* Tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of queries: they
- * are let go as they come. Answers the first tile to do; at least one is left. */
+/* Tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of queries:
+ * they are let go as they come. Answers the first tile to do; at least one is left. */
 template <typename T>
 DEVICE int skip_hidden(const struct fa3_forward_params &p, struct control *control,
                        const struct work &w, int group, consumer<T> *c)
@@ -373,8 +356,6 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
 {
     consumer<T> c;
     const unsigned out = base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES;
-    if (group == T::groups - 1)
-        turn_pass<T>(group);
     for (;;) {
         const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
@@ -397,13 +378,12 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
         }
         work_done(control, &c.works);
     }
-    if (group == 0)
-        turn_wait<T>(group);
     if (threadIdx.x % GROUP_THREADS == 0)
         store_wait_read();
 }
 
-/* ---- Kernel ------------------------------------------------------------------------------------ */
+/* ---- Kernel ------------------------------------------------------------------------------------
+ */
 
 template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
 {
@@ -426,9 +406,14 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
     if (group == 0) {
         registers_release<T::producer_registers>();
         if (warp == 0)
-            produce_keys<T>(p, control, base);
-        else if (warp == 1)
-            produce_values<T>(p, control, base);
+            produce_work<T>(p, control, base);
+        else if (warp == 2)
+            produce<T, T::panels>(p, p.k, control, base + T::k_at, shared_address(control->k_full),
+                                  shared_address(control->k_empty));
+        else
+            produce<T, T::panels_v>(p, p.v, control, base + T::v_at,
+                                    shared_address(control->v_full),
+                                    shared_address(control->v_empty));
     } else {
         registers_take<T::consumer_registers>();
         consume<T>(p, control, base, group - 1);
@@ -436,16 +421,15 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
 }
 
 /* A kernel and its shape, under one name. */
-#define FA3_FORWARD(name, ...)                                                                      \
-    typedef tile_shape<__VA_ARGS__> name##_tile;                                                    \
-    extern "C" __constant__ const struct fa3_shape name##_shape = {                                 \
-        name##_tile::queries, name##_tile::keys,         name##_tile::dim,                          \
-        name##_tile::dim_v,   name##_tile::threads,      name##_tile::shared_bytes,                 \
-        name##_tile::half,    0};                                                                   \
-    extern "C" __global__ void __launch_bounds__(name##_tile::threads, 1)                           \
-        name(const __grid_constant__ struct fa3_forward_params p)                                   \
-    {                                                                                               \
-        forward<name##_tile>(p);                                                                    \
+#define FA3_FORWARD(name, ...)                                                                     \
+    typedef tile_shape<__VA_ARGS__> name##_tile;                                                   \
+    extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
+        name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
+        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};                    \
+    extern "C" __global__ void __launch_bounds__(name##_tile::threads, 1)                          \
+        name(const __grid_constant__ struct fa3_forward_params p)                                  \
+    {                                                                                              \
+        forward<name##_tile>(p);                                                                   \
     }
 
 #endif

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pipeline.cuh: how tiles come into shared memory. One producer warpgroup, two of its warps at work:
+ * pipeline.cuh: how tiles come into shared memory. One producer warpgroup:
  *
- *   warp 0   work to do -> Q, K(last), K(last - 1), ..., K(first)
- *   warp 1                    V(last), V(last - 1), ..., V(first)
+ *   warps 0, 2   work to do -> K(last), Q, K(last - 1), ..., K(first)
+ *   warps 1, 3                 V(last),    V(last - 1), ..., V(first)
  *
- * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows slots,
- * each lane looks up and fetches its own. Slots after the sequence's end are never read: what lies in
- * their rows is hidden (keys) or cleared (values) by those who read it.
+ * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows
+ * slots. Each lane looks up its own page before the stage comes free, and fetches it then; two
+ * warps share a tile, since one issues a copy in some 65 cycles only. Slots after the sequence's
+ * end are never read: what lies in their rows is hidden (keys) or cleared (values) by those who
+ * read it.
  */
 #ifndef FA3_LIKE_PIPELINE_CUH
 #define FA3_LIKE_PIPELINE_CUH
@@ -62,48 +64,76 @@ template <typename T> DEVICE void control_init(struct control *control)
     }
     for (int i = 0; i < WORK_SLOTS; i++) {
         barrier_init(shared_address(&control->work_full[i]), 1);
-        barrier_init(shared_address(&control->work_empty[i]), warps + 1);
+        barrier_init(shared_address(&control->work_empty[i]), warps + 3);
     }
     fence_barrier_init();
 }
+
+/* A piece of a tile: one box for one run of slots and 64 columns. Where it comes from, and whether
+ * there is one for this lane. */
+struct piece {
+    int key, outer, box, panel;
+    bool any;
+};
 
 /* Boxes of tile `n` that hold keys of the sequence. */
 template <typename T>
 DEVICE int boxes_needed(const struct fa3_forward_params &p, const struct work &w, int n)
 {
-    int rows = min(w.keys - n * T::keys, T::keys);
+    const int rows = min(w.keys - n * T::keys, T::keys);
     return p.block_table ? (rows + p.box_rows - 1) / p.box_rows : 1;
 }
 
-/* A whole warp: tile `n` of keys or values into `to`; its bytes count on `full`. */
+/* This lane's piece of tile `n`, two warps sharing them; looked up before the stage is free. */
 template <typename T, int panels>
-DEVICE void load_tile(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
-                      const struct work &w, int n, unsigned to, unsigned full)
+DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct work &w, int n,
+                             int boxes)
 {
-    const int lane = threadIdx.x % 32;
-    const int head = w.head / p.heads_per_kv;
-    const int boxes = boxes_needed<T>(p, w, n);
-    const int rows = p.box_rows;
-    if (lane == 0)
-        barrier_arrive_expect(full, boxes * rows * panels * ROW_BYTES);
-    __syncwarp();
-#pragma unroll 1
-    for (int box = lane; box < boxes; box += 32) {
-        int key = n * T::keys + box * rows;
-        int outer = w.sequence;
-        if (p.block_table) {
-            const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
-            outer = table[key / p.page_size];
-            key %= p.page_size;
-        } else if (p.k_starts) {
-            key += ((const int *)p.k_starts)[w.sequence];
-            outer = 0;
-        }
-        for (int panel = 0; panel < panels; panel++)
-            tensor_load(to + (panel * T::keys + box * rows) * ROW_BYTES, &map, full, panel * PANEL,
-                        key, head, outer);
+    static_assert(T::keys / 8 * panels <= 64, "a lane of two warps has one piece at most");
+    const int i = threadIdx.x % 32 * 2 + threadIdx.x / 64;
+    struct piece it;
+    it.box = i / panels;
+    it.panel = i % panels;
+    it.any = it.box < boxes;
+    it.key = n * T::keys + it.box * p.box_rows;
+    it.outer = w.sequence;
+    if (p.block_table && it.any) {
+        const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
+        it.outer = table[it.key / p.page_size];
+        it.key %= p.page_size;
+    } else if (p.k_starts) {
+        it.key += ((const int *)p.k_starts)[w.sequence];
+        it.outer = 0;
     }
-    __syncwarp();
+    return it;
+}
+
+/* Two warps: tiles of keys or values of a piece of work into the ring at `to`, last to first.
+ * `first` is called after the first tile. */
+template <typename T, int panels, typename F>
+DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
+                       const struct work &w, unsigned to, unsigned full, unsigned empty,
+                       ring<T::stages> *stage, F first)
+{
+    const int bytes = panels * T::keys * ROW_BYTES;
+#pragma unroll 1
+    for (int n = w.k_end - 1; n >= w.k_start; n--) {
+        const int boxes = boxes_needed<T>(p, w, n);
+        const struct piece it = piece_of<T, panels>(p, w, n, boxes);
+        barrier_wait(empty + 8 * stage->slot, stage->phase ^ 1);
+        if (threadIdx.x < 64 && threadIdx.x % 32 == 0)
+            barrier_arrive_expect(full + 8 * stage->slot, boxes * p.box_rows * panels * ROW_BYTES);
+        __syncwarp();
+        if (it.any)
+            tensor_load(to + stage->slot * bytes +
+                            (it.panel * T::keys + it.box * p.box_rows) * ROW_BYTES,
+                        &map, full + 8 * stage->slot, it.panel * PANEL, it.key,
+                        w.head / p.heads_per_kv, it.outer);
+        __syncwarp();
+        stage->advance();
+        if (n == w.k_end - 1)
+            first();
+    }
 }
 
 template <typename T>

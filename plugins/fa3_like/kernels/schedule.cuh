@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * schedule.cuh: which tiles a block takes, and in which order. One block a multiprocessor, each takes
- * the next tile when it begins one (an atomic counter, fetched ahead), longest first:
+ * schedule.cuh: which tiles a block takes, and in which order. One block a multiprocessor, each
+ * takes the next tile when it begins one (an atomic counter, fetched ahead), longest first:
  *
  *   section 0                            section 1
  *   | last tile  of all its pairs |      |
  *   | last but one ...            | ->   | ...      a pair: sequence and query head
  *   | first tile                  |      |
  *
- * The pairs of a section are so few that their keys and values stay in the L2, and pairs that share a
- * KV head are neighbours, so blocks that run together read the same lines. Causal tiles grow with
+ * The pairs of a section are so few that their keys and values stay in the L2, and pairs that share
+ * a KV head are neighbours, so blocks that run together read the same lines. Causal tiles grow with
  * their number, so the short ones end the section and fill up what the long ones left.
  */
 #ifndef FA3_LIKE_SCHEDULE_CUH

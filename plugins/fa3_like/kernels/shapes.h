@@ -24,7 +24,7 @@
 #include "plugins/fa3_like/kernels/tiles.cuh"
 
 #define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
-    static_assert(tile_shape<dim, dim_v, keys, groups, stages, 0, false>::shared_bytes == shared,  \
+    static_assert(tile_shape<dim, dim_v, keys, groups, stages, false>::shared_bytes == shared,  \
                   #name ": the table's bytes of shared memory");
 FA3_SHAPES(FA3_TILE)
 #undef FA3_TILE

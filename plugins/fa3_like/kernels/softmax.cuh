@@ -7,21 +7,13 @@
  *   values[4 k + 0], [4 k + 1]   row r,     columns 8 k + 2 (lane % 4) + {0, 1}
  *   values[4 k + 2], [4 k + 3]   row r + 8, the same columns
  *
- * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 - reference).
- * The reference has to be near the row's maximum, so that nothing overflows; which number it is does
- * not matter, since the last division cancels it. So it is the maximum of the tile that came first,
- * and no maximum is computed after that: the sum of a tile's probabilities tells whether one of them
- * was large, and if it was (rarely), the tile is done again with a new reference, and what is there
- * already is scaled to it. A number up to 2^13 loses nothing as a 16-bit float or in sums of fp32.
- *
- * A tile goes in two halves, with a branch (a wait) after each:
- *
- *   exponentials of the first half | sums, rounding of the first  | sums, rounding of the second
- *                                  | exponentials of the second   |
- *
- * Where no branch stands between, the assembler puts each sum so soon after its exponential that it
- * waits for it (64 times some 14 cycles instead of 8), and puts the wait for the second product before
- * all of it, so that nothing overlaps any more.
+ * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 -
+ * reference). The reference has to be near the row's maximum, so that nothing overflows; which
+ * number it is does not matter, since the last division cancels it. So it is the maximum of the
+ * tile that came first, and no maximum is computed after that: the sum of a tile's probabilities
+ * tells whether one of them was large, and if it was (rarely), the tile is done again with a new
+ * reference, and what is there already is scaled to it. A number up to 2^13 loses nothing as a
+ * 16-bit float or in sums of fp32.
  */
 #ifndef FA3_LIKE_SOFTMAX_CUH
 #define FA3_LIKE_SOFTMAX_CUH
@@ -90,8 +82,8 @@ DEVICE void softmax_exp(const struct softmax &x, const float (&s)[all], float sc
     products_arrived(e);
 }
 
-/* They join the sums and are rounded, once, in the order in which the second product reads them: both
- * share the layout. */
+/* They join the sums and are rounded, once, in the order in which the second product reads them:
+ * both share the layout. */
 template <bool half, int from, int all, int count>
 DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)[all])
 {
@@ -110,12 +102,12 @@ DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)
 /* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
 DEVICE bool softmax_grown(const float (&sum)[2])
 {
-    return __any_sync(0xffffffff, !(fmaxf(sum[0], sum[1]) <= SUM_LIMIT) ||
-                                      sum[0] + sum[1] != sum[0] + sum[1]);
+    return __any_sync(0xffffffff,
+                      !(fmaxf(sum[0], sum[1]) <= SUM_LIMIT) || sum[0] + sum[1] != sum[0] + sum[1]);
 }
 
-/* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the output
- * is left to the caller. */
+/* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the
+ * output is left to the caller. */
 template <bool half, int all, int count>
 DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
                           float (&factor)[2], unsigned (&p)[all])

@@ -10,16 +10,24 @@
 #define PANEL         64  /* elements of a row that the 128-byte swizzle keeps together */
 #define ROW_BYTES     128 /* of a panel */
 
-/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: tiles of keys and
- * of values in flight; `order`: how warpgroups share the tensor cores (see products.cuh). */
-template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int order_, bool half_>
-struct tile_shape {
+/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: tiles of keys
+ * and of values in flight. What the kernels use, and what keeps them from more:
+ *
+ *   dim      queries  keys  stages  KiB   limit
+ *   64       192      96    3       121   registers: o 32 + s 48 + p 2 x 24 + exponentials of 160
+ *   96       128      128   2       193   registers: o 48 + s 64 + p 2 x 32 + exponentials of 240
+ *   128      128      128   2       193   registers: o 64 + s 64 + p 2 x 32 + exponentials of 240;
+ *                                         144 keys do not fit. Shared memory: no third stage
+ *   192      128      80    2       217   registers: o 96 + s 40 + p 2 x 20; shared memory
+ *   192,128  128      96    2       201   registers and shared memory (112 keys spill)
+ *   256      128      64    2       193   registers: o 128 + s 32 + p 2 x 16 (80 keys do not fit);
+ *                                         shared memory: the output goes where the queries were */
+template <int dim_, int dim_v_, int keys_, int groups_, int stages_, bool half_> struct tile_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
     static constexpr int keys = keys_;
     static constexpr int groups = groups_;
     static constexpr int stages = stages_;
-    static constexpr int order = order_;
     static constexpr bool half = half_;
 
     static constexpr int queries = groups * GROUP_ROWS;
