@@ -8,8 +8,8 @@
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   forward.c        a layer: operands to the kernels' parameters, two launches
  *   local_batches.c  attention in chunks as batches of its own
- *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and batch.h
- *                    are what they are told
+ *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
+ * batch.h are what they are told
  */
 #ifndef FA3_LIKE_H
 #define FA3_LIKE_H
@@ -22,8 +22,8 @@
 #include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
-    DEFAULT_SMS = 132,   /* multiprocessors of a device that does not tell */
-    ROWS_BLOCKS = 8,     /* blocks of fa3_rows for each multiprocessor */
+    DEFAULT_SMS = 132,    /* multiprocessors of a device that does not tell */
+    ROWS_BLOCKS = 8,      /* blocks of fa3_rows for each multiprocessor */
     L2_SECTION = 32 << 20 /* bytes of keys and values that are worked on together */
 };
 
@@ -51,8 +51,8 @@ void fa3_group_init(fa3_group *group, const attn_problem *problem);
 attn_status fa3_query(const attn_backend_type *type, const attn_options *options,
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds that
- * are not known. */
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
 attn_status fa3_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 extern const attn_backend_type fa3_like_type;
@@ -79,9 +79,9 @@ uint32_t fa3_index_forms(attn_instance *instance);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL is told by
- * another: queries by cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or by
- * cu_seqlens_k, where they are rows of k and v and there are no others. */
+/* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL is told
+ * by another: queries by cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or
+ * by cu_seqlens_k, where they are rows of k and v and there are no others. */
 typedef struct fa3_metadata {
     const int32_t *cu_seqlens_q;
     const int32_t *cu_seqlens_k;

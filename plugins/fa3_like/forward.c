@@ -3,11 +3,11 @@
  * forward.c: one layer: operands become the kernels' parameters; then two launches.
  *
  *   fa3_rows    new keys into the cache, padding, sequences that are not for tiles
- *   forward_*   the tiles: queries and outputs by tensor maps over the operands' rows, keys by those
- *               over the cache's pages, or over the rows of k and v where they are all there is
+ *   forward_*   the tiles: queries and outputs by tensor maps over the operands' rows, keys by
+ * those over the cache's pages, or over the rows of k and v where they are all there is
  *
- * In DECODE the query heads of a KV head are laid side by side as the queries of one tile, where all of
- * them see the same keys and have no sinks: the keys are read once.
+ * In DECODE the query heads of a KV head are laid side by side as the queries of one tile, where
+ * all of them see the same keys and have no sinks: the keys are read once.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -61,8 +61,9 @@ static attn_status take_operands(layer_call *call, attn_error *error)
     attn_status status = cuda_operands_take(&call->group->base, call->layer, &call->metadata->plan,
                                             call->kv, &call->args, o, error);
     if (status == ATTN_OK && o->k && !o->save && cuda_group_has_cache(&call->group->base))
-        status = FAIL(error, ATTN_FIELD_OPERAND,
-                      "operands k and v without SAVE_KV, which the bounds of this metadata exclude");
+        status =
+            FAIL(error, ATTN_FIELD_OPERAND,
+                 "operands k and v without SAVE_KV, which the bounds of this metadata exclude");
     return status;
 }
 
@@ -132,8 +133,8 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
 
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
-/* Dimensions {dim, row, head, outer} of an operand: extents, and the strides of all but the first in
- * elements. */
+/* Dimensions {dim, row, head, outer} of an operand: extents, and the strides of all but the first
+ * in elements. */
 typedef struct map_view {
     const char *name;
     const attn_tensor *tensor;
@@ -164,7 +165,8 @@ static attn_status make_map(const layer_call *call, const map_view *view, struct
     return status;
 }
 
-/* Rows of q, k, v or out: ragged, or one row each, or a KV head's query heads as rows of a batch. */
+/* Rows of q, k, v or out: ragged, or one row each, or a KV head's query heads as rows of a batch.
+ */
 enum { ROWS_RAGGED, ROWS_SINGLE, ROWS_PACKED };
 
 static map_view view_rows(const char *name, const attn_tensor *tensor, int form, int32_t ratio,
@@ -252,8 +254,8 @@ static void set_outputs(const layer_call *call, int form, struct fa3_forward_par
     p->lse_batch = ragged ? 0 : lse_row;
 }
 
-/* Which tiles there are: those of the plan's list, or of one sequence by arithmetic, where tiles that
- * share keys run together. */
+/* Which tiles there are: those of the plan's list, or of one sequence by arithmetic, where tiles
+ * that share keys run together. */
 static void set_work(const layer_call *call, int form, struct fa3_forward_params *p)
 {
     const cuda_plan *plan = &call->metadata->plan;
@@ -265,7 +267,9 @@ static void set_work(const layer_call *call, int form, struct fa3_forward_params
     p->batch = plan->batch.num_seqs;
     p->q_length = form == ROWS_PACKED ? call->group->base.ratio : view->max_seqlen_q;
     p->q_tiles = (p->q_length + tile->queries - 1) / tile->queries;
-    p->section = (int32_t)(pairs < 1 ? 1 : pairs > p->heads_q ? p->heads_q : pairs) *
+    p->section = (int32_t)(pairs < 1            ? 1
+                           : pairs > p->heads_q ? p->heads_q
+                                                : pairs) *
                  p->heads_per_kv;
     p->q_starts = (uintptr_t)view->cu_seqlens_q;
     if (one) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * instance.c: an instance is one block: the instance, its groups, their layers, its modules. Kernels
- * are loaded with create: there is nothing to prepare.
+ * instance.c: an instance is one block: the instance, its groups, their layers, its modules.
+ * Kernels are loaded with create: there is nothing to prepare.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -28,8 +28,7 @@ FA3_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(rows)
 
-#define IMAGES(name, ...)                                                                          \
-    {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
+#define IMAGES(name, ...) {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
 static const cuda_image forward_images[][TYPE_COUNT] = {FA3_SHAPES(IMAGES)};
 #undef IMAGES
 static const cuda_image rows_image = CUDA_IMAGE(rows);
@@ -79,7 +78,8 @@ static attn_status load_forward(attn_instance *made, fa3_group *group, attn_erro
 
 void fa3_group_init(fa3_group *group, const attn_problem *problem)
 {
-    *group = (fa3_group){.tile = fa3_find_tile(problem->group->head_dim, problem->group->v_head_dim)};
+    *group =
+        (fa3_group){.tile = fa3_find_tile(problem->group->head_dim, problem->group->v_head_dim)};
     cuda_group_init(&group->base, problem);
 }
 

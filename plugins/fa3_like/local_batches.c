@@ -58,10 +58,10 @@ static void add_chunk(const local_batches_source *source, int32_t s, int32_t n, 
     int32_t pages = (used + source->page_size - 1) / source->page_size;
     int32_t *to = &local->local_block_table[(int64_t)i * width];
     memset(to, 0, (size_t)width * sizeof *to);
-    memcpy(to,
-           &source->block_table[(int64_t)s * source->block_table_stride +
-                                begin / source->page_size],
-           (size_t)pages * sizeof *to);
+    memcpy(
+        to,
+        &source->block_table[(int64_t)s * source->block_table_stride + begin / source->page_size],
+        (size_t)pages * sizeof *to);
     local->local_seqused_k[i] = used;
     local->local_query_start_loc[i + 1] = local->local_query_start_loc[i] + seen;
     if (seen > local->local_max_query_len)

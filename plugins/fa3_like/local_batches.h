@@ -2,8 +2,9 @@
  *
  * local_batches.h: attention in chunks as batches of its own.
  *
- * With attention_chunk c a query sees keys of its own chunk alone, [n c, (n + 1) c). So a sequence falls
- * into virtual ones, one for each chunk that has queries, and for those attention is plainly causal:
+ * With attention_chunk c a query sees keys of its own chunk alone, [n c, (n + 1) c). So a sequence
+ * falls into virtual ones, one for each chunk that has queries, and for those attention is plainly
+ * causal:
  *
  *   chunk 4, 6 keys before, 7 queries   keys     0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12
  *                                       queries              6 7     8 9 10 11   12
@@ -36,8 +37,8 @@ typedef struct local_attention_metadata {
     int32_t local_max_seq_len;
 } local_attention_metadata;
 
-/* How many virtual sequences there are. INVALID_ARGUMENT for a chunk that is no multiple of the page
- * size, and for a sequence with more queries than keys. */
+/* How many virtual sequences there are. INVALID_ARGUMENT for a chunk that is no multiple of the
+ * page size, and for a sequence with more queries than keys. */
 attn_status local_batches_count(const local_batches_source *source, int32_t *count,
                                 attn_error *error);
 

@@ -4,9 +4,9 @@
  *
  * Lengths, pages and row numbers stay where the batch has them, in device arrays that the kernels
  * read. What is made of them, the list of tiles, is made on the device too, by one small kernel for
- * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and a
- * graph that is replayed finds the new list at the old address. Host arrays, where they are given,
- * tell one thing: that a batch has no prefix, so that keys are read as they came.
+ * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and
+ * a graph that is replayed finds the new list at the old address. Host arrays, where they are
+ * given, tell one thing: that a batch has no prefix, so that keys are read as they came.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -195,9 +195,8 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->max_seqlen_q = decode ? 1 : batch->max_q_len;
     view->max_seqlen_k = cached ? batch->max_kv_len : view->max_seqlen_q;
     view->window_left = bound_of(group->window_left);
-    view->window_right = metadata->plan.mask.kind == ATTN_MASK_NONE
-                             ? FA3_UNBOUNDED
-                             : bound_of(group->window_right);
+    view->window_right =
+        metadata->plan.mask.kind == ATTN_MASK_NONE ? FA3_UNBOUNDED : bound_of(group->window_right);
 }
 
 /* ---- Planning -------------------------------------------------------------------------------- */

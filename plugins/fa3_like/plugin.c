@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin.c: fa3_like, attention on Hopper by kernels that were written for it: what it is called, and
- * the one exported function.
+ * plugin.c: fa3_like, attention on Hopper by kernels that were written for it: what it is called,
+ * and the one exported function.
  */
 #include "plugins/fa3_like/fa3_like.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what fa3_like can do. A problem goes through a table of small checks; each adds the reasons
- * it finds, so that a person reads all of them at once. No driver is asked.
+ * query.c: what fa3_like can do. A problem goes through a table of small checks; each adds the
+ * reasons it finds, so that a person reads all of them at once. No driver is asked.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -54,9 +54,8 @@ static attn_status check_sense(const question *ask, attn_error *error)
         return status;
     status = problem_require_softmax(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
-        status =
-            plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
-                              "page_size %d: accepted 1 and more", ask->problem.page_size);
+        status = plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
+                                   "page_size %d: accepted 1 and more", ask->problem.page_size);
     return status;
 }
 
@@ -98,8 +97,8 @@ static void check_attn_type(const question *ask, attn_verdict *verdict)
                verdict_attn_type_name(ask->group.attn_type));
 }
 
-/* The tiles with these dimensions, ANY of them if it says so: their head dimensions, or the widths of
- * their values, each once. How many there are. */
+/* The tiles with these dimensions, ANY of them if it says so: their head dimensions, or the widths
+ * of their values, each once. How many there are. */
 static uint32_t list_dims(int32_t dim, int32_t dim_v, int values, char text[64])
 {
     uint32_t count = 0;
@@ -199,8 +198,8 @@ static void check_needs(const question *ask, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
-    check_device, check_kind,  check_attn_type, check_dims,   check_group_flags, check_chunk,
-    check_layers, check_dtypes, check_scales,   check_cache,  check_bounds,      check_needs,
+    check_device, check_kind,   check_attn_type, check_dims,  check_group_flags, check_chunk,
+    check_layers, check_dtypes, check_scales,    check_cache, check_bounds,      check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.h: what the kernels beside the forward kernel are told, and what a plan is. Plain C, the same
- * for the host and for the device.
+ * batch.h: what the kernels beside the forward kernel are told, and what a plan is. Plain C, the
+ * same for the host and for the device.
  *
- *   fa3_plan_batch  once a batch and layer group: which tiles there are, and which sequences are not
- *                   for tiles
- *   fa3_rows        once a layer: new keys into the cache, padding, the sequences that are not for tiles
- *   forward_*       once a layer: the tiles (params.h)
+ *   fa3_plan_batch  once a batch and layer group: which tiles there are, and which sequences are
+ * not for tiles fa3_rows        once a layer: new keys into the cache, padding, the sequences that
+ * are not for tiles forward_*       once a layer: the tiles (params.h)
  */
 #ifndef FA3_LIKE_BATCH_H
 #define FA3_LIKE_BATCH_H

@@ -38,8 +38,7 @@ PORTABLE int plan_is_slow(const fa3_plan_call *p, int s)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 1, s, &q);
-    return q.q_len > 0 && q.kv_len > 0 &&
-           (*PORTABLE_AT(p->marks + s) || plan_is_misplaced(p, &q));
+    return q.q_len > 0 && q.kv_len > 0 && (*PORTABLE_AT(p->marks + s) || plan_is_misplaced(p, &q));
 }
 
 PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
@@ -59,7 +58,8 @@ PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
     if (p->batch.window_right < 0)
         end = q.kv_len;
     else
-        end = (int)(q.kv_len - end < p->batch.window_right ? q.kv_len : end + p->batch.window_right);
+        end =
+            (int)(q.kv_len - end < p->batch.window_right ? q.kv_len : end + p->batch.window_right);
     if (p->window_left >= 0)
         start = int_max(0, first - p->window_left);
     return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);

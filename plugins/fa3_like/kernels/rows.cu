@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cu: the kernels beside the forward kernel. What they do is told in batch.h, plan.cuh, rows.cuh.
+ * rows.cu: the kernels beside the forward kernel. What they do is told in batch.h, plan.cuh,
+ * rows.cuh.
  *
- *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets by their keys
- *   fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a block has a row and
- *                   head of a slow sequence, thread i the scores of keys i, i + 256 ... and element i
+ *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets by
+ * their keys fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a
+ * block has a row and head of a slow sequence, thread i the scores of keys i, i + 256 ... and
+ * element i
  */
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
 
-/* ---- The plan ---------------------------------------------------------------------------------- */
+/* ---- The plan ----------------------------------------------------------------------------------
+ */
 
 /* Sums of x over the threads before this one; *all = over all of them. */
 static __device__ int sum_before(int x, int *room, int *all)
@@ -96,10 +99,12 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
     }
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------- */
+/* ---- Rows --------------------------------------------------------------------------------------
+ */
 
 /* By a warp, 16 bytes a lane where it may. */
-static __device__ void copy_vector(const fa3_rows_call &p, bool wide, const char *from, char *to, int dim)
+static __device__ void copy_vector(const fa3_rows_call &p, bool wide, const char *from, char *to,
+                                   int dim)
 {
     int lane = (int)threadIdx.x % 32;
     if (!wide)

@@ -3,9 +3,9 @@
  * rows.cuh: what is done row by row, C and CUDA alike: the score of a key, rows of no sequence.
  *
  * The forward kernel takes keys from one place, by boxes of aligned rows. What it cannot take goes
- * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache, those
- * that look at some of their keys through a window (parts of a prefix), operands that are not aligned
- * to 16 bytes.
+ * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache,
+ * those that look at some of their keys through a window (parts of a prefix), operands that are not
+ * aligned to 16 bytes.
  */
 #ifndef FA3_LIKE_ROWS_CUH
 #define FA3_LIKE_ROWS_CUH
@@ -27,7 +27,8 @@ PORTABLE index_place row_find_key(const fa3_rows_call *p, const index_sequence *
 }
 
 /* The keys [*low, *high) that query t of a sequence sees. */
-PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low, int *high)
+PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low,
+                            int *high)
 {
     const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0};
     mask_positions(&rule, q->prefix_len + t, low, high);
@@ -58,7 +59,8 @@ PORTABLE void row_store_lse(const fa3_rows_call *p, i64 row, int head, float lse
 {
     const call_operands *o = &p->operands;
     if (o->lse)
-        *PORTABLE_AT((float *)(void *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) = lse;
+        *PORTABLE_AT((float *)(void *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) =
+            lse;
 }
 
 /* A row of the padding, whose output has to be finite. */

@@ -3,14 +3,14 @@
  * shapes.h: the forward kernels that are built, as the plugin's C knows them: the one table.
  *
  * A pair of head dimensions has one shape of tiles, built for bf16 (forward_NAME_bf16.cu) and fp16
- * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line here;
- * check_fa3_like.c compares the line with the files.
+ * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line
+ * here; check_fa3_like.c compares the line with the files.
  */
 #ifndef FA3_LIKE_SHAPES_H
 #define FA3_LIKE_SHAPES_H
 
-/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, bytes of shared memory),
- * smaller ones first */
+/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, bytes of shared
+ * memory), smaller ones first */
 #define FA3_SHAPES(X)                                                                              \
     X(d64, 64, 64, 96, 3, 3, 123136)                                                               \
     X(d96, 96, 96, 128, 2, 2, 196864)                                                              \
@@ -24,7 +24,7 @@
 #include "plugins/fa3_like/kernels/tiles.cuh"
 
 #define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
-    static_assert(tile_shape<dim, dim_v, keys, groups, stages, false>::shared_bytes == shared,  \
+    static_assert(tile_shape<dim, dim_v, keys, groups, stages, false>::shared_bytes == shared,     \
                   #name ": the table's bytes of shared memory");
 FA3_SHAPES(FA3_TILE)
 #undef FA3_TILE

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_fa3_like.c: fa3_like on any machine: what query says, what create says where something is
- * missing, how sequences are cut into tiles. What is launched is check_fa3_like_plan.c's matter; what
- * is computed is that of the conformance suite, on the fake driver and on a GPU.
+ * missing, how sequences are cut into tiles. What is launched is check_fa3_like_plan.c's matter;
+ * what is computed is that of the conformance suite, on the fake driver and on a GPU.
  */
 #include "plugins/fa3_like/kernels/plan.cuh"
 #include "plugins/fa3_like/tests/fa3_fixture.h"
@@ -34,8 +34,8 @@ static uint64_t refused_fields(const test_problem *t)
         reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
     attn_verdict verdict = {
         .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
-    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK, "%s",
-                  test_message);
+    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK,
+                  "%s", test_message);
     ck_assert_uint_le(verdict.num_reasons, 16);
     ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
     for (uint32_t i = 0; i < verdict.num_reasons; i++)
@@ -66,7 +66,8 @@ START_TEST(query_accepts)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
     ck_assert_uint_gt(verdict.device_bytes, 0);
-    static const int32_t dims[] = {64, 96, 128, 192, 256}, pages[] = {8, 16, 24, 64, 128, 256, 65536};
+    static const int32_t dims[] = {64, 96, 128, 192, 256},
+                         pages[] = {8, 16, 24, 64, 128, 256, 65536};
     for (int i = 0; i < 5; i++)
         EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
     for (int i = 0; i < 7; i++)
@@ -79,15 +80,15 @@ START_TEST(query_accepts)
     EXPECT(0, t->group.sm_scale = -1);
     EXPECT(0, t->group.attn_type = ATTN_TYPE_ENCODER_ONLY; t->problem.kv_layout = NULL;
            t->problem.page_size = 0);
-    EXPECT(0, t->bounds.uses =
-                  ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
+    EXPECT(0, t->bounds.uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
 }
 END_TEST
 
 START_TEST(query_refuses)
 {
-    EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU; t->device.sm = 0);
+    EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
+           t->device.sm = 0);
     ck_assert_str_eq(reasons[1].accepted, "90");
     ck_assert_uint_eq(reasons[1].code, ATTN_REASON_ARCH);
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
@@ -145,9 +146,8 @@ END_TEST
 /* Without kernels, a driver or a context create says what is missing and leaves nothing. */
 START_TEST(create_refuses)
 {
-    static const attn_services services = {.struct_size = sizeof services,
-                                           .allocate = test_allocate,
-                                           .release = test_release};
+    static const attn_services services = {
+        .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
     test_problem t;
     attn_instance *instance = NULL;
     make_problem(&t);
@@ -155,7 +155,8 @@ START_TEST(create_refuses)
     ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
                   test_message);
     ck_assert_ptr_null(instance);
-    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") || strstr(test_message, "nvcc"),
+    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") ||
+                      strstr(test_message, "nvcc"),
                   "%s", test_message);
     t.group.head_dim = 8;
     ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error),
@@ -169,8 +170,8 @@ END_TEST
 
 enum { SEQS = 5 };
 
-/* Prefixes, queries, keys and slots of new rows: prompts, a decode, one of no query, one whose third
- * new key has no slot, one that looks at its prefix alone. */
+/* Prefixes, queries, keys and slots of new rows: prompts, a decode, one of no query, one whose
+ * third new key has no slot, one that looks at its prefix alone. */
 static const int rows[SEQS + 1] = {7, 307, 308, 308, 312, 315};
 static const int prefixes[SEQS] = {0, 90, 5, 40, 60}, keys[SEQS] = {300, 91, 5, 44, 60};
 

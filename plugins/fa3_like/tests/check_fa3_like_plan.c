@@ -134,26 +134,63 @@ START_TEST(one_sequence_needs_no_list)
 }
 END_TEST
 
-START_TEST(masks_caps_and_windows)
+START_TEST(masks_and_caps)
 {
     test_problem of;
     test_run t;
     make_problem(&of);
-    of.group.window_left = 100;
     of.group.window_right = 7;
     of.group.logit_cap = 30;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
     const struct fa3_forward_params *p = forward_params();
-    ck_assert_int_eq(p->window_left, 100);
     ck_assert_int_eq(p->window_right, 7);
     ck_assert_float_eq_tol(p->score_log2, 30 * 1.442695f, 1e-4f);
     ck_assert_float_eq_tol(p->score_cap, 0.125f / 30, 1e-7f);
-    ck_assert_int_eq(launches[0].params.plan.window_left, 100);
+    ck_assert_int_eq(launches[0].params.plan.batch.window_right, 7);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_NONE};
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
-    ck_assert_int_eq(forward_params()->window_left, 100);
     ck_assert_int_eq(forward_params()->window_right, FA3_UNBOUNDED);
+    ck_assert_int_eq(launches[0].params.plan.batch.window_right, -1);
+    run_end(&t);
+}
+END_TEST
+
+/* What the kernel cannot do yet goes row by row. */
+START_TEST(windows_to_the_left)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.window_left = 100;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_int_eq(launches[0].params.plan.window_left, 100);
+    ck_assert_int_eq(launches[1].params.rows.window_left, 100);
+#ifdef FA3_HAS_LOW_CLEAR
+    ck_assert_int_eq(forward_params()->window_left, 100);
+#else
+    expect_launches("plan rows");
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+#endif
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(lse_of_ragged_queries)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.operands[ATTN_ROLE_LSE] = &t.lse;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
+#ifdef FA3_HAS_LSE_TOKEN
+    ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
+    ck_assert_int_eq(forward_params()->lse_head, 1);
+#else
+    expect_launches("plan rows");
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+#endif
     run_end(&t);
 }
 END_TEST
@@ -161,7 +198,8 @@ END_TEST
 /* Where the host tells that there is no prefix, keys are read from where they come. */
 START_TEST(prompts_read_rows)
 {
-    static const int32_t none[3] = {0}, rows[3] = {0, 10, 30}, keys[2] = {10, 20}, more[2] = {10, 21};
+    static const int32_t none[3] = {0}, rows[3] = {0, 10, 30}, keys[2] = {10, 20},
+                         more[2] = {10, 21};
     const uint64_t shape[4] = {TEST_DIM, TEST_ROWS, TEST_KV_HEADS, 1};
     const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
     test_run t;
@@ -244,33 +282,29 @@ START_TEST(decode_packs_heads)
 }
 END_TEST
 
-/* A window goes by positions, a sink by heads: no packing. */
-START_TEST(decode_head_by_head)
+/* A sink is one head's: no packing. */
+START_TEST(decode_with_sinks)
 {
-    const uint64_t shape[4] = {TEST_DIM, 1, TEST_Q_HEADS, TEST_ROWS}, strides[3] = {0, TEST_DIM, ROW};
-    for (int sinks = 0; sinks < 2; sinks++) {
-        test_problem of;
-        test_run t;
-        make_problem(&of);
-        of.group.window_left = sinks ? -1 : 50;
-        of.group.flags = sinks ? ATTN_GROUP_HAS_SINKS : 0;
-        run_begin(&t, &of, ATTN_METADATA_EAGER);
-        t.operands[ATTN_ROLE_SINKS] = &t.sinks;
-        need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-        const struct fa3_forward_params *p = forward_params();
-        expect_map(&p->q, t.q.data, shape, strides, 64);
-        ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
-        ck_assert_int_eq(p->q_length, 1);
-        ck_assert_int_eq(p->window_right, 0);
-        ck_assert_uint_eq(p->sinks, sinks ? (uintptr_t)t.sinks.data : 0);
-        if (sinks) {
-            t.args.flags |= ATTN_FORWARD_OMIT_SINK;
-            need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-            ck_assert_uint_eq(forward_params()->sinks, 0);
-            ck_assert_int_eq(forward_params()->heads_q, TEST_KV_HEADS);
-        }
-        run_end(&t);
-    }
+    const uint64_t shape[4] = {TEST_DIM, 1, TEST_Q_HEADS, TEST_ROWS},
+                   strides[3] = {0, TEST_DIM, ROW};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.flags = ATTN_GROUP_HAS_SINKS;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.operands[ATTN_ROLE_SINKS] = &t.sinks;
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->q, t.q.data, shape, strides, 64);
+    ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
+    ck_assert_int_eq(p->q_length, 1);
+    ck_assert_int_eq(p->window_right, 0);
+    ck_assert_uint_eq(p->sinks, (uintptr_t)t.sinks.data);
+    t.args.flags |= ATTN_FORWARD_OMIT_SINK;
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    ck_assert_uint_eq(forward_params()->sinks, 0);
+    ck_assert_int_eq(forward_params()->heads_q, TEST_KV_HEADS);
+    run_end(&t);
 }
 END_TEST
 
@@ -411,11 +445,13 @@ static Suite *suite(void)
     tcase_add_test(tc, extend_reads_pages);
     tcase_add_test(tc, layouts_differ_in_strides);
     tcase_add_test(tc, one_sequence_needs_no_list);
-    tcase_add_test(tc, masks_caps_and_windows);
+    tcase_add_test(tc, masks_and_caps);
+    tcase_add_test(tc, windows_to_the_left);
+    tcase_add_test(tc, lse_of_ragged_queries);
     tcase_add_test(tc, prompts_read_rows);
     tcase_add_test(tc, encoders_have_no_cache);
     tcase_add_test(tc, decode_packs_heads);
-    tcase_add_test(tc, decode_head_by_head);
+    tcase_add_test(tc, decode_with_sinks);
     tcase_add_test(tc, unaligned_operands);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, graphs_go_by_bounds);

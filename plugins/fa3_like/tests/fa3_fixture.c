@@ -5,9 +5,8 @@
 #include <string.h>
 
 char test_message[1024];
-attn_error test_error = {.struct_size = sizeof test_error,
-                         .capacity = sizeof test_message,
-                         .message = test_message};
+attn_error test_error = {
+    .struct_size = sizeof test_error, .capacity = sizeof test_message, .message = test_message};
 seen_launch launches[TEST_MAX_LAUNCHES];
 int num_launches, num_fills;
 const int32_t seq_lens[16], prefix_lens[16], q_indptr[16], kv_lens[16], block_table[16];
@@ -194,7 +193,8 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
                                   .num_groups = 1,
                                   .groups = &t->group};
     attn_memory_size size = {.struct_size = sizeof size};
-    ck_assert_int_eq(fa3_metadata_size(&t->instance, kind, &t->of.bounds, &size, &test_error), ATTN_OK);
+    ck_assert_int_eq(fa3_metadata_size(&t->instance, kind, &t->of.bounds, &size, &test_error),
+                     ATTN_OK);
     t->memory = (attn_memory){.struct_size = sizeof t->memory};
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         t->memory.size[region] = size.size[region];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fake_fa3_kernels.c: the fake CUDA driver with fa3_like's kernels in it, as host functions, so that
- * all of the plugin but its device code is judged without a GPU: what it plans, the tensor maps, the
- * launches, by what comes of them.
+ * fake_fa3_kernels.c: the fake CUDA driver with fa3_like's kernels in it, as host functions, so
+ * that all of the plugin but its device code is judged without a GPU: what it plans, the tensor
+ * maps, the launches, by what comes of them.
  *
  * The plan and the rows are the plugin's own sources (plan.cuh, rows.cuh), which are C as well; the
- * forward kernel is what kernels/params.h says of it, in fp64, each vector fetched through its tensor
- * map.
+ * forward kernel is what kernels/params.h says of it, in fp64, each vector fetched through its
+ * tensor map.
  */
 #include "tests/fixtures/fake_cuda.h"
 
@@ -82,7 +82,8 @@ struct sums {
 
 static void sums_begin(struct sums *x, int dim_v, const float *sink)
 {
-    *x = (struct sums){.top = sink ? (double)*sink : -INFINITY, .sum = sink ? 1 : 0, .dim_v = dim_v};
+    *x =
+        (struct sums){.top = sink ? (double)*sink : -INFINITY, .sum = sink ? 1 : 0, .dim_v = dim_v};
 }
 
 static void sums_add(struct sums *x, double score, attn_dtype dtype, const void *value)
@@ -139,8 +140,7 @@ static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int
     int kv_head = head / p->heads_per_kv, low, high;
     struct sums x;
     float lse;
-    sums_begin(&x, p->dim_v,
-               p->operands.sinks ? PORTABLE_AT(p->operands.sinks + head) : NULL);
+    sums_begin(&x, p->dim_v, p->operands.sinks ? PORTABLE_AT(p->operands.sinks + head) : NULL);
     row_find_keys(p, q, t, &low, &high);
     for (int j = low; j < high; j++) {
         index_place at = row_find_key(p, q, kv_head, j);
@@ -298,8 +298,7 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
 }
 
 #define TILE(name, ...)                                                                            \
-    static const fa3_tile name##_tile =                                                            \
-        FA3_TILE(name, __VA_ARGS__);                                                               \
+    static const fa3_tile name##_tile = FA3_TILE(name, __VA_ARGS__);                               \
     static void forward_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
         forward(launch, &name##_tile, ATTN_BF16);                                                  \
@@ -315,14 +314,16 @@ FA3_SHAPES(TILE)
 
 __attribute__((constructor)) static void define(void)
 {
-    static const size_t plan_size[] = {sizeof(fa3_plan_call)}, rows_size[] = {sizeof(fa3_rows_call)};
+    static const size_t plan_size[] = {sizeof(fa3_plan_call)},
+                        rows_size[] = {sizeof(fa3_rows_call)};
     static const size_t forward_size[] = {sizeof(struct fa3_forward_params)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     fake.define_kernel("fa3_plan_batch", plan_batch, plan_size, 1, NULL);
     fake.define_kernel("fa3_rows", rows, rows_size, 1, NULL);
 #define DEFINE(name, ...)                                                                          \
-    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1, NULL);    \
+    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1,       \
+                       NULL);                                                                      \
     fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, forward_size, 1, NULL);
     FA3_SHAPES(DEFINE)
 #undef DEFINE
