@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.cuh: how a sequence of a batch is cut into tiles, and which is not, C and CUDA alike.
+ */
+#ifndef FA3_LIKE_PLAN_CUH
+#define FA3_LIKE_PLAN_CUH
+
+#include "plugins/common/cuda/work.cuh"
+#include "plugins/fa3_like/kernels/batch.h"
+
+/* Rows of k and v: those of the sequences; NULL: row s is sequence s. */
+PORTABLE const int *plan_new_rows(const call_batch *b)
+{
+    return b->new_indptr ? b->new_indptr : b->q_indptr;
+}
+
+/* Marks the sequence of a new row whose key is seen and has no slot. */
+PORTABLE void plan_mark_row(const fa3_plan_call *p, int row)
+{
+    index_sequence q;
+    if (*PORTABLE_AT(p->batch.out_cache_loc + row) >= 0)
+        return;
+    int s = work_find_row(plan_new_rows(&p->batch), p->batch.num_seqs, row);
+    index_find_sequence(&p->batch, 1, s, &q);
+    if (q.new_key + row - q.new_row >= 0)
+        *PORTABLE_AT(p->marks + s) = 1;
+}
+
+/* Does the forward kernel, for which the last query stands at the last key, mistake its place? */
+PORTABLE int plan_is_misplaced(const fa3_plan_call *p, const index_sequence *q)
+{
+    int bounded = p->window_left >= 0 || p->batch.window_right >= 0;
+    return bounded && q->prefix_len != q->kv_len - q->q_len;
+}
+
+/* Is a sequence not for tiles? After all rows were marked. */
+PORTABLE int plan_is_slow(const fa3_plan_call *p, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    return q.q_len > 0 && q.kv_len > 0 && (*PORTABLE_AT(p->marks + s) || plan_is_misplaced(p, &q));
+}
+
+PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    return plan_is_slow(p, s) ? 0 : (q.q_len + p->tile_queries - 1) / p->tile_queries;
+}
+
+/* The bucket of a tile, by how many keys it is multiplied with. */
+PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    int first = q.kv_len - q.q_len + tile * p->tile_queries;
+    int end = int_min(first + p->tile_queries, q.kv_len), start = 0;
+    if (p->batch.window_right < 0)
+        end = q.kv_len;
+    else
+        end =
+            (int)(q.kv_len - end < p->batch.window_right ? q.kv_len : end + p->batch.window_right);
+    if (p->window_left >= 0)
+        start = int_max(0, first - p->window_left);
+    return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);
+}
+
+/* The plan but for its lists, whose lengths these are. */
+PORTABLE void plan_store(const fa3_plan_call *p, int tile_count, int slow_count)
+{
+    fa3_plan *plan = PORTABLE_AT(p->plan);
+    const int *rows = p->batch.q_indptr;
+    plan->tile_count = tile_count;
+    plan->slow_count = slow_count;
+    plan->starts[0] = rows ? index_int(rows, 0) : 0;
+    plan->starts[1] = plan->starts[0];
+    if (p->batch.num_seqs == 1 && tile_count > 0)
+        plan->starts[1] = rows ? index_int(rows, 1) : 1;
+}
+
+#endif

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.cu: the kernels beside the forward kernel. What they do is told in batch.h, plan.cuh,
+ * rows.cuh.
+ *
+ *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets by
+ * their keys fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a
+ * block has a row and head of a slow sequence, thread i the scores of keys i, i + 256 ... and
+ * element i
+ */
+#include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/fa3_like/kernels/rows.cuh"
+#include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
+
+/* ---- The plan ----------------------------------------------------------------------------------
+ */
+
+/* Sums of x over the threads before this one; *all = over all of them. */
+static __device__ int sum_before(int x, int *room, int *all)
+{
+    int thread = (int)threadIdx.x;
+    room[thread] = x;
+    __syncthreads();
+    for (int step = 1; step < FA3_PLAN_THREADS; step *= 2) {
+        int more = thread >= step ? room[thread - step] : 0;
+        __syncthreads();
+        room[thread] += more;
+        __syncthreads();
+    }
+    *all = room[FA3_PLAN_THREADS - 1];
+    int before = room[thread] - x;
+    __syncthreads();
+    return before;
+}
+
+static __device__ void plan_marks(const fa3_plan_call &p)
+{
+    const int *rows = plan_new_rows(&p.batch);
+    int seqs = p.batch.num_seqs, first = rows ? rows[0] : 0, end = rows ? rows[seqs] : seqs;
+    for (int s = (int)threadIdx.x; s < seqs; s += FA3_PLAN_THREADS)
+        p.marks[s] = 0;
+    __syncthreads();
+    if (p.batch.out_cache_loc && !p.only_new)
+        for (int row = first + (int)threadIdx.x; row < end; row += FA3_PLAN_THREADS)
+            plan_mark_row(&p, row);
+    __syncthreads();
+}
+
+/* Each thread has neighbouring sequences. Returns how many tiles there are. */
+static __device__ int plan_sequences(const fa3_plan_call &p, int *room)
+{
+    int seqs = p.batch.num_seqs, all, slow_all, slow = 0, tiles = 0;
+    int width = (seqs + FA3_PLAN_THREADS - 1) / FA3_PLAN_THREADS;
+    int first = min(seqs, (int)threadIdx.x * width), end = min(seqs, first + width);
+    for (int s = first; s < end; s++) {
+        slow += plan_is_slow(&p, s);
+        tiles += plan_count_tiles(&p, s);
+    }
+    int at = sum_before(tiles, room, &all), slow_at = sum_before(slow, room, &slow_all);
+    for (int s = first; s < end; s++) {
+        p.first_tile[s] = at;
+        at += plan_count_tiles(&p, s);
+        if (plan_is_slow(&p, s))
+            p.slow[slow_at++] = s;
+    }
+    if (threadIdx.x == 0) {
+        p.first_tile[seqs] = all;
+        plan_store(&p, all, slow_all);
+    }
+    __syncthreads();
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
+    fa3_plan_batch(const __grid_constant__ fa3_plan_call p)
+{
+    __shared__ int room[FA3_PLAN_THREADS], buckets[FA3_PLAN_BUCKETS];
+    int thread = (int)threadIdx.x, all;
+    plan_marks(p);
+    int tiles = plan_sequences(p, room);
+    for (int b = thread; b < FA3_PLAN_BUCKETS; b += FA3_PLAN_THREADS)
+        buckets[b] = 0;
+    __syncthreads();
+    for (int i = thread; i < tiles; i += FA3_PLAN_THREADS) {
+        int s = work_find_row(p.first_tile, p.batch.num_seqs, i);
+        atomicAdd(&buckets[plan_find_bucket(&p, s, i - p.first_tile[s])], 1);
+    }
+    __syncthreads();
+    int bucket = FA3_PLAN_BUCKETS - 1 - thread; /* those with most keys first */
+    int count = bucket >= 0 ? buckets[bucket] : 0, at = sum_before(count, room, &all);
+    if (bucket >= 0)
+        buckets[bucket] = at;
+    __syncthreads();
+    for (int i = thread; i < tiles; i += FA3_PLAN_THREADS) {
+        int s = work_find_row(p.first_tile, p.batch.num_seqs, i), tile = i - p.first_tile[s];
+        int place = atomicAdd(&buckets[plan_find_bucket(&p, s, tile)], 1);
+        p.tiles[2 * place] = s;
+        p.tiles[2 * place + 1] = tile;
+    }
+}
+
+/* ---- Rows --------------------------------------------------------------------------------------
+ */
+
+/* By a warp, 16 bytes a lane where it may. */
+static __device__ void copy_vector(const fa3_rows_call &p, bool wide, const char *from, char *to,
+                                   int dim)
+{
+    int lane = (int)threadIdx.x % 32;
+    if (!wide)
+        save_kv_vector(p.dtype, p.dtype, from, to, dim, 1.0f, lane, 32);
+    else
+        for (int i = lane; i < dim / 8; i += 32)
+            ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+}
+
+static __device__ void save_rows(const fa3_rows_call &p)
+{
+    const call_operands &o = p.operands;
+    const int *rows = plan_new_rows(&p.batch);
+    int seqs = index_num_seqs(&p.batch), heads = p.heads_q / p.heads_per_kv;
+    i64 first = rows ? rows[0] : 0, end = rows ? rows[seqs] : seqs;
+    i64 warps = (i64)gridDim.x * (FA3_ROWS_THREADS / 32);
+    i64 warp = (i64)blockIdx.x * (FA3_ROWS_THREADS / 32) + threadIdx.x / 32;
+    bool wide = o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
+    for (i64 i = warp; i < (end - first) * heads; i += warps) {
+        i64 row = first + i / heads, slot = p.batch.out_cache_loc[row];
+        int head = (int)(i % heads);
+        if (slot < 0)
+            continue;
+        i64 page = slot / p.page_size, at = slot % p.page_size;
+        copy_vector(p, wide, (const char *)o.k + row * o.k_row + head * o.k_head,
+                    (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head,
+                    p.dim);
+        copy_vector(p, wide, (const char *)o.v + row * o.v_row + head * o.v_head,
+                    (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head,
+                    p.dim_v);
+    }
+}
+
+static __device__ void clear_padding(const fa3_rows_call &p)
+{
+    i64 first, end;
+    rows_find_padding(&p, &first, &end);
+    for (i64 i = blockIdx.x; i < (end - first) * p.heads_q; i += gridDim.x)
+        row_clear(&p, first + i / p.heads_q, (int)(i % p.heads_q), (int)threadIdx.x,
+                  FA3_ROWS_THREADS);
+}
+
+/* The largest of all threads' x, or their sum. */
+static __device__ float over_block(float x, float *room, bool largest)
+{
+    int thread = (int)threadIdx.x;
+    room[thread] = x;
+    __syncthreads();
+    for (int half = FA3_ROWS_THREADS / 2; half > 0; half /= 2) {
+        if (thread < half)
+            room[thread] = largest ? fmaxf(room[thread], room[thread + half])
+                                   : room[thread] + room[thread + half];
+        __syncthreads();
+    }
+    float result = room[0];
+    __syncthreads();
+    return result;
+}
+
+/* Query t of a head. */
+static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &q, int t, int head,
+                                  float *weights, float *room)
+{
+    const float none = bits_f32(0xff800000);
+    const float *sinks = p.operands.sinks;
+    int thread = (int)threadIdx.x, kv_head = head / p.heads_per_kv, low, high;
+    i64 row = (i64)q.first_row + t;
+    float top = sinks ? sinks[head] : none, sum = sinks ? 1.0f : 0.0f, value = 0.0f;
+    row_find_keys(&p, &q, t, &low, &high);
+    for (int begin = low; begin < high; begin += FA3_ROWS_THREADS) {
+        int j = begin + thread, count = min(FA3_ROWS_THREADS, high - begin);
+        float score = none;
+        if (j < high)
+            score = row_score(&p, row_query(&p, row, head), row_find_key(&p, &q, kv_head, j).k);
+        float next = fmaxf(top, over_block(score, room, true));
+        float shrink = top == none ? 0.0f : expf(top - next);
+        weights[thread] = j < high ? expf(score - next) : 0.0f;
+        sum = sum * shrink + over_block(weights[thread], room, false);
+        value *= shrink;
+        top = next;
+        for (int n = 0; thread < p.dim_v && n < count; n++)
+            value += weights[n] *
+                     element_load(p.dtype, row_find_key(&p, &q, kv_head, begin + n).v, thread);
+        __syncthreads();
+    }
+    if (thread < p.dim_v)
+        element_store(p.dtype, row_out(&p, row, head), thread, sum > 0.0f ? value / sum : 0.0f);
+    if (thread == 0)
+        row_store_lse(&p, row, head, sum > 0.0f ? top + logf(sum) : none);
+}
+
+static __device__ void attend_slow(const fa3_rows_call &p, float *weights, float *room)
+{
+    int count = p.all_slow ? index_num_seqs(&p.batch) : p.plan->slow_count;
+    for (int n = 0; n < count; n++) {
+        index_sequence q;
+        index_find_sequence(&p.batch, p.operands.k != 0, p.all_slow ? n : p.slow[n], &q);
+        for (i64 i = blockIdx.x; i < (i64)q.q_len * p.heads_q; i += gridDim.x)
+            attend_row(p, q, (int)(i / p.heads_q), (int)(i % p.heads_q), weights, room);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_ROWS_THREADS, 4)
+    fa3_rows(const __grid_constant__ fa3_rows_call p)
+{
+    __shared__ float weights[FA3_ROWS_THREADS], room[FA3_ROWS_THREADS];
+    if (p.operands.save)
+        save_rows(p);
+    clear_padding(p);
+    attend_slow(p, weights, room);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.cuh: what is done row by row, C and CUDA alike: the score of a key, rows of no sequence.
+ *
+ * The forward kernel takes keys from one place, by boxes of aligned rows. What it cannot take goes
+ * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache,
+ * those that look at some of their keys through a window (parts of a prefix), operands that are not
+ * aligned to 16 bytes.
+ */
+#ifndef FA3_LIKE_ROWS_CUH
+#define FA3_LIKE_ROWS_CUH
+
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/mask.cuh"
+#include "plugins/fa3_like/kernels/plan.cuh"
+
+#ifndef __CUDACC__
+#include <math.h>
+#endif
+
+/* Key j of a KV head of sequence s, and its value. */
+PORTABLE index_place row_find_key(const fa3_rows_call *p, const index_sequence *q, int head, int j)
+{
+    const int *entry = index_entry(&p->batch, q, p->page_size, j);
+    return index_find_key(&p->operands, &p->batch, q, p->page_size, head, j,
+                          entry ? index_int(entry, 0) : 0);
+}
+
+/* The keys [*low, *high) that query t of a sequence sees. */
+PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low,
+                            int *high)
+{
+    const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0};
+    mask_positions(&rule, q->prefix_len + t, low, high);
+    *low = int_max(*low, 0);
+    *high = int_min(*high, q->kv_len);
+}
+
+PORTABLE float row_score(const fa3_rows_call *p, const char *query, const char *key)
+{
+    float sum = 0.0f;
+    for (int d = 0; d < p->dim; d++)
+        sum += element_load(p->dtype, query, d) * element_load(p->dtype, key, d);
+    sum *= p->scale;
+    return p->cap > 0.0f ? p->cap * tanhf(sum / p->cap) : sum;
+}
+
+PORTABLE const char *row_query(const fa3_rows_call *p, i64 row, int head)
+{
+    return (const char *)p->operands.q + row * p->operands.q_row + head * p->operands.q_head;
+}
+
+PORTABLE char *row_out(const fa3_rows_call *p, i64 row, int head)
+{
+    return (char *)p->operands.out + row * p->operands.out_row + head * p->operands.out_head;
+}
+
+PORTABLE void row_store_lse(const fa3_rows_call *p, i64 row, int head, float lse)
+{
+    const call_operands *o = &p->operands;
+    if (o->lse)
+        *PORTABLE_AT((float *)(void *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) =
+            lse;
+}
+
+/* A row of the padding, whose output has to be finite. */
+PORTABLE void row_clear(const fa3_rows_call *p, i64 row, int head, int lane, int lanes)
+{
+    char *out = row_out(p, row, head);
+    for (int d = lane; d < p->dim_v; d += lanes)
+        element_store(p->dtype, out, d, 0.0f);
+    if (lane == 0)
+        row_store_lse(p, row, head, bits_f32(0xff800000));
+}
+
+/* The rows [*first, *end) after those of the sequences. */
+PORTABLE void rows_find_padding(const fa3_rows_call *p, i64 *first, i64 *end)
+{
+    const int *rows = p->batch.q_indptr;
+    int seqs = index_num_seqs(&p->batch);
+    *first = rows ? index_int(rows, seqs) : seqs;
+    *end = (rows ? index_int(rows, 0) : 0) + (i64)index_num_tokens(&p->batch);
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shapes.h: the forward kernels that are built, as the plugin's C knows them: the one table.
+ *
+ * A pair of head dimensions has one shape of tiles, built for bf16 (forward_NAME_bf16.cu) and fp16
+ * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line
+ * here; check_fa3_like.c compares the line with the files.
+ */
+#ifndef FA3_LIKE_SHAPES_H
+#define FA3_LIKE_SHAPES_H
+
+/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, bytes of shared
+ * memory), smaller ones first */
+#define FA3_SHAPES(X)                                                                              \
+    X(d64, 64, 64, 96, 3, 3, 123136)                                                               \
+    X(d96, 96, 96, 128, 2, 2, 196864)                                                              \
+    X(d128, 128, 128, 128, 2, 2, 196864)                                                           \
+    X(d192, 192, 192, 80, 2, 2, 221440)                                                            \
+    X(d192_v128, 192, 128, 96, 2, 2, 205056)                                                       \
+    X(d256, 256, 256, 64, 2, 2, 196864)
+
+#ifdef __CUDACC__
+
+#include "plugins/fa3_like/kernels/tiles.cuh"
+
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
+    static_assert(tile_shape<dim, dim_v, keys, groups, stages, false>::shared_bytes == shared,     \
+                  #name ": the table's bytes of shared memory");
+FA3_SHAPES(FA3_TILE)
+#undef FA3_TILE
+
+#else
+
+#include <stdint.h>
+
+enum {
+    GROUP_QUERIES = 64, /* of a warpgroup */
+    GROUP_THREADS = 128 /* of a warpgroup; one more than have queries fetches */
+};
+
+/* A line of the table. */
+typedef struct fa3_tile {
+    const char *kernel; /* without "_bf16" or "_f16" */
+    int32_t dim, dim_v;
+    int32_t keys;    /* of a tile */
+    int32_t queries; /* of a tile */
+    int32_t stages;
+    uint32_t threads;
+    uint32_t shared; /* bytes */
+} fa3_tile;
+
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
+    {                                                                                              \
+        "fa3_forward_" #name, dim, dim_v, keys, (groups)*GROUP_QUERIES, stages,                    \
+            ((groups) + 1) * GROUP_THREADS, shared                                                 \
+    }
+
+#endif
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.c: fa3_like, attention on Hopper by kernels that were written for it: what it is called,
+ * and the one exported function.
+ */
+#include "plugins/fa3_like/fa3_like.h"
+
+#include "plugins/common/plugin_entry.h"
+
+static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
+
+static const attn_backend_ops ops = {
+    .struct_size = sizeof(attn_backend_ops),
+    .destroy = fa3_destroy,
+    .index_forms = fa3_index_forms,
+    .metadata_size = fa3_metadata_size,
+    .metadata_create = fa3_metadata_create,
+    .init_forward_metadata = fa3_init_forward_metadata,
+    .metadata_destroy = fa3_metadata_destroy,
+    .forward_extend = fa3_forward_extend,
+    .forward_decode = fa3_forward_decode,
+    .get_extension = plugin_no_extension,
+};
+
+const attn_backend_type fa3_like_type = {
+    .struct_size = sizeof(attn_backend_type),
+    .name = "fa3_like",
+    .doc = "softmax attention on Hopper (sm_90), bf16 and fp16, kernels with wgmma and TMA",
+    .num_layouts = sizeof layouts / sizeof layouts[0],
+    .layouts = layouts,
+    .ops = &ops,
+    .query = fa3_query,
+    .create = fa3_create,
+};
+
+static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
+{
+    static const attn_backend_type *const types[] = {&fa3_like_type};
+    return plugin_describe(types, 1, index, type, error);
+}
+
+ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
+                                          attn_error *error)
+{
+    static const attn_plugin mine = {
+        .num_backends = 1,
+        .name = "fa3_like",
+        .doc = "attention on Hopper by kernels compiled ahead of time",
+        .describe = describe,
+    };
+    return plugin_answer(host, &mine, plugin, error);
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_fa3_like.c: fa3_like on any machine: what query says, what create says where something is
+ * missing, how sequences are cut into tiles. What is launched is check_fa3_like_plan.c's matter;
+ * what is computed is that of the conformance suite, on the fake driver and on a GPU.
+ */
+#include "plugins/fa3_like/kernels/plan.cuh"
+#include "plugins/fa3_like/tests/fa3_fixture.h"
+#include "tests/tools/plugin_test.h"
+#include "tests/tools/test_main.h"
+
+#include <string.h>
+
+static const attn_backend_type *type;
+
+static void open_plugin(void)
+{
+    attn_plugin plugin;
+    open_plugin_file(NULL, "fa3_like.so", &plugin, &test_error);
+    ck_assert_int_eq(plugin.describe(0, &type, &test_error), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(1, &type, &test_error), ATTN_INVALID_ARGUMENT);
+    ck_assert_str_eq(type->name, "fa3_like");
+}
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+static attn_reason reasons[16];
+
+/* The fields that are refused, as a set of bits; 0 = supported. */
+static uint64_t refused_fields(const test_problem *t)
+{
+    uint64_t fields = 0;
+    for (int i = 0; i < 16; i++)
+        reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
+    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK,
+                  "%s", test_message);
+    ck_assert_uint_le(verdict.num_reasons, 16);
+    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
+    for (uint32_t i = 0; i < verdict.num_reasons; i++)
+        fields |= UINT64_C(1) << reasons[i].field;
+    return fields;
+}
+
+#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
+
+/* A problem with one thing changed, and what is refused then. */
+#define EXPECT(fields, ...)                                                                        \
+    do {                                                                                           \
+        test_problem asked;                                                                        \
+        make_problem(&asked);                                                                      \
+        test_problem *t = &asked;                                                                  \
+        __VA_ARGS__;                                                                               \
+        ck_assert_uint_eq(refused_fields(t), fields);                                              \
+    } while (0)
+
+START_TEST(query_accepts)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    test_problem plain;
+    make_problem(&plain);
+    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert(verdict.supported);
+    ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
+    ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
+    ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
+    ck_assert_uint_gt(verdict.device_bytes, 0);
+    static const int32_t dims[] = {64, 96, 128, 192, 256},
+                         pages[] = {8, 16, 24, 64, 128, 256, 65536};
+    for (int i = 0; i < 5; i++)
+        EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
+    for (int i = 0; i < 7; i++)
+        EXPECT(0, t->problem.page_size = pages[i]);
+    EXPECT(0, t->group.head_dim = 192; t->group.v_head_dim = 128);
+    EXPECT(0, t->problem.q_dtype = t->problem.kv_dtype = t->problem.out_dtype = ATTN_F16);
+    EXPECT(0, t->problem.kv_layout = ATTN_LAYOUT_KV_HND);
+    EXPECT(0, t->group.window_left = 127; t->group.window_right = 5);
+    EXPECT(0, t->group.logit_cap = 50; t->group.flags = ATTN_GROUP_HAS_SINKS);
+    EXPECT(0, t->group.sm_scale = -1);
+    EXPECT(0, t->group.attn_type = ATTN_TYPE_ENCODER_ONLY; t->problem.kv_layout = NULL;
+           t->problem.page_size = 0);
+    EXPECT(0, t->bounds.uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
+    EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
+}
+END_TEST
+
+START_TEST(query_refuses)
+{
+    EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
+           t->device.sm = 0);
+    ck_assert_str_eq(reasons[1].accepted, "90");
+    ck_assert_uint_eq(reasons[1].code, ATTN_REASON_ARCH);
+    EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
+    EXPECT(FIELD(DEVICE_SM), t->device.sm = 100);
+    EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
+    EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
+    ck_assert_str_eq(reasons[0].got, "80");
+    ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");
+    EXPECT(FIELD(V_HEAD_DIM), t->group.v_head_dim = 64);
+    ck_assert_str_eq(reasons[0].accepted, "128");
+    EXPECT(FIELD(V_HEAD_DIM), t->group.head_dim = 192; t->group.v_head_dim = 64);
+    ck_assert_str_eq(reasons[0].accepted, "192, 128");
+    EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 0);
+    ck_assert_str_eq(reasons[0].accepted, "128, 192");
+    EXPECT(FIELD(ALIBI), t->group.flags = ATTN_GROUP_HAS_ALIBI);
+    EXPECT(FIELD(ATTENTION_CHUNK), t->group.attention_chunk = 8192);
+    EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE) | FIELD(OUT_DTYPE),
+           t->problem.q_dtype = t->problem.kv_dtype = t->problem.out_dtype = ATTN_F32);
+    EXPECT(FIELD(OUT_DTYPE), t->problem.out_dtype = ATTN_F32);
+    EXPECT(FIELD(KV_DTYPE) | FIELD(SCALE_GRANULARITY), t->problem.kv_dtype = ATTN_FP8_E4M3;
+           t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
+    EXPECT(FIELD(PAGE_SIZE), t->problem.page_size = 1);
+    ck_assert_str_eq(reasons[0].accepted, "8..65536/8");
+    EXPECT(FIELD(PAGE_SIZE), t->problem.page_size = 20);
+    EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
+    EXPECT(FIELD(MASK_KINDS), t->bounds.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_QLEN));
+    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_UNSAVED_KV);
+    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+}
+END_TEST
+
+/* The table's lines are those of the kernels. */
+START_TEST(shapes_are_those_of_the_kernels)
+{
+    static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
+    for (uint32_t i = 0; i < fa3_num_tiles; i++)
+        for (int n = 0; n < TYPE_COUNT; n++) {
+            const fa3_tile *tile = &fa3_tiles[i];
+            char path[4096], expected[256], text[4096] = "";
+            snprintf(path, sizeof path, "%s/plugins/fa3_like/kernels/%s_%s.cu", top ? top : ".",
+                     tile->kernel + strlen("fa3_"), types[n]);
+            snprintf(expected, sizeof expected, "FA3_FORWARD(%s_%s, %d, %d, %d, %d, %d, %s)",
+                     tile->kernel, types[n], tile->dim, tile->dim_v, tile->keys,
+                     tile->queries / GROUP_QUERIES, tile->stages, halves[n]);
+            FILE *file = fopen(path, "r");
+            ck_assert_msg(file != NULL, "%s", path);
+            ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
+            fclose(file);
+            ck_assert_msg(strstr(text, expected), "%s: accepted %s", path, expected);
+        }
+}
+END_TEST
+
+/* Without kernels, a driver or a context create says what is missing and leaves nothing. */
+START_TEST(create_refuses)
+{
+    static const attn_services services = {
+        .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
+    test_problem t;
+    attn_instance *instance = NULL;
+    make_problem(&t);
+    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error);
+    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
+                  test_message);
+    ck_assert_ptr_null(instance);
+    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") ||
+                      strstr(test_message, "nvcc"),
+                  "%s", test_message);
+    t.group.head_dim = 8;
+    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error),
+                     ATTN_UNSUPPORTED);
+    type->ops->destroy(NULL);
+    type->ops->metadata_destroy(NULL);
+}
+END_TEST
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+enum { SEQS = 5 };
+
+/* Prefixes, queries, keys and slots of new rows: prompts, a decode, one of no query, one whose
+ * third new key has no slot, one that looks at its prefix alone. */
+static const int rows[SEQS + 1] = {7, 307, 308, 308, 312, 315};
+static const int prefixes[SEQS] = {0, 90, 5, 40, 60}, keys[SEQS] = {300, 91, 5, 44, 60};
+
+static fa3_plan_call make_plan(fa3_plan *plan, int *marks, const long long *slots)
+{
+    return (fa3_plan_call){.batch = {.q_indptr = rows,
+                                     .prefix_lens = prefixes,
+                                     .kv_lens = keys,
+                                     .out_cache_loc = slots,
+                                     .window_right = -1,
+                                     .num_seqs = SEQS},
+                           .plan = plan,
+                           .marks = marks,
+                           .window_left = -1,
+                           .tile_queries = 128,
+                           .tile_keys = 128,
+                           .bucket_keys = 1};
+}
+
+START_TEST(tiles_of_a_batch)
+{
+    long long slots[320] = {0};
+    int marks[SEQS] = {0};
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, slots);
+    static const int tiles[SEQS] = {3, 1, 0, 1, 1};
+    for (int s = 0; s < SEQS; s++)
+        ck_assert_int_eq(plan_count_tiles(&p, s), tiles[s]);
+    slots[310] = -1;
+    for (int row = rows[0]; row < rows[SEQS]; row++)
+        plan_mark_row(&p, row);
+    for (int s = 0; s < SEQS; s++) {
+        ck_assert_int_eq(marks[s], s == 3);
+        ck_assert_int_eq(plan_is_slow(&p, s), s == 3);
+        ck_assert_int_eq(plan_count_tiles(&p, s), s == 3 ? 0 : tiles[s]);
+    }
+    p.window_left = 30; /* goes by positions, which are not those of the last keys */
+    ck_assert_int_eq(plan_is_slow(&p, 4), 1);
+    ck_assert_int_eq(plan_is_slow(&p, 0), 0);
+    p.window_left = -1;
+    p.batch.window_right = 0;
+    ck_assert_int_eq(plan_is_slow(&p, 4), 1);
+    ck_assert_int_eq(plan_is_slow(&p, 1), 0);
+}
+END_TEST
+
+/* Padding has no key, so nothing is wrong with its slot. */
+START_TEST(padding_is_for_tiles)
+{
+    static const int none[2] = {0, 0};
+    long long slots[2] = {-1, -1};
+    int marks[2] = {0};
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, slots);
+    p.batch.q_indptr = NULL;
+    p.batch.seq_lens = p.batch.kv_lens = none;
+    p.batch.num_seqs = 2;
+    plan_mark_row(&p, 0);
+    plan_mark_row(&p, 1);
+    ck_assert_int_eq(marks[0] + marks[1], 0);
+    ck_assert_int_eq(plan_count_tiles(&p, 0), 1);
+}
+END_TEST
+
+START_TEST(buckets_go_by_keys)
+{
+    int marks[SEQS] = {0};
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, NULL);
+    p.tile_keys = 10;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 0), 30); /* all keys */
+    p.batch.window_right = 0;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 0), 12); /* 128 */
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 1), 25);
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 30);
+    p.window_left = 50;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 1), 17); /* 78 .. 256 */
+    p.tile_keys = 1;
+    p.window_left = -1;
+    p.bucket_keys = 3;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 100);
+    p.bucket_keys = 0x7fffffff;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 0);
+}
+END_TEST
+
+START_TEST(a_plan_tells_of_one_sequence)
+{
+    int marks[SEQS] = {0};
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, NULL);
+    p.batch.num_seqs = 1;
+    plan_store(&p, 3, 0);
+    ck_assert_int_eq(plan.tile_count, 3);
+    ck_assert_int_eq(plan.starts[0], 7);
+    ck_assert_int_eq(plan.starts[1], 307);
+    plan_store(&p, 0, 1); /* it is not for tiles */
+    ck_assert_int_eq(plan.slow_count, 1);
+    ck_assert_int_eq(plan.starts[1], 7);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("fa3_like");
+    TCase *tc = tcase_create("any_machine");
+    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
+    tcase_add_test(tc, query_accepts);
+    tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, shapes_are_those_of_the_kernels);
+    tcase_add_test(tc, create_refuses);
+    tcase_add_test(tc, tiles_of_a_batch);
+    tcase_add_test(tc, padding_is_for_tiles);
+    tcase_add_test(tc, buckets_go_by_keys);
+    tcase_add_test(tc, a_plan_tells_of_one_sequence);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

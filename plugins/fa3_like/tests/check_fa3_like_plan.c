@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_fa3_like_plan.c: what fa3_like asks of the driver: launches, what kernels are told, tensor
+ * maps, memory.
+ */
+#include "plugins/fa3_like/tests/fa3_fixture.h"
+#include "tests/tools/test_main.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void need(attn_status status)
+{
+    ck_assert_msg(status == ATTN_OK, "%d: %s", status, test_message);
+}
+
+static void expect_launches(const char *names)
+{
+    char got[256] = "";
+    for (int i = 0; i < num_launches; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", i ? " " : "",
+                 launches[i].name);
+    ck_assert_str_eq(got, names);
+}
+
+/* Extents, and strides in elements. */
+static void expect_map(const struct fa3_tensor_map *map, const void *data, const uint64_t shape[4],
+                       const uint64_t strides[3], uint32_t box_rows)
+{
+    seen_map seen = read_map(map);
+    const uint32_t box[4] = {64, box_rows, 1, 1};
+    ck_assert_ptr_eq(seen.data, data);
+    ck_assert_uint_eq(seen.type, CUDA_TENSOR_BFLOAT16);
+    ck_assert_uint_eq(seen.swizzle, CUDA_TENSOR_SWIZZLE_128);
+    for (int d = 0; d < 4; d++) {
+        ck_assert_uint_eq(seen.shape[d], shape[d]);
+        ck_assert_uint_eq(seen.box[d], box[d]);
+        if (d > 0 && shape[d] > 1)
+            ck_assert_uint_eq(seen.strides[d - 1], 2 * strides[d - 1]);
+    }
+}
+
+enum { ROW = TEST_Q_HEADS * TEST_DIM, NEW_ROW = TEST_KV_HEADS * TEST_DIM };
+
+static const struct fa3_forward_params *forward_params(void)
+{
+    return &launches[num_launches - 1].params.forward;
+}
+
+static const uint64_t ragged_shape[4] = {TEST_DIM, TEST_ROWS, TEST_Q_HEADS, 1};
+static const uint64_t ragged_strides[3] = {ROW, TEST_DIM, 0};
+
+/* ---- Extend ---------------------------------------------------------------------------------- */
+
+START_TEST(extend_reads_pages)
+{
+    test_run t;
+    const uint64_t pages[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
+    const uint64_t strides[3] = {NEW_ROW, TEST_DIM, TEST_PAGE * NEW_ROW};
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    const fa3_metadata *view = &t.metadata->groups[0];
+    const fa3_tile *tile = t.group.tile;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
+    expect_launches("plan rows fa3_forward_d128");
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->q, t.q.data, ragged_shape, ragged_strides, 64);
+    expect_map(&p->o, t.out.data, ragged_shape, ragged_strides, 64);
+    expect_map(&p->k, t.k_cache.data, pages, strides, 16); /* of 48 and 128 */
+    expect_map(&p->v, t.v_cache.data, pages, strides, 16);
+    ck_assert_uint_eq(p->q_starts, (uintptr_t)q_indptr);
+    ck_assert_uint_eq(p->k_starts, 0);
+    ck_assert_uint_eq(p->k_lengths, (uintptr_t)kv_lens);
+    ck_assert_uint_eq(p->block_table, (uintptr_t)block_table);
+    ck_assert_int_eq(p->table_stride, 90);
+    ck_assert_int_eq(p->page_size, TEST_PAGE);
+    ck_assert_int_eq(p->box_rows, 16);
+    ck_assert_uint_eq(p->tiles, (uintptr_t)view->tiles);
+    ck_assert_uint_eq(p->tile_count, (uintptr_t)&view->plan->tile_count);
+    ck_assert_uint_eq(p->counter,
+                      (uintptr_t)t.memory.base[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED)]);
+    ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
+    ck_assert_int_eq(p->heads_per_kv, TEST_Q_HEADS / TEST_KV_HEADS);
+    ck_assert_int_eq(p->out_token, ROW);
+    ck_assert_int_eq(p->out_head, TEST_DIM);
+    ck_assert_int_eq(p->window_left, FA3_UNBOUNDED);
+    ck_assert_int_eq(p->window_right, 0);
+    ck_assert_float_eq_tol(p->score_log2, 0.125f * 1.442695f, 1e-6f);
+    ck_assert_float_eq(p->score_cap, 0);
+    ck_assert_uint_eq(launches[2].grid, TEST_SMS);
+    ck_assert_uint_eq(launches[2].threads, tile->threads);
+    ck_assert_uint_eq(launches[2].shared, tile->shared);
+    ck_assert_int_eq(launches[0].params.plan.tile_queries, tile->queries);
+    ck_assert_ptr_eq(launches[0].params.plan.tiles, view->tiles);
+    ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 1, 1));
+    ck_assert_uint_eq(launches[2].grid, TEST_Q_HEADS); /* one tile a head */
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(layouts_differ_in_strides)
+{
+    test_problem of;
+    test_run t;
+    const uint64_t pages[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
+    const uint64_t strides[3] = {TEST_DIM, TEST_PAGE * TEST_DIM, TEST_PAGE * NEW_ROW};
+    make_problem(&of);
+    of.problem.kv_layout = ATTN_LAYOUT_KV_HND;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_MIXED, 2, 30, 29));
+    expect_map(&forward_params()->k, t.k_cache.data, pages, strides, 16);
+    ck_assert_int_eq(launches[1].params.rows.operands.k_token, 2 * TEST_DIM);
+    run_end(&t);
+}
+END_TEST
+
+/* One sequence has its tiles by arithmetic, in sections whose keys stay in the L2 cache. */
+START_TEST(one_sequence_needs_no_list)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 300, 300));
+    const struct fa3_forward_params *p = forward_params();
+    const fa3_tile *tile = t.group.tile;
+    ck_assert_uint_eq(p->tiles, 0);
+    ck_assert_uint_eq(p->q_starts, (uintptr_t)t.metadata->groups[0].plan->starts);
+    ck_assert_int_eq(p->batch, 1);
+    ck_assert_int_eq(p->q_length, 300);
+    ck_assert_int_eq(p->q_tiles, (300 + tile->queries - 1) / tile->queries);
+    ck_assert_int_gt(p->section, 0);
+    ck_assert_int_eq(p->section % p->heads_per_kv, 0);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(masks_and_caps)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.window_right = 7;
+    of.group.logit_cap = 30;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    const struct fa3_forward_params *p = forward_params();
+    ck_assert_int_eq(p->window_right, 7);
+    ck_assert_float_eq_tol(p->score_log2, 30 * 1.442695f, 1e-4f);
+    ck_assert_float_eq_tol(p->score_cap, 0.125f / 30, 1e-7f);
+    ck_assert_int_eq(launches[0].params.plan.batch.window_right, 7);
+    t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_NONE};
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_int_eq(forward_params()->window_right, FA3_UNBOUNDED);
+    ck_assert_int_eq(launches[0].params.plan.batch.window_right, -1);
+    run_end(&t);
+}
+END_TEST
+
+/* What the kernel cannot do yet goes row by row. */
+START_TEST(windows_to_the_left)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.window_left = 100;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_int_eq(launches[0].params.plan.window_left, 100);
+    ck_assert_int_eq(launches[1].params.rows.window_left, 100);
+#ifdef FA3_HAS_LOW_CLEAR
+    ck_assert_int_eq(forward_params()->window_left, 100);
+#else
+    expect_launches("plan rows");
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+#endif
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(lse_of_ragged_queries)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.operands[ATTN_ROLE_LSE] = &t.lse;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
+#ifdef FA3_HAS_LSE_TOKEN
+    ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
+    ck_assert_int_eq(forward_params()->lse_head, 1);
+#else
+    expect_launches("plan rows");
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+#endif
+    run_end(&t);
+}
+END_TEST
+
+/* Where the host tells that there is no prefix, keys are read from where they come. */
+START_TEST(prompts_read_rows)
+{
+    static const int32_t none[3] = {0}, rows[3] = {0, 10, 30}, keys[2] = {10, 20},
+                         more[2] = {10, 21};
+    const uint64_t shape[4] = {TEST_DIM, TEST_ROWS, TEST_KV_HEADS, 1};
+    const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.batch.prefix_lens.host = none;
+    t.batch.q_indptr.host = rows;
+    t.kv.kv_lens.host = keys;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->k, t.k.data, shape, strides, (uint32_t)t.group.tile->keys);
+    expect_map(&p->v, t.v.data, shape, strides, (uint32_t)t.group.tile->keys);
+    ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
+    ck_assert_uint_eq(p->block_table, 0);
+    ck_assert_int_eq(p->page_size, FA3_UNBOUNDED);
+    ck_assert_int_eq(launches[0].params.plan.only_new, 1);
+    ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
+    t.kv.kv_lens.host = more;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
+    ck_assert_int_eq(launches[0].params.plan.only_new, 0);
+    t.kv.kv_lens.host = keys;
+    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(encoders_have_no_cache)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.attn_type = ATTN_TYPE_ENCODER_ONLY;
+    of.group.window_right = -1;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    expect_launches("plan rows fa3_forward_d128");
+    const struct fa3_forward_params *p = forward_params();
+    ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
+    ck_assert_uint_eq(p->k_lengths, 0);
+    ck_assert_int_eq(p->window_right, FA3_UNBOUNDED);
+    ck_assert_int_eq(launches[1].params.rows.operands.save, 0);
+    run_end(&t);
+}
+END_TEST
+
+/* ---- Decode ---------------------------------------------------------------------------------- */
+
+/* The heads of a KV head are the queries of one tile. */
+START_TEST(decode_packs_heads)
+{
+    test_run t;
+    const int64_t ratio = TEST_Q_HEADS / TEST_KV_HEADS;
+    const uint64_t shape[4] = {TEST_DIM, (uint64_t)ratio, TEST_KV_HEADS, TEST_ROWS};
+    const uint64_t strides[3] = {TEST_DIM, (uint64_t)ratio * TEST_DIM, ROW};
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.operands[ATTN_ROLE_LSE] = &t.lse;
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches("plan rows fa3_forward_d128");
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->q, t.q.data, shape, strides, 64);
+    expect_map(&p->o, t.out.data, shape, strides, 64);
+    ck_assert_int_eq(p->heads_q, TEST_KV_HEADS);
+    ck_assert_int_eq(p->heads_per_kv, 1);
+    ck_assert_int_eq(p->q_length, ratio);
+    ck_assert_uint_eq(p->q_starts, 0);
+    ck_assert_int_eq(p->window_right, FA3_UNBOUNDED);
+    ck_assert_int_eq(p->out_token, TEST_DIM);
+    ck_assert_int_eq(p->out_head, ratio * TEST_DIM);
+    ck_assert_int_eq(p->out_batch, ROW);
+    ck_assert_uint_eq(p->lse, (uintptr_t)t.lse.data);
+    ck_assert_int_eq(p->lse_head, ratio);
+    ck_assert_int_eq(p->lse_batch, TEST_Q_HEADS);
+    ck_assert_uint_ne(p->tiles, 0);
+    ck_assert_uint_eq(launches[2].grid, 5 * TEST_KV_HEADS);
+    run_end(&t);
+}
+END_TEST
+
+/* A sink is one head's: no packing. */
+START_TEST(decode_with_sinks)
+{
+    const uint64_t shape[4] = {TEST_DIM, 1, TEST_Q_HEADS, TEST_ROWS},
+                   strides[3] = {0, TEST_DIM, ROW};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.flags = ATTN_GROUP_HAS_SINKS;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.operands[ATTN_ROLE_SINKS] = &t.sinks;
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->q, t.q.data, shape, strides, 64);
+    ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
+    ck_assert_int_eq(p->q_length, 1);
+    ck_assert_int_eq(p->window_right, 0);
+    ck_assert_uint_eq(p->sinks, (uintptr_t)t.sinks.data);
+    t.args.flags |= ATTN_FORWARD_OMIT_SINK;
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    ck_assert_uint_eq(forward_params()->sinks, 0);
+    ck_assert_int_eq(forward_params()->heads_q, TEST_KV_HEADS);
+    run_end(&t);
+}
+END_TEST
+
+/* ---- What is not for tiles ------------------------------------------------------------------- */
+
+/* Operands that a tensor map cannot tell of are served row by row. */
+START_TEST(unaligned_operands)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    attn_tensor *operands[] = {&t.q, &t.out, &t.k_cache, &t.v_cache};
+    for (int i = 0; i < 4; i++)
+        for (int stride = 0; stride < 2; stride++) {
+            attn_tensor aligned = *operands[i];
+            operands[i]->byte_offset = stride ? 0 : 2;
+            operands[i]->strides[0] += stride ? 4 : 0;
+            need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+            expect_launches("plan rows");
+            ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+            *operands[i] = aligned;
+        }
+    t.k.strides[0] += 4; /* is copied */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    expect_launches("plan rows fa3_forward_d128");
+    ck_assert_int_eq(launches[1].params.rows.operands.aligned & CALL_ALIGNED_NEW, 0);
+    run_end(&t);
+}
+END_TEST
+
+/* Keys and values that are in no cache go beyond what query accepts. */
+START_TEST(refusals)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "SAVE_KV"), "%s", test_message);
+    t.args.flags = ATTN_FORWARD_SAVE_KV;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 7, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 601, 20), ATTN_INVALID_ARGUMENT);
+    t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_FULL};
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    t.mask.struct_size = 0;
+    t.operands[ATTN_ROLE_Q] = NULL;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "operand q"), "%s", test_message);
+    run_end(&t);
+}
+END_TEST
+
+/* ---- Graphs and memory ----------------------------------------------------------------------- */
+
+START_TEST(graphs_go_by_bounds)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    const struct {
+        int32_t seqs, tokens, q_len;
+    } batches[] = {{6, 600, 500}, {1, 1, 1}, {3, 40, 30}};
+    for (int i = 0; i < 3; i++) {
+        num_fills = 0;
+        need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
+        expect_launches("plan rows fa3_forward_d128");
+        ck_assert_int_eq(launches[0].params.plan.batch.num_seqs, batches[i].seqs);
+        ck_assert_ptr_nonnull(launches[1].params.rows.batch.counts);
+        ck_assert_int_eq(launches[1].params.rows.batch.counts[CALL_COUNT_TOKENS],
+                         batches[i].tokens);
+        ck_assert_uint_eq(launches[1].grid, TEST_SMS * ROWS_BLOCKS);
+        ck_assert_uint_eq(launches[2].grid, TEST_SMS);
+        ck_assert_uint_ne(forward_params()->tiles, 0);
+        ck_assert_int_gt(num_fills, 0);
+    }
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1), ATTN_INVALID_ARGUMENT);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(empty_batches)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 0, 0, 0));
+    expect_launches("");
+    need(run_batch(&t, ATTN_MODE_IDLE, 0, 0, 0));
+    expect_launches("");
+    run_end(&t);
+    run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    need(run_batch(&t, ATTN_MODE_DECODE, 6, 6, 1));
+    t.kv.kv_lens.host = NULL;
+    need(run_batch(&t, ATTN_MODE_DECODE, 0, 0, 1));
+    expect_launches("plan"); /* which a replay reads */
+    run_end(&t);
+}
+END_TEST
+
+/* All that is asked for is enough for the parts of a plan, none of which overlap. */
+START_TEST(memory_of_a_plan)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    const attn_bounds *bounds = &t.of.bounds;
+    fa3_plan_layout layout = fa3_layout_plan(&t.group, bounds);
+    uint64_t seqs = (uint64_t)bounds->max_seqs * sizeof(int32_t);
+    ck_assert_uint_ge(layout.tiles_at, sizeof(fa3_plan));
+    ck_assert_uint_ge(layout.slow_at, layout.tiles_at + (uint64_t)layout.most_tiles * 8);
+    ck_assert_uint_ge(layout.first_tile_at, layout.slow_at + seqs);
+    ck_assert_uint_ge(layout.marks_at, layout.first_tile_at + seqs + 4);
+    ck_assert_uint_ge(layout.size, layout.marks_at + seqs);
+    /* The most tiles that lengths within the bounds can make. */
+    int64_t queries = t.group.tile->queries, most = 0, left = bounds->max_tokens;
+    for (int32_t s = 0; s < bounds->max_seqs; s++) {
+        int64_t rows = s + 1 < bounds->max_seqs ? 1 : left;
+        most += (rows + queries - 1) / queries;
+        left -= rows;
+    }
+    ck_assert_int_ge(layout.most_tiles, most);
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        attn_memory less = t.memory;
+        attn_metadata *metadata = NULL;
+        if (t.memory.size[region] == 0)
+            continue;
+        less.size[region]--;
+        test_error.needed = 0;
+        ck_assert_int_eq(fa3_metadata_create(&t.instance, ATTN_METADATA_EAGER, bounds, &less,
+                                             &metadata, &test_error),
+                         ATTN_BUFFER_TOO_SMALL);
+        ck_assert_uint_eq(test_error.needed, t.memory.size[region]);
+        ck_assert_ptr_null(metadata);
+    }
+    run_end(&t);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("fa3_like_plan");
+    TCase *tc = tcase_create("launches");
+    tcase_add_test(tc, extend_reads_pages);
+    tcase_add_test(tc, layouts_differ_in_strides);
+    tcase_add_test(tc, one_sequence_needs_no_list);
+    tcase_add_test(tc, masks_and_caps);
+    tcase_add_test(tc, windows_to_the_left);
+    tcase_add_test(tc, lse_of_ragged_queries);
+    tcase_add_test(tc, prompts_read_rows);
+    tcase_add_test(tc, encoders_have_no_cache);
+    tcase_add_test(tc, decode_packs_heads);
+    tcase_add_test(tc, decode_with_sinks);
+    tcase_add_test(tc, unaligned_operands);
+    tcase_add_test(tc, refusals);
+    tcase_add_test(tc, graphs_go_by_bounds);
+    tcase_add_test(tc, empty_batches);
+    tcase_add_test(tc, memory_of_a_plan);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

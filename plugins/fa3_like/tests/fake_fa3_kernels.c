@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_fa3_kernels.c: the fake CUDA driver with fa3_like's kernels in it, as host functions, so
+ * that all of the plugin but its device code is judged without a GPU: what it plans, the tensor
+ * maps, the launches, by what comes of them.
+ *
+ * The plan and the rows are the plugin's own sources (plan.cuh, rows.cuh), which are C as well; the
+ * forward kernel is what kernels/params.h says of it, in fp64, each vector fetched through its
+ * tensor map.
+ */
+#include "tests/fixtures/fake_cuda.h"
+
+static struct fake_cuda fake;
+
+/* Where an address of the device is in this process. Beyond what there is the device is lost, and
+ * something harmless is looked at. */
+static void *look_up(const void *address, size_t bytes)
+{
+    static char nothing[64];
+    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
+    memset(nothing, 0, sizeof nothing);
+    return found ? found : nothing;
+}
+
+#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
+
+#include "attn_types.h"
+#include "host/base/dtype.h"
+#include "plugins/fa3_like/kernels/params.h"
+#include "plugins/fa3_like/kernels/rows.cuh"
+#include "plugins/fa3_like/kernels/shapes.h"
+
+#include <math.h>
+
+enum { MAX_DIM = 512 };
+
+/* Of `bytes` bytes. */
+static void *place(const void *address, size_t bytes)
+{
+    return look_up(address, bytes);
+}
+
+static void *place_number(uint64_t address)
+{
+    return address ? fake.access((cuda_pointer)address, 1) : NULL;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* Tiles in no order: a forward must not depend on it. */
+static void plan_batch(const struct fake_cuda_launch *launch)
+{
+    const fa3_plan_call *p = launch->arguments[0];
+    const int *rows = plan_new_rows(&p->batch);
+    int seqs = p->batch.num_seqs, num_tiles = 0, num_slow = 0;
+    int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (int s = 0; s < seqs; s++)
+        *PORTABLE_AT(p->marks + s) = 0;
+    for (int row = first; p->batch.out_cache_loc && !p->only_new && row < end; row++)
+        plan_mark_row(p, row);
+    for (int s = 0; s < seqs; s++) {
+        if (plan_is_slow(p, s))
+            *PORTABLE_AT(p->slow + num_slow++) = s;
+        for (int tile = 0; tile < plan_count_tiles(p, s); tile++) {
+            int bucket = plan_find_bucket(p, s, tile);
+            if (bucket < 0 || bucket >= FA3_PLAN_BUCKETS)
+                return;
+            *PORTABLE_AT(p->tiles + 2 * num_tiles) = s;
+            *PORTABLE_AT(p->tiles + 2 * num_tiles++ + 1) = tile;
+        }
+    }
+    plan_store(p, num_tiles, num_slow);
+}
+
+/* ---- One row --------------------------------------------------------------------------------- */
+
+/* Softmax over scores as they come. */
+struct sums {
+    double top, sum, values[MAX_DIM];
+    int dim_v;
+};
+
+static void sums_begin(struct sums *x, int dim_v, const float *sink)
+{
+    *x =
+        (struct sums){.top = sink ? (double)*sink : -INFINITY, .sum = sink ? 1 : 0, .dim_v = dim_v};
+}
+
+static void sums_add(struct sums *x, double score, attn_dtype dtype, const void *value)
+{
+    double top = fmax(x->top, score), weight = exp(score - top);
+    double shrink = x->top == -(double)INFINITY ? 0 : exp(x->top - top);
+    x->sum = x->sum * shrink + weight;
+    for (int d = 0; d < x->dim_v; d++)
+        x->values[d] = x->values[d] * shrink + weight * dtype_load(dtype, value, d);
+    x->top = top;
+}
+
+static void sums_store(const struct sums *x, attn_dtype dtype, void *out, float *lse)
+{
+    for (int d = 0; d < x->dim_v; d++)
+        dtype_store(dtype, out, d, x->sum > 0 ? x->values[d] / x->sum : 0);
+    if (lse)
+        *lse = x->sum > 0 ? (float)(x->top + log(x->sum)) : -INFINITY;
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+static void copy_vector(const char *from, char *to, int dim)
+{
+    memcpy(place(to, 2 * (size_t)dim), place(from, 2 * (size_t)dim), 2 * (size_t)dim);
+}
+
+static void save(const fa3_rows_call *p)
+{
+    const call_operands *o = &p->operands;
+    const int *rows = plan_new_rows(&p->batch);
+    int seqs = index_num_seqs(&p->batch);
+    int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (i64 row = first; row < end; row++) {
+        i64 slot = *PORTABLE_AT(p->batch.out_cache_loc + row);
+        i64 page = slot / p->page_size, at = slot % p->page_size;
+        for (int head = 0; head < p->heads_q / p->heads_per_kv && slot >= 0; head++) {
+            copy_vector((const char *)o->k + row * o->k_row + head * o->k_head,
+                        (char *)o->k_cache + page * o->k_page + at * o->k_token +
+                            head * o->k_cache_head,
+                        p->dim);
+            copy_vector((const char *)o->v + row * o->v_row + head * o->v_head,
+                        (char *)o->v_cache + page * o->v_page + at * o->v_token +
+                            head * o->v_cache_head,
+                        p->dim_v);
+        }
+    }
+}
+
+static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int t, int head)
+{
+    i64 row = (i64)q->first_row + t;
+    attn_dtype dtype = p->dtype == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+    int kv_head = head / p->heads_per_kv, low, high;
+    struct sums x;
+    float lse;
+    sums_begin(&x, p->dim_v, p->operands.sinks ? PORTABLE_AT(p->operands.sinks + head) : NULL);
+    row_find_keys(p, q, t, &low, &high);
+    for (int j = low; j < high; j++) {
+        index_place at = row_find_key(p, q, kv_head, j);
+        sums_add(&x, (double)row_score(p, row_query(p, row, head), at.k), dtype,
+                 place(at.v, 2 * (size_t)p->dim_v));
+    }
+    sums_store(&x, dtype, place(row_out(p, row, head), 2 * (size_t)p->dim_v), &lse);
+    row_store_lse(p, row, head, lse);
+}
+
+static void rows(const struct fake_cuda_launch *launch)
+{
+    const fa3_rows_call *p = launch->arguments[0];
+    i64 first, end;
+    if (p->operands.save)
+        save(p);
+    rows_find_padding(p, &first, &end);
+    for (i64 row = first; row < end; row++)
+        for (int head = 0; head < p->heads_q; head++)
+            row_clear(p, row, head, 0, 1);
+    int count = p->all_slow ? index_num_seqs(&p->batch) : PORTABLE_AT(p->plan)->slow_count;
+    for (int n = 0; n < count; n++) {
+        index_sequence q;
+        int s = p->all_slow ? n : index_int(p->slow, n);
+        index_find_sequence(&p->batch, p->operands.k != NULL, s, &q);
+        for (int t = 0; t < q.q_len; t++)
+            for (int head = 0; head < p->heads_q; head++)
+                attend_slow_row(p, &q, t, head);
+    }
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* A tile of the forward kernel, and its launch. */
+struct work {
+    const struct fa3_forward_params *p;
+    const fa3_tile *tile;
+    attn_dtype dtype;
+    int number, head, sequence; /* tile of the sequence */
+    int q_start, queries, keys;
+};
+
+/* A vector of `dim` elements by its coordinates; what is beyond the map is zero. */
+static void fetch(const struct fa3_tensor_map *given, int row, int head, int outer, int dim,
+                  uint16_t *to)
+{
+    struct fake_cuda_tensor_map map;
+    memcpy(&map, given, sizeof map);
+    memset(to, 0, (size_t)dim * 2);
+    if (strcmp(map.magic, FAKE_CUDA_TENSOR_MAP) != 0 || map.shape[0] != (uint64_t)dim) {
+        memset(to, 0xff, (size_t)dim * 2); /* NaN: the map is none of this tile */
+        return;
+    }
+    if (row < 0 || head < 0 || outer < 0 || (uint64_t)row >= map.shape[1] ||
+        (uint64_t)head >= map.shape[2] || (uint64_t)outer >= map.shape[3])
+        return;
+    cuda_pointer at = map.address + (uint64_t)row * map.strides[0] +
+                      (uint64_t)head * map.strides[1] + (uint64_t)outer * map.strides[2];
+    const void *from = fake.access(at, (size_t)dim * 2);
+    if (from)
+        memcpy(to, from, (size_t)dim * 2);
+}
+
+static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
+{
+    const struct fa3_forward_params *p = w->p;
+    const int *table = place_number(p->block_table), *starts = place_number(p->k_starts);
+    int outer = w->sequence, head = w->head / p->heads_per_kv;
+    if (table) {
+        outer = table[w->sequence * p->table_stride + j / p->page_size];
+        j %= p->page_size;
+    } else if (starts) {
+        j += starts[w->sequence];
+        outer = 0;
+    }
+    fetch(values ? &p->v : &p->k, j, head, outer, values ? w->tile->dim_v : w->tile->dim, to);
+}
+
+static double score_of(const struct work *w, const uint16_t *q, const uint16_t *k)
+{
+    const struct fa3_forward_params *p = w->p;
+    const double ln2 = 0.693147180559945309;
+    double sum = 0;
+    for (int d = 0; d < w->tile->dim; d++)
+        sum += dtype_load(w->dtype, q, d) * dtype_load(w->dtype, k, d);
+    if (p->score_cap != 0)
+        sum = tanh(sum * (double)p->score_cap);
+    return sum * (double)p->score_log2 * ln2;
+}
+
+static void attend_tile_row(const struct work *w, int t)
+{
+    const struct fa3_forward_params *p = w->p;
+    const float *sinks = place_number(p->sinks);
+    int position = w->keys - w->queries + t;
+    uint16_t q[MAX_DIM], k[MAX_DIM], v[MAX_DIM];
+    struct sums x;
+    sums_begin(&x, w->tile->dim_v, sinks ? sinks + w->head : NULL);
+    fetch(&p->q, w->q_start + t, w->head, p->q_starts ? 0 : w->sequence, w->tile->dim, q);
+    for (int j = 0; j < w->keys; j++) {
+        if (j < position - p->window_left || j > position + p->window_right)
+            continue;
+        fetch_key(w, 0, j, k);
+        fetch_key(w, 1, j, v);
+        sums_add(&x, score_of(w, q, k), w->dtype, v);
+    }
+    uint16_t *out = place_number(p->out);
+    float *lse = place_number(p->lse);
+    int64_t batch = p->q_starts ? 0 : w->sequence, row = w->q_start + t;
+    out += row * p->out_token + w->head * p->out_head + batch * p->out_batch;
+#ifdef FA3_HAS_LSE_TOKEN
+    row *= p->lse_token;
+#endif
+    if (lse)
+        lse += row + w->head * p->lse_head + batch * p->lse_batch;
+    sums_store(&x, w->dtype, out, lse);
+}
+
+static void attend_tile(struct work *w)
+{
+    const struct fa3_forward_params *p = w->p;
+    const int *starts = place_number(p->q_starts), *k_starts = place_number(p->k_starts);
+    const int *lengths = place_number(p->k_lengths);
+    int s = w->sequence, first = w->number * w->tile->queries;
+    w->q_start = starts ? starts[s] : 0;
+    w->queries = starts ? starts[s + 1] - starts[s] : p->q_length;
+    w->keys = lengths ? lengths[s] : k_starts ? k_starts[s + 1] - k_starts[s] : p->k_length;
+    for (int t = first; t < first + w->tile->queries && t < w->queries; t++)
+        attend_tile_row(w, t);
+}
+
+/* Is a box what the copy engine takes, and as many rows of a page as fit? */
+static int is_box(const struct fa3_forward_params *p, const fa3_tile *tile)
+{
+    return p->box_rows % 8 == 0 && p->box_rows <= 256 && tile->keys % p->box_rows == 0 &&
+           (!p->block_table || p->page_size % p->box_rows == 0);
+}
+
+static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile, attn_dtype dtype)
+{
+    struct fa3_forward_params p;
+    memcpy(&p, launch->arguments[0], sizeof p);
+    const uint32_t *counter = place_number(p.counter);
+    const int *tiles = place_number(p.tiles), *count = place_number(p.tile_count);
+    if (!is_box(&p, tile) || !counter || counter[0] || counter[1] ||
+        launch->block[0] != tile->threads || launch->shared_bytes != tile->shared)
+        return;
+    for (int n = 0; n < (tiles ? *count : p.batch * p.q_tiles); n++)
+        for (int head = 0; head < p.heads_q; head++) {
+            struct work w = {.p = &p, .tile = tile, .dtype = dtype, .head = head};
+            w.sequence = tiles ? tiles[2 * n] : n / p.q_tiles;
+            w.number = tiles ? tiles[2 * n + 1] : n % p.q_tiles;
+            attend_tile(&w);
+        }
+}
+
+#define TILE(name, ...)                                                                            \
+    static const fa3_tile name##_tile = FA3_TILE(name, __VA_ARGS__);                               \
+    static void forward_##name##_bf16(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        forward(launch, &name##_tile, ATTN_BF16);                                                  \
+    }                                                                                              \
+    static void forward_##name##_f16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        forward(launch, &name##_tile, ATTN_F16);                                                   \
+    }
+FA3_SHAPES(TILE)
+#undef TILE
+
+/* ---- Definition ------------------------------------------------------------------------------ */
+
+__attribute__((constructor)) static void define(void)
+{
+    static const size_t plan_size[] = {sizeof(fa3_plan_call)},
+                        rows_size[] = {sizeof(fa3_rows_call)};
+    static const size_t forward_size[] = {sizeof(struct fa3_forward_params)};
+    if (fake_cuda_load("fake_cuda.so", &fake) != 0)
+        return;
+    fake.define_kernel("fa3_plan_batch", plan_batch, plan_size, 1, NULL);
+    fake.define_kernel("fa3_rows", rows, rows_size, 1, NULL);
+#define DEFINE(name, ...)                                                                          \
+    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1,       \
+                       NULL);                                                                      \
+    fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, forward_size, 1, NULL);
+    FA3_SHAPES(DEFINE)
+#undef DEFINE
+}
