@@ -329,7 +329,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_TURN_112 "%62"
 #define PTX_LIST_128                                                                               \
     PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ","        \
-                                                                                        " " PTX_D56
+           " " PTX_D56
 #define PTX_SUMS_128(d)                                                                            \
     PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
         PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56)

@@ -277,8 +277,8 @@ START_TEST(declarations)
     ASSERT_REFUSED("without choices", {OPTION(ATTN_OPTION_ENUM, "x", "a"), .min = 1});
     ASSERT_REFUSED("choice twice", {OPTION(ATTN_OPTION_ENUM, "x", "a"), .min = 1, .num_choices = 3,
                                     .choices = twice});
-    ASSERT_REFUSED("is not an enum", {OPTION(ATTN_OPTION_STRING, "x", "a"), .min = 1, .num_choices = 2,
-                                  .choices = twice});
+    ASSERT_REFUSED("is not an enum", {OPTION(ATTN_OPTION_STRING, "x", "a"), .min = 1,
+                                      .num_choices = 2, .choices = twice});
     ASSERT_REFUSED("struct_size is 8", {.struct_size = 8, .key = "x", .default_text = ""});
     attn_option undocumented = {OPTION(ATTN_OPTION_STRING, "x", ""), .min = 1};
     undocumented.doc = NULL;
