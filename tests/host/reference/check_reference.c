@@ -14,7 +14,7 @@
 
 #define TINY 1e-14
 
-enum { KEYS = 40, DIM = 5 };
+enum { KEYS = 64, DIM = 5 };
 
 /* A row over KEYS keys whose value j is [j, j * j], so that each set of keys is told apart. */
 struct example {
