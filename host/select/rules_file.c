@@ -28,7 +28,7 @@ static attn_status create_from_file(const char *path, struct rules **rules, attn
 
 attn_status rules_create(const struct config *config, struct rules **rules, attn_error *error)
 {
-    static const char *const places[] = {"../share/attnhost/select/selection.ini",
+    static const char *const places[] = {"../share/attnhost/selection.ini",
                                          ATTNHOST_DATA_DIR "/selection.ini"};
     char path[PATH_MAX];
     if (config && config->attention.rules)

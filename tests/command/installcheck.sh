@@ -59,11 +59,11 @@ tap_try "the rules are installed" test -r "$(dirname "$(variable mapfile)")/sele
 mkdir -p moved/bin moved/share/attnhost
 cp "$attnhost" moved/bin/
 sed 's/^text = processors$/text = these very rules/' "$top/host/select/selection.ini" \
-    >moved/share/attnhost/select/selection.ini
+    >moved/share/attnhost/selection.ini
 tap_try "a program reads the rules next to it" sh -c '
     moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
         --set platform.simulate=cpu | grep -q "these very rules"'
-echo '[ordr.x]' >>moved/share/attnhost/select/selection.ini
+echo '[ordr.x]' >>moved/share/attnhost/selection.ini
 tap_try "and says what is wrong with them" sh -c '
     moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
 
