@@ -14,11 +14,11 @@
 
 #define TINY 1e-14
 
-enum { KEYS = 64, DIM = 5 };
+enum { KEYS = 40, MAX_KEYS = 64, DIM = 5 };
 
 /* A row over KEYS keys whose value j is [j, j * j], so that each set of keys is told apart. */
 struct example {
-    double query[DIM], keys[KEYS * DIM], values[KEYS * 2], bars[2];
+    double query[DIM], keys[MAX_KEYS * DIM], values[MAX_KEYS * 2], bars[2];
     reference_kv_arrays arrays;
     reference_row row;
     reference_scratch scratch;
