@@ -140,6 +140,35 @@ typedef struct attn_sparse_batch {
     attn_i32_array count;   /* [T] valid entries of a row; absent = top_k, minus the -1 ones */
 } attn_sparse_batch;
 
+/* ---- Which arrays there are, and what the host has checked ----------------------------------- */
+
+/* On the device, for batches with sequences; D = DECODE, X = the other modes:
+ *
+ *   seq_lens               D X   always
+ *   prefix_lens, q_indptr    X   always; a backend does not read them in DECODE
+ *   positions                X   only with a custom mask, and even then it may be absent
+ *   kv_lens                D X   absent = seq_lens
+ *   kv_new_indptr          D X   absent = q_indptr, or row s in DECODE
+ *   out_cache_loc          D X   where new keys are saved (ATTN_FORWARD_SAVE_KV)
+ *   req_pool_indices, req_to_token | block_table | kv_indptr, kv_indices, last_page_len
+ *                          D X   of the forms that the instance asked for (index_forms)
+ *   state.slot             D X   with linear layers; its other arrays may be absent
+ *
+ * On the host, if the backend type says NEEDS_HOST_LENS: seq_lens; prefix_lens and q_indptr in X;
+ * kv_lens where it is on the device. Every other host array may be absent.
+ *
+ * The host calls a plugin only with batches that it found to have all of these, an accepted mode,
+ * counts within the bounds and structs of full size. Of arrays that it can read (`host`) it has
+ * also checked that
+ *
+ *   - an indptr is not negative, does not fall, and covers no more rows than there are
+ *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
+ *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
+ *   - no state slot is written twice, or written for one sequence and read for another
+ *
+ * Sequences of padding are exempt from the last three. What lies on the device alone is not looked
+ * at, and neither are the contents of index arrays. */
+
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
 /* What one step works on. Given to init_forward_metadata once, before the first layer.
@@ -247,9 +276,11 @@ enum {
  * The structs are valid during the call, what they point to until the stream has passed it.
  *
  * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
- * it has no use for is ignored. Without k and v, only the cache is read. With k and v but without
- * SAVE_KV, new tokens come from the arguments and the prefix from the cache, and nothing is
- * written. In the absorbed form of MLA, c_kv and k_pe take the place of k and v. */
+ * it has no use for is ignored, but SINKS and ALIBI_SLOPES, which change what is computed, are
+ * refused by the host where the group's flags do not announce them. Without k and v, only the cache
+ * is read. With k and v but without SAVE_KV, new tokens come from the arguments and the prefix from
+ * the cache, and nothing is written. In the absorbed form of MLA, c_kv and k_pe take the place of k
+ * and v. */
 typedef struct attn_forward_args {
     uint32_t struct_size;
     uint32_t flags;                     /* ATTN_FORWARD_* */

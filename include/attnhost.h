@@ -275,15 +275,18 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata);
 
 /* Plan a batch for all layers. What is wrong with the batch itself is INVALID_ARGUMENT: an unknown
  * mode, one outside the bounds, more sequences or tokens than the bounds, a KV group or an index
- * form that is missing, missing host arrays where they are needed, a host indptr that decreases or
- * covers more rows than there are. An IDLE batch is not passed to the backend. After a failure the
+ * form that is missing, missing host arrays where they are needed, host arrays that contradict the
+ * batch or each other (attn_batch.h, "what the host has checked"), a struct_size that is not set;
+ * the error's field is BATCH. An IDLE batch is not passed to the backend. After a failure the
  * metadata has no batch. [backend-thread & !capturing] */
 attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const attn_batch *batch,
                                            attn_stream stream, attn_error *error);
 
 /* Run one layer of the batch planned last: DECODE calls the backend's forward_decode, IDLE calls
  * nothing, every other mode calls forward_extend. Only enqueues on `stream`. BAD_STATE without a
- * batch, UNSUPPORTED if the backend does not serve this phase. After a failure the ZEROED regions
+ * batch, UNSUPPORTED if the backend does not serve this phase, INVALID_ARGUMENT, with the role's
+ * name, for sinks or slopes that the layer's group does not announce (ATTN_GROUP_HAS_*) and for a
+ * tensor or scale whose struct_size is not set. After a failure the ZEROED regions
  * are zeroed again (on `stream`), so that the next batch starts clean. [backend-thread] */
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
                              const attn_forward_args *args, attn_stream stream, attn_error *error);

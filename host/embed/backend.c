@@ -33,6 +33,25 @@ static const attn_problem *problem_at(const attn_problem *problems, uint32_t ind
     return attn_at(problems, index);
 }
 
+static attn_status check_sizes(const attn_problem *problem, attn_error *error)
+{
+    const attn_layer_group *group = problem->group;
+    attn_status status = EMBED_CHECK_SIZE(problem->device, attn_device, l2_bytes, "device", error);
+    if (status == ATTN_OK)
+        status = EMBED_CHECK_SIZE(group, attn_layer_group, sparse, "group", error);
+    if (status == ATTN_OK)
+        status = EMBED_CHECK_SIZE(problem->bounds, attn_bounds, max_kv_tokens, "bounds", error);
+    if (status == ATTN_OK && group->mla)
+        status = EMBED_CHECK_SIZE(group->mla, attn_mla_dims, nope_dim, "group.mla", error);
+    if (status == ATTN_OK && group->linear)
+        status =
+            EMBED_CHECK_SIZE(group->linear, attn_linear_dims, lower_bound, "group.linear", error);
+    if (status == ATTN_OK && group->sparse)
+        status =
+            EMBED_CHECK_SIZE(group->sparse, attn_sparse_dims, label_dtype, "group.sparse", error);
+    return status;
+}
+
 static attn_status check_problem(const attn_problem *problem, uint32_t index, attn_error *error)
 {
     const attn_layer_group *group = problem->group;
@@ -42,50 +61,36 @@ static attn_status check_problem(const attn_problem *problem, uint32_t index, at
                                              : NULL;
     if (missing)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: %s is NULL", index, missing);
+    attn_status status = check_sizes(problem, error);
+    if (status != ATTN_OK)
+        return host_fail_prefix(error, "problem %u", index);
     if (group->num_layers == 0 || !group->layers)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: no layers; accepted: 1 or more",
                          index);
+    if (EMBED_CHECK_SIZE(group->layers, attn_layer, kv_buffer, "layers[0]", error) != ATTN_OK)
+        return host_fail_prefix(error, "problem %u", index);
     if (problem->num_features > 0 && !problem->features)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: features is NULL", index);
     return ATTN_OK;
 }
 
-static int compare_ids(const void *a, const void *b)
-{
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
-static uint64_t count_layers(const attn_problem *problems, uint32_t num_problems)
-{
-    uint64_t count = 0;
-    for (uint32_t p = 0; p < num_problems; p++)
-        count += problem_at(problems, p)->group->num_layers;
-    return count;
-}
-
 static attn_status check_layer_ids(const attn_problem *problems, uint32_t num_problems,
                                    attn_error *error)
 {
-    uint64_t count = count_layers(problems, num_problems), filled = 0;
-    int32_t *ids = calloc(count, sizeof *ids);
-    if (!ids)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
-    for (uint32_t p = 0; p < num_problems; p++) {
-        const attn_layer_group *group = problem_at(problems, p)->group;
-        for (uint32_t l = 0; l < group->num_layers; l++)
-            ids[filled++] = ((const attn_layer *)attn_at(group->layers, l))->layer_id;
-    }
-    qsort(ids, count, sizeof *ids, compare_ids);
-    attn_status status = ATTN_OK;
-    if (ids[0] < 0)
-        status =
-            host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: accepted: 0 or more", ids[0]);
-    for (uint64_t i = 1; i < count && status == ATTN_OK; i++)
-        if (ids[i] == ids[i - 1])
-            status = host_fail(error, ATTN_INVALID_ARGUMENT,
-                               "two layers have layer_id %d; accepted: unique ids", ids[i]);
-    free(ids);
+    struct embed_layer *layers;
+    size_t count;
+    attn_status status = embed_list_layers(problems, num_problems, &layers, &count, error);
+    if (status != ATTN_OK)
+        return status;
+    if (layers[0].layer_id < 0)
+        status = host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: accepted: 0 or more",
+                           layers[0].layer_id);
+    for (size_t i = 1; i < count && status == ATTN_OK; i++)
+        if (layers[i].layer_id == layers[i - 1].layer_id)
+            status =
+                host_fail(error, ATTN_INVALID_ARGUMENT,
+                          "two layers have layer_id %d; accepted: unique ids", layers[i].layer_id);
+    free(layers);
     return status;
 }
 
@@ -94,9 +99,10 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
 {
     if (!problems || num_problems == 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "no problem; accepted: 1 or more");
-    for (uint32_t p = 0; p < num_problems; p++) {
+    attn_status status = EMBED_CHECK_SIZE(problems, attn_problem, features, "problem 0", error);
+    for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++) {
         const attn_problem *problem = problem_at(problems, p);
-        attn_status status = check_problem(problem, p, error);
+        status = check_problem(problem, p, error);
         if (status != ATTN_OK)
             return status;
         const attn_device *device = problem->device, *first = problems->device;
@@ -105,7 +111,7 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
                              "problem %u: on another device than problem 0; accepted: one device",
                              p);
     }
-    return check_layer_ids(problems, num_problems, error);
+    return status == ATTN_OK ? check_layer_ids(problems, num_problems, error) : status;
 }
 
 /* ---- Create ---------------------------------------------------------------------------------- */
@@ -156,6 +162,9 @@ static attn_status make_tree(attnhost_backend *backend, const char *name,
         compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
     if (status == ATTN_OK)
         status = note_kv_groups(backend, problems, num_problems, error);
+    if (status == ATTN_OK)
+        status = embed_list_layers(problems, num_problems, &backend->layers, &backend->num_layers,
+                                   error);
     if (status == ATTN_OK)
         status = compose_create(backend->root, problems, num_problems, &backend->child, error);
     if (status == ATTN_OK)
@@ -229,6 +238,7 @@ void attnhost_backend_destroy(attnhost_backend *backend)
     device_close(backend->device);
     backend->host->num_backends--;
     free(backend->kv_groups);
+    free(backend->layers);
     free(backend);
 }
 

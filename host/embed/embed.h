@@ -28,6 +28,12 @@ struct embed_scratch {
     uint32_t users; /* metadata, and the backend while it is the newest of its space */
 };
 
+/* A layer of a backend. */
+struct embed_layer {
+    int32_t layer_id;
+    uint32_t flags; /* ATTN_GROUP_* */
+};
+
 struct attnhost_backend {
     attnhost *host;
     struct device *device;
@@ -37,6 +43,8 @@ struct attnhost_backend {
     uint32_t needs_host_lens;
     int32_t *kv_groups; /* groups of attn_batch.kv_groups that its layers read */
     uint32_t num_kv_groups;
+    struct embed_layer *layers; /* by layer_id */
+    size_t num_layers;
     struct embed_scratch *scratch[ATTN_SPACE_COUNT]; /* the newest of each space; may be NULL */
     uint32_t num_metadata;                           /* alive */
 };
@@ -45,6 +53,22 @@ struct attnhost_backend {
  * INVALID_ARGUMENT. */
 attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,
                                  attn_error *error);
+
+/* INVALID_ARGUMENT where a struct of the engine ends before `member`, the last that it must have:
+ * its struct_size was not set, or it is another struct. `what` names it. */
+#define EMBED_CHECK_SIZE(pointer, type, member, what, error)                                       \
+    (ATTN_HAS(pointer, type, member)                                                               \
+         ? ATTN_OK                                                                                 \
+         : embed_fail_size(what, (pointer)->struct_size, sizeof(type), error))
+attn_status embed_fail_size(const char *what, uint32_t got, size_t needed, attn_error *error);
+
+/* All layers of these problems by layer_id; the caller frees *layers. OUT_OF_HOST_MEMORY. */
+attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problems,
+                              struct embed_layer **layers, size_t *num_layers, attn_error *error);
+
+/* Can the arguments of a forward be passed on? INVALID_ARGUMENT names the operand. */
+attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
+                             const attn_forward_args *args, attn_error *error);
 
 /* Around calls into the plugins of a backend: on CUDA the device's primary context is current in
  * between, and afterwards the one that was before, which may be none. embed_leave() has to be told

@@ -10,11 +10,9 @@
  *                         the old one stays until its last user is gone: addresses never change.
  *   the rest              allocated for this metadata alone
  */
-#include "host/embed/embed.h"
-
+#include "host/embed/batch.h"
 #include "host/plugin/answer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +24,7 @@ struct attnhost_metadata {
     uint32_t owned;                                  /* bit r: region r was allocated here */
     struct embed_scratch *scratch[ATTN_SPACE_COUNT]; /* shared ones in use; NULL = none */
     uint32_t mode; /* of the batch that was planned last; ATTN_MODE_COUNT = none */
+    struct embed_slots slots;
 };
 
 static uint32_t space_of(uint32_t region)
@@ -77,6 +76,8 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
     int entered;
     host_error_init(&said);
     attn_status status = check_kind(kind, error);
+    if (status == ATTN_OK)
+        status = EMBED_CHECK_SIZE(bounds, attn_bounds, max_kv_tokens, "bounds", error);
     if (status != ATTN_OK)
         return status;
     status = embed_enter(backend, &entered, &said.base);
@@ -287,6 +288,11 @@ attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
                                      const attn_bounds *bounds, const attn_memory *memory,
                                      attnhost_metadata **metadata, attn_error *error)
 {
+    attn_status status = EMBED_CHECK_SIZE(bounds, attn_bounds, max_kv_tokens, "bounds", error);
+    if (status == ATTN_OK && memory)
+        status = EMBED_CHECK_SIZE(memory, attn_memory, size, "memory", error);
+    if (status != ATTN_OK)
+        return status;
     attnhost_metadata *made = calloc(1, sizeof *made);
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata: out of memory");
@@ -295,7 +301,7 @@ attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
     made->bounds.struct_size = sizeof made->bounds;
     embed_give(&made->bounds, bounds, bounds->struct_size);
     backend->num_metadata++;
-    attn_status status = make(made, kind, memory, error);
+    status = make(made, kind, memory, error);
     if (status != ATTN_OK)
         attnhost_metadata_destroy(made);
     else
@@ -315,202 +321,11 @@ void attnhost_metadata_destroy(attnhost_metadata *metadata)
     release_memory(metadata);
     embed_leave(backend, entered);
     backend->num_metadata--;
+    embed_slots_free(&metadata->slots);
     free(metadata);
 }
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
-
-static attn_status fail_batch(attn_error *error, const char *field, int64_t got,
-                              const char *accepted, int64_t limit)
-{
-    attn_status status =
-        host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is %lld; accepted: %s%lld", field,
-                  (long long)got, accepted, (long long)limit);
-    if (error)
-        error->field = ATTN_FIELD_BATCH;
-    return status;
-}
-
-static attn_status fail_absent(attn_error *error, const char *what)
-{
-    attn_status status = host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is absent", what);
-    if (error)
-        error->field = ATTN_FIELD_BATCH;
-    return status;
-}
-
-static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch, attn_error *error)
-{
-    if (batch->mode >= ATTN_MODE_COUNT)
-        return fail_batch(error, "mode", batch->mode, "0..", ATTN_MODE_COUNT - 1);
-    if (!(bounds->modes & ATTN_MODE_BIT(batch->mode)))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.mode is %u; accepted: the modes of the bounds (0x%x)", batch->mode,
-                         bounds->modes);
-    return ATTN_OK;
-}
-
-static attn_status check_counts(const attn_bounds *bounds, const attn_batch *batch,
-                                attn_error *error)
-{
-    if (batch->num_seqs < 0 || batch->num_seqs > bounds->max_seqs)
-        return fail_batch(error, "num_seqs", batch->num_seqs, "0..", bounds->max_seqs);
-    if (batch->num_tokens < 0 || batch->num_tokens > bounds->max_tokens)
-        return fail_batch(error, "num_tokens", batch->num_tokens, "0..", bounds->max_tokens);
-    if (batch->num_real_seqs < 0 || batch->num_real_seqs > batch->num_seqs)
-        return fail_batch(error, "num_real_seqs", batch->num_real_seqs, "0..", batch->num_seqs);
-    if (batch->num_real_tokens < 0 || batch->num_real_tokens > batch->num_tokens)
-        return fail_batch(error, "num_real_tokens", batch->num_real_tokens, "0..",
-                          batch->num_tokens);
-    if (batch->num_decode_seqs < 0 || batch->num_decode_seqs > batch->num_seqs)
-        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..", batch->num_seqs);
-    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
-        return fail_batch(error, "num_tokens", batch->num_tokens, "num_seqs in DECODE, which is ",
-                          batch->num_seqs);
-    if (batch->max_kv_len > bounds->max_kv_len)
-        return fail_batch(error, "max_kv_len", batch->max_kv_len, "0..", bounds->max_kv_len);
-    if (batch->max_q_len > bounds->max_q_len)
-        return fail_batch(error, "max_q_len", batch->max_q_len, "0..", bounds->max_q_len);
-    return ATTN_OK;
-}
-
-/* Without sequences arrays may be absent. */
-static attn_status check_arrays(const attnhost_backend *backend, const attn_batch *batch,
-                                attn_error *error)
-{
-    int decode = batch->mode == ATTN_MODE_DECODE, lens = backend->needs_host_lens != 0;
-    if (batch->num_seqs == 0)
-        return ATTN_OK;
-    if (!batch->seq_lens.device)
-        return fail_absent(error, "seq_lens.device");
-    if (!decode && !batch->q_indptr.device)
-        return fail_absent(error, "q_indptr.device");
-    if (!decode && !batch->prefix_lens.device)
-        return fail_absent(error, "prefix_lens.device");
-    if (lens && !batch->seq_lens.host)
-        return fail_absent(error, "seq_lens.host, which this backend needs,");
-    if (lens && !decode && !batch->q_indptr.host)
-        return fail_absent(error, "q_indptr.host, which this backend needs,");
-    if (lens && !decode && !batch->prefix_lens.host)
-        return fail_absent(error, "prefix_lens.host, which this backend needs,");
-    return ATTN_OK;
-}
-
-/* An array of bounds [count + 1] does not fall and covers no more than `limit`; looked at only
- * where the host can read it. */
-static attn_status check_indptr(const char *name, const attn_i32_array *array, int64_t count,
-                                int64_t limit, attn_error *error)
-{
-    const int32_t *indptr = array->host;
-    char field[64];
-    if (!indptr)
-        return ATTN_OK;
-    for (int64_t i = 0; i <= count; i++)
-        if (indptr[i] < 0 || (i > 0 && indptr[i] < indptr[i - 1])) {
-            snprintf(field, sizeof field, "%s[%lld]", name, (long long)i);
-            return fail_batch(error, field, indptr[i], "at least ", i > 0 ? indptr[i - 1] : 0);
-        }
-    int64_t sum = (int64_t)indptr[count] - indptr[0];
-    snprintf(field, sizeof field, "%s[%lld] - %s[0]", name, (long long)count, name);
-    return sum <= limit ? ATTN_OK : fail_batch(error, field, sum, "0..", limit);
-}
-
-static attn_status check_mask_indptr(const attn_batch *batch, attn_error *error)
-{
-    const int64_t *indptr = batch->mask ? batch->mask->indptr.host : NULL;
-    char field[64];
-    for (int32_t s = 0; indptr && s <= batch->num_seqs; s++)
-        if (indptr[s] < 0 || (s > 0 && indptr[s] < indptr[s - 1])) {
-            snprintf(field, sizeof field, "mask.indptr[%d]", s);
-            return fail_batch(error, field, indptr[s], "at least ", s > 0 ? indptr[s - 1] : 0);
-        }
-    return ATTN_OK;
-}
-
-static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
-{
-    const attn_shared_prefix *shared = batch->shared_prefix;
-    attn_status status = ATTN_OK;
-    if (batch->num_seqs == 0)
-        return ATTN_OK;
-    if (batch->mode != ATTN_MODE_DECODE)
-        status =
-            check_indptr("q_indptr", &batch->q_indptr, batch->num_seqs, batch->num_tokens, error);
-    if (status == ATTN_OK)
-        status = check_mask_indptr(batch, error);
-    if (status == ATTN_OK && shared)
-        status = check_indptr("shared_prefix.seq_indptr", &shared->seq_indptr, shared->num_groups,
-                              batch->num_seqs, error);
-    return status;
-}
-
-/* Each form that the backend reads must be there, with its arrays. */
-static attn_status check_index_forms(uint32_t wanted, uint32_t group, const attn_batch *batch,
-                                     const attn_kv_batch *kv, attn_error *error)
-{
-    const struct {
-        uint32_t form;
-        const char *name;
-        int present;
-    } forms[] = {
-        {ATTN_INDEX_REQ_TO_TOKEN, "req_to_token (with batch.req_pool_indices)",
-         kv->req_to_token.device && batch->req_pool_indices.device},
-        {ATTN_INDEX_BLOCK_TABLE, "block_table", kv->block_table.device != NULL},
-        {ATTN_INDEX_CSR, "kv_indptr, kv_indices and last_page_len",
-         kv->kv_indptr.device && kv->kv_indices.device && kv->last_page_len.device},
-    };
-    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
-        int given = kv->index_forms & forms[f].form && forms[f].present;
-        if (wanted & forms[f].form && !given)
-            return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "batch.kv_groups[%u].%s is absent, and the backend reads it", group,
-                             forms[f].name);
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_kv_group(const attnhost_backend *backend, int32_t group,
-                                  const attn_batch *batch, attn_error *error)
-{
-    if (group < 0 || (uint32_t)group >= batch->num_kv_groups || !batch->kv_groups)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.kv_groups has %u elements; accepted: one for each KV group, and a "
-                         "layer uses group %d",
-                         batch->num_kv_groups, group);
-    const attn_kv_batch *kv = attn_at(batch->kv_groups, (uint32_t)group);
-    if (kv->page_size < 1)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.kv_groups[%d].page_size is %d; accepted: 1 or more", group,
-                         kv->page_size);
-    if (batch->num_seqs == 0)
-        return ATTN_OK;
-    if (backend->needs_host_lens && kv->kv_lens.device && !kv->kv_lens.host)
-        return fail_absent(error, "kv_groups[].kv_lens.host, which this backend needs,");
-    attn_status status = check_indptr("kv_groups[].kv_new_indptr", &kv->kv_new_indptr,
-                                      batch->num_seqs, INT32_MAX, error);
-    if (status == ATTN_OK)
-        status = check_indptr("kv_groups[].kv_indptr", &kv->kv_indptr, batch->num_seqs, INT32_MAX,
-                              error);
-    return status == ATTN_OK
-               ? check_index_forms(backend->index_forms, (uint32_t)group, batch, kv, error)
-               : status;
-}
-
-static attn_status check_batch(const attnhost_metadata *metadata, const attn_batch *batch,
-                               attn_error *error)
-{
-    const attnhost_backend *backend = metadata->backend;
-    attn_status status = check_mode(&metadata->bounds, batch, error);
-    if (status == ATTN_OK)
-        status = check_counts(&metadata->bounds, batch, error);
-    if (status == ATTN_OK)
-        status = check_arrays(backend, batch, error);
-    if (status == ATTN_OK)
-        status = check_all_indptr(batch, error);
-    for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)
-        status = check_kv_group(backend, backend->kv_groups[g], batch, error);
-    return status;
-}
 
 attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const attn_batch *batch,
                                            attn_stream stream, attn_error *error)
@@ -521,7 +336,8 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
         metadata->mode = ATTN_MODE_IDLE;
         return ATTN_OK;
     }
-    attn_status status = check_batch(metadata, batch, error);
+    attn_status status =
+        embed_check_batch(backend, &metadata->bounds, &metadata->slots, batch, error);
     if (status != ATTN_OK)
         return status;
     host_error said;
@@ -569,7 +385,9 @@ attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
     said.base = (attn_error){
         .struct_size = sizeof said.base, .capacity = sizeof said.text, .message = said.text};
     int entered;
-    attn_status status = embed_enter(metadata->backend, &entered, &said.base);
+    attn_status status = embed_check_args(metadata->backend, layer_id, args, &said.base);
+    if (status == ATTN_OK)
+        status = embed_enter(metadata->backend, &entered, &said.base);
     if (status == ATTN_OK) {
         status = call_forward(metadata, layer_id, args, stream, &said);
         embed_leave(metadata->backend, entered);

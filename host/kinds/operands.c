@@ -38,16 +38,6 @@ int32_t operands_num_forms(const struct model *model)
     return (int32_t)model->num_layers * (model->mla_expanded ? 2 : 1);
 }
 
-const char *operands_role_name(uint32_t role)
-{
-    static const char *const names[ATTN_ROLE_COUNT] = {
-#define NAME(id, value, text) [value] = text,
-        ATTN_ROLE_MAP(NAME)
-#undef NAME
-    };
-    return role < ATTN_ROLE_COUNT ? names[role] : "?";
-}
-
 bool operands_write_kv(const struct model *model, int32_t layer)
 {
     const attn_layer_group *group = group_of(model, layer);

@@ -58,9 +58,6 @@ uint32_t operands_list_latents(const struct model *model, int32_t layer, struct 
 struct row_operand operands_output(const struct model *model, int32_t layer);
 struct row_operand operands_lse(const struct model *model, int32_t layer);
 
-/* "q", "c_kv" ...: what a role is called in texts. */
-const char *operands_role_name(uint32_t role);
-
 /* Elements and bytes of a row. */
 int64_t operands_row_elements(const struct row_operand *operand);
 uint64_t operands_row_bytes(const struct row_operand *operand);

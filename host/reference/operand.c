@@ -7,15 +7,10 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/role.h"
 
 #include <math.h>
 #include <string.h>
-
-static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
 
 char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim)
 {
@@ -49,7 +44,7 @@ const int64_t *reference_i64(const attn_i64_array *array)
 attn_status reference_check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
                                    uint32_t ndim, const int64_t *shape, attn_error *error)
 {
-    const char *name = role_names[role];
+    const char *name = role_name(role);
     if (!tensor)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "operand %s is missing", name);
     if (tensor->dtype != dtype)
@@ -145,23 +140,23 @@ attn_status reference_find_scale(const attn_scale **scale, const reference_call 
     *scale = attn_operand_scale(args, role);
     if (!*scale || (!(*scale)->host && !(*scale)->device))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "the scale of %s is missing",
-                         role_names[role]);
+                         role_name(role));
     uint32_t granularity = (*scale)->granularity;
     if (granularity != call->group->kv_scale_granularity || granularity == ATTN_SCALE_NONE ||
         granularity >= ATTN_SCALE_COUNT)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "the scale of %s has granularity %u: accepted %u", role_names[role],
+                         "the scale of %s has granularity %u: accepted %u", role_name(role),
                          granularity, call->group->kv_scale_granularity);
     uint32_t count = granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)call->group->num_kv_heads : 1;
     if ((*scale)->count != count)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "the scale of %s has %u values: accepted %u",
-                         role_names[role], (*scale)->count, count);
+                         role_name(role), (*scale)->count, count);
     for (uint32_t n = 0; n < count; n++) {
         float value = reference_scale(*scale, (int32_t)n);
         if (!(value > 0) || isinf(value))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
                              "the scale of %s has the value %g: accepted finite and above 0",
-                             role_names[role], (double)value);
+                             role_name(role), (double)value);
     }
     return ATTN_OK;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/role.h"
 #include "host/base/round.h"
 #include "host/kinds/kinds.h"
 
@@ -78,7 +79,7 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
     attn_status status = ATTN_OK;
     for (uint32_t v = 0; v < num_vectors && status == ATTN_OK; v++) {
         const struct row_operand *operand = &vectors[v].operand;
-        const char *name = operands_role_name(operand->role);
+        const char *name = role_name(operand->role);
         status = check_dtype(operand->dtype, name, error);
         if (status == ATTN_OK && !has_stream(operand))
             status = host_fail(error, ATTN_INVALID_ARGUMENT,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "host/base/error.h"
+#include "host/base/role.h"
 #include "host/run/kernels/launch.h"
 #include "host/workload/vectors.h"
 
@@ -182,7 +183,7 @@ static attn_status place_vectors(const generator_layer *geometry,
             return host_fail(
                 error, ATTN_INVALID_ARGUMENT,
                 "%s: a GPU makes only q, k and v of softmax layers, whole and of one type",
-                operands_role_name(operand->role));
+                role_name(operand->role));
         void **to[] = {&placed->q, &placed->k, &placed->v};
         *to[operand->role] = vectors[i].memory;
         placed->dtype = operand->dtype;

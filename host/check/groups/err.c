@@ -13,6 +13,7 @@
 
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/rig.h"
+#include "host/base/role.h"
 #include "host/base/text.h"
 
 /* ---- Calls that fail ------------------------------------------------------------------------- */
@@ -311,12 +312,6 @@ static void run_success(struct check_run *run)
 
 /* ---- ERR-05 ---------------------------------------------------------------------------------- */
 
-static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
-
 /* Does a text have the word, with no letter, digit or underscore next to it? */
 static bool has_word(const char *text, const char *word)
 {
@@ -336,13 +331,13 @@ static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *met
     if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
         return;
     snprintf(what, sizeof what, "a %s forward without the operand %s", rig_batch_name(rig, batch),
-             role_names[role]);
+             role_name(role));
     check_note(run, "%s", what);
     *operand = NULL;
     attn_status status = rig_forward(rig, metadata, batch, 0);
     *operand = kept;
     if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
-        !has_word(host_error_text(&rig->error), role_names[role]))
+        !has_word(host_error_text(&rig->error), role_name(role)))
         check_fail(run, "%s: '%s' does not name it", what, host_error_text(&rig->error));
 }
 

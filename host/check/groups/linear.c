@@ -6,6 +6,7 @@
 #include "host/check/cases/linear_bench.h"
 
 #include "host/base/error.h"
+#include "host/base/role.h"
 
 #include <string.h>
 
@@ -142,12 +143,6 @@ static void run_linear_padding(struct check_run *run)
 
 /* ---- Missing operands ------------------------------------------------------------------------ */
 
-static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
-
 static void run_linear_roles(struct check_run *run)
 {
     struct linear_spec spec;
@@ -160,10 +155,10 @@ static void run_linear_roles(struct check_run *run)
         if (!linear_case_needs(bench.c, role))
             continue;
         attn_status status = linear_case_try_without(bench.c, bench.session, role, &error.base);
-        if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_names[role]))
+        if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_name(role)))
             check_fail(run,
                        "a forward without %s gives %s %s: accepted INVALID_ARGUMENT with its name",
-                       role_names[role], host_status_name(status), host_error_text(&error));
+                       role_name(role), host_status_name(status), host_error_text(&error));
         session_begin_anew(bench.session);
     }
     linear_bench_close(&bench);

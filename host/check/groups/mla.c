@@ -10,6 +10,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/role.h"
 
 #include <math.h>
 #include <string.h>
@@ -129,12 +130,6 @@ PRODUCT(mla_index_forms, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
 
 /* ---- Missing operands ------------------------------------------------------------------------ */
 
-static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
-
 static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
                          const attn_scale **scales)
 {
@@ -157,10 +152,10 @@ static void try_without(struct check_run *run, struct case_session *session, str
     host_error error;
     host_error_init(&error);
     attn_status status = case_session_try(session, c, change, &role, &error.base);
-    if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_names[role]))
+    if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_name(role)))
         check_fail(run,
                    "a forward without %s %s gives %s %s: accepted INVALID_ARGUMENT with its name",
-                   what, role_names[role], host_status_name(status), host_error_text(&error));
+                   what, role_name(role), host_status_name(status), host_error_text(&error));
 }
 
 static void try_roles(struct check_run *run, const struct grid *grid, const struct case_spec *spec,

@@ -11,7 +11,7 @@
  *     for.
  *   - MIXED is split by rows where it may be (split.h): extend rows are picked for as EXTEND,
  *     decode rows as DECODE, each with its own number of sequences. Else it is picked for as
- * EXTEND.
+ *     EXTEND.
  */
 #ifndef HYBRID_PICK_H
 #define HYBRID_PICK_H

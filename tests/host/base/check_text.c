@@ -8,6 +8,9 @@
 #include <string.h>
 
 #include "host/base/text.h"
+
+#include "attn_batch.h"
+#include "host/base/role.h"
 #include "tests/tools/test_main.h"
 
 START_TEST(int64_takes_the_whole_range_and_nothing_more)
@@ -245,6 +248,16 @@ START_TEST(nearest_name)
 }
 END_TEST
 
+START_TEST(roles_have_names)
+{
+    ck_assert_str_eq(role_name(ATTN_ROLE_LATENT_CACHE), "latent_cache");
+    ck_assert_str_eq(role_name(ATTN_ROLE_GATE_A), "a");
+    ck_assert_str_eq(role_name(ATTN_ROLE_COUNT), "?");
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        ck_assert_ptr_nonnull(role_name(role));
+}
+END_TEST
+
 START_TEST(hex_has_two_digits_a_byte)
 {
     const uint8_t bytes[] = {0x00, 0x0f, 0xa0, 0xff};
@@ -322,6 +335,7 @@ static Suite *suite(void)
     suite_add_tcase(text, parsers);
     TCase *words = tcase_create("words");
     tcase_add_test(words, nearest_name);
+    tcase_add_test(words, roles_have_names);
     tcase_add_test(words, words_ignore_case);
     tcase_add_test(words, hex_has_two_digits_a_byte);
     suite_add_tcase(text, words);

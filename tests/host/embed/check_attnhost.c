@@ -2,20 +2,11 @@
  *
  * Metadata, batches and forward behind attnhost.h, and its helpers.
  */
-#include "tests/host/embed/attnhost_fixture.h"
+#include "tests/host/embed/batch_fixture.h"
 
 #include <math.h>
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
-
-static attnhost_metadata *make_metadata(attnhost_backend *backend, const attn_memory *memory)
-{
-    attnhost_metadata *metadata = NULL;
-    attn_status status = attnhost_metadata_create(backend, ATTN_METADATA_EAGER, &bounds, memory,
-                                                  &metadata, &error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
-    return metadata;
-}
 
 #define SCRATCH ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)
 #define ZEROED  ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_ZEROED)
@@ -106,48 +97,6 @@ END_TEST
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
-static const int32_t lens[3] = {1, 9, 4}, prefixes[3] = {0, 5, 4}, indptr[4] = {0, 1, 5, 5};
-static const int32_t table[3 * 7];
-static attn_kv_batch kv[2];
-static attn_batch batch;
-static const attn_forward_args args = {.struct_size = sizeof args};
-
-static void make_batch(uint32_t mode)
-{
-    for (int g = 0; g < 2; g++)
-        kv[g] = (attn_kv_batch){.struct_size = sizeof kv[g],
-                                .index_forms = ATTN_INDEX_BLOCK_TABLE,
-                                .page_size = 16,
-                                .block_table_stride = 7,
-                                .block_table = {NULL, table}};
-    int32_t tokens = mode == ATTN_MODE_DECODE ? 3 : 5;
-    batch = (attn_batch){.struct_size = sizeof batch,
-                         .mode = mode,
-                         .num_seqs = 3,
-                         .num_tokens = tokens,
-                         .num_real_seqs = 3,
-                         .num_real_tokens = tokens,
-                         .max_q_len = 4,
-                         .max_kv_len = 9,
-                         .num_kv_groups = 2,
-                         .seq_lens = {NULL, lens},
-                         .prefix_lens = {NULL, prefixes},
-                         .q_indptr = {NULL, indptr},
-                         .kv_groups = kv};
-}
-
-static attn_status plan(attnhost_metadata *metadata, uint32_t mode)
-{
-    make_batch(mode);
-    return attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base);
-}
-
-static attn_status forward(attnhost_metadata *metadata, int32_t layer_id)
-{
-    host_error_init(&error);
-    return attnhost_forward(metadata, layer_id, &args, NULL, &error.base);
-}
-
 START_TEST(dispatch_by_mode)
 {
     attnhost_backend *backend = compose("fixture_one");
@@ -210,83 +159,6 @@ START_TEST(counters_are_zeroed_after_a_failure)
     ck_assert_int_eq(attnhost_forward(metadata, FIXTURE_LAYER_FAILS, &args, NULL, NULL),
                      ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(forward(metadata, 0), ATTN_OK);
-    attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
-}
-END_TEST
-
-/* Spoil one member of a good EXTEND batch at a time. */
-#define ASSERT_BAD_BATCH(part, spoil)                                                              \
-    do {                                                                                           \
-        make_batch(ATTN_MODE_EXTEND);                                                              \
-        spoil;                                                                                     \
-        host_error_init(&error);                                                                   \
-        ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),      \
-                         ATTN_INVALID_ARGUMENT);                                                   \
-        assert_says(part);                                                                         \
-        ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);                                    \
-    } while (0)
-
-START_TEST(bad_batches)
-{
-    attnhost_backend *backend = compose("fixture_one");
-    attnhost_metadata *metadata = make_metadata(backend, NULL);
-    ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_OK);
-    ASSERT_BAD_BATCH("batch.mode is 6; accepted: 0..5", batch.mode = 6);
-    ASSERT_BAD_BATCH("the modes of the bounds", batch.mode = ATTN_MODE_TARGET_VERIFY);
-    ASSERT_BAD_BATCH("num_seqs is 9; accepted: 0..8", batch.num_seqs = 9);
-    ASSERT_BAD_BATCH("num_seqs is -1", batch.num_seqs = -1);
-    ASSERT_BAD_BATCH("num_tokens is 34; accepted: 0..33", batch.num_tokens = 34);
-    ASSERT_BAD_BATCH("num_real_seqs is 4", batch.num_real_seqs = 4);
-    ASSERT_BAD_BATCH("num_real_tokens is 6", batch.num_real_tokens = 6);
-    ASSERT_BAD_BATCH("max_kv_len is 101", batch.max_kv_len = 101);
-    ASSERT_BAD_BATCH("max_q_len is 18", batch.max_q_len = 18);
-    ASSERT_BAD_BATCH("num_tokens is 5; accepted: num_seqs in DECODE, which is 3",
-                     batch.mode = ATTN_MODE_DECODE);
-    ASSERT_BAD_BATCH("seq_lens.device is absent", batch.seq_lens.device = NULL);
-    ASSERT_BAD_BATCH("q_indptr.device is absent", batch.q_indptr.device = NULL);
-    ASSERT_BAD_BATCH("prefix_lens.device is absent", batch.prefix_lens.device = NULL);
-    ASSERT_BAD_BATCH("a layer uses group 1", batch.num_kv_groups = 1);
-    ASSERT_BAD_BATCH("kv_groups[1].page_size is 0", kv[1].page_size = 0);
-    ASSERT_BAD_BATCH("kv_groups[1].block_table is absent", kv[1].index_forms = ATTN_INDEX_CSR);
-    ASSERT_BAD_BATCH("kv_groups[0].block_table is absent", kv[0].block_table.device = NULL);
-    make_batch(ATTN_MODE_EXTEND);
-    batch.num_seqs = 7;
-    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
-                     ATTN_INTERNAL);
-    ck_assert_str_eq(host_error_text(&error), "fixture_one: seven sequences");
-    ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);
-    attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
-}
-END_TEST
-
-/* A host array is there to be read: one that contradicts the batch would make a backend write past
- * its memory. */
-START_TEST(bad_indptr)
-{
-    static const int32_t falling[4] = {0, 5, 3, 5}, jump[4] = {0, 1000, 1060, 1060},
-                         negative[4] = {-1, 0, 3, 4}, moved[4] = {7, 8, 12, 12};
-    static const int64_t mask_falls[4] = {0, 8, 7, 9};
-    const attn_mask mask = {.struct_size = sizeof mask, .indptr = {mask_falls, NULL}};
-    const attn_shared_prefix shared = {
-        .struct_size = sizeof shared, .num_groups = 3, .seq_indptr = {jump, jump}};
-    attnhost_backend *backend = compose("fixture_one");
-    attnhost_metadata *metadata = make_metadata(backend, NULL);
-    make_batch(ATTN_MODE_EXTEND);
-    batch.q_indptr.host = moved; /* rows of a slice */
-    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
-    ASSERT_BAD_BATCH("q_indptr[2] is 3; accepted: at least 5", batch.q_indptr.host = falling);
-    ASSERT_BAD_BATCH("q_indptr[0] is -1; accepted: at least 0", batch.q_indptr.host = negative);
-    ASSERT_BAD_BATCH("q_indptr[3] - q_indptr[0] is 1060; accepted: 0..5",
-                     batch.q_indptr.host = jump);
-    ASSERT_BAD_BATCH("mask.indptr[2] is 7; accepted: at least 8", batch.mask = &mask);
-    ASSERT_BAD_BATCH("shared_prefix.seq_indptr[3]", batch.shared_prefix = &shared);
-    ASSERT_BAD_BATCH("kv_new_indptr[2] is 3", kv[1].kv_new_indptr.host = falling);
-    ASSERT_BAD_BATCH("kv_indptr[2] is 3", kv[0].kv_indptr.host = falling);
-    make_batch(ATTN_MODE_DECODE);
-    batch.q_indptr.host = falling; /* not read in DECODE */
-    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
@@ -376,8 +248,6 @@ static Suite *suite(void)
     tcase_add_test(tests, dispatch_by_mode);
     tcase_add_test(tests, one_phase_alone);
     tcase_add_test(tests, counters_are_zeroed_after_a_failure);
-    tcase_add_test(tests, bad_batches);
-    tcase_add_test(tests, bad_indptr);
     tcase_add_test(tests, tensors);
     tcase_add_test(tests, merge);
     suite_add_tcase(made, tests);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/role.h"
 #include "host/kinds/kinds.h"
 #include "host/model/model.h"
 #include "tests/tools/test_main.h"
@@ -17,7 +18,7 @@ static void describe(const struct row_operand *operand, char *text, size_t size)
 {
     size_t length = strlen(text);
     snprintf(text + length, size - length, "%s[%d, %d] of %u bytes, %d from %d; ",
-             operands_role_name(operand->role), operand->heads, operand->dim,
+             role_name(operand->role), operand->heads, operand->dim,
              attn_dtype_size(operand->dtype), operand->stream, operand->first);
 }
 
@@ -253,16 +254,6 @@ START_TEST(linear)
 }
 END_TEST
 
-START_TEST(names)
-{
-    ck_assert_str_eq(operands_role_name(ATTN_ROLE_LATENT_CACHE), "latent_cache");
-    ck_assert_str_eq(operands_role_name(ATTN_ROLE_GATE_A), "a");
-    ck_assert_str_eq(operands_role_name(ATTN_ROLE_COUNT), "?");
-    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
-        ck_assert_ptr_nonnull(operands_role_name(role));
-}
-END_TEST
-
 static Suite *suite(void)
 {
     Suite *s = suite_create("operands");
@@ -272,7 +263,6 @@ static Suite *suite(void)
     tcase_add_test(kinds, expanded);
     tcase_add_test(kinds, expanded_among_others);
     tcase_add_test(kinds, linear);
-    tcase_add_test(kinds, names);
     suite_add_tcase(s, kinds);
     return s;
 }

@@ -4,6 +4,7 @@
  * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the
  * latter on a GPU.
  */
+#include "host/base/role.h"
 #include "host/device/cuda_driver.h"
 #include "host/run/kernels/launch.h"
 #include "host/reference/reference.h"
@@ -167,7 +168,7 @@ START_TEST(operands_are_parts_of_vectors)
                 uint16_t whole[WHOLE];
                 expect_head(1, parts[i].stream, row, head, WHOLE, ATTN_BF16, (char *)whole);
                 ck_assert_msg(memcmp(got, whole + parts[i].first, (size_t)parts[i].dim * 2) == 0,
-                              "%s, row %d, head %d", operands_role_name(parts[i].role), row, head);
+                              "%s, row %d, head %d", role_name(parts[i].role), row, head);
             }
         ck_assert_int_eq(*(const unsigned char *)got, 0xa5);
         free(vectors[i].memory);

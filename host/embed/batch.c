@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch.c: is a batch of an engine one that a plugin can be given? Structs reach as far as they
+ * must, counts are within the bounds, arrays are there; and what arrays say is looked at where the
+ * host can read them. docs/ABI.md lists the checks.
+ */
+#include "host/embed/batch.h"
+
+#include "host/base/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static attn_status fail_batch(attn_error *error, const char *field, int64_t got,
+                              const char *accepted, int64_t limit)
+{
+    return host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is %lld; accepted: %s%lld", field,
+                     (long long)got, accepted, (long long)limit);
+}
+
+static attn_status fail_absent(attn_error *error, const char *what)
+{
+    return host_fail(error, ATTN_INVALID_ARGUMENT, "batch.%s is absent", what);
+}
+
+/* ---- Structs --------------------------------------------------------------------------------- */
+
+static attn_status check_sizes(const attn_batch *batch, attn_error *error)
+{
+    attn_status status = EMBED_CHECK_SIZE(batch, attn_batch, sparse, "batch", error);
+    if (status == ATTN_OK && batch->num_kv_groups > 0 && batch->kv_groups)
+        status = EMBED_CHECK_SIZE(batch->kv_groups, attn_kv_batch, last_page_len,
+                                  "batch.kv_groups[0]", error);
+    if (status == ATTN_OK && batch->mask)
+        status = EMBED_CHECK_SIZE(batch->mask, attn_mask, indptr, "batch.mask", error);
+    if (status == ATTN_OK && batch->spec)
+        status = EMBED_CHECK_SIZE(batch->spec, attn_spec, reserved, "batch.spec", error);
+    if (status == ATTN_OK && batch->multi_item)
+        status = EMBED_CHECK_SIZE(batch->multi_item, attn_multi_item, max_item_len,
+                                  "batch.multi_item", error);
+    if (status == ATTN_OK && batch->shared_prefix)
+        status = EMBED_CHECK_SIZE(batch->shared_prefix, attn_shared_prefix, prefix_len,
+                                  "batch.shared_prefix", error);
+    if (status == ATTN_OK && batch->state)
+        status = EMBED_CHECK_SIZE(batch->state, attn_state_batch, snapshots, "batch.state", error);
+    if (status == ATTN_OK && batch->sparse)
+        status = EMBED_CHECK_SIZE(batch->sparse, attn_sparse_batch, count, "batch.sparse", error);
+    return status;
+}
+
+/* ---- Counts and arrays ----------------------------------------------------------------------- */
+
+static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch, attn_error *error)
+{
+    if (batch->mode >= ATTN_MODE_COUNT)
+        return fail_batch(error, "mode", batch->mode, "0..", ATTN_MODE_COUNT - 1);
+    if (!(bounds->modes & ATTN_MODE_BIT(batch->mode)))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.mode is %u; accepted: the modes of the bounds (0x%x)", batch->mode,
+                         bounds->modes);
+    return ATTN_OK;
+}
+
+static attn_status check_counts(const attn_bounds *bounds, const attn_batch *batch,
+                                attn_error *error)
+{
+    if (batch->num_seqs < 0 || batch->num_seqs > bounds->max_seqs)
+        return fail_batch(error, "num_seqs", batch->num_seqs, "0..", bounds->max_seqs);
+    if (batch->num_tokens < 0 || batch->num_tokens > bounds->max_tokens)
+        return fail_batch(error, "num_tokens", batch->num_tokens, "0..", bounds->max_tokens);
+    if (batch->num_real_seqs < 0 || batch->num_real_seqs > batch->num_seqs)
+        return fail_batch(error, "num_real_seqs", batch->num_real_seqs, "0..", batch->num_seqs);
+    if (batch->num_real_tokens < 0 || batch->num_real_tokens > batch->num_tokens)
+        return fail_batch(error, "num_real_tokens", batch->num_real_tokens, "0..",
+                          batch->num_tokens);
+    if (batch->num_decode_seqs < 0 || batch->num_decode_seqs > batch->num_seqs)
+        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..", batch->num_seqs);
+    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
+        return fail_batch(error, "num_tokens", batch->num_tokens, "num_seqs in DECODE, which is ",
+                          batch->num_seqs);
+    if (batch->max_kv_len > bounds->max_kv_len)
+        return fail_batch(error, "max_kv_len", batch->max_kv_len, "0..", bounds->max_kv_len);
+    if (batch->max_q_len > bounds->max_q_len)
+        return fail_batch(error, "max_q_len", batch->max_q_len, "0..", bounds->max_q_len);
+    return ATTN_OK;
+}
+
+/* Without sequences arrays may be absent. */
+static attn_status check_arrays(const attnhost_backend *backend, const attn_batch *batch,
+                                attn_error *error)
+{
+    int decode = batch->mode == ATTN_MODE_DECODE, lens = backend->needs_host_lens != 0;
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (!batch->seq_lens.device)
+        return fail_absent(error, "seq_lens.device");
+    if (!decode && !batch->q_indptr.device)
+        return fail_absent(error, "q_indptr.device");
+    if (!decode && !batch->prefix_lens.device)
+        return fail_absent(error, "prefix_lens.device");
+    if (lens && !batch->seq_lens.host)
+        return fail_absent(error, "seq_lens.host, which this backend needs,");
+    if (lens && !decode && !batch->q_indptr.host)
+        return fail_absent(error, "q_indptr.host, which this backend needs,");
+    if (lens && !decode && !batch->prefix_lens.host)
+        return fail_absent(error, "prefix_lens.host, which this backend needs,");
+    return ATTN_OK;
+}
+
+/* An array of bounds [count + 1] does not fall and covers no more than `limit`; looked at only
+ * where the host can read it. */
+static attn_status check_indptr(const char *name, const attn_i32_array *array, int64_t count,
+                                int64_t limit, attn_error *error)
+{
+    const int32_t *indptr = array->host;
+    char field[64];
+    if (!indptr)
+        return ATTN_OK;
+    for (int64_t i = 0; i <= count; i++)
+        if (indptr[i] < 0 || (i > 0 && indptr[i] < indptr[i - 1])) {
+            snprintf(field, sizeof field, "%s[%lld]", name, (long long)i);
+            return fail_batch(error, field, indptr[i], "at least ", i > 0 ? indptr[i - 1] : 0);
+        }
+    int64_t sum = (int64_t)indptr[count] - indptr[0];
+    snprintf(field, sizeof field, "%s[%lld] - %s[0]", name, (long long)count, name);
+    return sum <= limit ? ATTN_OK : fail_batch(error, field, sum, "0..", limit);
+}
+
+static attn_status check_mask_indptr(const attn_batch *batch, attn_error *error)
+{
+    const int64_t *indptr = batch->mask ? batch->mask->indptr.host : NULL;
+    char field[64];
+    for (int32_t s = 0; indptr && s <= batch->num_seqs; s++)
+        if (indptr[s] < 0 || (s > 0 && indptr[s] < indptr[s - 1])) {
+            snprintf(field, sizeof field, "mask.indptr[%d]", s);
+            return fail_batch(error, field, indptr[s], "at least ", s > 0 ? indptr[s - 1] : 0);
+        }
+    return ATTN_OK;
+}
+
+static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
+{
+    const attn_shared_prefix *shared = batch->shared_prefix;
+    attn_status status = ATTN_OK;
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (batch->mode != ATTN_MODE_DECODE)
+        status =
+            check_indptr("q_indptr", &batch->q_indptr, batch->num_seqs, batch->num_tokens, error);
+    if (status == ATTN_OK)
+        status = check_mask_indptr(batch, error);
+    if (status == ATTN_OK && shared)
+        status = check_indptr("shared_prefix.seq_indptr", &shared->seq_indptr, shared->num_groups,
+                              batch->num_seqs, error);
+    return status;
+}
+
+/* ---- Lengths --------------------------------------------------------------------------------- */
+
+/* Queries of a sequence, and where they come to lie. Padding says what it likes. */
+static attn_status check_lens(const attn_batch *batch, attn_error *error)
+{
+    const int32_t *lens = batch->seq_lens.host, *prefixes = batch->prefix_lens.host,
+                  *rows = batch->q_indptr.host;
+    char field[64];
+    if (batch->mode == ATTN_MODE_DECODE)
+        return ATTN_OK;
+    for (int32_t s = 0; rows && s < batch->num_real_seqs; s++) {
+        int32_t new_rows = rows[s + 1] - rows[s];
+        if (new_rows > batch->max_q_len) {
+            snprintf(field, sizeof field, "q_indptr[%d] - q_indptr[%d]", s + 1, s);
+            return fail_batch(error, field, new_rows, "0..max_q_len, which is ", batch->max_q_len);
+        }
+        if (lens && prefixes && (int64_t)prefixes[s] + new_rows != lens[s])
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "batch.seq_lens[%d] is %d; accepted: prefix_lens[%d] and the rows of "
+                             "q, %d + %d",
+                             s, lens[s], s, prefixes[s], new_rows);
+    }
+    return ATTN_OK;
+}
+
+/* Keys of each sequence in a KV group. */
+static attn_status check_kv_lens(const attn_batch *batch, const attn_kv_batch *kv,
+                                 attn_error *error)
+{
+    int own = kv->kv_lens.device || kv->kv_lens.host;
+    const int32_t *lens = own ? kv->kv_lens.host : batch->seq_lens.host;
+    char field[64];
+    for (int32_t s = 0; lens && s < batch->num_real_seqs; s++)
+        if (lens[s] < 0 || lens[s] > batch->max_kv_len) {
+            snprintf(field, sizeof field, own ? "kv_groups[].kv_lens[%d]" : "seq_lens[%d]", s);
+            return fail_batch(error, field, lens[s], "0..max_kv_len, which is ", batch->max_kv_len);
+        }
+    return ATTN_OK;
+}
+
+/* ---- KV groups ------------------------------------------------------------------------------- */
+
+/* Each form that the backend reads must be there, with its arrays. */
+static attn_status check_index_forms(uint32_t wanted, uint32_t group, const attn_batch *batch,
+                                     const attn_kv_batch *kv, attn_error *error)
+{
+    const struct {
+        uint32_t form;
+        const char *name;
+        int present;
+    } forms[] = {
+        {ATTN_INDEX_REQ_TO_TOKEN, "req_to_token (with batch.req_pool_indices)",
+         kv->req_to_token.device && batch->req_pool_indices.device},
+        {ATTN_INDEX_BLOCK_TABLE, "block_table", kv->block_table.device != NULL},
+        {ATTN_INDEX_CSR, "kv_indptr, kv_indices and last_page_len",
+         kv->kv_indptr.device && kv->kv_indices.device && kv->last_page_len.device},
+    };
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+        int given = kv->index_forms & forms[f].form && forms[f].present;
+        if (wanted & forms[f].form && !given)
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "batch.kv_groups[%u].%s is absent, and the backend reads it", group,
+                             forms[f].name);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_kv_group(const attnhost_backend *backend, int32_t group,
+                                  const attn_batch *batch, attn_error *error)
+{
+    if (group < 0 || (uint32_t)group >= batch->num_kv_groups || !batch->kv_groups)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.kv_groups has %u elements; accepted: one for each KV group, and a "
+                         "layer uses group %d",
+                         batch->num_kv_groups, group);
+    const attn_kv_batch *kv = attn_at(batch->kv_groups, (uint32_t)group);
+    if (kv->page_size < 1)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.kv_groups[%d].page_size is %d; accepted: 1 or more", group,
+                         kv->page_size);
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (backend->needs_host_lens && kv->kv_lens.device && !kv->kv_lens.host)
+        return fail_absent(error, "kv_groups[].kv_lens.host, which this backend needs,");
+    attn_status status = check_indptr("kv_groups[].kv_new_indptr", &kv->kv_new_indptr,
+                                      batch->num_seqs, INT32_MAX, error);
+    if (status == ATTN_OK)
+        status = check_indptr("kv_groups[].kv_indptr", &kv->kv_indptr, batch->num_seqs, INT32_MAX,
+                              error);
+    if (status == ATTN_OK)
+        status = check_kv_lens(batch, kv, error);
+    return status == ATTN_OK
+               ? check_index_forms(backend->index_forms, (uint32_t)group, batch, kv, error)
+               : status;
+}
+
+/* ---- State slots ----------------------------------------------------------------------------- */
+
+enum { FEWEST_SLOTS = 64 };
+
+/* Who writes a slot. */
+struct embed_slot {
+    uint32_t batch;
+    int32_t slot;
+    int32_t sequence;
+};
+
+void embed_slots_free(struct embed_slots *slots)
+{
+    free(slots->entries);
+}
+
+/* Empty, with room for `count` slots at half load. */
+static attn_status empty_slots(struct embed_slots *slots, int64_t count, attn_error *error)
+{
+    if (slots->capacity < 2 * count) {
+        uint32_t capacity = FEWEST_SLOTS;
+        while (capacity < 2 * count)
+            capacity *= 2;
+        struct embed_slot *entries = calloc(capacity, sizeof *entries);
+        if (!entries)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                             "batch.state: no memory to look at %lld slots", (long long)count);
+        free(slots->entries);
+        *slots = (struct embed_slots){.entries = entries, .capacity = capacity};
+    }
+    if (++slots->batch == 0) { /* numbers begin anew, and must not meet old ones */
+        for (uint32_t e = 0; e < slots->capacity; e++)
+            slots->entries[e].batch = 0;
+        slots->batch = 1;
+    }
+    return ATTN_OK;
+}
+
+/* The slot's entry, or the free one where it would go. */
+static struct embed_slot *find_slot(struct embed_slots *slots, int32_t slot)
+{
+    uint32_t mask = slots->capacity - 1, at = (uint32_t)slot * 2654435769u & mask;
+    while (slots->entries[at].batch == slots->batch && slots->entries[at].slot != slot)
+        at = (at + 1) & mask;
+    return &slots->entries[at];
+}
+
+/* Sequence s writes `slot`, which `name`[index] says. Slot 0 is padding, and any may write it. */
+static attn_status claim_slot(struct embed_slots *slots, const char *name, int32_t index,
+                              int32_t slot, int32_t s, attn_error *error)
+{
+    if (slot < 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.state.%s[%d] is %d; accepted: 0 or more", name, index, slot);
+    if (slot == 0)
+        return ATTN_OK;
+    struct embed_slot *entry = find_slot(slots, slot);
+    if (entry->batch == slots->batch)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.state.%s[%d] is %d, which is written for sequence %d too; "
+                         "accepted: a slot that is written once",
+                         name, index, slot, entry->sequence);
+    *entry = (struct embed_slot){.batch = slots->batch, .slot = slot, .sequence = s};
+    return ATTN_OK;
+}
+
+/* Sequence s reads its slot: no other may write it. */
+static attn_status check_read(struct embed_slots *slots, const attn_state_batch *state, int32_t s,
+                              attn_error *error)
+{
+    const int32_t *initial = state->has_initial.host;
+    int is_read = initial ? initial[s] != 0 : !state->has_initial.device;
+    int32_t slot = state->slot.host[s];
+    if (!is_read || slot <= 0)
+        return ATTN_OK;
+    const struct embed_slot *entry = find_slot(slots, slot);
+    if (entry->batch != slots->batch || entry->sequence == s)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "batch.state.slot[%d] is %d, which is written for sequence %d; accepted: a "
+                     "slot that no other sequence writes",
+                     s, slot, entry->sequence);
+}
+
+/* Snapshots, by the sequence whose rows they follow. */
+static attn_status claim_snapshots(struct embed_slots *slots, const attn_batch *batch, int32_t s,
+                                   attn_error *error)
+{
+    const int32_t *snapshots = batch->state->snapshots.host, *rows = batch->q_indptr.host;
+    int decode = batch->mode == ATTN_MODE_DECODE;
+    if (!snapshots || (!decode && !rows))
+        return ATTN_OK;
+    int32_t begin = decode ? s : rows[s], end = decode ? s + 1 : rows[s + 1];
+    attn_status status = ATTN_OK;
+    for (int32_t row = begin; row < end && status == ATTN_OK; row++)
+        if (snapshots[row] != -1)
+            status = claim_slot(slots, "snapshots", row, snapshots[row], s, error);
+    return status;
+}
+
+/* Where `slot`, and `dst_slot` where there is one, can be read here. */
+static attn_status check_slots(struct embed_slots *slots, const attn_batch *batch,
+                               attn_error *error)
+{
+    const attn_state_batch *state = batch->state;
+    if (!state || !state->slot.host || (state->dst_slot.device && !state->dst_slot.host))
+        return ATTN_OK;
+    const int32_t *written = state->dst_slot.host ? state->dst_slot.host : state->slot.host;
+    const char *name = state->dst_slot.host ? "dst_slot" : "slot";
+    int64_t rows = state->snapshots.host ? batch->num_tokens : 0;
+    attn_status status = empty_slots(slots, batch->num_seqs + rows, error);
+    for (int32_t s = 0; s < batch->num_real_seqs && status == ATTN_OK; s++) {
+        status = claim_slot(slots, name, s, written[s], s, error);
+        if (status == ATTN_OK)
+            status = claim_snapshots(slots, batch, s, error);
+    }
+    for (int32_t s = 0; s < batch->num_real_seqs && status == ATTN_OK; s++)
+        status = check_read(slots, state, s, error);
+    return status;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static attn_status check_contents(const attnhost_backend *backend, struct embed_slots *slots,
+                                  const attn_batch *batch, attn_error *error)
+{
+    attn_status status = check_arrays(backend, batch, error);
+    if (status == ATTN_OK)
+        status = check_all_indptr(batch, error);
+    if (status == ATTN_OK)
+        status = check_lens(batch, error);
+    for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)
+        status = check_kv_group(backend, backend->kv_groups[g], batch, error);
+    return status == ATTN_OK ? check_slots(slots, batch, error) : status;
+}
+
+attn_status embed_check_batch(const attnhost_backend *backend, const attn_bounds *bounds,
+                              struct embed_slots *slots, const attn_batch *batch, attn_error *error)
+{
+    attn_status status = check_sizes(batch, error);
+    if (status == ATTN_OK)
+        status = check_mode(bounds, batch, error);
+    if (status == ATTN_OK)
+        status = check_counts(bounds, batch, error);
+    if (status == ATTN_OK)
+        status = check_contents(backend, slots, batch, error);
+    if (status != ATTN_OK && error)
+        error->field = ATTN_FIELD_BATCH;
+    return status;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.c: what the host looks at before a layer's forward: that the structs are filled in, and
+ * that a layer is not given sinks or slopes that it was not made for. It runs once a layer, so it
+ * looks at no more.
+ */
+#include "host/embed/embed.h"
+
+#include "host/base/error.h"
+#include "host/base/role.h"
+
+#include <stdlib.h>
+
+/* ---- Structs --------------------------------------------------------------------------------- */
+
+attn_status embed_fail_size(const char *what, uint32_t got, size_t needed, attn_error *error)
+{
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: struct_size is %u; accepted: %zu or more, the sizeof of the struct", what,
+                     got, needed);
+}
+
+/* Role of the first operand or scale whose struct_size is too small; ATTN_ROLE_COUNT = none. */
+static uint32_t find_small(const attn_forward_args *args)
+{
+    for (uint32_t r = 0; r < args->num_operands; r++)
+        if (args->operands[r] && !ATTN_HAS(args->operands[r], attn_tensor, strides))
+            return r;
+    for (uint32_t r = 0; r < args->num_scales; r++)
+        if (args->scales[r] && !ATTN_HAS(args->scales[r], attn_scale, device))
+            return r;
+    return ATTN_ROLE_COUNT;
+}
+
+static attn_status fail_small(const attn_forward_args *args, uint32_t role, attn_error *error)
+{
+    const attn_tensor *tensor = attn_operand(args, role);
+    if (tensor && !ATTN_HAS(tensor, attn_tensor, strides))
+        return embed_fail_size(role_name(role), tensor->struct_size, sizeof *tensor, error);
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "the scale of %s: struct_size is %u; accepted: %zu or more", role_name(role),
+                     args->scales[role]->struct_size, sizeof *args->scales[role]);
+}
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+static int compare_layers(const void *a, const void *b)
+{
+    const struct embed_layer *x = a, *y = b;
+    return (x->layer_id > y->layer_id) - (x->layer_id < y->layer_id);
+}
+
+static size_t count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    size_t count = 0;
+    for (uint32_t p = 0; p < num_problems; p++)
+        count += ((const attn_problem *)attn_at(problems, p))->group->num_layers;
+    return count;
+}
+
+attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problems,
+                              struct embed_layer **layers, size_t *num_layers, attn_error *error)
+{
+    size_t count = count_layers(problems, num_problems);
+    struct embed_layer *list = calloc(count, sizeof *list), *layer = list;
+    if (!list)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_layer_group *group = ((const attn_problem *)attn_at(problems, p))->group;
+        for (uint32_t l = 0; l < group->num_layers; l++, layer++) {
+            layer->layer_id = ((const attn_layer *)attn_at(group->layers, l))->layer_id;
+            layer->flags = group->flags;
+        }
+    }
+    qsort(list, count, sizeof *list, compare_layers);
+    *layers = list;
+    *num_layers = count;
+    return ATTN_OK;
+}
+
+/* NULL = none of this number; the backend says so. */
+static const struct embed_layer *find_layer(const attnhost_backend *backend, int32_t layer_id)
+{
+    const struct embed_layer key = {.layer_id = layer_id};
+    return bsearch(&key, backend->layers, backend->num_layers, sizeof key, compare_layers);
+}
+
+/* An operand that a group's flag announces: without it, kernels that never look at the operand may
+ * have been chosen, and it would be left out without a word. */
+static attn_status check_announced(const attnhost_backend *backend, int32_t layer_id, uint32_t role,
+                                   const attn_forward_args *args, attn_error *error)
+{
+    uint32_t flag = role == ATTN_ROLE_SINKS ? ATTN_GROUP_HAS_SINKS : ATTN_GROUP_HAS_ALIBI;
+    if (!attn_operand(args, role))
+        return ATTN_OK;
+    const struct embed_layer *layer = find_layer(backend, layer_id);
+    if (!layer || layer->flags & flag)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s is given, and the flags of the layer's group lack %s; accepted: both or "
+                     "neither",
+                     role_name(role),
+                     role == ATTN_ROLE_SINKS ? "ATTN_GROUP_HAS_SINKS" : "ATTN_GROUP_HAS_ALIBI");
+}
+
+attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
+                             const attn_forward_args *args, attn_error *error)
+{
+    if (!ATTN_HAS(args, attn_forward_args, scales))
+        return embed_fail_size("args", args->struct_size, sizeof *args, error);
+    uint32_t small = find_small(args);
+    if (small != ATTN_ROLE_COUNT)
+        return fail_small(args, small, error);
+    attn_status status = check_announced(backend, layer_id, ATTN_ROLE_SINKS, args, error);
+    return status == ATTN_OK
+               ? check_announced(backend, layer_id, ATTN_ROLE_ALIBI_SLOPES, args, error)
+               : status;
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the host says of an engine's mistakes before a plugin sees them: batches, arguments, structs
+ * whose size was not set.
+ */
+#include "tests/host/embed/batch_fixture.h"
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+/* Spoil one member of a good EXTEND batch at a time. */
+#define ASSERT_BAD_BATCH(part, spoil)                                                              \
+    do {                                                                                           \
+        make_batch(ATTN_MODE_EXTEND);                                                              \
+        spoil;                                                                                     \
+        host_error_init(&error);                                                                   \
+        ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),      \
+                         ATTN_INVALID_ARGUMENT);                                                   \
+        assert_says(part);                                                                         \
+        ck_assert_uint_eq(error.base.field, ATTN_FIELD_BATCH);                                     \
+        ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);                                    \
+    } while (0)
+
+START_TEST(bad_batches)
+{
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_OK);
+    ASSERT_BAD_BATCH("batch.mode is 6; accepted: 0..5", batch.mode = 6);
+    ASSERT_BAD_BATCH("the modes of the bounds", batch.mode = ATTN_MODE_TARGET_VERIFY);
+    ASSERT_BAD_BATCH("num_seqs is 9; accepted: 0..8", batch.num_seqs = 9);
+    ASSERT_BAD_BATCH("num_seqs is -1", batch.num_seqs = -1);
+    ASSERT_BAD_BATCH("num_tokens is 34; accepted: 0..33", batch.num_tokens = 34);
+    ASSERT_BAD_BATCH("num_real_seqs is 4", batch.num_real_seqs = 4);
+    ASSERT_BAD_BATCH("num_real_tokens is 6", batch.num_real_tokens = 6);
+    ASSERT_BAD_BATCH("max_kv_len is 101", batch.max_kv_len = 101);
+    ASSERT_BAD_BATCH("max_q_len is 18", batch.max_q_len = 18);
+    ASSERT_BAD_BATCH("num_tokens is 5; accepted: num_seqs in DECODE, which is 3",
+                     batch.mode = ATTN_MODE_DECODE);
+    ASSERT_BAD_BATCH("seq_lens.device is absent", batch.seq_lens.device = NULL);
+    ASSERT_BAD_BATCH("q_indptr.device is absent", batch.q_indptr.device = NULL);
+    ASSERT_BAD_BATCH("prefix_lens.device is absent", batch.prefix_lens.device = NULL);
+    ASSERT_BAD_BATCH("a layer uses group 1", batch.num_kv_groups = 1);
+    ASSERT_BAD_BATCH("kv_groups[1].page_size is 0", kv[1].page_size = 0);
+    ASSERT_BAD_BATCH("kv_groups[1].block_table is absent", kv[1].index_forms = ATTN_INDEX_CSR);
+    ASSERT_BAD_BATCH("kv_groups[0].block_table is absent", kv[0].block_table.device = NULL);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.num_seqs = 7;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                     ATTN_INTERNAL);
+    ck_assert_str_eq(host_error_text(&error), "fixture_one: seven sequences");
+    ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* A host array is there to be read: one that contradicts the batch would make a backend write past
+ * its memory. */
+START_TEST(bad_indptr)
+{
+    static const int32_t falling[4] = {0, 5, 3, 5}, jump[4] = {0, 1000, 1060, 1060},
+                         negative[4] = {-1, 0, 3, 4}, moved[4] = {7, 8, 12, 12};
+    static const int64_t mask_falls[4] = {0, 8, 7, 9};
+    const attn_mask mask = {.struct_size = sizeof mask, .indptr = {mask_falls, NULL}};
+    const attn_shared_prefix shared = {
+        .struct_size = sizeof shared, .num_groups = 3, .seq_indptr = {jump, jump}};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.q_indptr.host = moved; /* rows of a slice */
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    ASSERT_BAD_BATCH("q_indptr[2] is 3; accepted: at least 5", batch.q_indptr.host = falling);
+    ASSERT_BAD_BATCH("q_indptr[0] is -1; accepted: at least 0", batch.q_indptr.host = negative);
+    ASSERT_BAD_BATCH("q_indptr[3] - q_indptr[0] is 1060; accepted: 0..5",
+                     batch.q_indptr.host = jump);
+    ASSERT_BAD_BATCH("mask.indptr[2] is 7; accepted: at least 8", batch.mask = &mask);
+    ASSERT_BAD_BATCH("shared_prefix.seq_indptr[3]", batch.shared_prefix = &shared);
+    ASSERT_BAD_BATCH("kv_new_indptr[2] is 3", kv[1].kv_new_indptr.host = falling);
+    ASSERT_BAD_BATCH("kv_indptr[2] is 3", kv[0].kv_indptr.host = falling);
+    make_batch(ATTN_MODE_DECODE);
+    batch.q_indptr.host = falling; /* not read in DECODE */
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* Lengths that contradict each other; padding may say what it likes. */
+START_TEST(bad_lens)
+{
+    static const int32_t long_lens[3] = {1, 10, 4}, beyond[3] = {1, 9, 101},
+                         negative[3] = {1, 9, -4};
+    static const int32_t four_more[4] = {0, 0, 5, 5};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.seq_lens.host = lens;
+    batch.prefix_lens.host = prefixes;
+    batch.q_indptr.host = indptr;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    batch.seq_lens.host = long_lens;
+    batch.num_real_seqs = 1;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+#define HOST_ARRAYS(a, b, c)                                                                       \
+    (batch.seq_lens.host = (a), batch.prefix_lens.host = (b), batch.q_indptr.host = (c))
+    ASSERT_BAD_BATCH("seq_lens[1] is 10; accepted: prefix_lens[1] and the rows of q, 5 + 4",
+                     (HOST_ARRAYS(long_lens, prefixes, indptr), batch.max_kv_len = 10));
+    ASSERT_BAD_BATCH("q_indptr[2] - q_indptr[1] is 5; accepted: 0..max_q_len, which is 4",
+                     HOST_ARRAYS(NULL, NULL, four_more));
+    ASSERT_BAD_BATCH("batch.seq_lens[2] is 101; accepted: 0..max_kv_len, which is 9",
+                     HOST_ARRAYS(beyond, NULL, NULL));
+    ASSERT_BAD_BATCH("batch.seq_lens[2] is -4", HOST_ARRAYS(negative, NULL, NULL));
+    ASSERT_BAD_BATCH("kv_groups[].kv_lens[2] is 101", kv[1].kv_lens.host = beyond);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+START_TEST(bad_slots)
+{
+    static const int32_t apart[3] = {4, 7, 1 << 30}, twice[3] = {4, 7, 4}, padding[3] = {0, 7, 0},
+                         negative[3] = {4, -7, 1}, below[2] = {-1, -7}, swapped[3] = {7, 4, 9},
+                         fresh[3] = {0, 0, 0}, snapshots[5] = {-1, 20, -1, -1, 21},
+                         clash[5] = {-1, 20, -1, 4, -1};
+    attn_state_batch state = {.struct_size = sizeof state};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+#define STATE(...)                                                                                 \
+    (state = (attn_state_batch){.struct_size = sizeof state, __VA_ARGS__}, batch.state = &state,   \
+     batch.q_indptr.host = indptr)
+#define GOOD(...)                                                                                  \
+    do {                                                                                           \
+        make_batch(ATTN_MODE_EXTEND);                                                              \
+        STATE(__VA_ARGS__);                                                                        \
+        ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);   \
+    } while (0)
+    GOOD(.slot = {apart, NULL});
+    GOOD(.slot = {apart, NULL}); /* what the batch before wrote is forgotten */
+    GOOD(.slot = {padding, NULL});
+    GOOD(.slot = {NULL, twice}); /* cannot be read here */
+    GOOD(.slot = {twice, NULL}, .dst_slot = {apart, NULL}, .has_initial = {fresh, NULL});
+    GOOD(.slot = {twice, NULL}, .dst_slot = {NULL, apart});
+    GOOD(.slot = {apart, NULL}, .snapshots = {snapshots, NULL});
+    ASSERT_BAD_BATCH("batch.state.slot[2] is 4, which is written for sequence 0 too",
+                     STATE(.slot = {twice, NULL}));
+    ASSERT_BAD_BATCH("batch.state.slot[1] is -7; accepted: 0 or more",
+                     STATE(.slot = {negative, NULL}));
+    ASSERT_BAD_BATCH("batch.state.slot[0] is 4, which is written for sequence 1; accepted: a slot "
+                     "that no other sequence writes",
+                     STATE(.slot = {apart, NULL}, .dst_slot = {swapped, NULL}));
+    ASSERT_BAD_BATCH("batch.state.dst_slot[2] is 4, which is written for sequence 0 too",
+                     STATE(.slot = {apart, NULL}, .dst_slot = {twice, NULL}));
+    ASSERT_BAD_BATCH("batch.state.snapshots[3] is 4, which is written for sequence 0 too",
+                     STATE(.slot = {apart, NULL}, .snapshots = {clash, NULL}));
+    ASSERT_BAD_BATCH("batch.state.snapshots[1] is -7; accepted: 0 or more",
+                     STATE(.slot = {apart, NULL}, .snapshots = {below, NULL}));
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* Many slots, so that the table grows and its entries meet. */
+START_TEST(many_slots)
+{
+    static int32_t slots[8], snapshots[33], rows[9];
+    attn_state_batch state = {
+        .struct_size = sizeof state, .slot = {slots, NULL}, .snapshots = {snapshots, NULL}};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.num_seqs = batch.num_real_seqs = 8;
+    batch.num_tokens = batch.num_real_tokens = 33;
+    batch.max_q_len = 5;
+    batch.state = &state;
+    batch.q_indptr.host = rows;
+    for (int s = 0; s < 8; s++) {
+        slots[s] = 64 * (s + 1);
+        rows[s + 1] = s < 7 ? 4 * (s + 1) : 33;
+    }
+    for (int r = 0; r < 33; r++)
+        snapshots[r] = 64 * (r + 10);
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    snapshots[32] = snapshots[3];
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("batch.state.snapshots[32] is 832, which is written for sequence 0 too");
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
+/* Sinks and slopes are given if and only if the layer's group says so. */
+START_TEST(unannounced_operands)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_SINKS, ATTN_ROLE_ALIBI_SLOPES};
+    static const uint32_t flags[] = {ATTN_GROUP_HAS_SINKS, ATTN_GROUP_HAS_ALIBI};
+    static const char *const says[] = {"layer 0: sinks is given", "layer 0: alibi_slopes is given"};
+    const attn_tensor tensor = {.struct_size = sizeof tensor};
+    for (int r = 0; r < 2; r++) {
+        const attn_tensor *operands[ATTN_ROLE_COUNT] = {0};
+        const attn_forward_args given = {
+            .struct_size = sizeof given, .num_operands = ATTN_ROLE_COUNT, .operands = operands};
+        attnhost_backend *backend = NULL;
+        operands[roles[r]] = &tensor;
+        make_problems();
+        groups[1].flags = flags[r];
+        ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, &error.base),
+                         ATTN_OK);
+        attnhost_metadata *metadata = make_metadata(backend, NULL);
+        ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
+        ck_assert_int_eq(attnhost_forward(metadata, 1, &given, NULL, &error.base), ATTN_OK);
+        ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                         ATTN_INVALID_ARGUMENT);
+        assert_says(says[r]);
+        attnhost_metadata_destroy(metadata);
+        attnhost_backend_destroy(backend);
+    }
+}
+END_TEST
+
+/* ---- Structs whose size was not set ---------------------------------------------------------- */
+
+START_TEST(unset_sizes_of_problems)
+{
+    uint32_t *const sizes[] = {&problems[0].struct_size, &device.struct_size, &bounds.struct_size,
+                               &groups[1].struct_size, &layers[0].struct_size};
+    static const char *const says[] = {
+        "problem 0: struct_size is 0; accepted: ", "problem 0: device: struct_size is 0",
+        "problem 0: bounds: struct_size is 0", "problem 1: group: struct_size is 0",
+        "problem 0: layers[0]: struct_size is 0"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        make_problems();
+        *sizes[i] = 0;
+        ck_assert_int_eq(fail_compose("fixture_one"), ATTN_INVALID_ARGUMENT);
+        assert_says(says[i]);
+    }
+}
+END_TEST
+
+START_TEST(unset_sizes_of_steps)
+{
+    attn_mask mask = {0};
+    attn_state_batch state = {0};
+    attn_tensor tensor = {0};
+    attn_scale scale = {0};
+    const attn_tensor *operands[ATTN_ROLE_COUNT] = {[ATTN_ROLE_V] = &tensor};
+    const attn_scale *scales[ATTN_ROLE_COUNT] = {[ATTN_ROLE_K_CACHE] = &scale};
+    attn_forward_args given = {.struct_size = sizeof given,
+                               .num_operands = ATTN_ROLE_COUNT,
+                               .num_scales = ATTN_ROLE_COUNT,
+                               .operands = operands,
+                               .scales = scales};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    ASSERT_BAD_BATCH("batch: struct_size is 0; accepted: ", batch.struct_size = 0);
+    ASSERT_BAD_BATCH("batch.kv_groups[0]: struct_size is 0", kv[0].struct_size = 0);
+    ASSERT_BAD_BATCH("batch.mask: struct_size is 0", batch.mask = &mask);
+    ASSERT_BAD_BATCH("batch.state: struct_size is 0", batch.state = &state);
+    ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
+    ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("layer 0: v: struct_size is 0; accepted: ");
+    tensor.struct_size = sizeof tensor;
+    ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("layer 0: the scale of k_cache: struct_size is 0; accepted: ");
+    scale.struct_size = sizeof scale;
+    ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base), ATTN_OK);
+    given.struct_size = 4;
+    ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("layer 0: args: struct_size is 4");
+    attnhost_metadata_destroy(metadata);
+    bounds.struct_size = 0;
+    ck_assert_int_eq(attnhost_metadata_create(backend, ATTN_METADATA_EAGER, &bounds, NULL,
+                                              &metadata, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("bounds: struct_size is 0");
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("embed checks");
+    TCase *tests = tcase_create("checks");
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, bad_batches);
+    tcase_add_test(tests, bad_indptr);
+    tcase_add_test(tests, bad_lens);
+    tcase_add_test(tests, bad_slots);
+    tcase_add_test(tests, many_slots);
+    tcase_add_test(tests, unannounced_operands);
+    tcase_add_test(tests, unset_sizes_of_problems);
+    tcase_add_test(tests, unset_sizes_of_steps);
+    suite_add_tcase(made, tests);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
