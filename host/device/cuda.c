@@ -314,14 +314,16 @@ static attn_status cuda_memory(const struct device *device, uint64_t *free_bytes
     return status;
 }
 
-/* Is it memory that the driver does not know, as that of malloc()? */
+/* Is it memory that the driver does not know, as that of malloc()? The plural function answers 0
+ * for such memory; the singular one an error, which fills the reports of tools that watch the
+ * driver. */
 static int is_pageable(struct cuda *cuda, void *memory)
 {
-    unsigned int type = 0;
+    unsigned int type = 0, attribute = CUDA_POINTER_MEMORY_TYPE;
+    void *value = &type;
     cuda_result result;
-    IN_CONTEXT(cuda, result,
-               cuPointerGetAttribute(&type, CUDA_POINTER_MEMORY_TYPE, pointer_of(memory)));
-    return result == CUDA_ERROR_INVALID_VALUE || (result == CUDA_SUCCESS && type == 0);
+    IN_CONTEXT(cuda, result, cuPointerGetAttributes(1, &attribute, &value, pointer_of(memory)));
+    return result == CUDA_SUCCESS && type == 0;
 }
 
 static attn_status cuda_synchronize(const struct device *device, attn_stream stream,

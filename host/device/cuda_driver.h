@@ -191,8 +191,8 @@ enum {
     X(cuMemFree, cuMemFree_v2, (cuda_pointer memory))                                              \
     X(cuMemHostAlloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))           \
     X(cuMemFreeHost, cuMemFreeHost, (void *memory))                                                \
-    X(cuPointerGetAttribute, cuPointerGetAttribute,                                                \
-      (void *value, unsigned int attribute, cuda_pointer pointer))                                 \
+    X(cuPointerGetAttributes, cuPointerGetAttributes,                                              \
+      (unsigned int count, unsigned int *attributes, void **values, cuda_pointer pointer))         \
     X(cuMemcpyAsync, cuMemcpyAsync,                                                                \
       (cuda_pointer to, cuda_pointer from, size_t bytes, cuda_stream stream))                      \
     X(cuMemsetD8Async, cuMemsetD8Async,                                                            \

@@ -31,7 +31,8 @@ typedef void (*any_function)(void);
 static struct {
     void *library;
     any_function getProcAddress, getProcAddress_v2;
-    cuda_result (*cuPointerGetAttribute)(void *value, unsigned int attribute, cuda_pointer memory);
+    cuda_result (*cuPointerGetAttributes)(unsigned int count, unsigned int *attributes,
+                                          void **values, cuda_pointer memory);
 #define REAL_MEMBER(symbol, name, since, per_thread, parameters, arguments, ...)                   \
     cuda_result(*symbol) parameters;
     SPY_CUDA_CALLS(REAL_MEMBER)
@@ -99,12 +100,12 @@ static bool fails(struct spy_record *record)
 /* A copy to host memory that is not pinned returns when it is done. */
 static uint32_t kind_of_copy(cuda_pointer to)
 {
-    unsigned int type = 0;
-    if (!notes.watching || !real.cuPointerGetAttribute)
+    unsigned int type = 0, attribute = CUDA_POINTER_MEMORY_TYPE;
+    void *value = &type;
+    if (!notes.watching || !real.cuPointerGetAttributes)
         return SPY_ENQUEUE;
-    return real.cuPointerGetAttribute(&type, CUDA_POINTER_MEMORY_TYPE, to) == CUDA_SUCCESS
-               ? SPY_ENQUEUE
-               : SPY_COPY;
+    cuda_result result = real.cuPointerGetAttributes(1, &attribute, &value, to);
+    return result == CUDA_SUCCESS && type != 0 ? SPY_ENQUEUE : SPY_COPY;
 }
 
 /* ---- Calls that are noted -------------------------------------------------------------------- */
@@ -238,8 +239,8 @@ const char *spy_cuda_open(const char *file)
     memcpy(&real.symbol, &function, sizeof function);
     SPY_CUDA_CALLS(FIND)
 #undef FIND
-    function = real_function("cuPointerGetAttribute");
-    memcpy(&real.cuPointerGetAttribute, &function, sizeof function);
+    function = real_function("cuPointerGetAttributes");
+    memcpy(&real.cuPointerGetAttributes, &function, sizeof function);
     real.getProcAddress = real_function("cuGetProcAddress");
     real.getProcAddress_v2 = real_function("cuGetProcAddress_v2");
     return NULL;
