@@ -68,11 +68,6 @@ static attn_status check_heads(const question *ask, attn_error *error)
     int convolution = dims->family == ATTN_LINEAR_SHORT_CONV;
     int good = convolution ? dims->num_k_heads == 0 && dims->head_k_dim == 0
                            : dims->num_k_heads > 0 && dims->num_v_heads % dims->num_k_heads == 0;
-    if (!convolution &&
-        (ask->group.num_kv_heads < 1 || ask->group.num_q_heads % ask->group.num_kv_heads != 0))
-        return FAIL(error, ATTN_FIELD_NUM_KV_HEADS,
-                    "num_kv_heads %d of num_q_heads %d: accepted its divisors",
-                    ask->group.num_kv_heads, ask->group.num_q_heads);
     if (dims->num_v_heads < 1 || !good)
         return FAIL(error, ATTN_FIELD_LINEAR_HEADS,
                     "%d v heads, %d k heads of %d: accepted v heads a multiple of k heads; "
@@ -194,15 +189,18 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
         REFUSE(DTYPE, CONV_DTYPE, all, "%s", verdict_dtype_name(dims->conv_dtype));
 }
 
+/* A convolution alone has no state that a layout could order; it may be said all the same. */
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
     const char *layout = ask->problem.state_layout;
-    if (!has_state(ask))
-        return;
-    if (!layout || (strcmp(layout, ATTN_LAYOUT_STATE_SSM_KV) != 0 &&
-                    strcmp(layout, ATTN_LAYOUT_STATE_SSM_VK) != 0))
+    int known = layout && (strcmp(layout, ATTN_LAYOUT_STATE_SSM_KV) == 0 ||
+                           strcmp(layout, ATTN_LAYOUT_STATE_SSM_VK) == 0);
+    if (has_state(ask) && !known)
         REFUSE(STATE, STATE_LAYOUT, ATTN_LAYOUT_STATE_SSM_KV ", " ATTN_LAYOUT_STATE_SSM_VK, "%s",
                layout ? layout : "absent");
+    if (!has_state(ask) && layout && !known)
+        REFUSE(STATE, STATE_LAYOUT,
+               "absent, " ATTN_LAYOUT_STATE_SSM_KV ", " ATTN_LAYOUT_STATE_SSM_VK, "%s", layout);
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)

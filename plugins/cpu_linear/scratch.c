@@ -18,6 +18,8 @@ int64_t linear_scratch_init(linear_scratch *s, const linear_group *group, float 
     int64_t used = 0, k = panels(group->k_dim), v = panels(group->v_dim), wide = k > v ? k : v;
     s->k_stride = k;
     s->v_stride = v;
+    s->log_decay = 0;
+    s->whole_low = 0;
     s->inputs = take(memory, &used, (MAX_WIDTH - 1 + CHUNK) * wide);
     s->weights = take(memory, &used, (1 + MAX_WIDTH) * wide);
     s->state_inputs = take(memory, &used, (MAX_WIDTH - 1) * wide);

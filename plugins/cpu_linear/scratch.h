@@ -30,6 +30,8 @@ typedef struct linear_scratch {
     float *whole;      /* [k_stride] decay of the whole chunk */
     float *out;        /* [CHUNK][v_stride] */
     float *states;     /* [HEAD_BLOCK][k_dim][v_stride] */
+    double log_decay;  /* lightning: of every row */
+    float whole_low;   /* lightning: what rounding took from `whole`; else 0 */
 } linear_scratch;
 
 /* Set the pointers into `memory`; returns the floats it takes. With memory NULL it says that

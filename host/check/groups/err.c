@@ -29,13 +29,20 @@ struct stage {
     "attn.gr\xC3\xB6\xC3\x9F"                                                                      \
     "e-\xE2\x82\xAC-\xF0\x9F\x92\xA1-\xC3\xA4\xC3\xB6\xC3\xBC/1"
 
+/* Without heads of keys; of a recurrence, without heads at all. */
 static attn_status query_senseless(struct stage *stage, attn_error *error)
 {
     struct rig *rig = stage->rig;
     attn_layer_group group = rig->question.groups[0];
+    attn_linear_dims dims;
     attn_problem problem = rig->question.problems[0];
     attn_verdict verdict = {.struct_size = sizeof verdict};
     group.num_kv_heads = 0;
+    if (group.linear) {
+        dims = *group.linear;
+        dims.num_v_heads = 0;
+        group.linear = &dims;
+    }
     problem.group = &group;
     attn_status status =
         rig->type->query(rig->type, rig->options, rig->services, &problem, &verdict, error);
@@ -159,7 +166,7 @@ static const struct failing {
     attn_status wanted;
     attn_status (*call)(struct stage *stage, attn_error *error);
 } failings[] = {
-    {"query with num_kv_heads 0", NEEDS_NOTHING, ATTN_INVALID_ARGUMENT, query_senseless},
+    {"query without heads", NEEDS_NOTHING, ATTN_INVALID_ARGUMENT, query_senseless},
     {"create with an unknown feature", NEEDS_NOTHING, ATTN_UNSUPPORTED, create_feature},
     {"create with an unknown layout", NEEDS_NOTHING, ATTN_UNSUPPORTED, create_layout},
     {"metadata_size of an unknown kind", NEEDS_METADATA, ATTN_INVALID_ARGUMENT, size_kind},

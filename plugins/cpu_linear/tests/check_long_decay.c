@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_long_decay: lightning attention over a long prompt. Its decay is one number for all rows,
+ * so a rounding of it would not average out.
+ */
+#include "attnhost.h"
+#include "host/base/error.h"
+#include "host/base/mix.h"
+#include "tests/tools/test_main.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIM = 16, CHANNELS = 3 * DIM, TOKENS = 32768, SLOTS = 2 };
+
+static float rows[TOKENS][CHANNELS], out[TOKENS][DIM], state[SLOTS][DIM][DIM];
+static double expected[DIM][DIM];
+
+/* Keys and values whose products have a mean, so that old ones count, and noise. */
+static void make_rows(void)
+{
+    uint64_t seed = 7;
+    for (int t = 0; t < TOKENS; t++)
+        for (int c = 0; c < CHANNELS; c++) {
+            seed = mix_absorb(seed, (uint64_t)(t * CHANNELS + c));
+            rows[t][c] = 0.25f + (float)(seed >> 40) / (1 << 24);
+        }
+}
+
+/* S <- e^a S + k v', in fp64. */
+static void expect_state(float log_decay)
+{
+    const double decay = exp(log_decay);
+    memset(expected, 0, sizeof expected);
+    for (int t = 0; t < TOKENS; t++)
+        for (int i = 0; i < DIM; i++)
+            for (int j = 0; j < DIM; j++)
+                expected[i][j] = decay * expected[i][j] +
+                                 (double)rows[t][DIM + i] * (double)rows[t][2 * DIM + j];
+}
+
+/* ---- One layer, one head, one sequence ------------------------------------------------------- */
+
+static const attn_linear_dims dims = {.struct_size = sizeof dims,
+                                      .family = ATTN_LINEAR_LIGHTNING,
+                                      .num_k_heads = 1,
+                                      .num_v_heads = 1,
+                                      .head_k_dim = DIM,
+                                      .head_v_dim = DIM,
+                                      .state_dtype = ATTN_F32};
+static const attn_layer layer = {.struct_size = sizeof layer};
+static const attn_layer_group group = {.struct_size = sizeof group,
+                                       .kind = ATTN_KIND_LINEAR,
+                                       .window_left = -1,
+                                       .sm_scale = 1,
+                                       .num_layers = 1,
+                                       .layers = &layer,
+                                       .linear = &dims};
+static const attn_bounds bounds = {.struct_size = sizeof bounds,
+                                   .modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND),
+                                   .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+                                   .max_seqs = 1,
+                                   .max_tokens = TOKENS,
+                                   .max_q_len = TOKENS,
+                                   .max_kv_len = TOKENS,
+                                   .max_kv_tokens = TOKENS};
+
+static host_error error;
+
+#define GOOD(call) ck_assert_msg((call) == ATTN_OK, "%s", host_error_text(&error))
+
+static void view(attn_tensor *tensor, void *data, uint32_t ndim, const int64_t *shape)
+{
+    GOOD(attnhost_tensor_init(tensor, data, ATTN_DEVICE_CPU, 0, ATTN_F32, ndim, shape, NULL,
+                              &error.base));
+}
+
+static void forward(attnhost_metadata *metadata, float log_decay)
+{
+    attn_tensor mixed_qkv, written, slots, a_log;
+    view(&mixed_qkv, rows, 2, (const int64_t[]){TOKENS, CHANNELS});
+    view(&written, out, 3, (const int64_t[]){TOKENS, 1, DIM});
+    view(&slots, state, 4, (const int64_t[]){SLOTS, 1, DIM, DIM});
+    view(&a_log, &log_decay, 1, (const int64_t[]){1});
+    const attn_tensor *operands[ATTN_ROLE_COUNT] = {[ATTN_ROLE_MIXED_QKV] = &mixed_qkv,
+                                                    [ATTN_ROLE_OUT] = &written,
+                                                    [ATTN_ROLE_STATE] = &slots,
+                                                    [ATTN_ROLE_A_LOG] = &a_log};
+    const attn_forward_args args = {
+        .struct_size = sizeof args, .num_operands = ATTN_ROLE_COUNT, .operands = operands};
+    GOOD(attnhost_forward(metadata, 0, &args, NULL, &error.base));
+}
+
+static void plan(attnhost_metadata *metadata)
+{
+    static const int32_t lens[] = {TOKENS}, prefixes[] = {0}, indptr[] = {0, TOKENS};
+    static const int32_t slot[] = {1}, initial[] = {0};
+    const attn_state_batch states = {
+        .struct_size = sizeof states, .slot = {slot, slot}, .has_initial = {initial, initial}};
+    const attn_batch batch = {.struct_size = sizeof batch,
+                              .mode = ATTN_MODE_EXTEND,
+                              .num_seqs = 1,
+                              .num_tokens = TOKENS,
+                              .num_real_seqs = 1,
+                              .num_real_tokens = TOKENS,
+                              .max_q_len = TOKENS,
+                              .max_kv_len = TOKENS,
+                              .seq_lens = {lens, lens},
+                              .prefix_lens = {prefixes, prefixes},
+                              .q_indptr = {indptr, indptr},
+                              .state = &states};
+    GOOD(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base));
+}
+
+static attnhost *open_host(const char *isa)
+{
+    const attnhost_params params = {.struct_size = sizeof params, .num_threads = 1};
+    const char *const pairs[] = {"isa", isa};
+    const char *folder = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    char path[4096];
+    attnhost *host;
+    host_error_init(&error);
+    ck_assert_msg(folder != NULL, "ATTNHOST_TEST_PLUGIN_DIR is not set");
+    snprintf(path, sizeof path, "%s/cpu_linear.so", folder);
+    GOOD(attnhost_create(&params, &host, &error.base));
+    GOOD(attnhost_load_plugin(host, path, &error.base));
+    GOOD(attnhost_define_backend(host, "linear", "cpu_linear", pairs, 1, &error.base));
+    return host;
+}
+
+static void run(const char *isa, float log_decay)
+{
+    attn_device device = {.struct_size = sizeof device};
+    attnhost *host = open_host(isa);
+    attnhost_backend *backend;
+    attnhost_metadata *metadata;
+    GOOD(attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, &error.base));
+    const attn_problem problem = {.struct_size = sizeof problem,
+                                  .device = &device,
+                                  .group = &group,
+                                  .bounds = &bounds,
+                                  .state_layout = ATTN_LAYOUT_STATE_SSM_KV,
+                                  .q_dtype = ATTN_F32,
+                                  .kv_dtype = ATTN_F32,
+                                  .out_dtype = ATTN_F32,
+                                  .tp_size = 1};
+    GOOD(attnhost_compose(host, "linear", &problem, 1, &backend, &error.base));
+    GOOD(attnhost_metadata_create(backend, ATTN_METADATA_EAGER, &bounds, NULL, &metadata,
+                                  &error.base));
+    plan(metadata);
+    forward(metadata, log_decay);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+    attnhost_destroy(host);
+}
+
+/* ---- Tests ----------------------------------------------------------------------------------- */
+
+static const char *const isas[] = {"generic", "auto"};
+
+/* The first rounds to a neighbour of 1 that is 1.5 times as far, the second to 1: decays of single
+ * rows, multiplied, are off by 6e-4 of the state at the end. The third forgets within the prompt.
+ */
+static const float log_decays[] = {-4e-8f, -2e-8f, -1e-3f};
+
+enum { ISAS = sizeof isas / sizeof isas[0], DECAYS = sizeof log_decays / sizeof log_decays[0] };
+
+START_TEST(the_state_of_a_long_prompt)
+{
+    const float log_decay = log_decays[_i % DECAYS];
+    double worst = 0;
+    make_rows();
+    expect_state(log_decay);
+    run(isas[_i / DECAYS], log_decay);
+    for (int i = 0; i < DIM; i++)
+        for (int j = 0; j < DIM; j++)
+            worst = fmax(worst, fabs(state[1][i][j] / expected[i][j] - 1));
+    ck_assert_msg(worst < 2e-6, "log decay %g: the state is off by %g of itself", (double)log_decay,
+                  worst);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *made = suite_create("long_decay");
+    TCase *tests = tcase_create("long_decay");
+    tcase_add_loop_test(tests, the_state_of_a_long_prompt, 0, ISAS * DECAYS);
+    suite_add_tcase(made, tests);
+    return made;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
