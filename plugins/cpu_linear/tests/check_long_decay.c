@@ -161,7 +161,7 @@ static void run(const char *isa, float log_decay)
 static const char *const isas[] = {"generic", "auto"};
 
 /* The first rounds to a neighbour of 1 that is 1.5 times as far, the second to 1: decays of single
- * rows, multiplied, are off by 6e-4 of the state at the end. The third forgets within the prompt.
+ * rows, multiplied, are off by 3e-4 of the state at the end. The third forgets within the prompt.
  */
 static const float log_decays[] = {-4e-8f, -2e-8f, -1e-3f};
 
