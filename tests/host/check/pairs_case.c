@@ -168,13 +168,17 @@ int pairs_share_a_layout(attnhost *host, const char *first, const char *second)
     return 0;
 }
 
-int pairs_serves(const struct pairs_place *place, const char *backend)
+int pairs_serves(const struct pairs_place *place, const char *backend, int variant,
+                 char text[PAIRS_TEXT])
 {
     struct run run;
-    begin(&run, place, backend, backend, 0);
+    begin(&run, place, backend, backend, variant);
     go(&run);
     finish(&run);
-    return !is_refused(&run);
+    if (!is_refused(&run))
+        return 1;
+    snprintf(text, PAIRS_TEXT, "%s", host_error_text(&run.error));
+    return 0;
 }
 
 /* ---- Judging --------------------------------------------------------------------------------- */

@@ -27,8 +27,9 @@ attnhost *pairs_host(const struct pairs_place *place, char text[PAIRS_TEXT]);
 /* Do both read some layout, as they declare? -1 = there is no such backend. */
 int pairs_share_a_layout(attnhost *host, const char *first, const char *second);
 
-/* Does the backend serve the model of variant 0 there? */
-int pairs_serves(const struct pairs_place *place, const char *backend);
+/* Does the backend serve the model of a variant there? If not, `text` says why. */
+int pairs_serves(const struct pairs_place *place, const char *backend, int variant,
+                 char text[PAIRS_TEXT]);
 
 /* Run `prefill` alone, and `prefill`, then `decode`; NULL, or what is wrong, in `text`. Of backends
  * that share a layout every row of both runs has to be within the pass rule, of the same number of
