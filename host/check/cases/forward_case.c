@@ -175,6 +175,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", growing scores");
     if (spec->special_values)
         say(line, ", special values");
+    if (spec->device_scales)
+        say(line, ", scales on the device");
     if (spec->read_only_layer)
         say(line, ", read-only layer");
 }

@@ -96,6 +96,7 @@ struct case_spec {
      * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
+    bool device_scales;   /* scales are on the device alone */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds; /* bounds beyond what the batch needs */

@@ -382,17 +382,20 @@ static void view_operands(const struct viewing *v)
     view_tensor(v, ATTN_ROLE_ALIBI_SLOPES, PART_SLOPES);
 }
 
-/* On the host always, on the device sometimes: both are allowed. */
+/* On the host, on the device too sometimes, or there alone: all is allowed. The oracle, which has
+ * no device arrays, finds them on the host. */
 static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
 {
     const struct case_spec *spec = &v->c->spec;
     bool per_head = spec->scale_granularity == ATTN_SCALE_PER_HEAD;
+    bool alone = spec->device_scales && v->place->arena == v->c->memory;
     return (attn_scale){
         .struct_size = sizeof(attn_scale),
         .granularity = spec->scale_granularity,
         .count = per_head ? (uint32_t)spec->num_kv_heads : 1,
-        .host = case_part(v->c, part),
-        .device = case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
+        .host = alone ? NULL : case_part(v->c, part),
+        .device =
+            alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
     };
 }
 
