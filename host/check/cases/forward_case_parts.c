@@ -82,6 +82,10 @@ static void lay_out_arrays(struct forward_case *c)
         add_part(c, PART_MASK_BITS, bytes);
         add_part(c, PART_MASK_INDPTR, (uint64_t)(seqs + 1) * sizeof(int64_t));
     }
+    if (spec->hint != HINT_NONE) {
+        add_ints(c, PART_HINT_SEQS, seqs + 2);
+        add_ints(c, PART_HINT_LENS, seqs + 2);
+    }
     if (spec->multi_item) {
         add_ints(c, PART_ITEM_PREFIX, seqs);
         add_ints(c, PART_ITEM_LEN, seqs);
@@ -297,6 +301,34 @@ static void view_spec(const struct viewing *v)
     v->view->batch.spec = &v->view->spec;
 }
 
+static attn_i32_array ints_from(const struct viewing *v, enum case_part_id part, uint32_t from)
+{
+    attn_i32_array array = ints(v, part);
+    array.host = array.host ? array.host + from : NULL;
+    array.device = array.device ? array.device + from : NULL;
+    return array;
+}
+
+/* The oracle, which needs none, gets the hint as well. */
+static void view_hint(const struct viewing *v)
+{
+    const struct forward_case *c = v->c;
+    uint32_t first = 0, runs = 0, last = 0;
+    if (c->spec.hint == HINT_NONE)
+        return;
+    for (int32_t s = 0, end, length; s < v->lengths->num_seqs; s = end, runs++) {
+        case_hint_run(c, s, &end, &length);
+        first += c->spec.hint == HINT_SOME && length == 0 && first == runs;
+        last = c->spec.hint != HINT_SOME || length > 0 ? runs + 1 : last;
+    }
+    v->view->shared =
+        (attn_shared_prefix){.struct_size = sizeof v->view->shared,
+                             .num_groups = last > first ? last - first : 0,
+                             .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
+                             .prefix_len = ints_from(v, PART_HINT_LENS, first)};
+    v->view->batch.shared_prefix = &v->view->shared;
+}
+
 static void view_batch(const struct viewing *v)
 {
     const struct case_lengths *l = v->lengths;
@@ -323,6 +355,7 @@ static void view_batch(const struct viewing *v)
     }
     view_mask(v);
     view_spec(v);
+    view_hint(v);
     if (v->c->spec.kv_layout)
         view_kv(v);
 }
