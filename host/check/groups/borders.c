@@ -223,6 +223,10 @@ static void run_at(const struct spec_line *line, int32_t value)
     if (!make_at(line, value, &spec))
         return;
     check_note(run, "%s %d", line->axis->name, value);
+    if (value <= line->axis->most_run && case_spec_defect(&spec)) {
+        check_fail(run, "query accepts %s %d, of which there is no case", line->axis->name, value);
+        return;
+    }
     if (value <= line->axis->most_run) {
         numerics_run(run, &spec, line->options, &exactly);
         return;
