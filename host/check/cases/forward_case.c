@@ -82,8 +82,7 @@ static bool shares_wrongly(const struct case_spec *spec)
             continue;
         if (s == 0 || shared < 0 || shared % spec->page_size != 0 ||
             shared > spec->sequences[s].prefix_len || shared > spec->sequences[s - 1].prefix_len ||
-            spec->attn_type != ATTN_TYPE_DECODER || case_is_expanded(spec) ||
-            spec->special_values)
+            spec->attn_type != ATTN_TYPE_DECODER || case_is_expanded(spec) || spec->special_values)
             return true;
     }
     return spec->hint != HINT_NONE && !spec->kv_layout;

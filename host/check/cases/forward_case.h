@@ -108,7 +108,7 @@ struct case_spec {
      * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
-    enum case_hint hint;   /* of what sequences share */
+    enum case_hint hint;  /* of what sequences share */
     bool device_scales;   /* scales are on the device alone */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;

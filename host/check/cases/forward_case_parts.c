@@ -321,11 +321,10 @@ static void view_hint(const struct viewing *v)
         first += c->spec.hint == HINT_SOME && length == 0 && first == runs;
         last = c->spec.hint != HINT_SOME || length > 0 ? runs + 1 : last;
     }
-    v->view->shared =
-        (attn_shared_prefix){.struct_size = sizeof v->view->shared,
-                             .num_groups = last > first ? last - first : 0,
-                             .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
-                             .prefix_len = ints_from(v, PART_HINT_LENS, first)};
+    v->view->shared = (attn_shared_prefix){.struct_size = sizeof v->view->shared,
+                                           .num_groups = last > first ? last - first : 0,
+                                           .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
+                                           .prefix_len = ints_from(v, PART_HINT_LENS, first)};
     v->view->batch.shared_prefix = &v->view->shared;
 }
 
@@ -427,8 +426,7 @@ static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
         .granularity = spec->scale_granularity,
         .count = per_head ? (uint32_t)spec->num_kv_heads : 1,
         .host = alone ? NULL : case_part(v->c, part),
-        .device =
-            alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
+        .device = alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
     };
 }
 

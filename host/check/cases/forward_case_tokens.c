@@ -466,8 +466,8 @@ static attn_status hide_keys(struct forward_case *c, int32_t s, attn_error *erro
     for (int32_t t = 0; t < q_len; t++)
         sights[t] = case_sight(c, s, t);
     for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
-        bool spared = (new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE)) ||
-                      case_is_shared(c, s, j);
+        bool spared =
+            (new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE)) || case_is_shared(c, s, j);
         for (int32_t h = 0; h < c->spec.num_kv_heads && !spared && !is_seen(sights, q_len, j); h++)
             put_key(c, s, j, h, nan, nan);
     }

@@ -98,7 +98,8 @@ static char *place(const struct moved *m, char *base, const attn_tensor *tensor,
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* What is done with the vectors of a moved operand: `bytes` of one, in the original and the copy. */
+/* What is done with the vectors of a moved operand: `bytes` of one, in the original and the copy.
+ */
 typedef void (*use_vector)(char *original, char *copy, size_t bytes);
 
 static void put(char *original, char *copy, size_t bytes)
@@ -224,8 +225,7 @@ static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t l
         operands[role] = &moved[role].to;
     }
     if (status == ATTN_OK)
-        status =
-            forward(strider->inner->ops, decode, metadata, layer_id, &args, stream, error);
+        status = forward(strider->inner->ops, decode, metadata, layer_id, &args, stream, error);
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         if (status == ATTN_OK && moved[role].from)
             status = move_back(strider, role, &moved[role], stream, error);

@@ -183,8 +183,8 @@ static void set_latent_heads(struct case_spec *spec, int32_t value)
 }
 
 static const struct spec_axis latent_axes[] = {
-    {"kv_lora_rank", 1024, set_lora},  {"rope_dim", 1024, set_rope},
-    {"nope_dim", 1024, set_nope},      {"v_head_dim", 1024, set_values},
+    {"kv_lora_rank", 1024, set_lora},      {"rope_dim", 1024, set_rope},
+    {"nope_dim", 1024, set_nope},          {"v_head_dim", 1024, set_values},
     {"num_q_heads", 66, set_latent_heads}, {"page_size", 700, set_page_size},
 };
 
@@ -200,6 +200,7 @@ struct spec_line {
     const attn_options *options;
     const struct case_spec *base;
     const struct spec_axis *axis;
+    bool beyond; /* what is next to the borders, not what is at them */
 };
 
 static bool make_at(const struct spec_line *line, int32_t value, struct case_spec *spec)
@@ -261,11 +262,14 @@ static void judge_line(const struct spec_line *line)
         check_skip(line->run, "query accepts no %s of 0..%d", line->axis->name, EACH);
         return;
     }
+    if (line->beyond) {
+        refuse_at(line, (int64_t)borders.least - 1);
+        refuse_at(line, (int64_t)borders.most + 1);
+        return;
+    }
     run_at(line, borders.least);
     if (borders.most != borders.least && line->run->code == CHECK_PASS)
         run_at(line, borders.most);
-    refuse_at(line, (int64_t)borders.least - 1);
-    refuse_at(line, (int64_t)borders.most + 1);
 }
 
 /* Few keys and queries: an axis is what counts. */
@@ -284,8 +288,7 @@ static void set_short(struct case_spec *spec)
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
     }
-static const struct grid_choice softmax_choices[] = {
-    MODES, {AXIS_LAYOUT, BIT(0)}, {0, 0}};
+static const struct grid_choice softmax_choices[] = {MODES, {AXIS_LAYOUT, BIT(0)}, {0, 0}};
 static const struct mla_choice latent_choice = {
     MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), {MODES}};
 
@@ -299,13 +302,14 @@ static int32_t count_mla_borders(const struct check_subject *subject)
     return LATENT_AXES * numerics_mla_count(subject, &latent_choice);
 }
 
-static void run_line(struct check_run *run, const struct spec_axis *axes, int32_t num_axes,
-                     bool latent)
+static void run_line(struct check_run *run, bool latent, bool beyond)
 {
+    const struct spec_axis *axes = latent ? latent_axes : softmax_axes;
+    int32_t num_axes = latent ? LATENT_AXES : SOFTMAX_AXES;
     struct grid *grid = grid_of(run->subject);
     struct check_run base = *run;
     struct case_spec spec;
-    struct spec_line line = {.run = run, .grid = grid, .base = &spec};
+    struct spec_line line = {.run = run, .grid = grid, .base = &spec, .beyond = beyond};
     CHECK_THAT(run, grid, "no memory for the grid");
     base.index = run->index / num_axes;
     line.axis = &axes[run->index % num_axes];
@@ -322,12 +326,22 @@ static void run_line(struct check_run *run, const struct spec_axis *axes, int32_
 
 static void run_borders(struct check_run *run)
 {
-    run_line(run, softmax_axes, SOFTMAX_AXES, false);
+    run_line(run, false, false);
+}
+
+static void run_beyond(struct check_run *run)
+{
+    run_line(run, false, true);
 }
 
 static void run_mla_borders(struct check_run *run)
 {
-    run_line(run, latent_axes, LATENT_AXES, true);
+    run_line(run, true, false);
+}
+
+static void run_mla_beyond(struct check_run *run)
+{
+    run_line(run, true, true);
 }
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
@@ -398,8 +412,8 @@ static void refuse_linear_at(const struct linear_line *line, int64_t value)
 
 static void change_short(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 18, .has_initial = true}, {.rows = 1, .in_place = true}};
+    static const struct linear_case_sequence sequences[] = {{.rows = 18, .has_initial = true},
+                                                            {.rows = 1, .in_place = true}};
     (void)index;
     linear_set_extend(spec, 2, sequences);
     spec->padded = 0;
@@ -418,7 +432,7 @@ static int32_t count_linear_borders(const struct check_subject *subject)
 }
 
 /* linear_find_case() counts families first, so the axis is the slower index. */
-static void run_linear_borders(struct check_run *run)
+static void run_linear_line(struct check_run *run, bool beyond)
 {
     struct linear_spec spec;
     int32_t families = linear_count_families(run->subject);
@@ -431,11 +445,24 @@ static void run_linear_borders(struct check_run *run)
         check_skip(run, "query accepts no %s of 0..%d", line.axis->name, EACH);
         return;
     }
+    if (beyond) {
+        refuse_linear_at(&line, (int64_t)borders.least - 1);
+        refuse_linear_at(&line, (int64_t)borders.most + 1);
+        return;
+    }
     run_linear_at(&line, borders.least);
     if (borders.most != borders.least && run->code == CHECK_PASS)
         run_linear_at(&line, borders.most);
-    refuse_linear_at(&line, (int64_t)borders.least - 1);
-    refuse_linear_at(&line, (int64_t)borders.most + 1);
+}
+
+static void run_linear_borders(struct check_run *run)
+{
+    run_linear_line(run, false);
+}
+
+static void run_linear_beyond(struct check_run *run)
+{
+    run_linear_line(run, true);
 }
 
 /* ---- Flags ----------------------------------------------------------------------------------- */
@@ -683,23 +710,28 @@ static void run_linear_climb(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, sentence, needs)                                                           \
+#define ROW(rule, name, counter, needs, sentence)                                                  \
     {                                                                                              \
-        rule, #name, sentence, needs, count_##name, run_##name                                     \
+        rule, #name, sentence, needs, counter, run_##name                                          \
     }
 
 const struct check check_borders[] = {
-    ROW("CAPS-02", borders, "the smallest and the largest value of each axis run, the next do not",
-        CHECK_NEEDS_COMPUTE),
-    ROW("CAPS-02", mla_borders, "so it is with each axis of latent layers", CHECK_NEEDS_COMPUTE),
-    ROW("CAPS-02", linear_borders, "so it is with each axis of linear layers",
-        CHECK_NEEDS_COMPUTE),
-    ROW("CAPT-01", flags, "on a CPU CAPTURING is refused; so is what is to be written, read-only",
-        CHECK_NEEDS_COMPUTE),
-    ROW("CAPT-01", mla_flags, "so it is with latent layers", CHECK_NEEDS_COMPUTE),
-    ROW("WORK-02", climb, "no region becomes smaller at any size of any bound", 0),
-    ROW("WORK-02", mla_climb, "nor one of latent layers", 0),
-    {"WORK-02", "linear_climb", "nor one of linear layers", 0, linear_count_families,
-     run_linear_climb},
+    ROW("CAPS-02", borders, count_borders, CHECK_NEEDS_COMPUTE,
+        "the smallest and the largest value of each axis that query accepts run"),
+    ROW("CAPS-02", mla_borders, count_mla_borders, CHECK_NEEDS_COMPUTE,
+        "so do those of each axis of latent layers"),
+    ROW("CAPS-02", linear_borders, count_linear_borders, CHECK_NEEDS_COMPUTE,
+        "so do those of each axis of linear layers"),
+    ROW("CAPS-03", beyond, count_borders, 0, "the next values are refused by create as well"),
+    ROW("CAPS-03", mla_beyond, count_mla_borders, 0,
+        "the next values of latent layers are refused by create as well"),
+    ROW("CAPS-03", linear_beyond, count_linear_borders, 0,
+        "the next values of linear layers are refused by create as well"),
+    ROW("CAPT-01", flags, count_flags, CHECK_NEEDS_COMPUTE,
+        "on a CPU CAPTURING is refused; so is what is to be written, read-only"),
+    ROW("CAPT-01", mla_flags, count_mla_flags, CHECK_NEEDS_COMPUTE, "so it is with latent layers"),
+    ROW("WORK-02", climb, count_climb, 0, "no region becomes smaller at any size of any bound"),
+    ROW("WORK-02", mla_climb, count_mla_climb, 0, "nor one of latent layers"),
+    ROW("WORK-02", linear_climb, linear_count_families, 0, "nor one of linear layers"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -27,7 +27,8 @@ static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_me
 
 /* ---- Rows of codes --------------------------------------------------------------------------- */
 
-/* A case that is being filled; of keys and of values, which code is the next and which there are. */
+/* A case that is being filled; of keys and of values, which code is the next and which there are.
+ */
 struct coding {
     struct forward_case *c;
     int32_t next[2];
@@ -185,10 +186,10 @@ static void set_lengths(struct case_spec *spec)
     static const int32_t prefixes[] = {0, 16, 77, 4};
     spec->num_sequences = 4;
     for (int32_t s = 0; s < 4; s++)
-        spec->sequences[s] = (struct case_sequence){
-            .prefix_len = prefixes[s],
-            .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : 1 + s % 3,
-            .tokens_of = s};
+        spec->sequences[s] =
+            (struct case_sequence){.prefix_len = prefixes[s],
+                                   .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : 1 + s % 3,
+                                   .tokens_of = s};
     spec->wants_lse = true;
 }
 
@@ -282,9 +283,13 @@ LATENT(mla_device_scales, judge_device_scales, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3
 
 /* One thing that is wrong with the scale of one role. */
 enum { NO_VALUE, ONE_LESS, ONE_MORE, OTHER_GRANULARITY, NO_GRANULARITY, NOWHERE, NO_ARRAY, FAULTS };
-static const char *const fault_names[FAULTS] = {
-    "has count 0",     "has one value too few", "has one value too many", "has another granularity",
-    "is for unscaled", "is nowhere",            "is beyond num_scales"};
+static const char *const fault_names[FAULTS] = {"has count 0",
+                                                "has one value too few",
+                                                "has one value too many",
+                                                "has another granularity",
+                                                "is for unscaled",
+                                                "is nowhere",
+                                                "is beyond num_scales"};
 
 struct scale_fault {
     uint32_t role;
@@ -307,8 +312,8 @@ static void spoil_scale(void *ctx, attn_forward_args *args, const attn_tensor **
     else if (fault->fault == ONE_MORE)
         scale->count++;
     else if (fault->fault == OTHER_GRANULARITY)
-        scale->granularity = scale->granularity == ATTN_SCALE_PER_HEAD ? ATTN_SCALE_PER_TENSOR
-                                                                       : ATTN_SCALE_PER_HEAD;
+        scale->granularity =
+            scale->granularity == ATTN_SCALE_PER_HEAD ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
     else if (fault->fault == NO_GRANULARITY)
         scale->granularity = ATTN_SCALE_NONE;
     else if (fault->fault == NOWHERE)

@@ -56,8 +56,7 @@ static void judge_hints(struct check_run *run, const struct grid *grid,
 }
 
 static const struct grid_choice softmax_choices[] = {
-    {AXIS_MODE,
-     BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
+    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
     {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)},
     {0, 0}};

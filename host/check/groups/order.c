@@ -89,8 +89,8 @@ static bool repeat(struct case_session *session, struct forward_case *c, const c
         status = case_session_try(session, c, NULL, NULL, &error.base);
     session->num_runs++;
     if (status == ATTN_OK)
-        status = device_copy(c->device, c->actual, c->memory, c->bytes, session->stream,
-                             &error.base);
+        status =
+            device_copy(c->device, c->actual, c->memory, c->bytes, session->stream, &error.base);
     if (status == ATTN_OK)
         status = session_check_memory(session, &error.base);
     bool same = status == ATTN_OK && same_results(c, first);
@@ -230,8 +230,7 @@ static int32_t count_linear_any_order(const struct check_subject *subject)
     return 2 * linear_count_families(subject);
 }
 
-static void judge_linear_orders(struct linear_bench *bench, struct odd_host *odd,
-                                const void *first)
+static void judge_linear_orders(struct linear_bench *bench, struct odd_host *odd, const void *first)
 {
     struct check_run *run = bench->run;
     bool deterministic = case_session_verdict(bench->session)->notes & ATTN_NOTE_DETERMINISTIC;

@@ -41,7 +41,9 @@ static bool move_each(struct check_run *run, struct strider *strider, judge_once
         if (judge(ctx, why, sizeof why))
             continue;
         snprintf(text, size, "%s with other strides%s: %s", strider_name(strider),
-                 strider->form == STRIDER_TURNED ? " and outer dimensions turned round" : "", why);
+                 n >= 0 && strider->form == STRIDER_TURNED ? " and outer dimensions turned round"
+                                                           : "",
+                 why);
         return false;
     }
     return true;
