@@ -221,6 +221,10 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
         return fail(error, ATTN_INVALID_ARGUMENT,
                     "num_q_heads %d: accepted multiples of num_kv_heads, %d",
                     problem.group->num_q_heads, problem.group->num_kv_heads);
+    if (problem.group->head_dim < 1 || problem.group->v_head_dim < 1 || problem.page_size < 1)
+        return fail(error, ATTN_INVALID_ARGUMENT,
+                    "head_dim %d, v_head_dim %d, page_size %d: accepted 1 and more",
+                    problem.group->head_dim, problem.group->v_head_dim, problem.page_size);
     verdict.reasons_capacity = answer->reasons_capacity;
     verdict.reasons = answer->reasons;
     check_problem(&problem, &verdict);
@@ -740,9 +744,10 @@ static const layer_facts *find_layer(const attn_instance *instance, int32_t laye
     return NULL;
 }
 
+/* What a forward writes must not be read-only: `written` says so of this operand. */
 static attn_status take_operand(const attn_forward_args *args, uint32_t role, const char *name,
-                                attn_dtype dtype, uint32_t ndim, const attn_tensor **operand,
-                                attn_error *error)
+                                attn_dtype dtype, uint32_t ndim, int written,
+                                const attn_tensor **operand, attn_error *error)
 {
     *operand = attn_operand(args, role);
     if (!*operand)
@@ -751,26 +756,31 @@ static attn_status take_operand(const attn_forward_args *args, uint32_t role, co
         (ndim > 2 && (*operand)->strides[ndim - 1] != 1))
         return fail(error, ATTN_INVALID_ARGUMENT, "operand %s: wrong dtype, ndim or inner stride",
                     name);
+    if (written && (*operand)->flags & ATTN_TENSOR_READ_ONLY)
+        return fail(error, ATTN_INVALID_ARGUMENT, "operand %s is read-only", name);
     return ATTN_OK;
 }
 
 static attn_status take_operands(work *w, const attn_forward_args *args, attn_error *error)
 {
     attn_dtype dtype = w->layer->dtype;
-    attn_status status = take_operand(args, ATTN_ROLE_Q, "q", dtype, 3, &w->q, error);
-    if (status == ATTN_OK)
-        status = take_operand(args, ATTN_ROLE_OUT, "out", dtype, 3, &w->out, error);
-    if (status == ATTN_OK)
-        status = take_operand(args, ATTN_ROLE_K_CACHE, "k_cache", dtype, 4, &w->k_cache, error);
-    if (status == ATTN_OK)
-        status = take_operand(args, ATTN_ROLE_V_CACHE, "v_cache", dtype, 4, &w->v_cache, error);
     int is_new = attn_operand(args, ATTN_ROLE_K) || attn_operand(args, ATTN_ROLE_V);
+    int saves = is_new && args->flags & ATTN_FORWARD_SAVE_KV;
+    attn_status status = take_operand(args, ATTN_ROLE_Q, "q", dtype, 3, 0, &w->q, error);
+    if (status == ATTN_OK)
+        status = take_operand(args, ATTN_ROLE_OUT, "out", dtype, 3, 1, &w->out, error);
+    if (status == ATTN_OK)
+        status =
+            take_operand(args, ATTN_ROLE_K_CACHE, "k_cache", dtype, 4, saves, &w->k_cache, error);
+    if (status == ATTN_OK)
+        status =
+            take_operand(args, ATTN_ROLE_V_CACHE, "v_cache", dtype, 4, saves, &w->v_cache, error);
     if (status == ATTN_OK && is_new)
-        status = take_operand(args, ATTN_ROLE_K, "k", dtype, 3, &w->k, error);
+        status = take_operand(args, ATTN_ROLE_K, "k", dtype, 3, 0, &w->k, error);
     if (status == ATTN_OK && is_new)
-        status = take_operand(args, ATTN_ROLE_V, "v", dtype, 3, &w->v, error);
+        status = take_operand(args, ATTN_ROLE_V, "v", dtype, 3, 0, &w->v, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
-        status = take_operand(args, ATTN_ROLE_LSE, "lse", ATTN_F32, 2, &w->lse, error);
+        status = take_operand(args, ATTN_ROLE_LSE, "lse", ATTN_F32, 2, 1, &w->lse, error);
     return status;
 }
 
@@ -802,6 +812,8 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id, const attn
     const attn_services *services = metadata->instance->services;
     if (!metadata->planned)
         return fail(error, ATTN_BAD_STATE, "no batch is planned");
+    if (args->flags & ATTN_FORWARD_CAPTURING)
+        return fail(error, ATTN_CAPTURE_UNSUPPORTED, "nothing can be captured on a processor");
     work w = {.metadata = metadata, .layer = find_layer(metadata->instance, layer_id)};
     if (!w.layer)
         return fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d is unknown", layer_id);

@@ -62,6 +62,8 @@ struct threads {
     attn_task task;
     void *arg;
     int64_t num_tasks;
+    threads_runner runner; /* NULL = this pool */
+    void *runner_ctx;
     _Alignas(CACHE_LINE) _Atomic int64_t next;
     _Alignas(CACHE_LINE) _Atomic attn_status status;
 
@@ -193,15 +195,24 @@ static void close_and_wait(struct threads *threads)
     pthread_mutex_unlock(&threads->mutex);
 }
 
-attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task task, void *arg)
+void threads_set_runner(struct threads *threads, threads_runner run, void *ctx)
 {
-    if (in_task)
-        return ATTN_BAD_STATE;
-    if (num_tasks < 0 || !task)
-        return ATTN_INVALID_ARGUMENT;
-    if (num_tasks == 0)
-        return ATTN_OK;
-    pthread_mutex_lock(&threads->callers);
+    threads->runner = run;
+    threads->runner_ctx = ctx;
+}
+
+static attn_status run_elsewhere(struct threads *threads, int64_t num_tasks, attn_task task,
+                                 void *arg)
+{
+    in_task = true;
+    attn_status status = threads->runner(threads->runner_ctx, num_tasks, task, arg);
+    in_task = false;
+    return status;
+}
+
+/* By the pool; `callers` is held. */
+static attn_status run_job(struct threads *threads, int64_t num_tasks, attn_task task, void *arg)
+{
     threads->task = task;
     threads->arg = arg;
     threads->num_tasks = num_tasks;
@@ -213,7 +224,20 @@ attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task ta
     run_tasks(threads, 0);
     if (shared)
         close_and_wait(threads);
-    attn_status status = atomic_load(&threads->status);
+    return atomic_load(&threads->status);
+}
+
+attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task task, void *arg)
+{
+    if (in_task)
+        return ATTN_BAD_STATE;
+    if (num_tasks < 0 || !task)
+        return ATTN_INVALID_ARGUMENT;
+    if (num_tasks == 0)
+        return ATTN_OK;
+    pthread_mutex_lock(&threads->callers);
+    attn_status status = threads->runner ? run_elsewhere(threads, num_tasks, task, arg)
+                                         : run_job(threads, num_tasks, task, arg);
     pthread_mutex_unlock(&threads->callers);
     return status;
 }

@@ -33,6 +33,12 @@ uint32_t threads_num_workers(const struct threads *threads);
  * threads are served one after the other. What the tasks wrote is seen by the caller. */
 attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task task, void *arg);
 
+/* From now on jobs of this pool are run by `run` on the calling thread, in whatever order and with
+ * whatever workers below num_workers it likes; NULL = by the pool. For checks that a result does
+ * not depend on that. No job is running. */
+typedef attn_status (*threads_runner)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
+void threads_set_runner(struct threads *threads, threads_runner run, void *ctx);
+
 /* The same without a pool: all tasks on this thread, in order, as worker 0. */
 attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);
 

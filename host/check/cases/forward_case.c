@@ -73,6 +73,21 @@ static bool is_not_plain_causal(const struct case_spec *spec)
            spec->window_right != 0 || spec->attention_chunk != 0;
 }
 
+/* What sequences have in common: whole pages of prefixes, which the cache alone has. */
+static bool shares_wrongly(const struct case_spec *spec)
+{
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        int32_t shared = spec->sequences[s].shared;
+        if (shared == 0)
+            continue;
+        if (s == 0 || shared < 0 || shared % spec->page_size != 0 ||
+            shared > spec->sequences[s].prefix_len || shared > spec->sequences[s - 1].prefix_len ||
+            spec->attn_type != ATTN_TYPE_DECODER || case_is_expanded(spec) || spec->special_values)
+            return true;
+    }
+    return spec->hint != HINT_NONE && !spec->kv_layout;
+}
+
 static bool has_scales(const struct case_spec *spec)
 {
     return dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
@@ -106,6 +121,8 @@ const char *case_spec_defect(const struct case_spec *spec)
     if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
                                  spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
+    if (shares_wrongly(spec))
+        return "shared";
     if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec))
         return "scale_granularity";
     return NULL;
@@ -175,6 +192,10 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", growing scores");
     if (spec->special_values)
         say(line, ", special values");
+    if (spec->hint != HINT_NONE)
+        say(line, ", hint %d of shared prefixes", (int)spec->hint);
+    if (spec->device_scales)
+        say(line, ", scales on the device");
     if (spec->read_only_layer)
         say(line, ", read-only layer");
 }
@@ -198,6 +219,8 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
         const struct case_sequence *sequence = &spec->sequences[s];
         say(&line, " %d+%d", sequence->prefix_len,
             spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
+        if (sequence->shared > 0)
+            say(&line, "(%d shared)", sequence->shared);
         if (cross)
             say(&line, "(%d)", sequence->num_new_keys);
         if (spec->partial && case_is_expanded(spec))
@@ -215,6 +238,7 @@ static uint32_t uses_of(const struct case_spec *spec)
     bool unsaved = spec->kv_layout && !spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV);
     return (spec->explicit_positions ? (uint32_t)ATTN_USES_POSITIONS : 0u) |
            (spec->multi_item ? (uint32_t)ATTN_USES_MULTI_ITEM : 0u) |
+           (spec->hint != HINT_NONE ? (uint32_t)ATTN_USES_SHARED_PREFIX : 0u) |
            (unsaved ? (uint32_t)ATTN_USES_UNSAVED_KV : 0u) |
            (spec->wants_lse ? (uint32_t)ATTN_USES_LSE : 0u) |
            (spec->flags & ATTN_FORWARD_OMIT_SINK ? (uint32_t)ATTN_USES_OMIT_SINK : 0u);

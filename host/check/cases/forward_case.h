@@ -49,10 +49,22 @@ struct case_sequence {
     /* Keys that come with this batch. Cross: of the encoder. A chunk of a prefix that was expanded
      * (latent, partial): the last of its first chunk_end keys. Nothing else reads them. */
     int32_t num_new_keys, chunk_end;
+    /* So many first keys are those of the sequence before, in the same slots: whole pages of both
+     * prefixes, which are longer. A base's alone. */
+    int32_t shared;
     /* Of a variant: its tokens are those of this sequence of the base. */
     int32_t tokens_of;
     int32_t first_query; /* query 0 is that query of the base */
     int32_t first_key;   /* key 0 is that key of the base */
+};
+
+/* The hint that sequences have their first keys in common. */
+enum case_hint {
+    HINT_NONE,
+    HINT_ALL,   /* all sequences are in runs, those that share nothing in runs of their own */
+    HINT_SOME,  /* the first and the last ones are in no run where they share nothing */
+    HINT_SHORT, /* as ALL, but for a page less than they share */
+    CASE_HINTS
 };
 
 /* What a layer of latent attention has in addition; kv_lora_rank 0 = it is none. The spec's heads
@@ -96,6 +108,8 @@ struct case_spec {
      * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
+    enum case_hint hint;  /* of what sequences share */
+    bool device_scales;   /* scales are on the device alone */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds; /* bounds beyond what the batch needs */

@@ -150,6 +150,9 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
     else
         hand_out_by_sequence(c, order, c->spec.slots == SLOTS_NON_MONOTONIC_EXTEND);
     free(order);
+    for (int32_t s = 1; s < c->lengths.num_real_seqs; s++)
+        memcpy(&c->pages[s * c->pages_of_seq], &c->pages[(s - 1) * c->pages_of_seq],
+               (size_t)(c->spec.sequences[s].shared / c->spec.page_size) * sizeof *c->pages);
     return ATTN_OK;
 }
 
@@ -157,6 +160,23 @@ int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j)
 {
     int32_t page = c->spec.page_size;
     return (int64_t)c->pages[s * c->pages_of_seq + j / page] * page + j % page;
+}
+
+/* ---- Shared prefixes ------------------------------------------------------------------------- */
+
+bool case_is_shared(const struct forward_case *c, int32_t s, int32_t j)
+{
+    return j < c->spec.sequences[s].shared ||
+           (s + 1 < c->spec.num_sequences && j < c->spec.sequences[s + 1].shared);
+}
+
+void case_hint_run(const struct forward_case *c, int32_t s, int32_t *end, int32_t *length)
+{
+    *length = 0;
+    for (*end = s + 1; *end < c->lengths.num_real_seqs && c->spec.sequences[*end].shared > 0;
+         ++*end)
+        if (*length == 0 || c->spec.sequences[*end].shared < *length)
+            *length = c->spec.sequences[*end].shared;
 }
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */
@@ -276,6 +296,25 @@ static void fill_new_slots(const struct filling *f)
         }
 }
 
+/* All runs; those that a hint leaves out at either end are left out by where it begins and ends. */
+static void fill_hint(const struct filling *f)
+{
+    int32_t *seqs = part_of(f, PART_HINT_SEQS), *lens = part_of(f, PART_HINT_LENS);
+    int32_t s = 0, runs = 0;
+    fill_ints(seqs, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
+    fill_ints(lens, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
+    while (s < f->l->num_seqs) {
+        int32_t length, end;
+        case_hint_run(f->c, s, &end, &length);
+        if (f->c->spec.hint == HINT_SHORT && length > 0)
+            length -= f->c->spec.page_size;
+        seqs[runs] = s;
+        lens[runs++] = length;
+        s = end;
+    }
+    seqs[runs] = s;
+}
+
 /* ---- Masks ----------------------------------------------------------------------------------- */
 
 /* Some rows see nothing, some all, most about every other column. */
@@ -358,6 +397,8 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
         fill_mask(&f);
     if (c->spec.explicit_positions)
         fill_positions(&f);
+    if (c->spec.hint != HINT_NONE)
+        fill_hint(&f);
     if (c->spec.multi_item)
         fill_items(&f);
 }

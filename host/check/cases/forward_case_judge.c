@@ -427,7 +427,9 @@ static const char *const part_names[CASE_PARTS] = {[PART_SEQ_LENS] = "seq_lens",
                                                    [PART_C_KV] = "c_kv",
                                                    [PART_K_PE] = "k_pe",
                                                    [PART_LATENT_CACHE] = "latent_cache",
-                                                   [PART_LATENT_SCALE] = "scale of latent_cache"};
+                                                   [PART_LATENT_SCALE] = "scale of latent_cache",
+                                                   [PART_HINT_SEQS] = "shared_prefix.seq_indptr",
+                                                   [PART_HINT_LENS] = "shared_prefix.prefix_len"};
 
 /* The part a byte of the arena belongs to, or whose red zone it is in. */
 static enum case_part_id part_at(const struct forward_case *c, uint64_t at)

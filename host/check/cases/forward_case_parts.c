@@ -82,6 +82,10 @@ static void lay_out_arrays(struct forward_case *c)
         add_part(c, PART_MASK_BITS, bytes);
         add_part(c, PART_MASK_INDPTR, (uint64_t)(seqs + 1) * sizeof(int64_t));
     }
+    if (spec->hint != HINT_NONE) {
+        add_ints(c, PART_HINT_SEQS, seqs + 2);
+        add_ints(c, PART_HINT_LENS, seqs + 2);
+    }
     if (spec->multi_item) {
         add_ints(c, PART_ITEM_PREFIX, seqs);
         add_ints(c, PART_ITEM_LEN, seqs);
@@ -297,6 +301,33 @@ static void view_spec(const struct viewing *v)
     v->view->batch.spec = &v->view->spec;
 }
 
+static attn_i32_array ints_from(const struct viewing *v, enum case_part_id part, uint32_t from)
+{
+    attn_i32_array array = ints(v, part);
+    array.host = array.host ? array.host + from : NULL;
+    array.device = array.device ? array.device + from : NULL;
+    return array;
+}
+
+/* The oracle, which needs none, gets the hint as well. */
+static void view_hint(const struct viewing *v)
+{
+    const struct forward_case *c = v->c;
+    uint32_t first = 0, runs = 0, last = 0;
+    if (c->spec.hint == HINT_NONE)
+        return;
+    for (int32_t s = 0, end, length; s < v->lengths->num_seqs; s = end, runs++) {
+        case_hint_run(c, s, &end, &length);
+        first += c->spec.hint == HINT_SOME && length == 0 && first == runs;
+        last = c->spec.hint != HINT_SOME || length > 0 ? runs + 1 : last;
+    }
+    v->view->shared = (attn_shared_prefix){.struct_size = sizeof v->view->shared,
+                                           .num_groups = last > first ? last - first : 0,
+                                           .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
+                                           .prefix_len = ints_from(v, PART_HINT_LENS, first)};
+    v->view->batch.shared_prefix = &v->view->shared;
+}
+
 static void view_batch(const struct viewing *v)
 {
     const struct case_lengths *l = v->lengths;
@@ -323,6 +354,7 @@ static void view_batch(const struct viewing *v)
     }
     view_mask(v);
     view_spec(v);
+    view_hint(v);
     if (v->c->spec.kv_layout)
         view_kv(v);
 }
@@ -382,17 +414,19 @@ static void view_operands(const struct viewing *v)
     view_tensor(v, ATTN_ROLE_ALIBI_SLOPES, PART_SLOPES);
 }
 
-/* On the host always, on the device sometimes: both are allowed. */
+/* On the host, on the device too sometimes, or there alone: all is allowed. The oracle, which has
+ * no device arrays, finds them on the host. */
 static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
 {
     const struct case_spec *spec = &v->c->spec;
     bool per_head = spec->scale_granularity == ATTN_SCALE_PER_HEAD;
+    bool alone = spec->device_scales && v->place->arena == v->c->memory;
     return (attn_scale){
         .struct_size = sizeof(attn_scale),
         .granularity = spec->scale_granularity,
         .count = per_head ? (uint32_t)spec->num_kv_heads : 1,
-        .host = case_part(v->c, part),
-        .device = case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
+        .host = alone ? NULL : case_part(v->c, part),
+        .device = alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
     };
 }
 

@@ -67,6 +67,8 @@ enum case_part_id {
     PART_K_PE,
     PART_LATENT_CACHE,
     PART_LATENT_SCALE,
+    PART_HINT_SEQS, /* of the shared prefix */
+    PART_HINT_LENS,
     CASE_PARTS
 };
 
@@ -103,6 +105,7 @@ struct case_view {
     attn_mask mask;
     attn_multi_item items;
     attn_spec spec;
+    attn_shared_prefix shared;
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_scale k_scale, v_scale, latent_scale;
@@ -250,6 +253,12 @@ void case_lengths_pad(struct case_lengths *lengths, const struct case_spec *spec
 /* Who has which page. OUT_OF_HOST_MEMORY. */
 attn_status case_assign_pages(struct forward_case *c, attn_error *error);
 int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j);
+
+/* Is key j of sequence s one of another sequence too? */
+bool case_is_shared(const struct forward_case *c, int32_t s, int32_t j);
+
+/* The runs of a hint: [s, *end) have *length keys in common. *end is s + 1 where there are none. */
+void case_hint_run(const struct forward_case *c, int32_t s, int32_t *end, int32_t *length);
 
 /* Write all arrays of the batch into a copy of the arena. */
 void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths, char *arena);

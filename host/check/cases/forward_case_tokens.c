@@ -41,6 +41,8 @@ int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t)
 
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
 {
+    while (j < c->spec.sequences[s].shared)
+        s--;
     const struct case_sequence *sequence = &c->spec.sequences[s];
     return c->tokens->first_k[sequence->tokens_of] + sequence->first_key + j;
 }
@@ -190,6 +192,7 @@ static void find_borders(const struct forward_case *c, int32_t s, int32_t t,
     add_border(borders, page - 1);
     add_border(borders, here / page * page - 1);
     add_border(borders, (int64_t)c->spec.sequences[s].prefix_len - 1);
+    add_border(borders, (int64_t)c->spec.sequences[s].shared);
     for (int32_t split = 64; split <= 512 && split < kv_len; split *= 2) {
         add_border(borders, here / split * split - 1);
         add_border(borders, split * (1 + case_below(stream, (uint64_t)split, kv_len / split)) - 1);
@@ -221,6 +224,8 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
 {
     int32_t kv_len = p->c->lengths.kv_len[p->s];
     int32_t first = (int32_t)case_sight(p->c, p->s, t).first_key;
+    if (first < p->c->spec.sequences[p->s].shared) /* those are planted where they come from */
+        first = p->c->spec.sequences[p->s].shared;
     bool planted = false;
     for (int32_t j = border; j <= border + 1; j++) {
         if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
@@ -347,7 +352,7 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
     if (case_is_expanded(&c->spec))
         case_latent_make(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
-        for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+        for (int32_t j = c->spec.sequences[s].shared; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 make_key(c, s, j, head);
         for (int32_t t = 0; t < c->lengths.q_len[s]; t++)
@@ -461,7 +466,8 @@ static attn_status hide_keys(struct forward_case *c, int32_t s, attn_error *erro
     for (int32_t t = 0; t < q_len; t++)
         sights[t] = case_sight(c, s, t);
     for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
-        bool spared = new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE);
+        bool spared =
+            (new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE)) || case_is_shared(c, s, j);
         for (int32_t h = 0; h < c->spec.num_kv_heads && !spared && !is_seen(sights, q_len, j); h++)
             put_key(c, s, j, h, nan, nan);
     }

@@ -287,6 +287,54 @@ START_TEST(several_callers)
 }
 END_TEST
 
+/* A runner that begins at the end, as worker 2, and fails where it is told to. */
+struct backward {
+    int64_t order[8];
+    int count, runs;
+    uint32_t worker;
+    attn_status nested;
+    struct threads *threads;
+};
+
+static attn_status note_backward(void *arg, int64_t task, uint32_t worker)
+{
+    struct backward *backward = arg;
+    backward->order[backward->count++] = task;
+    backward->worker = worker;
+    backward->nested = threads_for(backward->threads, 1, note_backward, backward);
+    return task == 1 ? ATTN_INTERNAL : ATTN_OK;
+}
+
+static attn_status run_backward(void *ctx, int64_t num_tasks, attn_task task, void *arg)
+{
+    attn_status status = ATTN_OK;
+    ((struct backward *)ctx)->runs++;
+    while (num_tasks-- > 0 && status == ATTN_OK)
+        status = task(arg, num_tasks, 2);
+    return status;
+}
+
+START_TEST(a_runner_instead_of_the_pool)
+{
+    struct backward backward = {.threads = make(3)};
+    threads_set_runner(backward.threads, run_backward, &backward);
+    ck_assert_int_eq(threads_for(backward.threads, 4, note_backward, &backward), ATTN_INTERNAL);
+    ck_assert_int_eq(backward.count, 3);
+    for (int n = 0; n < 3; n++)
+        ck_assert_int_eq(backward.order[n], 3 - n);
+    ck_assert_uint_eq(backward.worker, 2);
+    ck_assert_int_eq(backward.nested, ATTN_BAD_STATE);
+    ck_assert_int_eq(threads_for(backward.threads, -1, note_backward, &backward),
+                     ATTN_INVALID_ARGUMENT);
+    threads_set_runner(backward.threads, NULL, NULL);
+    struct caller caller = {.threads = backward.threads};
+    ck_assert_int_eq(threads_for(backward.threads, 13, add, &caller), ATTN_OK);
+    ck_assert_int_eq(caller.sum, 78);
+    ck_assert_int_eq(backward.runs, 1);
+    threads_destroy(backward.threads);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *made = suite_create("threads");
@@ -302,6 +350,7 @@ static Suite *suite(void)
     tcase_add_test(tests, bad_arguments);
     tcase_add_test(tests, zero_means_all_cpus);
     tcase_add_test(tests, several_callers);
+    tcase_add_test(tests, a_runner_instead_of_the_pool);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/strider.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/base/mix.h"
+
+enum { LEAD = 256, TAIL = 256, POISON = 0xFF };
+
+static struct strider *current;
+
+/* An operand that was copied elsewhere. */
+struct moved {
+    const attn_tensor *from;
+    attn_tensor to;
+    uint64_t span;  /* bytes that the original covers */
+    uint64_t bytes; /* of the copy, with what surrounds it */
+    char *original; /* on the host: the original's bytes */
+    char *image;    /* on the host: the copy's */
+    char *memory;   /* on the device: the copy */
+};
+
+static const char *const role_names[] = {
+#define NAME(name, value, text) [value] = text,
+    ATTN_ROLE_MAP(NAME)
+#undef NAME
+};
+
+const char *strider_name(const struct strider *strider)
+{
+    uint32_t roles = strider->roles;
+    if (roles == 0)
+        return "no operand";
+    return roles & (roles - 1) ? "all operands" : role_names[__builtin_ctz(roles)];
+}
+
+/* ---- Where it lies --------------------------------------------------------------------------- */
+
+static int64_t below(const struct strider *strider, uint32_t role, uint32_t what, uint64_t count)
+{
+    uint64_t word = mix_stream(mix_absorb(strider->seed, role), what);
+    return (int64_t)mix_below((uint32_t)(word >> 32), count);
+}
+
+/* Any number of elements on a CPU; on a GPU what engines have, whole 16 bytes. */
+static int64_t gap_of(const struct strider *strider, uint32_t role, uint32_t d, uint32_t size)
+{
+    int64_t unit = strider->device->type == ATTN_DEVICE_CPU ? 1 : 16 / size;
+    return unit * (1 + below(strider, role, d, 7));
+}
+
+static int64_t elements_of(const attn_tensor *tensor)
+{
+    int64_t last = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        if (tensor->shape[d] == 0)
+            return 0;
+        last += (tensor->shape[d] - 1) * tensor->strides[d];
+    }
+    return last;
+}
+
+/* The innermost dimension stays so. */
+static void set_strides(const struct strider *strider, uint32_t role, attn_tensor *tensor)
+{
+    uint32_t last = tensor->ndim - 1, size = attn_dtype_size(tensor->dtype);
+    int64_t stride = tensor->shape[last];
+    tensor->strides[last] = 1;
+    for (uint32_t n = 0; n < last; n++) {
+        uint32_t d = strider->form == STRIDER_TURNED ? n : last - 1 - n;
+        stride += gap_of(strider, role, d, size);
+        tensor->strides[d] = stride;
+        stride *= tensor->shape[d] > 0 ? tensor->shape[d] : 1;
+    }
+}
+
+/* On a CPU an operand is aligned to its element, and `data` by itself to nothing. */
+static void set_address(const struct strider *strider, uint32_t role, struct moved *m)
+{
+    uint32_t size = attn_dtype_size(m->to.dtype);
+    bool cpu = strider->device->type == ATTN_DEVICE_CPU;
+    uint64_t lead = cpu ? LEAD + size * (uint64_t)(1 + below(strider, role, 9, 15)) : LEAD;
+    uint64_t odd = cpu ? 1 + (uint64_t)below(strider, role, 10, 60) : 64;
+    m->to.data = m->memory + odd;
+    m->to.byte_offset = lead - odd;
+    m->to.alignment = cpu ? size : 64;
+}
+
+static char *place(const struct moved *m, char *base, const attn_tensor *tensor, int64_t index)
+{
+    uint64_t at = (uint64_t)index * attn_dtype_size(tensor->dtype);
+    if (tensor == &m->to)
+        at += (uint64_t)((const char *)tensor->data - m->memory) + tensor->byte_offset;
+    return base + at;
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+/* What is done with the vectors of a moved operand: `bytes` of one, in the original and the copy.
+ */
+typedef void (*use_vector)(char *original, char *copy, size_t bytes);
+
+static void put(char *original, char *copy, size_t bytes)
+{
+    memcpy(copy, original, bytes);
+}
+
+/* And poison is left in the copy. */
+static void take(char *original, char *copy, size_t bytes)
+{
+    memcpy(original, copy, bytes);
+    memset(copy, POISON, bytes);
+}
+
+static void each_vector(struct moved *m, use_vector use)
+{
+    const attn_tensor *from = m->from;
+    uint32_t last = from->ndim - 1;
+    int64_t index[ATTN_MAX_DIMS] = {0}, count = 1;
+    size_t bytes = (size_t)from->shape[last] * attn_dtype_size(from->dtype);
+    for (uint32_t d = 0; d < last; d++)
+        count *= from->shape[d];
+    for (int64_t n = 0; n < count && bytes > 0; n++) {
+        int64_t old = 0, new = 0;
+        for (uint32_t d = 0; d < last; d++) {
+            old += index[d] * from->strides[d];
+            new += index[d] * m->to.strides[d];
+        }
+        use(place(m, m->original, from, old), place(m, m->image, &m->to, new), bytes);
+        for (uint32_t d = last; d-- > 0 && ++index[d] == from->shape[d];)
+            index[d] = 0;
+    }
+}
+
+static char *first_byte(const attn_tensor *tensor)
+{
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+static attn_status copy(const struct strider *strider, void *to, const void *from, uint64_t bytes,
+                        attn_stream stream, attn_error *error)
+{
+    attn_status status = device_copy(strider->device, to, from, bytes, stream, error);
+    return status == ATTN_OK ? device_synchronize(strider->device, stream, error) : status;
+}
+
+static void release(const struct strider *strider, struct moved *m)
+{
+    free(m->original);
+    free(m->image);
+    device_release(strider->device, ATTN_SPACE_DEVICE, m->memory);
+    memset(m, 0, sizeof *m);
+}
+
+static attn_status move(const struct strider *strider, uint32_t role, const attn_tensor *from,
+                        struct moved *m, attn_stream stream, attn_error *error)
+{
+    uint32_t size = attn_dtype_size(from->dtype);
+    *m = (struct moved){.from = from, .to = *from};
+    set_strides(strider, role, &m->to);
+    m->span = (uint64_t)elements_of(from) * size;
+    m->bytes = 2 * LEAD + (uint64_t)elements_of(&m->to) * size + TAIL;
+    m->original = malloc(m->span + 1);
+    m->image = malloc(m->bytes);
+    m->memory = device_allocate(strider->device, ATTN_SPACE_DEVICE, m->bytes, 256);
+    if (!m->original || !m->image || !m->memory) {
+        release(strider, m);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of operand %s",
+                         role_names[role]);
+    }
+    set_address(strider, role, m);
+    memset(m->image, POISON, m->bytes);
+    attn_status status = copy(strider, m->original, first_byte(from), m->span, stream, error);
+    each_vector(m, put);
+    return status == ATTN_OK ? copy(strider, m->memory, m->image, m->bytes, stream, error) : status;
+}
+
+/* What was written goes to the original; what surrounds vectors must be poison still. */
+static attn_status move_back(const struct strider *strider, uint32_t role, struct moved *m,
+                             attn_stream stream, attn_error *error)
+{
+    attn_status status = copy(strider, m->image, m->memory, m->bytes, stream, error);
+    if (status != ATTN_OK)
+        return status;
+    each_vector(m, take);
+    for (uint64_t i = 0; i < m->bytes; i++)
+        if ((uint8_t)m->image[i] != POISON)
+            return host_fail(error, ATTN_INTERNAL,
+                             "operand %s: byte %lld from its first element is in no vector of it, "
+                             "and was written to",
+                             role_names[role],
+                             (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
+    return copy(strider, first_byte(m->from), m->original, m->span, stream, error);
+}
+
+/* ---- The backend ----------------------------------------------------------------------------- */
+
+static attn_status forward(const attn_backend_ops *ops, bool decode, attn_metadata *metadata,
+                           int32_t layer_id, const attn_forward_args *args, attn_stream stream,
+                           attn_error *error)
+{
+    return (decode ? ops->forward_decode : ops->forward_extend)(metadata, layer_id, args, stream,
+                                                                error);
+}
+
+static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t layer_id,
+                                 const attn_forward_args *given, attn_stream stream,
+                                 attn_error *error)
+{
+    struct strider *strider = current;
+    struct moved moved[ATTN_ROLE_COUNT] = {{0}};
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_forward_args args = *given;
+    attn_status status = ATTN_OK;
+    args.operands = operands;
+    args.num_operands = ATTN_ROLE_COUNT;
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        operands[role] = attn_operand(given, role);
+        strider->given |= operands[role] ? 1u << role : 0;
+        if (status != ATTN_OK || !operands[role] || !(strider->roles >> role & 1))
+            continue;
+        status = move(strider, role, operands[role], &moved[role], stream, error);
+        operands[role] = &moved[role].to;
+    }
+    if (status == ATTN_OK)
+        status = forward(strider->inner->ops, decode, metadata, layer_id, &args, stream, error);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        if (status == ATTN_OK && moved[role].from)
+            status = move_back(strider, role, &moved[role], stream, error);
+        release(strider, &moved[role]);
+    }
+    return status;
+}
+
+static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward_moved(false, metadata, layer_id, args, stream, error);
+}
+
+static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward_moved(true, metadata, layer_id, args, stream, error);
+}
+
+static attn_status query(const attn_backend_type *type, const attn_options *options,
+                         const attn_services *services, const attn_problem *problem,
+                         attn_verdict *verdict, attn_error *error)
+{
+    (void)type;
+    return current->inner->query(current->inner, options, services, problem, verdict, error);
+}
+
+static attn_status create(const attn_backend_type *type, const attn_problem *problems,
+                          uint32_t num_problems, const attn_options *options,
+                          const attn_services *services, attn_instance **instance,
+                          attn_error *error)
+{
+    (void)type;
+    return current->inner->create(current->inner, problems, num_problems, options, services,
+                                  instance, error);
+}
+
+void strider_init(struct strider *strider, const attn_backend_type *inner,
+                  const struct device *device, uint64_t seed)
+{
+    *strider = (struct strider){.type = *inner,
+                                .ops = *inner->ops,
+                                .inner = inner,
+                                .device = device,
+                                .seed = mix_absorb(seed, LEAD)};
+    strider->type.ops = &strider->ops;
+    strider->type.query = query;
+    strider->type.create = create;
+    strider->ops.forward_extend = inner->ops->forward_extend ? forward_extend : NULL;
+    strider->ops.forward_decode = inner->ops->forward_decode ? forward_decode : NULL;
+    current = strider;
+}
+
+void strider_finish(struct strider *strider)
+{
+    if (current == strider)
+        current = NULL;
+}
