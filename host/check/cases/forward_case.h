@@ -29,7 +29,9 @@
 #include "host/device/device.h"
 #include "host/reference/reference.h"
 
-enum { FORWARD_CASE_MAX_SEQS = 8, FORWARD_CASE_MAX_PADDED = 16 };
+/* Sequences that a spec lists; and those of a batch: beyond the listed ones they repeat the first
+ * FORWARD_CASE_REPEATED, with tokens and pages of their own. */
+enum { FORWARD_CASE_MAX_SEQS = 8, FORWARD_CASE_REPEATED = 7, FORWARD_CASE_MAX_PADDED = 512 };
 
 /* ---- Spec ------------------------------------------------------------------------------------ */
 
@@ -40,6 +42,15 @@ enum slot_order {
     SLOTS_INTERLEAVED_PAGES,    /* page p of every sequence, then page p + 1 */
     SLOTS_NON_MONOTONIC_EXTEND, /* new tokens in descending pages */
     SLOT_ORDERS
+};
+
+/* How far apart the pages lie. The oracle sees them side by side; the backend sees the same ones in
+ * a pool that is mapped and hardly touched (forward_case_spread.c). */
+enum page_spread {
+    SPREAD_NONE,
+    SPREAD_PAGES, /* numbers of pages to beyond 2^17 */
+    SPREAD_BYTES, /* offsets to beyond 2^32 bytes and 2^31 elements; on the CPU 2^32 elements */
+    PAGE_SPREADS
 };
 
 /* One sequence: keys in the cache before, and new queries. */
@@ -77,6 +88,7 @@ struct case_spec {
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
     enum slot_order slots;
+    enum page_spread spread;
     uint32_t mask_kind;                /* ATTN_MASK_* */
     int32_t window_left, window_right; /* -1 = no limit */
     int32_t attention_chunk;
@@ -84,12 +96,14 @@ struct case_spec {
     bool alibi, sinks;
     bool explicit_positions; /* with a custom mask */
     bool multi_item;         /* with ATTN_MASK_LAYER */
+    int32_t longest_item;    /* of its items, in tokens; 0 = 20 */
     uint32_t scale_granularity;
     uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
     bool from_cache;      /* k = v = NULL: all keys are in the cache */
     bool partial;         /* MASK_NONE: the keys are those of the prefix alone, from_cache; of */
                           /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
+    bool high_sinks;      /* sinks far above every score, and far below */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,
      * halfway between two or subnormal, and rows that see it are not judged; in every second of
@@ -102,7 +116,8 @@ struct case_spec {
     int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
     int32_t padded;    /* sequences, padding included; 0 = no padding */
     int32_t fill;      /* seq_len of padding: what the verdict says */
-    int32_t num_sequences;
+    int32_t spare;     /* rows of padding after those of the sequences */
+    int32_t num_sequences; /* more than FORWARD_CASE_MAX_SEQS: not of a variant */
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };
 
