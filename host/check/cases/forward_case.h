@@ -26,6 +26,7 @@
 #include <stdbool.h>
 
 #include "attn_plugin.h"
+#include "host/check/cases/far_pool.h"
 #include "host/device/device.h"
 #include "host/reference/reference.h"
 
@@ -42,15 +43,6 @@ enum slot_order {
     SLOTS_INTERLEAVED_PAGES,    /* page p of every sequence, then page p + 1 */
     SLOTS_NON_MONOTONIC_EXTEND, /* new tokens in descending pages */
     SLOT_ORDERS
-};
-
-/* How far apart the pages lie. The oracle sees them side by side; the backend sees the same ones in
- * a pool that is mapped and hardly touched (forward_case_spread.c). */
-enum page_spread {
-    SPREAD_NONE,
-    SPREAD_PAGES, /* numbers of pages to beyond 2^17 */
-    SPREAD_BYTES, /* offsets to beyond 2^32 bytes and 2^31 elements; on the CPU 2^32 elements */
-    PAGE_SPREADS
 };
 
 /* One sequence: keys in the cache before, and new queries. */
@@ -88,7 +80,7 @@ struct case_spec {
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
     enum slot_order slots;
-    enum page_spread spread;
+    enum page_spread spread; /* how far apart the pages lie for the backend */
     uint32_t mask_kind;                /* ATTN_MASK_* */
     int32_t window_left, window_right; /* -1 = no limit */
     int32_t attention_chunk;

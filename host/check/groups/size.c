@@ -182,6 +182,8 @@ static void make_many_sequences(struct case_spec *spec, int32_t variant)
 }
 
 FAMILY(many_sequences, make_many_sequences, 1, false, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL})
+FAMILY(many_sequences_cross, make_many_sequences, 1, false, {AXIS_TYPE, BIT(TYPE_CROSS)},
+       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
 FAMILY(many_sequences_forms, make_many_sequences, 1, false, {AXIS_FORM, ALL}, BOTH_PHASES)
 LATENT(mla_many_sequences, make_many_sequences, 1, false, BOTH_FORMS, MLA_LATENT,
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
@@ -221,8 +223,9 @@ static void make_long_queries(struct case_spec *spec, int32_t variant)
     set_lengths(spec, 2, lengths);
 }
 
-FAMILY(long_keys, make_long_keys, 1, false, {AXIS_MODE, ALL},
-       {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)})
+FAMILY(long_keys, make_long_keys, 1, false, {AXIS_MODE, ALL})
+FAMILY(long_keys_cross, make_long_keys, 1, false, {AXIS_TYPE, BIT(TYPE_CROSS)},
+       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
 FAMILY(long_keys_forms, make_longest_keys, 1, false, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(1)},
        {AXIS_MODE, BIT(MODE_DECODE)})
 FAMILY(long_keys_narrowed, make_longest_keys, 1, false,
@@ -291,8 +294,7 @@ static void make_far_pages(struct case_spec *spec, int32_t variant)
 FAMILY(many_pages, make_many_pages, 1, false, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
        {AXIS_SOURCE, SOURCES}, {AXIS_MODE, ALL})
 FAMILY(far_pages, make_far_pages, 1, true, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)},
-       {AXIS_FORM, ALL}, {AXIS_SOURCE, SOURCES | BIT(SOURCE_UNSAVED)}, BOTH_PHASES,
-       {AXIS_LENGTHS, BIT(LENGTHS_PAGES)})
+       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)}, {AXIS_FORM, ALL}, {AXIS_SOURCE, SOURCES | BIT(SOURCE_UNSAVED)}, BOTH_PHASES)
 FAMILY(far_pages_dtypes, make_far_pages, 1, true, {AXIS_DTYPE, ALL},
        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2_PER_HEAD)}, {AXIS_LAYOUT, ALL},
        BOTH_PHASES)
@@ -349,9 +351,11 @@ LATENT(mla_spare_rows, make_spare_rows, 2, false, BOTH_FORMS, MLA_LATENT,
 
 const struct check check_size[] = {
     ROW("INVAR-01", many_sequences, "300 sequences in one batch are each computed right"),
+    ROW("INVAR-01", many_sequences_cross, "300 sequences see each its encoder's keys"),
     ROW("INVAR-01", many_sequences_forms, "so they are in each form of KV indices"),
     ROW("INVAR-01", mla_many_sequences, "300 sequences of a latent layer are computed right"),
     ROW("INVAR-01", long_keys, "keys beyond 8192, 32768 and 65536 are seen as the first ones are"),
+    ROW("INVAR-01", long_keys_cross, "an encoder may have more than 65536 tokens"),
     ROW("INVAR-01", long_keys_forms, "so they are in each form of KV indices"),
     ROW("INVAR-01", long_keys_narrowed, "windows and chunks hold at positions beyond 65536"),
     ROW("INVAR-01", long_keys_alibi, "ALiBi holds at distances beyond 65536"),
