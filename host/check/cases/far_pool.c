@@ -121,9 +121,9 @@ attn_status far_pool_send(const struct far_pool *pool, const char *dense, attn_s
 {
     attn_status status = ATTN_OK;
     for (int32_t page = 0; page < pool->places->count && status == ATTN_OK; page++)
-        status = device_copy(pool->places->device, page_of(pool, page),
-                             dense + (uint64_t)page * pool->page_bytes, pool->page_bytes, stream,
-                             error);
+        status =
+            device_copy(pool->places->device, page_of(pool, page),
+                        dense + (uint64_t)page * pool->page_bytes, pool->page_bytes, stream, error);
     return status;
 }
 

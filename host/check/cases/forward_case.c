@@ -47,8 +47,7 @@ static const char *defect_of_encoder(const struct case_spec *spec)
     if (spec->attn_type != ATTN_TYPE_ENCODER_ONLY)
         return spec->kv_layout && spec->page_size > 0 ? NULL : "kv_layout";
     if (spec->kv_layout || spec->from_cache || spec->read_only_layer || spec->special_values ||
-        spec->spread ||
-        spec->flags & ATTN_FORWARD_SAVE_KV || spec->kv_dtype != spec->q_dtype)
+        spec->spread || spec->flags & ATTN_FORWARD_SAVE_KV || spec->kv_dtype != spec->q_dtype)
         return "kv_layout";
     for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
         if (spec->sequences[s].prefix_len != 0)

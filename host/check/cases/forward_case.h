@@ -80,7 +80,7 @@ struct case_spec {
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
     enum slot_order slots;
-    enum page_spread spread; /* how far apart the pages lie for the backend */
+    enum page_spread spread;           /* how far apart the pages lie for the backend */
     uint32_t mask_kind;                /* ATTN_MASK_* */
     int32_t window_left, window_right; /* -1 = no limit */
     int32_t attention_chunk;
@@ -104,11 +104,11 @@ struct case_spec {
     bool special_values;
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
-    bool loose_bounds; /* bounds beyond what the batch needs */
-    int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
-    int32_t padded;    /* sequences, padding included; 0 = no padding */
-    int32_t fill;      /* seq_len of padding: what the verdict says */
-    int32_t spare;     /* rows of padding after those of the sequences */
+    bool loose_bounds;     /* bounds beyond what the batch needs */
+    int32_t first_row;     /* where the query rows begin; DECODE: 0 whatever stands here */
+    int32_t padded;        /* sequences, padding included; 0 = no padding */
+    int32_t fill;          /* seq_len of padding: what the verdict says */
+    int32_t spare;         /* rows of padding after those of the sequences */
     int32_t num_sequences; /* more than FORWARD_CASE_MAX_SEQS: not of a variant */
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };

@@ -33,8 +33,8 @@ static void set_real(struct case_lengths *l, const struct case_spec *spec, int32
     const struct case_sequence *sequence = case_sequence_at(spec, s);
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
     bool decodes = spec->mode == ATTN_MODE_DECODE ||
-                   (spec->mode == ATTN_MODE_MIXED &&
-                    spec->num_sequences > FORWARD_CASE_MAX_SEQS && s >= EXTENDED);
+                   (spec->mode == ATTN_MODE_MIXED && spec->num_sequences > FORWARD_CASE_MAX_SEQS &&
+                    s >= EXTENDED);
     l->q_len[s] = decodes ? 1 : sequence->num_new;
     l->prefix[s] = cross ? OWN_PREFIX_OF_CROSS + s : sequence->prefix_len;
     l->num_new[s] = cross || has_chunk(spec) ? sequence->num_new_keys : l->q_len[s];

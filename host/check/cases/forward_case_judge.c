@@ -56,9 +56,10 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
 {
     const struct case_session *session = run->session;
     const struct forward_case *c = run->c;
-    /* A backend that splits a MIXED batch has to know where its rows begin. */
-    bool needs_host = session->backend.needs_host_lens ||
-                      (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
+    /* A backend that splits a MIXED batch has to know where its rows are. */
+    bool needs_host =
+        session->backend.needs_host_lens ||
+        (c->spec.mode == ATTN_MODE_MIXED && (c->lengths.first_row[0] != 0 || c->lengths.spare > 0));
     *place = (struct case_place){
         .arena = c->memory,
         .planning = needs_host || case_coin(c->seed, DRAW_HOST) ? c->planning : NULL,

@@ -150,7 +150,7 @@ struct forward_case {
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t num_pages, pages_of_seq;
-    int32_t *pages; /* [num_seqs, pages_of_seq] */
+    int32_t *pages;         /* [num_seqs, pages_of_seq] */
     struct case_pool *pool; /* where the backend has the pages; NULL = in the arena */
 
     struct case_tokens *tokens;

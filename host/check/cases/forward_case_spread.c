@@ -98,7 +98,8 @@ static void translate(const struct forward_case *c, int n, const char *arena)
             to[i] = (int32_t)far_place(&c->pool->places, ints[i]);
 }
 
-/* ---- To the backend, and back ------------------------------------------------------------------ */
+/* ---- To the backend, and back ------------------------------------------------------------------
+ */
 
 /* Where the pages of a cache begin in a copy of the arena. */
 static char *pages_in(const struct forward_case *c, char *arena, int n)
@@ -119,8 +120,8 @@ attn_status case_pool_send(struct forward_case *c, const char *arena, attn_strea
     }
     for (int n = 0; c->pool && n < CACHES && status == ATTN_OK; n++)
         if (c->pool->caches[n].memory)
-            status = far_pool_send(&c->pool->caches[n], pages_in(c, (char *)arena, n), stream,
-                                   error);
+            status =
+                far_pool_send(&c->pool->caches[n], pages_in(c, (char *)arena, n), stream, error);
     return status;
 }
 

@@ -22,8 +22,8 @@ enum {
     NEEDLE_KEYS_ALIBI = 6, /* where their scores are not quite equal */
     NEEDLE_KEYS_LARGE = 8, /* beside thousands of ordinary keys */
     LARGE = 4096,
-    NEEDLE_KINDS = 8,      /* of their values */
-    NEEDLE_ROWS = 3,       /* queries of a sequence that point at them */
+    NEEDLE_KINDS = 8, /* of their values */
+    NEEDLE_ROWS = 3,  /* queries of a sequence that point at them */
     MAX_BORDERS = 1024
 };
 static const float needle_score = 7.5f, needle_value = 4, growth = 130;
@@ -245,8 +245,8 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
     return planted;
 }
 
-/* Sinks in every third head that are 100 to 3e4 above the largest score, in every other third as far
- * below the least. */
+/* Sinks in every third head that are 100 to 3e4 above the largest score, in every other third as
+ * far below the least. */
 static bool is_far_sink(const struct forward_case *c, int32_t head)
 {
     return c->spec.high_sinks && head % 3 != 0;

@@ -51,7 +51,7 @@ struct linear_case {
     attn_forward_args args;
     struct far_places places; /* of slots, where they are spread */
     struct far_pool pools[2];
-    char *host; /* what host arrays point to */
+    char *host;              /* what host arrays point to */
     reference_report judged; /* all that was compared */
 };
 
@@ -448,8 +448,7 @@ static attn_status spread_slots(struct linear_case *c, attn_error *error)
         far_places_init(&c->places, c->device, c->spec.spread, c->num_slots, c->seed, error);
     for (int n = 0; n < 2 && status == ATTN_OK; n++)
         if (c->operands[pool_roles[n]]) {
-            status =
-                far_pool_init(&c->pools[n], &c->places, &c->tensors[pool_roles[n]], error);
+            status = far_pool_init(&c->pools[n], &c->places, &c->tensors[pool_roles[n]], error);
             c->operands[pool_roles[n]] = &c->pools[n].tensor;
         }
     c->host = malloc(c->bytes);

@@ -81,8 +81,10 @@ static void make_pool(struct linear_spec *spec, int32_t index, enum page_spread 
     static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
                                           ATTN_MODE_TARGET_VERIFY, ATTN_MODE_EXTEND};
     static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true}, {.rows = 2, .has_initial = true, .in_place = true},
-        {.rows = 4},                      {.rows = 1, .has_initial = true},
+        {.rows = 3, .has_initial = true},
+        {.rows = 2, .has_initial = true, .in_place = true},
+        {.rows = 4},
+        {.rows = 1, .has_initial = true},
         {.rows = 70, .has_initial = true}};
     set_sequences(spec, modes[index % MODES], 5, sequences);
     spec->spread = spread;
