@@ -177,12 +177,13 @@ typedef struct attn_sparse_batch {
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
  * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
- * A MIXED batch whose q_indptr does not start at 0 must give the host array as well: a backend that
- * splits the batch has to know where its rows begin.
+ * A MIXED batch whose q_indptr does not start at 0, or ends before row T, must give the host array
+ * as well: a backend that splits the batch has to know where its rows are.
  *
  * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
  * value (graph_seq_len_fill), prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v.
- * Their output is finite; they change nothing else. */
+ * Rows from q_indptr[S] to T belong to no sequence and are padding too. The output of all of them
+ * is finite; they change nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
     uint32_t mode;                       /* ATTN_MODE_* */

@@ -20,7 +20,7 @@ static bool has_custom_mask(const struct case_spec *spec)
 
 static const char *defect_of_numbers(const struct case_spec *spec)
 {
-    if (spec->num_sequences < 0 || spec->num_sequences > FORWARD_CASE_MAX_SEQS)
+    if (spec->num_sequences < 0 || spec->num_sequences > FORWARD_CASE_MAX_PADDED)
         return "num_sequences";
     if (spec->padded != 0 &&
         (spec->padded < spec->num_sequences || spec->padded > FORWARD_CASE_MAX_PADDED))
@@ -33,10 +33,12 @@ static const char *defect_of_numbers(const struct case_spec *spec)
         return "head_dim";
     if (spec->first_row < 0)
         return "first_row";
-    for (int32_t s = 0; s < spec->num_sequences; s++)
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
         if (spec->sequences[s].prefix_len < 0 || spec->sequences[s].num_new < 0 ||
             spec->sequences[s].num_new_keys < 0)
             return "sequences";
+    if (spec->spare < 0 || (spec->spare > 0 && spec->mode == ATTN_MODE_DECODE))
+        return "spare";
     return NULL;
 }
 
@@ -45,9 +47,9 @@ static const char *defect_of_encoder(const struct case_spec *spec)
     if (spec->attn_type != ATTN_TYPE_ENCODER_ONLY)
         return spec->kv_layout && spec->page_size > 0 ? NULL : "kv_layout";
     if (spec->kv_layout || spec->from_cache || spec->read_only_layer || spec->special_values ||
-        spec->flags & ATTN_FORWARD_SAVE_KV || spec->kv_dtype != spec->q_dtype)
+        spec->spread || spec->flags & ATTN_FORWARD_SAVE_KV || spec->kv_dtype != spec->q_dtype)
         return "kv_layout";
-    for (int32_t s = 0; s < spec->num_sequences; s++)
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
         if (spec->sequences[s].prefix_len != 0)
             return "prefix_len";
     return NULL;
@@ -136,6 +138,8 @@ static const char *const type_names[] = {"decoder", "encoder_only", "cross"};
 static const char *const mask_names[] = {"layer", "none", "full", "qlen"};
 static const char *const slot_names[] = {"contiguous", "shuffled_pages", "interleaved_pages",
                                          "non_monotonic_extend"};
+static const char *const spread_names[] = {"", ", pages to beyond 131072",
+                                           ", pages to beyond 4 GiB"};
 static const char *const scale_names[] = {"unscaled", "per_tensor", "per_head"};
 
 /* A line that is written piece by piece and cut where it ends. */
@@ -160,8 +164,9 @@ static void say_cache(struct line *line, const struct case_spec *spec)
 {
     if (!spec->kv_layout)
         return;
-    say(line, ", %s %s %s page %d %s", spec->kv_layout, dtype_name(spec->kv_dtype),
-        scale_names[spec->scale_granularity % 3], spec->page_size, slot_names[spec->slots % 4]);
+    say(line, ", %s %s %s page %d %s%s", spec->kv_layout, dtype_name(spec->kv_dtype),
+        scale_names[spec->scale_granularity % 3], spec->page_size, slot_names[spec->slots % 4],
+        spread_names[spec->spread % PAGE_SPREADS]);
     say(line, ", k, v %s%s%s",
         spec->from_cache                     ? "absent"
         : spec->flags & ATTN_FORWARD_SAVE_KV ? "saved"
@@ -176,6 +181,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
             spec->explicit_positions ? " with positions" : "");
     if (spec->multi_item)
         say(line, ", multi_item");
+    if (spec->longest_item > 0)
+        say(line, " of up to %d", spec->longest_item);
     if (spec->window_left != -1 || spec->window_right != -1)
         say(line, ", window %d, %d", spec->window_left, spec->window_right);
     if (spec->attention_chunk)
@@ -187,7 +194,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
     if (spec->alibi)
         say(line, ", alibi");
     if (spec->sinks)
-        say(line, ", sinks%s", spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
+        say(line, ", %ssinks%s", spec->high_sinks ? "high and low " : "",
+            spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
     if (spec->growing_scores)
         say(line, ", growing scores");
     if (spec->special_values)
@@ -215,8 +223,8 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
     say_cache(&line, spec);
     say_rules(&line, spec);
     say(&line, ", prefix+new");
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
-        const struct case_sequence *sequence = &spec->sequences[s];
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++) {
+        const struct case_sequence *sequence = case_sequence_at(spec, s);
         say(&line, " %d+%d", sequence->prefix_len,
             spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
         if (sequence->shared > 0)
@@ -227,8 +235,12 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
             say(&line, "(%d to %d)", sequence->chunk_end - sequence->num_new_keys,
                 sequence->chunk_end);
     }
+    if (spec->num_sequences > FORWARD_CASE_MAX_SEQS)
+        say(&line, " and so on, %d sequences", spec->num_sequences);
     if (spec->padded > 0)
         say(&line, ", padded to %d by %d", spec->padded, spec->fill);
+    if (spec->spare > 0)
+        say(&line, ", %d rows after the last sequence", spec->spare);
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */
@@ -255,7 +267,7 @@ static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
     int64_t page = spec->page_size > 0 ? spec->page_size : 1;
     int32_t slack = spec->loose_bounds;
     case_lengths_init(&l, spec, 0);
-    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0];
+    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0] + l.spare;
     *bounds = (attn_bounds){
         .struct_size = sizeof *bounds,
         .modes = ATTN_MODE_BIT(spec->mode),
@@ -332,7 +344,7 @@ const attn_problem *forward_case_problem(const struct forward_case *c)
 /* A base takes its own tokens. */
 static void own_tokens(struct case_spec *spec)
 {
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
+    for (int32_t s = 0; s < FORWARD_CASE_MAX_SEQS; s++) {
         spec->sequences[s].tokens_of = s;
         spec->sequences[s].first_query = spec->sequences[s].first_key = 0;
     }
@@ -359,13 +371,15 @@ static attn_status fill(struct forward_case *c, attn_error *error)
     attn_status status = ATTN_OK;
     case_lengths_init(&c->lengths, &c->spec, c->seed);
     case_lay_out(c);
-    if (c->tokens && !has_tokens(c))
+    if (c->tokens && (c->spec.num_sequences > FORWARD_CASE_MAX_SEQS || !has_tokens(c)))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "the base of a variant has not all of its tokens");
     if (c->spec.kv_layout)
         status = case_assign_pages(c, error);
     if (status == ATTN_OK)
         status = case_allocate(c, error);
+    if (status == ATTN_OK)
+        status = case_pool_create(c, error);
     if (status == ATTN_OK)
         case_fill_batch(c, &c->lengths, c->image);
     if (status == ATTN_OK && !c->tokens)
@@ -423,6 +437,7 @@ void forward_case_destroy(struct forward_case *c)
         return;
     if (c->owns_tokens)
         case_tokens_destroy(c->tokens);
+    case_pool_destroy(c);
     device_release(c->device, ATTN_SPACE_DEVICE, c->memory);
     free(c->image);
     free(c->planning);

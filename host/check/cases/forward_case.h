@@ -26,10 +26,13 @@
 #include <stdbool.h>
 
 #include "attn_plugin.h"
+#include "host/check/cases/far_pool.h"
 #include "host/device/device.h"
 #include "host/reference/reference.h"
 
-enum { FORWARD_CASE_MAX_SEQS = 8, FORWARD_CASE_MAX_PADDED = 16 };
+/* Sequences that a spec lists; and those of a batch: beyond the listed ones they repeat the first
+ * FORWARD_CASE_REPEATED, with tokens and pages of their own. */
+enum { FORWARD_CASE_MAX_SEQS = 8, FORWARD_CASE_REPEATED = 7, FORWARD_CASE_MAX_PADDED = 512 };
 
 /* ---- Spec ------------------------------------------------------------------------------------ */
 
@@ -89,6 +92,7 @@ struct case_spec {
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
     enum slot_order slots;
+    enum page_spread spread;           /* how far apart the pages lie for the backend */
     uint32_t mask_kind;                /* ATTN_MASK_* */
     int32_t window_left, window_right; /* -1 = no limit */
     int32_t attention_chunk;
@@ -96,12 +100,14 @@ struct case_spec {
     bool alibi, sinks;
     bool explicit_positions; /* with a custom mask */
     bool multi_item;         /* with ATTN_MASK_LAYER */
+    int32_t longest_item;    /* of its items, in tokens; 0 = 20 */
     uint32_t scale_granularity;
     uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
     bool from_cache;      /* k = v = NULL: all keys are in the cache */
     bool partial;         /* MASK_NONE: the keys are those of the prefix alone, from_cache; of */
                           /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
+    bool high_sinks;      /* sinks far above every score, and far below */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,
      * halfway between two or subnormal, and rows that see it are not judged; in every second of
@@ -112,11 +118,12 @@ struct case_spec {
     bool device_scales;   /* scales are on the device alone */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
-    bool loose_bounds; /* bounds beyond what the batch needs */
-    int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
-    int32_t padded;    /* sequences, padding included; 0 = no padding */
-    int32_t fill;      /* seq_len of padding: what the verdict says */
-    int32_t num_sequences;
+    bool loose_bounds;     /* bounds beyond what the batch needs */
+    int32_t first_row;     /* where the query rows begin; DECODE: 0 whatever stands here */
+    int32_t padded;        /* sequences, padding included; 0 = no padding */
+    int32_t fill;          /* seq_len of padding: what the verdict says */
+    int32_t spare;         /* rows of padding after those of the sequences */
+    int32_t num_sequences; /* more than FORWARD_CASE_MAX_SEQS: not of a variant */
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };
 

@@ -26,11 +26,16 @@ bool case_has_new_rows(const struct case_spec *spec, uint64_t seed)
                                (!spec->from_cache && case_coin(seed, DRAW_NEW_ROWS)));
 }
 
+enum { EXTENDED = 20 }; /* of many sequences of a MIXED batch */
+
 static void set_real(struct case_lengths *l, const struct case_spec *spec, int32_t s)
 {
-    const struct case_sequence *sequence = &spec->sequences[s];
+    const struct case_sequence *sequence = case_sequence_at(spec, s);
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
-    l->q_len[s] = spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new;
+    bool decodes = spec->mode == ATTN_MODE_DECODE ||
+                   (spec->mode == ATTN_MODE_MIXED && spec->num_sequences > FORWARD_CASE_MAX_SEQS &&
+                    s >= EXTENDED);
+    l->q_len[s] = decodes ? 1 : sequence->num_new;
     l->prefix[s] = cross ? OWN_PREFIX_OF_CROSS + s : sequence->prefix_len;
     l->num_new[s] = cross || has_chunk(spec) ? sequence->num_new_keys : l->q_len[s];
     if (cross && spec->from_cache)
@@ -55,6 +60,7 @@ static void finish_lengths(struct case_lengths *l, const struct case_spec *spec,
     l->first_row[0] = decode ? 0 : spec->first_row;
     l->first_new[0] = new_rows ? FIRST_NEW_ROW : l->first_row[0];
     l->max_q_len = l->max_kv_len = 0;
+    l->spare = spec->spare;
     for (int32_t s = 0; s < l->num_seqs; s++) {
         l->first_row[s + 1] = l->first_row[s] + l->q_len[s];
         l->first_new[s + 1] = l->first_new[s] + (new_rows ? l->num_new[s] : l->q_len[s]);
@@ -69,7 +75,6 @@ static void finish_lengths(struct case_lengths *l, const struct case_spec *spec,
 
 void case_lengths_init(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)
 {
-    memset(l, 0, sizeof *l);
     l->num_real_seqs = spec->num_sequences;
     l->num_seqs = spec->padded > 0 ? spec->padded : spec->num_sequences;
     for (int32_t s = 0; s < l->num_seqs; s++)
@@ -125,7 +130,7 @@ static void hand_out_by_sequence(struct forward_case *c, const int32_t *order, b
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
         int32_t *pages = &c->pages[s * c->pages_of_seq];
         int32_t count = num_pages_of(c, c->lengths.kv_len[s]);
-        int32_t old = num_pages_of(c, c->spec.sequences[s].prefix_len);
+        int32_t old = num_pages_of(c, case_sequence_at(&c->spec, s)->prefix_len);
         for (int32_t p = 0; p < count; p++)
             pages[descending && p >= old ? count - 1 - (p - old) : p] = order[next++];
     }
@@ -294,6 +299,8 @@ static void fill_new_slots(const struct filling *f)
             else
                 loc[row] = case_slot(f->c, s, j);
         }
+    for (int64_t row = l->first_new[l->num_seqs], end = row + l->spare; row < end; row++)
+        loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
 }
 
 /* All runs; those that a hint leaves out at either end are left out by where it begins and ends. */
@@ -363,21 +370,27 @@ static void fill_positions(const struct filling *f)
             positions[f->l->first_row[s] + t] =
                 f->l->prefix[s] + case_below(stream, (uint64_t)t, t / 2 + 1);
     }
+    fill_ints(positions, f->l->first_row[f->l->num_seqs],
+              f->l->first_row[f->l->num_seqs] + f->l->spare, 0);
 }
 
-/* Items of up to 20 tokens after a prefix of any length. */
+/* Items after a prefix of any length. */
 static void fill_items(const struct filling *f)
 {
     int32_t *prefix = part_of(f, PART_ITEM_PREFIX), *longest = part_of(f, PART_ITEM_LEN);
     uint16_t *token_pos = part_of(f, PART_TOKEN_POS);
+    int32_t most = f->c->spec.longest_item;
+    bool is_long = most > 0;
     for (int32_t s = 0; s < f->l->num_seqs; s++) {
         uint64_t stream = case_stream(f->c->seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
         int32_t left = 0, p = 0;
-        prefix[s] = case_below(stream, UINT32_MAX, f->l->prefix[s] + f->l->q_len[s] + 1);
+        int32_t tokens = f->l->prefix[s] + f->l->q_len[s] + 1;
+        prefix[s] = case_below(stream, UINT32_MAX, is_long ? tokens / 4 + 1 : tokens);
         longest[s] = 0;
         for (int32_t i = 0; i < f->c->stride_items; i++, p = p < left ? p + 1 : 0) {
             if (p == 0)
-                left = case_below(stream, (uint64_t)i, 20);
+                left = is_long ? most - 1 - case_below(stream, (uint64_t)i, most / 4 + 1)
+                               : case_below(stream, (uint64_t)i, 20);
             token_pos[s * f->c->stride_items + i] = (uint16_t)p;
             longest[s] = longest[s] > p ? longest[s] : p;
         }

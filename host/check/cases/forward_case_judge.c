@@ -56,9 +56,10 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
 {
     const struct case_session *session = run->session;
     const struct forward_case *c = run->c;
-    /* A backend that splits a MIXED batch has to know where its rows begin. */
-    bool needs_host = session->backend.needs_host_lens ||
-                      (c->spec.mode == ATTN_MODE_MIXED && c->lengths.first_row[0] != 0);
+    /* A backend that splits a MIXED batch has to know where its rows are. */
+    bool needs_host =
+        session->backend.needs_host_lens ||
+        (c->spec.mode == ATTN_MODE_MIXED && (c->lengths.first_row[0] != 0 || c->lengths.spare > 0));
     *place = (struct case_place){
         .arena = c->memory,
         .planning = needs_host || case_coin(c->seed, DRAW_HOST) ? c->planning : NULL,
@@ -82,6 +83,8 @@ static bool plan(struct run *run, const char *arena, const struct case_lengths *
     memcpy(c->planning, arena, c->bytes);
     attn_status status =
         device_copy(c->device, c->memory, arena, c->bytes, session->stream, &run->error.base);
+    if (status == ATTN_OK)
+        status = case_pool_send(c, arena, session->stream, &run->error.base);
     if (!good(run, status, "copy to the device"))
         return false;
     case_view_init(&view, c, lengths, &place);
@@ -207,6 +210,8 @@ static bool fetch(struct run *run)
         return false;
     status = device_copy(c->device, c->actual, c->memory, c->bytes, stream, &run->error.base);
     if (status == ATTN_OK)
+        status = case_pool_fetch(c, stream, &run->error.base);
+    if (status == ATTN_OK)
         status = device_synchronize(c->device, stream, &run->error.base);
     return good(run, status, "copy from the device");
 }
@@ -233,6 +238,14 @@ static void excuse_special_rows(const struct forward_case *c, reference_result *
             if (case_is_infinite(c, s) ||
                 (case_is_special(c, s) && r == c->lengths.first_row[s + 1] - 1))
                 result->kind[r] = REFERENCE_ROW_ABSENT;
+}
+
+/* Rows of padding that no sequence has: finite, no more is asked. */
+static void ask_for_spare_rows(const struct forward_case *c, reference_result *result)
+{
+    int32_t end = c->lengths.first_row[c->lengths.num_seqs];
+    for (int32_t r = end; r < end + c->lengths.spare; r++)
+        result->kind[r] = REFERENCE_ROW_PADDING;
 }
 
 /* The questions whether the needles are needles: NULL for none, or no memory. */
@@ -286,6 +299,7 @@ static bool judge_outputs(struct run *run, bool second)
     if (!stand_out || !good(run, status, "the oracle"))
         return false;
     excuse_special_rows(c, &result);
+    ask_for_spare_rows(c, &result);
     status = reference_compare(&result, got.operands[ATTN_ROLE_OUT], got.operands[ATTN_ROLE_LSE],
                                &report, &run->error.base);
     reference_result_finish(&result);
@@ -353,7 +367,7 @@ static void allow_rows(struct run *run, enum case_part_id part)
     int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
     if (!c->parts[part].bytes)
         return;
-    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_seqs]; row++)
+    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_seqs] + l->spare; row++)
         for (int64_t head = 0; head < shape->shape[1]; head++)
             memcpy(case_vector(c, run->expected, part, row, head, 0),
                    case_vector(c, c->actual, part, row, head, 0),

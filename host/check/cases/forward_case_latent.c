@@ -48,7 +48,7 @@ const char *case_latent_defect(const struct case_spec *spec)
         return "from_cache";
     if (latent->expanded && spec->read_only_layer)
         return "read_only_layer";
-    for (int32_t s = 0; s < spec->num_sequences; s++)
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
         if (spec->sequences[s].chunk_end < 0 ||
             (latent->expanded && spec->partial &&
              spec->sequences[s].num_new_keys > spec->sequences[s].chunk_end))

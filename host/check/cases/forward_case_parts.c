@@ -64,11 +64,12 @@ static void lay_out_arrays(struct forward_case *c)
     add_ints(c, PART_REQUESTS, seqs);
     add_ints(c, PART_NUM_REAL, 2);
     if (spec->explicit_positions)
-        add_ints(c, PART_POSITIONS, rows + seqs);
+        add_ints(c, PART_POSITIONS, rows + spec->spare + seqs);
     if (spec->kv_layout) {
         add_ints(c, PART_KV_LENS, seqs);
         add_ints(c, PART_NEW_INDPTR, seqs + 1);
-        add_part(c, PART_OUT_CACHE_LOC, (uint64_t)(new_rows + seqs) * sizeof(int64_t));
+        add_part(c, PART_OUT_CACHE_LOC,
+                 (uint64_t)(new_rows + spec->spare + seqs) * sizeof(int64_t));
         add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
         add_ints(c, PART_BLOCK_TABLE, seqs * c->stride_pages);
         add_ints(c, PART_KV_INDPTR, seqs + 1);
@@ -149,8 +150,8 @@ void case_lay_out(struct forward_case *c)
     lay_out_arrays(c);
 
     /* Room for a row of every sequence, which a batch of nothing but padding has. */
-    int64_t rows = c->lengths.first_row[seqs] + seqs, q_heads = spec->num_q_heads;
-    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + seqs);
+    int64_t rows = c->lengths.first_row[seqs] + spec->spare + seqs, q_heads = spec->num_q_heads;
+    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + spec->spare + seqs);
     for (int second = 0; second <= spec->read_only_layer; second++) {
         add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
                    (int64_t[]){rows, q_heads, spec->v_head_dim});
@@ -336,7 +337,7 @@ static void view_batch(const struct viewing *v)
     *batch = (attn_batch){.struct_size = sizeof *batch,
                           .mode = v->c->spec.mode,
                           .num_seqs = l->num_seqs,
-                          .num_tokens = l->first_row[l->num_seqs] - l->first_row[0],
+                          .num_tokens = l->first_row[l->num_seqs] - l->first_row[0] + l->spare,
                           .num_real_seqs = l->num_real_seqs,
                           .num_real_tokens = l->first_row[l->num_real_seqs] - l->first_row[0],
                           .num_decode_seqs = l->num_decode_seqs,
@@ -380,6 +381,7 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
                             .alignment = TENSOR_BYTE_OFFSET};
     memcpy(tensor->shape, shape->shape, sizeof tensor->shape);
     memcpy(tensor->strides, shape->strides, sizeof tensor->strides);
+    case_pool_view(v->c, v->place->arena, part, tensor);
     v->view->operands[role] = tensor;
 }
 

@@ -77,6 +77,13 @@ struct case_part {
     uint64_t bytes;  /* 0 = the case has no such part */
 };
 
+/* Sequence s of a batch. */
+static inline const struct case_sequence *case_sequence_at(const struct case_spec *spec, int32_t s)
+{
+    bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
+    return &spec->sequences[repeats ? s % FORWARD_CASE_REPEATED : s];
+}
+
 /* How a tensor lies in its part. */
 struct case_shape {
     uint32_t ndim;
@@ -95,6 +102,7 @@ struct case_lengths {
     int32_t first_row[CASE_MAX_SEQS + 1]; /* of q; the last one = where they end */
     int32_t first_new[CASE_MAX_SEQS + 1]; /* of k, v and out_cache_loc */
     int32_t max_q_len, max_kv_len;
+    int32_t spare; /* rows of no sequence after them */
 };
 
 /* The ABI's structs; initialised in place and never copied. */
@@ -145,7 +153,8 @@ struct forward_case {
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t num_pages, pages_of_seq;
-    int32_t *pages; /* [num_seqs, pages_of_seq] */
+    int32_t *pages;         /* [num_seqs, pages_of_seq] */
+    struct case_pool *pool; /* where the backend has the pages; NULL = in the arena */
 
     struct case_tokens *tokens;
     bool owns_tokens;
@@ -286,6 +295,25 @@ bool case_is_infinite(const struct forward_case *c, int32_t s);
 /* The token of query t and key j: index of a row of tokens. */
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);
+
+/* ---- Pages far apart (forward_case_spread.c) ------------------------------------------------- */
+
+/* Map the pools of a spec that spreads its pages. OUT_OF_*_MEMORY says what was asked for. */
+attn_status case_pool_create(struct forward_case *c, attn_error *error);
+void case_pool_destroy(struct forward_case *c);
+
+/* After `arena` was copied to the device: its pages to their places in the pools, the numbers of
+ * those places in the arrays of the batch, in `planning` as well. */
+attn_status case_pool_send(struct forward_case *c, const char *arena, attn_stream stream,
+                           attn_error *error);
+
+/* After the device was copied to `actual`: the pages from their places; arrays that are as they
+ * were sent become what they are in `image`. */
+attn_status case_pool_fetch(struct forward_case *c, attn_stream stream, attn_error *error);
+
+/* Where a tensor lies for the backend, if it is one of a pool. */
+void case_pool_view(const struct forward_case *c, const char *arena, enum case_part_id part,
+                    attn_tensor *tensor);
 
 /* ---- Latent attention (forward_case_latent.c) ------------------------------------------------ */
 

@@ -20,8 +20,10 @@
 enum {
     NEEDLE_KEYS = 24,      /* of a sequence and KV head */
     NEEDLE_KEYS_ALIBI = 6, /* where their scores are not quite equal */
-    NEEDLE_KINDS = 8,      /* of their values */
-    NEEDLE_ROWS = 3,       /* queries of a sequence that point at them */
+    NEEDLE_KEYS_LARGE = 8, /* beside thousands of ordinary keys */
+    LARGE = 4096,
+    NEEDLE_KINDS = 8, /* of their values */
+    NEEDLE_ROWS = 3,  /* queries of a sequence that point at them */
     MAX_BORDERS = 1024
 };
 static const float needle_score = 7.5f, needle_value = 4, growth = 130;
@@ -33,18 +35,25 @@ static float sm_scale_of(const struct forward_case *c)
 
 /* ---- Which tokens ---------------------------------------------------------------------------- */
 
+/* The sequence of the base whose tokens are those of sequence s. */
+static int32_t tokens_of(const struct forward_case *c, int32_t s)
+{
+    bool repeats = c->spec.num_sequences > FORWARD_CASE_MAX_SEQS;
+    return repeats ? s : c->spec.sequences[s].tokens_of;
+}
+
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t)
 {
-    const struct case_sequence *sequence = &c->spec.sequences[s];
-    return c->tokens->first_q[sequence->tokens_of] + sequence->first_query + t;
+    const struct case_sequence *sequence = case_sequence_at(&c->spec, s);
+    return c->tokens->first_q[tokens_of(c, s)] + sequence->first_query + t;
 }
 
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
 {
-    while (j < c->spec.sequences[s].shared)
+    while (j < case_sequence_at(&c->spec, s)->shared)
         s--;
-    const struct case_sequence *sequence = &c->spec.sequences[s];
-    return c->tokens->first_k[sequence->tokens_of] + sequence->first_key + j;
+    const struct case_sequence *sequence = case_sequence_at(&c->spec, s);
+    return c->tokens->first_k[tokens_of(c, s)] + sequence->first_key + j;
 }
 
 static float *query_of(const struct forward_case *c, int32_t s, int32_t t, int32_t head)
@@ -191,8 +200,8 @@ static void find_borders(const struct forward_case *c, int32_t s, int32_t t,
     add_border(borders, kv_len - 1);
     add_border(borders, page - 1);
     add_border(borders, here / page * page - 1);
-    add_border(borders, (int64_t)c->spec.sequences[s].prefix_len - 1);
-    add_border(borders, (int64_t)c->spec.sequences[s].shared);
+    add_border(borders, (int64_t)case_sequence_at(&c->spec, s)->prefix_len - 1);
+    add_border(borders, (int64_t)case_sequence_at(&c->spec, s)->shared);
     for (int32_t split = 64; split <= 512 && split < kv_len; split *= 2) {
         add_border(borders, here / split * split - 1);
         add_border(borders, split * (1 + case_below(stream, (uint64_t)split, kv_len / split)) - 1);
@@ -241,8 +250,27 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
     return planted;
 }
 
+/* Sinks in every third head that are 100 to 3e4 above the largest score, in every other third as
+ * far below the least. */
+static bool is_far_sink(const struct forward_case *c, int32_t head)
+{
+    return c->spec.high_sinks && head % 3 != 0;
+}
+
+static float draw_sink(const struct forward_case *c, int32_t head)
+{
+    static const float far[] = {100, 140, 300, 3e4f};
+    uint64_t stream = case_stream(c->seed, DRAW_SINKS, 0, 0, 0);
+    float unit = case_unit(stream, (uint64_t)head);
+    if (is_far_sink(c, head)) {
+        float above = 2 * needle_score + far[head / 3 % 4] + 10 * unit;
+        return head % 3 == 1 ? above : -above;
+    }
+    return head % 5 == 4 ? -INFINITY : 1.5f + 3.5f * unit;
+}
+
 /* The query heads of the KV head whose query t is a needle row. Far keys count for nothing in heads
- * with steep slopes. */
+ * with steep slopes, and no key does in those with a sink above all scores. */
 static int32_t choose_heads(const struct planting *p, int32_t t, int32_t *heads)
 {
     const struct forward_case *c = p->c;
@@ -251,7 +279,7 @@ static int32_t choose_heads(const struct planting *p, int32_t t, int32_t *heads)
     for (int32_t head = p->kv_head * ratio; head < (p->kv_head + 1) * ratio; head++) {
         bool steep = c->spec.alibi && head % 3 == 2;
         bool spared = ratio > 1 && case_below(stream, (uint64_t)head, 4) == 0;
-        if (!steep && !spared)
+        if (!steep && !spared && !is_far_sink(c, head))
             heads[count++] = head;
     }
     return count;
@@ -291,7 +319,8 @@ static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_
     if (q_len == 0 || kv_len == 0)
         return ATTN_OK;
     int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, case_below(stream, 0, q_len)};
-    p.room = c->spec.alibi ? NEEDLE_KEYS_ALIBI : NEEDLE_KEYS;
+    bool large = kv_len > LARGE || c->spec.longest_item > 0;
+    p.room = c->spec.alibi ? NEEDLE_KEYS_ALIBI : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
     p.is_made = calloc((size_t)kv_len, 1);
     if (!p.is_made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the needles of a case");
@@ -373,11 +402,16 @@ static void fill_vectors(struct forward_case *c, enum case_part_id part, double 
     if (!c->parts[part].bytes)
         return;
     int64_t inner = shape->ndim > 3 ? shape->shape[2] : 1, dim = shape->shape[shape->ndim - 1];
+    char *first = case_vector(c, c->image, part, 0, 0, 0);
+    size_t size = (size_t)dim * attn_dtype_size(shape->dtype);
+    if (shape->shape[0] == 0)
+        return;
+    for (int64_t d = 0; d < dim; d++)
+        dtype_store(shape->dtype, first, d, value);
     for (int64_t i = 0; i < shape->shape[0]; i++)
         for (int64_t j = 0; j < shape->shape[1]; j++)
             for (int64_t k = 0; k < inner; k++)
-                for (int64_t d = 0; d < dim; d++)
-                    dtype_store(shape->dtype, case_vector(c, c->image, part, i, j, k), d, value);
+                memmove(case_vector(c, c->image, part, i, j, k), first, size);
 }
 
 /* NaN everywhere but in page 0, which is zero. */
@@ -566,6 +600,9 @@ static attn_status place_queries(struct forward_case *c, attn_error *error)
             for (int32_t head = 0; head < c->spec.num_q_heads; head++)
                 put_query(c, l->first_row[s] + t, head,
                           s < l->num_real_seqs ? query_of(c, s, t, head) : zeros);
+    for (int32_t n = 0; n < l->spare; n++)
+        for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+            put_query(c, l->first_row[l->num_seqs] + n, head, zeros);
     free(zeros);
     return ATTN_OK;
 }
@@ -580,7 +617,8 @@ static void zero_padding(struct forward_case *c)
         size_t size = attn_dtype_size(c->spec.q_dtype);
         if (!c->parts[inputs[i]].bytes)
             continue;
-        for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs]; row++)
+        for (int64_t row = l->first_new[l->num_real_seqs];
+             row < l->first_new[l->num_seqs] + l->spare; row++)
             for (int64_t head = 0; head < heads; head++)
                 memset(case_vector(c, c->image, inputs[i], row, head, 0), 0,
                        size * (size_t)shape->shape[shape->ndim - 1]);
@@ -634,10 +672,9 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
 
 void case_fill_constants(struct forward_case *c)
 {
-    uint64_t sinks = case_stream(c->seed, DRAW_SINKS, 0, 0, 0);
     uint64_t scales = case_stream(c->seed, DRAW_SCALES, 0, 0, 0);
     for (int32_t h = 0; h < c->spec.num_q_heads; h++) {
-        float sink = h % 5 == 4 ? -INFINITY : 1.5f + 3.5f * case_unit(sinks, (uint64_t)h);
+        float sink = draw_sink(c, h);
         float gentle = h % 2 ? c->tokens->gentle_slope / 2 : c->tokens->gentle_slope;
         if (c->spec.sinks)
             memcpy(case_vector(c, c->image, PART_SINKS, h, 0, 0), &sink, sizeof sink);

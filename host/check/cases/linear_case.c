@@ -49,8 +49,13 @@ struct linear_case {
     attn_state_batch state;
     attn_batch batch;
     attn_forward_args args;
+    struct far_places places; /* of slots, where they are spread */
+    struct far_pool pools[2];
+    char *host;              /* what host arrays point to */
     reference_report judged; /* all that was compared */
 };
+
+static const uint32_t pool_roles[] = {ATTN_ROLE_STATE, ATTN_ROLE_CONV_STATE};
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
 
@@ -232,7 +237,7 @@ static int64_t row_unturned(const struct linear_case *c, int64_t row)
         if (indptr[s] <= row && row < indptr[s + 1]) {
             int64_t first = c->spec.first_row;
             for (int32_t n = 0; n < sequence_at(c, s); n++)
-                first += c->spec.sequences[n].rows;
+                first += linear_sequence(&c->spec, n)->rows;
             return first + row - indptr[s];
         }
     return row;
@@ -279,7 +284,7 @@ static bool has_snapshot(const struct linear_spec *spec, int32_t row)
 static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const int32_t **next)
 {
     const struct linear_spec *spec = &c->spec;
-    const struct linear_case_sequence *sequence = &spec->sequences[sequence_at(c, s)];
+    const struct linear_case_sequence *sequence = linear_sequence(spec, sequence_at(c, s));
     bool real = s < spec->num_sequences, plain = spec->absent_arrays;
     int32_t rows = real ? sequence->rows : 1;
     int32_t slot = real ? *(*next)++ : 0, other = real ? *(*next)++ : 0;
@@ -314,6 +319,8 @@ static attn_status fill_arrays(struct linear_case *c, attn_error *error)
         fill_sequence(c, s, row, &next);
         row = array_of(c, c->image, LINEAR_INDPTR)[s + 1];
     }
+    for (; row < c->num_rows; row++)
+        array_of(c, c->image, LINEAR_SNAPSHOTS)[row] = 0;
     free(slots);
     return ATTN_OK;
 }
@@ -378,8 +385,8 @@ static void count(struct linear_case *c)
     const struct linear_spec *spec = &c->spec;
     int32_t rows = 0;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        rows += spec->sequences[s].rows;
-    c->num_rows = spec->first_row + rows + spec->padded;
+        rows += linear_sequence(spec, s)->rows;
+    c->num_rows = spec->first_row + rows + spec->padded + spec->spare;
     c->num_slots = 3 + 2 * spec->num_sequences + (spec->snapshots ? rows : 0);
 }
 
@@ -403,7 +410,7 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
     *batch = (attn_batch){.struct_size = sizeof *batch,
                           .mode = spec->mode,
                           .num_seqs = sequences,
-                          .num_tokens = real + spec->padded,
+                          .num_tokens = real + spec->padded + spec->spare,
                           .num_real_seqs = spec->num_sequences,
                           .num_real_tokens = real,
                           .num_decode_seqs = spec->mode == ATTN_MODE_MIXED ? 1 + spec->padded : 0,
@@ -430,6 +437,32 @@ static attn_status allocate(struct linear_case *c, attn_error *error)
     return fill(c, error);
 }
 
+/* The pools as the backend has them, and the arrays of the batch that name their slots. */
+static attn_status spread_slots(struct linear_case *c, attn_error *error)
+{
+    static const int arrays[] = {LINEAR_SLOT, LINEAR_DST, LINEAR_SNAPSHOTS};
+    c->host = c->image;
+    if (c->spec.spread == SPREAD_NONE)
+        return ATTN_OK;
+    attn_status status =
+        far_places_init(&c->places, c->device, c->spec.spread, c->num_slots, c->seed, error);
+    for (int n = 0; n < 2 && status == ATTN_OK; n++)
+        if (c->operands[pool_roles[n]]) {
+            status = far_pool_init(&c->pools[n], &c->places, &c->tensors[pool_roles[n]], error);
+            c->operands[pool_roles[n]] = &c->pools[n].tensor;
+        }
+    c->host = malloc(c->bytes);
+    if (!c->host)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
+    memcpy(c->host, c->image, c->bytes);
+    for (int n = 0; n < 3 && status == ATTN_OK; n++)
+        for (uint64_t i = 0; i < c->parts[arrays[n]].bytes / sizeof(int32_t); i++) {
+            int32_t *slot = &array_of(c, c->host, arrays[n])[i];
+            *slot = (int32_t)far_place(&c->places, *slot);
+        }
+    return status;
+}
+
 attn_status linear_case_create(const struct linear_spec *spec, uint64_t seed,
                                const struct device *device, struct linear_case **c,
                                attn_error *error)
@@ -454,6 +487,11 @@ attn_status linear_case_create(const struct linear_spec *spec, uint64_t seed,
     made->args = (attn_forward_args){.struct_size = sizeof made->args,
                                      .num_operands = ATTN_ROLE_COUNT,
                                      .operands = made->operands};
+    status = spread_slots(made, error);
+    if (status != ATTN_OK) {
+        linear_case_destroy(made);
+        return status;
+    }
     *c = made;
     return ATTN_OK;
 }
@@ -463,6 +501,11 @@ void linear_case_destroy(struct linear_case *c)
     if (!c)
         return;
     device_release(c->device, ATTN_SPACE_DEVICE, c->memory);
+    for (int n = 0; n < 2; n++)
+        far_pool_finish(&c->pools[n]);
+    far_places_finish(&c->places);
+    if (c->host != c->image)
+        free(c->host);
     free(c->image);
     free(c->after);
     free(c);
@@ -485,7 +528,11 @@ attn_status linear_case_reset(struct linear_case *c, struct case_session *sessio
                               attn_error *error)
 {
     attn_status status =
-        device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
+        device_copy(c->device, c->memory, c->host, c->bytes, session->stream, error);
+    for (int n = 0; n < 2 && status == ATTN_OK; n++)
+        if (c->pools[n].memory)
+            status = far_pool_send(&c->pools[n], c->image + c->parts[pool_roles[n]].offset,
+                                   session->stream, error);
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
 
@@ -509,7 +556,7 @@ static attn_status run(struct linear_case *c, struct case_session *session, cons
 
 static char *host_arrays(const struct linear_case *c, const struct case_session *session)
 {
-    return session->backend.needs_host_lens ? c->image : NULL;
+    return session->backend.needs_host_lens ? c->host : NULL;
 }
 
 /* The slot from which a part goes on. */
@@ -712,11 +759,29 @@ static bool compare(struct linear_case *c, const reference_result *result,
     return status == ATTN_OK && report.rows_failed + report.padding_failed == 0;
 }
 
+/* Arrays that are as they were sent become what they are in the image. */
+static void take_back_arrays(struct linear_case *c)
+{
+    for (int n = LINEAR_SLOT; n <= LINEAR_SNAPSHOTS; n++) {
+        uint64_t at = c->parts[n].offset, bytes = c->parts[n].bytes;
+        if (memcmp(c->after + at, c->host + at, bytes) == 0)
+            memcpy(c->after + at, c->image + at, bytes);
+    }
+}
+
 attn_status linear_case_fetch(struct linear_case *c, struct case_session *session,
                               attn_error *error)
 {
     attn_status status =
         device_copy(c->device, c->after, c->memory, c->bytes, session->stream, error);
+    if (status == ATTN_OK)
+        status = device_synchronize(c->device, session->stream, error);
+    if (status == ATTN_OK && c->host != c->image)
+        take_back_arrays(c);
+    for (int n = 0; n < 2 && status == ATTN_OK; n++)
+        if (c->pools[n].memory)
+            status = far_pool_fetch(&c->pools[n], c->after + c->parts[pool_roles[n]].offset,
+                                    session->stream, error);
     if (status == ATTN_OK)
         status = device_synchronize(c->device, session->stream, error);
     return status == ATTN_OK ? session_check_memory(session, error) : status;
@@ -742,6 +807,9 @@ static bool judge(struct linear_case *c, char *base, const attn_batch *batch, bo
         snprintf(text, size, "%s", host_error_text(&error));
         return false;
     }
+    /* Rows of padding that no sequence has are finite, no more. */
+    for (int64_t row = result.num_rows - c->spec.spare; whole && row < result.num_rows; row++)
+        result.kind[row] = REFERENCE_ROW_PADDING;
     bool good =
         compare(c, &result, &states, text, size) && (!whole || check_rest(c, &states, text, size));
     reference_result_finish(&result);

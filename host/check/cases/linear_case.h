@@ -18,7 +18,8 @@
 #include "host/check/cases/forward_case_session.h"
 #include "host/reference/linear.h"
 
-enum { LINEAR_CASE_MAX_SEQS = 8 };
+/* Sequences that a spec lists; beyond them the first LINEAR_CASE_REPEATED come again. */
+enum { LINEAR_CASE_MAX_SEQS = 8, LINEAR_CASE_REPEATED = 7 };
 
 struct linear_case_sequence {
     int32_t rows;
@@ -45,10 +46,20 @@ struct linear_spec {
     int32_t gap;        /* elements between outermost rows */
     int32_t first_row;
     int32_t padded; /* sequences of padding */
+    int32_t spare;  /* rows of padding after those of all sequences */
+    /* How far apart the slots of the pools lie; a whole batch alone, no parts of it. */
+    enum page_spread spread;
     int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
     int32_t num_sequences;
     struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS];
 };
+
+static inline const struct linear_case_sequence *linear_sequence(const struct linear_spec *spec,
+                                                                 int32_t s)
+{
+    bool repeats = spec->num_sequences > LINEAR_CASE_MAX_SEQS;
+    return &spec->sequences[repeats ? s % LINEAR_CASE_REPEATED : s];
+}
 
 /* A spec of this family drawn from the seed, whether a backend accepts it or not. */
 void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed);

@@ -138,7 +138,13 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
                           : "",
         spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
         spec->turn);
-    for (int32_t s = 0; s < spec->num_sequences && length < size; s++)
+    if (length < size && (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8))
+        length += (size_t)snprintf(text + length, size - length, " (%d sequences, %d more, %s)",
+                                   spec->num_sequences, spec->spare,
+                                   spec->spread == SPREAD_PAGES   ? "many slots"
+                                   : spec->spread == SPREAD_BYTES ? "slots far apart"
+                                                                  : "slots side by side");
+    for (int32_t s = 0; s < spec->num_sequences && s < LINEAR_CASE_MAX_SEQS && length < size; s++)
         length += (size_t)snprintf(
             text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,
             spec->sequences[s].has_initial ? "i" : "", spec->sequences[s].in_place ? "p" : "",
@@ -149,10 +155,11 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
 
 static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
 {
-    int32_t longest = 1, rows = spec->padded;
+    int32_t longest = 1, rows = spec->padded + spec->spare;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
-        rows += spec->sequences[s].rows;
-        longest = spec->sequences[s].rows > longest ? spec->sequences[s].rows : longest;
+        int32_t of_sequence = linear_sequence(spec, s)->rows;
+        rows += of_sequence;
+        longest = of_sequence > longest ? of_sequence : longest;
     }
     *bounds = (attn_bounds){.struct_size = sizeof *bounds,
                             .modes = ATTN_MODE_BIT(spec->mode) | spec->modes,

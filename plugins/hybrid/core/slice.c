@@ -102,6 +102,22 @@ static int32_t max_i32(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
+/* Rows of no sequence, which come last. */
+static int32_t num_spare_rows(const attn_batch *mixed, const int32_t *q_indptr)
+{
+    return q_indptr ? mixed->num_tokens - (q_indptr[mixed->num_seqs] - q_indptr[0]) : 0;
+}
+
+/* Sequences that are decoded. Where there are spare rows one sequence stays at least: see below. */
+static int32_t num_decoded(const attn_batch *mixed, const int32_t *q_indptr)
+{
+    int32_t decode = mixed->num_decode_seqs;
+    return num_spare_rows(mixed, q_indptr) > 0 && decode == mixed->num_seqs ? max_i32(0, decode - 1)
+                                                                            : decode;
+}
+
+/* Spare rows are padding of the extend rows' batch, as the rows between are until they are decoded
+ * after it: a DECODE batch has a sequence for each row. */
 attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
                               attn_error *error)
 {
@@ -110,11 +126,13 @@ attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, 
         return status;
     attn_batch *batch = &slice->batch;
     batch->mode = ATTN_MODE_EXTEND;
-    batch->num_seqs -= mixed->num_decode_seqs;
+    batch->num_seqs -= num_decoded(mixed, q_indptr);
     batch->num_tokens = q_indptr ? q_indptr[batch->num_seqs] - q_indptr[0]
                                  : mixed->num_tokens - mixed->num_decode_seqs;
     batch->num_real_seqs = min_i32(mixed->num_real_seqs, batch->num_seqs);
     batch->num_real_tokens = min_i32(mixed->num_real_tokens, batch->num_tokens);
+    if (num_spare_rows(mixed, q_indptr) > 0)
+        batch->num_tokens = mixed->num_tokens;
     batch->num_decode_seqs = 0;
     return ATTN_OK;
 }
@@ -126,7 +144,7 @@ attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, 
     if (status != ATTN_OK)
         return status;
     attn_batch *batch = &slice->batch;
-    int32_t decode = mixed->num_decode_seqs, seq = mixed->num_seqs - decode;
+    int32_t decode = num_decoded(mixed, q_indptr), seq = mixed->num_seqs - decode;
     int32_t row = q_indptr ? q_indptr[seq] : mixed->num_tokens - decode;
     batch->mode = ATTN_MODE_DECODE;
     batch->num_seqs = batch->num_tokens = decode;

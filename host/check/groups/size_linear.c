@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * size_linear.c: linear layers that are large in one thing and small in all others: many sequences,
+ * heads and rows, pools of many slots and of many bytes, rows after the last sequence.
+ */
+#include "host/check/cases/linear_bench.h"
+
+#include <string.h>
+
+enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3 };
+
+/* ---- Making specs large ---------------------------------------------------------------------- */
+
+/* Small, and no row like the one before. */
+static void make_small(struct linear_spec *spec)
+{
+    bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
+    spec->k_heads = short_conv ? 0 : 1;
+    spec->v_heads = 2;
+    spec->k_dim = short_conv ? 0 : 16;
+    spec->v_dim = 16;
+    spec->first_row = spec->padded = 0;
+    spec->gap = 0;
+}
+
+static void set_sequences(struct linear_spec *spec, uint32_t mode, int32_t count,
+                          const struct linear_case_sequence *sequences)
+{
+    linear_set_extend(spec, count, sequences);
+    make_small(spec);
+    spec->mode = mode;
+    spec->snapshots = mode == ATTN_MODE_TARGET_VERIFY;
+    for (int32_t s = 0; s < count; s++)
+        if (mode == ATTN_MODE_DECODE)
+            spec->sequences[s].rows = 1;
+}
+
+static void make_many_sequences(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
+                                          ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
+    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
+        {.rows = 1, .has_initial = true, .in_place = true},
+        {.rows = 3, .has_initial = true},
+        {.rows = 2},
+        {.rows = 5, .has_initial = true, .in_place = true},
+        {.rows = 1, .in_place = true},
+        {.rows = 4, .has_initial = true, .dropped = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 1}};
+    set_sequences(spec, modes[index % MODES], LINEAR_CASE_MAX_SEQS, sequences);
+    spec->num_sequences = MANY_SEQUENCES;
+    spec->padded = spec->mode == ATTN_MODE_DECODE ? 20 : 0;
+}
+
+/* More than 1,024 rows, and more than 16 chunks of 128; snapshots far within. */
+static void make_long(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[LONG][2] = {
+        {{.rows = 1031, .has_initial = true}, {.rows = 3, .in_place = true}},
+        {{.rows = 2, .has_initial = true}, {.rows = 2100, .has_initial = true, .in_place = true}},
+        {{.rows = 1100, .has_initial = true, .in_place = true}, {.rows = 1030}}};
+    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences[index % LONG]);
+    spec->snapshots = index % LONG == 2;
+    spec->sparse = spec->snapshots ? 257 : 0;
+}
+
+static void make_many_heads(struct linear_spec *spec, int32_t index)
+{
+    static const int32_t heads[LONG][2] = {{16, 48}, {40, 40}, {64, 128}};
+    static const struct linear_case_sequence sequences[] = {{.rows = 9, .has_initial = true},
+                                                            {.rows = 1, .in_place = true}};
+    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences);
+    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : heads[index % LONG][0];
+    spec->v_heads = heads[index % LONG][1];
+}
+
+/* Slots read, written and left snapshots in, with numbers beyond 16 bits or 4 GiB apart. */
+static void make_pool(struct linear_spec *spec, int32_t index, enum page_spread spread)
+{
+    static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
+                                          ATTN_MODE_TARGET_VERIFY, ATTN_MODE_EXTEND};
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 3, .has_initial = true},
+        {.rows = 2, .has_initial = true, .in_place = true},
+        {.rows = 4},
+        {.rows = 1, .has_initial = true},
+        {.rows = 70, .has_initial = true}};
+    set_sequences(spec, modes[index % MODES], 5, sequences);
+    spec->spread = spread;
+    spec->vk = index / 2 % 2;
+}
+
+static void make_many_slots(struct linear_spec *spec, int32_t index)
+{
+    make_pool(spec, index, SPREAD_PAGES);
+}
+
+static void make_far_slots(struct linear_spec *spec, int32_t index)
+{
+    make_pool(spec, index, SPREAD_BYTES);
+}
+
+static void make_spare_rows(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t modes[2] = {ATTN_MODE_EXTEND, ATTN_MODE_TARGET_VERIFY};
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 3, .has_initial = true}, {.rows = 1}, {.rows = 0, .has_initial = true}};
+    set_sequences(spec, modes[index % 2], 3, sequences);
+    spec->spare = 1 + 8 * (index % 2);
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static void run_large(struct check_run *run, linear_change change, bool is_far)
+{
+    struct linear_spec spec;
+    if (!linear_find_case(run, change, &spec))
+        return;
+    if (is_far && run->subject->fake_device)
+        check_skip(run, "the fake driver fills its memory: no pools of some GiB");
+    else
+        linear_run_spec(run, &spec);
+}
+
+/* count_NAME and run_NAME: each family in some variants. */
+#define LARGE(name, change, variants, far)                                                         \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return (variants)*linear_count_families(subject);                                          \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_large(run, change, far);                                                               \
+    }
+
+LARGE(linear_many_sequences, make_many_sequences, MODES, false)
+LARGE(linear_long, make_long, LONG, false)
+LARGE(linear_many_heads, make_many_heads, LONG, false)
+LARGE(linear_many_slots, make_many_slots, MODES, false)
+LARGE(linear_far_slots, make_far_slots, MODES, true)
+LARGE(linear_spare_rows, make_spare_rows, 2, false)
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, name, sentence)                                                                  \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
+    }
+
+const struct check check_size_linear[] = {
+    ROW("INVAR-01", linear_many_sequences, "300 sequences in one batch are each their recurrence"),
+    ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence"),
+    ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs"),
+    ROW("KV-09", linear_many_slots, "slots of states may have numbers beyond 65536 and 131072"),
+    ROW("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
+    ROW("KV-09", linear_spare_rows,
+        "rows after q_indptr[S] are padding: finite, nothing else changes"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
