@@ -122,7 +122,7 @@ struct check {
 /* The tables, each ended by a row without a rule. */
 extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
     check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],
-    check_linear[], check_linear_invar[], check_mla[], check_sequel[], check_comp[], check_thrd[],
-    check_err[], check_perf[];
+    check_linear[], check_linear_invar[], check_mla[], check_sequel[], check_linear_sequel[],
+    check_padding[], check_comp[], check_thrd[], check_err[], check_perf[];
 
 #endif /* HOST_CHECK_CHECK_H */

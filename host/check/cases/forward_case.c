@@ -33,6 +33,8 @@ static const char *defect_of_numbers(const struct case_spec *spec)
         return "head_dim";
     if (spec->first_row < 0)
         return "first_row";
+    if (spec->spare_rows < 0 || (spec->spare_rows > 0 && spec->mode == ATTN_MODE_DECODE))
+        return "spare_rows";
     for (int32_t s = 0; s < spec->num_sequences; s++)
         if (spec->sequences[s].prefix_len < 0 || spec->sequences[s].num_new < 0 ||
             spec->sequences[s].num_new_keys < 0)
@@ -206,6 +208,8 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
     }
     if (spec->padded > 0)
         say(&line, ", padded to %d by %d", spec->padded, spec->fill);
+    if (spec->spare_rows > 0)
+        say(&line, ", %d rows of no sequence", spec->spare_rows);
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */
@@ -231,7 +235,7 @@ static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
     int64_t page = spec->page_size > 0 ? spec->page_size : 1;
     int32_t slack = spec->loose_bounds;
     case_lengths_init(&l, spec, 0);
-    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0];
+    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0] + spec->spare_rows;
     *bounds = (attn_bounds){
         .struct_size = sizeof *bounds,
         .modes = ATTN_MODE_BIT(spec->mode),

@@ -102,6 +102,8 @@ struct case_spec {
     int32_t first_row; /* where the query rows begin; DECODE: 0 whatever stands here */
     int32_t padded;    /* sequences, padding included; 0 = no padding */
     int32_t fill;      /* seq_len of padding: what the verdict says */
+    /* Query rows after those of all sequences, which are padding, too; DECODE: 0. */
+    int32_t spare_rows;
     int32_t num_sequences;
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };

@@ -274,6 +274,8 @@ static void fill_new_slots(const struct filling *f)
             else
                 loc[row] = case_slot(f->c, s, j);
         }
+    for (int64_t row = l->first_new[l->num_seqs], n = 0; n < f->c->spec.spare_rows; n++, row++)
+        loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
 }
 
 /* ---- Masks ----------------------------------------------------------------------------------- */

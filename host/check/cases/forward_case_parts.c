@@ -56,7 +56,8 @@ static void lay_out_arrays(struct forward_case *c)
 {
     const struct case_lengths *l = &c->lengths;
     const struct case_spec *spec = &c->spec;
-    int64_t seqs = l->num_seqs, rows = l->first_row[seqs], new_rows = l->first_new[seqs];
+    int64_t seqs = l->num_seqs, rows = l->first_row[seqs] + spec->spare_rows;
+    int64_t new_rows = l->first_new[seqs] + spec->spare_rows;
     bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
     add_ints(c, PART_SEQ_LENS, seqs);
     add_ints(c, PART_PREFIX_LENS, seqs);
@@ -145,8 +146,9 @@ void case_lay_out(struct forward_case *c)
     lay_out_arrays(c);
 
     /* Room for a row of every sequence, which a batch of nothing but padding has. */
-    int64_t rows = c->lengths.first_row[seqs] + seqs, q_heads = spec->num_q_heads;
-    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + seqs);
+    int64_t more = seqs + spec->spare_rows, q_heads = spec->num_q_heads;
+    int64_t rows = c->lengths.first_row[seqs] + more;
+    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + more);
     for (int second = 0; second <= spec->read_only_layer; second++) {
         add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
                    (int64_t[]){rows, q_heads, spec->v_head_dim});
@@ -305,7 +307,8 @@ static void view_batch(const struct viewing *v)
     *batch = (attn_batch){.struct_size = sizeof *batch,
                           .mode = v->c->spec.mode,
                           .num_seqs = l->num_seqs,
-                          .num_tokens = l->first_row[l->num_seqs] - l->first_row[0],
+                          .num_tokens =
+                              l->first_row[l->num_seqs] - l->first_row[0] + v->c->spec.spare_rows,
                           .num_real_seqs = l->num_real_seqs,
                           .num_real_tokens = l->first_row[l->num_real_seqs] - l->first_row[0],
                           .num_decode_seqs = l->num_decode_seqs,

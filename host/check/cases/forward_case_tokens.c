@@ -560,6 +560,9 @@ static attn_status place_queries(struct forward_case *c, attn_error *error)
             for (int32_t head = 0; head < c->spec.num_q_heads; head++)
                 put_query(c, l->first_row[s] + t, head,
                           s < l->num_real_seqs ? query_of(c, s, t, head) : zeros);
+    for (int32_t n = 0; n < c->spec.spare_rows; n++)
+        for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+            put_query(c, l->first_row[l->num_seqs] + n, head, zeros);
     free(zeros);
     return ATTN_OK;
 }
@@ -574,7 +577,8 @@ static void zero_padding(struct forward_case *c)
         size_t size = attn_dtype_size(c->spec.q_dtype);
         if (!c->parts[inputs[i]].bytes)
             continue;
-        for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs]; row++)
+        int64_t end = l->first_new[l->num_seqs] + c->spec.spare_rows;
+        for (int64_t row = l->first_new[l->num_real_seqs]; row < end; row++)
             for (int64_t head = 0; head < heads; head++)
                 memset(case_vector(c, c->image, inputs[i], row, head, 0), 0,
                        size * (size_t)shape->shape[shape->ndim - 1]);

@@ -168,7 +168,8 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
                  const attn_device *device)
 {
     bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
-    *posed = (struct linear_posed){.layer = {.struct_size = sizeof posed->layer, .layer_id = 5}};
+    *posed = (struct linear_posed){
+        .layer = {.struct_size = sizeof posed->layer, .layer_id = 5 + 2 * spec->layer}};
     posed->dims =
         (attn_linear_dims){.struct_size = sizeof posed->dims,
                            .family = spec->family,

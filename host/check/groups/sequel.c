@@ -372,30 +372,12 @@ static void run_layers_of(struct check_run *run, const struct grid *grid, bool l
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-/* Is anything of these layers accepted? */
-static bool serves(const struct check_subject *subject, bool latent)
-{
-    static const struct mla_choice plain = {
-        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, 3, {{0, 0}}};
-    struct grid *grid = grid_of(subject);
-    struct mla_point point;
-    bool any =
-        grid && (latent ? mla_product(grid, &plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
-    grid_release(subject, grid);
-    return any;
-}
-
-static int32_t count_of(const struct check_subject *subject, bool latent, int32_t count)
-{
-    return !serves(subject, latent) ? 1 : subject->exhaustive ? 40 * count : count;
-}
-
 static void run_with_grid(struct check_run *run, bool latent,
                           void (*use)(struct check_run *run, const struct grid *grid, bool latent))
 {
     struct grid *grid = grid_of(run->subject);
     CHECK_THAT(run, grid, "no memory for the grid");
-    if (serves(run->subject, latent))
+    if (sequel_serves(run->subject, latent))
         use(run, grid, latent);
     else
         check_skip(run, "%s", latent ? "query accepts no plain latent layer" : grid->refusal);
@@ -405,7 +387,7 @@ static void run_with_grid(struct check_run *run, bool latent,
 #define CASES(name, latent, number, use)                                                           \
     static int32_t count_##name(const struct check_subject *subject)                               \
     {                                                                                              \
-        return count_of(subject, latent, number);                                                  \
+        return sequel_count(subject, latent, number);                                              \
     }                                                                                              \
     static void run_##name(struct check_run *run)                                                  \
     {                                                                                              \

@@ -132,3 +132,22 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
     }
     return false;
 }
+
+/* ---- How many cases -------------------------------------------------------------------------- */
+
+bool sequel_serves(const struct check_subject *subject, bool latent)
+{
+    static const struct mla_choice plain = {
+        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, 3, {{0, 0}}};
+    struct grid *grid = grid_of(subject);
+    struct mla_point point;
+    bool any =
+        grid && (latent ? mla_product(grid, &plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
+    grid_release(subject, grid);
+    return any;
+}
+
+int32_t sequel_count(const struct check_subject *subject, bool latent, int32_t count)
+{
+    return !sequel_serves(subject, latent) ? 1 : subject->exhaustive ? 40 * count : count;
+}

@@ -41,4 +41,10 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
                         const struct case_spec *first_spec, bool latent, uint64_t seed,
                         struct sequel_point *point, struct case_spec *spec);
 
+/* Is anything of softmax layers, or of latent ones, accepted? */
+bool sequel_serves(const struct check_subject *subject, bool latent);
+
+/* `count` cases; one that is skipped where nothing is; forty times as many of an exhaustive run. */
+int32_t sequel_count(const struct check_subject *subject, bool latent, int32_t count);
+
 #endif /* HOST_CHECK_GROUPS_SEQUEL_DRAW_H */
