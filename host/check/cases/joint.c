@@ -131,6 +131,7 @@ static bool execute(struct case_session *session, struct joint *joint, struct ca
     for (int32_t n = 0; n < joint->count && verdict->good; n++) {
         if (!good(verdict, session_spoil_scratch(session, &error.base), &error, "the scratch"))
             return false;
+        joint->at = n;
         session_forward(session, joint->cases[n], verdict);
     }
     return verdict->good;
@@ -148,6 +149,8 @@ void joint_judge(struct case_session *session, struct joint *joint, struct case_
     session->num_runs++;
     if (!ran)
         session_begin_anew(session);
-    for (int32_t n = 0; n < joint->count && verdict->good; n++)
+    for (int32_t n = 0; n < joint->count && verdict->good; n++) {
+        joint->at = n;
         session_judge_left(session, joint->cases[n], verdict);
+    }
 }

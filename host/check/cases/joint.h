@@ -26,6 +26,8 @@ struct joint {
     attn_problem problems[JOINT_MAX];
     attn_bounds bounds;
     uint32_t num_problems;
+
+    int32_t at; /* the case that was looked at last */
 };
 
 /* Bounds that have room for both. */

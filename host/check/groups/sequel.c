@@ -131,19 +131,20 @@ static bool chain_judge(struct chain *chain, int32_t n, const char *what)
     check_note(chain->run, "%s %d: %s", what, n, text);
     joint_judge(chain->session, &chain->steps[n], &verdict);
     if (!verdict.good) {
-        snprintf(text, sizeof text, "%s %d: %.500s", what, n, verdict.text);
-        numerics_report(chain->run, &chain->specs[n], verdict.status, text);
+        const struct joint *step = &chain->steps[n];
+        snprintf(text, sizeof text, "%s %d, layer %d of %d: %.500s", what, n, step->at, step->count,
+                 verdict.text);
+        numerics_report(chain->run, &step->cases[step->at]->spec, verdict.status, text);
     }
     return verdict.good;
 }
 
 /* ---- Sequels --------------------------------------------------------------------------------- */
 
-/* Which mask a step has: one of all kinds, none, any; or the other way round. */
+/* Which mask a step has: each after each, then any. */
 static int32_t mask_of(int32_t index, int32_t step)
 {
-    int32_t at = index / MASKS % 2 ? STEPS - 1 - step : step;
-    return at == 0 ? index % MASKS : at == 1 ? MASK_LAYER : -1;
+    return step == 0 ? index % MASKS : step == 1 ? (index + index / MASKS) % MASKS : -1;
 }
 
 /* Steps that the instance of the first one does not take are left out. */
@@ -358,7 +359,7 @@ static void run_layers_of(struct check_run *run, const struct grid *grid, bool l
     for (uint64_t n = 0; n < 8 && !found; n++) {
         wish.modes = 1u << ((uint64_t)run->index + n) % NUM_MODES;
         found = sequel_draw(grid, &wish, mix_absorb(run->seed, n), &point, &chain.specs[0]) &&
-                chain.specs[0].attn_type != ATTN_TYPE_ENCODER_ONLY;
+                chain.specs[0].attn_type == ATTN_TYPE_DECODER; /* which has all that a batch has */
     }
     chain.options = grid_options(grid, &point.at.common);
     if (found)
@@ -394,12 +395,12 @@ static void run_with_grid(struct check_run *run, bool latent,
         run_with_grid(run, latent, use);                                                           \
     }
 
-CASES(sequel, false, 56, run_chains)
-CASES(mla_sequel, true, 28, run_chains)
-CASES(contents, false, 45, run_contents_of)
-CASES(mla_contents, true, 30, run_contents_of)
-CASES(layers, false, 40, run_layers_of)
-CASES(mla_layers, true, 30, run_layers_of)
+CASES(sequel, false, MASKS *MASKS, run_chains)
+CASES(mla_sequel, true, 21, run_chains)
+CASES(contents, false, 30, run_contents_of)
+CASES(mla_contents, true, 20, run_contents_of)
+CASES(layers, false, 35, run_layers_of)
+CASES(mla_layers, true, 20, run_layers_of)
 
 #define ROW(rule, name, sentence)                                                                  \
     {                                                                                              \

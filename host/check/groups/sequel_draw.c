@@ -5,7 +5,7 @@
 
 enum { TRIES = 120 };
 /* Products of a query's and a key's element that a case may have. */
-static const int64_t most_work = 3000000;
+static const int64_t most_work = 1000000;
 
 /* ---- What is accepted ------------------------------------------------------------------------ */
 
@@ -112,6 +112,26 @@ static void take_batch(struct case_spec *spec, const struct case_spec *first)
     }
 }
 
+/* A mask over all keys is for layers of equal lengths. */
+static bool can_share_batch(const struct case_spec *first, const struct case_spec *spec)
+{
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS || first->attn_type == ATTN_TYPE_CROSS;
+    return spec->attn_type != ATTN_TYPE_ENCODER_ONLY &&
+           !(cross && first->mask_kind == ATTN_MASK_FULL);
+}
+
+/* Other keys than the first one's: those of an encoder, or a prefix alone. */
+static void take_own_lengths(uint8_t *value, bool of_prefix)
+{
+    if (of_prefix) {
+        value[AXIS_SOURCE] = SOURCE_PREFIX;
+        return;
+    }
+    value[AXIS_TYPE] = TYPE_CROSS;
+    value[AXIS_WINDOW] = WINDOW_NONE;
+    value[AXIS_CHUNK] = value[AXIS_ALIBI] = 0;
+}
+
 bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *first,
                         const struct case_spec *first_spec, bool latent, uint64_t seed,
                         struct sequel_point *point, struct case_spec *spec)
@@ -122,7 +142,9 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
         *point = any_point(grid, latent, seed, n);
         for (size_t a = 0; a < sizeof of_batch / sizeof of_batch[0]; a++)
             point->at.common.value[of_batch[a]] = first->at.common.value[of_batch[a]];
-        if (!make_spec(grid, point, spec) || spec->attn_type == ATTN_TYPE_ENCODER_ONLY)
+        if (n % 2 == 0)
+            take_own_lengths(point->at.common.value, latent || seed & 1);
+        if (!make_spec(grid, point, spec) || !can_share_batch(first_spec, spec))
             continue;
         take_batch(spec, first_spec);
         if (!case_spec_defect(spec) &&
