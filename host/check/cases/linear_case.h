@@ -45,6 +45,7 @@ struct linear_spec {
     int32_t gap;        /* elements between outermost rows */
     int32_t first_row;
     int32_t padded; /* sequences of padding */
+    int32_t spare;  /* rows after those of all sequences, which are padding, too; DECODE: 0 */
     int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
     int32_t layer; /* of those that one batch is for: its values are others */
     int32_t num_sequences;

@@ -126,7 +126,8 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
     size_t length = (size_t)snprintf(
         text, size,
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
-        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, rows",
+        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d and %d rows, turn "
+        "%d, rows",
         families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
         dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
@@ -137,7 +138,7 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         : spec->snapshots ? ", snapshots"
                           : "",
         spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
-        spec->turn);
+        spec->spare, spec->turn);
     for (int32_t s = 0; s < spec->num_sequences && length < size; s++)
         length += (size_t)snprintf(
             text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,
@@ -149,7 +150,7 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
 
 static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
 {
-    int32_t longest = 1, rows = spec->padded;
+    int32_t longest = 1, rows = spec->padded + spec->spare;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         rows += spec->sequences[s].rows;
         longest = spec->sequences[s].rows > longest ? spec->sequences[s].rows : longest;

@@ -289,7 +289,9 @@ static void change_padded(struct linear_spec *spec, int32_t index)
         {.rows = 3, .has_initial = true}, {.rows = 1, .in_place = true}, {.rows = 1}};
     linear_set_extend(spec, 3, sequences);
     spec->mode = modes[index % MODES];
-    spec->padded = 1 + index % 3 * 2;
+    spec->padded = index % 3 * 2;
+    spec->spare =
+        spec->mode == ATTN_MODE_DECODE || spec->mode == ATTN_MODE_MIXED ? 0 : 7 - index % 3;
     spec->snapshots = index % 2;
     spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : index % 4;
     for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
