@@ -123,7 +123,7 @@ struct check {
 extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
     check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],
     check_linear[], check_linear_invar[], check_mla[], check_size[], check_size_linear[],
-    check_comp[], check_thrd[], check_err[], check_perf[], check_strides[], check_codes[],
-    check_any_order[], check_hints[], check_borders[];
+    check_sequel[], check_linear_sequel[], check_padding[], check_comp[], check_thrd[], check_err[],
+    check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[];
 
 #endif /* HOST_CHECK_CHECK_H */

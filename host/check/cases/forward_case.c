@@ -390,8 +390,14 @@ static attn_status fill(struct forward_case *c, attn_error *error)
     return case_place_tokens(c, error);
 }
 
-static attn_status create(const struct case_spec *spec, uint64_t seed, const struct device *device,
-                          struct case_tokens *tokens, struct forward_case **made, attn_error *error)
+/* Where a case is drawn from: `of_batch` all that its batch has, whatever its layer. */
+struct case_seeds {
+    uint64_t own, of_batch;
+};
+
+static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
+                          const struct device *device, struct case_tokens *tokens,
+                          struct forward_case **made, attn_error *error)
 {
     const char *defect = case_spec_defect(spec);
     if (defect)
@@ -400,14 +406,15 @@ static attn_status create(const struct case_spec *spec, uint64_t seed, const str
     if (!c)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
     c->spec = *spec;
-    c->seed = seed;
+    c->seed = seeds.own;
+    c->batch_seed = seeds.of_batch;
     c->device = device;
     c->tokens = tokens;
     if (!tokens)
         own_tokens(&c->spec);
     spec_problem_init(&c->posed, &c->spec, &device->info);
-    c->posed.group.kv_group = spec->kv_layout && case_coin(seed, DRAW_GROUPS);
-    c->posed.layers[0].layer_id = case_below(case_stream(seed, DRAW_LAYER, 0, 0, 0), 0, 90);
+    c->posed.group.kv_group = spec->kv_layout && case_coin(seeds.own, DRAW_GROUPS);
+    c->posed.layers[0].layer_id = case_below(case_stream(seeds.own, DRAW_LAYER, 0, 0, 0), 0, 90);
     c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
     attn_status status = fill(c, error);
     if (status != ATTN_OK)
@@ -421,14 +428,23 @@ attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
                                 const struct device *device, struct forward_case **c,
                                 attn_error *error)
 {
-    return create(spec, mix_word(seed + MIX_INCREMENT), device, NULL, c, error);
+    uint64_t mixed = mix_word(seed + MIX_INCREMENT);
+    return create(spec, (struct case_seeds){mixed, mixed}, device, NULL, c, error);
+}
+
+attn_status forward_case_create_seeded(const struct case_spec *spec, uint64_t seed,
+                                       uint64_t batch_seed, const struct device *device,
+                                       struct forward_case **c, attn_error *error)
+{
+    return create(spec, (struct case_seeds){seed, batch_seed}, device, NULL, c, error);
 }
 
 attn_status forward_case_create_variant(const struct case_spec *spec,
                                         const struct forward_case *base, struct forward_case **c,
                                         attn_error *error)
 {
-    return create(spec, base->seed, base->device, base->tokens, c, error);
+    return create(spec, (struct case_seeds){base->seed, base->batch_seed}, base->device,
+                  base->tokens, c, error);
 }
 
 void forward_case_destroy(struct forward_case *c)

@@ -188,6 +188,9 @@ struct case_setup {
      * Its layers are never called. */
     const attn_problem *beside;
     bool beside_last;
+    /* All layer groups of the instance, the case's own among them; NULL = as above. */
+    const attn_problem *problems;
+    uint32_t num_problems;
 };
 
 struct case_session;

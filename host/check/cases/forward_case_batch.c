@@ -103,7 +103,7 @@ static int32_t num_pages_of(const struct forward_case *c, int32_t keys)
 /* Pages 1 .. num_pages - 1 in an order of their own. */
 static void shuffle(const struct forward_case *c, int32_t *order)
 {
-    uint64_t stream = case_stream(c->seed, DRAW_PAGES, 0, 0, 0);
+    uint64_t stream = case_stream(c->batch_seed, DRAW_PAGES, 0, 0, 0);
     int32_t count = c->num_pages - 1;
     for (int32_t i = 0; i < count; i++)
         order[i] = i + 1;
@@ -284,7 +284,7 @@ static void fill_new_slots(const struct filling *f)
 {
     const struct case_lengths *l = f->l;
     int64_t *loc = part_of(f, PART_OUT_CACHE_LOC);
-    uint64_t stream = case_stream(f->c->seed, DRAW_SLOTS, 0, 0, 0);
+    uint64_t stream = case_stream(f->c->batch_seed, DRAW_SLOTS, 0, 0, 0);
     for (uint64_t i = 0; i < f->c->parts[PART_OUT_CACHE_LOC].bytes / sizeof *loc; i++)
         loc[i] = CASE_UNUSED_INDEX;
     for (int32_t s = 0; s < l->num_seqs; s++)
@@ -346,7 +346,7 @@ static void fill_mask(const struct filling *f)
     indptr[0] = FIRST_MASK_BYTE;
     for (int32_t s = 0; s < l->num_seqs; s++) {
         int64_t columns = full ? l->kv_len[s] : l->q_len[s];
-        uint64_t stream = case_stream(f->c->seed, DRAW_MASK, (uint64_t)s, 0, 0);
+        uint64_t stream = case_stream(f->c->batch_seed, DRAW_MASK, (uint64_t)s, 0, 0);
         for (int64_t t = 0; t < l->q_len[s]; t++)
             for (int64_t column = 0; column < columns; column++) {
                 int64_t bit = indptr[s] * 8 + t * columns + column;
@@ -365,7 +365,7 @@ static void fill_positions(const struct filling *f)
     fill_ints(positions, 0, (int64_t)(f->c->parts[PART_POSITIONS].bytes / sizeof *positions),
               CASE_UNUSED_INDEX);
     for (int32_t s = 0; s < f->l->num_seqs; s++) {
-        uint64_t stream = case_stream(f->c->seed, DRAW_POSITIONS, (uint64_t)s, 0, 0);
+        uint64_t stream = case_stream(f->c->batch_seed, DRAW_POSITIONS, (uint64_t)s, 0, 0);
         for (int32_t t = 0; t < f->l->q_len[s]; t++)
             positions[f->l->first_row[s] + t] =
                 f->l->prefix[s] + case_below(stream, (uint64_t)t, t / 2 + 1);
@@ -382,7 +382,7 @@ static void fill_items(const struct filling *f)
     int32_t most = f->c->spec.longest_item;
     bool is_long = most > 0;
     for (int32_t s = 0; s < f->l->num_seqs; s++) {
-        uint64_t stream = case_stream(f->c->seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
+        uint64_t stream = case_stream(f->c->batch_seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
         int32_t left = 0, p = 0;
         int32_t tokens = f->l->prefix[s] + f->l->q_len[s] + 1;
         prefix[s] = case_below(stream, UINT32_MAX, is_long ? tokens / 4 + 1 : tokens);

@@ -52,10 +52,9 @@ static bool good(struct run *run, attn_status status, const char *what)
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-static void place_init(struct case_place *place, const struct run *run, bool second)
+void session_place(const struct case_session *session, const struct forward_case *c, bool second,
+                   struct case_place *place)
 {
-    const struct case_session *session = run->session;
-    const struct forward_case *c = run->c;
     /* A backend that splits a MIXED batch has to know where its rows are. */
     bool needs_host =
         session->backend.needs_host_lens ||
@@ -69,6 +68,11 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
         .graph = session->kind == ATTN_METADATA_GRAPH,
         .second = second,
     };
+}
+
+static void place_init(struct case_place *place, const struct run *run, bool second)
+{
+    session_place(run->session, run->c, second, place);
 }
 
 /* Bring a copy of the arena to the device and plan its batch. What host arrays hold afterwards must
@@ -507,15 +511,10 @@ static bool judge_bytes(struct run *run)
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
-static void judge_run(struct run *run)
+static void judge_left(struct run *run)
 {
     struct forward_case *c = run->c;
-    bool ran = execute(run);
-    session_leave(run->session);
-    run->session->num_runs++;
-    if (!ran)
-        session_begin_anew(run->session);
-    if (!ran || !fetch(run))
+    if (!fetch(run))
         return;
     memcpy(run->expected, c->image, c->bytes);
     if (!expect_cache(run))
@@ -529,25 +528,54 @@ static void judge_run(struct run *run)
     good(run, status, "the memory around the metadata");
 }
 
+static bool run_init(struct run *run, struct case_session *session, struct forward_case *c,
+                     struct case_verdict *verdict)
+{
+    *run = (struct run){.session = session, .c = c, .verdict = verdict};
+    *verdict = (struct case_verdict){.good = true};
+    host_error_init(&run->error);
+    if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill)
+        return bad(run, ATTN_INVALID_ARGUMENT,
+                   "the case has padding of %d tokens: query reports %d", c->spec.fill,
+                   session->verdict.graph_seq_len_fill);
+    run->expected = malloc(c->bytes);
+    return run->expected ||
+           bad(run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a case of %llu bytes should be",
+               (unsigned long long)c->bytes);
+}
+
 void case_session_judge(struct case_session *session, struct forward_case *c,
                         struct case_verdict *verdict)
+{
+    struct run run;
+    if (run_init(&run, session, c, verdict) &&
+        good(&run, session_enter(session, &run.error.base), "entering the device")) {
+        bool ran = execute(&run);
+        session_leave(session);
+        session->num_runs++;
+        if (ran)
+            judge_left(&run);
+        else
+            session_begin_anew(session);
+    }
+    free(run.expected);
+}
+
+void session_forward(struct case_session *session, struct forward_case *c,
+                     struct case_verdict *verdict)
 {
     struct run run = {.session = session, .c = c, .verdict = verdict};
     *verdict = (struct case_verdict){.good = true};
     host_error_init(&run.error);
-    if (c->spec.padded > 0 && c->spec.fill != session->verdict.graph_seq_len_fill) {
-        bad(&run, ATTN_INVALID_ARGUMENT, "the case has padding of %d tokens: query reports %d",
-            c->spec.fill, session->verdict.graph_seq_len_fill);
-        return;
-    }
-    run.expected = malloc(c->bytes);
-    if (!run.expected) {
-        bad(&run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a case of %llu bytes should be",
-            (unsigned long long)c->bytes);
-        return;
-    }
-    if (good(&run, session_enter(session, &run.error.base), "entering the device"))
-        judge_run(&run);
+    forward_all(&run, &c->lengths, 0);
+}
+
+void session_judge_left(struct case_session *session, struct forward_case *c,
+                        struct case_verdict *verdict)
+{
+    struct run run;
+    if (run_init(&run, session, c, verdict))
+        judge_left(&run);
     free(run.expected);
 }
 

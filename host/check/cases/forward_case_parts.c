@@ -56,7 +56,8 @@ static void lay_out_arrays(struct forward_case *c)
 {
     const struct case_lengths *l = &c->lengths;
     const struct case_spec *spec = &c->spec;
-    int64_t seqs = l->num_seqs, rows = l->first_row[seqs], new_rows = l->first_new[seqs];
+    int64_t seqs = l->num_seqs, rows = l->first_row[seqs];
+    int64_t new_rows = l->first_new[seqs];
     bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
     add_ints(c, PART_SEQ_LENS, seqs);
     add_ints(c, PART_PREFIX_LENS, seqs);

@@ -142,6 +142,7 @@ struct case_needle {
 struct forward_case {
     struct case_spec spec;
     uint64_t seed;
+    uint64_t batch_seed; /* of pages, masks, positions and items */
     const struct device *device;
     struct spec_problem posed;
 
@@ -217,6 +218,12 @@ static inline bool case_coin(uint64_t seed, enum case_draw what)
 {
     return mix_stream(case_stream(seed, what, 0, 0, 0), UINT64_MAX) >> 63;
 }
+
+/* A case of exactly these seeds. With equal ones of the batch and equal lengths two cases have
+ * equal masks, positions and items and, with equal pages, equal slots. */
+attn_status forward_case_create_seeded(const struct case_spec *spec, uint64_t seed,
+                                       uint64_t batch_seed, const struct device *device,
+                                       struct forward_case **c, attn_error *error);
 
 /* ---- Arena (forward_case_parts.c) ------------------------------------------------------------ */
 

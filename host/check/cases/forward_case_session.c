@@ -181,9 +181,11 @@ static attn_status make_instance(struct case_session *session, const attn_proble
     attn_problem problems[2] = {*problem, *problem};
     if (setup->beside)
         problems[setup->beside_last] = *setup->beside;
+    bool all = setup->problems != NULL;
+    uint32_t count = all ? setup->num_problems : setup->beside ? 2 : 1;
     attn_status status =
-        backend->type->create(backend->type, problems, setup->beside ? 2 : 1, backend->options,
-                              backend->services, &session->instance, error);
+        backend->type->create(backend->type, all ? setup->problems : problems, count,
+                              backend->options, backend->services, &session->instance, error);
     if (status != ATTN_OK)
         return host_fail_prefix(error, "create");
     const attn_backend_ops *ops = backend->type->ops;

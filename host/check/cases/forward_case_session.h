@@ -44,6 +44,18 @@ attn_status session_create(const struct case_backend *backend, const attn_proble
 attn_status session_enter(const struct case_session *session, attn_error *error);
 void session_leave(const struct case_session *session);
 
+/* Where a run of the case finds what the ABI's structs point to. */
+void session_place(const struct case_session *session, const struct forward_case *c, bool second,
+                   struct case_place *place);
+
+/* The steps of case_session_judge() one by one, for a batch that somebody else has planned, in
+ * which the case is a layer: its forwards, between session_enter() and session_leave(); and what is
+ * to be said of what they have left. */
+void session_forward(struct case_session *session, struct forward_case *c,
+                     struct case_verdict *verdict);
+void session_judge_left(struct case_session *session, struct forward_case *c,
+                        struct case_verdict *verdict);
+
 /* Fill the scratch with something, another thing each run. */
 attn_status session_spoil_scratch(struct case_session *session, attn_error *error);
 

@@ -102,20 +102,20 @@ static attn_status fill(struct gpu_case *g, uint64_t seed)
     c->tokens = NULL;
     c->num_needles = 0;
     memset(c->image, CASE_RED, c->bytes);
-    c->seed = seed;
+    c->seed = c->batch_seed = seed;
     if (c->spec.kv_layout)
         status = case_assign_pages(c, error);
     if (status == ATTN_OK) {
         case_fill_batch(c, &c->lengths, c->image);
         status = case_make_tokens(c, error);
     }
-    c->seed = g->seed;
+    c->seed = c->batch_seed = g->seed;
     if (status != ATTN_OK)
         return status;
     case_fill_constants(c);
-    c->seed = seed;
+    c->seed = c->batch_seed = seed;
     status = case_place_tokens(c, error);
-    c->seed = g->seed;
+    c->seed = c->batch_seed = g->seed;
     return status;
 }
 

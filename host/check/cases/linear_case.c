@@ -159,7 +159,8 @@ static int32_t *array_of(const struct linear_case *c, char *base, int part)
 /* In (-1, 1), a function of the seed, the part and the place. */
 static double uniform(const struct linear_case *c, uint32_t role, int64_t index)
 {
-    uint64_t word = mix_stream(mix_absorb(c->seed, role), (uint64_t)index);
+    uint64_t word =
+        mix_stream(mix_absorb(c->seed + (uint64_t)c->spec.layer, role), (uint64_t)index);
     return (double)(int64_t)(word >> 11) * 0x1p-52 - 1;
 }
 
@@ -320,7 +321,7 @@ static attn_status fill_arrays(struct linear_case *c, attn_error *error)
         row = array_of(c, c->image, LINEAR_INDPTR)[s + 1];
     }
     for (; row < c->num_rows; row++)
-        array_of(c, c->image, LINEAR_SNAPSHOTS)[row] = 0;
+        array_of(c, c->image, LINEAR_SNAPSHOTS)[row] = -1;
     free(slots);
     return ATTN_OK;
 }
@@ -511,6 +512,14 @@ void linear_case_destroy(struct linear_case *c)
     free(c);
 }
 
+attn_status linear_case_refill(struct linear_case *c, uint64_t seed, int32_t turn,
+                               attn_error *error)
+{
+    c->seed = seed;
+    c->spec.turn = turn;
+    return fill(c, error);
+}
+
 bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int32_t row)
 {
     int32_t first = array_of(c, c->image, LINEAR_INDPTR)[sequence];
@@ -536,8 +545,19 @@ attn_status linear_case_reset(struct linear_case *c, struct case_session *sessio
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
 
-static attn_status run(struct linear_case *c, struct case_session *session, const attn_batch *batch,
-                       const attn_forward_args *args, attn_error *error)
+static attn_status plan(struct case_session *session, const attn_batch *batch, attn_error *error)
+{
+    attn_status status = session_enter(session, error);
+    if (status != ATTN_OK)
+        return status;
+    status = session->backend.type->ops->init_forward_metadata(session->metadata, batch,
+                                                               session->stream, error);
+    session_leave(session);
+    return status;
+}
+
+static attn_status call(struct linear_case *c, struct case_session *session, uint32_t mode,
+                        const attn_forward_args *args, attn_error *error)
 {
     const attn_backend_ops *ops = session->backend.type->ops;
     attn_status status = session_spoil_scratch(session, error);
@@ -545,13 +565,18 @@ static attn_status run(struct linear_case *c, struct case_session *session, cons
         status = session_enter(session, error);
     if (status != ATTN_OK)
         return status;
-    status = ops->init_forward_metadata(session->metadata, batch, session->stream, error);
-    if (status == ATTN_OK)
-        status = (batch->mode == ATTN_MODE_DECODE ? ops->forward_decode : ops->forward_extend)(
-            session->metadata, c->posed.layer.layer_id, args, session->stream, error);
+    status = (mode == ATTN_MODE_DECODE ? ops->forward_decode : ops->forward_extend)(
+        session->metadata, c->posed.layer.layer_id, args, session->stream, error);
     session_leave(session);
     session->num_runs++;
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
+}
+
+static attn_status run(struct linear_case *c, struct case_session *session, const attn_batch *batch,
+                       const attn_forward_args *args, attn_error *error)
+{
+    attn_status status = plan(session, batch, error);
+    return status == ATTN_OK ? call(c, session, batch->mode, args, error) : status;
 }
 
 static char *host_arrays(const struct linear_case *c, const struct case_session *session)
@@ -654,6 +679,17 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
         return run_part(c, session, part, error);
     point(c, c->memory, host_arrays(c, session), &c->batch, &c->state);
     return run(c, session, &c->batch, &c->args, error);
+}
+
+attn_status linear_case_plan(struct linear_case *c, struct case_session *session, attn_error *error)
+{
+    point(c, c->memory, host_arrays(c, session), &c->batch, &c->state);
+    return plan(session, &c->batch, error);
+}
+
+attn_status linear_case_call(struct linear_case *c, struct case_session *session, attn_error *error)
+{
+    return call(c, session, c->spec.mode, &c->args, error);
 }
 
 attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,

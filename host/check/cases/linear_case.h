@@ -50,6 +50,7 @@ struct linear_spec {
     /* How far apart the slots of the pools lie; a whole batch alone, no parts of it. */
     enum page_spread spread;
     int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
+    int32_t layer; /* of those that one batch is for: its values are others */
     int32_t num_sequences;
     struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS];
 };
@@ -106,6 +107,17 @@ bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int
 /* Plan and forward the batch, or a part of it. */
 attn_status linear_case_forward(struct linear_case *c, struct case_session *session,
                                 const struct linear_part *part, attn_error *error);
+
+/* The same step by step, for cases that are layers of one batch: plan it, as this case has it, and
+ * forward this case's layer. */
+attn_status linear_case_plan(struct linear_case *c, struct case_session *session,
+                             attn_error *error);
+attn_status linear_case_call(struct linear_case *c, struct case_session *session,
+                             attn_error *error);
+
+/* Draw everything anew, and begin with sequence `turn`: other contents at the same addresses. */
+attn_status linear_case_refill(struct linear_case *c, uint64_t seed, int32_t turn,
+                               attn_error *error);
 
 /* See what the device has now, and whether the metadata's memory is whole. */
 attn_status linear_case_fetch(struct linear_case *c, struct case_session *session,

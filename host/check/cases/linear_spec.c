@@ -126,7 +126,8 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
     size_t length = (size_t)snprintf(
         text, size,
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
-        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, rows",
+        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, "
+        "rows",
         families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
         dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
@@ -175,7 +176,8 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
                  const attn_device *device)
 {
     bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
-    *posed = (struct linear_posed){.layer = {.struct_size = sizeof posed->layer, .layer_id = 5}};
+    *posed = (struct linear_posed){
+        .layer = {.struct_size = sizeof posed->layer, .layer_id = 5 + 2 * spec->layer}};
     posed->dims =
         (attn_linear_dims){.struct_size = sizeof posed->dims,
                            .family = spec->family,

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/joint.h"
+
+#include "host/base/error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { FIRST_LAYER_ID = 2, LAYER_ID_STEP = 3 };
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+static void widen(int32_t *bound, int32_t other)
+{
+    if (other > *bound)
+        *bound = other;
+}
+
+void joint_widen(attn_bounds *bounds, const attn_bounds *other)
+{
+    bounds->modes |= other->modes;
+    bounds->mask_kinds |= other->mask_kinds;
+    bounds->uses |= other->uses;
+    widen(&bounds->max_seqs, other->max_seqs);
+    widen(&bounds->max_tokens, other->max_tokens);
+    widen(&bounds->max_q_len, other->max_q_len);
+    widen(&bounds->max_kv_len, other->max_kv_len);
+    if (other->max_kv_tokens > bounds->max_kv_tokens)
+        bounds->max_kv_tokens = other->max_kv_tokens;
+}
+
+/* The group of case n, and of those after it that are in it. */
+static void pose_group(struct joint *joint, int32_t n)
+{
+    uint32_t g = joint->num_problems++;
+    attn_layer_group *group = &joint->groups[g];
+    *group = joint->cases[n]->posed.group;
+    group->kv_group = (int32_t)g;
+    group->num_layers = 0;
+    group->layers = joint->layers[g];
+    for (int32_t other = n; other < joint->count; other++) {
+        attn_layer *layers = joint->cases[other]->posed.layers;
+        for (int second = 0; joint->with[other] == n && second < 2; second++) {
+            layers[second].layer_id = FIRST_LAYER_ID + LAYER_ID_STEP * other + second;
+            if (second == 0)
+                joint->layers[g][group->num_layers++] = layers[second];
+        }
+    }
+    joint->problems[g] = joint->cases[n]->posed.problem;
+    joint->problems[g].group = group;
+    joint->problems[g].bounds = &joint->bounds;
+}
+
+void joint_pose(struct joint *joint)
+{
+    joint->num_problems = 0;
+    joint->bounds = joint->cases[0]->posed.bounds;
+    for (int32_t n = 0; n < joint->count; n++) {
+        joint_widen(&joint->bounds, &joint->cases[n]->posed.bounds);
+        if (joint->with[n] == n)
+            pose_group(joint, n);
+    }
+}
+
+void joint_destroy(struct joint *joint)
+{
+    for (int32_t n = 0; n < joint->count; n++)
+        forward_case_destroy(joint->cases[n]);
+    joint->count = 0;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static bool good(struct case_verdict *verdict, attn_status status, const host_error *error,
+                 const char *what)
+{
+    if (status == ATTN_OK)
+        return true;
+    *verdict = (struct case_verdict){.status = status};
+    snprintf(verdict->text, sizeof verdict->text, "%s: %s: %.400s", what, host_status_name(status),
+             host_error_text(error));
+    return false;
+}
+
+static attn_status bring(const struct case_session *session, struct forward_case *c,
+                         attn_error *error)
+{
+    memcpy(c->planning, c->image, c->bytes);
+    return device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
+}
+
+/* What was planned from is gone. */
+static attn_status plan(struct case_session *session, struct joint *joint, attn_error *error)
+{
+    struct case_view views[JOINT_MAX];
+    attn_kv_batch kv_groups[JOINT_MAX];
+    struct case_place first;
+    attn_status status = ATTN_OK;
+    uint32_t count = 0;
+    session_place(session, joint->cases[0], false, &first);
+    attn_batch batch = {.struct_size = sizeof batch};
+    for (int32_t n = 0; n < joint->count && status == ATTN_OK; n++) {
+        struct forward_case *c = joint->cases[n];
+        struct case_place place;
+        session_place(session, c, false, &place);
+        place.planning = first.planning ? c->planning : NULL;
+        status = bring(session, c, error);
+        case_view_init(&views[n], c, &c->lengths, &place);
+        if (n == 0)
+            batch = views[0].batch;
+        widen(&batch.max_kv_len, c->lengths.max_kv_len);
+        if (joint->with[n] == n && c->spec.kv_layout)
+            kv_groups[count++] = views[n].kv_groups[c->posed.group.kv_group];
+    }
+    batch.kv_groups = count > 0 ? kv_groups : NULL;
+    batch.num_kv_groups = count;
+    if (status == ATTN_OK)
+        status = session->backend.type->ops->init_forward_metadata(session->metadata, &batch,
+                                                                   session->stream, error);
+    for (int32_t n = 0; n < joint->count; n++)
+        memset(joint->cases[n]->planning, CASE_RED, joint->cases[n]->bytes);
+    return status;
+}
+
+static bool execute(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
+{
+    host_error error;
+    host_error_init(&error);
+    if (!good(verdict, plan(session, joint, &error.base), &error, "init_forward_metadata"))
+        return false;
+    for (int32_t n = 0; n < joint->count && verdict->good; n++) {
+        if (!good(verdict, session_spoil_scratch(session, &error.base), &error, "the scratch"))
+            return false;
+        joint->at = n;
+        session_forward(session, joint->cases[n], verdict);
+    }
+    return verdict->good;
+}
+
+void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
+{
+    host_error error;
+    host_error_init(&error);
+    *verdict = (struct case_verdict){.good = true};
+    if (!good(verdict, session_enter(session, &error.base), &error, "entering the device"))
+        return;
+    bool ran = execute(session, joint, verdict);
+    session_leave(session);
+    session->num_runs++;
+    if (!ran)
+        session_begin_anew(session);
+    for (int32_t n = 0; n < joint->count && verdict->good; n++) {
+        joint->at = n;
+        session_judge_left(session, joint->cases[n], verdict);
+    }
+}

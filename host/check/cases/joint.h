@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * joint.h: several cases as the layers of one batch.
+ *
+ * The first one's batch is that of all: mode, queries, prefixes, mask, padding. Each has operands,
+ * caches and scales of its own. Layers of one KV group have equal specs and read the first one's
+ * slots; the others have slots, page size, lengths and dimensions of their own. Each is judged by
+ * the oracle as if it were alone.
+ */
+#ifndef HOST_CHECK_CASES_JOINT_H
+#define HOST_CHECK_CASES_JOINT_H
+
+#include "host/check/cases/forward_case_session.h"
+
+enum { JOINT_MAX = 5 };
+
+struct joint {
+    int32_t count;
+    struct forward_case *cases[JOINT_MAX];
+    /* Whose layer group and KV group a case is in: its own number, or that of an earlier one. */
+    int32_t with[JOINT_MAX];
+
+    /* What joint_pose() makes of them. */
+    attn_layer layers[JOINT_MAX][JOINT_MAX];
+    attn_layer_group groups[JOINT_MAX];
+    attn_problem problems[JOINT_MAX];
+    attn_bounds bounds;
+    uint32_t num_problems;
+
+    int32_t at; /* the case that was looked at last */
+};
+
+/* Bounds that have room for both. */
+void joint_widen(attn_bounds *bounds, const attn_bounds *other);
+
+/* Give the cases layer ids of their own, and make the problems of an instance for all of them. */
+void joint_pose(struct joint *joint);
+
+/* Plan and forward the batch in a session for those problems, and judge every layer. */
+void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict);
+
+/* NULL cases are accepted. */
+void joint_destroy(struct joint *joint);
+
+#endif /* HOST_CHECK_CASES_JOINT_H */

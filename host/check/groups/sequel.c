@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sequel.c: what an earlier call must not leave behind, and layers of one batch not share.
+ *
+ *   sequel    two instances whose problems have nothing to do with each other, called in turns;
+ * each call of an instance is unlike the one before: mode, mask, lengths, scales, sources contents
+ * the same call again at the same addresses, with the same counts: only what stands there is
+ * another layers    layers of one group with operands and scales of their own, and groups with KV
+ * groups of their own, in one batch
+ *
+ * Each call is judged as if it were alone.
+ */
+#include "host/check/cases/joint.h"
+#include "host/check/cases/numerics.h"
+#include "host/check/groups/sequel_draw.h"
+
+#include "host/base/error.h"
+#include "host/base/mix.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { STEPS = 3, CHAINS = 2, MASKS = MASK_ITEMS + 1, NUM_MODES = MODE_DRAFT + 1 };
+
+/* ---- A chain of calls ------------------------------------------------------------------------ */
+
+/* An instance, and the batches it is called with. */
+struct chain {
+    struct check_run *run;
+    const struct grid *grid;
+    const attn_options *options;
+    int32_t count;
+    struct case_spec specs[STEPS];
+    struct joint steps[STEPS];
+    attn_bounds bounds; /* of all steps */
+    uint32_t absorbed;  /* latent layers: modes in which the steps are */
+    struct case_session *session;
+};
+
+static void chain_finish(struct chain *chain)
+{
+    case_session_destroy(chain->session);
+    for (int32_t n = 0; n < STEPS; n++)
+        joint_destroy(&chain->steps[n]);
+}
+
+/* Does query accept the layers of the first step with room for all of them? A mode has one form. */
+static bool is_accepted(const struct chain *chain)
+{
+    const struct check_subject *subject = chain->run->subject;
+    const struct joint *first = &chain->steps[0];
+    bool accepted = !(first->problems[0].mla_expanded & chain->absorbed);
+    for (uint32_t g = 0; g < first->num_problems && accepted; g++) {
+        attn_problem problem = first->problems[g];
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        problem.bounds = &chain->bounds;
+        accepted = subject->type->query(subject->type, chain->options, subject->services, &problem,
+                                        &verdict, NULL) == ATTN_OK &&
+                   verdict.supported;
+    }
+    return accepted;
+}
+
+static bool chain_open(struct chain *chain)
+{
+    struct joint *first = &chain->steps[0];
+    struct case_backend backend = numerics_backend(chain->run->subject, chain->options);
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
+                                     .exact_memory = true,
+                                     .problems = first->problems,
+                                     .num_problems = first->num_problems};
+    host_error error;
+    host_error_init(&error);
+    first->bounds = chain->bounds; /* to which its problems point */
+    attn_status status = session_create(&backend, &first->problems[0], chain->run->subject->device,
+                                        &setup, &chain->session, &error.base);
+    if (status != ATTN_OK)
+        numerics_report(chain->run, &chain->specs[0], status, host_error_text(&error));
+    return status == ATTN_OK;
+}
+
+/* A case of one layer as the chain's next step. */
+static bool add_case(struct chain *chain, struct forward_case *c)
+{
+    struct joint *step = &chain->steps[chain->count];
+    if (!c)
+        return false;
+    *step = (struct joint){.count = 1, .cases = {c}};
+    c->posed.group.kv_group =
+        chain->count ? chain->steps[0].cases[0]->posed.group.kv_group : c->posed.group.kv_group;
+    joint_pose(step);
+    if (chain->count == 0)
+        chain->bounds = step->bounds;
+    joint_widen(&chain->bounds, &step->bounds);
+    chain->steps[0].problems[0].mla_expanded |= step->problems[0].mla_expanded;
+    if (case_is_absorbed(&c->spec))
+        chain->absorbed |= ATTN_MODE_BIT(c->spec.mode);
+    chain->count++;
+    return true;
+}
+
+/* The step that was added last, and what came with it, go again. */
+static void drop_case(struct chain *chain, const struct chain *before)
+{
+    joint_destroy(&chain->steps[--chain->count]);
+    chain->bounds = before->bounds;
+    chain->absorbed = before->absorbed;
+    chain->steps[0].problems[0].mla_expanded = before->steps[0].problems[0].mla_expanded;
+}
+
+static struct forward_case *make_case(struct chain *chain, const struct case_spec *spec,
+                                      uint64_t seed, uint64_t batch_seed)
+{
+    struct forward_case *c = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = forward_case_create_seeded(spec, seed, batch_seed,
+                                                    chain->run->subject->device, &c, &error.base);
+    if (status != ATTN_OK)
+        numerics_report(chain->run, spec, status, host_error_text(&error));
+    return c;
+}
+
+static bool chain_judge(struct chain *chain, int32_t n, const char *what)
+{
+    struct case_verdict verdict;
+    char text[600];
+    if (n >= chain->count)
+        return true;
+    case_spec_describe(&chain->specs[n], text, sizeof text);
+    check_note(chain->run, "%s %d: %s", what, n, text);
+    joint_judge(chain->session, &chain->steps[n], &verdict);
+    if (!verdict.good) {
+        const struct joint *step = &chain->steps[n];
+        snprintf(text, sizeof text, "%s %d, layer %d of %d: %.500s", what, n, step->at, step->count,
+                 verdict.text);
+        numerics_report(chain->run, &step->cases[step->at]->spec, verdict.status, text);
+    }
+    return verdict.good;
+}
+
+/* ---- Sequels --------------------------------------------------------------------------------- */
+
+/* Which mask a step has: each after each, then any. */
+static int32_t mask_of(int32_t index, int32_t step)
+{
+    return step == 0 ? index % MASKS : step == 1 ? (index + index / MASKS) % MASKS : -1;
+}
+
+/* Steps that the instance of the first one does not take are left out. */
+static bool draw_chain(struct chain *chain, bool latent, uint64_t seed)
+{
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent};
+    int32_t index = chain->run->index;
+    if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
+        return false;
+    chain->options = grid_options(chain->grid, &point.at.common);
+    for (int32_t n = 0; n < STEPS; n++) {
+        uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
+        struct case_spec *spec = &chain->specs[chain->count];
+        const struct chain before = *chain;
+        if (!sequel_redraw(chain->grid, &point, mask_of(index, n), own, spec))
+            continue;
+        if (!add_case(chain, make_case(chain, spec, own, own)))
+            return false;
+        if (!is_accepted(chain))
+            drop_case(chain, &before);
+    }
+    return chain->count > 1;
+}
+
+/* Both instances are there before the first call. */
+static void run_chains(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chains[CHAINS];
+    bool open = true, any = false;
+    for (int32_t n = 0; n < CHAINS; n++) {
+        chains[n] = (struct chain){.run = run, .grid = grid};
+        if (!draw_chain(&chains[n], latent, mix_absorb(run->seed, (uint64_t)n)))
+            chains[n].count = chains[n].count > 0;
+        if (chains[n].count > 0)
+            open = open && chain_open(&chains[n]);
+        any = any || chains[n].count > 0;
+    }
+    for (int32_t step = 0; step < STEPS && open; step++)
+        for (int32_t n = 0; n < CHAINS && open; n++)
+            open =
+                chain_judge(&chains[n], step, n ? "second instance, call" : "first instance, call");
+    for (int32_t n = 0; n < CHAINS; n++)
+        chain_finish(&chains[n]);
+    if (!any)
+        check_skip(run, "query refuses every case that was drawn");
+}
+
+/* ---- The same addresses ---------------------------------------------------------------------- */
+
+/* Do both seeds leave out the same arrays, and put the others into the same places? */
+static bool has_equal_coins(uint64_t a, uint64_t b)
+{
+    static const enum case_draw coins[] = {DRAW_SLACK,  DRAW_NEW_ROWS, DRAW_LENS,
+                                           DRAW_HOST,   DRAW_MASK,     DRAW_FORMS,
+                                           DRAW_SCALES, DRAW_UNREAD,   DRAW_GROUPS};
+    for (size_t n = 0; n < sizeof coins / sizeof coins[0]; n++)
+        if (case_coin(a, coins[n]) != case_coin(b, coins[n]))
+            return false;
+    return true;
+}
+
+/* A seed of which one in some 500 is. */
+static uint64_t like_seed(uint64_t seed, uint64_t from)
+{
+    uint64_t n = 0;
+    while (!has_equal_coins(seed, mix_absorb(from, n)))
+        n++;
+    return mix_absorb(from, n);
+}
+
+/* The same lengths, of other sequences. Those that decode stay the last ones of a MIXED batch. */
+static void rotate(struct case_spec *spec)
+{
+    int32_t count = spec->num_sequences, first = spec->mode == ATTN_MODE_MIXED ? count - 2 : 0;
+    if (count < 2 || first < 0)
+        return;
+    struct case_sequence kept = spec->sequences[first];
+    for (int32_t s = first; s + 1 < count; s++)
+        spec->sequences[s] = spec->sequences[s + 1];
+    spec->sequences[count - 1] = kept;
+}
+
+static void swap(char **a, char **b)
+{
+    char *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* From now on `next` lies where `before` lay, which must not be run any more. */
+static void take_place(struct forward_case *next, struct forward_case *before)
+{
+    memcpy(before->image, next->image, next->bytes);
+    swap(&next->image, &before->image);
+    swap(&next->planning, &before->planning);
+    swap(&next->memory, &before->memory);
+}
+
+enum { OTHER_LENGTHS, OTHER_VALUES, OTHER_INDICES, CONTENTS };
+
+/* Another step at the same addresses: false where there is none. */
+static bool add_like(struct chain *chain, int kind, uint64_t seed)
+{
+    const struct forward_case *first = chain->steps[0].cases[0];
+    struct case_spec *spec = &chain->specs[chain->count];
+    uint64_t own = kind == OTHER_INDICES ? first->seed : like_seed(first->seed, seed);
+    *spec = chain->specs[0];
+    if (kind == OTHER_LENGTHS)
+        rotate(spec);
+    struct forward_case *c = make_case(chain, spec, own, mix_absorb(seed, 1));
+    if (c && (c->bytes != first->bytes || memcmp(c->parts, first->parts, sizeof c->parts) != 0 ||
+              memcmp(c->shapes, first->shapes, sizeof c->shapes) != 0)) {
+        forward_case_destroy(c);
+        return false;
+    }
+    return add_case(chain, c);
+}
+
+static void judge_contents(struct chain *chain)
+{
+    if (!is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
+        return;
+    for (int32_t n = 1; n < chain->count; n++) {
+        take_place(chain->steps[n].cases[0], chain->steps[n - 1].cases[0]);
+        if (!chain_judge(chain, n, "at the same addresses as before, batch"))
+            return;
+    }
+}
+
+static void run_contents_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent, .modes = 1u << run->index % NUM_MODES};
+    bool found = sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0]);
+    wish.modes = 0;
+    if (!found && !sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0])) {
+        check_skip(run, "query refuses every case that was drawn");
+        return;
+    }
+    chain.options = grid_options(grid, &point.at.common);
+    if (add_case(&chain, make_case(&chain, &chain.specs[0], run->seed, run->seed))) {
+        for (int n = 0; n < STEPS - 1; n++)
+            add_like(&chain, (run->index / NUM_MODES + n) % CONTENTS,
+                     mix_absorb(run->seed, 1 + (uint64_t)n));
+        judge_contents(&chain);
+    }
+    chain_finish(&chain);
+}
+
+/* ---- Layers of one batch --------------------------------------------------------------------- */
+
+/* A second layer of the first one's group: other values, other scales. */
+static bool add_layer(struct chain *chain, uint64_t seed)
+{
+    struct joint *joint = &chain->steps[0];
+    const struct forward_case *first = joint->cases[0];
+    uint64_t own = like_seed(first->seed, seed);
+    struct forward_case *c = make_case(chain, &chain->specs[0], own, first->batch_seed);
+    joint->cases[joint->count] = c;
+    joint->with[joint->count] = 0;
+    joint->count += c != NULL;
+    return c != NULL;
+}
+
+/* Another layer group, if query accepts it in the first one's batch. */
+static void add_group(struct chain *chain, const struct sequel_point *point, bool latent,
+                      uint64_t seed)
+{
+    struct joint *joint = &chain->steps[0];
+    const struct forward_case *first = joint->cases[0];
+    struct sequel_point drawn;
+    struct case_spec spec;
+    if (!sequel_draw_beside(chain->grid, point, &chain->specs[0], latent, seed, &drawn, &spec) ||
+        spec.fill != chain->specs[0].fill)
+        return;
+    struct forward_case *c = make_case(chain, &spec, seed, first->batch_seed);
+    if (!c)
+        return;
+    joint->cases[joint->count] = c;
+    joint->with[joint->count] = joint->count;
+    joint->count++;
+    joint_pose(joint);
+    chain->bounds = joint->bounds;
+    if (is_accepted(chain))
+        return;
+    forward_case_destroy(joint->cases[--joint->count]);
+}
+
+static void draw_layers(struct chain *chain, const struct sequel_point *point, bool latent)
+{
+    struct joint *joint = &chain->steps[0];
+    uint64_t seed = chain->run->seed;
+    joint->cases[0] = make_case(chain, &chain->specs[0], seed, seed);
+    joint->count = joint->cases[0] != NULL;
+    if (joint->count == 0 || !add_layer(chain, mix_absorb(seed, 1)))
+        return;
+    for (uint64_t n = 2; n < 5; n++)
+        add_group(chain, point, n == 3 ? !latent : latent, mix_absorb(seed, n));
+    joint_pose(joint);
+    chain->bounds = joint->bounds;
+    chain->count = 1;
+}
+
+static void run_layers_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent};
+    bool found = false;
+    for (uint64_t n = 0; n < 8 && !found; n++) {
+        wish.modes = 1u << ((uint64_t)run->index + n) % NUM_MODES;
+        found = sequel_draw(grid, &wish, mix_absorb(run->seed, n), &point, &chain.specs[0]) &&
+                chain.specs[0].attn_type == ATTN_TYPE_DECODER; /* which has all that a batch has */
+    }
+    chain.options = grid_options(grid, &point.at.common);
+    if (found)
+        draw_layers(&chain, &point, latent);
+    else
+        check_skip(run, "query refuses every case that was drawn");
+    if (chain.count > 0 && chain_open(&chain))
+        chain_judge(&chain, 0, "layers of a batch");
+    chain_finish(&chain);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+static void run_with_grid(struct check_run *run, bool latent,
+                          void (*use)(struct check_run *run, const struct grid *grid, bool latent))
+{
+    struct grid *grid = grid_of(run->subject);
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (sequel_serves(run->subject, latent))
+        use(run, grid, latent);
+    else
+        check_skip(run, "%s", latent ? "query accepts no plain latent layer" : grid->refusal);
+    grid_release(run->subject, grid);
+}
+
+#define CASES(name, latent, number, use)                                                           \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return sequel_count(subject, latent, number);                                              \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_with_grid(run, latent, use);                                                           \
+    }
+
+CASES(sequel, false, MASKS *MASKS, run_chains)
+CASES(mla_sequel, true, 21, run_chains)
+CASES(contents, false, 30, run_contents_of)
+CASES(mla_contents, true, 20, run_contents_of)
+CASES(layers, false, 35, run_layers_of)
+CASES(mla_layers, true, 20, run_layers_of)
+
+#define ROW(rule, name, sentence)                                                                  \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
+    }
+
+const struct check check_sequel[] = {
+    ROW("INVAR-01", sequel, "calls of an instance, and of another one, leave nothing behind"),
+    ROW("INVAR-01", layers,
+        "layers and KV groups of one batch have nothing in common but its rows"),
+    ROW("LIFE-06", contents, "a batch at the same addresses as the one before is planned anew"),
+    ROW("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
+    ROW("INVAR-01", mla_layers, "latent layers of one batch have nothing in common but its rows"),
+    ROW("LIFE-06", mla_contents, "latent layers: a batch at the same addresses is planned anew"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
