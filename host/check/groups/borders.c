@@ -513,9 +513,9 @@ static void try_flaw(struct check_run *run, struct case_session *session, struct
                    host_status_name(status), host_error_text(&error), host_status_name(meant));
 }
 
-/* Each of them, in an instance for which there is nothing to capture; then a forward as ever. */
+/* Some of them, in an instance for which there is nothing to capture; then a forward as ever. */
 static void try_flaws(struct check_run *run, const struct grid *grid, const struct case_spec *base,
-                      const attn_options *options)
+                      const attn_options *options, int first, int end)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct case_spec spec = *base;
@@ -524,7 +524,7 @@ static void try_flaws(struct check_run *run, const struct grid *grid, const stru
         spec.wants_lse = false;
     struct forward_case *c = numerics_case(run, &spec, NULL);
     struct case_session *session = c ? numerics_session(run, c, &spec, options, &setup) : NULL;
-    for (int which = 0; session && which < FLAWS; which++) {
+    for (int which = first; session && which < end; which++) {
         bool saves = spec.flags & ATTN_FORWARD_SAVE_KV;
         if ((which != LSE_READ_ONLY || spec.wants_lse) && (which != CACHE_READ_ONLY || saves))
             try_flaw(run, session, c, which);
@@ -545,13 +545,13 @@ static int32_t count_mla_flags(const struct check_subject *subject)
     return numerics_mla_count(subject, &latent_choice);
 }
 
-static void flaws_found(struct check_run *run, bool latent)
+static void flaws_found(struct check_run *run, bool latent, int first, int end)
 {
     struct grid *grid = NULL;
     struct case_spec spec;
     const attn_options *options;
     if (run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(run, "streams of this device can be captured");
+        check_skip(run, "this is about calls on a CPU");
         return;
     }
     grid = grid_of(run->subject);
@@ -559,18 +559,28 @@ static void flaws_found(struct check_run *run, bool latent)
     bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
                         : numerics_spec(run, grid, softmax_choices, &spec, &options);
     if (found)
-        try_flaws(run, grid, &spec, options);
+        try_flaws(run, grid, &spec, options, first, end);
     grid_release(run->subject, grid);
 }
 
-static void run_flags(struct check_run *run)
+static void run_no_capture(struct check_run *run)
 {
-    flaws_found(run, false);
+    flaws_found(run, false, CAPTURING, CAPTURING + 1);
 }
 
-static void run_mla_flags(struct check_run *run)
+static void run_mla_no_capture(struct check_run *run)
 {
-    flaws_found(run, true);
+    flaws_found(run, true, CAPTURING, CAPTURING + 1);
+}
+
+static void run_read_only(struct check_run *run)
+{
+    flaws_found(run, false, OUT_READ_ONLY, FLAWS);
+}
+
+static void run_mla_read_only(struct check_run *run)
+{
+    flaws_found(run, true, OUT_READ_ONLY, FLAWS);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -727,9 +737,14 @@ const struct check check_borders[] = {
         "the next values of latent layers are refused by create as well"),
     ROW("CAPS-03", linear_beyond, count_linear_borders, 0,
         "the next values of linear layers are refused by create as well"),
-    ROW("CAPT-01", flags, count_flags, CHECK_NEEDS_COMPUTE,
-        "on a CPU CAPTURING is refused; so is what is to be written, read-only"),
-    ROW("CAPT-01", mla_flags, count_mla_flags, CHECK_NEEDS_COMPUTE, "so it is with latent layers"),
+    ROW("CAPT-01", no_capture, count_flags, CHECK_NEEDS_COMPUTE,
+        "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED"),
+    ROW("CAPT-01", mla_no_capture, count_mla_flags, CHECK_NEEDS_COMPUTE,
+        "so is one of a latent layer"),
+    ROW("PURE-02", read_only, count_flags, CHECK_NEEDS_COMPUTE,
+        "a call that would write to a read-only operand is INVALID_ARGUMENT"),
+    ROW("PURE-02", mla_read_only, count_mla_flags, CHECK_NEEDS_COMPUTE,
+        "so is one of a latent layer"),
     ROW("WORK-02", climb, count_climb, 0, "no region becomes smaller at any size of any bound"),
     ROW("WORK-02", mla_climb, count_mla_climb, 0, "nor one of latent layers"),
     ROW("WORK-02", linear_climb, linear_count_families, 0, "nor one of linear layers"),
