@@ -39,9 +39,9 @@ attn_status far_places_init(struct far_places *places, const struct device *devi
                          count);
     int64_t step = count > 1 ? (places->num_places - 1) / (count - 1) : 1;
     for (int32_t page = 1; page < count; page++) {
+        int64_t nth = page % 2 ? page / 2 : count - 1 - page / 2;
         uint32_t bits = (uint32_t)(mix_stream(seed, (uint64_t)page) >> 32);
-        places->place[page] =
-            (int32_t)(1 + (page - 1) * step) + (int32_t)mix_below(bits, (uint64_t)step);
+        places->place[page] = (int32_t)(1 + nth * step + (int64_t)mix_below(bits, (uint64_t)step));
     }
     return ATTN_OK;
 }

@@ -3,9 +3,10 @@
  * far_pool.h: pools in which pages (slots of states, too) have places far apart.
  *
  * A case keeps its pages side by side in its own memory, where the oracle and the judge read them.
- * For the backend they lie, in the same order, in a pool that is much larger: their numbers need
- * more than 16 bits, or their offsets more than 32. On the CPU a pool is reserved, not filled, so
- * what lies between its pages reads as zero and costs nothing; a GPU has to have the memory.
+ * For the backend they lie in a pool that is much larger, by turns near its beginning and near its
+ * end: their numbers need more than 16 bits, or their offsets more than 32. On the CPU a pool is
+ * reserved, not filled, so what lies between its pages reads as zero and costs nothing; a GPU has
+ * to have the memory.
  */
 #ifndef HOST_CHECK_CASES_FAR_POOL_H
 #define HOST_CHECK_CASES_FAR_POOL_H
@@ -29,7 +30,7 @@ struct far_places {
     int32_t *place;
 };
 
-/* Page 0 keeps its place, which is padding; the last one comes near the end. OUT_OF_HOST_MEMORY. */
+/* Page 0 keeps its place, which is padding. OUT_OF_HOST_MEMORY. */
 attn_status far_places_init(struct far_places *places, const struct device *device,
                             enum page_spread spread, int32_t count, uint64_t seed,
                             attn_error *error);
