@@ -58,6 +58,10 @@ LDFLAGS = (
     f"-Wl,--version-script={TOP}/include/attn_plugin.map"
 ).split()
 OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else -O1: runs take longer
+# Composites: with what they are checked, and by which cases, where none are named; the rest of the
+# default run is about their children.
+WITH = {"hybrid": ["--with", BUILD + "/plugins/.libs/cpu_native.so"]}
+CASES = {"hybrid": ["COMP-*"]}
 SOUND = "nothing"  # the mutant without a fault
 
 
@@ -235,7 +239,8 @@ def check(mutant, *filters):
     file = f"{mutant.plugin.folder}/{mutant.name}/{mutant.name}.so"
     # A machine that is busy with other things is no fault.
     command = [ATTNHOST, "check", "--fail-fast", "--timeout", "3600", "--inactivity", "120", file]
-    for pattern in filters:
+    command += WITH.get(mutant.plugin.name, [])
+    for pattern in filters or CASES.get(mutant.plugin.name, []):
         command += ["--filter", pattern]
     code, said, seconds = start(command)
     mutant.seconds += seconds

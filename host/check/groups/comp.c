@@ -12,6 +12,7 @@
 
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/scene.h"
+#include "host/check/groups/stand_in.h"
 
 /* ---- Children -------------------------------------------------------------------------------- */
 
@@ -363,5 +364,38 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},
+    {.rule = "COMP-02",
+     .name = "stand_ins",
+     .sentence = "over children that answer differently a verdict is what follows from the "
+                 "answers of those that anything comes to, at any depth",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_verdict},
+    {.rule = "COMP-03",
+     .name = "stand_ins",
+     .sentence = "children that ask for different index forms and memory get what they ask for, "
+                 "and none of another's",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_memory},
+    {.rule = "COMP-08",
+     .name = "rows",
+     .sentence = "each row of a batch, with all that belongs to it, comes to the one child that "
+                 "the options name for it, once, and nothing else does",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_rows},
+    {.rule = "COMP-07",
+     .name = "graphs",
+     .sentence = "with GRAPH metadata each row comes to the child that the bounds pick",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_graphs},
+    {.rule = "COMP-08",
+     .name = "measured",
+     .sentence = "where children are measured, rows come to the fastest that is right",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_measured,
+     .run = stand_run_measured},
     {.rule = NULL},
 };

@@ -6,6 +6,7 @@
 #include "plugins/common/problem.h"
 #include "plugins/common/verdict.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,45 @@ void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds
     if (narrowed->max_seqs > 0 &&
         (narrowed->max_tokens == 0 || narrowed->max_tokens > narrowed->max_seqs))
         narrowed->max_tokens = narrowed->max_seqs;
+}
+
+static int32_t most(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+fanout_limits fanout_limits_of(const attn_bounds *bounds)
+{
+    return (fanout_limits){
+        .modes = bounds->modes,
+        .max_seqs = bounds->max_seqs > 0 ? bounds->max_seqs : INT32_MAX,
+        .max_kv_len = bounds->max_kv_len > 0 ? bounds->max_kv_len : INT32_MAX,
+    };
+}
+
+void fanout_limits_add(fanout_limits *limits, const fanout_limits *other)
+{
+    limits->modes |= other->modes;
+    limits->max_seqs = most(limits->max_seqs, other->max_seqs);
+    limits->max_kv_len = most(limits->max_kv_len, other->max_kv_len);
+}
+
+int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
+                        const attn_bounds *bounds, attn_bounds *limited)
+{
+    COPY_SIZED(limited, bounds);
+    limited->modes &= limits->modes | ~all->modes;
+    if (limited->max_seqs > limits->max_seqs && limited->max_seqs <= all->max_seqs)
+        limited->max_seqs = limits->max_seqs;
+    if (limited->max_kv_len > limits->max_kv_len && limited->max_kv_len <= all->max_kv_len)
+        limited->max_kv_len = limits->max_kv_len;
+    return limited->modes != 0 || bounds->modes == 0;
+}
+
+int fanout_is_within(const fanout_limits *limits, uint32_t mode, const attn_batch *batch)
+{
+    return limits->modes & ATTN_MODE_BIT(mode) && batch->num_seqs <= limits->max_seqs &&
+           batch->max_kv_len <= limits->max_kv_len;
 }
 
 void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_problem *narrowed)

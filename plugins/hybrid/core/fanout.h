@@ -31,6 +31,26 @@ typedef struct child_problem {
 /* Narrow `bounds` to `modes`. A child that only decodes has one query for each sequence. */
 void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed);
 
+/* The most that create is told of some layers. In a composite of composites that differs from layer
+ * to layer, while metadata and batches are for all of them: of those each layer has a part. */
+typedef struct fanout_limits {
+    uint32_t modes;
+    int32_t max_seqs, max_kv_len; /* INT32_MAX = not known */
+} fanout_limits;
+
+fanout_limits fanout_limits_of(const attn_bounds *bounds);
+
+/* Add what comes to other layers. */
+void fanout_limits_add(fanout_limits *limits, const fanout_limits *other);
+
+/* What of `bounds` can come to layers with `limits`; 0 = nothing. What is beyond the limits of all
+ * layers stays in: children refuse it. */
+int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
+                        const attn_bounds *bounds, attn_bounds *limited);
+
+/* Can such a batch come to them? */
+int fanout_is_within(const fanout_limits *limits, uint32_t mode, const attn_batch *batch);
+
 /* Narrow `problem` to `modes`; the layers are all of them. */
 void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_problem *narrowed);
 

@@ -69,6 +69,12 @@ typedef struct picker {
     int split_mixed;
 } picker;
 
+/* Layers that rules do not tell apart, of groups with the same bounds. */
+typedef struct pick_part {
+    uint32_t name; /* as part_of() names it */
+    fanout_limits limits;
+} pick_part;
+
 struct attn_instance {
     fanout children;                       /* first: fanout_op_destroy() and its kin */
     fanout_child child[PICK_MAX_CHILDREN]; /* what `children` has */
@@ -76,8 +82,9 @@ struct attn_instance {
     uint32_t needs[PICK_MAX_CHILDREN]; /* SLICE_*, of the layers that can come to a child */
     uint32_t all_needs;
     uint32_t num_parts;
-    uint32_t *parts; /* [num_parts] as part_of() names them; after the layers, as `own` is */
-    void *own;       /* of the composite that picks */
+    pick_part *parts;     /* [num_parts] after the layers, as `own` is */
+    fanout_limits limits; /* of all parts together */
+    void *own;            /* of the composite that picks */
     fanout_layers layers;
     fanout_layer items[]; /* what `layers` has; `child` is an index into the parts */
 };

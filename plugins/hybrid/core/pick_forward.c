@@ -21,6 +21,8 @@
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
+enum { NOBODY = UINT8_MAX }; /* a choice: the batch is not for this part */
+
 struct attn_metadata {
     attn_instance *instance;
     attn_metadata *child[PICK_HALVES][PICK_MAX_CHILDREN]; /* NULL: nothing can come to it */
@@ -44,6 +46,18 @@ static uint64_t own_bytes(const attn_instance *instance)
     return pick_metadata_bytes(instance->num_parts, instance->layers.num_kv_groups);
 }
 
+/* Add what comes to a half of a child, of all parts. */
+static void add_shares(const attn_instance *instance, const picker *pick, const attn_bounds *bounds,
+                       uint32_t half, uint32_t c, pick_share *share)
+{
+    for (uint32_t p = 0; p < instance->num_parts; p++) {
+        attn_bounds limited;
+        const pick_part *part = &instance->parts[p];
+        if (fanout_limit_bounds(&part->limits, &instance->limits, bounds, &limited))
+            pick_add_share(pick, part->name, &limited, half, c, share);
+    }
+}
+
 /* A part is a half of a child: what is that given of `bounds`? NULL if it needs no metadata at all.
  */
 static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
@@ -51,8 +65,7 @@ static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
 {
     pick_share share = {0};
     *c = part / PICK_HALVES;
-    for (uint32_t p = 0; p < instance->num_parts; p++)
-        pick_add_share(&instance->pick, instance->parts[p], bounds, part % PICK_HALVES, *c, &share);
+    add_shares(instance, &instance->pick, bounds, part % PICK_HALVES, *c, &share);
     pick_narrow_bounds(bounds, &share, narrowed);
     /* For no mode at all, each child that exists. */
     int asked =
@@ -71,8 +84,7 @@ static int comes(const attn_instance *instance, uint32_t half, uint32_t c,
         return 1;
     rules.reach = rules.decided;
     pick.rules = &rules;
-    for (uint32_t p = 0; p < instance->num_parts && !share.asked; p++)
-        pick_add_share(&pick, instance->parts[p], bounds, half, c, &share);
+    add_shares(instance, &pick, bounds, half, c, &share);
     return share.asked;
 }
 
@@ -130,7 +142,7 @@ static uint32_t choose(const attn_metadata *metadata, uint32_t part, uint32_t ph
 {
     const attn_instance *instance = metadata->instance;
     int by_bounds = metadata->kind == ATTN_METADATA_GRAPH;
-    return instance->pick.rules->choose(instance->pick.ctx, instance->parts[part], phase,
+    return instance->pick.rules->choose(instance->pick.ctx, instance->parts[part].name, phase,
                                         by_bounds ? metadata->bounds.max_seqs : batch->num_seqs,
                                         by_bounds ? metadata->bounds.max_kv_len
                                                   : batch->max_kv_len);
@@ -222,17 +234,19 @@ static attn_status plan_child(attn_metadata *metadata, uint32_t half, uint32_t c
 }
 
 /* Pick for each part, and plan once for each child that is picked. */
-static attn_status plan_half(attn_metadata *metadata, uint32_t half, uint32_t phase,
+static attn_status plan_half(attn_metadata *metadata, uint32_t half, uint32_t mode, uint32_t phase,
                              const attn_batch *batch, attn_stream stream, attn_error *error)
 {
     attn_status status = ATTN_OK;
     uint32_t planned = 0;
     for (uint32_t p = 0; p < metadata->instance->num_parts && status == ATTN_OK; p++) {
         uint32_t c = choose(metadata, p, phase, batch);
-        metadata->choice[p][half] = (uint8_t)c;
-        if (!(planned >> c & 1u))
+        int has_any = metadata->child[half][c] &&
+                      fanout_is_within(&metadata->instance->parts[p].limits, mode, batch);
+        metadata->choice[p][half] = has_any ? (uint8_t)c : NOBODY;
+        if (has_any && !(planned >> c & 1u))
             status = plan_child(metadata, half, c, batch, stream, error);
-        planned |= 1u << c;
+        planned |= has_any ? 1u << c : 0;
     }
     return status;
 }
@@ -250,11 +264,11 @@ static attn_status plan_split(attn_metadata *metadata, const attn_batch *batch, 
         status = slice_decode_rows(batch, q_indptr, &slice[PICK_ROWS], &metadata->first_decode_row,
                                    error);
     if (status == ATTN_OK && slice[PICK_WHOLE].batch.num_seqs > 0)
-        status =
-            plan_half(metadata, PICK_WHOLE, PICK_PREFILL, &slice[PICK_WHOLE].batch, stream, error);
+        status = plan_half(metadata, PICK_WHOLE, ATTN_MODE_MIXED, PICK_PREFILL,
+                           &slice[PICK_WHOLE].batch, stream, error);
     if (status == ATTN_OK && slice[PICK_ROWS].batch.num_seqs > 0)
-        status =
-            plan_half(metadata, PICK_ROWS, PICK_DECODE, &slice[PICK_ROWS].batch, stream, error);
+        status = plan_half(metadata, PICK_ROWS, ATTN_MODE_MIXED, PICK_DECODE,
+                           &slice[PICK_ROWS].batch, stream, error);
     return status;
 }
 
@@ -266,10 +280,10 @@ attn_status pick_init_forward_metadata(attn_metadata *metadata, const attn_batch
     if (batch->mode != ATTN_MODE_IDLE) {
         status = fanout_check_bounds(&metadata->bounds, batch, error);
         if (status == ATTN_OK)
-            status =
-                is_split(metadata, batch->mode)
-                    ? plan_split(metadata, batch, stream, error)
-                    : plan_half(metadata, PICK_WHOLE, phase_of(batch->mode), batch, stream, error);
+            status = is_split(metadata, batch->mode)
+                         ? plan_split(metadata, batch, stream, error)
+                         : plan_half(metadata, PICK_WHOLE, batch->mode, phase_of(batch->mode),
+                                     batch, stream, error);
     }
     if (status == ATTN_OK)
         metadata->mode = batch->mode;
@@ -292,6 +306,11 @@ static attn_status forward_child(attn_metadata *metadata, uint32_t half, int dec
                                  attn_stream stream, attn_error *error)
 {
     uint32_t c = metadata->choice[layer->child][half];
+    if (c == NOBODY)
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                 "layer %d: accepted one that a batch of this mode and size was "
+                                 "said to come to",
+                                 layer->layer_id);
     return fanout_forward(&metadata->instance->children, c, metadata->child[half][c], decode,
                           layer->layer_id, args, stream, error);
 }

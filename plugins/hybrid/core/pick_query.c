@@ -90,7 +90,8 @@ void pick_narrow_bounds(const attn_bounds *bounds, const pick_share *share, attn
     attn_bounds within;
     COPY_SIZED(&within, bounds);
     within.max_seqs = narrower(within.max_seqs, share->most.max_seqs);
-    within.max_kv_len = narrower(within.max_kv_len, share->most.max_kv_len);
+    /* A bound of 0 would be none at all. */
+    within.max_kv_len = narrower(within.max_kv_len, most(share->most.max_kv_len, 1));
     fanout_narrow_bounds(&within, share->modes, narrowed);
 }
 
@@ -158,28 +159,29 @@ static attn_status narrow_problem(const void *ctx, uint32_t c, const attn_proble
 
 /* ---- Splitting MIXED ------------------------------------------------------------------------- */
 
-/* Add to *seen how a child reads new tokens of the rows that come to it: bit 0 from the cache, bit
- * 1 from the arguments. A child that cannot serve them is to say so in query, with its reasons. */
+/* Add to *seen how a child reads new tokens of the rows that would come to it: bit 0 from the
+ * cache, bit 1 from the arguments. It is asked about what would be its own, for it may refuse more.
+ * A child that cannot serve that is to say so in query, with its reasons. */
 static attn_status note_reading(const attn_services *services, const picker *pick, uint32_t child,
                                 const char *name, const attn_problem *problem, uint32_t *seen,
                                 attn_error *error)
 {
-    static const struct {
-        uint32_t half, phase, mode_bit;
-    } rows[] = {{PICK_WHOLE, PICK_PREFILL, BIT(EXTEND)}, {PICK_ROWS, PICK_DECODE, BIT(DECODE)}};
-    attn_status status = ATTN_OK;
-    for (int r = 0; r < 2 && status == ATTN_OK; r++) {
-        pick_reach reach = {0, 0};
+    static const uint32_t rows[] = {BIT(EXTEND), BIT(DECODE)};
+    picker split = *pick;
+    struct narrowing of = {.services = services, .pick = &split};
+    child_problem narrowed;
+    int asked = 0;
+    split.split_mixed = 1;
+    attn_status status = narrow_problem(&of, child, problem, &narrowed, &asked, error);
+    for (int r = 0; r < 2 && asked && status == ATTN_OK; r++) {
         int answer = -1;
-        for (uint32_t l = 0; l < problem->group->num_layers && reach.max_seqs == 0; l++)
-            reach = reach_within(pick, part_of(pick, problem->group, l), rows[r].phase,
-                                 problem->bounds, child);
-        if (reach.max_seqs > 0)
+        if (narrowed.bounds.modes & rows[r])
             status =
-                split_reads_unquantised(services, name, problem, rows[r].mode_bit, &answer, error);
+                split_reads_unquantised(services, name, &narrowed.problem, rows[r], &answer, error);
         if (answer >= 0)
             *seen |= 1u << answer;
     }
+    fanout_problem_finish(services, &narrowed);
     return status;
 }
 
@@ -355,13 +357,17 @@ static attn_status decide_split(const attn_services *services, picker *pick,
     return status;
 }
 
-static uint32_t add_part(attn_instance *instance, uint32_t part)
+static uint32_t add_part(attn_instance *instance, uint32_t name, const attn_bounds *bounds)
 {
+    const pick_part part = {.name = name, .limits = fanout_limits_of(bounds)};
     uint32_t i = 0;
-    while (i < instance->num_parts && instance->parts[i] != part)
+    while (i < instance->num_parts &&
+           (instance->parts[i].name != name ||
+            memcmp(&instance->parts[i].limits, &part.limits, sizeof part.limits) != 0))
         i++;
     if (i == instance->num_parts)
         instance->parts[instance->num_parts++] = part;
+    fanout_limits_add(&instance->limits, &part.limits);
     return i;
 }
 
@@ -375,12 +381,14 @@ static void list_parts(attn_instance *instance, const picker *pick, const attn_p
         const attn_problem *problem = attn_at(problems, item->group);
         uint32_t part = pick->rules->part_of(pick->ctx, problem->group, item->layer_id);
         uint32_t needs = slice_needs(problem->group);
-        item->child = add_part(instance, part);
+        item->child = add_part(instance, part, problem->bounds);
         instance->all_needs |= needs;
-        for (uint32_t c = 0; c < pick->rules->num_children; c++)
-            for (uint32_t phase = 0; phase < PICK_PHASES; phase++)
-                if (reach_within(pick, part, phase, problem->bounds, c).max_seqs > 0)
-                    instance->needs[c] |= needs;
+        for (uint32_t c = 0; c < pick->rules->num_children; c++) {
+            pick_share share = {0};
+            for (uint32_t half = 0; half < PICK_HALVES; half++)
+                pick_add_share(pick, part, problem->bounds, half, c, &share);
+            instance->needs[c] |= share.asked ? needs : 0;
+        }
     }
 }
 
@@ -391,13 +399,13 @@ static attn_instance *make(const attn_services *services, const picker *pick,
 {
     uint32_t count = problem_count_layers(problems, num_problems);
     size_t parts = sizeof(attn_instance) + count * sizeof(fanout_layer);
-    size_t own = (parts + count * sizeof(uint32_t) + 15) / 16 * 16, size = own + own_size;
+    size_t own = (parts + count * sizeof(pick_part) + 15) / 16 * 16, size = own + own_size;
     attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),
                                           pick->rules->num_children, problems, error);
     if (!made)
         return NULL;
     made->pick = *pick;
-    made->parts = (uint32_t *)((char *)made + parts);
+    made->parts = (pick_part *)(void *)((char *)made + parts);
     made->own = (char *)made + own;
     made->layers.items = made->items;
     list_parts(made, pick, problems, num_problems);

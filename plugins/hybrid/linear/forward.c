@@ -19,7 +19,8 @@ struct attn_metadata {
     attn_instance *instance;
     attn_metadata *child[NUM_LINEAR]; /* NULL: no layer is routed to it */
     attn_bounds bounds;
-    uint32_t mode; /* planned last; ATTN_MODE_COUNT = none */
+    int is_for[NUM_LINEAR]; /* does the batch come to its layers? */
+    uint32_t mode;          /* planned last; ATTN_MODE_COUNT = none */
 };
 
 uint64_t linear_metadata_bytes(void)
@@ -27,13 +28,15 @@ uint64_t linear_metadata_bytes(void)
     return sizeof(attn_metadata);
 }
 
-/* A child has metadata if it was made, for the whole of the bounds. */
+/* A child has metadata if it was made, for what of the bounds comes to its layers. */
 static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
                                  const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
-    (void)narrowed;
     *c = part;
-    return instance->child[part].ops ? bounds : NULL;
+    return instance->child[part].ops && fanout_limit_bounds(&instance->limits[part],
+                                                            &instance->all_limits, bounds, narrowed)
+               ? narrowed
+               : NULL;
 }
 
 static fanout_metadata_form form_of(void)
@@ -80,10 +83,13 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind,
         return status;
     attn_metadata *made = lay_out(instance, bounds, &memory);
     used.size[FANOUT_OWN_REGION] = linear_metadata_bytes();
-    for (uint32_t c = 0; c < NUM_LINEAR && status == ATTN_OK; c++)
-        if (instance->child[c].ops)
-            status = fanout_metadata_create(&instance->children, c, kind, bounds, &memory, &used,
+    for (uint32_t part = 0; part < NUM_LINEAR && status == ATTN_OK; part++) {
+        attn_bounds narrowed;
+        uint32_t c;
+        if (narrow(instance, part, &made->bounds, &c, &narrowed))
+            status = fanout_metadata_create(&instance->children, c, kind, &narrowed, &memory, &used,
                                             &made->child[c], error);
+    }
     if (status != ATTN_OK)
         linear_metadata_destroy(made);
     else
@@ -98,7 +104,9 @@ static attn_status plan_child(attn_metadata *metadata, uint32_t c, const attn_ba
 {
     const attn_instance *instance = metadata->instance;
     attn_batch slice;
-    if (!metadata->child[c])
+    metadata->is_for[c] =
+        metadata->child[c] && fanout_is_within(&instance->limits[c], batch->mode, batch);
+    if (!metadata->is_for[c])
         return ATTN_OK;
     slice_layers(batch, instance->needs[c], instance->num_kv_groups[c], &slice);
     return fanout_plan(&instance->children, c, metadata->child[c], &slice, stream, error);
@@ -130,6 +138,11 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
                                  "layer %d: accepted the %u layers of create", layer_id,
                                  instance->layers.count);
+    if (!metadata->is_for[layer->child])
+        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                 "layer %d: accepted one that a batch of this mode and size was "
+                                 "said to come to",
+                                 layer_id);
     return fanout_forward(&instance->children, layer->child, metadata->child[layer->child], decode,
                           layer_id, args, stream, error);
 }

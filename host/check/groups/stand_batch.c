@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stand_batch.c: layer groups, batches and operands that are drawn. Nothing is computed of them, so
+ * any numbers will do that tell rows, sequences and parts from each other.
+ */
+#include "host/check/groups/stand_in.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SLACK = 3, /* elements before arrays and rows that nothing is to be looked for in */
+    ROWS = STAND_TOKENS + STAND_FIRST_ROW + 2,
+    TABLE_STRIDE = STAND_KEYS + 5,
+    PAGES = STAND_SEQS * STAND_KEYS,
+    MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_KEYS / 8 + 8),
+    ITEM_STRIDE = STAND_KEYS + 2,
+    CHOSEN = 3
+};
+
+struct stand_kv_arrays {
+    int64_t out_cache_loc[2 * ROWS];
+    int32_t kv_lens[STAND_SEQS];
+    int32_t kv_new_indptr[STAND_SEQS + 1];
+    int32_t req_to_token[(STAND_SEQS + 2) * TABLE_STRIDE];
+    int32_t block_table[STAND_SEQS * TABLE_STRIDE];
+    int32_t kv_indptr[STAND_SEQS + 1];
+    int32_t kv_indices[SLACK + PAGES];
+    int32_t last_page_len[STAND_SEQS];
+};
+
+/* Arrays of a batch; there are two copies, the host's and the device's. */
+struct stand_arrays {
+    int32_t seq_lens[STAND_SEQS], prefix_lens[STAND_SEQS], q_indptr[STAND_SEQS + 1];
+    int32_t requests[STAND_SEQS], positions[ROWS];
+    struct stand_kv_arrays kv[STAND_GROUPS];
+    int64_t mask_indptr[STAND_SEQS + 1];
+    int32_t item_prefix[STAND_SEQS], item_len[STAND_SEQS];
+    int32_t slot[STAND_SEQS], dst_slot[STAND_SEQS], has_initial[STAND_SEQS], snapshots[ROWS];
+    int32_t chosen[ROWS * CHOSEN], num_chosen[ROWS];
+    int32_t shared_indptr[STAND_SEQS + 1], shared_len[STAND_SEQS];
+    int32_t num_real[2];
+    uint16_t token_pos[STAND_SEQS * ITEM_STRIDE];
+    uint8_t mask_bits[MASK_BYTES];
+};
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
+
+static void draw_group(struct stand_scene *scene, int32_t g, uint32_t kind)
+{
+    struct stand_draw *draw = &scene->draw;
+    attn_layer_group *group = &scene->groups[g];
+    bool decoder =
+        kind != ATTN_KIND_SOFTMAX || scene->measured || scene->reading || stand_below(draw, 4) > 0;
+    uint32_t type = decoder ? ATTN_TYPE_DECODER : 1 + (uint32_t)stand_coin(draw);
+    bool no_cache = kind == ATTN_KIND_LINEAR || type == ATTN_TYPE_ENCODER_ONLY;
+    *group = (attn_layer_group){.struct_size = sizeof *group,
+                                .kind = kind,
+                                .attn_type = type,
+                                .kv_group = no_cache ? -1 : g,
+                                .num_q_heads = 2,
+                                .num_kv_heads = 1,
+                                .head_dim = 8 * (1 + stand_below(draw, 3)),
+                                .v_head_dim = 8,
+                                .window_left = -1,
+                                .sm_scale = 1,
+                                .layers = scene->group_layers[g],
+                                .mla = kind == ATTN_KIND_MLA ? &scene->mla : NULL,
+                                .linear = kind == ATTN_KIND_LINEAR ? &scene->linear : NULL,
+                                .sparse = kind == ATTN_KIND_SPARSE ? &scene->sparse : NULL};
+}
+
+static bool has_kind(const struct stand_scene *scene, uint32_t kind)
+{
+    bool found = false;
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        found |= scene->groups[g].kind == kind;
+    return found;
+}
+
+/* Ids are interleaved among groups; every other time some are left out. */
+static void draw_layers(struct stand_scene *scene)
+{
+    int32_t id = stand_below(&scene->draw, 3);
+    bool gaps = stand_coin(&scene->draw);
+    scene->num_layers = scene->num_groups + stand_below(&scene->draw, 4);
+    for (int32_t l = 0; l < scene->num_layers; l++) {
+        int32_t g = l < scene->num_groups ? l : stand_below(&scene->draw, scene->num_groups);
+        attn_layer_group *group = &scene->groups[g];
+        scene->group_layers[g][group->num_layers++] =
+            (attn_layer){.struct_size = sizeof(attn_layer), .layer_id = id, .kv_buffer = l};
+        scene->layers[l] = (struct stand_layer){id, g};
+        id += 1 + (gaps ? stand_below(&scene->draw, 3) : 0);
+    }
+}
+
+static void draw_bounds(struct stand_scene *scene)
+{
+    uint32_t modes = (uint32_t)stand_below(&scene->draw, 64) & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    if (stand_below(&scene->draw, 4))
+        modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    if (modes == 0 || scene->graph)
+        modes |= ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    scene->bounds = (attn_bounds){
+        .struct_size = sizeof scene->bounds,
+        .modes = modes,
+        .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_COUNT) - 1,
+        .uses = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM | ATTN_USES_SHARED_PREFIX |
+                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
+        .max_seqs = 5 + stand_below(&scene->draw, STAND_SEQS - 4),
+        .max_tokens = STAND_TOKENS,
+        .max_q_len = STAND_Q_LEN,
+        .max_kv_len = STAND_KEYS - stand_below(&scene->draw, 9),
+        .max_kv_tokens = STAND_SEQS * (STAND_KEYS + 16),
+    };
+}
+
+void stand_draw_question(struct stand_scene *scene)
+{
+    struct stand_draw *draw = &scene->draw;
+    bool plain = scene->measured || scene->reading;
+    bool is_rounded = stand_below(draw, scene->reading ? 2 : 3) == 0;
+    uint32_t expanded = stand_coin(draw) ? 0 : stand_coin(draw) ? 0x3f : 1;
+    scene->mla = (attn_mla_dims){
+        .struct_size = sizeof scene->mla, .kv_lora_rank = 16, .rope_dim = 8, .nope_dim = 8};
+    scene->linear = (attn_linear_dims){.struct_size = sizeof scene->linear,
+                                       .num_k_heads = 1,
+                                       .num_v_heads = 2,
+                                       .head_k_dim = 8,
+                                       .head_v_dim = 8,
+                                       .conv_width = 3,
+                                       .state_dtype = ATTN_F32,
+                                       .conv_dtype = ATTN_F32};
+    scene->sparse =
+        (attn_sparse_dims){.struct_size = sizeof scene->sparse, .top_k = CHOSEN, .block_size = 1};
+    scene->num_groups = plain ? 1 : 1 + stand_below(draw, STAND_GROUPS);
+    for (int32_t g = 0; g < scene->num_groups; g++) {
+        static const uint32_t kinds[] = {ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX,
+                                         ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX, ATTN_KIND_LINEAR,
+                                         ATTN_KIND_LINEAR,  ATTN_KIND_LINEAR,  ATTN_KIND_MLA,
+                                         ATTN_KIND_MLA,     ATTN_KIND_MLA,     ATTN_KIND_SPARSE};
+        draw_group(scene, g, plain ? 0 : kinds[stand_below(draw, sizeof kinds / sizeof kinds[0])]);
+    }
+    draw_layers(scene);
+    draw_bounds(scene);
+    /* Groups of which one keeps MIXED whole are left to other checks: a question is about one. */
+    if (scene->num_groups > 1 &&
+        (has_kind(scene, ATTN_KIND_SPARSE) || (has_kind(scene, ATTN_KIND_MLA) && expanded == 1)))
+        scene->bounds.modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    if (scene->bounds.modes == 0)
+        scene->bounds.modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    for (int32_t g = 0; g < scene->num_groups; g++) {
+        attn_layer_group *group = &scene->groups[g];
+        bool cached = group->kv_group >= 0, linear = group->kind == ATTN_KIND_LINEAR;
+        bool rounded = is_rounded && cached && group->kind == ATTN_KIND_SOFTMAX;
+        group->kv_scale_granularity = rounded ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+        scene->problems[g] = (attn_problem){
+            .struct_size = sizeof scene->problems[g],
+            .device = &scene->run->subject->cpu->info,
+            .group = group,
+            .bounds = &scene->bounds,
+            .kv_layout = !cached                        ? NULL
+                         : group->kind == ATTN_KIND_MLA ? ATTN_LAYOUT_MLA_LATENT
+                                                        : ATTN_LAYOUT_KV_NHD,
+            .state_layout = linear ? ATTN_LAYOUT_STATE_SSM_KV : NULL,
+            .q_dtype = ATTN_BF16,
+            .kv_dtype = rounded ? ATTN_FP8_E4M3 : ATTN_BF16,
+            .out_dtype = ATTN_BF16,
+            .page_size = cached ? 1 << stand_below(draw, 4) : 0,
+            .mla_expanded = group->kind == ATTN_KIND_MLA ? expanded & scene->bounds.modes : 0,
+            .tp_size = 1,
+        };
+    }
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------- */
+
+/* Where queries of a sequence begin and end, by mode; the last `decode` have one. */
+static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct stand_arrays *a)
+{
+    struct stand_draw *draw = &scene->draw;
+    int32_t uniform = 1 + stand_below(draw, 4), limit = scene->given.max_kv_len;
+    bool is_draft = batch->mode == ATTN_MODE_TARGET_VERIFY || batch->mode == ATTN_MODE_DRAFT_EXTEND;
+    a->q_indptr[0] = batch->mode == ATTN_MODE_DECODE ? 0 : stand_below(draw, STAND_FIRST_ROW + 1);
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        bool decode =
+            batch->mode == ATTN_MODE_DECODE || s >= batch->num_seqs - batch->num_decode_seqs;
+        bool padding = s >= batch->num_real_seqs;
+        int32_t queries = decode || padding ? 1
+                          : is_draft        ? uniform
+                                            : stand_below(draw, STAND_Q_LEN);
+        int32_t prefix = padding ? 0 : stand_below(draw, limit - STAND_Q_LEN);
+        a->prefix_lens[s] = prefix;
+        a->seq_lens[s] = prefix + queries;
+        a->q_indptr[s + 1] = a->q_indptr[s] + queries;
+        a->requests[s] = padding ? 0 : 1 + (s * 7 + 3) % (STAND_SEQS + 1);
+        batch->max_q_len = queries > batch->max_q_len ? queries : batch->max_q_len;
+    }
+    batch->num_tokens = a->q_indptr[batch->num_seqs] - a->q_indptr[0];
+    batch->num_real_tokens = a->q_indptr[batch->num_real_seqs] - a->q_indptr[0];
+    for (int32_t r = 0; r < ROWS; r++)
+        a->positions[r] = 1000 + stand_below(draw, 1000);
+}
+
+static void draw_counts(struct stand_scene *scene, attn_batch *batch)
+{
+    struct stand_draw *draw = &scene->draw;
+    int32_t padding;
+    batch->num_seqs = 1 + stand_below(draw, scene->given.max_seqs);
+    if (batch->mode == ATTN_MODE_MIXED) /* now and then all of them, or none */
+        batch->num_decode_seqs = stand_below(draw, batch->num_seqs + 1);
+    padding = stand_below(draw, 3) ? 0 : stand_below(draw, batch->num_seqs);
+    if (batch->num_decode_seqs > 0 && padding > batch->num_decode_seqs)
+        padding = batch->num_decode_seqs;
+    batch->num_real_seqs = batch->num_seqs - padding;
+}
+
+/* ---- Keys ------------------------------------------------------------------------------------ */
+
+/* One slot for each position, in pages that are no sequence's twice. */
+static void draw_slots(struct stand_scene *scene, const attn_batch *batch, int32_t g,
+                       const struct stand_arrays *a, struct stand_kv_arrays *kv)
+{
+    int32_t size = scene->problems[g].page_size, at = SLACK, shift = stand_below(&scene->draw, 50);
+    size = size ? size : 1;
+    kv->kv_indptr[0] = at;
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        int32_t pages = (kv->kv_lens[s] + size - 1) / size;
+        for (int32_t p = 0; p < pages; p++) {
+            int32_t page = 1 + ((s * STAND_KEYS + p) * 17 + shift) % (PAGES * 4);
+            kv->block_table[s * TABLE_STRIDE + p] = kv->kv_indices[at++] = page;
+            for (int32_t i = 0; i < size && p * size + i < TABLE_STRIDE; i++)
+                if (a->requests[s])
+                    kv->req_to_token[a->requests[s] * TABLE_STRIDE + p * size + i] =
+                        page * size + i;
+        }
+        if (a->requests[s] == 0 && pages) /* row 0 is zero */
+            memset(&kv->block_table[s * TABLE_STRIDE], 0, sizeof(int32_t) * (size_t)pages),
+                memset(&kv->kv_indices[at - pages], 0, sizeof(int32_t) * (size_t)pages);
+        kv->kv_indptr[s + 1] = at;
+        kv->last_page_len[s] = pages ? kv->kv_lens[s] - (pages - 1) * size : 0;
+    }
+}
+
+/* Own lengths and own new rows, where the group has some. */
+static void draw_keys(struct stand_scene *scene, const attn_batch *batch, int32_t g, bool own_lens,
+                      bool own_rows, const struct stand_arrays *a, struct stand_kv_arrays *kv)
+{
+    struct stand_draw *draw = &scene->draw;
+    kv->kv_new_indptr[0] = stand_below(draw, 3);
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        int32_t len = a->seq_lens[s], most;
+        if (own_lens && s < batch->num_real_seqs)
+            len = 1 + stand_below(draw, scene->given.max_kv_len);
+        kv->kv_lens[s] = len;
+        most = len < 3 ? len : 3;
+        kv->kv_new_indptr[s + 1] =
+            kv->kv_new_indptr[s] + (own_rows ? stand_below(draw, most + 1) : 0);
+    }
+    for (int32_t r = 0; r < 2 * ROWS; r++)
+        kv->out_cache_loc[r] = stand_below(draw, 8) ? 10000 * (g + 1) + r : -1;
+    for (int32_t i = 0; i < SLACK + PAGES; i++)
+        kv->kv_indices[i] = 1000000 + i;
+    for (int32_t i = 0; i < STAND_SEQS * TABLE_STRIDE; i++)
+        kv->block_table[i] = 2000000 + i;
+    draw_slots(scene, batch, g, a, kv);
+}
+
+/* ---- Pointers -------------------------------------------------------------------------------- */
+
+/* An array as the batch has it: the host's copy is not always given. */
+#define BOTH(made, member, with_host)                                                              \
+    {                                                                                              \
+        .host = (with_host) ? (made)->host->member : NULL, .device = (made)->device->member        \
+    }
+
+static void point_kv(struct stand_scene *scene, struct stand_batch *made, uint32_t forms,
+                     const bool own_lens[], const bool own_rows[])
+{
+    struct stand_draw *draw = &scene->draw;
+    for (int32_t g = 0; g < scene->num_groups; g++) {
+        bool host = stand_coin(draw);
+        attn_kv_batch *kv = &made->kv[g];
+        int32_t page_size = scene->problems[g].page_size;
+        *kv = (attn_kv_batch){
+            .struct_size = sizeof *kv,
+            .index_forms = forms,
+            .page_size = page_size ? page_size : 1,
+            .req_to_token_stride = TABLE_STRIDE,
+            .block_table_stride = TABLE_STRIDE,
+            .out_cache_loc = BOTH(made, kv[g].out_cache_loc, host),
+        };
+        if (own_lens[g])
+            kv->kv_lens = (attn_i32_array)BOTH(made, kv[g].kv_lens, stand_coin(draw));
+        if (own_rows[g])
+            kv->kv_new_indptr = (attn_i32_array)BOTH(made, kv[g].kv_new_indptr, host);
+        if (forms & ATTN_INDEX_REQ_TO_TOKEN)
+            kv->req_to_token = (attn_i32_array)BOTH(made, kv[g].req_to_token, host);
+        if (forms & ATTN_INDEX_BLOCK_TABLE)
+            kv->block_table = (attn_i32_array)BOTH(made, kv[g].block_table, stand_coin(draw));
+        if (forms & ATTN_INDEX_CSR) {
+            kv->kv_indptr = (attn_i32_array)BOTH(made, kv[g].kv_indptr, stand_coin(draw));
+            kv->kv_indices = (attn_i32_array)BOTH(made, kv[g].kv_indices, host);
+            kv->last_page_len = (attn_i32_array)BOTH(made, kv[g].last_page_len, host);
+        }
+    }
+    made->batch.kv_groups = made->kv;
+    made->batch.num_kv_groups = (uint32_t)scene->num_groups;
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+static void draw_mask(struct stand_scene *scene, struct stand_batch *made, bool own_lens)
+{
+    struct stand_draw *draw = &scene->draw;
+    struct stand_arrays *a = made->host;
+    uint32_t kind = own_lens ? ATTN_MASK_QLEN : ATTN_MASK_FULL + (uint32_t)stand_coin(draw);
+    int64_t at = stand_below(draw, 3);
+    for (int32_t s = 0; s < made->batch.num_seqs; s++) {
+        int64_t rows = a->q_indptr[s + 1] - a->q_indptr[s];
+        int64_t columns = kind == ATTN_MASK_FULL ? a->seq_lens[s] : rows;
+        a->mask_indptr[s] = at;
+        at += (rows * columns + 7) / 8 + stand_below(draw, 2);
+    }
+    a->mask_indptr[made->batch.num_seqs] = at;
+    for (int32_t b = 0; b < MASK_BYTES; b++)
+        a->mask_bits[b] = (uint8_t)stand_below(draw, 256);
+    made->mask = (attn_mask){.struct_size = sizeof made->mask,
+                             .kind = kind,
+                             .bits = made->device->mask_bits,
+                             .indptr = BOTH(made, mask_indptr, stand_coin(draw))};
+    made->batch.mask = &made->mask;
+    if (stand_coin(draw))
+        made->batch.positions = (attn_i32_array)BOTH(made, positions, stand_coin(draw));
+}
+
+static void draw_items(struct stand_scene *scene, struct stand_batch *made)
+{
+    struct stand_arrays *a = made->host;
+    for (int32_t s = 0; s < made->batch.num_seqs; s++) {
+        a->item_prefix[s] = stand_below(&scene->draw, a->prefix_lens[s] + 1);
+        a->item_len[s] = 1 + stand_below(&scene->draw, 5);
+    }
+    for (int32_t i = 0; i < STAND_SEQS * ITEM_STRIDE; i++)
+        a->token_pos[i] = (uint16_t)stand_below(&scene->draw, 1000);
+    made->items = (attn_multi_item){.struct_size = sizeof made->items,
+                                    .token_pos_stride = ITEM_STRIDE,
+                                    .prefix_lens = BOTH(made, item_prefix, true),
+                                    .token_pos = made->device->token_pos,
+                                    .max_item_len = BOTH(made, item_len, stand_coin(&scene->draw))};
+    made->batch.multi_item = &made->items;
+}
+
+static void draw_state(struct stand_scene *scene, struct stand_batch *made)
+{
+    struct stand_draw *draw = &scene->draw;
+    struct stand_arrays *a = made->host;
+    for (int32_t s = 0; s < made->batch.num_seqs; s++) {
+        a->slot[s] = 10 + s;
+        a->dst_slot[s] = 40 + s * 2;
+        a->has_initial[s] = stand_coin(draw);
+    }
+    for (int32_t r = 0; r < ROWS; r++)
+        a->snapshots[r] = stand_coin(draw) ? 100 + r : -1;
+    made->state = (attn_state_batch){.struct_size = sizeof made->state,
+                                     .slot = BOTH(made, slot, stand_coin(draw))};
+    if (stand_coin(draw))
+        made->state.dst_slot = (attn_i32_array)BOTH(made, dst_slot, stand_coin(draw));
+    if (stand_coin(draw))
+        made->state.has_initial = (attn_i32_array)BOTH(made, has_initial, stand_coin(draw));
+    if (stand_coin(draw))
+        made->state.snapshots = (attn_i32_array)BOTH(made, snapshots, stand_coin(draw));
+    made->batch.state = &made->state;
+}
+
+static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
+{
+    struct stand_arrays *a = made->host;
+    for (int32_t r = 0; r < ROWS * CHOSEN; r++)
+        a->chosen[r] = stand_below(&scene->draw, 1000);
+    for (int32_t r = 0; r < ROWS; r++)
+        a->num_chosen[r] = stand_below(&scene->draw, CHOSEN + 1);
+    made->sparse = (attn_sparse_batch){.struct_size = sizeof made->sparse,
+                                       .stride = CHOSEN,
+                                       .indices = BOTH(made, chosen, false),
+                                       .count = BOTH(made, num_chosen, false)};
+    made->batch.sparse = &made->sparse;
+}
+
+/* A hint about runs of sequences. That they share keys is not made true: nobody computes. */
+static void draw_shared(struct stand_scene *scene, struct stand_batch *made)
+{
+    struct stand_arrays *a = made->host;
+    int32_t end = made->batch.num_seqs, first = stand_below(&scene->draw, end);
+    a->shared_indptr[0] = 0;
+    a->shared_indptr[1] = first;
+    a->shared_indptr[2] = end;
+    made->shared = (attn_shared_prefix){.struct_size = sizeof made->shared,
+                                        .num_groups = 2,
+                                        .seq_indptr = BOTH(made, shared_indptr, true),
+                                        .prefix_len = BOTH(made, shared_len, true)};
+    made->batch.shared_prefix = &made->shared;
+}
+
+static void draw_parts(struct stand_scene *scene, struct stand_batch *made, bool own_lens)
+{
+    struct stand_draw *draw = &scene->draw;
+    int32_t part = stand_below(draw, 5);
+    if (part == 0)
+        draw_items(scene, made);
+    else if (part < 3)
+        draw_mask(scene, made, own_lens);
+    if (stand_below(draw, 3) == 0)
+        draw_shared(scene, made);
+    if (made->batch.mode == ATTN_MODE_TARGET_VERIFY) {
+        made->spec = (attn_spec){.struct_size = sizeof made->spec,
+                                 .num_draft_tokens = made->batch.max_q_len,
+                                 .top_k = 1 + stand_below(draw, 3)};
+        made->batch.spec = &made->spec;
+    }
+    if (has_kind(scene, ATTN_KIND_LINEAR))
+        draw_state(scene, made);
+    if (has_kind(scene, ATTN_KIND_SPARSE))
+        draw_sparse(scene, made);
+    made->host->num_real[0] = made->batch.num_real_seqs;
+    made->host->num_real[1] = made->batch.num_real_tokens;
+    if (scene->graph) {
+        made->batch.num_real_seqs_device = &made->device->num_real[0];
+        made->batch.num_real_tokens_device = &made->device->num_real[1];
+    }
+}
+
+/* ---- A batch --------------------------------------------------------------------------------- */
+
+static void set_max_kv_len(struct stand_scene *scene, struct stand_batch *made)
+{
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        for (int32_t s = 0; s < made->batch.num_seqs; s++)
+            if (made->host->kv[g].kv_lens[s] > made->batch.max_kv_len)
+                made->batch.max_kv_len = made->host->kv[g].kv_lens[s];
+}
+
+bool stand_draw_batch(struct stand_scene *scene, uint32_t mode, uint32_t forms,
+                      struct stand_batch *made)
+{
+    struct stand_draw *draw = &scene->draw;
+    bool own_lens[STAND_GROUPS], own_rows[STAND_GROUPS], any = false;
+    memset(made, 0, sizeof *made);
+    made->host = calloc(1, sizeof *made->host);
+    made->device = calloc(1, sizeof *made->device);
+    if (!made->host || !made->device) {
+        stand_free_batch(made);
+        return false;
+    }
+    made->batch = (attn_batch){.struct_size = sizeof made->batch, .mode = mode};
+    draw_counts(scene, &made->batch);
+    draw_sequences(scene, &made->batch, made->host);
+    for (int32_t g = 0; g < scene->num_groups; g++) {
+        bool cross = scene->groups[g].attn_type == ATTN_TYPE_CROSS;
+        own_lens[g] = cross || stand_below(draw, 4) == 0;
+        own_rows[g] = cross || stand_below(draw, 4) == 0;
+        any |= own_lens[g];
+        draw_keys(scene, &made->batch, g, own_lens[g], own_rows[g], made->host, &made->host->kv[g]);
+    }
+    set_max_kv_len(scene, made);
+    point_kv(scene, made, forms, own_lens, own_rows);
+    draw_parts(scene, made, any);
+    bool with_host = stand_coin(draw);
+    made->batch.seq_lens = (attn_i32_array)BOTH(made, seq_lens, with_host);
+    made->batch.prefix_lens = (attn_i32_array)BOTH(made, prefix_lens, with_host);
+    made->batch.q_indptr = (attn_i32_array)BOTH(made, q_indptr, true);
+    made->batch.req_pool_indices = (attn_i32_array)BOTH(made, requests, stand_coin(draw));
+    memcpy(made->device, made->host, sizeof *made->device);
+    return true;
+}
+
+void stand_free_batch(struct stand_batch *batch)
+{
+    free(batch->host);
+    free(batch->device);
+    batch->host = batch->device = NULL;
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* A tensor of `rows` rows, somewhere on the heap: rows lie apart, and its alignment is true. */
+static void draw_tensor(struct stand_scene *scene, uint32_t role, int64_t rows,
+                        struct stand_args *args)
+{
+    struct stand_draw *draw = &scene->draw;
+    attn_tensor *tensor = &args->tensors[role];
+    uint64_t at = (uint64_t)role * (STAND_HEAP / ATTN_ROLE_COUNT / 256 * 256);
+    int64_t width = 8 + stand_below(draw, 2), gap = stand_below(draw, 3);
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
+                            .data = scene->heap,
+                            .byte_offset = at,
+                            .device_type = ATTN_DEVICE_CPU,
+                            .dtype = role == ATTN_ROLE_LSE ? ATTN_F32 : ATTN_BF16,
+                            .ndim = 3,
+                            .alignment = 1u << stand_below(draw, 7),
+                            .shape = {rows, 2, width},
+                            .strides = {2 * width + gap, width, 1}};
+    args->operands[role] = tensor;
+}
+
+static void draw_scales(struct stand_scene *scene, struct stand_args *args)
+{
+    static const float values[2] = {0.5f, 0.25f};
+    for (int i = 0; i < 2; i++) {
+        args->scale[i] = (attn_scale){.struct_size = sizeof args->scale[i],
+                                      .granularity = ATTN_SCALE_PER_TENSOR,
+                                      .count = 1,
+                                      .host = stand_coin(&scene->draw) ? &values[i] : NULL,
+                                      .device = &values[i]};
+        args->scales[ATTN_ROLE_K_CACHE + i] = &args->scale[i];
+    }
+}
+
+/* Roles that a layer's calls have. */
+static uint32_t roles_of(struct stand_scene *scene, const attn_layer_group *group)
+{
+#define ROLE(name) (1u << ATTN_ROLE_##name)
+    const uint32_t softmax = ROLE(Q) | ROLE(K) | ROLE(V) | ROLE(LSE) | ROLE(K_CACHE) |
+                             ROLE(V_CACHE) | ROLE(SINKS) | ROLE(ALIBI_SLOPES);
+    const uint32_t latent = ROLE(Q) | ROLE(Q_NOPE) | ROLE(Q_PE) | ROLE(K) | ROLE(V) | ROLE(C_KV) |
+                            ROLE(K_PE) | ROLE(LSE) | ROLE(LATENT_CACHE);
+    const uint32_t linear = ROLE(MIXED_QKV) | ROLE(GATE_A) | ROLE(GATE_B) | ROLE(GATE_Z) |
+                            ROLE(A_LOG) | ROLE(DT_BIAS) | ROLE(D_SKIP) | ROLE(CONV_WEIGHT) |
+                            ROLE(CONV_BIAS) | ROLE(STATE) | ROLE(CONV_STATE);
+    uint32_t all = group->kind == ATTN_KIND_MLA      ? latent
+                   : group->kind == ATTN_KIND_LINEAR ? linear
+                   : group->kind == ATTN_KIND_SPARSE ? softmax | ROLE(LABEL_CACHE)
+                                                     : softmax;
+    uint32_t left_out = stand_coin(&scene->draw) ? 0 : (uint32_t)stand_below(&scene->draw, 1 << 26);
+    return (all & ~left_out) | ROLE(OUT);
+#undef ROLE
+}
+
+void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch, int32_t layer,
+                     struct stand_args *args)
+{
+    const attn_layer_group *group = &scene->groups[scene->layers[layer].group];
+    const struct stand_arrays *a = batch->host;
+    const uint32_t new_keys =
+        1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV | 1u << ATTN_ROLE_K_PE;
+    uint32_t roles = roles_of(scene, group);
+    int64_t rows = a->q_indptr[batch->batch.num_seqs] + 1, new_rows = rows;
+    memset(args, 0, sizeof *args);
+    if (group->kv_group >= 0 && batch->kv[group->kv_group].kv_new_indptr.device)
+        new_rows = a->kv[group->kv_group].kv_new_indptr[batch->batch.num_seqs];
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        if (roles >> role & 1u)
+            draw_tensor(scene, role, new_keys >> role & 1u ? new_rows : rows, args);
+    args->args = (attn_forward_args){.struct_size = sizeof args->args,
+                                     .flags = (uint32_t)stand_below(&scene->draw, 4),
+                                     .num_operands = ATTN_ROLE_COUNT,
+                                     .operands = args->operands};
+    if (group->kv_scale_granularity != ATTN_SCALE_NONE) {
+        draw_scales(scene, args);
+        args->args.scales = args->scales;
+        args->args.num_scales = ATTN_ROLE_COUNT;
+    }
+}

@@ -1,0 +1,654 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stand_comp.c: the group COMP with stand-ins as children (stand_in.h).
+ */
+#include "host/check/groups/stand_in.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CASES = 250, MEASURED_CASES = 3, BATCHES = 3, MAX_REASONS = 24 };
+
+/* ---- Scenes ---------------------------------------------------------------------------------- */
+
+/* Of a composite whose options are not known one case says so. */
+int32_t stand_count(const struct check_subject *subject)
+{
+    return stand_knows(subject->type) ? CASES : 1;
+}
+
+int32_t stand_count_measured(const struct check_subject *subject)
+{
+    return strcmp(subject->type->name, "autotune") == 0 ? MEASURED_CASES : 1;
+}
+
+/* How new tokens are read: alike, but where that is what the scene is about. */
+static void draw_reading(struct stand_scene *scene)
+{
+    uint32_t first = stand_coin(&scene->draw) ? 0x3f : 0;
+    for (int32_t l = 0; l < scene->num_leaves; l++)
+        scene->leaves[l].reads =
+            scene->reading && (l == 1 || stand_below(&scene->draw, 4) == 0) ? ~first & 0x3f : first;
+}
+
+static void scene_free(struct stand_scene *scene)
+{
+    stand_fell(scene);
+    free(scene->log);
+    free(scene->heap);
+    free(scene);
+}
+
+/* NULL: the case has failed or is skipped. */
+static struct stand_scene *scene_make(struct check_run *run, bool graph, bool measured)
+{
+    struct stand_scene *scene = calloc(1, sizeof *scene);
+    if (!scene) {
+        check_fail(run, "no memory");
+        return NULL;
+    }
+    scene->run = run;
+    scene->graph = graph;
+    scene->measured = measured;
+    scene->reading = !measured && run->index % 6 == 0;
+    scene->draw.state = run->seed;
+    tally_init(&scene->tally, run->subject->services);
+    scene->log = calloc(STAND_LOG, sizeof *scene->log);
+    scene->heap = aligned_alloc(256, STAND_HEAP);
+    if (!scene->log || !scene->heap)
+        check_fail(run, "no memory");
+    else if (!stand_find_types(scene, run->subject))
+        check_skip(run,
+                   "what the options of %s say is not known to the suite; known: "
+                   "hybrid_phase, hybrid_linear, route, autotune",
+                   run->subject->type->name);
+    else
+        stand_draw_question(scene);
+    if (run->code == CHECK_PASS &&
+        stand_grow(scene, measured || scene->reading ? 1 : 1 + run->index % 3)) {
+        draw_reading(scene);
+        stand_deal(scene);
+        return scene;
+    }
+    scene_free(scene);
+    return NULL;
+}
+
+/* What is said first is what a child has seen. */
+static void scene_close(struct stand_scene *scene)
+{
+    if (scene->wrong[0])
+        check_fail(scene->run, "%s", scene->wrong);
+    scene_free(scene);
+}
+
+static bool comes(const struct stand_scene *scene, const struct stand_leaf *leaf)
+{
+    bool found = false;
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        found |= leaf->share[g].layers != 0;
+    return found;
+}
+
+/* ---- COMP-02 --------------------------------------------------------------------------------- */
+
+static bool ask(struct stand_scene *scene, int32_t group, attn_verdict *verdict,
+                attn_reason reasons[MAX_REASONS])
+{
+    const struct stand_node *root = &scene->nodes[0];
+    host_error error;
+    host_error_init(&error);
+    for (int r = 0; r < MAX_REASONS; r++)
+        reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
+    *verdict = (attn_verdict){
+        .struct_size = sizeof *verdict, .reasons_capacity = MAX_REASONS, .reasons = reasons};
+    attn_status status = root->backend->query(root->backend, &root->options->view, &root->services,
+                                              &scene->problems[group], verdict, &error.base);
+    if (status != ATTN_OK)
+        check_fail(scene->run, "query: %s", host_error_text(&error));
+    return status == ATTN_OK;
+}
+
+static void judge_number(struct stand_scene *scene, const char *what, uint64_t got,
+                         uint64_t accepted)
+{
+    if (got != accepted)
+        check_fail(scene->run, "%s %llu: accepted %llu, by what the children answer", what,
+                   (unsigned long long)got, (unsigned long long)accepted);
+}
+
+static void judge_bytes(struct stand_scene *scene, const char *what, uint64_t got, uint64_t least)
+{
+    if (got < least)
+        check_fail(scene->run, "%s %llu: accepted %llu or more, by what the children answer", what,
+                   (unsigned long long)got, (unsigned long long)least);
+}
+
+static void judge_yes(struct stand_scene *scene, int32_t group)
+{
+    attn_verdict verdict, merged;
+    attn_reason reasons[MAX_REASONS];
+    struct stand_share whole = stand_whole(scene, group, &scene->bounds);
+    stand_merge(&scene->nodes[0], &whole, &merged);
+    if (!ask(scene, group, &verdict, reasons))
+        return;
+    if (stand_reads_apart(scene)) {
+        if (verdict.supported)
+            check_fail(scene->run,
+                       "group %d is accepted, whose new tokens two children read in "
+                       "two ways in one mode",
+                       group);
+        return;
+    }
+    if (!verdict.supported) {
+        check_fail(scene->run,
+                   "group %d is refused: %s: %s: accepted, for each child serves all "
+                   "that comes to it",
+                   group, reasons[0].child, reasons[0].got);
+        return;
+    }
+    judge_number(scene, "graph_level", verdict.graph_level, merged.graph_level);
+    judge_number(scene, "notes", verdict.notes, merged.notes);
+    judge_number(scene, "reads_new_kv_unquantised", verdict.reads_new_kv_unquantised,
+                 merged.reads_new_kv_unquantised);
+    judge_number(scene, "graph_seq_len_fill", (uint64_t)verdict.graph_seq_len_fill,
+                 (uint64_t)merged.graph_seq_len_fill);
+    judge_number(scene, "cost_hint * 4", (uint64_t)(verdict.cost_hint * 4),
+                 (uint64_t)(merged.cost_hint * 4));
+    judge_bytes(scene, "device_bytes", verdict.device_bytes, merged.device_bytes);
+    judge_bytes(scene, "pinned_bytes", verdict.pinned_bytes, merged.pinned_bytes);
+    judge_bytes(scene, "host_bytes", verdict.host_bytes, merged.host_bytes);
+}
+
+/* One leaf says no: so does the composite, in its words and with its path. */
+static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t group)
+{
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+    char path[96];
+    bool named = false;
+    leaf->refuses = true;
+    stand_path(scene, leaf->index, "/", path);
+    bool good = ask(scene, group, &verdict, reasons);
+    leaf->refuses = false;
+    for (uint32_t r = 0; good && r < verdict.num_reasons && r < MAX_REASONS; r++)
+        named |= strcmp(reasons[r].child, path) == 0 && strcmp(reasons[r].got, STAND_WORDS) == 0;
+    if (good && verdict.supported)
+        check_fail(scene->run, "the child %s refuses group %d, and the composite accepts it", path,
+                   group);
+    else if (good && !named)
+        check_fail(scene->run, "the child %s refuses group %d, and no reason is its own", path,
+                   group);
+}
+
+void stand_run_verdict(struct check_run *run)
+{
+    struct stand_scene *scene = scene_make(run, false, false);
+    for (int32_t g = 0; scene && g < scene->num_groups && run->code == CHECK_PASS; g++) {
+        judge_yes(scene, g);
+        for (int32_t l = 0; l < scene->num_leaves && run->code == CHECK_PASS; l++) {
+            struct stand_leaf *leaf = &scene->leaves[l];
+            bool asked = leaf->asked >> g & 1u;
+            if (leaf->share[g].layers && !asked)
+                check_fail(run, "%s is not asked about group %d, which comes to it", leaf->name, g);
+            if (leaf->share[g].layers)
+                judge_no(scene, leaf, g);
+        }
+    }
+    if (scene)
+        scene_close(scene);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+struct life {
+    struct stand_scene *scene;
+    attn_instance *instance;
+    attn_metadata *metadata;
+    uint32_t forms;
+    char *blocks[ATTN_REGION_COUNT];
+    uint64_t block_bytes[ATTN_REGION_COUNT];
+    host_error error;
+};
+
+static const attn_backend_ops *ops_of(const struct life *life)
+{
+    return life->scene->nodes[0].backend->ops;
+}
+
+static bool good(struct life *life, attn_status status, const char *call)
+{
+    if (status != ATTN_OK)
+        check_fail(life->scene->run, "%s: %s", call, host_error_text(&life->error));
+    return status == ATTN_OK;
+}
+
+/* The extension that a tree has: its children's, unless two of them differ. */
+static const void *extension_of(const struct stand_node *node, bool *differ)
+{
+    const void *found = NULL;
+    *differ = false;
+    for (int32_t c = 0; c < node->num_children; c++) {
+        const struct stand_scene *scene = node->scene;
+        bool inner = false;
+        const struct stand_leaf *leaf = node->child[c] < 0 ? NULL : &scene->leaves[node->child[c]];
+        const void *answer = leaf ? (leaf->made ? leaf->extension : NULL)
+                                  : extension_of(&scene->nodes[-1 - node->child[c]], &inner);
+        *differ |= answer && found && answer != found;
+        found = answer ? answer : found;
+    }
+    return *differ ? NULL : found;
+}
+
+/* The union of the children's, each made once, and what they have in common. */
+static void judge_instance(struct life *life)
+{
+    struct stand_scene *scene = life->scene;
+    uint32_t forms = 0;
+    bool differ;
+    for (int32_t l = 0; l < scene->num_leaves; l++) {
+        const struct stand_leaf *leaf = &scene->leaves[l];
+        int32_t once = comes(scene, leaf);
+        if (leaf->made != once || leaf->prepared != once)
+            stand_object(scene, "%s is made %d times and prepared %d times: accepted %d",
+                         leaf->name, leaf->made, leaf->prepared, once);
+        forms |= once ? leaf->forms : 0;
+    }
+    if (life->forms != forms)
+        stand_object(scene, "index_forms %u: accepted %u, the union of the children's", life->forms,
+                     forms);
+    const void *extension = ops_of(life)->get_extension(life->instance, STAND_EXTENSION);
+    const void *accepted = extension_of(&scene->nodes[0], &differ);
+    if (extension != accepted)
+        stand_object(scene, "get_extension gives %s: accepted %s",
+                     extension ? "what one child has" : "nothing",
+                     accepted ? "what all children have" : "nothing, for children differ");
+}
+
+static bool make_instance(struct life *life)
+{
+    struct stand_scene *scene = life->scene;
+    const struct stand_node *root = &scene->nodes[0];
+    attn_status status = root->backend->create(root->backend, scene->problems,
+                                               (uint32_t)scene->num_groups, &root->options->view,
+                                               &root->services, &life->instance, &life->error.base);
+    if (!good(life, status, "create"))
+        return false;
+    if (root->backend->ops->prepare &&
+        !good(life, root->backend->ops->prepare(life->instance, NULL, NULL, &life->error.base),
+              "prepare"))
+        return false;
+    life->forms = root->backend->ops->index_forms(life->instance);
+    judge_instance(life);
+    return true;
+}
+
+/* As large and as aligned as was asked for and no more, between red zones. */
+static bool make_region(struct life *life, uint32_t r, attn_memory *memory)
+{
+    struct stand_scene *scene = life->scene;
+    uint64_t size = scene->size.size[r];
+    uint64_t alignment = scene->size.alignment[r] ? scene->size.alignment[r] : 1;
+    if (size == 0)
+        return true;
+    life->block_bytes[r] = size + 3 * alignment + 2 * STAND_RED;
+    char *block = life->blocks[r] = malloc(life->block_bytes[r]);
+    if (!block)
+        return false;
+    memset(block, 0xA5, life->block_bytes[r]);
+    uint64_t at = (uint64_t)(uintptr_t)block + STAND_RED;
+    at = (at + alignment - 1) / alignment * alignment;
+    at += at / alignment % 2 == 0 ? alignment : 0;
+    char *base = block + (at - (uint64_t)(uintptr_t)block);
+    memset(base, r % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : 0xFF, size);
+    memory->base[r] = scene->regions[r] = base;
+    memory->size[r] = size;
+    return true;
+}
+
+static void judge_red_zones(const struct life *life)
+{
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        const char *block = life->blocks[r], *base = life->scene->regions[r];
+        uint64_t size = life->scene->size.size[r];
+        for (uint64_t i = 0; block && i < life->block_bytes[r]; i++)
+            if ((block + i < base || block + i >= base + size) && (unsigned char)block[i] != 0xA5) {
+                stand_object(life->scene, "somebody has written beside region %u", r);
+                return;
+            }
+    }
+}
+
+/* Bounds of metadata: those of create, or lower ones. */
+static void draw_given(struct stand_scene *scene)
+{
+    struct stand_draw *draw = &scene->draw;
+    attn_bounds *given = &scene->given;
+    *given = scene->bounds;
+    if (stand_coin(draw)) {
+        given->max_seqs = 1 + stand_below(draw, given->max_seqs);
+        given->max_kv_len = STAND_Q_LEN + 6 + stand_below(draw, given->max_kv_len - 11);
+    }
+    if (stand_below(draw, 3) == 0)
+        given->modes &= 1 + (uint32_t)stand_below(draw, 62);
+    if (scene->graph)
+        given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    if (given->modes == 0)
+        given->modes = scene->bounds.modes;
+    if (scene->nodes[0].type != STAND_LINEAR && stand_below(draw, 4) == 0)
+        given->max_kv_tokens = 60;
+    if (scene->graph)
+        given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
+}
+
+static bool make_metadata(struct life *life)
+{
+    struct stand_scene *scene = life->scene;
+    uint32_t kind = scene->graph ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER;
+    attn_memory memory = {.struct_size = sizeof memory};
+    scene->size = (attn_memory_size){.struct_size = sizeof scene->size};
+    draw_given(scene);
+    scene->recording = true;
+    if (!good(life,
+              ops_of(life)->metadata_size(life->instance, kind, &scene->given, &scene->size,
+                                          &life->error.base),
+              "metadata_size"))
+        return false;
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        if (!make_region(life, r, &memory)) {
+            check_fail(scene->run, "no memory for region %u", r);
+            return false;
+        }
+    return good(life,
+                ops_of(life)->metadata_create(life->instance, kind, &scene->given, &memory,
+                                              &life->metadata, &life->error.base),
+                "metadata_create");
+}
+
+static void life_end(struct life *life)
+{
+    struct stand_scene *scene = life->scene;
+    if (life->metadata)
+        ops_of(life)->metadata_destroy(life->metadata);
+    judge_red_zones(life);
+    if (life->instance)
+        ops_of(life)->destroy(life->instance);
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        free(life->blocks[r]);
+    for (int32_t l = 0; l < scene->num_leaves; l++)
+        if (scene->leaves[l].live || scene->leaves[l].live_metadata)
+            stand_object(scene, "%d instances and %d metadata of %s are left",
+                         scene->leaves[l].live, scene->leaves[l].live_metadata,
+                         scene->leaves[l].name);
+    if (tally_left(&scene->tally))
+        stand_object(scene, "the composites leave %s", tally_left(&scene->tally));
+}
+
+static bool life_begin(struct life *life, struct stand_scene *scene)
+{
+    *life = (struct life){.scene = scene};
+    host_error_init(&life->error);
+    return make_instance(life) && make_metadata(life);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+struct expectation {
+    int32_t leaf[STAND_SEQS];
+    uint32_t mode[STAND_SEQS];
+    struct stand_row rows[STAND_TOKENS];
+    int32_t times[STAND_TOKENS];
+    int32_t seq[STAND_TOKENS];
+    int32_t count;
+};
+
+/* Which child gets which sequence. */
+static void expect_sequences(struct stand_scene *scene, const struct stand_batch *batch,
+                             int32_t layer, struct expectation *expected)
+{
+    struct stand_share bounds = stand_whole(scene, -1, &scene->given);
+    struct stand_part part = {.mode = batch->batch.mode,
+                              .count = batch->batch.num_seqs,
+                              .num_decode = batch->batch.num_decode_seqs,
+                              .max_kv_len = batch->batch.max_kv_len,
+                              .layer = layer};
+    stand_assign(&scene->nodes[0], &part, &bounds, expected->leaf, expected->mode);
+}
+
+static void expect_rows(struct stand_scene *scene, const struct stand_batch *batch, int32_t layer,
+                        const attn_forward_args *args, struct expectation *expected)
+{
+    memset(expected, 0, sizeof *expected);
+    expect_sequences(scene, batch, layer, expected);
+    for (int32_t s = 0; s < batch->batch.num_seqs; s++) {
+        struct stand_place place = {.batch = &batch->batch,
+                                    .args = args,
+                                    .group = &scene->groups[scene->layers[layer].group],
+                                    .forms = scene->leaves[expected->leaf[s]].forms,
+                                    .as_decode = expected->mode[s] == ATTN_MODE_DECODE};
+        int32_t count;
+        stand_first_row(&place, s, &count);
+        for (int32_t t = 0; t < count; t++) {
+            struct stand_row *row = &expected->rows[expected->count];
+            stand_read_row(&place, s, t, row);
+            row->leaf = expected->leaf[s];
+            row->field[STAND_MODE] = expected->mode[s];
+            expected->seq[expected->count++] = s;
+        }
+    }
+}
+
+/* One row that a child has computed. */
+static void judge_row(struct stand_scene *scene, const struct stand_row *row, int32_t layer,
+                      struct expectation *expected)
+{
+    const struct stand_leaf *leaf = &scene->leaves[row->leaf];
+    enum stand_field field;
+    int32_t r = 0, out = STAND_ADDRESS + ATTN_ROLE_OUT, id = scene->layers[layer].id;
+    while (r < expected->count && expected->rows[r].field[out] != row->field[out])
+        r++;
+    if (r == expected->count) {
+        stand_object(scene, "layer %d: %s is given a row that is none of the batch's", id,
+                     leaf->name);
+        return;
+    }
+    expected->times[r]++;
+    const struct stand_row *right = &expected->rows[r];
+    const char *differs = stand_difference(row, right, &field);
+    if (row->leaf != right->leaf)
+        stand_object(scene, "layer %d, sequence %d: the row comes to %s: accepted %s", id,
+                     expected->seq[r], leaf->name, scene->leaves[right->leaf].name);
+    else if (differs)
+        stand_object(scene,
+                     "layer %d, sequence %d: %s is told of another row: %s %lld: accepted "
+                     "%lld",
+                     id, expected->seq[r], leaf->name, differs, (long long)row->field[field],
+                     (long long)right->field[field]);
+}
+
+static void judge_layer(struct life *life, struct stand_batch *batch, int32_t layer,
+                        struct expectation *expected)
+{
+    struct stand_scene *scene = life->scene;
+    struct stand_args args;
+    stand_draw_args(scene, batch, layer, &args);
+    expect_rows(scene, batch, layer, &args.args, expected);
+    bool decode = batch->batch.mode == ATTN_MODE_DECODE;
+    scene->logged = 0;
+    attn_status status = (decode ? ops_of(life)->forward_decode : ops_of(life)->forward_extend)(
+        life->metadata, scene->layers[layer].id, &args.args, NULL, &life->error.base);
+    if (!good(life, status, "forward"))
+        return;
+    for (int32_t r = 0; r < scene->logged; r++)
+        judge_row(scene, &scene->log[r], layer, expected);
+    for (int32_t r = 0; r < expected->count; r++)
+        if (expected->times[r] != 1)
+            stand_object(scene,
+                         "layer %d, sequence %d: the row is computed %d times: accepted once",
+                         scene->layers[layer].id, expected->seq[r], expected->times[r]);
+}
+
+/* A child refuses the plan: the composite says so, with its path, and has no batch then. */
+static void judge_refused_plan(struct life *life, const struct stand_batch *batch,
+                               struct expectation *expected)
+{
+    struct stand_scene *scene = life->scene;
+    struct stand_args args;
+    char path[96];
+    expect_sequences(scene, batch, 0, expected);
+    struct stand_leaf *leaf = &scene->leaves[expected->leaf[batch->batch.num_seqs - 1]];
+    stand_path(scene, leaf->index, ": child ", path);
+    leaf->fails = true;
+    attn_status status =
+        ops_of(life)->init_forward_metadata(life->metadata, &batch->batch, NULL, &life->error.base);
+    leaf->fails = false;
+    const char *text = host_error_text(&life->error);
+    if (status != ATTN_INVALID_ARGUMENT || !strstr(text, path) || !strstr(text, STAND_WORDS))
+        stand_object(scene,
+                     "%s fails to plan, and the composite says %d '%s': accepted %d '%s: %s'",
+                     leaf->name, status, text, ATTN_INVALID_ARGUMENT, path, STAND_WORDS);
+    host_error_init(&life->error);
+    stand_draw_args(scene, batch, 0, &args);
+    bool decode = batch->batch.mode == ATTN_MODE_DECODE;
+    status = (decode ? ops_of(life)->forward_decode : ops_of(life)->forward_extend)(
+        life->metadata, scene->layers[0].id, &args.args, NULL, &life->error.base);
+    if (status != ATTN_BAD_STATE)
+        stand_object(scene, "forward after a plan that failed: status %d: accepted %d", status,
+                     ATTN_BAD_STATE);
+    host_error_init(&life->error);
+}
+
+static uint32_t draw_mode(struct stand_scene *scene)
+{
+    uint32_t mode = ATTN_MODE_MIXED, modes = scene->given.modes;
+    if (modes >> mode & 1u && stand_coin(&scene->draw))
+        return mode;
+    do
+        mode = (uint32_t)stand_below(&scene->draw, ATTN_MODE_COUNT);
+    while (!(modes >> mode & 1u));
+    return mode;
+}
+
+/* Is a batch that is split beyond a bound that neither of its halves need be beyond? */
+static bool has_too_many_keys(const struct stand_scene *scene, const attn_batch *batch)
+{
+    bool found = false;
+    for (uint32_t g = 0; g < batch->num_kv_groups; g++) {
+        const attn_kv_batch *kv = &batch->kv_groups[g];
+        const int32_t *lens = kv->kv_lens.device ? kv->kv_lens.device : batch->seq_lens.device;
+        int64_t keys = 0;
+        for (int32_t s = 0; s < batch->num_seqs; s++)
+            keys += (lens[s] + kv->page_size - 1) / kv->page_size * kv->page_size;
+        found |= keys > scene->given.max_kv_tokens;
+    }
+    return found && batch->mode == ATTN_MODE_MIXED && scene->nodes[0].splits;
+}
+
+static void judge_batch(struct life *life, struct expectation *expected)
+{
+    struct stand_scene *scene = life->scene;
+    struct check_run *run = scene->run;
+    struct stand_batch batch;
+    if (!stand_draw_batch(scene, draw_mode(scene), life->forms, &batch)) {
+        check_fail(run, "no memory for a batch");
+        return;
+    }
+    check_note(run, "mode %u, %d sequences, %d of them of DECODE", batch.batch.mode,
+               batch.batch.num_seqs, batch.batch.num_decode_seqs);
+    if (!has_too_many_keys(scene, &batch.batch) && stand_below(&scene->draw, 6) == 0)
+        judge_refused_plan(life, &batch, expected);
+    attn_status status =
+        ops_of(life)->init_forward_metadata(life->metadata, &batch.batch, NULL, &life->error.base);
+    if (has_too_many_keys(scene, &batch.batch)) {
+        if (status != ATTN_INVALID_ARGUMENT)
+            stand_object(scene, "a MIXED batch of more keys than max_kv_tokens %lld is planned",
+                         (long long)scene->given.max_kv_tokens);
+        host_error_init(&life->error);
+        stand_free_batch(&batch);
+        return;
+    }
+    good(life, status, "init_forward_metadata");
+    for (int32_t l = 0; l < scene->num_layers && !scene->wrong[0] && run->code == CHECK_PASS; l++)
+        judge_layer(life, &batch, l, expected);
+    stand_free_batch(&batch);
+}
+
+static void run_life(struct stand_scene *scene, int batches)
+{
+    if (stand_reads_apart(scene)) /* refused: COMP-02 */
+        return;
+    struct expectation *expected = calloc(1, sizeof *expected);
+    struct life life;
+    bool begun = expected && life_begin(&life, scene);
+    if (!expected)
+        check_fail(scene->run, "no memory");
+    for (int b = 0; begun && b < batches && !scene->wrong[0] && scene->run->code == CHECK_PASS; b++)
+        judge_batch(&life, expected);
+    if (expected)
+        life_end(&life);
+    free(expected);
+}
+
+static void run_scene(struct check_run *run, bool graph, int batches)
+{
+    struct stand_scene *scene = scene_make(run, graph, false);
+    if (!scene)
+        return;
+    run_life(scene, batches);
+    scene_close(scene);
+}
+
+void stand_run_memory(struct check_run *run)
+{
+    run_scene(run, false, 1);
+}
+
+void stand_run_rows(struct check_run *run)
+{
+    run_scene(run, false, BATCHES);
+}
+
+void stand_run_graphs(struct check_run *run)
+{
+    run_scene(run, true, BATCHES);
+}
+
+/* ---- Measured choices ------------------------------------------------------------------------ */
+
+/* Four candidates: the first is slow, the next two are so in turns, and the last is the fastest and
+ * wrong. */
+static void set_candidates(struct stand_scene *scene)
+{
+    const struct stand_node *root = &scene->nodes[0];
+    for (int32_t c = 0; c < root->num_children; c++) {
+        struct stand_leaf *leaf = &scene->leaves[root->child[c]];
+        leaf->is_wrong = c == STAND_CHILDREN - 1;
+        for (int class = 0; class < STAND_CLASSES; class ++)
+            leaf->slow_classes |= (uint32_t)(root->choice[class] != c) << class;
+    }
+}
+
+/* Times are measured while the machine does other things: what it took for the fastest once may be
+ * luck, three times it is not. */
+void stand_run_measured(struct check_run *run)
+{
+    enum { ATTEMPTS = 3 };
+    if (strcmp(run->subject->type->name, "autotune") != 0) {
+        check_skip(run, "%s measures nothing", run->subject->type->name);
+        return;
+    }
+    for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
+        struct stand_scene *scene = scene_make(run, false, true);
+        if (!scene)
+            return;
+        set_candidates(scene);
+        run_life(scene, 2 * BATCHES);
+        bool wrong = scene->wrong[0] != '\0';
+        if (wrong && attempt < ATTEMPTS)
+            scene->wrong[0] = '\0';
+        scene_close(scene);
+        if (!wrong || run->code != CHECK_PASS)
+            return;
+    }
+}
