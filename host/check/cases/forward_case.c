@@ -78,13 +78,14 @@ static bool is_not_plain_causal(const struct case_spec *spec)
 /* What sequences have in common: whole pages of prefixes, which the cache alone has. */
 static bool shares_wrongly(const struct case_spec *spec)
 {
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++) {
         int32_t shared = spec->sequences[s].shared;
         if (shared == 0)
             continue;
-        if (s == 0 || shared < 0 || shared % spec->page_size != 0 ||
-            shared > spec->sequences[s].prefix_len || shared > spec->sequences[s - 1].prefix_len ||
-            spec->attn_type != ATTN_TYPE_DECODER || case_is_expanded(spec) || spec->special_values)
+        if (s == 0 || spec->num_sequences > FORWARD_CASE_MAX_SEQS || shared < 0 ||
+            shared % spec->page_size != 0 || shared > spec->sequences[s].prefix_len ||
+            shared > spec->sequences[s - 1].prefix_len || spec->attn_type != ATTN_TYPE_DECODER ||
+            case_is_expanded(spec) || spec->special_values)
             return true;
     }
     return spec->hint != HINT_NONE && !spec->kv_layout;

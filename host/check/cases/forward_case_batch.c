@@ -157,7 +157,8 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
     free(order);
     for (int32_t s = 1; s < c->lengths.num_real_seqs; s++)
         memcpy(&c->pages[s * c->pages_of_seq], &c->pages[(s - 1) * c->pages_of_seq],
-               (size_t)(c->spec.sequences[s].shared / c->spec.page_size) * sizeof *c->pages);
+               (size_t)(case_sequence_at(&c->spec, s)->shared / c->spec.page_size) *
+                   sizeof *c->pages);
     return ATTN_OK;
 }
 
@@ -171,17 +172,17 @@ int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j)
 
 bool case_is_shared(const struct forward_case *c, int32_t s, int32_t j)
 {
-    return j < c->spec.sequences[s].shared ||
-           (s + 1 < c->spec.num_sequences && j < c->spec.sequences[s + 1].shared);
+    return j < case_sequence_at(&c->spec, s)->shared ||
+           (s + 1 < c->spec.num_sequences && j < case_sequence_at(&c->spec, s + 1)->shared);
 }
 
 void case_hint_run(const struct forward_case *c, int32_t s, int32_t *end, int32_t *length)
 {
     *length = 0;
-    for (*end = s + 1; *end < c->lengths.num_real_seqs && c->spec.sequences[*end].shared > 0;
-         ++*end)
-        if (*length == 0 || c->spec.sequences[*end].shared < *length)
-            *length = c->spec.sequences[*end].shared;
+    for (*end = s + 1;
+         *end < c->lengths.num_real_seqs && case_sequence_at(&c->spec, *end)->shared > 0; ++*end)
+        if (*length == 0 || case_sequence_at(&c->spec, *end)->shared < *length)
+            *length = case_sequence_at(&c->spec, *end)->shared;
 }
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */

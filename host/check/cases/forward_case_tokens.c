@@ -233,8 +233,9 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
 {
     int32_t kv_len = p->c->lengths.kv_len[p->s];
     int32_t first = (int32_t)case_sight(p->c, p->s, t).first_key;
-    if (first < p->c->spec.sequences[p->s].shared) /* those are planted where they come from */
-        first = p->c->spec.sequences[p->s].shared;
+    if (first <
+        case_sequence_at(&p->c->spec, p->s)->shared) /* those are planted where they come from */
+        first = case_sequence_at(&p->c->spec, p->s)->shared;
     bool planted = false;
     for (int32_t j = border; j <= border + 1; j++) {
         if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
@@ -381,7 +382,7 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
     if (case_is_expanded(&c->spec))
         case_latent_make(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
-        for (int32_t j = c->spec.sequences[s].shared; j < c->lengths.kv_len[s]; j++)
+        for (int32_t j = case_sequence_at(&c->spec, s)->shared; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 make_key(c, s, j, head);
         for (int32_t t = 0; t < c->lengths.q_len[s]; t++)
