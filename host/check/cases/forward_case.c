@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/cases/forward_case_private.h"
 
+#include "host/check/cases/operand_text.h"
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/round.h"
@@ -462,6 +463,14 @@ void forward_case_destroy(struct forward_case *c)
     free(c->pages);
     free(c->needles);
     free(c);
+}
+
+void forward_case_operands(const struct forward_case *c, char *text, size_t size)
+{
+    struct case_view view;
+    const struct case_place place = {.arena = c->memory, .device_type = c->device->type};
+    case_view_init(&view, c, &c->lengths, &place);
+    operand_text(view.operands, text, size);
 }
 
 const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head)

@@ -224,6 +224,9 @@ typedef void (*case_change)(void *ctx, attn_forward_args *args, const attn_tenso
 attn_status case_session_try(struct case_session *session, struct forward_case *c,
                              case_change change, void *ctx, attn_error *error);
 
+/* How those of its operands lie for the backend that are not dense (operand_text.h). */
+void forward_case_operands(const struct forward_case *c, char *text, size_t size);
+
 /* What all judgements of the case have compared. */
 const reference_report *forward_case_report(const struct forward_case *c);
 

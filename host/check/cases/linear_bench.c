@@ -197,8 +197,15 @@ bool linear_bench_judge(struct linear_bench *bench, bool whole)
 {
     char text[LINEAR_TEXT];
     bool good = linear_case_judge(bench->c, bench->session, whole, text, sizeof text);
-    if (!good)
-        linear_report(bench->run, bench->spec, ATTN_OK, text);
+    if (!good) {
+        struct check_run *run = bench->run;
+        bool is_first = run->code == CHECK_PASS;
+        linear_report(run, bench->spec, ATTN_OK, text);
+        size_t length = strlen(run->text);
+        linear_case_operands(bench->c, text, sizeof text);
+        if (is_first)
+            snprintf(run->text + length, sizeof run->text - length, "%s", text);
+    }
     return good;
 }
 

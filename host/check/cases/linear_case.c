@@ -4,6 +4,7 @@
  */
 #include "host/check/cases/linear_case.h"
 
+#include "host/check/cases/operand_text.h"
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
@@ -904,6 +905,11 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
     }
     free(before);
     return good;
+}
+
+void linear_case_operands(const struct linear_case *c, char *text, size_t size)
+{
+    operand_text(c->operands, text, size);
 }
 
 const reference_report *linear_case_report(const struct linear_case *c)

@@ -133,6 +133,9 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
 bool linear_case_judge(struct linear_case *c, struct case_session *session, bool whole, char *text,
                        size_t size);
 
+/* How those of its operands lie that are not dense (operand_text.h). */
+void linear_case_operands(const struct linear_case *c, char *text, size_t size);
+
 /* What all judgements of the case have compared. */
 const reference_report *linear_case_report(const struct linear_case *c);
 

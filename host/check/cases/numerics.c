@@ -3,7 +3,10 @@
 
 #include "host/base/error.h"
 
-enum { SPEC_TEXT = 600 };
+#include <stdio.h>
+#include <string.h>
+
+enum { SPEC_TEXT = 600, OPERANDS_TEXT = 400 };
 
 struct case_backend numerics_backend(const struct check_subject *subject,
                                      const attn_options *options)
@@ -77,6 +80,19 @@ void numerics_report(struct check_run *run, const struct case_spec *spec, attn_s
         check_fail(run, "%s; %s", text, what);
 }
 
+/* The spec, then how the operands lie. */
+static void report_case(struct check_run *run, const struct forward_case *c,
+                        const struct case_spec *spec, const struct case_verdict *verdict)
+{
+    char operands[OPERANDS_TEXT];
+    bool is_first = run->code == CHECK_PASS;
+    numerics_report(run, spec, verdict->status, verdict->text);
+    size_t length = strlen(run->text);
+    forward_case_operands(c, operands, sizeof operands);
+    if (is_first && run->code == CHECK_FAIL)
+        snprintf(run->text + length, sizeof run->text - length, "%s", operands);
+}
+
 struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
                                    const struct forward_case *base)
 {
@@ -89,8 +105,13 @@ struct forward_case *numerics_case(struct check_run *run, const struct case_spec
     attn_status status =
         base ? forward_case_create_variant(spec, base, &c, &error.base)
              : forward_case_create(spec, run->seed, run->subject->device, &c, &error.base);
-    if (status != ATTN_OK)
+    if (status != ATTN_OK) {
         numerics_report(run, spec, status, host_error_text(&error));
+        return c;
+    }
+    char operands[OPERANDS_TEXT]; /* for a crash */
+    forward_case_operands(c, operands, sizeof operands);
+    check_note(run, "%s%s", what, operands);
     return c;
 }
 
@@ -114,7 +135,7 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     struct case_verdict verdict;
     case_session_judge(session, c, &verdict);
     if (!verdict.good)
-        numerics_report(run, spec, verdict.status, verdict.text);
+        report_case(run, c, spec, &verdict);
     return verdict.good;
 }
 
@@ -133,6 +154,6 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
         return;
     forward_case_judge(c, &backend, how, &verdict);
     if (!verdict.good)
-        numerics_report(run, spec, verdict.status, verdict.text);
+        report_case(run, c, spec, &verdict);
     forward_case_destroy(c);
 }
