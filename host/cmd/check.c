@@ -62,10 +62,11 @@ static const struct option_row options[] = {
              "backend the suite makes the children that a composite needs and that no --option "
              "names (stand_in_1, stand_in_2 ...)"},
     {.name = "option",
-     .value = "KEY=VALUE",
+     .value = "[NAME.]KEY=VALUE",
      .kind = OPTION_LIST,
      .place = offsetof(struct check_params, options),
-     .help = "an option of the backends that declare it; may be repeated"},
+     .help = "an option of the backends that declare it, or of the child NAME, whose backend "
+             "NAME.type says where it is not NAME itself; may be repeated"},
     {.name = "filter",
      .value = "GLOB",
      .kind = OPTION_LIST,

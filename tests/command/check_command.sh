@@ -473,6 +473,18 @@ says 2 "an option that does not exist" "attnhost check: --option: backend.bad.x 
     -- "$attnhost" check --option x=1 "$fixtures/bad_nothing.so"
 says 2 "an option without a value" "attnhost check: --option 'x': accepted KEY=VALUE" \
     -- "$attnhost" check --option x "$fixtures/bad_nothing.so"
+says 2 "an option that a child does not have" \
+    "attnhost check: --option: backend.mine.x is not an option of backend type cpu_native" \
+    -- "$attnhost" check --with "$plugins/cpu_native.so" --option mine.type=cpu_native \
+    --option mine.x=1 "$plugins/hybrid.so"
+says 2 "an option of a child that there is not" \
+    "attnhost check: --option: backend.none.type = 'none' is not a known backend type" \
+    -- "$attnhost" check --with "$plugins/cpu_native.so" --option none.isa=generic \
+    "$plugins/hybrid.so"
+says 0 "options of children" "ok 2 - hybrid_phase/COMP-06.equal/1" \
+    -- "$attnhost" check --with "$plugins/cpu_native.so" --backend hybrid_phase \
+    --filter 'COMP-06.equal*' --option mine.type=cpu_native --option mine.isa=generic \
+    --option prefill=mine --option stand_in_1.isa=generic "$plugins/hybrid.so"
 says 2 "a report that cannot be written" "attnhost check: --output /none/x: " \
     -- "$attnhost" check --output /none/x "$fixtures/bad_nothing.so"
 says 77 "nothing that could be checked" "ok 1 - bad/COMP-01.needs_child # SKIP" \

@@ -39,6 +39,13 @@ struct check_child {
 /* Load the plugin and those of --with, define the backends with their options. */
 enum check_outcome child_open(struct check_child *child, host_error *error);
 
+/* Is an option of the command line for a child, `NAME.KEY=VALUE`? (child_named.c) */
+bool child_option_is_named(const char *option);
+
+/* Define all such names; `stand_in` is the type of children that the suite makes (NULL = none).
+ * CONFIG_ERROR for what is no backend or has no such option. */
+attn_status child_define_named(struct check_child *child, const char *stand_in, attn_error *error);
+
 /* The subject of this backend on this device ("cpu", "cuda:1"; "auto": one that it serves). NULL if
  * the plugin has no such backend; look at its `outcome`. */
 struct child_subject *child_subject(struct check_child *child, const char *backend,

@@ -113,6 +113,8 @@ static bool choose_options(const struct check_child *child, const attn_backend_t
     for (size_t o = 0; o < child->params->options.count; o++) {
         const char *option = child->params->options.items[o];
         size_t length = strcspn(option, "=");
+        if (child_option_is_named(option))
+            continue;
         if (!declares(type, option, length) && somebody_declares(child, option, length))
             continue;
         char *copy = strdup(option);
@@ -235,6 +237,11 @@ enum check_outcome child_open(struct check_child *child, host_error *error)
                       options->items[o]);
             outcome = CHECK_USAGE;
         }
+    if (outcome == CHECK_GOOD) {
+        const attn_backend_type *stand_in = find_stand_in(child);
+        outcome =
+            outcome_of(child_define_named(child, stand_in ? stand_in->name : NULL, &error->base));
+    }
     for (uint32_t s = 0; s < child->num_subjects && outcome == CHECK_GOOD; s++) {
         outcome = define(child, &child->subjects[s], error);
         if (outcome == CHECK_GOOD)
