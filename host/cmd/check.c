@@ -76,6 +76,11 @@ static const struct option_row options[] = {
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, fail_fast),
      .help = "stop at the first failure, one case after the other, numerics first"},
+    {.name = "quick",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct check_params, quick),
+     .help = "three cases of each check at most, spread over all of them: a first answer while a "
+             "backend is being written"},
     {.name = "list",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, list),
@@ -108,7 +113,8 @@ static const struct option_row options[] = {
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, profile),
      .help = "what must pass: core, paged-kv, mla, linear, quant-fp8, capture (default: core, "
-             "unless cases are left out by --filter, --fail-fast, --in-process or --replay)"},
+             "unless cases are left out by --filter, --fail-fast, --quick, --in-process or "
+             "--replay)"},
     {.name = "waivers",
      .value = "FILE",
      .kind = OPTION_TEXT,
@@ -180,7 +186,8 @@ static int open_output(struct inputs *inputs)
 /* Which profile the run is judged by; NULL = none: cases are left out on purpose. */
 static const char *profile_of(const struct check_params *params)
 {
-    bool whole = params->filters.count == 0 && !params->replay && !params->in_process;
+    bool whole =
+        params->filters.count == 0 && !params->replay && !params->in_process && !params->quick;
     return params->profile ? params->profile : whole ? check_groups_minimum() : NULL;
 }
 

@@ -109,6 +109,10 @@ tap_try "of which there is one" test "$(grep -c '^not ok' "$folder/out")" -eq 1
 says 0 "where nothing fails nothing is cut short" "1..27" \
     -- "$tool" check --fail-fast "$fixtures/bad_nothing.so"
 
+says 0 "of many cases a few" "# a sample of the cases: --quick" "1..3" \
+    -- "$tool" check --quick --filter 'INVAR-01.grid' "$fixtures/example_rows.so"
+said ok 'INVAR-01\.grid/0' "the first"
+said ok 'INVAR-01\.grid/[0-9][0-9]' "and others"
 says 1 "a segmentation fault in a forward" "# CRASH: signal 11 " "# where: before the forward" \
     -- "$tool" check "$fixtures/bad_forward_crashes.so"
 only_fails CAPS-02.forward

@@ -33,6 +33,7 @@ struct check_params {
     uint32_t jobs;       /* processes side by side; 0: as many as the machine is good for */
     bool list, in_process, exhaustive;
     bool fail_fast; /* nothing is run after the first failure */
+    bool quick;     /* of each check a few cases alone */
 };
 
 /* Release the lists. */

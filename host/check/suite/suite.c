@@ -318,11 +318,27 @@ static void run_one(struct suite *suite, const struct suite_case *what, int *hun
     suite_result_finish(&result);
 }
 
+/* With --quick: this many cases of a check at most, the first one and others spread over all. */
+enum { QUICK_CASES = 3 };
+
+/* The number of cases to run, and the index of one of them. */
+static int32_t sample_size(const struct suite *suite, int32_t count)
+{
+    return suite->params->quick && count > QUICK_CASES ? QUICK_CASES : count;
+}
+
+static int32_t sampled(int32_t n, int32_t size, int32_t count)
+{
+    return (int32_t)((int64_t)n * count / size);
+}
+
 static void run_cases(struct suite *suite, const char *backend, const char *device,
                       const struct check *check, int32_t count)
 {
     int hung = 0;
-    for (int32_t index = count < 0 ? -1 : 0; index < count || index < 0; index++) {
+    int32_t size = sample_size(suite, count);
+    for (int32_t n = count < 0 ? -1 : 0; n < size || n < 0; n++) {
+        int32_t index = n < 0 ? n : sampled(n, size, count);
         struct suite_case what = {.backend = backend,
                                   .check = check,
                                   .index = index,

@@ -33,6 +33,8 @@ static void write_head(const struct check_report *report, FILE *file)
         fprintf(file, "**Interrupted** by signal %d.\n\n", report->interrupted);
     if (report->cut)
         fputs("**Cut short** at the first failure (`--fail-fast`).\n\n", file);
+    if (report->params->quick)
+        fputs("A sample of the cases alone (`--quick`).\n\n", file);
     if (report->profile)
         fprintf(file, "Judged by profile `%s`.\n\n", report->profile);
     for (size_t b = 0; b < report->num_backends; b++)

@@ -55,6 +55,8 @@ void write_tap_end(const struct check_report *report, FILE *file)
         fputs(head, file);
     if (report->cut)
         fputs("# cut short at the first failure: --fail-fast\n", file);
+    if (report->params->quick)
+        fputs("# a sample of the cases: --quick\n", file);
     if (report->profile)
         fprintf(file, "# judged by profile %s\n", report->profile);
     if (report->refused)
