@@ -154,7 +154,7 @@ static struct spy {
 static void note_attend(const struct fake_cuda_launch *launch)
 {
     const cuda_fixture_params *p = launch->arguments[0];
-    if (p->num_seqs) {
+    if (p->counts) {
         if (spy.graph_rows < 64)
             spy.grids[spy.graph_rows] = launch->grid[0];
         spy.graph_rows++;
@@ -485,7 +485,7 @@ static void add_to_one_output(const struct fake_cuda_launch *launch)
 static void spoil_a_replay(const struct fake_cuda_launch *launch)
 {
     const cuda_fixture_params *p = launch->arguments[0];
-    if (p->num_seqs && spy.graph_rows == LAYERS * 3 + 4)
+    if (p->counts && spy.graph_rows == LAYERS * 3 + 4)
         spoil_output(launch, INFINITY);
 }
 
