@@ -99,7 +99,9 @@ static int is_for_tiles(const layer_call *call)
     if (group->window_left >= 0)
         return 0;
 #endif
-    return is_aligned(call) && keys->shape[0] > 0 && (group->logit_cap > 0 || group->sm_scale > 0);
+    /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
+    int has_scale = group->logit_cap > 0 ? group->sm_scale != 0 : group->sm_scale > 0;
+    return is_aligned(call) && keys->shape[0] > 0 && has_scale;
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
