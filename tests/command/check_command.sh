@@ -449,7 +449,7 @@ says 1 "it is replayed from its file" "not ok 3 - example_rows/INVAR-01.random" 
     -- "$attnhost" check --replay "$replay"
 plain_but_cap='; decoder extend, q [a-z0-9]* out [a-z0-9]* lse, heads 4/2, dim 64/64, '
 plain_but_cap=$plain_but_cap'kv.nhd/1 [a-z0-9]* unscaled page 16 contiguous, k, v saved, '
-plain_but_cap=$plain_but_cap'window -1, 0, cap [0-9]*, prefix+new [0-9+ ]*; rules:'
+plain_but_cap=$plain_but_cap'window -1, 0, cap [0-9]*, prefix+new [0-9+ ]*; \([a-z_]* \[[0-9, ]*\] strides \[[0-9, ]*\]; \)*rules:'
 tap_try "all but the cap was left out" grep -q -- "$plain_but_cap" "$folder/out"
 says 0 "a plugin that has the cap passes it" "ok 3 - example_rows/INVAR-01.random" "1..3" \
     -- "$attnhost" check --replay "$replay" "$folder/example_rows.so"

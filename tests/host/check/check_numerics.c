@@ -53,7 +53,9 @@ static struct tally run_check(const struct check *check, int32_t step)
     for (int32_t n = 0; n < count; n += step) {
         struct check_run run = {.subject = &f.subject, .check = check, .index = n};
         run.seed = seed_of(check, n);
+        GOOD(device_enter(f.subject.device, &failure.base)); /* as the suite's process does */
         check->run(&run);
+        device_leave(f.subject.device);
         tally.pass += run.code == CHECK_PASS;
         tally.skip += run.code == CHECK_SKIP;
         ck_assert_msg(run.code == CHECK_PASS || run.text[0], "%s.%s says nothing", check->rule,
