@@ -110,7 +110,7 @@ says 0 "where nothing fails nothing is cut short" "1..27" \
     -- "$tool" check --fail-fast "$fixtures/bad_nothing.so"
 
 says 0 "of many cases a few" "# a sample of the cases: --quick" "1..3" \
-    -- "$tool" check --quick --filter 'INVAR-01.grid' "$fixtures/example_rows.so"
+    -- "$attnhost" check --quick --filter 'INVAR-01.grid' "$folder/example_rows.so"
 said ok 'INVAR-01\.grid/0' "the first"
 said ok 'INVAR-01\.grid/[0-9][0-9]' "and others"
 says 1 "a segmentation fault in a forward" "# CRASH: signal 11 " "# where: before the forward" \

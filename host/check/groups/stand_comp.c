@@ -624,8 +624,8 @@ static void set_candidates(struct stand_scene *scene)
     for (int32_t c = 0; c < root->num_children; c++) {
         struct stand_leaf *leaf = &scene->leaves[root->child[c]];
         leaf->is_wrong = c == STAND_CHILDREN - 1;
-        for (int class = 0; class < STAND_CLASSES; class ++)
-            leaf->slow_classes |= (uint32_t)(root->choice[class] != c) << class;
+        for (int k = 0; k < STAND_CLASSES; k++)
+            leaf->slow_classes |= (uint32_t)(root->choice[k] != c) << k;
     }
 }
 
