@@ -468,7 +468,7 @@ START_TEST(test_figures_on_cpu)
         ck_assert_str_eq(run->layout, ATTN_LAYOUT_KV_NHD);
         ck_assert_double_eq(run->flops, entry->count.flop / (run->us.median * 1e-6));
         ck_assert_double_eq_tol(run->fraction, floor_s / (run->us.median * 1e-6), 1e-12);
-        ck_assert_uint_gt(run->calls, 1);
+        ck_assert_uint_ge(run->calls, 1); /* one where a call takes as long as a sample */
         for (size_t s = 0; s < run->samples.count; s++)
             sampled_us += run->samples.us[s] * run->calls; /* a sample is the mean of its calls */
     }
