@@ -47,8 +47,11 @@ static void gather_element(const struct fake_cuda_tensor_map *map, uint64_t i, c
 
 static void gather(const struct fake_cuda_launch *launch)
 {
-    const struct fake_cuda_tensor_map *map = launch->arguments[0];
-    cuda_pointer out = *(const cuda_pointer *)launch->arguments[1];
+    /* The fake keeps arguments one after the other, not each at its own alignment. */
+    struct fake_cuda_tensor_map copy;
+    const struct fake_cuda_tensor_map *map = memcpy(&copy, launch->arguments[0], sizeof copy);
+    cuda_pointer out;
+    memcpy(&out, launch->arguments[1], sizeof out);
     uint64_t count = 1;
     ck_assert_str_eq(map->magic, FAKE_CUDA_TENSOR_MAP);
     for (unsigned d = 0; d < map->rank; d++)
