@@ -32,9 +32,10 @@ extern "C" {
 
 /* ---- Version --------------------------------------------------------------------------------- */
 
-/* Until 1.0 is declared the ABI may still change; CHANGELOG.md names each change. */
+/* Until 1.0 is declared the ABI may still change; CHANGELOG.md names each change. Each 0.x is a
+ * version of its own, and a host takes plugins of no other. */
 #define ATTN_ABI_MAJOR 0u
-#define ATTN_ABI_MINOR 1u
+#define ATTN_ABI_MINOR 2u
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 

@@ -69,19 +69,24 @@ static attn_status resolve_entry(const struct loader_plugin *plugin, attn_plugin
 
 /* ---- Version --------------------------------------------------------------------------------- */
 
+/* Before 1.0 members change places from minor to minor, and nothing adapts them. */
+static attn_status adopt_current(const attn_plugin *answer, attn_plugin *table, attn_error *error)
+{
+    if (ATTN_ABI_MAJOR == 0 && answer->abi_minor != ATTN_ABI_MINOR)
+        return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
+                         "it is built for ABI 0.%u; accepted: 0.%u, for until 1.0 each minor "
+                         "version is one of its own",
+                         answer->abi_minor, ATTN_ABI_MINOR);
+    *table = *answer;
+    return ATTN_OK;
+}
+
 /* One row for each ABI major that the host drives. `adopt` makes today's table of what the entry
  * of that major filled in; an older major gets a file loader_v<major>.c and a row here. */
 struct adapter {
     uint32_t major;
     attn_status (*adopt)(const attn_plugin *answer, attn_plugin *table, attn_error *error);
 };
-
-static attn_status adopt_current(const attn_plugin *answer, attn_plugin *table, attn_error *error)
-{
-    (void)error;
-    *table = *answer;
-    return ATTN_OK;
-}
 
 static const struct adapter adapters[] = {{ATTN_ABI_MAJOR, adopt_current}};
 
@@ -128,7 +133,8 @@ static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn 
         return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
                          "%s: chose ABI major %u; accepted: %u..%u", plugin->file, answer.abi_major,
                          host.abi_major_min, host.abi_major_max);
-    return adapter->adopt(&answer, &plugin->table, error);
+    status = adapter->adopt(&answer, &plugin->table, error);
+    return status == ATTN_OK ? status : host_fail_prefix(error, "%s", plugin->file);
 }
 
 /* ---- Record ---------------------------------------------------------------------------------- */

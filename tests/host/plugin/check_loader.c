@@ -228,6 +228,8 @@ START_TEST(versions)
     assert_says("accepted: 0..0");
     assert_refused(fixture("fixture_forced_major"), ATTN_INCOMPATIBLE_VERSION,
                    "chose ABI major 4242; accepted: 0..0");
+    assert_refused(fixture("bad_entry_older"), ATTN_INCOMPATIBLE_VERSION,
+                   "bad_entry_older.so: it is built for ABI 0.1; accepted: 0.2");
 }
 END_TEST
 
