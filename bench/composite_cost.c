@@ -519,7 +519,7 @@ static void measure_plugin(const char *file)
         fail("the file is no plugin of this ABI");
     for (uint32_t b = 0; b < plugin.num_backends; b++) {
         const attn_backend_type *type;
-        if (plugin.describe(b, &type, NULL) == ATTN_OK && type->flags & ATTN_TYPE_COMPOSITE)
+        if (plugin.describe(b, &type, NULL) == ATTN_OK && type->flags & ATTN_BACKEND_COMPOSITE)
             measure_type(type);
     }
 }

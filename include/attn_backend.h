@@ -149,14 +149,14 @@ typedef struct attn_backend_ops {
 
 /* attn_backend_type.flags */
 enum {
-    ATTN_TYPE_NEEDS_HOST_LENS = 1 << 0, /* the host arrays of a batch must be given */
-    ATTN_TYPE_COMPOSITE = 1 << 1        /* serves through children (BACKEND_REF options) */
+    ATTN_BACKEND_NEEDS_HOST_LENS = 1 << 0, /* the host arrays of a batch must be given */
+    ATTN_BACKEND_COMPOSITE = 1 << 1        /* serves through children (BACKEND_REF options) */
 };
 
 /* A kind of backend. It lies in the plugin's static storage, with all that it points to. */
 struct attn_backend_type {
     uint32_t struct_size;
-    uint32_t flags;   /* ATTN_TYPE_* */
+    uint32_t flags;   /* ATTN_BACKEND_* */
     const char *name; /* [a-z][a-z0-9_]*, unique in a host */
     const char *doc;  /* one line, never NULL */
     uint32_t num_options;

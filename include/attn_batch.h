@@ -7,9 +7,10 @@
  *
  * Arrays of a batch come as a pair of pointers. `device` lies in the memory of the instance's
  * device and is what kernels read; `host` is for planning, and may be NULL unless the backend type
- * declares ATTN_TYPE_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid only
- * during init_forward_metadata, device arrays until the stream has passed the batch's last forward.
- * For GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
+ * declares ATTN_BACKEND_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid
+ * only during init_forward_metadata, device arrays until the stream has passed the batch's last
+ * forward. For GRAPH metadata the device arrays have the same addresses at every
+ * init_forward_metadata.
  *
  * Below, S = num_seqs and T = num_tokens. The values of an indptr are absolute row numbers
  * and need not start at 0, so that a slice of a batch is a batch.

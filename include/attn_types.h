@@ -91,17 +91,19 @@ typedef uint32_t attn_dtype;
 
 #define ATTN_DTYPE(code, bits) ((attn_dtype)(code) | (attn_dtype)(bits) << 8 | (attn_dtype)1u << 16)
 
+/* Each is its ATTN_DTYPE(), written as one number: a cast or a call of a macro would be lost on
+ * those who read the headers for other languages. */
 #define ATTN_DTYPE_NONE 0u
-#define ATTN_I32        ATTN_DTYPE(0, 32)
-#define ATTN_I64        ATTN_DTYPE(0, 64)
-#define ATTN_U8         ATTN_DTYPE(1, 8)
-#define ATTN_U16        ATTN_DTYPE(1, 16)
-#define ATTN_F16        ATTN_DTYPE(2, 16)
-#define ATTN_F32        ATTN_DTYPE(2, 32)
-#define ATTN_F64        ATTN_DTYPE(2, 64)
-#define ATTN_BF16       ATTN_DTYPE(4, 16)
-#define ATTN_FP8_E4M3   ATTN_DTYPE(10, 8) /* OCP FP8 e4m3fn: no infinity, largest finite 448 */
-#define ATTN_FP8_E5M2   ATTN_DTYPE(12, 8) /* OCP FP8 e5m2: infinities, largest finite 57344 */
+#define ATTN_I32        0x12000u
+#define ATTN_I64        0x14000u
+#define ATTN_U8         0x10801u
+#define ATTN_U16        0x11001u
+#define ATTN_F16        0x11002u
+#define ATTN_F32        0x12002u
+#define ATTN_F64        0x14002u
+#define ATTN_BF16       0x11004u
+#define ATTN_FP8_E4M3   0x1080au /* OCP FP8 e4m3fn: no infinity, largest finite 448 */
+#define ATTN_FP8_E5M2   0x1080cu /* OCP FP8 e5m2: infinities, largest finite 57344 */
 
 /* ---- Devices --------------------------------------------------------------------------------- */
 

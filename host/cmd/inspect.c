@@ -55,12 +55,12 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
     for (uint32_t i = 0; i < type->num_layouts; i++)
         printf(" %s", type->layouts[i]);
     printf("\n  lengths on the host: %s\n",
-           type->flags & ATTN_TYPE_NEEDS_HOST_LENS ? "needed" : "not needed");
+           type->flags & ATTN_BACKEND_NEEDS_HOST_LENS ? "needed" : "not needed");
     printf("  options of [backend.NAME] with type = %s:%s\n", type->name,
            type->num_options ? "" : " none");
     for (uint32_t i = 0; i < type->num_options; i++)
         print_option(attn_at(type->options, i));
-    if (type->flags & ATTN_TYPE_COMPOSITE)
+    if (type->flags & ATTN_BACKEND_COMPOSITE)
         puts("  a composite: it can do what its children can");
     else if (probe_find(host, type, &probe))
         probe_print(host, type, &probe, stdout);

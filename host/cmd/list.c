@@ -40,7 +40,7 @@ static const struct option_row options[] = {
 static void state_of(const attnhost *host, const attn_backend_type *type, char *text, size_t size)
 {
     char why[320];
-    if (type->flags & ATTN_TYPE_COMPOSITE)
+    if (type->flags & ATTN_BACKEND_COMPOSITE)
         snprintf(text, size, "usable, a composite");
     else if (probe_here(host, type, why, sizeof why))
         snprintf(text, size, "usable");
@@ -157,7 +157,7 @@ static void print_others(const attnhost *host, const struct matrix_column *colum
             continue;
         bool told = c < num_columns && columns[c].name == info.type->name;
         c += told;
-        if (told || !(info.type->flags & ATTN_TYPE_COMPOSITE) == composite)
+        if (told || !(info.type->flags & ATTN_BACKEND_COMPOSITE) == composite)
             continue;
         printf("%s`%s`", separator, info.type->name);
         separator = ", ";

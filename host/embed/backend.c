@@ -150,7 +150,7 @@ static attn_status note_answers(attnhost_backend *backend, attn_error *error)
                          backend->root->name, backend->index_forms);
     uint32_t count = compose_num_nodes(backend->root);
     for (uint32_t n = 0; n < count; n++)
-        if (compose_node_at(backend->root, n)->type->type->flags & ATTN_TYPE_NEEDS_HOST_LENS)
+        if (compose_node_at(backend->root, n)->type->type->flags & ATTN_BACKEND_NEEDS_HOST_LENS)
             backend->needs_host_lens = 1;
     return ATTN_OK;
 }

@@ -286,7 +286,7 @@ static attn_status build(const struct composer *composer, const struct registry_
     node->context.threads = composer->threads;
     node->context.name = node->name;
     services_init(&node->services, &node->context);
-    if (type->type->flags & ATTN_TYPE_COMPOSITE) {
+    if (type->type->flags & ATTN_BACKEND_COMPOSITE) {
         node->services.child_query = child_query;
         node->services.child_create = child_create;
     }

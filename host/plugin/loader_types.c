@@ -87,12 +87,13 @@ static attn_status check_children(const char *file, const attn_backend_type *typ
         const attn_option *option = attn_at(type->options, o);
         refs += option->type == ATTN_OPTION_BACKEND_REF;
     }
-    int composite = (type->flags & ATTN_TYPE_COMPOSITE) != 0;
+    int composite = (type->flags & ATTN_BACKEND_COMPOSITE) != 0;
     if (composite == (refs > 0))
         return ATTN_OK;
-    return host_fail(error, ATTN_INTERNAL,
-                     "%s: backend type %s %s ATTN_TYPE_COMPOSITE, but has %d backend-ref options",
-                     file, type->name, composite ? "declares" : "does not declare", refs);
+    return host_fail(
+        error, ATTN_INTERNAL,
+        "%s: backend type %s %s ATTN_BACKEND_COMPOSITE, but has %d backend-ref options", file,
+        type->name, composite ? "declares" : "does not declare", refs);
 }
 
 static attn_status check_type(const char *file, uint32_t index, const attn_backend_type *type,

@@ -368,7 +368,7 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
         status = attnhost_type(selector->host, i, &info, selector->error);
         if (status || is_candidate(phase, info.type->name))
             continue;
-        bool composite = info.type->flags & ATTN_TYPE_COMPOSITE;
+        bool composite = info.type->flags & ATTN_BACKEND_COMPOSITE;
         status = add_candidate(selector, phase, info.type->name,
                                composite ? SELECT_COMPOSITE : SELECT_PRESENT,
                                composite ? "a composite, used only when it is named" : NULL);

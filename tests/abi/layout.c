@@ -30,3 +30,18 @@
     LAYOUT_ASSERT(sizeof(type) == (0 sum), #type " has implicit padding");
 
 #include "layout_table.inc"
+
+/* The data types are written as numbers: each is what ATTN_DTYPE() makes of DLPack's code and bits.
+ */
+#define LAYOUT_DTYPE(name, code, bits)                                                             \
+    LAYOUT_ASSERT(ATTN_##name == ATTN_DTYPE(code, bits), #name " is not " #code ", " #bits);
+LAYOUT_DTYPE(I32, 0, 32)
+LAYOUT_DTYPE(I64, 0, 64)
+LAYOUT_DTYPE(U8, 1, 8)
+LAYOUT_DTYPE(U16, 1, 16)
+LAYOUT_DTYPE(F16, 2, 16)
+LAYOUT_DTYPE(F32, 2, 32)
+LAYOUT_DTYPE(F64, 2, 64)
+LAYOUT_DTYPE(BF16, 4, 16)
+LAYOUT_DTYPE(FP8_E4M3, 10, 8)
+LAYOUT_DTYPE(FP8_E5M2, 12, 8)

@@ -77,8 +77,7 @@ changed()
     fi
 }
 
-changed ATTN_BF16 's/ATTN_DTYPE(4, 16)/ATTN_DTYPE(5, 16)/'
-changed ATTN_F32 's/(attn_dtype)(bits) << 8/(attn_dtype)(bits) << 4/'
+changed ATTN_BF16 's/\(ATTN_BF16 *\)0x11004u/\10x11005u/'
 changed ATTN_LAYOUT_KV_NHD 's,"kv.nhd/1","kv.nhd/2",'
 changed ATTN_LAYOUT_MLA_LATENT_FP8 's,"mla.latent_fp8/1","mla.latent_fp8/2",'
 changed ATTN_MAX_DIMS 's/ATTN_MAX_DIMS 6u/ATTN_MAX_DIMS 8u/'

@@ -15,7 +15,7 @@ struct case_backend numerics_backend(const struct check_subject *subject,
                                    .options = options ? options : subject->options,
                                    .services = subject->services};
     for (uint32_t n = 0; n < compose_num_nodes(subject->node); n++)
-        if (compose_node_at(subject->node, n)->type->type->flags & ATTN_TYPE_NEEDS_HOST_LENS)
+        if (compose_node_at(subject->node, n)->type->type->flags & ATTN_BACKEND_NEEDS_HOST_LENS)
             backend.needs_host_lens = true;
     return backend;
 }

@@ -58,7 +58,7 @@ static struct borders find_borders(accepts_value accepts, void *ctx)
 static bool is_refusal(const struct check_subject *subject, attn_status status)
 {
     return status == ATTN_UNSUPPORTED || status == ATTN_INVALID_ARGUMENT ||
-           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_TYPE_COMPOSITE);
+           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_BACKEND_COMPOSITE);
 }
 
 /* What is beyond a border is refused by create. */

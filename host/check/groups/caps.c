@@ -29,7 +29,7 @@ enum {
 static bool is_refusal(const struct check_subject *subject, attn_status status)
 {
     return status == ATTN_UNSUPPORTED ||
-           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_TYPE_COMPOSITE);
+           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_BACKEND_COMPOSITE);
 }
 
 /* ---- CAPS-01: the same answer ---------------------------------------------------------------- */

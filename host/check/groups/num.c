@@ -205,7 +205,7 @@ static void run_positionless(struct check_run *run)
         set_position_rule(&posed.group, which);
         attn_status status = run->subject->type->query(
             run->subject->type, options, run->subject->services, &posed.problem, &verdict, NULL);
-        bool child = run->subject->type->flags & ATTN_TYPE_COMPOSITE;
+        bool child = run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
         if (status != ATTN_INVALID_ARGUMENT && !(child && status == ATTN_CHILD_FAILED))
             check_fail(run,
                        "query of cross attention with %s gives %s, supported %u: accepted "

@@ -48,7 +48,7 @@ bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
                 const host_error *error, const char *what)
 {
     bool by_child = status == ATTN_CHILD_FAILED && run->subject->type &&
-                    run->subject->type->flags & ATTN_TYPE_COMPOSITE;
+                    run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
     if (status != wanted && !by_child) {
         check_fail(run, "%s: %s (%s): accepted %s", what, host_status_name(status),
                    host_error_text(error), host_status_name(wanted));

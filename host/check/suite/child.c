@@ -108,7 +108,7 @@ static bool fake_has_kernels(const char *backend)
 /* Why the check cannot be made on this subject; NULL = it can. */
 static const char *misses(const struct check_subject *subject, const struct check *check)
 {
-    if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_TYPE_COMPOSITE))
+    if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_BACKEND_COMPOSITE))
         return "the backend is not a composite";
     if (check->needs & CHECK_NEEDS_CUDA && subject->device->type != ATTN_DEVICE_CUDA)
         return "the backend is checked on the CPU; accepted: a CUDA device";

@@ -138,7 +138,7 @@ static const attn_backend_type *find_stand_in(const struct check_child *child)
     const attn_backend_type *own = NULL;
     for (uint32_t t = 0; t < registry->num_types; t++) {
         const struct registry_type *known = &registry->types[t];
-        if (known->type->flags & ATTN_TYPE_COMPOSITE)
+        if (known->type->flags & ATTN_BACKEND_COMPOSITE)
             continue;
         if (known->plugin != registry->plugins[child->plugin])
             return known->type;

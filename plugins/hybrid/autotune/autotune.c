@@ -447,7 +447,7 @@ static const attn_backend_ops ops = {
 
 const attn_backend_type autotune_type = {
     .struct_size = sizeof autotune_type,
-    .flags = ATTN_TYPE_COMPOSITE,
+    .flags = ATTN_BACKEND_COMPOSITE,
     .name = "autotune",
     .doc = "the fastest of several backends for each phase, batch size and length, as measured",
     .num_options = NUM_OPTIONS,

@@ -267,7 +267,7 @@ static const attn_backend_ops ops = {
 
 const attn_backend_type hybrid_linear_type = {
     .struct_size = sizeof hybrid_linear_type,
-    .flags = ATTN_TYPE_COMPOSITE,
+    .flags = ATTN_BACKEND_COMPOSITE,
     .name = "hybrid_linear",
     .doc = "full-attention layers by one backend, linear layers by another",
     .num_options = NUM_OPTIONS,

@@ -149,7 +149,7 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
 
 const attn_backend_type hybrid_phase_type = {
     .struct_size = sizeof hybrid_phase_type,
-    .flags = ATTN_TYPE_COMPOSITE,
+    .flags = ATTN_BACKEND_COMPOSITE,
     .name = "hybrid_phase",
     .doc = "prefill by one backend, decode by another",
     .num_options = sizeof options_declared / sizeof options_declared[0],

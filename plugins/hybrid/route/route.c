@@ -93,7 +93,7 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
 
 const attn_backend_type route_type = {
     .struct_size = sizeof route_type,
-    .flags = ATTN_TYPE_COMPOSITE,
+    .flags = ATTN_BACKEND_COMPOSITE,
     .name = "route",
     .doc = "an ordered table of layers, phases, batch sizes and lengths, and the backend of each",
     .num_options = ROUTE_NUM_OPTIONS,

@@ -170,7 +170,8 @@ START_TEST(every_composite_has_rows)
         ck_assert_int_eq(plugin.describe(b, &type, NULL), ATTN_OK);
         for (int c = 0; c < num_composites; c++)
             found |= strcmp(composites[c].name, type->name) == 0;
-        ck_assert_msg(found || !(type->flags & ATTN_TYPE_COMPOSITE), "%s has no rows", type->name);
+        ck_assert_msg(found || !(type->flags & ATTN_BACKEND_COMPOSITE), "%s has no rows",
+                      type->name);
     }
 }
 END_TEST
@@ -314,7 +315,7 @@ static void type_size(void)
 
 static void type_flags(void)
 {
-    ck_assert_uint_eq(composite->flags, ATTN_TYPE_COMPOSITE);
+    ck_assert_uint_eq(composite->flags, ATTN_BACKEND_COMPOSITE);
 }
 
 static void type_texts(void)

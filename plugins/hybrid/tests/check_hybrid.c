@@ -786,7 +786,7 @@ START_TEST(entry_and_describe)
     ck_assert_uint_eq(given.plugin.num_backends, 4);
     ck_assert_int_eq(given.plugin.describe(0, &type, &error), ATTN_OK);
     ck_assert_ptr_eq(type, &hybrid_phase_type);
-    ck_assert_uint_eq(type->flags, ATTN_TYPE_COMPOSITE);
+    ck_assert_uint_eq(type->flags, ATTN_BACKEND_COMPOSITE);
     ck_assert_int_eq(given.plugin.describe(4, &type, &error), ATTN_INVALID_ARGUMENT);
     host.abi_major_min = host.abi_major_max = ATTN_ABI_MAJOR + 1;
     ck_assert_int_eq(attn_plugin_entry(&host, &given.plugin, &error), ATTN_INCOMPATIBLE_VERSION);

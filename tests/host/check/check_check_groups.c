@@ -80,7 +80,7 @@ static bool may_skip(const struct check *check)
 static void pass_check(const struct check *check)
 {
     if ((check->needs & CHECK_NEEDS_CUDA && subject.device->type != ATTN_DEVICE_CUDA) ||
-        (check->needs & CHECK_NEEDS_CHILD && !(subject.type->flags & ATTN_TYPE_COMPOSITE)))
+        (check->needs & CHECK_NEEDS_CHILD && !(subject.type->flags & ATTN_BACKEND_COMPOSITE)))
         return;
     for (int32_t index = 0; index < count_cases(check); index++) {
         struct check_run run = run_case(check, index);

@@ -42,7 +42,7 @@ static void find_backends(attnhost *host)
     char text[PAIRS_TEXT];
     for (uint32_t t = 0; t < host->registry.num_types && num_backends < MAX_BACKENDS; t++) {
         const attn_backend_type *type = host->registry.types[t].type;
-        if (!(type->flags & ATTN_TYPE_COMPOSITE) && pairs_serves(&place, type->name, 0, text))
+        if (!(type->flags & ATTN_BACKEND_COMPOSITE) && pairs_serves(&place, type->name, 0, text))
             backends[num_backends++] = type->name;
     }
 }
