@@ -13,7 +13,7 @@
  *
  *   attnhost_create            make a host
  *   attnhost_load_plugin       give it plugins
- *   attnhost_query             ask before anything is allocated
+ *   attnhost_select            ask which backends serve a model, or about one by attnhost_query
  *   attnhost_compose           once per model
  *   attnhost_metadata_create   once, for the largest batch
  *   loop: attnhost_init_forward_metadata   once per batch
@@ -61,6 +61,7 @@ extern "C" {
 typedef struct attnhost attnhost;
 typedef struct attnhost_backend attnhost_backend;
 typedef struct attnhost_metadata attnhost_metadata;
+typedef struct attnhost_selection attnhost_selection;
 
 /* ---- Host ------------------------------------------------------------------------------------ */
 
@@ -196,6 +197,139 @@ attn_status attnhost_device_init(attn_device *device, int32_t type, int32_t id, 
  * missing child; INTERNAL if the answer contradicts itself. [host-reader] */
 attn_status attnhost_query(const attnhost *host, const char *name, const attn_problem *problem,
                            attn_verdict *verdict, attn_error *error);
+
+/* ---- Selection ------------------------------------------------------------------------------- */
+
+/* What is to be served: the text of a Hugging Face config.json, or layer groups. Set the one, leave
+ * the other 0. */
+typedef struct attnhost_model {
+    uint32_t struct_size;
+    uint32_t num_groups;
+    const attn_layer_group *groups; /* array; kv_scale_granularity is not read (kv_cache.k_scale) */
+    const char *config;             /* `config_length` bytes */
+    uint64_t config_length;
+    const char *name;        /* for messages, and for people; NULL = "model" */
+    int32_t max_encoder_len; /* with groups: tokens that an encoder reads at most; 0 = none */
+    uint32_t reserved;       /* 0 */
+} attnhost_model;
+
+/* attnhost_candidate.state */
+enum {
+    ATTNHOST_CAN_SERVE = 0,    /* the only one without reasons */
+    ATTNHOST_CANNOT_SERVE = 1, /* asked: its own reasons */
+    ATTNHOST_EXCLUDED = 2,     /* a rule takes it out, so it was not asked */
+    ATTNHOST_ABSENT = 3        /* not asked: not installed, a composite, options that are wrong */
+};
+
+/* One reason for a no. Strings are never NULL. */
+typedef struct attnhost_reason {
+    uint32_t struct_size;
+    uint32_t code;          /* ATTN_REASON_*; 0 = no backend gave it */
+    const char *code_name;  /* "HEAD_DIM"; else "RULE", "NOT_INSTALLED", "COMPOSITE", "NO_ANSWER" */
+    const char *field;      /* "head_dim" */
+    const char *with_field; /* of a COMBINATION; else "" */
+    const char *child;      /* of CHILD_REJECTED: whose reason it is; else "" */
+    const char *got;        /* "192" */
+    const char *accepted;   /* "64, 128" */
+    const char *text;       /* all of it: "head_dim 192: accepted 64, 128" */
+    const char *rule;       /* of RULE: the rule's name; else "" */
+} attnhost_reason;
+
+/* A backend that was thought of for a phase. */
+typedef struct attnhost_candidate {
+    uint32_t struct_size;
+    uint32_t state; /* ATTNHOST_CAN_SERVE ... */
+    const char *name;
+    const char *what;            /* what it is, for people; "" = the rules do not know it */
+    const char *aliases;         /* other names that it is known by, "fa3, flash"; or "" */
+    const attn_verdict *verdict; /* of a yes, with `reasons` NULL; else NULL */
+    const attnhost_reason *reasons;
+    uint32_t num_reasons;
+    uint32_t reserved; /* 0 */
+} attnhost_candidate;
+
+/* Who serves a phase of a layer group. */
+typedef struct attnhost_phase {
+    uint32_t struct_size;
+    int32_t chosen;    /* index of a candidate; -1 = none */
+    int32_t preferred; /* of `auto`: what it would be if all it looks for were installed; -1 */
+    uint32_t num_candidates;
+    const char *name;                     /* "prefill", "decode" */
+    const char *wanted;                   /* what was asked for: "auto" or a name */
+    const char *why;                      /* the rule or the setting that led to the candidates */
+    const attnhost_candidate *candidates; /* in the order in which they are tried */
+} attnhost_phase;
+
+/* What is done for a layer group. */
+typedef struct attnhost_group {
+    uint32_t struct_size;
+    int32_t unit; /* index of the unit that serves it; -1 = nothing does */
+    const attn_layer_group *group;
+    const char *layers;          /* "0-3,5" */
+    const char *what;            /* "softmax decoder, 32 query heads, ..." */
+    const char *kv_layout;       /* layout id; NULL = no cache, or no unit */
+    const char *state_layout;    /* layout id; NULL = no state, or no unit */
+    uint32_t decode_graph_level; /* ATTN_GRAPH_* of decode batches; NEVER without unit or decode */
+    uint32_t num_phases;         /* encoders have prefill alone */
+    const attnhost_phase *phases;
+} attnhost_group;
+
+/* What is to be composed: attnhost_compose(host, backend, problems, num_problems, ...), and then
+ * metadata within problems->bounds. */
+typedef struct attnhost_unit {
+    uint32_t struct_size;
+    uint32_t modes;               /* ATTN_MODE_BIT set that its groups were asked for */
+    const char *backend;          /* a name that the host knows from now on */
+    const char *type;             /* "hybrid_phase", "hybrid_linear" where two were joined; else */
+                                  /* `backend` */
+    const attn_problem *problems; /* one for each of its groups */
+    const uint32_t *groups;       /* their indices in attnhost_selection.groups, ascending */
+    uint32_t num_problems;
+    uint32_t reserved; /* 0 */
+} attnhost_unit;
+
+/* Which backend serves which layers in which phase, and why no other: all that `attnhost explain`
+ * prints. Arrays are walked by attn_at(). */
+struct attnhost_selection {
+    uint32_t struct_size;
+    int32_t status; /* ATTN_OK: all layers are served; on a simulated platform, they would be; */
+                    /* UNSUPPORTED, DEPENDENCY_MISSING: some are not */
+    const char *message; /* why not; "" */
+    attn_device device;
+    const char *device_name;  /* "cpu", "cuda sm90" */
+    const char *device_note;  /* why `auto` took this device and not the one before it; or NULL */
+    const char *simulated;    /* the platform in the place of a real one; or NULL */
+    const char *model;        /* its name */
+    const char *architecture; /* "LlamaForCausalLM"; "groups" */
+    attn_dtype dtype;         /* of queries, new keys and values */
+    int32_t max_context_len;  /* tokens */
+    uint32_t num_layers;
+    uint32_t num_groups;
+    uint32_t num_units;
+    uint32_t reserved; /* 0 */
+    const attnhost_group *groups;
+    const attnhost_unit *units;
+    const char *notes; /* lines for people, each with its '\n'; mostly "" */
+};
+
+/* Choose backends for a model, as `attnhost run` does. `settings` are texts "section.key=value" of
+ * the ini (`attnhost run --print-config` lists them), of the sections platform (which device, or
+ * which one to simulate), attention (names; `auto` is the default), kv_cache (page_size, dtype,
+ * layout; of k_scale and v_scale, which an fp8 cache needs, only how many there are), workload
+ * (max_running_requests, chunked_prefill_size, mixed: the bounds of batches), cuda_graph (for the
+ * notes), and model.dtype, model.max_context_len. Backends that the host has defined can be named;
+ * routes are defined by attnhost_configure_text(), and named "routes".
+ *
+ * ATTN_OK for a no as well: see (*selection)->status. CONFIG_ERROR for a wrong setting, an unknown
+ * backend or architecture; INVALID_ARGUMENT for groups that cannot be looked at. Pairs of backends
+ * that are chosen for the two phases are defined in the host. The model is read only during the
+ * call. [host-thread] */
+attn_status attnhost_select(attnhost *host, const attnhost_model *model,
+                            const char *const *settings, uint32_t num_settings,
+                            const attnhost_selection **selection, attn_error *error);
+
+/* Free a selection with all that it points to. NULL is accepted. [any-thread] */
+void attnhost_selection_destroy(const attnhost_selection *selection);
 
 /* ---- Backends -------------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@
 #include "host/cmd/exit_codes.h"
 #include "host/select/open_host.h"
 #include "host/select/routes.h"
-#include "host/select/select.h"
+#include "host/select/told.h"
 
 struct values {
     bool json;
@@ -44,11 +44,10 @@ static bool add_notes(const char *notes, cJSON *tree)
     return good;
 }
 
-static int show_json(const struct config *config, const struct selection *selection,
-                     const char *notes)
+static int show_json(const struct config *config, const attnhost_selection *told)
 {
-    cJSON *tree = select_to_json(selection);
-    bool good = tree && routes_add_json(config, tree) && add_notes(notes, tree);
+    cJSON *tree = told_to_json(told);
+    bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree);
     char *text = good ? cJSON_Print(tree) : NULL;
     if (text)
         puts(text);
@@ -59,58 +58,54 @@ static int show_json(const struct config *config, const struct selection *select
     return text ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 
-static int show(const attnhost *host, const struct config *config,
-                const struct selection *selection, bool json)
+static int show(const struct config *config, const attnhost_selection *told, bool json)
 {
-    strbuf notes;
-    strbuf_init(&notes);
-    routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
-                         "the model's context; in a run, its longest request's", &notes);
     int code = EXIT_GOOD;
     if (json) {
-        code = show_json(config, selection, strbuf_text(&notes));
+        code = show_json(config, told);
     } else {
         routes_print(config, stdout);
-        fputs(strbuf_text(&notes), stdout);
-        select_print(selection, stdout);
+        fputs(told->notes, stdout);
+        told_print(told, stdout);
     }
-    strbuf_finish(&notes);
+    if (told->status)
+        fprintf(stderr, "attnhost explain: %s\n", told->message);
+    return told->status ? exit_code_of(told->status) : code;
+}
+
+/* Model, platform and selection of a configuration whose host is open; the configuration's owner
+ * from now on. */
+static int explain(attnhost *host, struct config *config, bool json)
+{
+    host_error error;
+    struct model *model = NULL;
+    const attnhost_selection *told = NULL;
+    host_error_init(&error);
+    attn_status status = model_create(config, &model, &error.base);
+    if (status)
+        config_destroy(config);
+    else
+        status = told_select(host, config, model, &told, &error.base);
+    if (status)
+        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
+    int code = status ? exit_code_of(status) : show(config, told, json);
+    attnhost_selection_destroy(told);
     return code;
 }
 
-/* Model, platform and selection of a configuration whose host is open. */
-static int explain(attnhost *host, const struct config *config, bool json)
-{
-    host_error error;
-    attn_device device;
-    struct model *model = NULL;
-    struct selection *selection = NULL;
-    host_error_init(&error);
-    attn_status status = model_create(config, &model, &error.base);
-    if (!status)
-        status = select_create_here(host, config, model, &device, &selection, &error.base);
-    int shown = selection ? show(host, config, selection, json) : EXIT_GOOD;
-    /* Elsewhere the rules' choice is an answer, installed here or not. */
-    if (status && config->platform.simulate && selection && select_is_settled(selection))
-        status = ATTN_OK;
-    if (status)
-        fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
-    select_destroy(selection);
-    model_destroy(model);
-    return status ? exit_code_of(status) : shown;
-}
-
-static int open_and_explain(const struct arguments *arguments, const struct config *config)
+static int open_and_explain(const struct arguments *arguments, struct config *config)
 {
     const struct values *values = arguments->values;
     host_error error;
     attnhost *host = NULL;
     host_error_init(&error);
     int code = exit_code_of(open_host(config, &host, &error.base));
-    if (code != EXIT_GOOD)
+    if (code != EXIT_GOOD) {
         arguments_complain(arguments, "%s", host_error_text(&error));
-    else
+        config_destroy(config);
+    } else {
         code = explain(host, config, values->json);
+    }
     attnhost_destroy(host);
     return code;
 }
@@ -120,8 +115,7 @@ static int run(struct arguments *arguments)
     struct config *config = NULL;
     int code = arguments_load_config(arguments, arguments->target, &config);
     if (code == EXIT_GOOD)
-        code = open_and_explain(arguments, config);
-    config_destroy(config);
+        return open_and_explain(arguments, config);
     return code;
 }
 

@@ -33,15 +33,10 @@ static const attn_problem *problem_at(const attn_problem *problems, uint32_t ind
     return attn_at(problems, index);
 }
 
-static attn_status check_sizes(const attn_problem *problem, attn_error *error)
+static attn_status check_dims(const attn_layer_group *group, attn_error *error)
 {
-    const attn_layer_group *group = problem->group;
-    attn_status status = EMBED_CHECK_SIZE(problem->device, attn_device, l2_bytes, "device", error);
-    if (status == ATTN_OK)
-        status = EMBED_CHECK_SIZE(group, attn_layer_group, sparse, "group", error);
-    if (status == ATTN_OK)
-        status = EMBED_CHECK_SIZE(problem->bounds, attn_bounds, max_kv_tokens, "bounds", error);
-    if (status == ATTN_OK && group->mla)
+    attn_status status = ATTN_OK;
+    if (group->mla)
         status = EMBED_CHECK_SIZE(group->mla, attn_mla_dims, nope_dim, "group.mla", error);
     if (status == ATTN_OK && group->linear)
         status =
@@ -50,6 +45,26 @@ static attn_status check_sizes(const attn_problem *problem, attn_error *error)
         status =
             EMBED_CHECK_SIZE(group->sparse, attn_sparse_dims, label_dtype, "group.sparse", error);
     return status;
+}
+
+attn_status embed_check_group(const attn_layer_group *group, attn_error *error)
+{
+    attn_status status = EMBED_CHECK_SIZE(group, attn_layer_group, sparse, "group", error);
+    if (status == ATTN_OK)
+        status = check_dims(group, error);
+    if (status != ATTN_OK)
+        return status;
+    if (group->num_layers == 0 || !group->layers)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "no layers; accepted: 1 or more");
+    return EMBED_CHECK_SIZE(group->layers, attn_layer, kv_buffer, "layers[0]", error);
+}
+
+static attn_status check_parts(const attn_problem *problem, attn_error *error)
+{
+    attn_status status = EMBED_CHECK_SIZE(problem->device, attn_device, l2_bytes, "device", error);
+    if (status == ATTN_OK)
+        status = EMBED_CHECK_SIZE(problem->bounds, attn_bounds, max_kv_tokens, "bounds", error);
+    return status == ATTN_OK ? embed_check_group(problem->group, error) : status;
 }
 
 static attn_status check_problem(const attn_problem *problem, uint32_t index, attn_error *error)
@@ -61,13 +76,7 @@ static attn_status check_problem(const attn_problem *problem, uint32_t index, at
                                              : NULL;
     if (missing)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: %s is NULL", index, missing);
-    attn_status status = check_sizes(problem, error);
-    if (status != ATTN_OK)
-        return host_fail_prefix(error, "problem %u", index);
-    if (group->num_layers == 0 || !group->layers)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: no layers; accepted: 1 or more",
-                         index);
-    if (EMBED_CHECK_SIZE(group->layers, attn_layer, kv_buffer, "layers[0]", error) != ATTN_OK)
+    if (check_parts(problem, error) != ATTN_OK)
         return host_fail_prefix(error, "problem %u", index);
     if (problem->num_features > 0 && !problem->features)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "problem %u: features is NULL", index);

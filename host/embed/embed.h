@@ -54,6 +54,10 @@ struct attnhost_backend {
 attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,
                                  attn_error *error);
 
+/* Is a layer group of the engine one that can be read, with its dimensions and layers?
+ * INVALID_ARGUMENT. */
+attn_status embed_check_group(const attn_layer_group *group, attn_error *error);
+
 /* INVALID_ARGUMENT where a struct of the engine ends before `member`, the last that it must have:
  * its struct_size was not set, or it is another struct. `what` names it. */
 #define EMBED_CHECK_SIZE(pointer, type, member, what, error)                                       \

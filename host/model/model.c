@@ -180,13 +180,18 @@ static int32_t find_kv_group(struct model *model, uint32_t holds)
     return (int32_t)model->num_kv_groups++;
 }
 
+static void set_pointers(attn_layer_group *group, const struct model_spec *spec)
+{
+    group->mla = spec->mla.struct_size ? &spec->mla : NULL;
+    group->linear = spec->linear.struct_size ? &spec->linear : NULL;
+    group->sparse = spec->sparse.struct_size ? &spec->sparse : NULL;
+}
+
 /* The spec's group with its pointers set. One slot space serves window and global layers alike. */
 static attn_layer_group spec_group(struct model *model, const struct model_spec *spec)
 {
     attn_layer_group group = spec->group;
-    group.mla = spec->mla.struct_size ? &spec->mla : NULL;
-    group.linear = spec->linear.struct_size ? &spec->linear : NULL;
-    group.sparse = spec->sparse.struct_size ? &spec->sparse : NULL;
+    set_pointers(&group, spec);
     group.kv_group = 0;
     if (model_group_has_kv(&group)) {
         group.kv_group = find_kv_group(
@@ -267,15 +272,80 @@ struct model *model_new(const char *name, const char *architecture)
     return model;
 }
 
+/* A copy of a sized struct as this host knows it; what the other side has no word for is 0. */
+static void copy_sized(void *to, const void *from, size_t size)
+{
+    uint32_t given = *(const uint32_t *)from, told = (uint32_t)size;
+    memset(to, 0, size);
+    memcpy(to, from, given < size ? given : size);
+    memcpy(to, &told, sizeof told);
+}
+
+/* The engine's group with its own layers; `mla` ... are room for what its pointers point to. */
+static bool copy_given_group(struct model *model, const attn_layer_group *given)
+{
+    struct model_spec spec;
+    memset(&spec, 0, sizeof spec);
+    copy_sized(&spec.group, given, sizeof spec.group);
+    if (given->mla)
+        copy_sized(&spec.mla, given->mla, sizeof spec.mla);
+    if (given->linear)
+        copy_sized(&spec.linear, given->linear, sizeof spec.linear);
+    if (given->sparse)
+        copy_sized(&spec.sparse, given->sparse, sizeof spec.sparse);
+    set_pointers(&spec.group, &spec);
+    attn_layer_group *group = &model->groups[model->num_groups];
+    attn_layer *layers = calloc(given->num_layers, sizeof *layers);
+    if (!layers || !group_copy(&spec.group, group)) {
+        free(layers);
+        return false;
+    }
+    for (uint32_t l = 0; l < given->num_layers; l++)
+        copy_sized(&layers[l], attn_at(given->layers, l), sizeof *layers);
+    group->kv_scale_granularity = ATTN_SCALE_NONE;
+    group->layers = layers;
+    group->num_layers = given->num_layers;
+    model->num_layers += given->num_layers;
+    model->num_groups++;
+    return true;
+}
+
+attn_status model_create_groups(const char *name, const attn_layer_group *groups, uint32_t count,
+                                const struct config *config, int32_t max_encoder_len,
+                                struct model **out, attn_error *error)
+{
+    struct model *model = model_new(name, "groups");
+    bool good = model && (model->groups = calloc(count, sizeof *model->groups));
+    for (uint32_t g = 0; g < count && good; g++)
+        good = copy_given_group(model, attn_at(groups, g));
+    if (!good) {
+        model_destroy(model);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for a model", name);
+    }
+    model->dtype = config->model.dtype;
+    model->max_context_len = config->model.max_context_len ? (int32_t)config->model.max_context_len
+                                                           : MODEL_DEFAULT_CONTEXT;
+    model->max_encoder_len = max_encoder_len;
+    model_settle_forms(model, config);
+    *out = model;
+    return ATTN_OK;
+}
+
+void model_settle_forms(struct model *model, const struct config *config)
+{
+    bool expanded = config->attention.mla_prefill == CONFIG_MLA_EXPANDED;
+    for (uint32_t g = 0; expanded && g < model->num_groups; g++)
+        if (model->groups[g].kind == ATTN_KIND_MLA)
+            model->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+}
+
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
 {
     attn_status status = config->model.config
                              ? model_create_hf(config->model.config, config, model, error)
                              : model_create_ini(config, model, error);
-    bool expanded = status == ATTN_OK && config->attention.mla_prefill == CONFIG_MLA_EXPANDED;
-    for (uint32_t g = 0; expanded && g < (*model)->num_groups; g++)
-        if ((*model)->groups[g].kind == ATTN_KIND_MLA)
-            (*model)->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    if (status == ATTN_OK)
+        model_settle_forms(*model, config);
     return status;
 }
 

@@ -84,6 +84,16 @@ attn_status model_create_hf_text(const char *text, size_t length, const char *na
                                  const struct config *config, struct model **model,
                                  attn_error *error);
 
+/* Of an engine's own groups, which can be looked at (embed_check_group()): copies, with the
+ * engine's ids, buffers and KV groups. It is for questions alone: layers, kv_groups and buffers
+ * stay empty. `config` gives dtype and max_context_len, and the form of latent layers. */
+attn_status model_create_groups(const char *name, const attn_layer_group *groups, uint32_t count,
+                                const struct config *config, int32_t max_encoder_len,
+                                struct model **model, attn_error *error);
+
+/* The modes that latent layers are called for in the expanded form: attention.mla_prefill. */
+void model_settle_forms(struct model *model, const struct config *config);
+
 /* NULL is accepted. */
 void model_destroy(struct model *model);
 

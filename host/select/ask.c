@@ -402,13 +402,13 @@ static attn_status add_named(struct selector *selector, struct select_phase *pha
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-/* The backend type of a candidate's name, which may be a section's or, not installed, an alias. */
-static const char *type_of(const struct selector *selector, const char *name)
+const char *select_type_name(const struct selector *selector, const char *name)
 {
     const struct config_backend *section = config_backend(selector->config, name);
+    const struct compose_definition *defined = composer_find(&selector->host->composer, name);
     const struct rule *alias = rules_alias(selector->selection->rules, name);
-    if (section)
-        return section->type;
+    if (section || defined)
+        return section ? section->type : defined->type;
     return alias && !select_find_type(selector->host, name) ? alias->name : name;
 }
 
@@ -420,7 +420,7 @@ static void apply_rules(struct selector *selector, const attn_layer_group *group
     const struct rule_facts facts = facts_of(selector, group);
     for (uint32_t i = 0; i < phase->num_candidates; i++) {
         struct select_candidate *candidate = &phase->candidates[i];
-        const char *type = type_of(selector, candidate->name);
+        const char *type = select_type_name(selector, candidate->name);
         candidate->known = rules_backend(rules, type);
         candidate->excluded = rules_exclusion(rules, &facts, type);
         if (candidate->excluded)

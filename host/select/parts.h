@@ -26,6 +26,10 @@ attn_status select_no_memory(struct selector *selector);
 /* The loaded backend type of this name, or NULL. */
 const attn_backend_type *select_find_type(const attnhost *host, const char *name);
 
+/* The backend type of a name: of a section or definition, else of a type or, where that is not
+ * installed, of an alias. */
+const char *select_type_name(const struct selector *selector, const char *name);
+
 /* What the user wants for a phase of a group: phase->wanted and phase->key. */
 void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
                         uint32_t index, struct select_phase *phase);

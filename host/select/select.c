@@ -187,9 +187,8 @@ static attn_status take(struct selector *selector, uint32_t group, const char *n
     allowed &= both.layouts;
     *taken = !status && allowed != 0;
     if (*taken) {
-        const struct config_backend *section = config_backend(selector->config, type);
         uint32_t layout = select_preferred_layout(
-            select_find_type(selector->host, section ? section->type : type), layers, allowed);
+            select_find_type(selector->host, select_type_name(selector, type)), layers, allowed);
         chosen->kv_layout = model_group_has_kv(layers) ? layouts[layout] : NULL;
         chosen->state_layout = model_group_has_state(layers) ? layouts[layout] : NULL;
         chosen->verdict = both.verdict;

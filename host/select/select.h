@@ -21,8 +21,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include <cjson/cJSON.h>
-
 #include "attnhost.h"
 #include "host/config/config.h"
 #include "host/model/model.h"
@@ -125,6 +123,10 @@ const char *select_uncapturable(const struct selection *selection);
 /* "prefill", "decode". */
 const char *select_phase_name(uint32_t phase);
 
+/* "head_dim" and "HEAD_DIM" of ATTN_FIELD_* and ATTN_REASON_*; "?" for unknown ones. */
+const char *select_field_name(uint32_t field);
+const char *select_code_name(uint32_t code);
+
 /* "head_dim 192: accepted 64, 128", with the child's name in front where it is a child's. Cut to
  * `size`. */
 void select_reason_text(const attn_reason *reason, char *text, size_t size);
@@ -135,11 +137,5 @@ void select_exclusion_text(const struct select_candidate *candidate, char *text,
 
 /* One line for each choice: "layers 0-3 prefill, decode: cpu_native (cpu)". For `run`. */
 void select_print_choices(const struct selection *selection, FILE *file);
-
-/* Everything: device, model, groups, each candidate with its reasons. For `explain`. */
-void select_print(const struct selection *selection, FILE *file);
-
-/* The same as JSON; NULL when memory ran out. The caller deletes it. */
-cJSON *select_to_json(const struct selection *selection);
 
 #endif /* HOST_SELECT_SELECT_H */

@@ -78,4 +78,13 @@ example falcon_h1 cpu_linear cpu_native example_rows
 example minimax cpu_linear cpu_native example_rows
 example lfm2 cpu_linear cpu_native example_rows
 example deepseek_v3 cpu_native second
+# select.c: what it makes is what run takes.
+made=$("$ATTNHOST_TEST_BUILDDIR/tests/command/select" "$top/examples/models/qwen3_next.json" \
+    "$ATTNHOST_TEST_PLUGIN_DIR" platform.device=cpu model.max_context_len=512 2>&1)
+case $made in
+*"not cpu_linear: kind softmax: accepted linear [LAYER_KIND]"*"made cpu_native-with-cpu_linear for 2 groups: "*)
+    tap_ok "select chooses for qwen3_next" ;;
+*)
+    tap_not_ok "select chooses for qwen3_next" "$made" ;;
+esac
 tap_end

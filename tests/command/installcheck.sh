@@ -106,6 +106,8 @@ tap_try "example_rows did the work" grep -q '"example_rows' result.json
 
 tap_try "embed.c builds" $compiler -O2 -o embed embed.c $(pkg-config --cflags --libs attnhost) -lm
 tap_try "embed runs" ./embed
+tap_try "select.c builds" $compiler -O2 -o select select.c $(pkg-config --cflags --libs attnhost)
+tap_try "select chooses" ./select models/deepseek_v3.json platform.device=cpu
 tap_try "embed_cuda.c builds" \
     $compiler -O2 -o embed_cuda embed_cuda.c $(pkg-config --cflags --libs attnhost) -lm -ldl
 output=$(./embed_cuda 2>&1 </dev/null)

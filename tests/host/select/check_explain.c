@@ -13,7 +13,7 @@
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
-#include "host/select/select.h"
+#include "host/select/told.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
 
@@ -96,6 +96,16 @@ static void choose(struct scene *scene, const char *model, const char *platform)
                                   &scene->selection, &scene->error.base);
     ck_assert_msg(scene->selection != NULL, "%s on %s: %s", model, platform,
                   host_error_text(&scene->error));
+}
+
+/* The scene's selection in the words of attnhost.h. */
+static const attnhost_selection *tell(struct scene *scene)
+{
+    const attnhost_selection *told = NULL;
+    attn_status status = told_create(scene->host, scene->config, scene->selection, scene->status,
+                                     host_error_text(&scene->error), &told, &scene->error.base);
+    ck_assert_int_eq(status, ATTN_OK);
+    return told;
 }
 
 static void end_choice(struct scene *scene)
@@ -338,11 +348,13 @@ START_TEST(every_rejection_has_code_got_and_accepted)
             load_real(scene.host);
             choose(&scene, models[m], platforms[p]);
             snprintf(where, sizeof where, "%s on %s", models[m], platforms[p]);
-            cJSON *json = select_to_json(scene.selection);
+            const attnhost_selection *told = tell(&scene);
+            cJSON *json = told_to_json(told);
             cJSON_ArrayForEach(group, cJSON_GetObjectItem(json, "groups"))
                 cJSON_ArrayForEach(phase, cJSON_GetObjectItem(group, "phases")) seen +=
                 check_candidates(phase, where);
             cJSON_Delete(json);
+            attnhost_selection_destroy(told);
             tear_down(&scene);
         }
     ck_assert_int_gt(seen, 1000);
@@ -364,7 +376,9 @@ static char *explain_all(const char *model)
         load_real(scene.host);
         choose(&scene, model, platforms[p]);
         fprintf(file, "%s==== %s on %s ====\n", p ? "\n" : "", model, platforms[p]);
-        select_print(scene.selection, file);
+        const attnhost_selection *told = tell(&scene);
+        told_print(told, file);
+        attnhost_selection_destroy(told);
         tear_down(&scene);
     }
     fclose(file);
@@ -431,7 +445,7 @@ START_TEST(no_context_is_made)
                                      &scene.selection, &scene.error.base);
         ck_assert_msg(scene.status == ATTN_OK, "%s", host_error_text(&scene.error));
         ck_assert_str_eq(select_backend(scene.selection, 0, SELECT_DECODE), "triton_like");
-        cJSON_Delete(select_to_json(scene.selection));
+        attnhost_selection_destroy(tell(&scene));
         tear_down(&scene);
         fake.get_live(&live);
         ck_assert_uint_eq(live.contexts, 0);

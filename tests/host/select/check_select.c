@@ -11,7 +11,7 @@
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
-#include "host/select/select.h"
+#include "host/select/told.h"
 #include "tests/tools/test_main.h"
 
 /* ---- One selection --------------------------------------------------------------------------- */
@@ -454,7 +454,11 @@ START_TEST(json_tells_all)
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
                   "[platform]\nsimulate = sm90\n");
-    cJSON *json = select_to_json(scene.selection);
+    const attnhost_selection *told = NULL;
+    ck_assert_int_eq(told_create(scene.host, scene.config, scene.selection, scene.status, "", &told,
+                                 &scene.error.base),
+                     ATTN_OK);
+    cJSON *json = told_to_json(told);
     char *text = cJSON_PrintUnformatted(json);
     ck_assert_ptr_nonnull(strstr(text, "\"code\":\"HEAD_DIM\""));
     ck_assert_ptr_nonnull(strstr(text, "\"accepted\":\"64, 128\""));
@@ -465,7 +469,8 @@ START_TEST(json_tells_all)
     char *printed = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&printed, &size);
-    select_print(scene.selection, file);
+    told_print(told, file);
+    attnhost_selection_destroy(told);
     select_print_choices(scene.selection, file);
     fclose(file);
     ck_assert_ptr_nonnull(strstr(printed, "fa3_like: cannot serve\n"));
