@@ -12,7 +12,8 @@
  *   attn_services.h  options, and what the host does for a plugin
  *   attn_backend.h   backend types, instances, metadata
  *
- * docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
+ * attn_plugin_util.h has what most plugins would otherwise write again: it includes this one and is
+ * no part of the contract. docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
  *
  * Rationale for one function instead of data: dlsym of data is not portable, and a call lets both
  * sides agree on a version before either reads a table.

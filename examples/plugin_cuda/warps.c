@@ -12,15 +12,11 @@
  */
 #include "warps.h"
 
-#include "plugins/common/copy_sized.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/operands.h"
 #include "plugins/common/plugin_entry.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/region.h"
-#include "plugins/common/verdict.h"
 
 #include <string.h>
 
@@ -34,7 +30,6 @@ static const cuda_image images[] = {CUDA_IMAGE(warps_kernels)};
 
 enum {
     INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE,
-    ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
     MASKS = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
     USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
     NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
@@ -45,8 +40,9 @@ enum {
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
-static const problem_limits limits = {
+static const attn_util_limits limits = {
     .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
     .mask_kinds = {MASKS, "0..3"},
     .uses = {USES, "0..60/4"},
     .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
@@ -56,14 +52,14 @@ static const problem_limits limits = {
 static const cuda_dtypes dtypes = {.fp8_cache = 0, .f32_out = 1};
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static void check_group(const attn_layer_group *group, attn_verdict *verdict)
 {
     if (group->kind != ATTN_KIND_SOFTMAX)
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(group->kind));
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(group->kind));
     if (group->attn_type != ATTN_TYPE_DECODER)
-        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s", verdict_attn_type_name(group->attn_type));
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s", attn_util_attn_type_name(group->attn_type));
     if (group->head_dim < 1 || group->head_dim > WARPS_MAX_DIM)
         REFUSE(HEAD_DIM, HEAD_DIM, "1..512", "%d", group->head_dim);
     if (group->v_head_dim < 1 || group->v_head_dim > WARPS_MAX_DIM)
@@ -77,13 +73,13 @@ static void check_group(const attn_layer_group *group, attn_verdict *verdict)
 static attn_status check_sense(const attn_problem *problem, const attn_layer_group *group,
                                attn_error *error)
 {
-    attn_status status = problem_require_layers(group, error);
+    attn_status status = attn_util_require_layers(group, error);
     if (status != ATTN_OK || group->kind != ATTN_KIND_SOFTMAX)
         return status;
-    status = problem_require_softmax(group, error);
+    status = attn_util_require_softmax(group, error);
     if (status == ATTN_OK && problem->page_size < 1)
-        status = plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
-                                   "page_size %d: accepted 1 and more", problem->page_size);
+        status = attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
+                                      "page_size %d: accepted 1 and more", problem->page_size);
     return status;
 }
 
@@ -97,29 +93,29 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
     attn_bounds bounds;
     attn_device device;
     attn_verdict verdict;
-    attn_status status = problem_read(given, &problem, &group, &bounds, &device, error);
+    attn_status status = attn_util_read_problem(given, &problem, &group, &bounds, &device, error);
     if (status == ATTN_OK)
         status = check_sense(&problem, &group, error);
     if (status == ATTN_OK && !answer)
-        status = plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+        status = attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     if (status != ATTN_OK)
         return status;
-    verdict_begin(answer, &verdict);
+    attn_util_verdict_begin(answer, &verdict);
     cuda_codes_check(WARPS_CODES, &device, &verdict);
     check_group(&group, &verdict);
-    problem_check_layers(&limits, &group, &verdict);
+    attn_util_check_layers(&limits, &group, &verdict);
     cuda_check_dtypes(&dtypes, &problem, &group, &verdict);
     cuda_check_scales(&dtypes, &problem, &group, &verdict);
-    problem_check_kv_layout(&problem, &verdict);
-    problem_check_bounds(&limits, &bounds, &verdict);
-    problem_check_needs(&limits, &problem, &verdict);
+    attn_util_check_kv_layout(&problem, &verdict);
+    attn_util_check_bounds(&limits, &bounds, &verdict);
+    attn_util_check_needs(&limits, &problem, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
         verdict.notes = NOTES;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 16;
     }
-    verdict_end(&verdict, answer);
+    attn_util_verdict_end(&verdict, answer);
     return ATTN_OK;
 }
 
@@ -149,13 +145,13 @@ static void destroy(attn_instance *instance)
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    instance_layer *layers = (instance_layer *)(instance->groups + instance->num_groups);
-    instance_layer *next = layers;
+    attn_util_layer *layers = (attn_util_layer *)(instance->groups + instance->num_groups);
+    attn_util_layer *next = layers;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const attn_problem *problem = attn_at(problems, i);
         cuda_group_init(&instance->groups[i], problem);
         instance->groups[i].layers = next;
-        attn_status status = instance_list_layers(problem->group, layers, &next, error);
+        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;
     }
@@ -187,16 +183,18 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     (void)type;
     const cuda_api *cuda = NULL;
     attn_status status =
-        instance_require_arguments(problems, num_problems, services, instance, error);
+        attn_util_require_create(problems, num_problems, services, instance, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&warps_type, options, services, attn_at(problems, i), error);
+        status =
+            attn_util_require_support(&warps_type, options, services, attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cuda_api_get(&cuda, error);
     if (status != ATTN_OK)
         return status;
-    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(cuda_group) +
-                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(instance_layer);
-    attn_instance *made = instance_allocate(services, size, error);
+    uint64_t size =
+        sizeof(attn_instance) + num_problems * sizeof(cuda_group) +
+        (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(attn_util_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,
@@ -232,9 +230,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
-    attn_status status = region_read_bounds(kind, given, bounds, error);
+    attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
-        status = problem_require_known_bounds(&limits, bounds, error);
+        status = attn_util_require_known_bounds(&limits, bounds, error);
     memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);
     sizes[COUNTS] = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0;
     sizes[HOST] = sizeof(attn_metadata) + instance->num_groups * sizeof(attn_kv_batch);
@@ -249,7 +247,7 @@ static attn_status metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status != ATTN_OK)
         return status;
-    region_clear_size(size);
+    attn_util_clear_size(size);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         size->size[region] = sizes[region];
         size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
@@ -265,9 +263,11 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind, const
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status == ATTN_OK && sizes[COUNTS])
-        status = region_check(memory, COUNTS, "device metadata", sizes[COUNTS], ALIGNMENT, error);
+        status = attn_util_check_region(memory, COUNTS, "device metadata", sizes[COUNTS], ALIGNMENT,
+                                        error);
     if (status == ATTN_OK)
-        status = region_check(memory, HOST, "host metadata", sizes[HOST], ALIGNMENT, error);
+        status =
+            attn_util_check_region(memory, HOST, "host metadata", sizes[HOST], ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
@@ -289,7 +289,7 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
                                          attn_stream stream, attn_error *error)
 {
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     const attn_instance *instance = metadata->instance;
     return cuda_plan_take(&metadata->plan, instance->cuda, instance->groups, sizeof(cuda_group),
                           instance->num_groups, batch, stream, error);
@@ -299,7 +299,7 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
 
 /* The layer's group and itself; NULL = not of this instance. */
 static const cuda_group *find_layer(const attn_instance *instance, int32_t layer_id,
-                                    const instance_layer **layer)
+                                    const attn_util_layer **layer)
 {
     for (uint32_t i = 0; i < instance->num_groups; i++)
         for (uint32_t n = 0; n < instance->groups[i].num_layers; n++)
@@ -352,19 +352,19 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
 {
     warps_call call;
     attn_forward_args args;
-    const instance_layer *layer = NULL;
+    const attn_util_layer *layer = NULL;
     if (!metadata || !given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     const cuda_plan *plan = &metadata->plan;
     attn_status status = cuda_plan_check_forward(plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(plan))
         return status;
     const cuda_group *group = find_layer(metadata->instance, layer_id, &layer);
     if (!group)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                 "layer_id %d is not of this instance", layer_id);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                    "layer_id %d is not of this instance", layer_id);
     const attn_kv_batch *kv = &plan->kv[group - metadata->instance->groups];
-    COPY_SIZED(&args, given);
+    ATTN_UTIL_READ(&args, given);
     status = cuda_operands_take(group, layer, plan, kv, &args, &call.operands, error);
     if (status != ATTN_OK)
         return status;
@@ -401,7 +401,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = metadata_destroy,
     .forward_extend = forward_extend,
     .forward_decode = forward_decode,
-    .get_extension = plugin_no_extension,
+    .get_extension = attn_util_no_extension,
 };
 
 static const attn_backend_type warps_type = {
@@ -418,7 +418,7 @@ static const attn_backend_type warps_type = {
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
     static const attn_backend_type *const types[] = {&warps_type};
-    return plugin_describe(types, 1, index, type, error);
+    return attn_util_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

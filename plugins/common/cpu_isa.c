@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cpu_isa.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 const char *const cpu_isa_choices[4] = {
     [CPU_ISA_AUTO] = "auto",
@@ -42,10 +41,10 @@ attn_status cpu_isa_choose(const cpu_isa_build *builds, size_t count, int32_t is
         *kernels = builds[i].kernels;
         return ATTN_OK;
     }
-    return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_CPU_ISA,
-                             "option isa: this processor or this build has no %s: "
-                             "accepted auto, generic",
-                             isa == CPU_ISA_AVX512 ? "avx512" : "avx2");
+    return attn_util_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_CPU_ISA,
+                                "option isa: this processor or this build has no %s: "
+                                "accepted auto, generic",
+                                isa == CPU_ISA_AVX512 ? "avx512" : "avx2");
 }
 
 static int is_built(const cpu_isa_build *builds, size_t count, int32_t isa)
@@ -63,14 +62,14 @@ void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
         [CPU_ISA_AVX2] = ATTN_CPU_AVX2, [CPU_ISA_AVX512] = ATTN_CPU_AVX2 | ATTN_CPU_AVX512};
     uint32_t needed = flags[isa];
     if (!is_built(builds, count, isa))
-        verdict_refuse(verdict, ATTN_REASON_DEPENDENCY, ATTN_FIELD_OPTION,
-                       "isa = auto, isa = generic", "isa = %s",
-                       needed & ATTN_CPU_AVX512 ? "avx512" : "avx2");
+        attn_util_refuse(verdict, ATTN_REASON_DEPENDENCY, ATTN_FIELD_OPTION,
+                         "isa = auto, isa = generic", "isa = %s",
+                         needed & ATTN_CPU_AVX512 ? "avx512" : "avx2");
     if (device->type != ATTN_DEVICE_CPU)
-        verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cpu", "%s",
-                       device->type == ATTN_DEVICE_CUDA ? "cuda" : "unknown");
+        attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cpu", "%s",
+                         device->type == ATTN_DEVICE_CUDA ? "cuda" : "unknown");
     if ((device->cpu_isa & needed) != needed)
-        verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_CPU_ISA,
-                       needed & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",
-                       device->cpu_isa);
+        attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_CPU_ISA,
+                         needed & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",
+                         device->cpu_isa);
 }

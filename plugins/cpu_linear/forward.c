@@ -5,8 +5,7 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/batch.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -43,8 +42,9 @@ static attn_status run_heads(linear_call *call, int decode, attn_error *error)
     const int64_t tasks = TASKS_OF_WORKER * (int64_t)services->num_workers;
     call->num_blocks = (int64_t)call->metadata->num_seqs * call->group->num_blocks;
     call->task_blocks = decode && call->num_blocks > tasks ? call->num_blocks / tasks : 1;
-    return batch_run_tasks(services, (call->num_blocks + call->task_blocks - 1) / call->task_blocks,
-                           heads_task, call, error);
+    return attn_util_run_tasks(services,
+                               (call->num_blocks + call->task_blocks - 1) / call->task_blocks,
+                               heads_task, call, error);
 }
 
 static int64_t conv_blocks(const linear_group *group)
@@ -65,9 +65,9 @@ static attn_status inputs_task(void *arg, int64_t task, uint32_t worker)
 
 static attn_status run_inputs(linear_call *call, attn_error *error)
 {
-    return batch_run_tasks(call->instance->services,
-                           call->metadata->num_seqs * conv_blocks(call->group), inputs_task, call,
-                           error);
+    return attn_util_run_tasks(call->instance->services,
+                               call->metadata->num_seqs * conv_blocks(call->group), inputs_task,
+                               call, error);
 }
 
 /* Rows of padding: their output has to be finite. */
@@ -85,8 +85,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
 {
     linear_call call;
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
-    attn_status status = batch_check_forward(metadata->planned, metadata->mode, decode, error);
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+    attn_status status = attn_util_check_forward(metadata->planned, metadata->mode, decode, error);
     if (status != ATTN_OK || metadata->mode == ATTN_MODE_IDLE)
         return status;
     status = linear_call_init(&call, metadata, layer_id, args, error);

@@ -4,10 +4,7 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/instance.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <string.h>
@@ -77,8 +74,8 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         attn_layer_group from;
         attn_linear_dims dims;
         const attn_problem *problem = attn_at(problems, i);
-        COPY_SIZED(&from, problem->group);
-        COPY_SIZED(&dims, from.linear);
+        ATTN_UTIL_READ(&from, problem->group);
+        ATTN_UTIL_READ(&dims, from.linear);
         linear_group_init(&instance->groups[i], problem, &from, &dims);
         instance->groups[i].layers = next;
         for (uint32_t n = 0; n < from.num_layers; n++) {
@@ -87,8 +84,8 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
                 if (*other == id)
                     id = -1;
             if (id < 0)
-                return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                         "a layer_id twice, or below 0");
+                return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                            "a layer_id twice, or below 0");
             *next++ = id;
         }
     }
@@ -106,21 +103,22 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
     linear_options read;
     const void *kernels = NULL;
     attn_status status =
-        instance_require_arguments(problems, num_problems, services, instance, error);
+        attn_util_require_create(problems, num_problems, services, instance, error);
     if (status == ATTN_OK)
-        status = instance_require_groups(num_problems, MAX_GROUPS, error);
+        status = attn_util_require_groups(num_problems, MAX_GROUPS, error);
     if (status == ATTN_OK)
         status = linear_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&cpu_linear_type, options, services, attn_at(problems, i), error);
+        status = attn_util_require_support(&cpu_linear_type, options, services,
+                                           attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cpu_isa_choose(linear_builds, linear_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
 
     uint64_t size = sizeof(attn_instance) + num_problems * sizeof(linear_group) +
-                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(int32_t);
-    attn_instance *made = instance_allocate(services, size, error);
+                    (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(int32_t);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,

@@ -7,7 +7,7 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/region.h"
+#include "attn_plugin_util.h"
 
 enum { ALIGNMENT = 64 };
 
@@ -45,7 +45,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t *scratch, uint64_t *host,
                            attn_error *error)
 {
-    attn_status status = region_read_eager_bounds(kind, given, bounds, error);
+    attn_status status = attn_util_read_eager_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
         status = linear_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -64,7 +64,7 @@ attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
     if (status != ATTN_OK)
         return status;
-    region_tell_size(size, scratch, host, ALIGNMENT);
+    attn_util_tell_size(size, scratch, host, ALIGNMENT);
     return ATTN_OK;
 }
 
@@ -76,7 +76,7 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     uint64_t scratch, host;
     attn_status status = measure(instance, kind, given, &bounds, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = region_check_told(memory, scratch, host, ALIGNMENT, error);
+        status = attn_util_check_told(memory, scratch, host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[METADATA];

@@ -5,11 +5,10 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/operand.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 static attn_status find_layer(linear_call *call, int32_t layer_id, attn_error *error)
 {
@@ -25,16 +24,16 @@ static attn_status find_layer(linear_call *call, int32_t layer_id, attn_error *e
 
 /* ---- One operand ----------------------------------------------------------------------------- */
 
-static attn_status get(const attn_forward_args *args, uint32_t role, operand_form form,
+static attn_status get(const attn_forward_args *args, uint32_t role, attn_util_form form,
                        const attn_tensor **operand, attn_error *error)
 {
     form.device_type = ATTN_DEVICE_CPU;
-    return operand_get(args, role, &form, operand, error);
+    return attn_util_operand(args, role, &form, operand, error);
 }
 
 /* An operand of `rows` rows or more. */
 static attn_status get_rows(const linear_call *call, const attn_forward_args *args, uint32_t role,
-                            operand_form form, const attn_tensor **operand, attn_error *error)
+                            attn_util_form form, const attn_tensor **operand, attn_error *error)
 {
     const attn_metadata *metadata = call->metadata;
     int64_t rows = metadata->row_end > metadata->first_row ? metadata->row_end : 0;
@@ -42,13 +41,13 @@ static attn_status get_rows(const linear_call *call, const attn_forward_args *ar
     attn_status status = get(args, role, form, operand, error);
     if (status == ATTN_OK && (*operand)->shape[0] < rows)
         status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      operand_name(role), (long long)(*operand)->shape[0], (long long)rows);
+                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
     return status;
 }
 
 /* A pool that has all slots of the batch. */
 static attn_status get_pool(const linear_call *call, const attn_forward_args *args, uint32_t role,
-                            operand_form form, const attn_tensor **operand, attn_error *error)
+                            attn_util_form form, const attn_tensor **operand, attn_error *error)
 {
     form.shape[0] = -1;
     form.written = 1;
@@ -56,7 +55,7 @@ static attn_status get_pool(const linear_call *call, const attn_forward_args *ar
     if (status == ATTN_OK && call->metadata->most_slot >= (*operand)->shape[0])
         status = FAIL(error, ATTN_FIELD_BATCH, "state slot %d: accepted 0..%lld, the slots of %s",
                       call->metadata->most_slot, (long long)(*operand)->shape[0] - 1,
-                      operand_name(role));
+                      attn_util_role_name(role));
     return status;
 }
 
@@ -65,9 +64,9 @@ static attn_status get_pool(const linear_call *call, const attn_forward_args *ar
 static attn_status get_tokens(linear_call *call, const attn_forward_args *args, attn_error *error)
 {
     const linear_group *g = call->group;
-    operand_form mixed = {.dtype = g->q_dtype, .ndim = 2, .shape = {0, g->channels}};
-    operand_form z = {.dtype = g->q_dtype, .ndim = 3, .shape = {0, g->v_heads, g->v_dim}};
-    operand_form out = z;
+    attn_util_form mixed = {.dtype = g->q_dtype, .ndim = 2, .shape = {0, g->channels}};
+    attn_util_form z = {.dtype = g->q_dtype, .ndim = 3, .shape = {0, g->v_heads, g->v_dim}};
+    attn_util_form out = z;
     out.dtype = g->out_dtype;
     out.written = 1;
     attn_status status = get_rows(call, args, ATTN_ROLE_MIXED_QKV, mixed, &call->mixed, error);
@@ -82,9 +81,9 @@ static attn_status get_convolution(linear_call *call, const attn_forward_args *a
                                    attn_error *error)
 {
     const linear_group *g = call->group;
-    operand_form weight = {.dtype = g->q_dtype, .ndim = 2, .shape = {g->channels, g->width}};
-    operand_form bias = {.dtype = g->q_dtype, .ndim = 1, .shape = {g->channels}};
-    operand_form pool = {
+    attn_util_form weight = {.dtype = g->q_dtype, .ndim = 2, .shape = {g->channels, g->width}};
+    attn_util_form bias = {.dtype = g->q_dtype, .ndim = 1, .shape = {g->channels}};
+    attn_util_form pool = {
         .dtype = g->conv_dtype, .ndim = 3, .shape = {0, g->channels, g->width - 1}};
     const attn_tensor *biases = NULL;
     if (g->width == 0)
@@ -94,7 +93,7 @@ static attn_status get_convolution(linear_call *call, const attn_forward_args *a
         status = get(args, ATTN_ROLE_CONV_BIAS, bias, &biases, error);
     if (status == ATTN_OK && g->width > 1)
         status = get_pool(call, args, ATTN_ROLE_CONV_STATE, pool, &call->conv_state, error);
-    call->bias = biases ? operand_data(biases) : NULL;
+    call->bias = biases ? attn_util_data(biases) : NULL;
     return status;
 }
 
@@ -104,12 +103,12 @@ static attn_status get_values(const linear_call *call, const attn_forward_args *
 {
     int64_t heads = call->group->v_heads, each = dim > 0 ? dim : 1;
     const attn_tensor *given = attn_operand(args, role), *operand = NULL;
-    operand_form form = {.dtype = ATTN_F32, .ndim = 1, .shape = {heads * each}};
+    attn_util_form form = {.dtype = ATTN_F32, .ndim = 1, .shape = {heads * each}};
     if (dim > 0 && given && given->ndim == 2)
-        form = (operand_form){.dtype = ATTN_F32, .ndim = 2, .shape = {heads, dim}};
+        form = (attn_util_form){.dtype = ATTN_F32, .ndim = 2, .shape = {heads, dim}};
     attn_status status = get(args, role, form, &operand, error);
     if (status == ATTN_OK) {
-        *values = (const float *)(const void *)operand_data(operand);
+        *values = (const float *)(const void *)attn_util_data(operand);
         *stride = form.ndim == 2 ? operand->strides[0] : each;
     }
     return status;
@@ -121,9 +120,9 @@ static attn_status get_gates(linear_call *call, const attn_forward_args *args, a
     attn_status status = ATTN_OK;
     int64_t one = 0;
     int lightning = g->family == ATTN_LINEAR_LIGHTNING, mamba2 = g->family == ATTN_LINEAR_MAMBA2;
-    operand_form gate = {.dtype = g->raw ? g->q_dtype : ATTN_F32,
-                         .ndim = g->vector ? 3 : 2,
-                         .shape = {0, g->v_heads, g->k_dim}};
+    attn_util_form gate = {.dtype = g->raw ? g->q_dtype : ATTN_F32,
+                           .ndim = g->vector ? 3 : 2,
+                           .shape = {0, g->v_heads, g->k_dim}};
     if (g->raw || lightning)
         status = get_values(call, args, ATTN_ROLE_A_LOG, 0, &call->a_log, &one, error);
     if (status != ATTN_OK || lightning)
@@ -146,7 +145,7 @@ static attn_status get_gates(linear_call *call, const attn_forward_args *args, a
 static attn_status get_state(linear_call *call, const attn_forward_args *args, attn_error *error)
 {
     const linear_group *g = call->group;
-    operand_form form = {
+    attn_util_form form = {
         .dtype = g->state_dtype,
         .ndim = 4,
         .shape = {0, g->v_heads, g->vk ? g->v_dim : g->k_dim, g->vk ? g->k_dim : g->v_dim}};
@@ -159,7 +158,7 @@ attn_status linear_call_init(linear_call *call, attn_metadata *metadata, int32_t
 {
     attn_forward_args args;
     *call = (linear_call){.instance = metadata->instance, .metadata = metadata};
-    attn_status status = operand_read_args(given, &args, error);
+    attn_status status = attn_util_read_args(given, &args, error);
     if (status == ATTN_OK)
         status = find_layer(call, layer_id, error);
     if (status == ATTN_OK)

@@ -5,15 +5,12 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/batch.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
 #define FAIL(error, ...)                                                                           \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
 /* What is read of a batch, in structs of ours. */
 typedef struct plan_source {
@@ -32,10 +29,10 @@ typedef struct plan_source {
 static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
                                attn_error *error)
 {
-    attn_status status = batch_check_mode(&metadata->bounds, batch->mode, error);
+    attn_status status = attn_util_check_mode(&metadata->bounds, batch->mode, error);
     if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
         return status;
-    status = batch_check_counts(&metadata->bounds, batch, error);
+    status = attn_util_check_counts(&metadata->bounds, batch, error);
     if (status == ATTN_OK && (batch->num_real_seqs < 0 || batch->num_real_seqs > batch->num_seqs))
         status =
             FAIL(error, "num_real_seqs %d: accepted 0..%d", batch->num_real_seqs, batch->num_seqs);
@@ -46,7 +43,7 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
 {
     if (batch->mask && batch->mask->kind != ATTN_MASK_LAYER)
         return FAIL(error, "mask kind %u: accepted 0", batch->mask->kind);
-    if (batch_read_i32(&batch->positions) || batch->multi_item)
+    if (attn_util_i32(&batch->positions) || batch->multi_item)
         return FAIL(error, "positions or multi_item are given: accepted neither");
     if (batch->spec && batch->spec->top_k > 1)
         return FAIL(error, "spec.top_k %d: accepted 1: a recurrence has no branches",
@@ -59,13 +56,13 @@ static attn_status find_arrays(plan_source *from, attn_error *error)
     const attn_batch *batch = &from->batch;
     if (!batch->state)
         return batch->num_seqs > 0 ? FAIL(error, "state is missing") : ATTN_OK;
-    COPY_SIZED(&from->state, batch->state);
-    from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : batch_read_i32(&batch->q_indptr);
-    from->seq_lens = batch_read_i32(&batch->seq_lens);
-    from->slot = batch_read_i32(&from->state.slot);
-    from->dst_slot = batch_read_i32(&from->state.dst_slot);
-    from->has_initial = batch_read_i32(&from->state.has_initial);
-    from->snapshots = batch_read_i32(&from->state.snapshots);
+    ATTN_UTIL_READ(&from->state, batch->state);
+    from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : attn_util_i32(&batch->q_indptr);
+    from->seq_lens = attn_util_i32(&batch->seq_lens);
+    from->slot = attn_util_i32(&from->state.slot);
+    from->dst_slot = attn_util_i32(&from->state.dst_slot);
+    from->has_initial = attn_util_i32(&from->state.has_initial);
+    from->snapshots = attn_util_i32(&from->state.snapshots);
     if (batch->num_seqs > 0 && !from->slot)
         return FAIL(error, "state.slot is missing");
     if (batch->num_seqs > 0 && batch->mode != ATTN_MODE_DECODE && !from->indptr)
@@ -89,8 +86,8 @@ static attn_status find_rows(attn_metadata *metadata, const plan_source *from, i
         return FAIL(error, "sequence %d has rows %d..%lld: accepted within %d..%d", s,
                     sequence->first_row, (long long)behind - 1, metadata->first_row,
                     metadata->row_end - 1);
-    return batch_check_bound("queries of a sequence", sequence->num_rows,
-                             metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
+    return attn_util_check_count("queries of a sequence", sequence->num_rows,
+                                 metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
 }
 
 static attn_status find_slots(attn_metadata *metadata, const plan_source *from, int32_t s,
@@ -126,11 +123,11 @@ static attn_status check_lengths(const attn_metadata *metadata, const plan_sourc
     }
     attn_status status = ATTN_OK;
     if (bounds->max_kv_len > 0)
-        status = batch_check_bound("tokens of a sequence", longest, bounds->max_kv_len,
-                                   ATTN_FIELD_MAX_KV_LEN, error);
+        status = attn_util_check_count("tokens of a sequence", longest, bounds->max_kv_len,
+                                       ATTN_FIELD_MAX_KV_LEN, error);
     if (status == ATTN_OK && bounds->max_kv_tokens > 0)
-        status = batch_check_bound("tokens of all sequences", all, bounds->max_kv_tokens,
-                                   ATTN_FIELD_MAX_KV_TOKENS, error);
+        status = attn_util_check_count("tokens of all sequences", all, bounds->max_kv_tokens,
+                                       ATTN_FIELD_MAX_KV_TOKENS, error);
     return status;
 }
 
@@ -161,9 +158,9 @@ attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_bat
     (void)stream;
     plan_source from = {0};
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     metadata->planned = 0;
-    COPY_SIZED(&from.batch, batch);
+    ATTN_UTIL_READ(&from.batch, batch);
     if (from.batch.num_real_seqs_device)
         from.batch.num_real_seqs = *from.batch.num_real_seqs_device;
     attn_status status = check_batch(metadata, &from.batch, error);

@@ -5,7 +5,7 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/option.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/plugin_entry.h"
 
 #include <string.h>
@@ -36,9 +36,10 @@ attn_status linear_options_read(const attn_options *given, linear_options *optio
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, "isa") == 0)
-            status = option_read_number(value, CPU_ISA_AUTO, CPU_ISA_AVX512, &options->isa, error);
+            status =
+                attn_util_option_number(value, CPU_ISA_AUTO, CPU_ISA_AVX512, &options->isa, error);
         else if (strcmp(value->key, "recurrent_tokens") == 0)
-            status = option_read_number(value, 1, 1 << 20, &options->recurrent_tokens, error);
+            status = attn_util_option_number(value, 1, 1 << 20, &options->recurrent_tokens, error);
     }
     return status;
 }
@@ -65,7 +66,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = linear_metadata_destroy,
     .forward_extend = linear_forward_extend,
     .forward_decode = linear_forward_decode,
-    .get_extension = plugin_no_extension,
+    .get_extension = attn_util_no_extension,
 };
 
 const attn_backend_type cpu_linear_type = {
@@ -84,7 +85,7 @@ const attn_backend_type cpu_linear_type = {
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
     static const attn_backend_type *const types[] = {&cpu_linear_type};
-    return plugin_describe(types, 1, index, type, error);
+    return attn_util_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

@@ -5,10 +5,7 @@
  */
 #include "cpu_linear.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <string.h>
@@ -45,7 +42,8 @@ static int has_state(const question *ask)
 
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
 
-#define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(error, field, ...)                                                                    \
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static attn_status check_numbers(const question *ask, attn_error *error)
 {
@@ -82,7 +80,7 @@ static attn_status check_heads(const question *ask, attn_error *error)
 
 static attn_status check_sense(const question *ask, attn_error *error)
 {
-    attn_status status = problem_require_layers(&ask->group, error);
+    attn_status status = attn_util_require_layers(&ask->group, error);
     /* What else stands there is for others to judge. */
     if (status != ATTN_OK || !is_linear(ask))
         return status;
@@ -97,13 +95,13 @@ static attn_status check_sense(const question *ask, attn_error *error)
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    attn_status status =
-        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    attn_status status = attn_util_read_problem(problem, &ask->problem, &ask->group, &ask->bounds,
+                                                &ask->device, error);
     if (status != ATTN_OK)
         return status;
     memset(&ask->dims, 0, sizeof ask->dims);
     if (ask->group.linear)
-        COPY_SIZED(&ask->dims, ask->group.linear);
+        ATTN_UTIL_READ(&ask->dims, ask->group.linear);
     status = linear_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
@@ -111,10 +109,11 @@ static attn_status question_init(question *ask, const attn_options *options,
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
-static const problem_limits limits = {
+static const attn_util_limits limits = {
     .layer_flags = {0, "0"},
+    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
     /* A recurrence knows no other order than that of the tokens. */
     .mask_kinds = {ATTN_MASK_BIT(ATTN_MASK_LAYER), "0..1"},
     .uses = {ALL_USES, "0, 4, 8, 12"},
@@ -132,13 +131,14 @@ static void check_device(const question *ask, attn_verdict *verdict)
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     if (!is_linear(ask))
-        REFUSE(LAYER_KIND, KIND, "linear", "%s", verdict_kind_name(ask->group.kind));
+        REFUSE(LAYER_KIND, KIND, "linear", "%s", attn_util_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.attn_type != ATTN_TYPE_DECODER)
-        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s", verdict_attn_type_name(ask->group.attn_type));
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%s",
+               attn_util_attn_type_name(ask->group.attn_type));
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)
@@ -153,7 +153,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    problem_check_layers(&limits, &ask->group, verdict);
+    attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
@@ -178,15 +178,15 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
     const char *all = "f32, f16, bf16";
     const attn_linear_dims *dims = &ask->dims;
     if (!is_operand_dtype(ask->problem.q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, all, "%s", verdict_dtype_name(ask->problem.q_dtype));
+        REFUSE(DTYPE, Q_DTYPE, all, "%s", attn_util_dtype_name(ask->problem.q_dtype));
     if (!is_operand_dtype(ask->problem.out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, all, "%s", verdict_dtype_name(ask->problem.out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, all, "%s", attn_util_dtype_name(ask->problem.out_dtype));
     if (!is_linear(ask))
         return;
     if (has_state(ask) && dims->state_dtype != ATTN_F32 && dims->state_dtype != ATTN_BF16)
-        REFUSE(DTYPE, STATE_DTYPE, "f32, bf16", "%s", verdict_dtype_name(dims->state_dtype));
+        REFUSE(DTYPE, STATE_DTYPE, "f32, bf16", "%s", attn_util_dtype_name(dims->state_dtype));
     if (dims->conv_width > 1 && !is_operand_dtype(dims->conv_dtype))
-        REFUSE(DTYPE, CONV_DTYPE, all, "%s", verdict_dtype_name(dims->conv_dtype));
+        REFUSE(DTYPE, CONV_DTYPE, all, "%s", attn_util_dtype_name(dims->conv_dtype));
 }
 
 /* A convolution alone has no state that a layout could order; it may be said all the same. */
@@ -205,12 +205,12 @@ static void check_layout(const question *ask, attn_verdict *verdict)
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    problem_check_bounds(&limits, &ask->bounds, verdict);
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    problem_check_needs(&limits, &ask->problem, verdict);
+    attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
@@ -242,8 +242,8 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
-    verdict_begin(given, &verdict);
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+    attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     if (verdict.supported) {
@@ -252,13 +252,13 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
         verdict.cost_hint = 1;
         tell_memory(&ask, services, &verdict);
     }
-    verdict_end(&verdict, given);
+    attn_util_verdict_end(&verdict, given);
     return ATTN_OK;
 }
 
 attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    attn_status status = problem_require_bounds(&limits, bounds, error);
+    attn_status status = attn_util_require_bounds(&limits, bounds, error);
     if (status != ATTN_OK)
         return status;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0)

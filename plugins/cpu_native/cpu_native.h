@@ -21,8 +21,7 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cpu_isa.h"
-#include "plugins/common/instance.h"
-#include "plugins/common/operand.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/latent.h"
 #include "kernels.h"
 #include "visibility.h"
@@ -53,7 +52,7 @@ attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-typedef instance_layer cpu_layer;
+typedef attn_util_layer cpu_layer;
 
 /* A layer group, as far as it matters here. */
 typedef struct cpu_group {
@@ -261,7 +260,7 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
 
 /* Its parts that either kind of attention has: an operand of `rows` rows or more; out and lse; k
  * and v; what new keys have to agree with. */
-attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, operand_form form,
+attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          int64_t rows, const attn_tensor **operand, attn_error *error);
 attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error);
 attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn_error *error);

@@ -4,9 +4,7 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/batch.h"
-#include "plugins/common/operand.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,19 +26,19 @@ static attn_status fault_message(const layer_call *call, attn_error *error)
 {
     long long last = call->k_cache.num_pages * call->group->page_size - 1;
     if (call->fault_seq < 0)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                 "out_cache_loc[%lld] is %lld: accepted -1..%lld",
-                                 (long long)call->fault_at, (long long)call->fault_slot, last);
-    return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                             "key %lld of sequence %d is in slot %lld: accepted "
-                             "0..%lld",
-                             (long long)call->fault_at, call->fault_seq,
-                             (long long)call->fault_slot, last);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "out_cache_loc[%lld] is %lld: accepted -1..%lld",
+                                    (long long)call->fault_at, (long long)call->fault_slot, last);
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                "key %lld of sequence %d is in slot %lld: accepted "
+                                "0..%lld",
+                                (long long)call->fault_at, call->fault_seq,
+                                (long long)call->fault_slot, last);
 }
 
 static attn_status run(layer_call *call, int64_t count, attn_task task, attn_error *error)
 {
-    attn_status status = batch_run_tasks(call->instance->services, count, task, call, error);
+    attn_status status = attn_util_run_tasks(call->instance->services, count, task, call, error);
     return status != ATTN_OK && call->fault_claimed ? fault_message(call, error) : status;
 }
 
@@ -65,11 +63,11 @@ static void clear_padding(const layer_call *call)
     int64_t element = attn_dtype_size(group->out_dtype);
     for (int64_t row = call->plan->pad_first; row < call->plan->pad_end; row++)
         for (int32_t head = 0; head < group->kv_heads * group->ratio; head++) {
-            memset(operand_data(call->out) +
+            memset(attn_util_data(call->out) +
                        (row * call->out->strides[0] + head * call->out->strides[1]) * element,
                    0, (size_t)(group->v_dim * element));
             if (call->lse)
-                *(float *)(void *)(operand_data(call->lse) +
+                *(float *)(void *)(attn_util_data(call->lse) +
                                    (row * call->lse->strides[0] + head * call->lse->strides[1]) *
                                        4) = -INFINITY;
         }
@@ -80,9 +78,9 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
 {
     layer_call call;
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     attn_status status =
-        batch_check_forward(metadata->planned, metadata->batch.mode, decode, error);
+        attn_util_check_forward(metadata->planned, metadata->batch.mode, decode, error);
     if (status != ATTN_OK || metadata->batch.mode == ATTN_MODE_IDLE)
         return status;
     status = cpu_call_init(&call, metadata, layer_id, args, error);

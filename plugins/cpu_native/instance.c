@@ -4,8 +4,7 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/problem.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <string.h>
@@ -77,7 +76,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         instance->num_groups += forms;
         groups[0].layers = groups[forms - 1].layers = next;
         mla_choose_products(instance, &groups[0]);
-        attn_status status = instance_list_layers(problem->group, layers, &next, error);
+        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;
     }
@@ -94,21 +93,22 @@ attn_status cpu_create(const attn_backend_type *type, const attn_problem *proble
     cpu_options read;
     const void *kernels = NULL;
     attn_status status =
-        instance_require_arguments(problems, num_problems, services, instance, error);
+        attn_util_require_create(problems, num_problems, services, instance, error);
     if (status == ATTN_OK)
-        status = instance_require_groups(num_problems, MAX_PROBLEMS, error);
+        status = attn_util_require_groups(num_problems, MAX_PROBLEMS, error);
     if (status == ATTN_OK)
         status = cpu_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&cpu_native_type, options, services, attn_at(problems, i), error);
+        status = attn_util_require_support(&cpu_native_type, options, services,
+                                           attn_at(problems, i), error);
     if (status == ATTN_OK)
         status = cpu_isa_choose(cpu_builds, cpu_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
 
     uint64_t size = sizeof(attn_instance) + MAX_FORMS * (uint64_t)num_problems * sizeof(cpu_group) +
-                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(cpu_layer);
-    attn_instance *made = instance_allocate(services, size, error);
+                    (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(cpu_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,

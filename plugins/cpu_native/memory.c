@@ -11,7 +11,7 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/region.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <string.h>
@@ -138,7 +138,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            uint64_t *host, attn_error *error)
 {
     uint32_t workers = instance->services->num_workers;
-    attn_status status = region_read_eager_bounds(kind, given, bounds, error);
+    attn_status status = attn_util_read_eager_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
         status = cpu_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -161,7 +161,7 @@ attn_status cpu_metadata_size(attn_instance *instance, uint32_t kind, const attn
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status != ATTN_OK)
         return status;
-    region_tell_size(size, scratch, host, ALIGNMENT);
+    attn_util_tell_size(size, scratch, host, ALIGNMENT);
     return ATTN_OK;
 }
 
@@ -175,7 +175,7 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
     attn_status status =
         measure(instance, kind, given, &bounds, capacities, &scratch, &host, error);
     if (status == ATTN_OK)
-        status = region_check_told(memory, scratch, host, ALIGNMENT, error);
+        status = attn_util_check_told(memory, scratch, host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     lay_out(capacities, instance->num_groups, &bounds, memory->base[METADATA]);

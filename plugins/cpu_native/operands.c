@@ -5,11 +5,11 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 static attn_status find_layer(attn_metadata *metadata, int32_t layer_id, layer_call *call,
                               const cpu_layer **layer, attn_error *error)
@@ -29,24 +29,24 @@ static attn_status find_layer(attn_metadata *metadata, int32_t layer_id, layer_c
     return FAIL(error, ATTN_FIELD_LAYER_ID, "layer_id %d is not of this instance", layer_id);
 }
 
-attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, operand_form form,
+attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          int64_t rows, const attn_tensor **operand, attn_error *error)
 {
     form.device_type = ATTN_DEVICE_CPU;
     form.shape[0] = -1;
-    attn_status status = operand_get(args, role, &form, operand, error);
+    attn_status status = attn_util_operand(args, role, &form, operand, error);
     if (status == ATTN_OK && (*operand)->shape[0] < rows)
         status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      operand_name(role), (long long)(*operand)->shape[0], (long long)rows);
+                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
     return status;
 }
 
 static attn_status get_queries(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    operand_form q = {.dtype = group->q_dtype,
-                      .ndim = 3,
-                      .shape = {0, (int64_t)group->kv_heads * group->ratio, group->dim}};
+    attn_util_form q = {.dtype = group->q_dtype,
+                        .ndim = 3,
+                        .shape = {0, (int64_t)group->kv_heads * group->ratio, group->dim}};
     return cpu_get_rows(args, ATTN_ROLE_Q, q, call->plan->row_end, &call->q, error);
 }
 
@@ -54,9 +54,9 @@ attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, att
 {
     const cpu_group *group = call->group;
     int64_t rows = call->plan->row_end, heads = (int64_t)group->kv_heads * group->ratio;
-    operand_form out = {
+    attn_util_form out = {
         .dtype = group->out_dtype, .ndim = 3, .shape = {0, heads, group->v_dim}, .written = 1};
-    operand_form lse = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
+    attn_util_form lse = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
     attn_status status = cpu_get_rows(args, ATTN_ROLE_OUT, out, rows, &call->out, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
         status = cpu_get_rows(args, ATTN_ROLE_LSE, lse, rows, &call->lse, error);
@@ -78,9 +78,9 @@ attn_status cpu_check_new_keys(const layer_call *call, attn_error *error)
 attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    operand_form k = {
+    attn_util_form k = {
         .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
-    operand_form v = k;
+    attn_util_form v = k;
     v.shape[2] = group->v_dim;
     attn_status status = cpu_get_rows(args, ATTN_ROLE_K, k, call->plan->new_end, &call->k, error);
     if (status == ATTN_OK)
@@ -109,15 +109,15 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, ui
     const cpu_group *group = call->group;
     int64_t page = group->page_size, heads = group->kv_heads;
     int64_t element = attn_dtype_size(group->kv_dtype);
-    operand_form form = {.dtype = group->kv_dtype,
-                         .ndim = 4,
-                         .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
-                         .written = call->save};
+    attn_util_form form = {.dtype = group->kv_dtype,
+                           .ndim = 4,
+                           .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
+                           .written = call->save};
     const attn_tensor *cache = NULL;
     attn_status status = cpu_get_rows(args, role, form, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
-    view->data = operand_data(cache);
+    view->data = attn_util_data(cache);
     view->num_pages = cache->shape[0];
     view->page = cache->strides[0] * element;
     view->token = cache->strides[group->hnd ? 2 : 1] * element;
@@ -140,11 +140,11 @@ static attn_status get_caches(layer_call *call, const attn_forward_args *args, a
         status = FAIL(error, ATTN_FIELD_OPERAND, "k_cache has %lld pages, v_cache %lld",
                       (long long)call->k_cache.num_pages, (long long)call->v_cache.num_pages);
     if (status == ATTN_OK && group->fp8)
-        status = operand_get_scale(args, ATTN_ROLE_K_CACHE, group->scale_granularity,
-                                   group->kv_heads, &call->k_cache.scales, error);
+        status = attn_util_scale(args, ATTN_ROLE_K_CACHE, group->scale_granularity, group->kv_heads,
+                                 &call->k_cache.scales, error);
     if (status == ATTN_OK && group->fp8)
-        status = operand_get_scale(args, ATTN_ROLE_V_CACHE, group->scale_granularity,
-                                   group->kv_heads, &call->v_cache.scales, error);
+        status = attn_util_scale(args, ATTN_ROLE_V_CACHE, group->scale_granularity, group->kv_heads,
+                                 &call->v_cache.scales, error);
     return status;
 }
 
@@ -153,13 +153,13 @@ static attn_status get_per_head(const layer_call *call, const attn_forward_args 
                                 uint32_t role, const float **values, attn_error *error)
 {
     const attn_tensor *operand = NULL;
-    operand_form form = {.dtype = ATTN_F32,
-                         .device_type = ATTN_DEVICE_CPU,
-                         .ndim = 1,
-                         .shape = {(int64_t)call->group->kv_heads * call->group->ratio}};
-    attn_status status = operand_get(args, role, &form, &operand, error);
+    attn_util_form form = {.dtype = ATTN_F32,
+                           .device_type = ATTN_DEVICE_CPU,
+                           .ndim = 1,
+                           .shape = {(int64_t)call->group->kv_heads * call->group->ratio}};
+    attn_status status = attn_util_operand(args, role, &form, &operand, error);
     if (status == ATTN_OK)
-        *values = (const float *)(const void *)operand_data(operand);
+        *values = (const float *)(const void *)attn_util_data(operand);
     return status;
 }
 
@@ -182,7 +182,7 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
     const cpu_layer *layer = NULL;
     attn_forward_args args;
     *call = (layer_call){.instance = metadata->instance, .metadata = metadata, .fault_seq = -1};
-    attn_status status = operand_read_args(given, &args, error);
+    attn_status status = attn_util_read_args(given, &args, error);
     if (status == ATTN_OK)
         status = find_layer(metadata, layer_id, call, &layer, error);
     if (status == ATTN_OK)

@@ -7,17 +7,14 @@
  */
 #include "cpu_native.h"
 
-#include "plugins/common/batch.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define FAIL(error, ...)                                                                           \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
 /* ---- The batch as a whole -------------------------------------------------------------------- */
 
@@ -55,9 +52,9 @@ static attn_status check_parts(const attn_metadata *metadata, attn_error *error)
 
 static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 {
-    if (batch->num_seqs > 0 && !batch_read_i32(&batch->seq_lens))
+    if (batch->num_seqs > 0 && !attn_util_i32(&batch->seq_lens))
         return FAIL(error, "seq_lens is missing");
-    if (batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0 && !batch_read_i32(&batch->q_indptr))
+    if (batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0 && !attn_util_i32(&batch->q_indptr))
         return FAIL(error, "q_indptr is missing");
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens < batch->num_seqs)
         return FAIL(error, "num_tokens %d: accepted num_seqs, %d, in DECODE", batch->num_tokens,
@@ -68,10 +65,10 @@ static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 static attn_status check_batch(attn_metadata *metadata, attn_error *error)
 {
     const attn_batch *batch = &metadata->batch;
-    attn_status status = batch_check_mode(&metadata->bounds, batch->mode, error);
+    attn_status status = attn_util_check_mode(&metadata->bounds, batch->mode, error);
     if (status != ATTN_OK || batch->mode == ATTN_MODE_IDLE)
         return status;
-    status = batch_check_counts(&metadata->bounds, batch, error);
+    status = attn_util_check_counts(&metadata->bounds, batch, error);
     if (status == ATTN_OK)
         status = check_count("num_real_seqs", batch->num_real_seqs, batch->num_seqs, error);
     if (status == ATTN_OK)
@@ -89,14 +86,14 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
                              cpu_sequence *sequence, attn_error *error)
 {
     if (batch->mode == ATTN_MODE_DECODE) {
-        int32_t seq_len = batch_read_i32(&batch->seq_lens)[s];
+        int32_t seq_len = attn_util_i32(&batch->seq_lens)[s];
         sequence->first_row = s;
         sequence->q_len = 1;
         sequence->prefix_len = seq_len > 0 ? seq_len - 1 : 0; /* padding may have length 0 */
         return ATTN_OK;
     }
-    const int32_t *indptr = batch_read_i32(&batch->q_indptr),
-                  *prefix = batch_read_i32(&batch->prefix_lens);
+    const int32_t *indptr = attn_util_i32(&batch->q_indptr),
+                  *prefix = attn_util_i32(&batch->prefix_lens);
     if (!prefix && group->attn_type == ATTN_TYPE_DECODER)
         return FAIL(error, "prefix_lens is missing");
     sequence->first_row = indptr[s];
@@ -117,9 +114,9 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
 static attn_status find_keys(const attn_batch *batch, const group_plan *plan, int32_t s,
                              cpu_sequence *sequence, attn_error *error)
 {
-    const int32_t *kv_lens = batch_read_i32(&plan->kv.kv_lens);
-    const int32_t *new_indptr = batch_read_i32(&plan->kv.kv_new_indptr);
-    sequence->kv_len = kv_lens ? kv_lens[s] : batch_read_i32(&batch->seq_lens)[s];
+    const int32_t *kv_lens = attn_util_i32(&plan->kv.kv_lens);
+    const int32_t *new_indptr = attn_util_i32(&plan->kv.kv_new_indptr);
+    sequence->kv_len = kv_lens ? kv_lens[s] : attn_util_i32(&batch->seq_lens)[s];
     sequence->first_new = sequence->first_row;
     sequence->num_new = sequence->q_len;
     if (!new_indptr)
@@ -151,12 +148,12 @@ static attn_status check_sequence(const attn_metadata *metadata, int32_t s,
     char name[48];
     int counted = batch->positions.device || metadata->mask.kind == ATTN_MASK_QLEN;
     snprintf(name, sizeof name, "sequence %d: queries", s);
-    attn_status status = batch_check_bound(name, sequence->q_len, metadata->bounds.max_q_len,
-                                           ATTN_FIELD_MAX_Q_LEN, error);
+    attn_status status = attn_util_check_count(name, sequence->q_len, metadata->bounds.max_q_len,
+                                               ATTN_FIELD_MAX_Q_LEN, error);
     snprintf(name, sizeof name, "sequence %d: keys", s);
     if (status == ATTN_OK)
-        status = batch_check_bound(name, sequence->kv_len, metadata->bounds.max_kv_len,
-                                   ATTN_FIELD_MAX_KV_LEN, error);
+        status = attn_util_check_count(name, sequence->kv_len, metadata->bounds.max_kv_len,
+                                       ATTN_FIELD_MAX_KV_LEN, error);
     if (status != ATTN_OK || s >= batch->num_real_seqs)
         return status;
     if (batch->multi_item && (int64_t)sequence->prefix_len + sequence->q_len -
@@ -234,8 +231,9 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         return FAIL(error, "the sequences have %d rows more than num_tokens, %d",
                     plan->pad_first - plan->pad_end, batch->num_tokens);
     if (metadata->bounds.max_kv_tokens > 0 && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
-        return batch_check_bound("keys of all sequences, in whole pages", kv_tokens,
-                                 metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, error);
+        return attn_util_check_count("keys of all sequences, in whole pages", kv_tokens,
+                                     metadata->bounds.max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS,
+                                     error);
     return ATTN_OK;
 }
 
@@ -262,7 +260,7 @@ static attn_status find_kv_group(const attn_metadata *metadata, const cpu_group 
         !batch->kv_groups)
         return FAIL(error, "kv_group %d: the batch has %u of them", group->kv_group,
                     batch->num_kv_groups);
-    COPY_SIZED(&plan->kv, attn_at(batch->kv_groups, (uint32_t)group->kv_group));
+    ATTN_UTIL_READ(&plan->kv, attn_at(batch->kv_groups, (uint32_t)group->kv_group));
     if (plan->kv.page_size != group->page_size)
         return FAIL(error, "page_size of KV group %d is %d: accepted %d", group->kv_group,
                     plan->kv.page_size, group->page_size);
@@ -413,13 +411,13 @@ void cpu_share_tiles(const cpu_group *group, group_plan *plan, const group_capac
 
 static void keep_batch(attn_metadata *metadata, const attn_batch *batch)
 {
-    COPY_SIZED(&metadata->batch, batch);
+    ATTN_UTIL_READ(&metadata->batch, batch);
     memset(&metadata->mask, 0, sizeof metadata->mask);
     memset(&metadata->multi_item, 0, sizeof metadata->multi_item);
     if (metadata->batch.mask)
-        COPY_SIZED(&metadata->mask, metadata->batch.mask);
+        ATTN_UTIL_READ(&metadata->mask, metadata->batch.mask);
     if (metadata->batch.multi_item)
-        COPY_SIZED(&metadata->multi_item, metadata->batch.multi_item);
+        ATTN_UTIL_READ(&metadata->multi_item, metadata->batch.multi_item);
     if (metadata->batch.num_real_seqs_device)
         metadata->batch.num_real_seqs = *metadata->batch.num_real_seqs_device;
 }
@@ -450,7 +448,7 @@ attn_status cpu_init_forward_metadata(attn_metadata *metadata, const attn_batch 
 {
     (void)stream;
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     metadata->planned = 0;
     keep_batch(metadata, batch);
     attn_status status = check_batch(metadata, error);

@@ -18,7 +18,7 @@
 #include "cpu_native.h"
 
 #include "plugins/common/plugin_entry.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -59,9 +59,9 @@ static attn_status read_split(const attn_option_value *value, cpu_options *optio
                               attn_error *error)
 {
     if (value->integer < TILE_KEYS || value->integer > 1 << 20 || value->integer % TILE_KEYS != 0)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: kv_split_tokens = %lld: accepted 64..1048576/64",
-                                 value->place, (long long)value->integer);
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: kv_split_tokens = %lld: accepted 64..1048576/64",
+                                    value->place, (long long)value->integer);
     options->split = (int32_t)value->integer;
     return ATTN_OK;
 }
@@ -70,9 +70,9 @@ static attn_status read_split(const attn_option_value *value, cpu_options *optio
 static attn_status read_choice(const attn_option_value *value, int64_t *choice, attn_error *error)
 {
     if (value->integer < 0 || value->integer > 3)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: %s: choice %lld: accepted 0..3", value->place, value->key,
-                                 (long long)value->integer);
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: %s: choice %lld: accepted 0..3", value->place, value->key,
+                                    (long long)value->integer);
     *choice = value->integer;
     return ATTN_OK;
 }
@@ -115,7 +115,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = cpu_metadata_destroy,
     .forward_extend = cpu_forward_extend,
     .forward_decode = cpu_forward_decode,
-    .get_extension = plugin_no_extension,
+    .get_extension = attn_util_no_extension,
 };
 
 const attn_backend_type cpu_native_type = {
@@ -134,7 +134,7 @@ const attn_backend_type cpu_native_type = {
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
     static const attn_backend_type *const types[] = {&cpu_native_type};
-    return plugin_describe(types, 1, index, type, error);
+    return attn_util_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

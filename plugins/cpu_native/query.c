@@ -5,8 +5,7 @@
  */
 #include "query.h"
 
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <stdio.h>
@@ -26,7 +25,8 @@ static int is_served(const attn_layer_group *group)
 
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
 
-#define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(error, field, ...)                                                                    \
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* Cross attention has no query position. */
 static attn_status check_cross(const attn_layer_group *group, attn_error *error)
@@ -51,11 +51,11 @@ static attn_status check_cross(const attn_layer_group *group, attn_error *error)
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
-    attn_status status = problem_require_layers(group, error);
+    attn_status status = attn_util_require_layers(group, error);
     /* What else stands there is for others to judge. */
     if (status != ATTN_OK || !is_served(group))
         return status;
-    status = problem_require_softmax(group, error);
+    status = attn_util_require_softmax(group, error);
     if (status == ATTN_OK)
         status = check_cross(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
@@ -67,8 +67,8 @@ static attn_status check_sense(const question *ask, attn_error *error)
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    attn_status status =
-        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    attn_status status = attn_util_read_problem(problem, &ask->problem, &ask->group, &ask->bounds,
+                                                &ask->device, error);
     if (status != ATTN_OK)
         return status;
     if (ask->group.kind == ATTN_KIND_MLA)
@@ -80,8 +80,9 @@ static attn_status question_init(question *ask, const attn_options *options,
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-static const problem_limits limits = {
+static const attn_util_limits limits = {
     .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
     .mask_kinds = {ALL_MASKS, "0..15"},
     .uses = {ALL_USES, "0..63"},
     /* Nothing is enqueued on a processor, so nothing can be captured. */
@@ -97,7 +98,7 @@ static void check_device(const question *ask, attn_verdict *verdict)
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     if (!is_served(&ask->group))
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(ask->group.kind));
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
@@ -122,7 +123,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    problem_check_layers(&limits, &ask->group, verdict);
+    attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
 /* Can the cache have this dtype with some dtype of q, or with this one? */
@@ -141,7 +142,7 @@ static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_v
     char accepted[64];
     snprintf(accepted, sizeof accepted, "%s%s", unquantised,
              has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
-    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(ask->problem.kv_dtype));
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(ask->problem.kv_dtype));
 }
 
 /* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
@@ -151,15 +152,15 @@ void query_check_dtypes(const question *ask, attn_verdict *verdict)
     const attn_problem *problem = &ask->problem;
     if (!is_operand_dtype(problem->q_dtype)) {
         REFUSE(DTYPE, Q_DTYPE,
-               is_operand_dtype(problem->kv_dtype) ? verdict_dtype_name(problem->kv_dtype) : all,
-               "%s", verdict_dtype_name(problem->q_dtype));
+               is_operand_dtype(problem->kv_dtype) ? attn_util_dtype_name(problem->kv_dtype) : all,
+               "%s", attn_util_dtype_name(problem->q_dtype));
         if (!suits_some(ask, problem->kv_dtype))
             refuse_kv_dtype(ask, all, verdict);
     } else if (!suits(ask, problem->kv_dtype)) {
-        refuse_kv_dtype(ask, verdict_dtype_name(problem->q_dtype), verdict);
+        refuse_kv_dtype(ask, attn_util_dtype_name(problem->q_dtype), verdict);
     }
     if (!is_operand_dtype(problem->out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, all, "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, all, "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
@@ -177,7 +178,7 @@ void query_check_scales(const question *ask, int scaled_cache, int per_head, att
            open     ? per_head ? "none, per_tensor, per_head" : "none, per_tensor"
            : scaled ? per_head ? "per_tensor, per_head" : "per_tensor"
                     : "none",
-           "%s", verdict_granularity_name(granularity));
+           "%s", attn_util_granularity_name(granularity));
 }
 
 static void check_scales(const question *ask, attn_verdict *verdict)
@@ -188,17 +189,17 @@ static void check_scales(const question *ask, attn_verdict *verdict)
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
     if (has_cache(&ask->group))
-        problem_check_kv_layout(&ask->problem, verdict);
+        attn_util_check_kv_layout(&ask->problem, verdict);
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    problem_check_bounds(&limits, &ask->bounds, verdict);
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    problem_check_needs(&limits, &ask->problem, verdict);
+    attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
 /* Of softmax attention, and of latent attention. */
@@ -244,9 +245,9 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     const int latent = ask.group.kind == ATTN_KIND_MLA;
-    verdict_begin(given, &verdict);
+    attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i][latent](&ask, &verdict);
     if (verdict.supported) {
@@ -257,11 +258,11 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         verdict.cost_hint = 1;
         tell_memory(&ask, services, &verdict);
     }
-    verdict_end(&verdict, given);
+    attn_util_verdict_end(&verdict, given);
     return ATTN_OK;
 }
 
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    return problem_require_known_bounds(&limits, bounds, error);
+    return attn_util_require_known_bounds(&limits, bounds, error);
 }

@@ -6,7 +6,7 @@
 #define CPU_NATIVE_QUERY_H
 
 #include "cpu_native.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 /* A problem in structs of ours, whatever size the caller's have. */
 typedef struct question {
@@ -19,7 +19,7 @@ typedef struct question {
 } question;
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static inline int is_fp8(attn_dtype dtype)
 {

@@ -11,17 +11,15 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
-#include "plugins/common/copy_sized.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/operands.h"
 #include "plugins/common/cuda/tensor_map.h"
-#include "plugins/common/operand.h"
-#include "plugins/common/plugin_error.h"
 
 #include <string.h>
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 enum { ELEMENT_BYTES = 2, PANEL = 64 };
 
@@ -32,7 +30,7 @@ typedef struct layer_call {
     attn_metadata *metadata;
     const attn_instance *instance;
     const fa3_group *group;
-    const instance_layer *layer;
+    const attn_util_layer *layer;
     const fa3_metadata *view;
     const attn_kv_batch *kv;
     attn_forward_args args;
@@ -150,7 +148,7 @@ static attn_status make_map(const layer_call *call, const map_view *view, struct
 {
     cuda_tensor_map map;
     cuda_tensor_box box = {.name = view->name,
-                           .data = operand_data(view->tensor),
+                           .data = attn_util_data(view->tensor),
                            .dtype = call->group->base.q_dtype,
                            .rank = 4,
                            .box = {PANEL, view->box_rows, 1, 1},
@@ -359,12 +357,12 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                            const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
     layer_call call = {.metadata = metadata, .instance = metadata->instance};
-    COPY_SIZED(&call.args, args);
+    ATTN_UTIL_READ(&call.args, args);
     status = find_layer(&call, layer_id, error);
     if (status == ATTN_OK)
         status = take_operands(&call, error);

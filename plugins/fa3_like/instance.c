@@ -7,8 +7,7 @@
 
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/cuda/launch.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -84,16 +83,16 @@ void fa3_group_init(fa3_group *group, const attn_problem *problem)
 }
 
 static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
-                               instance_layer *layers, attn_error *error)
+                               attn_util_layer *layers, attn_error *error)
 {
-    instance_layer *next = layers;
+    attn_util_layer *next = layers;
     attn_status status = ATTN_OK;
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
         const attn_problem *problem = attn_at(problems, i);
         fa3_group *group = &made->groups[i];
         fa3_group_init(group, problem);
         group->base.layers = next;
-        status = instance_list_layers(problem->group, layers, &next, error);
+        status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status == ATTN_OK)
             status = load_forward(made, group, error);
     }
@@ -102,7 +101,7 @@ static attn_status fill_groups(attn_instance *made, const attn_problem *problems
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static attn_status fill(attn_instance *made, const attn_problem *problems, instance_layer *layers,
+static attn_status fill(attn_instance *made, const attn_problem *problems, attn_util_layer *layers,
                         attn_error *error)
 {
     attn_status status = cuda_facts_find(made->cuda, problems->device, &made->facts, error);
@@ -120,19 +119,20 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
     (void)type;
     const cuda_api *cuda = NULL;
     attn_status status =
-        instance_require_arguments(problems, num_problems, services, instance, error);
+        attn_util_require_create(problems, num_problems, services, instance, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&fa3_like_type, options, services, attn_at(problems, i), error);
+        status = attn_util_require_support(&fa3_like_type, options, services, attn_at(problems, i),
+                                           error);
     if (status == ATTN_OK)
         status = cuda_api_get(&cuda, error);
     if (status != ATTN_OK)
         return status;
 
     uint64_t num_modules = (uint64_t)fa3_num_tiles * TYPE_COUNT;
-    uint32_t num_layers = problem_count_layers(problems, num_problems);
+    uint32_t num_layers = attn_util_count_layers(problems, num_problems);
     uint64_t size = sizeof(attn_instance) + num_modules * sizeof(cuda_module) +
-                    num_problems * sizeof(fa3_group) + num_layers * sizeof(instance_layer);
-    attn_instance *made = instance_allocate(services, size, error);
+                    num_problems * sizeof(fa3_group) + num_layers * sizeof(attn_util_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     memset(made, 0, size);
@@ -141,7 +141,7 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
     made->num_groups = num_problems;
     made->modules = (cuda_module *)(made + 1);
     made->groups = (fa3_group *)(made->modules + num_modules);
-    status = fill(made, problems, (instance_layer *)(made->groups + num_problems), error);
+    status = fill(made, problems, (attn_util_layer *)(made->groups + num_problems), error);
     if (status != ATTN_OK) {
         fa3_destroy(made);
         return status;

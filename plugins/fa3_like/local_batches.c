@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/fa3_like/local_batches.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
 static attn_status check_source(const local_batches_source *source, attn_error *error)
 {
     if (source->page_size < 1 || source->chunk < 1 || source->chunk % source->page_size != 0)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                           "attention_chunk %d: accepted multiples of the page size, %d",
-                           source->chunk, source->page_size);
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                              "attention_chunk %d: accepted multiples of the page size, %d",
+                              source->chunk, source->page_size);
     for (int32_t s = 0; s < source->num_seqs; s++) {
         int32_t queries = source->query_start_loc[s + 1] - source->query_start_loc[s];
         if (queries < 0 || queries > source->seq_lens[s])
-            return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                               "sequence %d has %d queries: accepted 0..%d, its keys", s, queries,
-                               source->seq_lens[s]);
+            return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                                  "sequence %d has %d queries: accepted 0..%d, its keys", s,
+                                  queries, source->seq_lens[s]);
     }
     return ATTN_OK;
 }

@@ -11,8 +11,7 @@
 #include "plugins/fa3_like/fa3_like.h"
 
 #include "plugins/common/cuda/launch.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/region.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -66,7 +65,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
-    attn_status status = region_read_bounds(kind, given, bounds, error);
+    attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
         status = fa3_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -88,7 +87,7 @@ attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status != ATTN_OK)
         return status;
-    region_clear_size(size);
+    attn_util_clear_size(size);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         size->size[region] = sizes[region];
         size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
@@ -100,12 +99,13 @@ static attn_status check_regions(const attn_memory *memory, const uint64_t sizes
                                  attn_error *error)
 {
     attn_status status =
-        region_check(memory, PLANS, "device metadata", sizes[PLANS], ALIGNMENT, error);
+        attn_util_check_region(memory, PLANS, "device metadata", sizes[PLANS], ALIGNMENT, error);
     if (status == ATTN_OK)
-        status = region_check(memory, COUNTER, "zeroed device metadata", sizes[COUNTER], ALIGNMENT,
-                              error);
+        status = attn_util_check_region(memory, COUNTER, "zeroed device metadata", sizes[COUNTER],
+                                        ALIGNMENT, error);
     if (status == ATTN_OK)
-        status = region_check(memory, HOST, "host metadata", sizes[HOST], ALIGNMENT, error);
+        status =
+            attn_util_check_region(memory, HOST, "host metadata", sizes[HOST], ALIGNMENT, error);
     return status;
 }
 
@@ -235,7 +235,7 @@ attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch 
                                       attn_stream stream, attn_error *error)
 {
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     const attn_instance *instance = metadata->instance;
     cuda_plan *plan = &metadata->plan;
     attn_status status = cuda_plan_take(plan, instance->cuda, instance->groups, sizeof(fa3_group),

@@ -19,7 +19,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = fa3_metadata_destroy,
     .forward_extend = fa3_forward_extend,
     .forward_decode = fa3_forward_decode,
-    .get_extension = plugin_no_extension,
+    .get_extension = attn_util_no_extension,
 };
 
 const attn_backend_type fa3_like_type = {
@@ -36,7 +36,7 @@ const attn_backend_type fa3_like_type = {
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
     static const attn_backend_type *const types[] = {&fa3_like_type};
-    return plugin_describe(types, 1, index, type, error);
+    return attn_util_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

@@ -6,9 +6,7 @@
 #include "plugins/fa3_like/fa3_like.h"
 
 #include "plugins/common/cuda/image.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -48,31 +46,32 @@ static int has_cache(const attn_layer_group *group)
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
-    attn_status status = problem_require_layers(group, error);
+    attn_status status = attn_util_require_layers(group, error);
     /* What else stands there is for others to judge. */
     if (status != ATTN_OK || group->kind != ATTN_KIND_SOFTMAX)
         return status;
-    status = problem_require_softmax(group, error);
+    status = attn_util_require_softmax(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
-        status = plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
-                                   "page_size %d: accepted 1 and more", ask->problem.page_size);
+        status = attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
+                                      "page_size %d: accepted 1 and more", ask->problem.page_size);
     return status;
 }
 
 static attn_status question_init(question *ask, const attn_problem *problem, attn_error *error)
 {
-    attn_status status =
-        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    attn_status status = attn_util_read_problem(problem, &ask->problem, &ask->group, &ask->bounds,
+                                                &ask->device, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
-static const problem_limits limits = {
+static const attn_util_limits limits = {
     .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
     .mask_kinds = {ALL_MASKS, "0..3"},
     .uses = {ALL_USES, "0, 4, 16, 20, 32, 36, 48, 52"},
     .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
@@ -87,14 +86,14 @@ static void check_device(const question *ask, attn_verdict *verdict)
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.kind != ATTN_KIND_SOFTMAX)
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(ask->group.kind));
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.attn_type != ATTN_TYPE_DECODER && ask->group.attn_type != ATTN_TYPE_ENCODER_ONLY)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
-               verdict_attn_type_name(ask->group.attn_type));
+               attn_util_attn_type_name(ask->group.attn_type));
 }
 
 /* The tiles with these dimensions, ANY of them if it says so: their head dimensions, or the widths
@@ -152,7 +151,7 @@ static void check_chunk(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    problem_check_layers(&limits, &ask->group, verdict);
+    attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
 /* All operands are of one type: that of q, if it is any; else the first that is. */
@@ -162,39 +161,39 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
     attn_dtype one = problem->q_dtype;
     if (!is_operand_dtype(one))
         one = is_operand_dtype(problem->kv_dtype) ? problem->kv_dtype : problem->out_dtype;
-    const char *accepted = is_operand_dtype(one) ? verdict_dtype_name(one) : "f16, bf16";
+    const char *accepted = is_operand_dtype(one) ? attn_util_dtype_name(one) : "f16, bf16";
     if (problem->q_dtype != one || !is_operand_dtype(one))
-        REFUSE(DTYPE, Q_DTYPE, accepted, "%s", verdict_dtype_name(problem->q_dtype));
+        REFUSE(DTYPE, Q_DTYPE, accepted, "%s", attn_util_dtype_name(problem->q_dtype));
     if (problem->kv_dtype != one || !is_operand_dtype(one))
-        REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+        REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(problem->kv_dtype));
     if (problem->out_dtype != one || !is_operand_dtype(one))
-        REFUSE(DTYPE, OUT_DTYPE, accepted, "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, accepted, "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.kv_scale_granularity != ATTN_SCALE_NONE)
         REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, "none", "%s",
-               verdict_granularity_name(ask->group.kv_scale_granularity));
+               attn_util_granularity_name(ask->group.kv_scale_granularity));
 }
 
 static void check_cache(const question *ask, attn_verdict *verdict)
 {
     if (!has_cache(&ask->group))
         return;
-    problem_check_kv_layout(&ask->problem, verdict);
+    attn_util_check_kv_layout(&ask->problem, verdict);
     if (ask->problem.page_size % BOX_ROWS != 0 || ask->problem.page_size > MOST_PAGE)
         REFUSE(PAGE_SIZE, PAGE_SIZE, "8..65536/8", "%d", ask->problem.page_size);
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    problem_check_bounds(&limits, &ask->bounds, verdict);
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    problem_check_needs(&limits, &ask->problem, verdict);
+    attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
@@ -217,8 +216,8 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
-    verdict_begin(given, &verdict);
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+    attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     if (verdict.supported) {
@@ -230,11 +229,11 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         ask.problem.bounds = &ask.bounds;
         fa3_tell_memory(&ask.problem, &verdict);
     }
-    verdict_end(&verdict, given);
+    attn_util_verdict_end(&verdict, given);
     return ATTN_OK;
 }
 
 attn_status fa3_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    return problem_require_known_bounds(&limits, bounds, error);
+    return attn_util_require_known_bounds(&limits, bounds, error);
 }

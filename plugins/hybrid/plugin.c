@@ -18,7 +18,7 @@ static const attn_backend_type *const types[] = {
 
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
-    return plugin_describe(types, NUM_TYPES, index, type, error);
+    return attn_util_describe(types, NUM_TYPES, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

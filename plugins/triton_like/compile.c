@@ -11,7 +11,7 @@
 #include "triton_like.h"
 
 #include "plugins/common/cuda/launch.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -50,11 +50,11 @@ static attn_status compile_error(const nvrtc_api *nvrtc, nvrtc_program program, 
         at = strstr(log, " error");
     while (at && at > log && at[-1] != '\n')
         at--;
-    attn_status status = plugin_fail(error, ATTN_DEPENDENCY_MISSING, "compiling %s: %s: %.*s", path,
-                                     nvrtc->nvrtcGetErrorString(result), LOG_SHOWN,
-                                     at    ? at
-                                     : log ? log
-                                           : "no log");
+    attn_status status = attn_util_fail(error, ATTN_DEPENDENCY_MISSING, "compiling %s: %s: %.*s",
+                                        path, nvrtc->nvrtcGetErrorString(result), LOG_SHOWN,
+                                        at    ? at
+                                        : log ? log
+                                              : "no log");
     free(log);
     return status;
 }
@@ -82,18 +82,18 @@ static attn_status compile(const nvrtc_api *nvrtc, const compile_job *job, void 
         nvrtc->nvrtcCreateProgram(&program, sources->source, sources->path, sources->num_headers,
                                   (const char *const *)sources->headers, sources->names);
     if (result != 0)
-        return plugin_fail(error, ATTN_INTERNAL, "nvrtcCreateProgram: %s",
-                           nvrtc->nvrtcGetErrorString(result));
+        return attn_util_fail(error, ATTN_INTERNAL, "nvrtcCreateProgram: %s",
+                              nvrtc->nvrtcGetErrorString(result));
     attn_status status = ATTN_OK;
     result = compile_quietly(nvrtc, program, job);
     if (result != 0) {
         status = compile_error(nvrtc, program, result, sources->path, error);
     } else if (nvrtc->nvrtcGetCUBINSize(program, size) != 0 || *size == 0 ||
                !(*binary = malloc(*size))) {
-        status = plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no room for the kernels of %s",
-                             sources->path);
+        status = attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no room for the kernels of %s",
+                                sources->path);
     } else if (nvrtc->nvrtcGetCUBIN(program, *binary) != 0) {
-        status = plugin_fail(error, ATTN_INTERNAL, "nvrtcGetCUBIN of %s failed", sources->path);
+        status = attn_util_fail(error, ATTN_INTERNAL, "nvrtcGetCUBIN of %s failed", sources->path);
     }
     nvrtc->nvrtcDestroyProgram(&program);
     return status;

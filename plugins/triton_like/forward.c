@@ -7,20 +7,19 @@
  */
 #include "triton_like.h"
 
-#include "plugins/common/copy_sized.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/operands.h"
-#include "plugins/common/plugin_error.h"
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 /* One call. */
 typedef struct layer_call {
     attn_metadata *metadata;
     const attn_instance *instance;
     const triton_group *group;
-    const instance_layer *layer;
+    const attn_util_layer *layer;
     const attn_kv_batch *kv;
     const kernel_build *build;
     attn_forward_args args;
@@ -136,12 +135,12 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                            const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     if (!metadata || !args)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
     layer_call call = {.metadata = metadata, .instance = metadata->instance};
-    COPY_SIZED(&call.args, args);
+    ATTN_UTIL_READ(&call.args, args);
     status = find_layer(&call, layer_id, error);
     if (status == ATTN_OK)
         status = cuda_operands_take(&call.group->base, call.layer, &metadata->plan, call.kv,

@@ -5,8 +5,7 @@
  */
 #include "triton_like.h"
 
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,13 +13,13 @@
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    instance_layer *layers = (instance_layer *)(instance->groups + instance->num_groups);
-    instance_layer *next = layers;
+    attn_util_layer *layers = (attn_util_layer *)(instance->groups + instance->num_groups);
+    attn_util_layer *next = layers;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const attn_problem *problem = attn_at(problems, i);
         triton_group_init(&instance->groups[i], problem);
         instance->groups[i].base.layers = next;
-        attn_status status = instance_list_layers(problem->group, layers, &next, error);
+        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)
             return status;
     }
@@ -46,19 +45,21 @@ attn_status triton_create(const attn_backend_type *type, const attn_problem *pro
     const cuda_api *cuda = NULL;
     const nvrtc_api *nvrtc = NULL;
     attn_status status =
-        instance_require_arguments(problems, num_problems, services, instance, error);
+        attn_util_require_create(problems, num_problems, services, instance, error);
     if (status == ATTN_OK)
         status = triton_options_read(options, &read, error);
     for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = problem_require(&triton_like_type, options, services, attn_at(problems, i), error);
+        status = attn_util_require_support(&triton_like_type, options, services,
+                                           attn_at(problems, i), error);
     if (status == ATTN_OK && (status = cuda_api_get(&cuda, error)) == ATTN_OK)
         status = nvrtc_api_get(&nvrtc, error);
     if (status != ATTN_OK)
         return status;
 
-    uint64_t size = sizeof(attn_instance) + num_problems * sizeof(triton_group) +
-                    (uint64_t)problem_count_layers(problems, num_problems) * sizeof(instance_layer);
-    attn_instance *made = instance_allocate(services, size, error);
+    uint64_t size =
+        sizeof(attn_instance) + num_problems * sizeof(triton_group) +
+        (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(attn_util_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
     if (!made)
         return ATTN_OUT_OF_HOST_MEMORY;
     *made = (attn_instance){.services = services,

@@ -5,8 +5,7 @@
  */
 #include "triton_like.h"
 
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/region.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -85,7 +84,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
-    attn_status status = region_read_bounds(kind, given, bounds, error);
+    attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
         status = triton_require_bounds(bounds, error);
     if (status != ATTN_OK)
@@ -97,15 +96,16 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         uint64_t size = triton_scratch_layout(group, &instance->options, bounds).size;
         sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
         if (bounds->modes && triton_files(group, bounds->modes) & ~group->files)
-            return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                     "modes %#x: the problem given to create named others, so "
-                                     "kernels for these were not built",
-                                     bounds->modes);
+            return attn_util_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+                                        "modes %#x: the problem given to create named others, so "
+                                        "kernels for these were not built",
+                                        bounds->modes);
         if (bounds->mask_kinds && variants & ~group->variants)
-            return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
-                                     "mask_kinds %#x: the problem given to create named others, so "
-                                     "kernels for these were not built",
-                                     bounds->mask_kinds);
+            return attn_util_fail_field(
+                error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
+                "mask_kinds %#x: the problem given to create named others, so "
+                "kernels for these were not built",
+                bounds->mask_kinds);
     }
     sizes[COUNTS] = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0;
     sizes[HOST] = sizeof(attn_metadata) + instance->num_groups * sizeof(attn_kv_batch);
@@ -120,7 +120,7 @@ attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status != ATTN_OK)
         return status;
-    region_clear_size(size);
+    attn_util_clear_size(size);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         size->size[region] = sizes[region];
         size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
@@ -136,7 +136,7 @@ static attn_status check_region(const attn_memory *memory, uint32_t region, uint
                                           : "host metadata";
     if (needed == 0)
         return ATTN_OK;
-    return region_check(memory, region, name, needed, ALIGNMENT, error);
+    return attn_util_check_region(memory, region, name, needed, ALIGNMENT, error);
 }
 
 attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -147,8 +147,8 @@ attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
     if (status == ATTN_OK && !instance->prepared)
-        status = plugin_fail(error, ATTN_BAD_STATE,
-                             "metadata before prepare, which compiles the kernels");
+        status = attn_util_fail(error, ATTN_BAD_STATE,
+                                "metadata before prepare, which compiles the kernels");
     for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
         status = check_region(memory, region, sizes[region], error);
     if (status != ATTN_OK)
@@ -173,7 +173,7 @@ attn_status triton_init_forward_metadata(attn_metadata *metadata, const attn_bat
                                          attn_stream stream, attn_error *error)
 {
     if (!metadata || !batch)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     const attn_instance *instance = metadata->instance;
     return cuda_plan_take(&metadata->plan, instance->cuda, instance->groups, sizeof(triton_group),
                           instance->num_groups, batch, stream, error);

@@ -6,9 +6,8 @@
 #define _GNU_SOURCE /* dladdr */
 #include "triton_like.h"
 
-#include "plugins/common/option.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/plugin_entry.h"
-#include "plugins/common/plugin_error.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -71,9 +70,9 @@ static const attn_option options_declared[] = {
 static attn_status read_path(const attn_option_value *value, char *path, attn_error *error)
 {
     if (snprintf(path, MAX_PATH, "%s", value->text) >= MAX_PATH)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: %s is longer than %d bytes", value->place, value->key,
-                                 MAX_PATH - 1);
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: %s is longer than %d bytes", value->place, value->key,
+                                    MAX_PATH - 1);
     return ATTN_OK;
 }
 
@@ -81,9 +80,10 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
                                attn_error *error)
 {
     if (strcmp(value->key, "num_kv_splits") == 0) {
-        return option_read_number(value, 0, MAX_SPLITS, &options->num_kv_splits, error);
+        return attn_util_option_number(value, 0, MAX_SPLITS, &options->num_kv_splits, error);
     } else if (strcmp(value->key, "split_tile_size") == 0) {
-        attn_status status = option_read_number(value, 0, 1 << 20, &options->split_tile, error);
+        attn_status status =
+            attn_util_option_number(value, 0, 1 << 20, &options->split_tile, error);
         if (status == ATTN_OK && options->split_tile == 0)
             options->split_tile = DEFAULT_SPLIT_TILE;
         return status;
@@ -172,7 +172,7 @@ const attn_backend_type triton_like_type = {
 static attn_status describe(uint32_t index, const attn_backend_type **type, attn_error *error)
 {
     static const attn_backend_type *const types[] = {&triton_like_type};
-    return plugin_describe(types, 1, index, type, error);
+    return attn_util_describe(types, 1, index, type, error);
 }
 
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,

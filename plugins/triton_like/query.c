@@ -6,9 +6,7 @@
 #include "triton_like.h"
 
 #include "plugins/common/cuda/image.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 /* A problem in structs of ours, whatever size the caller's have. */
 typedef struct question {
@@ -35,16 +33,17 @@ static int has_cache(const attn_layer_group *group)
 
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
 
-#define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(error, field, ...)                                                                    \
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
-    attn_status status = problem_require_layers(group, error);
+    attn_status status = attn_util_require_layers(group, error);
     /* What else stands there is for others to judge. */
     if (status != ATTN_OK || group->kind != ATTN_KIND_SOFTMAX)
         return status;
-    status = problem_require_softmax(group, error);
+    status = attn_util_require_softmax(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
         status = FAIL(error, ATTN_FIELD_PAGE_SIZE, "page_size %d: accepted 1 and more",
                       ask->problem.page_size);
@@ -54,8 +53,8 @@ static attn_status check_sense(const question *ask, attn_error *error)
 static attn_status question_init(question *ask, const attn_options *options,
                                  const attn_problem *problem, attn_error *error)
 {
-    attn_status status =
-        problem_read(problem, &ask->problem, &ask->group, &ask->bounds, &ask->device, error);
+    attn_status status = attn_util_read_problem(problem, &ask->problem, &ask->group, &ask->bounds,
+                                                &ask->device, error);
     if (status == ATTN_OK)
         status = triton_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
@@ -64,10 +63,11 @@ static attn_status question_init(question *ask, const attn_options *options,
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
-static const problem_limits limits = {
+static const attn_util_limits limits = {
     .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
+    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
     .mask_kinds = {ALL_MASKS, "0..15"},
     .uses = {ALL_USES, "0..1, 4..5, 8..9, 12..13, 16..17, 20..21, 24..25, 28..29, 32..33, 36..37, "
                        "40..41, 44..45, 48..49, 52..53, 56..57, 60..61"},
@@ -84,14 +84,14 @@ static void check_device(const question *ask, attn_verdict *verdict)
 static void check_kind(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.kind != ATTN_KIND_SOFTMAX)
-        REFUSE(LAYER_KIND, KIND, "softmax", "%s", verdict_kind_name(ask->group.kind));
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(ask->group.kind));
 }
 
 static void check_attn_type(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.attn_type != ATTN_TYPE_DECODER && ask->group.attn_type != ATTN_TYPE_ENCODER_ONLY)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
-               verdict_attn_type_name(ask->group.attn_type));
+               attn_util_attn_type_name(ask->group.attn_type));
 }
 
 static void check_dims(const question *ask, attn_verdict *verdict)
@@ -110,7 +110,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
 
 static void check_layers(const question *ask, attn_verdict *verdict)
 {
-    problem_check_layers(&limits, &ask->group, verdict);
+    attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
 static const cuda_dtypes dtypes = {.fp8_cache = 1, .f32_out = 1};
@@ -128,17 +128,17 @@ static void check_scales(const question *ask, attn_verdict *verdict)
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
     if (has_cache(&ask->group))
-        problem_check_kv_layout(&ask->problem, verdict);
+        attn_util_check_kv_layout(&ask->problem, verdict);
 }
 
 static void check_bounds(const question *ask, attn_verdict *verdict)
 {
-    problem_check_bounds(&limits, &ask->bounds, verdict);
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    problem_check_needs(&limits, &ask->problem, verdict);
+    attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
@@ -172,8 +172,8 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     if (!given)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
-    verdict_begin(given, &verdict);
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+    attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     if (verdict.supported) {
@@ -186,11 +186,11 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
         verdict.cost_hint = 1;
         tell_memory(&ask, &verdict);
     }
-    verdict_end(&verdict, given);
+    attn_util_verdict_end(&verdict, given);
     return ATTN_OK;
 }
 
 attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    return problem_require_known_bounds(&limits, bounds, error);
+    return attn_util_require_known_bounds(&limits, bounds, error);
 }

@@ -8,7 +8,7 @@
  */
 #include "triton_like.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -78,9 +78,9 @@ static attn_status read_headers_of(kernel_sources *sources, const char *folder, 
             continue;
         if (sources->num_headers == MAX_HEADERS) {
             free(header);
-            return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
-                                     "kernel source %s includes more than %d headers",
-                                     sources->path, MAX_HEADERS);
+            return attn_util_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
+                                        "kernel source %s includes more than %d headers",
+                                        sources->path, MAX_HEADERS);
         }
         memcpy(sources->name_texts[sources->num_headers], name, sizeof name);
         sources->names[sources->num_headers] = sources->name_texts[sources->num_headers];
@@ -97,9 +97,9 @@ attn_status sources_init(kernel_sources *sources, const char *folder, const char
     snprintf(sources->path, sizeof sources->path, "%s/%s", folder, name);
     sources->source = read_file(sources->path, &size);
     if (!sources->source)
-        return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
-                                 "kernel source %s: %s; see option kernel_dir", sources->path,
-                                 strerror(errno));
+        return attn_util_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_OPTION,
+                                    "kernel source %s: %s; see option kernel_dir", sources->path,
+                                    strerror(errno));
     attn_status status = read_headers_of(sources, folder, sources->source, error);
     for (int i = 0; i < sources->num_headers && status == ATTN_OK; i++)
         status = read_headers_of(sources, folder, sources->headers[i], error);

@@ -31,10 +31,15 @@ class LayoutError(Exception):
     pass
 
 
+def list_headers(include_dir):
+    """Those of the ABI; attn_plugin_util.h is compiled into plugins and never crosses it."""
+    return sorted(n for n in os.listdir(include_dir)
+                  if re.fullmatch(r"attn_\w+\.h", n) and n != "attn_plugin_util.h")
+
+
 def expand(include_dir, more=""):
     """What the preprocessor makes of all the headers, and of the lines `more` after them."""
-    headers = sorted(n for n in os.listdir(include_dir) if re.fullmatch(r"attn_\w+\.h", n))
-    source = "".join(f'#include "{name}"\n' for name in headers) + more
+    source = "".join(f'#include "{name}"\n' for name in list_headers(include_dir)) + more
     command = os.environ.get("CC", "cc").split() + ["-E", "-x", "c", "-I", include_dir, "-"]
     output = subprocess.run(command, input=source, capture_output=True, text=True)
     if output.returncode != 0:
@@ -57,7 +62,7 @@ def preprocess(include_dir):
 def read_macros(include_dir):
     """{name: expansion} of the macros without arguments that have a value, in the headers' order."""
     names = []
-    for header in sorted(n for n in os.listdir(include_dir) if re.fullmatch(r"attn_\w+\.h", n)):
+    for header in list_headers(include_dir):
         with open(os.path.join(include_dir, header), encoding="utf-8") as file:
             text = re.sub(r"/\*.*?\*/", " ", file.read().replace("\\\n", " "), flags=re.DOTALL)
         for name, value in re.findall(r"^[ \t]*#[ \t]*define[ \t]+(ATTN_\w+)\b(?!\()(.*)$", text,

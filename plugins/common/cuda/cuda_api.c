@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/cuda_api.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -96,7 +96,7 @@ attn_status cuda_api_get(const cuda_api **api, attn_error *error)
 {
     pthread_once(&driver.once, open_driver);
     if (!driver.ready)
-        return plugin_fail(error, ATTN_DEPENDENCY_MISSING, "no CUDA driver: %s", driver.why);
+        return attn_util_fail(error, ATTN_DEPENDENCY_MISSING, "no CUDA driver: %s", driver.why);
     *api = &driver.api;
     return ATTN_OK;
 }
@@ -105,7 +105,7 @@ attn_status nvrtc_api_get(const nvrtc_api **api, attn_error *error)
 {
     pthread_once(&nvrtc.once, open_nvrtc);
     if (!nvrtc.ready)
-        return plugin_fail(error, ATTN_DEPENDENCY_MISSING, "no NVRTC: %s", nvrtc.why);
+        return attn_util_fail(error, ATTN_DEPENDENCY_MISSING, "no NVRTC: %s", nvrtc.why);
     *api = &nvrtc.api;
     return ATTN_OK;
 }
@@ -158,6 +158,6 @@ attn_status cuda_fail(const cuda_api *api, int result, const char *who, const ch
     const char *name = NULL;
     if (api->cuGetErrorName((unsigned)result, &name) != CUDA_OK || !name)
         name = "unknown error";
-    return plugin_fail(error, cuda_status(result), "%s: %s failed: %s (%d)", who, what, name,
-                       result);
+    return attn_util_fail(error, cuda_status(result), "%s: %s failed: %s (%d)", who, what, name,
+                          result);
 }

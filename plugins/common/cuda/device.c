@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/device.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda_facts *facts,
                             attn_error *error)
@@ -9,7 +9,7 @@ attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda
     int device = 0, major = 0, minor = 0, sms = 0, shared = 0;
     int result = cuda->cuCtxGetCurrent(&context);
     if (result == CUDA_OK && !context)
-        return plugin_fail(error, ATTN_BAD_STATE, "no CUDA context is current");
+        return attn_util_fail(error, ATTN_BAD_STATE, "no CUDA context is current");
     if (result == CUDA_OK)
         result = cuda->cuCtxGetDevice(&device);
     if (result == CUDA_OK)
@@ -24,8 +24,8 @@ attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda
         return cuda_fail(cuda, result, "device", "asking it", error);
     *facts = (cuda_facts){device, (uint32_t)(major * 10 + minor), (uint32_t)sms, (uint32_t)shared};
     if (facts->sm != asked->sm)
-        return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
-                                 "the current device is sm_%u, the problem is for sm_%u", facts->sm,
-                                 asked->sm);
+        return attn_util_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
+                                    "the current device is sm_%u, the problem is for sm_%u",
+                                    facts->sm, asked->sm);
     return ATTN_OK;
 }

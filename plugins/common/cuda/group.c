@@ -2,7 +2,7 @@
 #include "plugins/common/cuda/group.h"
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/elements.cuh"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -62,7 +62,7 @@ int cuda_element(attn_dtype dtype)
 /* ---- Query ----------------------------------------------------------------------------------- */
 
 #define REFUSE(reason, field, ...)                                                                 \
-    verdict_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static int is_operand_dtype(attn_dtype dtype)
 {
@@ -82,18 +82,18 @@ static void refuse_kv_dtype(const cuda_dtypes *takes, const attn_problem *proble
     char accepted[64];
     snprintf(accepted, sizeof accepted, "%s%s", unquantised,
              may_quantise(takes, group) ? ", fp8_e4m3, fp8_e5m2" : "");
-    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", verdict_dtype_name(problem->kv_dtype));
+    REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(problem->kv_dtype));
 }
 
 /* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
 void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
                        const attn_layer_group *group, attn_verdict *verdict)
 {
-    const char *all = "f16, bf16", *q = verdict_dtype_name(problem->q_dtype);
+    const char *all = "f16, bf16", *q = attn_util_dtype_name(problem->q_dtype);
     attn_dtype kv = problem->kv_dtype;
     int quantised = may_quantise(takes, group) && cuda_is_fp8(kv);
     if (!is_operand_dtype(problem->q_dtype)) {
-        REFUSE(DTYPE, Q_DTYPE, is_operand_dtype(kv) ? verdict_dtype_name(kv) : all, "%s", q);
+        REFUSE(DTYPE, Q_DTYPE, is_operand_dtype(kv) ? attn_util_dtype_name(kv) : all, "%s", q);
         if (!is_operand_dtype(kv) && !quantised)
             refuse_kv_dtype(takes, problem, group, all, verdict);
     } else if (kv != problem->q_dtype && !quantised) {
@@ -102,7 +102,7 @@ void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
     if (!is_operand_dtype(problem->out_dtype) &&
         !(takes->f32_out && problem->out_dtype == ATTN_F32))
         REFUSE(DTYPE, OUT_DTYPE, takes->f32_out ? "f32, f16, bf16" : all, "%s",
-               verdict_dtype_name(problem->out_dtype));
+               attn_util_dtype_name(problem->out_dtype));
 }
 
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
@@ -123,5 +123,5 @@ void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
     snprintf(accepted, sizeof accepted, "%s%s%s", scaled ? "" : "none", open ? ", " : "",
              scaled || open ? some : "");
     REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
-           verdict_granularity_name(granularity));
+           attn_util_granularity_name(granularity));
 }

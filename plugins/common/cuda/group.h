@@ -5,7 +5,7 @@
 #ifndef PLUGINS_CUDA_GROUP_H
 #define PLUGINS_CUDA_GROUP_H
 
-#include "plugins/common/instance.h"
+#include "attn_plugin_util.h"
 
 typedef struct cuda_group {
     uint32_t attn_type;
@@ -27,7 +27,7 @@ typedef struct cuda_group {
     attn_dtype kv_dtype;
     attn_dtype out_dtype;
     uint32_t num_layers;
-    instance_layer *layers; /* the caller's */
+    attn_util_layer *layers; /* the caller's */
 } cuda_group;
 
 /* A group from a problem that query accepts; layers are left to the caller. */

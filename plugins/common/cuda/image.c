@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/image.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -56,12 +55,12 @@ void cuda_codes_check(const char *codes, const attn_device *device, attn_verdict
 {
     char accepted[TEXT_SIZE];
     if (device->type != ATTN_DEVICE_CUDA)
-        verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cuda", "%s",
-                       device->type == ATTN_DEVICE_CPU ? "cpu" : "unknown");
+        attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cuda", "%s",
+                         device->type == ATTN_DEVICE_CPU ? "cpu" : "unknown");
     if (cuda_codes_run(codes, device->sm))
         return;
     list_devices(codes, accepted);
-    verdict_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_SM, accepted, "%u", device->sm);
+    attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_SM, accepted, "%u", device->sm);
 }
 
 /* ---- Images ---------------------------------------------------------------------------------- */
@@ -76,11 +75,12 @@ static attn_status refuse(const cuda_facts *facts, const cuda_image *images, uin
             length += (size_t)snprintf(built + length, sizeof built - length, "%s%s: %s",
                                        length ? "; " : "", images[i].name, images[i].codes);
     if (length == 0)
-        return plugin_fail(error, ATTN_DEPENDENCY_MISSING,
-                           "kernels %s: not in this build, as configure found no nvcc",
-                           count ? images[0].name : "");
-    return plugin_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
-                             "the device is sm_%u; kernels of this build are %s", facts->sm, built);
+        return attn_util_fail(error, ATTN_DEPENDENCY_MISSING,
+                              "kernels %s: not in this build, as configure found no nvcc",
+                              count ? images[0].name : "");
+    return attn_util_fail_field(error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_SM,
+                                "the device is sm_%u; kernels of this build are %s", facts->sm,
+                                built);
 }
 
 attn_status cuda_image_load(const cuda_api *cuda, const cuda_facts *facts, const cuda_image *images,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/launch.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <inttypes.h>
 
@@ -25,10 +25,11 @@ attn_status cuda_function_find(const cuda_api *cuda, const cuda_facts *facts, cu
 {
     cuda_function found = NULL;
     if (wants->shared > facts->shared_memory)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_DEVICE_SHARED_MEMORY,
-                                 "kernel %s: %u bytes of shared memory: accepted up to %u on this "
-                                 "device, sm_%u",
-                                 name, wants->shared, facts->shared_memory, facts->sm);
+        return attn_util_fail_field(
+            error, ATTN_UNSUPPORTED, ATTN_FIELD_DEVICE_SHARED_MEMORY,
+            "kernel %s: %u bytes of shared memory: accepted up to %u on this "
+            "device, sm_%u",
+            name, wants->shared, facts->shared_memory, facts->sm);
     int result = cuda->cuModuleGetFunction(&found, module, name);
     if (result == CUDA_OK)
         result = opt_in(cuda, found, wants);
@@ -45,14 +46,14 @@ static attn_status check(const cuda_launch *launch, attn_error *error)
     static const int64_t most[3] = {INT32_MAX, 65535, 65535};
     for (int i = 0; i < 3; i++) {
         if (launch->grid[i] < 0 || launch->grid[i] > most[i])
-            return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                               "launch of %s: grid[%d] is %" PRId64 ": accepted 0..%" PRId64,
-                               launch->name, i, launch->grid[i], most[i]);
+            return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                                  "launch of %s: grid[%d] is %" PRId64 ": accepted 0..%" PRId64,
+                                  launch->name, i, launch->grid[i], most[i]);
         if (launch->cluster[i] > 0 && launch->grid[i] % launch->cluster[i] != 0)
-            return plugin_fail(error, ATTN_INVALID_ARGUMENT,
-                               "launch of %s: grid[%d] is %" PRId64
-                               ": accepted multiples of its cluster's, %u",
-                               launch->name, i, launch->grid[i], launch->cluster[i]);
+            return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                                  "launch of %s: grid[%d] is %" PRId64
+                                  ": accepted multiples of its cluster's, %u",
+                                  launch->name, i, launch->grid[i], launch->cluster[i]);
     }
     return ATTN_OK;
 }
@@ -113,7 +114,7 @@ attn_status cuda_launch_run(const cuda_api *cuda, const cuda_launch *launch, voi
                                  .num_attributes = list_attributes(launch, attributes)};
     if (!cuda->cuLaunchKernelEx) {
         if (config.num_attributes > (launch->programmatic ? 1u : 0u))
-            return plugin_fail_field(
+            return attn_util_fail_field(
                 error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_DRIVER,
                 "launch of %s: this driver has no cuLaunchKernelEx: accepted one of "
                 "CUDA 11.8 and later",

@@ -1,40 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/operands.h"
-#include "plugins/common/operand.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <string.h>
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 /* What the parts below share. */
 typedef struct taking {
     const cuda_group *group;
-    const instance_layer *layer;
+    const attn_util_layer *layer;
     const cuda_plan *plan;
     const attn_kv_batch *kv;
     const attn_forward_args *args;
     call_operands *to;
 } taking;
 
-static attn_status get_operand(const taking *t, uint32_t role, operand_form form,
+static attn_status get_operand(const taking *t, uint32_t role, attn_util_form form,
                                const attn_tensor **operand, attn_error *error)
 {
     form.device_type = ATTN_DEVICE_CUDA;
-    return operand_get(t->args, role, &form, operand, error);
+    return attn_util_operand(t->args, role, &form, operand, error);
 }
 
 /* An operand of at least `rows` rows. */
-static attn_status get_rows(const taking *t, uint32_t role, operand_form form, int64_t rows,
+static attn_status get_rows(const taking *t, uint32_t role, attn_util_form form, int64_t rows,
                             const attn_tensor **operand, attn_error *error)
 {
     form.shape[0] = -1;
     attn_status status = get_operand(t, role, form, operand, error);
     if (status == ATTN_OK && (*operand)->shape[0] < rows)
         status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      operand_name(role), (long long)(*operand)->shape[0], (long long)rows);
+                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
     return status;
 }
 
@@ -46,7 +45,7 @@ static long long stride_bytes(const attn_tensor *tensor, int dimension)
 /* Do all rows begin at a multiple of `bytes`? */
 static int is_aligned(const attn_tensor *tensor, int64_t bytes)
 {
-    if ((uintptr_t)operand_data(tensor) % (uintptr_t)bytes != 0)
+    if ((uintptr_t)attn_util_data(tensor) % (uintptr_t)bytes != 0)
         return 0;
     for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
         if (tensor->shape[d] > 1 && stride_bytes(tensor, (int)d) % bytes != 0)
@@ -61,10 +60,10 @@ static attn_status take_queries(const taking *t, attn_error *error)
     const attn_tensor *q = NULL, *out = NULL, *lse = NULL;
     int64_t rows = t->plan->batch.num_tokens;
     int64_t heads = (int64_t)group->kv_heads * group->ratio;
-    operand_form q_form = {.dtype = group->q_dtype, .ndim = 3, .shape = {0, heads, group->dim}};
-    operand_form out_form = {
+    attn_util_form q_form = {.dtype = group->q_dtype, .ndim = 3, .shape = {0, heads, group->dim}};
+    attn_util_form out_form = {
         .dtype = group->out_dtype, .ndim = 3, .shape = {0, heads, group->v_dim}, .written = 1};
-    operand_form lse_form = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
+    attn_util_form lse_form = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
     attn_status status = get_rows(t, ATTN_ROLE_Q, q_form, rows, &q, error);
     if (status == ATTN_OK)
         status = get_rows(t, ATTN_ROLE_OUT, out_form, rows, &out, error);
@@ -72,14 +71,14 @@ static attn_status take_queries(const taking *t, attn_error *error)
         status = get_rows(t, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
     if (status != ATTN_OK)
         return status;
-    to->q = operand_data(q);
+    to->q = attn_util_data(q);
     to->q_row = stride_bytes(q, 0);
     to->q_head = stride_bytes(q, 1);
-    to->out = operand_data(out);
+    to->out = attn_util_data(out);
     to->out_row = stride_bytes(out, 0);
     to->out_head = stride_bytes(out, 1);
     if (lse) {
-        to->lse = (float *)(void *)operand_data(lse);
+        to->lse = (float *)(void *)attn_util_data(lse);
         to->lse_row = stride_bytes(lse, 0);
         to->lse_head = stride_bytes(lse, 1);
     }
@@ -96,7 +95,7 @@ static attn_status take_new_keys(const taking *t, attn_error *error)
     const attn_tensor *k = NULL, *v = NULL;
     int cached = cuda_group_has_cache(group);
     int64_t rows = t->kv->kv_new_indptr.device ? 0 : t->plan->batch.num_tokens;
-    operand_form form = {
+    attn_util_form form = {
         .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
     to->aligned |= CALL_ALIGNED_NEW;
     if (cached && !attn_operand(t->args, ATTN_ROLE_K) && !attn_operand(t->args, ATTN_ROLE_V))
@@ -114,10 +113,10 @@ static attn_status take_new_keys(const taking *t, attn_error *error)
         status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
     if (status != ATTN_OK)
         return status;
-    to->k = operand_data(k);
+    to->k = attn_util_data(k);
     to->k_row = stride_bytes(k, 0);
     to->k_head = stride_bytes(k, 1);
-    to->v = operand_data(v);
+    to->v = attn_util_data(v);
     to->v_row = stride_bytes(v, 0);
     to->v_head = stride_bytes(v, 1);
     if (!is_aligned(k, 16) || !is_aligned(v, 16))
@@ -130,10 +129,10 @@ static attn_status get_cache(const taking *t, uint32_t role, int32_t dim, const 
 {
     const cuda_group *group = t->group;
     int64_t page = group->page_size, heads = group->kv_heads;
-    operand_form form = {.dtype = group->kv_dtype,
-                         .ndim = 4,
-                         .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
-                         .written = t->to->save};
+    attn_util_form form = {.dtype = group->kv_dtype,
+                           .ndim = 4,
+                           .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
+                           .written = t->to->save};
     return get_rows(t, role, form, 0, cache, error);
 }
 
@@ -154,11 +153,11 @@ static attn_status take_caches(const taking *t, attn_error *error)
                       (long long)k->shape[0], (long long)v->shape[0]);
     if (status != ATTN_OK)
         return status;
-    to->k_cache = operand_data(k);
+    to->k_cache = attn_util_data(k);
     to->k_page = stride_bytes(k, 0);
     to->k_token = stride_bytes(k, token);
     to->k_cache_head = stride_bytes(k, head);
-    to->v_cache = operand_data(v);
+    to->v_cache = attn_util_data(v);
     to->v_page = stride_bytes(v, 0);
     to->v_token = stride_bytes(v, token);
     to->v_cache_head = stride_bytes(v, head);
@@ -176,22 +175,23 @@ static attn_status take_scale(const taking *t, uint32_t role, float *values, con
     uint32_t count =
         group->scale_granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)group->kv_heads : 1;
     if (!scale)
-        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", operand_name(role));
+        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", attn_util_role_name(role));
     if (scale->granularity != group->scale_granularity || scale->count != count)
         return FAIL(error, ATTN_FIELD_SCALE,
-                    "scale of %s: granularity %u, count %u: accepted %u, %u", operand_name(role),
-                    scale->granularity, scale->count, group->scale_granularity, count);
+                    "scale of %s: granularity %u, count %u: accepted %u, %u",
+                    attn_util_role_name(role), scale->granularity, scale->count,
+                    group->scale_granularity, count);
     *device = scale->device;
     if (scale->device)
         return ATTN_OK;
     if (!scale->host)
         return FAIL(error, ATTN_FIELD_SCALE, "scale of %s: both pointers are NULL",
-                    operand_name(role));
+                    attn_util_role_name(role));
     for (uint32_t i = 0; i < count; i++)
         if (!(scale->host[i] > 0) || !isfinite(scale->host[i]))
             return FAIL(error, ATTN_FIELD_SCALE,
-                        "scale of %s: value %u is %g: accepted finite, above 0", operand_name(role),
-                        i, (double)scale->host[i]);
+                        "scale of %s: value %u is %g: accepted finite, above 0",
+                        attn_util_role_name(role), i, (double)scale->host[i]);
     memcpy(values, scale->host, count * sizeof *values);
     return ATTN_OK;
 }
@@ -201,11 +201,11 @@ static attn_status take_per_head(const taking *t, uint32_t role, const float **v
                                  attn_error *error)
 {
     const attn_tensor *operand = NULL;
-    operand_form form = {
+    attn_util_form form = {
         .dtype = ATTN_F32, .ndim = 1, .shape = {(int64_t)t->group->kv_heads * t->group->ratio}};
     attn_status status = get_operand(t, role, form, &operand, error);
     if (status == ATTN_OK)
-        *values = (const float *)(const void *)operand_data(operand);
+        *values = (const float *)(const void *)attn_util_data(operand);
     return status;
 }
 
@@ -227,14 +227,14 @@ static attn_status take_constants(const taking *t, attn_error *error)
     return status;
 }
 
-attn_status cuda_operands_take(const cuda_group *group, const instance_layer *layer,
+attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *layer,
                                const cuda_plan *plan, const attn_kv_batch *kv,
                                const attn_forward_args *args, call_operands *to, attn_error *error)
 {
     const taking t = {group, layer, plan, kv, args, to};
     memset(to, 0, sizeof *to);
     if (args->num_operands > 0 && !args->operands)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
     attn_status status = take_queries(&t, error);
     if (status == ATTN_OK)
         status = take_new_keys(&t, error);

@@ -13,7 +13,7 @@
  * cache; sinks and slopes that the group has. INVALID_ARGUMENT with role, place, what was got and
  * what is accepted: dtype, device, shape, stride, too few rows, k and v for a layer that reads
  * another's KV, SAVE_KV without slots, a scale that is missing or not above 0. */
-attn_status cuda_operands_take(const cuda_group *group, const instance_layer *layer,
+attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *layer,
                                const cuda_plan *plan, const attn_kv_batch *kv,
                                const attn_forward_args *args, call_operands *to, attn_error *error);
 

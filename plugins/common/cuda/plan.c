@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/plan.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #define FAIL(error, ...)                                                                           \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
 void cuda_plan_init(cuda_plan *plan, uint32_t kind, const attn_bounds *bounds, uint32_t index_forms,
                     cuda_address counts, attn_kv_batch *kv)
@@ -150,7 +149,7 @@ static attn_status find_kv_group(const cuda_plan *plan, const cuda_group *group,
         !batch->kv_groups)
         return FAIL(error, "kv_group %d: the batch has %u of them", group->kv_group,
                     batch->num_kv_groups);
-    COPY_SIZED(kv, attn_at(batch->kv_groups, (uint32_t)group->kv_group));
+    ATTN_UTIL_READ(kv, attn_at(batch->kv_groups, (uint32_t)group->kv_group));
     if (kv->page_size != group->page_size)
         return FAIL(error, "page_size of KV group %d is %d: accepted %d", group->kv_group,
                     kv->page_size, group->page_size);
@@ -192,9 +191,9 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
     attn_batch batch;
     attn_mask mask = {.struct_size = sizeof mask};
     attn_kv_batch kv;
-    COPY_SIZED(&batch, given);
+    ATTN_UTIL_READ(&batch, given);
     if (batch.mask)
-        COPY_SIZED(&mask, batch.mask);
+        ATTN_UTIL_READ(&mask, batch.mask);
     attn_status status = ATTN_OK;
     if (batch.mode != ATTN_MODE_IDLE) {
         status = check_scalars(&plan->bounds, &batch, error);
@@ -230,10 +229,10 @@ int cuda_plan_has_rows(const cuda_plan *plan)
 attn_status cuda_plan_check_forward(const cuda_plan *plan, int decode, attn_error *error)
 {
     if (!plan->planned)
-        return plugin_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
+        return attn_util_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
     if (cuda_plan_has_rows(plan) && decode != (plan->batch.mode == ATTN_MODE_DECODE))
-        return plugin_fail(error, ATTN_BAD_STATE, "forward_%s for a batch of mode %u",
-                           decode ? "decode" : "extend", plan->batch.mode);
+        return attn_util_fail(error, ATTN_BAD_STATE, "forward_%s for a batch of mode %u",
+                              decode ? "decode" : "extend", plan->batch.mode);
     return ATTN_OK;
 }
 

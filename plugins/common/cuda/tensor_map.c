@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/common/cuda/tensor_map.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <inttypes.h>
 
-#define FAIL(error, field, ...) plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(error, field, ...)                                                                    \
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static const int64_t most_elements = INT64_C(1) << 32, most_stride = INT64_C(1) << 40;
 
@@ -28,7 +28,7 @@ static attn_status find_type(const cuda_tensor_box *box, unsigned *type, attn_er
     default:
         return FAIL(error, ATTN_FIELD_OPERAND,
                     "tensor %s is %s: accepted f32, f16, bf16, fp8_e4m3, fp8_e5m2", box->name,
-                    verdict_dtype_name(box->dtype));
+                    attn_util_dtype_name(box->dtype));
     }
 }
 
@@ -108,7 +108,7 @@ attn_status cuda_tensor_map_make(const cuda_api *cuda, const cuda_tensor_box *bo
     if (status != ATTN_OK)
         return status;
     if (!cuda->cuTensorMapEncodeTiled)
-        return plugin_fail_field(
+        return attn_util_fail_field(
             error, ATTN_DEPENDENCY_MISSING, ATTN_FIELD_DEVICE_DRIVER,
             "tensor %s: this driver has no cuTensorMapEncodeTiled: accepted one of "
             "CUDA 12.0 and later",

@@ -10,7 +10,7 @@
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/tensor_map.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -98,7 +98,7 @@ static void assert_accepted(const char *codes, uint32_t sm, const char *accepted
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict given = {.struct_size = sizeof given, .reasons_capacity = 1, .reasons = &reason};
     attn_verdict verdict;
-    verdict_begin(&given, &verdict);
+    attn_util_verdict_begin(&given, &verdict);
     cuda_codes_check(codes, &device, &verdict);
     ck_assert_uint_eq(verdict.supported, accepted == NULL);
     if (accepted)

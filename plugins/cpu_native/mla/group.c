@@ -4,7 +4,7 @@
  */
 #include "mla.h"
 
-#include "plugins/common/copy_sized.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -12,7 +12,7 @@
 static void set_form(cpu_group *group, const attn_problem *problem, uint32_t modes, int absorbed)
 {
     attn_mla_dims mla;
-    COPY_SIZED(&mla, problem->group->mla);
+    ATTN_UTIL_READ(&mla, problem->group->mla);
     group->modes = modes;
     group->mla = (mla_group){
         .lora = mla.kv_lora_rank,

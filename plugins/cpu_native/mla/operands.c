@@ -4,18 +4,18 @@
  */
 #include "mla.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #define FAIL(error, field, ...)                                                                    \
-    plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
 /* Absorbed: q_nope as wide as a latent, and q_pe; expanded: q of both parts. */
 static attn_status get_queries(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
     int64_t rows = call->plan->row_end, heads = (int64_t)group->kv_heads * group->ratio;
-    operand_form q = {.dtype = group->q_dtype, .ndim = 3, .shape = {0, heads, group->dim}};
-    operand_form pe = q;
+    attn_util_form q = {.dtype = group->q_dtype, .ndim = 3, .shape = {0, heads, group->dim}};
+    attn_util_form pe = q;
     if (group->mla.expanded)
         return cpu_get_rows(args, ATTN_ROLE_Q, q, rows, &call->q, error);
     q.shape[2] = group->mla.lora;
@@ -30,8 +30,8 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
 static attn_status get_latents(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    operand_form c_kv = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.lora}};
-    operand_form k_pe = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.rope}};
+    attn_util_form c_kv = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.lora}};
+    attn_util_form k_pe = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.rope}};
     attn_status status =
         cpu_get_rows(args, ATTN_ROLE_C_KV, c_kv, call->plan->new_end, &call->mla.c_kv, error);
     if (status == ATTN_OK)
@@ -74,13 +74,13 @@ static attn_status get_expanded_keys(layer_call *call, const cpu_layer *layer,
 static attn_status get_cache(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    operand_form form = {.dtype = group->mla.packed ? ATTN_U8 : group->kv_dtype,
-                         .ndim = 3,
-                         .shape = {0, group->page_size,
-                                   group->mla.packed
-                                       ? latent_row_bytes(group->mla.lora, group->mla.rope)
-                                       : group->mla.lora + group->mla.rope},
-                         .written = call->save};
+    attn_util_form form = {.dtype = group->mla.packed ? ATTN_U8 : group->kv_dtype,
+                           .ndim = 3,
+                           .shape = {0, group->page_size,
+                                     group->mla.packed
+                                         ? latent_row_bytes(group->mla.lora, group->mla.rope)
+                                         : group->mla.lora + group->mla.rope},
+                           .written = call->save};
     int64_t element = attn_dtype_size(form.dtype);
     cache_view *view = &call->k_cache;
     const attn_tensor *cache = NULL;
@@ -91,13 +91,13 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, at
     if (status != ATTN_OK)
         return status;
     if (cache)
-        *view = (cache_view){.data = operand_data(cache),
+        *view = (cache_view){.data = attn_util_data(cache),
                              .page = cache->strides[0] * element,
                              .token = cache->strides[1] * element,
                              .num_pages = cache->shape[0]};
     if (group->fp8 && !group->mla.packed && (group->mla.absorbed || needed))
-        status = operand_get_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
-                                   &view->scales, error);
+        status = attn_util_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
+                                 &view->scales, error);
     call->v_cache = *view;
     return status;
 }

@@ -4,21 +4,18 @@
  */
 #include "mla.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { ALL_MODES = (1 << ATTN_MODE_COUNT) - 1 };
-
 attn_status mla_question_init(question *ask, attn_error *error)
 {
     if (!ask->group.mla)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_KIND,
-                                 "kind mla without dimensions of latent attention");
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_KIND,
+                                    "kind mla without dimensions of latent attention");
     memset(&ask->mla, 0, sizeof ask->mla);
-    COPY_SIZED(&ask->mla, ask->group.mla);
+    ATTN_UTIL_READ(&ask->mla, ask->group.mla);
     return ATTN_OK;
 }
 
@@ -54,7 +51,7 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
     snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
     if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
         REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
-    if (ask->problem.mla_expanded & ~(uint32_t)ALL_MODES)
+    if (ask->problem.mla_expanded & ~(uint32_t)ATTN_UTIL_ALL_MODES)
         REFUSE(MLA_FORM, MLA_EXPANDED, "0..63", "%#x", ask->problem.mla_expanded);
 }
 
@@ -66,11 +63,11 @@ void mla_check_dtypes(const question *ask, attn_verdict *verdict)
         return;
     }
     if (!is_operand_dtype(problem->q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, OPERAND_DTYPES, "%s", verdict_dtype_name(problem->q_dtype));
+        REFUSE(DTYPE, Q_DTYPE, OPERAND_DTYPES, "%s", attn_util_dtype_name(problem->q_dtype));
     if (problem->kv_dtype != ATTN_FP8_E4M3)
-        REFUSE(DTYPE, KV_DTYPE, "fp8_e4m3", "%s", verdict_dtype_name(problem->kv_dtype));
+        REFUSE(DTYPE, KV_DTYPE, "fp8_e4m3", "%s", attn_util_dtype_name(problem->kv_dtype));
     if (!is_operand_dtype(problem->out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, OPERAND_DTYPES, "%s", verdict_dtype_name(problem->out_dtype));
+        REFUSE(DTYPE, OUT_DTYPE, OPERAND_DTYPES, "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
 /* A packed row has its scales in itself. */

@@ -52,7 +52,7 @@ typedef struct test_run {
     test_problem of;
     attn_instance instance;
     fa3_group group;
-    instance_layer layer;
+    attn_util_layer layer;
     attn_metadata *metadata;
     attn_memory memory;
     attn_batch batch;

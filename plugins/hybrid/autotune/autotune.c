@@ -9,9 +9,7 @@
 #include "autotune.h"
 
 #include "plugins/hybrid/core/hybrid.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -83,9 +81,9 @@ static attn_status read_options(const attn_options *options, const char **names,
             while (c < *count && strcmp(names[c], value->text) != 0)
                 c++;
             if (c == PICK_MAX_CHILDREN)
-                return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                         "%s: more than %d candidates", value->place,
-                                         PICK_MAX_CHILDREN);
+                return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                            "%s: more than %d candidates", value->place,
+                                            PICK_MAX_CHILDREN);
             names[c] = value->text;
             *count += c == *count;
         } else if (strcmp(value->key, "store") == 0) {
@@ -103,8 +101,8 @@ static attn_status read_options(const attn_options *options, const char **names,
     if (read)
         *read = other;
     return *count > 0 ? ATTN_OK
-                      : plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                          "option candidate is required: the name of a backend");
+                      : attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                             "option candidate is required: the name of a backend");
 }
 
 /* ---- Classes --------------------------------------------------------------------------------- */
@@ -265,9 +263,9 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
 
 static void describe_group(const attn_problem *problem, tune_group *group)
 {
-    COPY_SIZED(&group->problem, problem);
-    COPY_SIZED(&group->group, problem->group);
-    COPY_SIZED(&group->bounds, problem->bounds);
+    ATTN_UTIL_READ(&group->problem, problem);
+    ATTN_UTIL_READ(&group->group, problem->group);
+    ATTN_UTIL_READ(&group->bounds, problem->bounds);
     const char *layout = problem->kv_layout ? problem->kv_layout : "no cache";
     int32_t first = INT32_MAX, last = 0;
     for (uint32_t l = 0; l < problem->group->num_layers; l++) {
@@ -285,8 +283,8 @@ static void describe_group(const attn_problem *problem, tune_group *group)
              "kv %s scale %u %s page %d",
              g->kind, g->attn_type, g->flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
              g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
-             (double)g->logit_cap, verdict_dtype_name(problem->q_dtype),
-             verdict_dtype_name(problem->kv_dtype), g->kv_scale_granularity, layout,
+             (double)g->logit_cap, attn_util_dtype_name(problem->q_dtype),
+             attn_util_dtype_name(problem->kv_dtype), g->kv_scale_granularity, layout,
              problem->page_size);
     /* Pointers that do not outlive create. */
     group->problem.group = NULL;
@@ -325,7 +323,7 @@ static void fill_own(tuning *own, const attn_services *services, const fanout *c
                               .choose = choose,
                               .reach = reach_all,
                               .decided = decided};
-    COPY_SIZED(&own->device, problems->device);
+    ATTN_UTIL_READ(&own->device, problems->device);
     snprintf(own->device_text, sizeof own->device_text,
              own->device.type == ATTN_DEVICE_CUDA ? "cuda sm_%u, %u multiprocessors"
                                                   : "cpu isa 0x%x, %u threads",

@@ -12,7 +12,7 @@
 #include "autotune.h"
 
 #include "plugins/common/cuda/cuda_api.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -452,8 +452,8 @@ static attn_status open_device(tune_case *tune, attn_error *error)
         return status;
     if (!cuda->cuStreamCreate || !cuda->cuStreamDestroy_v2 || !cuda->cuStreamSynchronize ||
         !cuda->cuMemcpyHtoD_v2 || !cuda->cuMemcpyDtoH_v2 || !cuda->cuMemsetD8_v2)
-        return plugin_fail(error, ATTN_DEPENDENCY_MISSING,
-                           "the driver lacks calls to measure with");
+        return attn_util_fail(error, ATTN_DEPENDENCY_MISSING,
+                              "the driver lacks calls to measure with");
     tune->cuda = cuda;
     enum { NON_BLOCKING = 1 };
     int result = cuda->cuStreamCreate(&tune->stream, NON_BLOCKING);
@@ -468,7 +468,7 @@ attn_status tune_case_create(attn_instance *instance, const tune_group *group, u
     const attn_services *services = instance->children.services;
     tune_case *tune = services->allocate(services->ctx, ATTN_SPACE_HOST, sizeof *tune, ALIGNMENT);
     if (!tune)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");
+        return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");
     memset(tune, 0, sizeof *tune);
     tune->instance = instance;
     tune->services = services;
@@ -484,7 +484,7 @@ attn_status tune_case_create(attn_instance *instance, const tune_group *group, u
     tune->kv_groups = take(tune, instance->layers.num_kv_groups * sizeof *tune->kv_groups);
     if (!tune->kv_groups || !fill_sequences(tune) || !fill_pages(tune) || !fill_operands(tune)) {
         tune_case_destroy(tune);
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");
+        return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");
     }
     status = upload(tune, error);
     if (status != ATTN_OK)
@@ -558,7 +558,7 @@ static attn_status take_regions(tune_case *tune, uint32_t c, const attn_memory_s
         memory->base[r] = tune->planned[c].memory[r] = tune->services->allocate(
             tune->services->ctx, r / ATTN_USE_COUNT, size->size[r], alignment);
         if (!memory->base[r])
-            return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata to measure with");
+            return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata to measure with");
         if (r % ATTN_USE_COUNT == ATTN_USE_ZEROED && r / ATTN_USE_COUNT == ATTN_SPACE_DEVICE)
             set_bytes(tune, memory->base[r], 0, size->size[r]);
         else if (r % ATTN_USE_COUNT == ATTN_USE_ZEROED)

@@ -11,7 +11,7 @@
  */
 #include "autotune.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <stdlib.h>

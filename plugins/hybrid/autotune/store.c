@@ -11,7 +11,7 @@
  */
 #include "autotune.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -107,10 +107,10 @@ static attn_status read_lines(attn_instance *instance, FILE *file, attn_error *e
         line[strcspn(line, "\n")] = '\0';
         const char *why = NULL;
         if (number == 1 && strcmp(line, header) != 0)
-            status = plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                       "store = %s: line 1 is '%.40s'; accepted: a file that "
-                                       "autotune wrote, or none",
-                                       path, line);
+            status = attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                          "store = %s: line 1 is '%.40s'; accepted: a file that "
+                                          "autotune wrote, or none",
+                                          path, line);
         else if (number > 1)
             why = cut(line, fields) ? take(instance, fields, &ours) : "it is not a decision";
         if (why)
@@ -129,8 +129,8 @@ attn_status tune_store_read(attn_instance *instance, attn_error *error)
         return ATTN_OK;
     }
     if (!file)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "store = %s cannot be read: %s", path, strerror(errno));
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "store = %s cannot be read: %s", path, strerror(errno));
     attn_status status = read_lines(instance, file, error);
     fclose(file);
     return status;

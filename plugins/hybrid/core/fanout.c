@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fanout.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +17,7 @@ const char *const fanout_layouts[FANOUT_NUM_LAYOUTS] = {
 
 void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed)
 {
-    COPY_SIZED(narrowed, bounds);
+    ATTN_UTIL_READ(narrowed, bounds);
     narrowed->modes = modes;
     if (modes != ATTN_MODE_BIT(ATTN_MODE_DECODE))
         return;
@@ -54,7 +51,7 @@ void fanout_limits_add(fanout_limits *limits, const fanout_limits *other)
 int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
                         const attn_bounds *bounds, attn_bounds *limited)
 {
-    COPY_SIZED(limited, bounds);
+    ATTN_UTIL_READ(limited, bounds);
     limited->modes &= limits->modes | ~all->modes;
     if (limited->max_seqs > limits->max_seqs && limited->max_seqs <= all->max_seqs)
         limited->max_seqs = limits->max_seqs;
@@ -71,7 +68,7 @@ int fanout_is_within(const fanout_limits *limits, uint32_t mode, const attn_batc
 
 void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_problem *narrowed)
 {
-    COPY_SIZED(&narrowed->problem, problem);
+    ATTN_UTIL_READ(&narrowed->problem, problem);
     fanout_narrow_bounds(problem->bounds, modes, &narrowed->bounds);
     narrowed->problem.bounds = &narrowed->bounds;
     narrowed->problem.mla_expanded &= modes;
@@ -98,14 +95,14 @@ attn_status fanout_narrow_layers(const attn_services *services, child_problem *n
     narrowed->layers =
         services->allocate(services->ctx, ATTN_SPACE_HOST, *count * sizeof *narrowed->layers, 16);
     if (!narrowed->layers)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layers", *count);
+        return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layers", *count);
     uint32_t kept = 0;
     for (uint32_t l = 0; l < group->num_layers; l++) {
         const attn_layer *layer = attn_at(group->layers, l);
         if (serves(ctx, c, group, layer))
-            COPY_SIZED(&narrowed->layers[kept++], layer);
+            ATTN_UTIL_READ(&narrowed->layers[kept++], layer);
     }
-    COPY_SIZED(&narrowed->group, group);
+    ATTN_UTIL_READ(&narrowed->group, group);
     narrowed->group.layers = narrowed->layers;
     narrowed->group.num_layers = *count;
     narrowed->problem.group = &narrowed->group;
@@ -124,7 +121,7 @@ void fanout_problem_finish(const attn_services *services, child_problem *narrowe
 
 void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
 {
-    verdict_begin(given, verdict);
+    attn_util_verdict_begin(given, verdict);
     verdict->graph_level = ATTN_GRAPH_ALWAYS;
     verdict->notes = KEPT_BY_ALL;
 }
@@ -211,7 +208,8 @@ attn_status fanout_check_services(const attn_services *services, attn_error *err
 {
     if (services && services->child_query && services->child_create)
         return ATTN_OK;
-    return plugin_fail(error, ATTN_INVALID_ARGUMENT, "services lack child_query or child_create");
+    return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                          "services lack child_query or child_create");
 }
 
 static attn_status check_problem(const attn_backend_type *type, const attn_options *options,
@@ -220,12 +218,12 @@ static attn_status check_problem(const attn_backend_type *type, const attn_optio
 {
     attn_reason reason;
     attn_verdict verdict;
-    attn_status status = problem_ask(type, options, services, problem, &verdict, &reason, error);
+    attn_status status = attn_util_ask(type, options, services, problem, &verdict, &reason, error);
     if (status != ATTN_OK || verdict.supported)
         return status;
-    return plugin_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s%s%s %s: accepted %s",
-                             reason.child, reason.child[0] ? ": " : "",
-                             verdict_field_name(reason.field), reason.got, reason.accepted);
+    return attn_util_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s%s%s %s: accepted %s",
+                                reason.child, reason.child[0] ? ": " : "",
+                                attn_util_field_name(reason.field), reason.got, reason.accepted);
 }
 
 attn_status fanout_check_problems(const attn_backend_type *type, const attn_options *options,
@@ -234,7 +232,7 @@ attn_status fanout_check_problems(const attn_backend_type *type, const attn_opti
 {
     attn_status status = ATTN_OK;
     if (num_problems == 0)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "no layer group");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "no layer group");
     for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++)
         status = check_problem(type, options, services, attn_at(problems, p), error);
     return status;
@@ -291,15 +289,16 @@ attn_status fanout_memory_check(const attn_memory_size *size, const attn_memory 
         if (!memory->base[r] || memory->size[r] < size->size[r]) {
             if (error && ATTN_HAS(error, attn_error, needed))
                 error->needed = size->size[r];
-            return plugin_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
-                                     "memory region %u has %llu bytes: needed %llu", r,
-                                     (unsigned long long)memory->size[r],
-                                     (unsigned long long)size->size[r]);
+            return attn_util_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
+                                        "memory region %u has %llu bytes: needed %llu", r,
+                                        (unsigned long long)memory->size[r],
+                                        (unsigned long long)size->size[r]);
         }
         if (size->alignment[r] > 1 && (uintptr_t)memory->base[r] % size->alignment[r] != 0)
-            return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
-                                     "memory region %u is misaligned: accepted multiples of %llu",
-                                     r, (unsigned long long)size->alignment[r]);
+            return attn_util_fail_field(
+                error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
+                "memory region %u is misaligned: accepted multiples of %llu", r,
+                (unsigned long long)size->alignment[r]);
     }
     return ATTN_OK;
 }

@@ -70,7 +70,7 @@ void fanout_problem_finish(const attn_services *services, child_problem *narrowe
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
 /* Start `verdict`, a copy that is the composite's, from the caller's `given`: supported, all notes,
- * no reasons. verdict_end() hands it back. */
+ * no reasons. attn_util_verdict_end() hands it back. */
 void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict);
 
 /* Ask child `name` and merge its answer: reasons are appended with the child's name, the graph
@@ -106,7 +106,7 @@ typedef struct fanout_layer {
 typedef struct fanout_layers {
     uint32_t count;
     uint32_t num_kv_groups; /* the highest that a layer belongs to, and one */
-    fanout_layer *items;    /* caller's memory, problem_count_layers() of them */
+    fanout_layer *items;    /* caller's memory, attn_util_count_layers() of them */
 } fanout_layers;
 
 /* Fill in `items`, `child` as `serves` says: the first of `num_children` that does. NULL = 0. */

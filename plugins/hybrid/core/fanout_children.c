@@ -5,8 +5,7 @@
  */
 #include "fanout.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +76,7 @@ static attn_status list_problems(const attn_services *services, uint32_t c,
     if (mine->narrowed)
         memset(mine->narrowed, 0, bytes);
     if (!mine->narrowed || !mine->list)
-        return plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layer groups", num_problems);
+        return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%u layer groups", num_problems);
     for (uint32_t p = 0; p < num_problems; p++) {
         int asked = 0;
         attn_status status = route(ctx, c, attn_at(problems, p), &mine->narrowed[p], &asked, error);
@@ -126,7 +125,7 @@ attn_instance *fanout_allocate(const attn_services *services, size_t size, size_
 {
     char *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 16);
     if (!made) {
-        plugin_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
+        attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", size);
         return NULL;
     }
     memset(made, 0, size);
@@ -155,7 +154,8 @@ attn_status fanout_create_all(attn_instance *made, const char *const *names,
 
 static attn_status name_failure(const fanout_child *child, attn_status status, attn_error *error)
 {
-    return status == ATTN_OK ? ATTN_OK : plugin_fail_prefix(error, status, "child %s", child->name);
+    return status == ATTN_OK ? ATTN_OK
+                             : attn_util_fail_prefix(error, status, "child %s", child->name);
 }
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
@@ -225,9 +225,10 @@ attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t ki
     memset(size, 0, sizeof *size);
     size->struct_size = sizeof *size;
     if (!child->ops)
-        return plugin_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "modes 0x%x: child %s was not made: no mode or layer is its own",
-                                 bounds->modes, child->name);
+        return attn_util_fail_field(
+            error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+            "modes 0x%x: child %s was not made: no mode or layer is its own", bounds->modes,
+            child->name);
     return name_failure(
         child, child->ops->metadata_size(child->instance, kind, bounds, size, error), error);
 }
@@ -255,11 +256,11 @@ attn_status fanout_total_size(attn_instance *instance, const fanout_metadata_for
 {
     const fanout *children = (const fanout *)instance;
     if (!bounds)
-        return plugin_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
     if (kind == ATTN_METADATA_GRAPH && form->split &&
         bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))
-        return plugin_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
-                                 "MIXED cannot be captured");
+        return attn_util_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_MODES,
+                                    "MIXED cannot be captured");
     attn_status status = ATTN_OK;
     memset(total, 0, sizeof *total);
     total->struct_size = sizeof *total;
@@ -298,7 +299,7 @@ attn_status fanout_read_memory(attn_instance *instance, const fanout_metadata_fo
                                attn_memory *memory, attn_error *error)
 {
     attn_memory_size size;
-    COPY_SIZED(memory, given);
+    ATTN_UTIL_READ(memory, given);
     attn_status status = fanout_total_size(instance, form, kind, bounds, &size, error);
     return status == ATTN_OK ? fanout_memory_check(&size, memory, error) : status;
 }
@@ -327,8 +328,8 @@ attn_status fanout_forward(const fanout *children, uint32_t c, attn_metadata *me
                            attn_error *) =
         decode ? child->ops->forward_decode : child->ops->forward_extend;
     if (!forward)
-        return plugin_fail(error, ATTN_UNSUPPORTED, "child %s has no %s", child->name,
-                           decode ? "forward_decode" : "forward_extend");
+        return attn_util_fail(error, ATTN_UNSUPPORTED, "child %s has no %s", child->name,
+                              decode ? "forward_decode" : "forward_extend");
     return name_failure(child, forward(metadata, layer_id, args, stream, error), error);
 }
 
@@ -338,9 +339,9 @@ attn_status fanout_check_planned(uint32_t mode, int decode, attn_error *error)
 {
     if (mode != ATTN_MODE_COUNT && (mode == ATTN_MODE_DECODE) == decode)
         return ATTN_OK;
-    return plugin_fail(error, ATTN_BAD_STATE,
-                       decode ? "forward_decode: no DECODE batch is planned"
-                              : "forward_extend: no batch of such a mode is planned");
+    return attn_util_fail(error, ATTN_BAD_STATE,
+                          decode ? "forward_decode: no DECODE batch is planned"
+                                 : "forward_extend: no batch of such a mode is planned");
 }
 
 const int32_t *fanout_readable(const fanout *children, const attn_i32_array *array)
@@ -352,18 +353,18 @@ static attn_status refuse_above(const char *what, int64_t got, int64_t most, uin
                                 attn_error *error)
 {
     return got >= 0 && got <= most ? ATTN_OK
-                                   : plugin_fail_field(error, ATTN_INVALID_ARGUMENT, field,
-                                                       "batch: %s %lld: accepted 0..%lld", what,
-                                                       (long long)got, (long long)most);
+                                   : attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field,
+                                                          "batch: %s %lld: accepted 0..%lld", what,
+                                                          (long long)got, (long long)most);
 }
 
 attn_status fanout_check_bounds(const attn_bounds *bounds, const attn_batch *batch,
                                 attn_error *error)
 {
     if (batch->mode >= ATTN_MODE_COUNT || !(bounds->modes & ATTN_MODE_BIT(batch->mode)))
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MODES,
-                                 "batch: mode %u is not among the modes 0x%x of the bounds",
-                                 batch->mode, bounds->modes);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MODES,
+                                    "batch: mode %u is not among the modes 0x%x of the bounds",
+                                    batch->mode, bounds->modes);
     attn_status status =
         refuse_above("num_seqs", batch->num_seqs, bounds->max_seqs, ATTN_FIELD_MAX_SEQS, error);
     if (status == ATTN_OK)

@@ -14,8 +14,7 @@
 #include "pick.h"
 
 #include "slice.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -128,7 +127,7 @@ static attn_metadata *lay_out(attn_instance *instance, uint32_t kind, const attn
     made->instance = instance;
     made->kind = kind;
     made->mode = ATTN_MODE_COUNT;
-    COPY_SIZED(&made->bounds, bounds);
+    ATTN_UTIL_READ(&made->bounds, bounds);
     for (uint32_t half = 0; half < PICK_HALVES; half++) {
         made->slice[half].kv_groups = kv_groups + (size_t)half * num_kv_groups;
         made->slice[half].kv_capacity = num_kv_groups;
@@ -297,8 +296,8 @@ static attn_status find_layer(const attn_metadata *metadata, int32_t layer_id,
 {
     *layer = fanout_find_layer(&metadata->instance->layers, layer_id);
     return *layer ? ATTN_OK
-                  : plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                      "layer %d: accepted those of create", layer_id);
+                  : attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                         "layer %d: accepted those of create", layer_id);
 }
 
 static attn_status forward_child(attn_metadata *metadata, uint32_t half, int decode,
@@ -307,10 +306,10 @@ static attn_status forward_child(attn_metadata *metadata, uint32_t half, int dec
 {
     uint32_t c = metadata->choice[layer->child][half];
     if (c == NOBODY)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                 "layer %d: accepted one that a batch of this mode and size was "
-                                 "said to come to",
-                                 layer->layer_id);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                    "layer %d: accepted one that a batch of this mode and size was "
+                                    "said to come to",
+                                    layer->layer_id);
     return fanout_forward(&metadata->instance->children, c, metadata->child[half][c], decode,
                           layer->layer_id, args, stream, error);
 }

@@ -8,10 +8,7 @@
 
 #include "slice.h"
 #include "split.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -88,7 +85,7 @@ static int32_t narrower(int32_t bound, int32_t reached)
 void pick_narrow_bounds(const attn_bounds *bounds, const pick_share *share, attn_bounds *narrowed)
 {
     attn_bounds within;
-    COPY_SIZED(&within, bounds);
+    ATTN_UTIL_READ(&within, bounds);
     within.max_seqs = narrower(within.max_seqs, share->most.max_seqs);
     /* A bound of 0 would be none at all. */
     within.max_kv_len = narrower(within.max_kv_len, most(share->most.max_kv_len, 1));
@@ -282,9 +279,9 @@ static void add_own_answer(const picker *pick, const char *const *names,
     if (picks_by_batch(pick, names, problem))
         split_limit_invariance(problem, verdict);
     if (differ && split_is_rounded(problem))
-        verdict_refuse_with(verdict, ATTN_FIELD_KV_DTYPE, ATTN_FIELD_CHILD,
-                            verdict_dtype_name(problem->q_dtype), "%s",
-                            verdict_dtype_name(problem->kv_dtype));
+        attn_util_refuse_with(verdict, ATTN_FIELD_KV_DTYPE, ATTN_FIELD_CHILD,
+                              attn_util_dtype_name(problem->q_dtype), "%s",
+                              attn_util_dtype_name(problem->kv_dtype));
     verdict->reads_new_kv_unquantised &= modes;
     if (problem->bounds->max_seqs > 0) {
         int32_t group = problem->group->kv_group;
@@ -335,7 +332,7 @@ attn_status pick_query(const attn_services *services, const picker *pick, const 
     if (status != ATTN_OK)
         return status;
     add_own_answer(&split, names, problem, from_arguments & from_cache, &merged);
-    verdict_end(&merged, verdict);
+    attn_util_verdict_end(&merged, verdict);
     return ATTN_OK;
 }
 
@@ -397,7 +394,7 @@ static attn_instance *make(const attn_services *services, const picker *pick,
                            const attn_problem *problems, uint32_t num_problems, size_t own_size,
                            attn_error *error)
 {
-    uint32_t count = problem_count_layers(problems, num_problems);
+    uint32_t count = attn_util_count_layers(problems, num_problems);
     size_t parts = sizeof(attn_instance) + count * sizeof(fanout_layer);
     size_t own = (parts + count * sizeof(pick_part) + 15) / 16 * 16, size = own + own_size;
     attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),

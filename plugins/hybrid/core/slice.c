@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "slice.h"
 
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -62,26 +61,26 @@ static void shift_state(attn_state_batch *state, int32_t seq, int32_t row)
 static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_error *error)
 {
     attn_batch *to = &slice->batch;
-    COPY_SIZED(to, from);
+    ATTN_UTIL_READ(to, from);
     if (to->num_decode_seqs < 0 || to->num_decode_seqs > to->num_seqs)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                 "num_decode_seqs %d: accepted 0..%d", to->num_decode_seqs,
-                                 to->num_seqs);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "num_decode_seqs %d: accepted 0..%d", to->num_decode_seqs,
+                                    to->num_seqs);
     if (to->num_kv_groups > slice->kv_capacity)
         to->num_kv_groups = slice->kv_capacity;
     for (uint32_t g = 0; g < to->num_kv_groups; g++)
-        COPY_SIZED(&slice->kv_groups[g], attn_at(to->kv_groups, g));
+        ATTN_UTIL_READ(&slice->kv_groups[g], attn_at(to->kv_groups, g));
     to->kv_groups = slice->kv_groups;
     if (to->mask) {
-        COPY_SIZED(&slice->mask, to->mask);
+        ATTN_UTIL_READ(&slice->mask, to->mask);
         to->mask = &slice->mask;
     }
     if (to->multi_item) {
-        COPY_SIZED(&slice->multi_item, to->multi_item);
+        ATTN_UTIL_READ(&slice->multi_item, to->multi_item);
         to->multi_item = &slice->multi_item;
     }
     if (to->state) {
-        COPY_SIZED(&slice->state, to->state);
+        ATTN_UTIL_READ(&slice->state, to->state);
         to->state = &slice->state;
     }
     /* A hint whose runs need not end where the slice does; and scalars that count the whole batch,
@@ -183,7 +182,7 @@ uint32_t slice_needs(const attn_layer_group *group)
 void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_groups,
                   attn_batch *slice)
 {
-    COPY_SIZED(slice, batch);
+    ATTN_UTIL_READ(slice, batch);
     if (!(needs & SLICE_KV))
         num_kv_groups = 0;
     if (slice->num_kv_groups > num_kv_groups)
@@ -208,7 +207,7 @@ static const uint32_t new_key_roles =
 
 static void shift_rows(const attn_tensor *from, int32_t first_row, attn_tensor *to)
 {
-    COPY_SIZED(to, from);
+    ATTN_UTIL_READ(to, from);
     uint64_t bytes =
         (uint64_t)first_row * (uint64_t)from->strides[0] * attn_dtype_size(from->dtype);
     to->byte_offset += bytes;
@@ -222,7 +221,7 @@ void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_f
                 args_slice *slice)
 {
     uint32_t shifted = query_roles | (new_rows_follow_queries ? new_key_roles : 0u);
-    COPY_SIZED(&slice->args, args);
+    ATTN_UTIL_READ(&slice->args, args);
     uint32_t count = args->num_operands < ATTN_ROLE_COUNT ? args->num_operands : ATTN_ROLE_COUNT;
     memset(slice->operands, 0, sizeof slice->operands);
     if (count > 0)

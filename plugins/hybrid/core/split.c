@@ -2,7 +2,7 @@
 #include "split.h"
 
 #include "fanout.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 
 #define BIT(mode) ATTN_MODE_BIT(ATTN_MODE_##mode)
 
@@ -45,14 +45,14 @@ void split_limit_graph_level(const attn_problem *problem, attn_verdict *verdict)
     if (verdict->graph_level > ATTN_GRAPH_UNIFORM)
         verdict->graph_level = ATTN_GRAPH_UNIFORM;
     if (problem->graph_level > ATTN_GRAPH_UNIFORM)
-        verdict_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, "0..2", "%u",
-                       problem->graph_level);
+        attn_util_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, "0..2", "%u",
+                         problem->graph_level);
 }
 
 void split_limit_invariance(const attn_problem *problem, attn_verdict *verdict)
 {
     verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
     if (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT)
-        verdict_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "0, 1", "%u",
-                       problem->need_notes);
+        attn_util_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "0, 1", "%u",
+                         problem->need_notes);
 }

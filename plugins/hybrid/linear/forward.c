@@ -8,8 +8,7 @@
 #include "linear.h"
 
 #include "plugins/hybrid/core/slice.h"
-#include "plugins/common/copy_sized.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <string.h>
 
@@ -67,7 +66,7 @@ static attn_metadata *lay_out(attn_instance *instance, const attn_bounds *bounds
     memset(made, 0, sizeof *made);
     made->instance = instance;
     made->mode = ATTN_MODE_COUNT;
-    COPY_SIZED(&made->bounds, bounds);
+    ATTN_UTIL_READ(&made->bounds, bounds);
     return made;
 }
 
@@ -135,14 +134,14 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     const attn_instance *instance = metadata->instance;
     const fanout_layer *layer = fanout_find_layer(&instance->layers, layer_id);
     if (!layer)
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                 "layer %d: accepted the %u layers of create", layer_id,
-                                 instance->layers.count);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                    "layer %d: accepted the %u layers of create", layer_id,
+                                    instance->layers.count);
     if (!metadata->is_for[layer->child])
-        return plugin_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                 "layer %d: accepted one that a batch of this mode and size was "
-                                 "said to come to",
-                                 layer_id);
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                    "layer %d: accepted one that a batch of this mode and size was "
+                                    "said to come to",
+                                    layer_id);
     return fanout_forward(&instance->children, layer->child, metadata->child[layer->child], decode,
                           layer_id, args, stream, error);
 }

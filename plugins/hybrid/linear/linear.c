@@ -12,9 +12,7 @@
 #include "plugins/hybrid/core/hybrid.h"
 
 #include "linear.h"
-#include "plugins/common/plugin_error.h"
-#include "plugins/common/problem.h"
-#include "plugins/common/verdict.h"
+#include "attn_plugin_util.h"
 #include "plugins/hybrid/core/slice.h"
 
 #include <limits.h>
@@ -109,16 +107,17 @@ static attn_status read_options(const attn_options *options, struct linear_optio
         else if (strcmp(value->key, "full_attn_layers") == 0)
             read->layers = value->text;
         if (!list_is_good(read->layers))
-            return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "%s: full_attn_layers = '%s': accepted layers and ranges of "
-                                     "them, as in 3,7,11-15",
-                                     value->place, read->layers);
+            return attn_util_fail_field(
+                error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                "%s: full_attn_layers = '%s': accepted layers and ranges of "
+                "them, as in 3,7,11-15",
+                value->place, read->layers);
     }
     for (int c = 0; c < NUM_LINEAR; c++)
         if (!read->child[c])
-            return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "option %s is required: the name of a backend",
-                                     option_list[c].key);
+            return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                        "option %s is required: the name of a backend",
+                                        option_list[c].key);
     return ATTN_OK;
 }
 
@@ -176,7 +175,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *give
         return status;
     if (problem->bounds->max_seqs > 0)
         merged.host_bytes += linear_metadata_bytes();
-    verdict_end(&merged, verdict);
+    attn_util_verdict_end(&merged, verdict);
     return ATTN_OK;
 }
 
@@ -218,8 +217,8 @@ static attn_instance *make(const attn_problem *problems, uint32_t num_problems,
                            const struct linear_options *options, const attn_services *services,
                            attn_error *error)
 {
-    size_t size =
-        sizeof(attn_instance) + problem_count_layers(problems, num_problems) * sizeof(fanout_layer);
+    size_t size = sizeof(attn_instance) +
+                  attn_util_count_layers(problems, num_problems) * sizeof(fanout_layer);
     attn_instance *made = fanout_allocate(services, size, offsetof(attn_instance, child),
                                           NUM_LINEAR, problems, error);
     if (!made)

@@ -15,7 +15,7 @@
  */
 #include "plugins/hybrid/core/hybrid.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 #include "plugins/hybrid/core/pick.h"
 
 #include <string.h>
@@ -69,9 +69,9 @@ static attn_status read_options(const attn_options *options, phase_options *read
     }
     for (int c = 0; c < NUM_CHILDREN; c++)
         if (!read->child[c])
-            return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "option %s is required: the name of a backend",
-                                     options_declared[c].key);
+            return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                        "option %s is required: the name of a backend",
+                                        options_declared[c].key);
     return ATTN_OK;
 }
 

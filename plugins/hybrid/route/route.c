@@ -7,7 +7,7 @@
 
 #include "plugins/hybrid/core/pick.h"
 #include "table.h"
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 

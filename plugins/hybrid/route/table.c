@@ -8,7 +8,7 @@
  */
 #include "table.h"
 
-#include "plugins/common/plugin_error.h"
+#include "attn_plugin_util.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -194,16 +194,16 @@ static attn_status read_row(route_table *table, uint32_t index, attn_error *erro
             *equals = '=';
         }
         if (wrong)
-            return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "%s: row %u '%s -> %s': '%s' %s", row->place, index + 1,
-                                     row->text, table->children[row->child], word, wrong);
+            return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                        "%s: row %u '%s -> %s': '%s' %s", row->place, index + 1,
+                                        row->text, table->children[row->child], word, wrong);
         at += length;
     }
     if (seen == 0)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: row %u '-> %s' has no condition; accepted: at least one "
-                                 "(`otherwise` names the backend of all else)",
-                                 row->place, index + 1, table->children[row->child]);
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: row %u '-> %s' has no condition; accepted: at least one "
+                                    "(`otherwise` names the backend of all else)",
+                                    row->place, index + 1, table->children[row->child]);
     return ATTN_OK;
 }
 
@@ -334,12 +334,12 @@ static attn_status check_rows(const route_table *table, attn_error *error)
         route_row_text(table, r, text, sizeof text);
         if (shadow < r)
             route_row_text(table, shadow, other, sizeof other);
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: %s can never match: %s%s%s%s take what it would; accepted: "
-                                 "another order or other conditions",
-                                 table->rows[r].place, text, other, shadow < r ? " (" : "",
-                                 shadow < r ? table->rows[shadow].place : "",
-                                 shadow < r ? ")" : "");
+        return attn_util_fail_field(
+            error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+            "%s: %s can never match: %s%s%s%s take what it would; accepted: "
+            "another order or other conditions",
+            table->rows[r].place, text, other, shadow < r ? " (" : "",
+            shadow < r ? table->rows[shadow].place : "", shadow < r ? ")" : "");
     }
     return ATTN_OK;
 }
@@ -367,10 +367,10 @@ static attn_status collect(const attn_options *options, route_table *table, attn
         if (strcmp(value->key, "otherwise") == 0)
             otherwise = value;
         if ((is_when ? whens : thens) == ROUTE_MAX_ROWS - 1 && (is_when || is_then))
-            return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                     "%s: %s: more than %d rows; accepted: at most %d",
-                                     value->place, value->key, ROUTE_MAX_ROWS - 1,
-                                     ROUTE_MAX_ROWS - 1);
+            return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                        "%s: %s: more than %d rows; accepted: at most %d",
+                                        value->place, value->key, ROUTE_MAX_ROWS - 1,
+                                        ROUTE_MAX_ROWS - 1);
         if (is_when) {
             table->rows[whens].text = value->text + strspn(value->text, " \t");
             table->rows[whens++].place = value->place;
@@ -379,13 +379,13 @@ static attn_status collect(const attn_options *options, route_table *table, attn
         }
     }
     if (!otherwise)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "option otherwise is required: the name of a backend");
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "option otherwise is required: the name of a backend");
     if (whens != thens)
-        return plugin_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                 "%s: %u times `when` and %u times `then`; accepted: as many of "
-                                 "one as of the other",
-                                 whens ? table->rows[0].place : otherwise->place, whens, thens);
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: %u times `when` and %u times `then`; accepted: as many of "
+                                    "one as of the other",
+                                    whens ? table->rows[0].place : otherwise->place, whens, thens);
     route_row *last = &table->rows[whens];
     last->text = "";
     last->place = otherwise->place;

@@ -281,7 +281,7 @@ const attn_services test_services = {.struct_size = sizeof test_services,
 attn_instance *make_instance(const test_problem *t, const nvrtc_api *nvrtc, const char *kernel_dir,
                              const char *cache_dir)
 {
-    size_t size = sizeof(attn_instance) + sizeof(triton_group) + sizeof(instance_layer);
+    size_t size = sizeof(attn_instance) + sizeof(triton_group) + sizeof(attn_util_layer);
     attn_instance *made = test_allocate(NULL, ATTN_SPACE_HOST, size, 64);
     *made = (attn_instance){.services = &test_services,
                             .cuda = &test_driver,
@@ -296,8 +296,8 @@ attn_instance *make_instance(const test_problem *t, const nvrtc_api *nvrtc, cons
     snprintf(made->options.kernel_dir, MAX_PATH, "%s", kernel_dir);
     snprintf(made->options.cache_dir, MAX_PATH, "%s", cache_dir);
     triton_group_init(made->groups, &t->problem);
-    made->groups->base.layers = (instance_layer *)(made->groups + 1);
-    made->groups->base.layers[0] = (instance_layer){.layer_id = t->layer.layer_id};
+    made->groups->base.layers = (attn_util_layer *)(made->groups + 1);
+    made->groups->base.layers[0] = (attn_util_layer){.layer_id = t->layer.layer_id};
     return made;
 }
 

@@ -1,0 +1,967 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_plugin_util.h: what a plugin in C or C++ would otherwise write again. No part of the ABI: a
+ * plugin may use all of it, some or none, and the functions are compiled into it.
+ *
+ *   errors          messages with a field, cut between characters
+ *   sized structs   read and written as far as both sides know them
+ *   names           of fields, roles, data types, kinds: as hosts call them
+ *   verdicts        reasons, one call each
+ *   problems        what makes no sense, what is beyond a plugin's limits
+ *   instances       their memory, lists of layers
+ *   memory          sizes that metadata_size tells and metadata_create checks
+ *   batches         within bounds? whose rows, which keys?
+ *   operands        by role, checked against a form; scales
+ *   options         numbers
+ *   the plugin      describe, the entry and its version
+ *
+ * C11 or C++17. Functions that return attn_status write what went wrong into *error, which may be
+ * NULL. Without a tag of its own a function may be called by any thread at any time [any-thread].
+ */
+#ifndef ATTN_PLUGIN_UTIL_H
+#define ATTN_PLUGIN_UTIL_H
+
+#include "attn_plugin.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A function that formats as printf does: the format's place, and its first argument's. */
+#if defined(__GNUC__) || defined(__clang__)
+#define ATTN_UTIL_PRINTF(place, first) __attribute__((format(printf, place, first)))
+#else
+#define ATTN_UTIL_PRINTF(place, first)
+#endif
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+/* Where a text was cut within a character of several bytes, end it before that character. */
+static inline void attn_util_cut(char *text)
+{
+    size_t length = strlen(text), start = length;
+    while (start > 0 && ((unsigned char)text[start - 1] & 0xC0) == 0x80)
+        start--;
+    if (start == 0)
+        return;
+    unsigned char lead = (unsigned char)text[start - 1];
+    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    if (need > length - (start - 1))
+        text[start - 1] = '\0';
+}
+
+/* vsnprintf() whose cut, if `capacity` is too small, lies between characters. */
+ATTN_UTIL_PRINTF(3, 0)
+static inline void attn_util_format(char *text, size_t capacity, const char *format, va_list args)
+{
+    int length = vsnprintf(text, capacity, format, args);
+    if (length >= 0 && capacity > 0 && (size_t)length >= capacity)
+        attn_util_cut(text);
+}
+
+/* Write code, field and message. For the functions below. */
+ATTN_UTIL_PRINTF(4, 0)
+static inline void attn_util_write_error(attn_error *error, attn_status code, uint32_t field,
+                                         const char *format, va_list args)
+{
+    error->code = code;
+    error->field = field;
+    if (error->message && error->capacity > 0)
+        attn_util_format(error->message, error->capacity, format, args);
+}
+
+/* Write `code` and the formatted message into *error, and return `code`. */
+ATTN_UTIL_PRINTF(3, 4)
+static inline attn_status attn_util_fail(attn_error *error, attn_status code, const char *format,
+                                         ...)
+{
+    if (error) {
+        va_list args;
+        va_start(args, format);
+        attn_util_write_error(error, code, ATTN_FIELD_NONE, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+/* The same, naming the field at fault (ATTN_FIELD_*). */
+ATTN_UTIL_PRINTF(4, 5)
+static inline attn_status attn_util_fail_field(attn_error *error, attn_status code, uint32_t field,
+                                               const char *format, ...)
+{
+    if (error) {
+        va_list args;
+        va_start(args, format);
+        attn_util_write_error(error, code, field, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+/* Put "prefix: " before the message that stands there already, and return `code`. */
+ATTN_UTIL_PRINTF(3, 4)
+static inline attn_status attn_util_fail_prefix(attn_error *error, attn_status code,
+                                                const char *format, ...)
+{
+    if (!error)
+        return code;
+    error->code = code;
+    if (error->message && error->capacity > 0) {
+        char prefix[256], rest[1024];
+        va_list args;
+        va_start(args, format);
+        attn_util_format(prefix, sizeof prefix, format, args);
+        va_end(args);
+        snprintf(rest, sizeof rest, "%s", error->message);
+        int length = snprintf(error->message, error->capacity, "%s: %s", prefix, rest);
+        if (length >= 0 && (uint32_t)length >= error->capacity)
+            attn_util_cut(error->message);
+    }
+    return code;
+}
+
+/* ---- Sized structs --------------------------------------------------------------------------- */
+
+/* Copy a sized struct of the other side, which may have been built with older or newer headers,
+ * into one of `size` bytes: the part that both have, zero after it. */
+static inline void attn_util_read(void *to, uint32_t size, const void *from)
+{
+    uint32_t theirs = *(const uint32_t *)from;
+    if (theirs >= size) { /* nearly always, and then of a size that the compiler knows */
+        memcpy(to, from, size);
+    } else {
+        memset(to, 0, size);
+        memcpy(to, from, theirs);
+    }
+    *(uint32_t *)to = size;
+}
+
+/* The same with the size of what `to` points to. */
+#define ATTN_UTIL_READ(to, from) attn_util_read((to), (uint32_t)sizeof *(to), (from))
+
+/* Copy a struct of `size` bytes into a sized one of the other side: the part that both have;
+ * struct_size stays theirs. */
+static inline void attn_util_write(void *to, const void *from, uint32_t size)
+{
+    uint32_t theirs = *(const uint32_t *)to;
+    memcpy(to, from, theirs < size ? theirs : size);
+    *(uint32_t *)to = theirs;
+}
+
+/* The same with the size of what `from` points to. */
+#define ATTN_UTIL_WRITE(to, from) attn_util_write((to), (from), (uint32_t)sizeof *(from))
+
+/* Make a sized struct of one's own: zero but for struct_size, the size of what `to` points to. */
+#define ATTN_UTIL_INIT(to)                                                                         \
+    (memset((to), 0, sizeof *(to)), (void)((to)->struct_size = (uint32_t)sizeof *(to)))
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* A field (ATTN_FIELD_*) as it stands in texts; "" for none and for those that are not known. */
+static inline const char *attn_util_field_name(uint32_t field)
+{
+#define ATTN_UTIL_NAME(name, value, text)                                                          \
+    case value:                                                                                    \
+        return text;
+    switch (field) {
+        ATTN_FIELD_MAP(ATTN_UTIL_NAME)
+    default:
+        return "";
+    }
+}
+
+/* An operand's role (ATTN_ROLE_*); "?" for those that are not known. */
+static inline const char *attn_util_role_name(uint32_t role)
+{
+    switch (role) {
+        ATTN_ROLE_MAP(ATTN_UTIL_NAME)
+    default:
+        return "?";
+    }
+#undef ATTN_UTIL_NAME
+}
+
+/* A data type ("bf16"); "absent" for none, "unknown" for others. */
+static inline const char *attn_util_dtype_name(attn_dtype dtype)
+{
+    switch (dtype) {
+    case ATTN_DTYPE_NONE:
+        return "absent";
+    case ATTN_I32:
+        return "i32";
+    case ATTN_I64:
+        return "i64";
+    case ATTN_U8:
+        return "u8";
+    case ATTN_U16:
+        return "u16";
+    case ATTN_F16:
+        return "f16";
+    case ATTN_F32:
+        return "f32";
+    case ATTN_F64:
+        return "f64";
+    case ATTN_BF16:
+        return "bf16";
+    case ATTN_FP8_E4M3:
+        return "fp8_e4m3";
+    case ATTN_FP8_E5M2:
+        return "fp8_e5m2";
+    default:
+        return "unknown";
+    }
+}
+
+/* A device type ("cuda"); "unknown" for others. */
+static inline const char *attn_util_device_name(int32_t type)
+{
+    return type == ATTN_DEVICE_CPU ? "cpu" : type == ATTN_DEVICE_CUDA ? "cuda" : "unknown";
+}
+
+/* ATTN_KIND_*; "unknown" for others. */
+static inline const char *attn_util_kind_name(uint32_t kind)
+{
+    static const char *const names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
+    return kind < ATTN_KIND_COUNT ? names[kind] : "unknown";
+}
+
+/* ATTN_TYPE_*; "unknown" for others. */
+static inline const char *attn_util_attn_type_name(uint32_t attn_type)
+{
+    static const char *const names[ATTN_TYPE_COUNT] = {"decoder", "encoder_only", "cross"};
+    return attn_type < ATTN_TYPE_COUNT ? names[attn_type] : "unknown";
+}
+
+/* ATTN_SCALE_*; "unknown" for others. */
+static inline const char *attn_util_granularity_name(uint32_t granularity)
+{
+    static const char *const names[ATTN_SCALE_COUNT] = {"none", "per_tensor", "per_head"};
+    return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
+}
+
+/* ---- Verdicts --------------------------------------------------------------------------------
+ *
+ *   attn_util_verdict_begin   supported, no reasons
+ *   attn_util_refuse          one reason more: for everything that is in the way, not the first
+ *   attn_util_verdict_end     into the caller's struct, no byte beyond its struct_size
+ */
+
+/* Start `verdict`, which is ours, from the caller's `given`, whose array of reasons is used in
+ * place. */
+static inline void attn_util_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
+{
+    ATTN_UTIL_INIT(verdict);
+    verdict->supported = 1;
+    verdict->reasons_capacity = given->reasons_capacity;
+    verdict->reasons = given->reasons;
+}
+
+/* Add a reason with its two texts. For the functions below. */
+ATTN_UTIL_PRINTF(6, 0)
+static inline void attn_util_add_reason(attn_verdict *verdict, uint32_t code, uint32_t field,
+                                        uint32_t with_field, const char *accepted,
+                                        const char *got_format, va_list args)
+{
+    uint32_t index = verdict->num_reasons++;
+    verdict->supported = 0;
+    if (index >= verdict->reasons_capacity)
+        return;
+    attn_reason reason;
+    ATTN_UTIL_INIT(&reason);
+    reason.code = code;
+    reason.field = field;
+    reason.with_field = with_field;
+    attn_util_format(reason.got, sizeof reason.got, got_format, args);
+    snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
+    /* The walk of attn_at(), on an array that is written. */
+    ATTN_UTIL_WRITE((char *)verdict->reasons + (size_t)index * verdict->reasons->struct_size,
+                    &reason);
+}
+
+/* Add the reason "field got: accepted ..." (ATTN_REASON_*, ATTN_FIELD_*). `accepted` is a list as
+ * attn_reason describes it; `got_format` is printf's, and what it makes is cut to fit. */
+ATTN_UTIL_PRINTF(5, 6)
+static inline void attn_util_refuse(attn_verdict *verdict, uint32_t code, uint32_t field,
+                                    const char *accepted, const char *got_format, ...)
+{
+    va_list args;
+    va_start(args, got_format);
+    attn_util_add_reason(verdict, code, field, ATTN_FIELD_NONE, accepted, got_format, args);
+    va_end(args);
+}
+
+/* The same for two fields that do not go together: `field` would have to change because of
+ * `with_field`. */
+ATTN_UTIL_PRINTF(5, 6)
+static inline void attn_util_refuse_with(attn_verdict *verdict, uint32_t field, uint32_t with_field,
+                                         const char *accepted, const char *got_format, ...)
+{
+    va_list args;
+    va_start(args, got_format);
+    attn_util_add_reason(verdict, ATTN_REASON_COMBINATION, field, with_field, accepted, got_format,
+                         args);
+    va_end(args);
+}
+
+/* Write the answer into the caller's struct. */
+static inline void attn_util_verdict_end(const attn_verdict *verdict, attn_verdict *given)
+{
+    ATTN_UTIL_WRITE(given, verdict);
+}
+
+/* ---- Problems that make no sense ------------------------------------------------------------- */
+
+/* A problem in structs of ours, whatever size the caller's have; problem->group and so on still
+ * point to the caller's. INVALID_ARGUMENT if one of the four is missing. */
+static inline attn_status attn_util_read_problem(const attn_problem *given, attn_problem *problem,
+                                                 attn_layer_group *group, attn_bounds *bounds,
+                                                 attn_device *device, attn_error *error)
+{
+    if (!given || !given->group || !given->bounds || !given->device)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                              "problem, group, bounds or device is NULL");
+    ATTN_UTIL_READ(problem, given);
+    ATTN_UTIL_READ(group, given->group);
+    ATTN_UTIL_READ(bounds, given->bounds);
+    ATTN_UTIL_READ(device, given->device);
+    return ATTN_OK;
+}
+
+/* INVALID_ARGUMENT for a group without layers. */
+static inline attn_status attn_util_require_layers(const attn_layer_group *group, attn_error *error)
+{
+    if (group->num_layers < 1 || !group->layers)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_NUM_LAYERS,
+                                    "num_layers %u: accepted 1 and more", group->num_layers);
+    return ATTN_OK;
+}
+
+/* INVALID_ARGUMENT for numbers of heads that no layer can have. */
+static inline attn_status attn_util_require_heads(const attn_layer_group *group, attn_error *error)
+{
+    if (group->num_kv_heads < 1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_NUM_KV_HEADS,
+                                    "num_kv_heads %d: accepted 1 and more", group->num_kv_heads);
+    if (group->num_q_heads < 1 || group->num_q_heads % group->num_kv_heads != 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_NUM_Q_HEADS,
+                                    "num_q_heads %d: accepted multiples of num_kv_heads, %d",
+                                    group->num_q_heads, group->num_kv_heads);
+    return ATTN_OK;
+}
+
+/* INVALID_ARGUMENT for numbers of heads, or numbers of the softmax, that no layer can have. */
+static inline attn_status attn_util_require_softmax(const attn_layer_group *group,
+                                                    attn_error *error)
+{
+    attn_status status = attn_util_require_heads(group, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!isfinite(group->sm_scale))
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SM_SCALE,
+                                    "sm_scale %g: accepted finite", (double)group->sm_scale);
+    if (!isfinite(group->logit_cap) || group->logit_cap < 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LOGIT_CAP,
+                                    "logit_cap %g: accepted 0, or finite above 0",
+                                    (double)group->logit_cap);
+    if (group->window_left < -1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_WINDOW_LEFT,
+                                    "window_left %d: accepted -1 and more", group->window_left);
+    if (group->window_right < -1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_WINDOW_RIGHT,
+                                    "window_right %d: accepted -1 and more", group->window_right);
+    if (group->attention_chunk < 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_ATTENTION_CHUNK,
+                                    "attention_chunk %d: accepted 0 and more",
+                                    group->attention_chunk);
+    return ATTN_OK;
+}
+
+/* What the type's query says, with the first reason alone, into `verdict` and `reason`. */
+static inline attn_status attn_util_ask(const attn_backend_type *type, const attn_options *options,
+                                        const attn_services *services, const attn_problem *problem,
+                                        attn_verdict *verdict, attn_reason *reason,
+                                        attn_error *error)
+{
+    ATTN_UTIL_INIT(reason);
+    ATTN_UTIL_INIT(verdict);
+    verdict->reasons_capacity = 1;
+    verdict->reasons = reason;
+    return type->query(type, options, services, problem, verdict, error);
+}
+
+/* UNSUPPORTED, in the words of the first reason, if the type's query says no. What create begins
+ * with, for each problem. */
+static inline attn_status attn_util_require_support(const attn_backend_type *type,
+                                                    const attn_options *options,
+                                                    const attn_services *services,
+                                                    const attn_problem *problem, attn_error *error)
+{
+    attn_reason reason;
+    attn_verdict verdict;
+    attn_status status = attn_util_ask(type, options, services, problem, &verdict, &reason, error);
+    if (status != ATTN_OK || verdict.supported)
+        return status;
+    return attn_util_fail_field(
+        error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s (of %u reasons)",
+        attn_util_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
+}
+
+/* Layers of all problems. */
+static inline uint32_t attn_util_count_layers(const attn_problem *problems, uint32_t num_problems)
+{
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < num_problems; p++)
+        count += ((const attn_problem *)attn_at(problems, p))->group->num_layers;
+    return count;
+}
+
+/* ---- Problems beyond a plugin's limits: each is a reason ------------------------------------- */
+
+/* All modes that these headers know. */
+enum { ATTN_UTIL_ALL_MODES = (1 << ATTN_MODE_COUNT) - 1 };
+
+/* A set of bits, or the highest of levels, and the same as attn_reason's `accepted` writes it. */
+typedef struct attn_util_limit {
+    uint32_t most;
+    const char *text;
+} attn_util_limit;
+
+/* What a plugin takes. */
+typedef struct attn_util_limits {
+    attn_util_limit layer_flags; /* set of ATTN_LAYER_* */
+    attn_util_limit modes;       /* set of ATTN_MODE_BIT */
+    attn_util_limit mask_kinds;  /* set of ATTN_MASK_BIT */
+    attn_util_limit uses;        /* set of ATTN_USES_* */
+    attn_util_limit graph_level; /* ATTN_GRAPH_* */
+    attn_util_limit notes;       /* set of ATTN_NOTE_* that are kept */
+} attn_util_limits;
+
+/* Flags of layers; one reason for all of them. */
+static inline void attn_util_check_layers(const attn_util_limits *limits,
+                                          const attn_layer_group *group, attn_verdict *verdict)
+{
+    for (uint32_t n = 0; n < group->num_layers; n++) {
+        const attn_layer *layer = (const attn_layer *)attn_at(group->layers, n);
+        if (layer->flags & ~limits->layer_flags.most) {
+            attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_LAYERS,
+                             limits->layer_flags.text, "%#x", layer->flags);
+            return;
+        }
+    }
+}
+
+/* A cache of keys and values apart, by pages. */
+static inline void attn_util_check_kv_layout(const attn_problem *problem, attn_verdict *verdict)
+{
+    const char *layout = problem->kv_layout;
+    if (!layout ||
+        (strcmp(layout, ATTN_LAYOUT_KV_NHD) != 0 && strcmp(layout, ATTN_LAYOUT_KV_HND) != 0))
+        attn_util_refuse(verdict, ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT,
+                         ATTN_LAYOUT_KV_NHD ", " ATTN_LAYOUT_KV_HND, "%s",
+                         layout ? layout : "absent");
+}
+
+/* A number of the bounds that is below 0. */
+static inline void attn_util_check_number(int64_t value, uint32_t field, attn_verdict *verdict)
+{
+    if (value < 0)
+        attn_util_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
+}
+
+/* Modes, masks, uses, and numbers below 0. */
+static inline void attn_util_check_bounds(const attn_util_limits *limits, const attn_bounds *bounds,
+                                          attn_verdict *verdict)
+{
+    if (bounds->modes & ~limits->modes.most)
+        attn_util_refuse(verdict, ATTN_REASON_MODE, ATTN_FIELD_MODES, limits->modes.text, "%#x",
+                         bounds->modes);
+    if (bounds->mask_kinds & ~limits->mask_kinds.most)
+        attn_util_refuse(verdict, ATTN_REASON_MASK_KIND, ATTN_FIELD_MASK_KINDS,
+                         limits->mask_kinds.text, "%#x", bounds->mask_kinds);
+    if (bounds->uses & ~limits->uses.most)
+        attn_util_refuse(verdict, ATTN_REASON_USES, ATTN_FIELD_USES, limits->uses.text, "%#x",
+                         bounds->uses);
+    attn_util_check_number(bounds->max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
+    attn_util_check_number(bounds->max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
+    attn_util_check_number(bounds->max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
+    attn_util_check_number(bounds->max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
+    attn_util_check_number(bounds->max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+}
+
+/* Graphs, notes, and features, none of which is known. */
+static inline void attn_util_check_needs(const attn_util_limits *limits,
+                                         const attn_problem *problem, attn_verdict *verdict)
+{
+    if (problem->graph_level > limits->graph_level.most)
+        attn_util_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL,
+                         limits->graph_level.text, "%u", problem->graph_level);
+    if (problem->need_notes & ~limits->notes.most)
+        attn_util_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES,
+                         limits->notes.text, "%#x", problem->need_notes);
+    for (uint32_t i = 0; i < problem->num_features; i++)
+        attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent", "%s",
+                         problem->features[i]);
+}
+
+/* UNSUPPORTED, in the words of the first reason, if attn_util_check_bounds() finds one. What
+ * metadata_size begins with. */
+static inline attn_status attn_util_require_bounds(const attn_util_limits *limits,
+                                                   const attn_bounds *bounds, attn_error *error)
+{
+    attn_reason reason;
+    attn_verdict verdict;
+    ATTN_UTIL_INIT(&reason);
+    ATTN_UTIL_INIT(&verdict);
+    verdict.supported = 1;
+    verdict.reasons_capacity = 1;
+    verdict.reasons = &reason;
+    attn_util_check_bounds(limits, bounds, &verdict);
+    if (verdict.supported)
+        return ATTN_OK;
+    return attn_util_fail_field(error, ATTN_UNSUPPORTED, reason.field, "%s %s: accepted %s",
+                                attn_util_field_name(reason.field), reason.got, reason.accepted);
+}
+
+/* The same, and INVALID_ARGUMENT for bounds of sequences, tokens or keys that are not known. */
+static inline attn_status attn_util_require_known_bounds(const attn_util_limits *limits,
+                                                         const attn_bounds *bounds,
+                                                         attn_error *error)
+{
+    attn_status status = attn_util_require_bounds(limits, bounds, error);
+    if (status != ATTN_OK)
+        return status;
+    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 || bounds->max_q_len == 0 ||
+        bounds->max_kv_len == 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "bounds max_seqs %d, max_tokens %d, max_q_len %d, "
+                                    "max_kv_len %d: accepted 1 and more",
+                                    bounds->max_seqs, bounds->max_tokens, bounds->max_q_len,
+                                    bounds->max_kv_len);
+    return ATTN_OK;
+}
+
+/* ---- Instances ------------------------------------------------------------------------------- */
+
+/* INVALID_ARGUMENT for arguments of create that are missing. */
+static inline attn_status attn_util_require_create(const attn_problem *problems,
+                                                   uint32_t num_problems,
+                                                   const attn_services *services,
+                                                   attn_instance *const *instance,
+                                                   attn_error *error)
+{
+    if (!problems || num_problems == 0 || !services || !instance)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT,
+                              "problems, services or instance is missing");
+    return ATTN_OK;
+}
+
+/* UNSUPPORTED for more than `most` layer groups. */
+static inline attn_status attn_util_require_groups(uint32_t num_problems, uint32_t most,
+                                                   attn_error *error)
+{
+    if (num_problems > most)
+        return attn_util_fail(error, ATTN_UNSUPPORTED, "%u layer groups: accepted 1..%u",
+                              num_problems, most);
+    return ATTN_OK;
+}
+
+/* `size` bytes of host memory, aligned to 64 and not cleared, for services->release() of
+ * ATTN_SPACE_HOST to free; NULL, with OUT_OF_HOST_MEMORY in *error.
+ * [instance-thread & !capturing] */
+static inline attn_instance *attn_util_allocate_instance(const attn_services *services,
+                                                         uint64_t size, attn_error *error)
+{
+    void *made = services->allocate(services->ctx, ATTN_SPACE_HOST, size, 64);
+    if (!made)
+        attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                       "no memory for an instance of %" PRIu64 " bytes", size);
+    return (attn_instance *)made;
+}
+
+/* A layer as an instance remembers it. */
+typedef struct attn_util_layer {
+    int32_t layer_id;
+    int32_t kv_read_only; /* 1 = its cache is another layer's (ATTN_LAYER_KV_READ_ONLY) */
+} attn_util_layer;
+
+/* Write the layers of `group` to *next, which moves past them; `first` is the instance's first
+ * one. INVALID_ARGUMENT for an id that is given twice, or below 0. */
+static inline attn_status attn_util_list_layers(const attn_layer_group *group,
+                                                const attn_util_layer *first,
+                                                attn_util_layer **next, attn_error *error)
+{
+    for (uint32_t n = 0; n < group->num_layers; n++, ++*next) {
+        const attn_layer *layer = (const attn_layer *)attn_at(group->layers, n);
+        (*next)->layer_id = layer->layer_id;
+        (*next)->kv_read_only = (layer->flags & ATTN_LAYER_KV_READ_ONLY) != 0;
+        for (const attn_util_layer *other = first; other <= *next; other++)
+            if (layer->layer_id < 0 || (other != *next && other->layer_id == layer->layer_id))
+                return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                            "layer_id %d twice, or below 0", layer->layer_id);
+    }
+    return ATTN_OK;
+}
+
+/* ---- Memory of metadata ---------------------------------------------------------------------- */
+
+/* `given` in a struct of ours. INVALID_ARGUMENT for none, or for a kind (ATTN_METADATA_*) that is
+ * not known. */
+static inline attn_status attn_util_read_bounds(uint32_t kind, const attn_bounds *given,
+                                                attn_bounds *bounds, attn_error *error)
+{
+    if (kind > ATTN_METADATA_GRAPH)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata kind %u: accepted 0, 1",
+                              kind);
+    if (!given)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "bounds are NULL");
+    ATTN_UTIL_READ(bounds, given);
+    return ATTN_OK;
+}
+
+/* The same on a processor, where nothing is captured: CAPTURE_UNSUPPORTED for GRAPH. */
+static inline attn_status attn_util_read_eager_bounds(uint32_t kind, const attn_bounds *given,
+                                                      attn_bounds *bounds, attn_error *error)
+{
+    if (kind == ATTN_METADATA_GRAPH)
+        return attn_util_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
+                                    "graph metadata: nothing can be captured on a processor");
+    return attn_util_read_bounds(kind, given, bounds, error);
+}
+
+/* Clear the caller's struct after its struct_size, as far as that goes. */
+static inline void attn_util_clear_size(attn_memory_size *size)
+{
+    memset((char *)size + sizeof size->struct_size, 0,
+           size->struct_size - sizeof size->struct_size);
+}
+
+/* The answer of metadata_size on a processor, in bytes: scratch (DEVICE, SCRATCH), and the
+ * metadata itself (HOST, METADATA). */
+static inline void attn_util_tell_size(attn_memory_size *size, uint64_t scratch, uint64_t metadata,
+                                       uint64_t alignment)
+{
+    attn_util_clear_size(size);
+    size->size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)] = scratch;
+    size->alignment[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)] = alignment;
+    size->size[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)] = metadata;
+    size->alignment[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)] = alignment;
+}
+
+/* Has the region (ATTN_REGION) `needed` bytes, aligned to `alignment`? BUFFER_TOO_SMALL with
+ * error->needed, or INVALID_ARGUMENT; `name` is what the message calls it. */
+static inline attn_status attn_util_check_region(const attn_memory *memory, uint32_t region,
+                                                 const char *name, uint64_t needed,
+                                                 uint64_t alignment, attn_error *error)
+{
+    if (memory->size[region] < needed || !memory->base[region]) {
+        if (error && ATTN_HAS(error, attn_error, needed))
+            error->needed = needed;
+        return attn_util_fail_field(error, ATTN_BUFFER_TOO_SMALL, ATTN_FIELD_MEMORY,
+                                    "%s is %" PRIu64 " bytes: accepted %" PRIu64 " and more", name,
+                                    memory->size[region], needed);
+    }
+    if ((uintptr_t)memory->base[region] % alignment != 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MEMORY,
+                                    "%s is not aligned to %" PRIu64 " bytes", name, alignment);
+    return ATTN_OK;
+}
+
+/* Has memory what attn_util_tell_size() said? */
+static inline attn_status attn_util_check_told(const attn_memory *memory, uint64_t scratch,
+                                               uint64_t metadata, uint64_t alignment,
+                                               attn_error *error)
+{
+    attn_status status =
+        attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
+                               "device scratch", scratch, alignment, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA),
+                                        "host metadata", metadata, alignment, error);
+    return status;
+}
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+/* For the processor, where both are the same memory; either will do while the call lasts. NULL =
+ * not given. */
+static inline const int32_t *attn_util_i32(const attn_i32_array *array)
+{
+    return array->device ? array->device : array->host;
+}
+
+/* Is `got` within the bound, whose name is `field` (ATTN_FIELD_MAX_*)? INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_count(const char *what, int64_t got, int64_t bound,
+                                                uint32_t field, attn_error *error)
+{
+    if (got < 0 || got > bound)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field,
+                                    "%s %" PRId64 ": accepted 0..%" PRId64 ", %s of this metadata",
+                                    what, got, bound, attn_util_field_name(field));
+    return ATTN_OK;
+}
+
+/* The same for a batch's sequences and tokens. */
+static inline attn_status attn_util_check_counts(const attn_bounds *bounds, const attn_batch *batch,
+                                                 attn_error *error)
+{
+    attn_status status = attn_util_check_count("num_seqs", batch->num_seqs, bounds->max_seqs,
+                                               ATTN_FIELD_MAX_SEQS, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_count("num_tokens", batch->num_tokens, bounds->max_tokens,
+                                       ATTN_FIELD_MAX_TOKENS, error);
+    return status;
+}
+
+/* Is the mode known, and IDLE or within the bounds? INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_mode(const attn_bounds *bounds, uint32_t mode,
+                                               attn_error *error)
+{
+    if (mode >= ATTN_MODE_COUNT)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "mode %u: accepted 0..%d", mode, ATTN_MODE_COUNT - 1);
+    if (mode != ATTN_MODE_IDLE && !(bounds->modes & ATTN_MODE_BIT(mode)))
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "mode %u: accepted the set %#x, the bounds of this metadata",
+                                    mode, bounds->modes);
+    return ATTN_OK;
+}
+
+/* Can a batch of `mode`, if one is planned, be run by forward_decode (`decode`) or by
+ * forward_extend? Both take IDLE. BAD_STATE. */
+static inline attn_status attn_util_check_forward(int planned, uint32_t mode, int decode,
+                                                  attn_error *error)
+{
+    if (!planned)
+        return attn_util_fail(error, ATTN_BAD_STATE, "forward before a batch was planned");
+    if (mode != ATTN_MODE_IDLE && decode != (mode == ATTN_MODE_DECODE))
+        return attn_util_fail(error, ATTN_BAD_STATE, "%s for a batch of mode %u",
+                              decode ? "forward_decode" : "forward_extend", mode);
+    return ATTN_OK;
+}
+
+/* Run `count` tasks on the host's workers; a single one here. What a task returns, reported as a
+ * failure of parallel_for. [instance-thread] */
+static inline attn_status attn_util_run_tasks(const attn_services *services, int64_t count,
+                                              attn_task task, void *arg, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (count == 1)
+        status = task(arg, 0, 0);
+    else if (count > 1)
+        status = services->parallel_for(services->ctx, count, task, arg);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    return attn_util_fail(error, status, "parallel_for failed with status %d", status);
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* What an operand has to look like. An extent of -1 takes any. */
+typedef struct attn_util_form {
+    attn_dtype dtype;
+    int32_t device_type; /* ATTN_DEVICE_* */
+    uint32_t ndim;
+    int64_t shape[ATTN_MAX_DIMS];
+    int32_t written; /* 1 = must not be READ_ONLY */
+} attn_util_form;
+
+/* The arguments of a forward on a processor, in a struct of ours. CAPTURE_UNSUPPORTED for one that
+ * is to be captured, INVALID_ARGUMENT without the operands that are counted. */
+static inline attn_status attn_util_read_args(const attn_forward_args *given,
+                                              attn_forward_args *args, attn_error *error)
+{
+    ATTN_UTIL_READ(args, given);
+    if (args->flags & ATTN_FORWARD_CAPTURING)
+        return attn_util_fail(error, ATTN_CAPTURE_UNSUPPORTED,
+                              "nothing can be captured on a processor");
+    if (args->num_operands > 0 && !args->operands)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
+    if (args->num_scales > 0 && !args->scales)
+        args->num_scales = 0;
+    return ATTN_OK;
+}
+
+/* Address of the first element. */
+static inline char *attn_util_data(const attn_tensor *tensor)
+{
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+/* Dimensions, extents and strides of an operand. For attn_util_operand(). */
+static inline attn_status attn_util_check_shape(const char *name, const attn_tensor *tensor,
+                                                const attn_util_form *form, attn_error *error)
+{
+    if (tensor->ndim != form->ndim)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s has %u dimensions: accepted %u", name, tensor->ndim,
+                                    form->ndim);
+    for (uint32_t d = 0; d < form->ndim; d++) {
+        if (tensor->shape[d] < 0 || (form->shape[d] >= 0 && tensor->shape[d] != form->shape[d]))
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                        "operand %s: shape[%u] is %" PRId64 ": accepted %" PRId64,
+                                        name, d, tensor->shape[d], form->shape[d]);
+        if (tensor->strides[d] < 0 || (tensor->strides[d] == 0 && tensor->shape[d] > 1))
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_STRIDE,
+                                        "operand %s: strides[%u] is %" PRId64
+                                        ": accepted 1 and more",
+                                        name, d, tensor->strides[d]);
+    }
+    uint32_t last = form->ndim - 1;
+    if (tensor->strides[last] != 1 && tensor->shape[last] > 1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_STRIDE,
+                                    "operand %s: innermost stride is %" PRId64 ": accepted 1", name,
+                                    tensor->strides[last]);
+    return ATTN_OK;
+}
+
+/* Data of an operand: there, and aligned to its elements. For attn_util_operand(). */
+static inline attn_status attn_util_check_data(const char *name, const attn_tensor *tensor,
+                                               attn_error *error)
+{
+    uint32_t size = attn_dtype_size(tensor->dtype);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (tensor->shape[d] == 0)
+            return ATTN_OK;
+    if (!tensor->data)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s: data is NULL", name);
+    if (size > 1 && (uintptr_t)attn_util_data(tensor) % size != 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s: data is not aligned to its %u bytes", name, size);
+    return ATTN_OK;
+}
+
+/* The operand of `role`, checked against `form`: dtype, device, number of dimensions, extents,
+ * innermost stride 1, data present and aligned to its elements. INVALID_ARGUMENT, with the role's
+ * name, if it is absent or looks otherwise. *operand is set on success alone. */
+static inline attn_status attn_util_operand(const attn_forward_args *args, uint32_t role,
+                                            const attn_util_form *form, const attn_tensor **operand,
+                                            attn_error *error)
+{
+    const char *name = attn_util_role_name(role);
+    const attn_tensor *tensor = attn_operand(args, role);
+    if (!tensor)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s is missing", name);
+    if (tensor->dtype != form->dtype)
+        return attn_util_fail_field(
+            error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND, "operand %s is %s: accepted %s", name,
+            attn_util_dtype_name(tensor->dtype), attn_util_dtype_name(form->dtype));
+    if (tensor->device_type != form->device_type)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s is on device type %d: accepted %d", name,
+                                    tensor->device_type, form->device_type);
+    if (form->written && tensor->flags & ATTN_TENSOR_READ_ONLY)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operand %s is read-only", name);
+    attn_status status = attn_util_check_shape(name, tensor, form, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_data(name, tensor, error);
+    if (status == ATTN_OK)
+        *operand = tensor;
+    return status;
+}
+
+/* The scale of a role of `granularity` with `heads` KV heads: its values on the host, each checked
+ * to be finite and above 0. INVALID_ARGUMENT if it is missing, of another granularity or count, or
+ * has no value that this process can read. */
+static inline attn_status attn_util_scale(const attn_forward_args *args, uint32_t role,
+                                          uint32_t granularity, int32_t heads, const float **values,
+                                          attn_error *error)
+{
+    const char *name = attn_util_role_name(role);
+    const attn_scale *scale = attn_operand_scale(args, role);
+    uint32_t count = granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)heads : 1;
+    if (!scale)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
+                                    "scale of %s is missing", name);
+    if (scale->granularity != granularity)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
+                                    "scale of %s: granularity is %u: accepted %u", name,
+                                    scale->granularity, granularity);
+    if (scale->count != count)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
+                                    "scale of %s: count is %u: accepted %u", name, scale->count,
+                                    count);
+    const float *given = scale->host ? scale->host : scale->device;
+    if (!given)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
+                                    "scale of %s: both pointers are NULL", name);
+    for (uint32_t i = 0; i < count; i++)
+        if (!(given[i] > 0) || !isfinite(given[i]))
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
+                                        "scale of %s: value %u is %g: accepted finite, above 0",
+                                        name, i, (double)given[i]);
+    *values = given;
+    return ATTN_OK;
+}
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* A number within [low, high], both of which fit. CONFIG_ERROR with place and key. */
+static inline attn_status attn_util_option_number(const attn_option_value *value, int64_t low,
+                                                  int64_t high, int32_t *to, attn_error *error)
+{
+    if (value->integer < low || value->integer > high)
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: %s = %" PRId64 ": accepted %" PRId64 "..%" PRId64,
+                                    value->place, value->key, value->integer, low, high);
+    *to = (int32_t)value->integer;
+    return ATTN_OK;
+}
+
+/* ---- The plugin ------------------------------------------------------------------------------ */
+
+/* attn_plugin_entry(): `mine` with struct_size, the ABI's version and, where it says none, the
+ * build filled in, as far as the caller's struct goes. INCOMPATIBLE_VERSION if the host does not
+ * drive the major of these headers. */
+static inline attn_status attn_util_entry(const attn_host_info *host, const attn_plugin *mine,
+                                          attn_plugin *plugin, attn_error *error)
+{
+    if (!attn_host_speaks(host, ATTN_ABI_MAJOR))
+        return attn_util_fail(error, ATTN_INCOMPATIBLE_VERSION, "ABI major %u..%u: accepted %u",
+                              host->abi_major_min, host->abi_major_max, ATTN_ABI_MAJOR);
+    attn_plugin whole = *mine;
+    whole.abi_major = ATTN_ABI_MAJOR;
+    whole.abi_minor = ATTN_ABI_MINOR;
+#ifdef __VERSION__
+    if (!whole.build)
+        whole.build = __VERSION__;
+#endif
+    ATTN_UTIL_WRITE(plugin, &whole);
+    return ATTN_OK;
+}
+
+/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT past them. */
+static inline attn_status attn_util_describe(const attn_backend_type *const *types, uint32_t count,
+                                             uint32_t index, const attn_backend_type **type,
+                                             attn_error *error)
+{
+    if (index >= count && count == 1)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0", index);
+    if (index >= count)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "backend %u: accepted 0..%u", index,
+                              count - 1);
+    *type = types[index];
+    return ATTN_OK;
+}
+
+/* attn_backend_ops.get_extension of a backend that has none. */
+static inline const void *attn_util_no_extension(attn_instance *instance, const char *id)
+{
+    (void)instance;
+    (void)id;
+    return NULL;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_PLUGIN_UTIL_H */
