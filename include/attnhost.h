@@ -69,15 +69,39 @@ typedef struct attnhost_selection attnhost_selection;
  * ATTN_LOG_*. Called from any thread, but never from two at once. */
 typedef void (*attnhost_log)(void *ctx, uint32_t level, const char *message);
 
+/* Memory from the engine's own allocator: `size` bytes, > 0, in `space` (ATTN_SPACE_*) of a device,
+ * at a multiple of `alignment`, a power of two. NULL when exhausted. `release` gets what `allocate`
+ * gave for the same device and space. Each is called by the thread that is calling into the
+ * library, with the device's context current, and never during a forward or a capture; by several
+ * threads at once only if the engine calls with several. */
+typedef void *(*attnhost_allocate)(void *ctx, int32_t device_type, int32_t device_id,
+                                   uint32_t space, uint64_t size, uint64_t alignment);
+typedef void (*attnhost_release)(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
+                                 void *memory);
+
+/* Threads of the engine: run task(arg, 0 .. num_tasks - 1, worker) and wait, as
+ * attn_services.parallel_for says. `worker` is below num_threads, and no two tasks with the same
+ * one run at once. A task's status other than ATTN_OK is returned, and tasks that have not begun
+ * need not run. Called once at a time for a host, with num_tasks > 0, in forwards too. */
+typedef attn_status (*attnhost_parallel_for)(void *ctx, int64_t num_tasks, attn_task task,
+                                             void *arg);
+
 /* How a host is made. All zero except struct_size is a good choice. */
 typedef struct attnhost_params {
     uint32_t struct_size;
     uint32_t num_threads; /* of the pool, the calling thread included; 0 = the CPUs this process */
-                          /* may run on */
+                          /* may run on; with parallel_for the workers it has, > 0 */
     uint32_t log_level;   /* messages above it are dropped; ATTN_LOG_ERROR (0) passes only errors */
     uint32_t reserved;    /* 0 */
     attnhost_log log;     /* NULL = lines on stderr */
     void *log_ctx;
+    /* Memory of backends and their metadata, whatever its space; both or neither. What the host
+     * keeps for itself, and what a plugin takes in init, is malloc's. */
+    attnhost_allocate allocate; /* NULL = the C library's, or the driver's */
+    attnhost_release release;
+    void *memory_ctx;
+    attnhost_parallel_for parallel_for; /* NULL = a pool of the host's own */
+    void *parallel_ctx;
 } attnhost_params;
 
 /* Version of the library, "MAJOR.MINOR.PATCH". Static. [any-thread] */
@@ -88,7 +112,8 @@ const char *attnhost_version(void);
 const char *attnhost_status_name(attn_status status);
 
 /* Make a host without plugins. `params` may be NULL (all zero) and is copied. OUT_OF_HOST_MEMORY if
- * memory or threads run out; INVALID_ARGUMENT for more than 4096 threads. [any-thread] */
+ * memory or threads run out; INVALID_ARGUMENT for more than 4096 threads, one of allocate and
+ * release, or parallel_for without num_threads. [any-thread] */
 attn_status attnhost_create(const attnhost_params *params, attnhost **host, attn_error *error);
 
 /* Free the host; its backends must be gone. Files of plugins that were initialised stay mapped

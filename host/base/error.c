@@ -87,6 +87,19 @@ attn_status host_fail_prefix(attn_error *error, const char *format, ...)
     return error->code;
 }
 
+void host_fail_suffix(attn_error *error, const char *format, ...)
+{
+    size_t length = error && has_room(error) ? strnlen(error->message, error->capacity) : 0;
+    if (!error || !has_room(error) || length + 1 >= error->capacity)
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error->message + length, error->capacity - length, format, args);
+    va_end(args);
+    text_cut_incomplete(error->message);
+    hide_controls(error->message);
+}
+
 const char *host_status_name(attn_status status)
 {
     static const char *const names[] = {

@@ -32,6 +32,10 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
 attn_status host_fail_prefix(attn_error *error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Append to the message, as far as there is room. */
+void host_fail_suffix(attn_error *error, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /* "INVALID_ARGUMENT" for ATTN_INVALID_ARGUMENT; "?" for an unknown code. */
 const char *host_status_name(attn_status status);
 

@@ -44,7 +44,8 @@
 #define CACHE_LINE 64
 
 struct threads {
-    uint32_t num_workers;
+    uint32_t num_workers;  /* threads, the caller included */
+    uint32_t num_borrowed; /* workers that the runner has instead; 0 = it makes do with these */
     uint32_t spins; /* 0 where threads outnumber CPUs: the one spinning would be in the way */
 
     pthread_mutex_t callers; /* held during a job */
@@ -201,13 +202,31 @@ void threads_set_runner(struct threads *threads, threads_runner run, void *ctx)
     threads->runner_ctx = ctx;
 }
 
+/* A job that a runner has in hand. */
+struct foreign_job {
+    attn_task task;
+    void *arg;
+    uint32_t num_workers;
+};
+
+/* In a task on whatever thread: calls from within it are refused there, too. */
+static attn_status run_foreign_task(void *arg, int64_t index, uint32_t worker)
+{
+    const struct foreign_job *job = arg;
+    if (worker >= job->num_workers)
+        return ATTN_INVALID_ARGUMENT;
+    bool before = in_task;
+    in_task = true;
+    attn_status status = job->task(job->arg, index, worker);
+    in_task = before;
+    return status;
+}
+
 static attn_status run_elsewhere(struct threads *threads, int64_t num_tasks, attn_task task,
                                  void *arg)
 {
-    in_task = true;
-    attn_status status = threads->runner(threads->runner_ctx, num_tasks, task, arg);
-    in_task = false;
-    return status;
+    struct foreign_job job = {task, arg, threads_num_workers(threads)};
+    return threads->runner(threads->runner_ctx, num_tasks, run_foreign_task, &job);
 }
 
 /* By the pool; `callers` is held. */
@@ -288,25 +307,36 @@ static attn_status start_workers(struct threads *threads, uint32_t num_threads)
     return status;
 }
 
-attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_error *error)
+/* A pool with one worker, the caller. */
+static attn_status make(uint32_t num_threads, struct threads **threads, attn_error *error)
 {
-    uint32_t num_cpus = count_cpus();
     if (num_threads > THREADS_MAX)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%u threads: accepted 0..%d", num_threads,
                          THREADS_MAX);
-    if (num_threads == 0)
-        num_threads = num_cpus;
     void *memory;
     size_t size = sizeof(struct threads) + num_threads * sizeof(struct worker);
     if (posix_memalign(&memory, CACHE_LINE, size) != 0)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "threads: out of memory");
     struct threads *made = memset(memory, 0, size);
     made->num_workers = 1;
-    made->spins = num_threads <= num_cpus ? SPINS : 0;
     pthread_mutex_init(&made->callers, NULL);
     pthread_mutex_init(&made->mutex, NULL);
     pthread_cond_init(&made->published, NULL);
     pthread_cond_init(&made->left, NULL);
+    *threads = made;
+    return ATTN_OK;
+}
+
+attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_error *error)
+{
+    uint32_t num_cpus = count_cpus();
+    struct threads *made = NULL;
+    if (num_threads == 0)
+        num_threads = num_cpus;
+    attn_status status = make(num_threads, &made, error);
+    if (status != ATTN_OK)
+        return status;
+    made->spins = num_threads <= num_cpus ? SPINS : 0;
     if (start_workers(made, num_threads) != ATTN_OK) {
         uint32_t started = made->num_workers;
         threads_destroy(made);
@@ -315,6 +345,21 @@ attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_
     }
     *threads = made;
     return ATTN_OK;
+}
+
+attn_status threads_borrow(uint32_t num_threads, threads_runner run, void *ctx,
+                           struct threads **threads, attn_error *error)
+{
+    if (num_threads == 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "parallel_for with num_threads 0: accepted: 1..%d, the workers it has",
+                         THREADS_MAX);
+    attn_status status = make(num_threads, threads, error);
+    if (status == ATTN_OK) {
+        (*threads)->num_borrowed = num_threads;
+        threads_set_runner(*threads, run, ctx);
+    }
+    return status;
 }
 
 void threads_destroy(struct threads *threads)
@@ -336,5 +381,5 @@ void threads_destroy(struct threads *threads)
 
 uint32_t threads_num_workers(const struct threads *threads)
 {
-    return threads->num_workers;
+    return threads->num_borrowed ? threads->num_borrowed : threads->num_workers;
 }

@@ -21,6 +21,18 @@ enum { THREADS_MAX = 4096 };
  * system gives no more threads. */
 attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_error *error);
 
+/* From now on jobs of this pool are run by `run`, in whatever order, on whatever threads and with
+ * whatever workers below num_workers it likes, no two tasks with the same worker at once; NULL = by
+ * the pool. For an engine's own threads, and for checks that a result does not depend on that. No
+ * job is running. */
+typedef attn_status (*threads_runner)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
+void threads_set_runner(struct threads *threads, threads_runner run, void *ctx);
+
+/* A pool without threads of its own, for such a runner with num_threads workers.
+ * INVALID_ARGUMENT for none or above THREADS_MAX, OUT_OF_HOST_MEMORY. */
+attn_status threads_borrow(uint32_t num_threads, threads_runner run, void *ctx,
+                           struct threads **threads, attn_error *error);
+
 /* No job is running. NULL is accepted. */
 void threads_destroy(struct threads *threads);
 
@@ -32,12 +44,6 @@ uint32_t threads_num_workers(const struct threads *threads);
  * BAD_STATE from within a task of any pool; INVALID_ARGUMENT for num_tasks < 0. Calls of several
  * threads are served one after the other. What the tasks wrote is seen by the caller. */
 attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task task, void *arg);
-
-/* From now on jobs of this pool are run by `run` on the calling thread, in whatever order and with
- * whatever workers below num_workers it likes; NULL = by the pool. For checks that a result does
- * not depend on that. No job is running. */
-typedef attn_status (*threads_runner)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
-void threads_set_runner(struct threads *threads, threads_runner run, void *ctx);
 
 /* The same without a pool: all tasks on this thread, in order, as worker 0. */
 attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);

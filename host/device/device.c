@@ -98,12 +98,23 @@ attn_status device_reset(struct device *device, attn_error *error)
 void *device_allocate(const struct device *device, uint32_t space, uint64_t size,
                       uint64_t alignment)
 {
-    return device->ops->allocate(device, space, size, alignment);
+    const struct device_allocator *other = device->allocator;
+    if (!other)
+        return device->ops->allocate(device, space, size, alignment);
+    void *memory =
+        other->allocate(other->ctx, device->type, device->id, space, size ? size : 1, alignment);
+    if ((uintptr_t)memory % alignment == 0)
+        return memory;
+    device_release(device, space, memory);
+    return NULL;
 }
 
 void device_release(const struct device *device, uint32_t space, void *memory)
 {
-    if (memory)
+    const struct device_allocator *other = device->allocator;
+    if (memory && other)
+        other->release(other->ctx, device->type, device->id, space, memory);
+    else if (memory)
         device->ops->release(device, space, memory);
 }
 
@@ -127,7 +138,9 @@ attn_status device_no_memory(const struct device *device, uint32_t space, attn_e
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return host_fail(error, status, "%s", text);
+    return host_fail(error, status, "%s%s", text,
+                     device->allocator ? ": attnhost_params.allocate gave none that is aligned"
+                                       : "");
 }
 
 attn_status device_memory(const struct device *device, uint64_t *free_bytes, uint64_t *total_bytes,

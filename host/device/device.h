@@ -88,13 +88,23 @@ struct device_ops {
                           attn_stream stream, attn_error *error);
 };
 
+/* Who gives memory in the place of a kind's own calls; as attnhost.h says. */
+struct device_allocator {
+    void *(*allocate)(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
+                      uint64_t size, uint64_t alignment);
+    void (*release)(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
+                    void *memory);
+    void *ctx;
+};
+
 /* An open device. */
 struct device {
     int32_t type; /* ATTN_DEVICE_* */
     int32_t id;   /* CUDA ordinal, 0 on the CPU */
     const struct device_ops *ops;
-    attn_device info; /* as for attn_problem.device */
-    void *state;      /* of the kind's own */
+    attn_device info;                         /* as for attn_problem.device */
+    void *state;                              /* of the kind's own */
+    const struct device_allocator *allocator; /* borrowed; NULL = the kind's own */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -132,9 +142,9 @@ attn_status device_reset(struct device *device, attn_error *error);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* NULL when exhausted. `alignment` is a power of two; size 0 gives a unique address. Not while the
- * calling thread captures. `release` accepts NULL; nothing that was enqueued may still use the
- * memory. */
+/* NULL when exhausted, or where the device's allocator gave memory that is not aligned. `alignment`
+ * is a power of two; size 0 gives a unique address. Not while the calling thread captures.
+ * `release` accepts NULL; nothing that was enqueued may still use the memory. */
 void *device_allocate(const struct device *device, uint32_t space, uint64_t size,
                       uint64_t alignment);
 void device_release(const struct device *device, uint32_t space, void *memory);
@@ -142,7 +152,8 @@ void device_release(const struct device *device, uint32_t space, void *memory);
 /* Why an allocation in this space gave NULL: DEVICE_LOST, or the code for exhausted memory. */
 attn_status device_exhausted(const struct device *device, uint32_t space);
 
-/* Fail after such a NULL: the format says what memory was for; a device that is lost says so. */
+/* Fail after such a NULL: the format says what memory was for; a device that is lost says so, and
+ * an allocator that is not the kind's own is named. */
 attn_status device_no_memory(const struct device *device, uint32_t space, attn_error *error,
                              const char *format, ...) __attribute__((format(printf, 4, 5)));
 

@@ -41,10 +41,17 @@ attn_status attnhost_create(const attnhost_params *params, attnhost **host, attn
     if (params)
         memcpy(&given, params,
                params->struct_size < sizeof given ? params->struct_size : sizeof given);
+    if (!given.allocate != !given.release)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "attnhost_params: %s is NULL; accepted: allocate and release, or neither",
+                         given.allocate ? "release" : "allocate");
     attnhost *made = calloc(1, sizeof *made);
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
-    attn_status status = threads_create(given.num_threads, &made->threads, error);
+    attn_status status = given.parallel_for
+                             ? threads_borrow(given.num_threads, given.parallel_for,
+                                              given.parallel_ctx, &made->threads, error)
+                             : threads_create(given.num_threads, &made->threads, error);
     if (status != ATTN_OK) {
         free(made);
         return status;
@@ -52,6 +59,8 @@ attn_status attnhost_create(const attnhost_params *params, attnhost **host, attn
     host_log_init(&made->log, given.log, given.log_ctx, given.log_level);
     registry_init(&made->registry);
     composer_init(&made->composer, &made->registry, made->threads, &made->log);
+    made->allocator = (struct device_allocator){given.allocate, given.release, given.memory_ctx};
+    made->composer.allocator = given.allocate ? &made->allocator : NULL;
     *host = made;
     return ATTN_OK;
 }
@@ -265,6 +274,8 @@ attn_status attnhost_query(const attnhost *host, const char *name, const attn_pr
     if (status != ATTN_OK)
         return status;
     status = compose_query(root, problem, verdict, error);
+    if (status != ATTN_OK)
+        compose_explain(root, error);
     compose_destroy(root);
     return status;
 }

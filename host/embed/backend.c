@@ -174,8 +174,11 @@ static attn_status make_tree(attnhost_backend *backend, const char *name,
     if (status == ATTN_OK)
         status = embed_list_layers(problems, num_problems, &backend->layers, &backend->num_layers,
                                    error);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK) {
         status = compose_create(backend->root, problems, num_problems, &backend->child, error);
+        if (status != ATTN_OK)
+            compose_explain(backend->root, error);
+    }
     if (status == ATTN_OK)
         status = note_answers(backend, error);
     return status;
@@ -191,6 +194,7 @@ static attn_status make(attnhost_backend *backend, const char *name, const attn_
         status = embed_enter(backend, &entered, error);
     if (status != ATTN_OK)
         return status;
+    backend->device->allocator = backend->host->composer.allocator;
     status = make_tree(backend, name, problems, num_problems, error);
     embed_leave(backend, entered);
     return status;
@@ -253,6 +257,14 @@ void attnhost_backend_destroy(attnhost_backend *backend)
 
 /* ---- Use ------------------------------------------------------------------------------------- */
 
+attn_status embed_fail(const attnhost_backend *backend, attn_status status, const host_error *said,
+                       attn_error *error)
+{
+    status = answer_fail(status, said, error, "%s", backend->root->name);
+    compose_explain(backend->root, error);
+    return status;
+}
+
 attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress progress,
                                      void *progress_ctx, attn_error *error)
 {
@@ -268,8 +280,7 @@ attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress pr
         embed_leave(backend, entered);
         compose_reset_rows(backend->root);
     }
-    return status == ATTN_OK ? status
-                             : answer_fail(status, &said, error, "%s", backend->root->name);
+    return status == ATTN_OK ? status : embed_fail(backend, status, &said, error);
 }
 
 const char *embed_explanation(const attnhost_backend *backend)

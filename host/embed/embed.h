@@ -10,11 +10,13 @@
 #define HOST_EMBED_EMBED_H
 
 #include "attnhost.h"
+#include "host/base/error.h"
 #include "host/plugin/compose.h"
 
 struct attnhost {
     struct host_log log;
     struct threads *threads;
+    struct device_allocator allocator; /* its functions are NULL: the kinds' own */
     struct registry registry;
     struct composer composer;
     uint32_t num_backends; /* alive */
@@ -81,6 +83,10 @@ attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
  */
 attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
 void embed_leave(const attnhost_backend *backend, int entered);
+
+/* After a failure in a backend's plugins: the message, with what the engine's allocator refused. */
+attn_status embed_fail(const attnhost_backend *backend, attn_status status, const host_error *said,
+                       attn_error *error);
 
 /* What the backend says of the choices that it made in prepare(), or NULL. */
 const char *embed_explanation(const attnhost_backend *backend);

@@ -87,7 +87,7 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
         embed_leave(backend, entered);
     }
     if (status != ATTN_OK)
-        return answer_fail(status, &said, error, "%s", backend->root->name);
+        return embed_fail(backend, status, &said, error);
     status = check_alignments(backend, &told, error);
     if (status == ATTN_OK)
         embed_give(size, &told, sizeof told);
@@ -276,7 +276,7 @@ static attn_status make(attnhost_metadata *metadata, uint32_t kind, const attn_m
         embed_leave(backend, entered);
     }
     if (status != ATTN_OK)
-        return answer_fail(status, &said, error, "%s", backend->root->name);
+        return embed_fail(backend, status, &said, error);
     if (!metadata->plugin)
         return host_fail(error, ATTN_INTERNAL,
                          "%s: defect of the plugin: metadata_create succeeded without metadata",
@@ -350,7 +350,7 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
         embed_leave(backend, entered);
     }
     if (status != ATTN_OK)
-        return answer_fail(status, &said, error, "%s", backend->root->name);
+        return embed_fail(backend, status, &said, error);
     metadata->mode = batch->mode;
     return ATTN_OK;
 }

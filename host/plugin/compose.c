@@ -285,6 +285,7 @@ static attn_status build(const struct composer *composer, const struct registry_
     node->context.log = composer->log;
     node->context.threads = composer->threads;
     node->context.name = node->name;
+    node->context.allocator = composer->allocator;
     services_init(&node->services, &node->context);
     if (type->type->flags & ATTN_BACKEND_COMPOSITE) {
         node->services.child_query = child_query;
@@ -446,6 +447,13 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
         return status;
     status = compose_create(node, problems, num_problems, child, error);
     return status == ATTN_OK ? status : child_failed(status, error);
+}
+
+void compose_explain(struct compose_node *root, attn_error *error)
+{
+    services_explain(&root->context, error);
+    for (uint32_t c = 0; c < root->num_children; c++)
+        compose_explain(root->children[c], error);
 }
 
 void compose_reset_rows(struct compose_node *root)

@@ -31,6 +31,7 @@ struct composer {
     struct registry *registry;
     struct threads *threads;
     struct host_log *log;
+    const struct device_allocator *allocator; /* for what queries take; NULL = the host's own */
     struct compose_definition *definitions;
     size_t num_definitions;
 };
@@ -88,6 +89,10 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
  * node's name before it. */
 attn_status compose_create(struct compose_node *node, const attn_problem *problems,
                            uint32_t num_problems, attn_child *child, attn_error *error);
+
+/* What an allocator that is not the host's refused the tree's instances, after the error's message.
+ */
+void compose_explain(struct compose_node *root, attn_error *error);
 
 /* Forget the rows that were counted so far: those of prepare() are not a request's. */
 void compose_reset_rows(struct compose_node *root);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/plugin/services.h"
 
+#include "host/base/error.h"
+
 #include <stdlib.h>
 
 /* Memory that needs no open device. */
@@ -19,26 +21,35 @@ static void log_message(void *ctx, uint32_t level, const char *message)
     host_log_write(context->log, level, "%s: %s", context->name, message ? message : "");
 }
 
-static const struct device *device_of(const struct services_context *context, uint32_t space)
+/* The device whose memory of this space is meant; its type 0 = none. */
+static struct device device_of(const struct services_context *context, uint32_t space)
 {
+    struct device device = {.type = 0};
     if (context->device)
-        return context->device;
-    return space == ATTN_SPACE_HOST ? &host_memory : NULL;
+        return *context->device;
+    if (space == ATTN_SPACE_HOST)
+        device = host_memory;
+    device.allocator = context->allocator;
+    return device;
 }
 
 static void *allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
 {
-    const struct device *device = device_of(ctx, space);
-    if (!device || (alignment != 0 && !is_power_of_two(alignment)))
+    struct services_context *context = ctx;
+    const struct device device = device_of(context, space);
+    if (space >= ATTN_SPACE_COUNT || !device.ops || (alignment != 0 && !is_power_of_two(alignment)))
         return NULL;
-    return device_allocate(device, space, size, alignment ? alignment : 1);
+    void *memory = device_allocate(&device, space, size, alignment ? alignment : 1);
+    if (!memory && device.allocator)
+        context->refusal = (struct services_refusal){size ? size : 1, alignment, space};
+    return memory;
 }
 
 static void release(void *ctx, uint32_t space, void *memory)
 {
-    const struct device *device = device_of(ctx, space);
-    if (device)
-        device_release(device, space, memory);
+    const struct device device = device_of(ctx, space);
+    if (device.ops)
+        device_release(&device, space, memory);
 }
 
 static attn_status parallel_for(void *ctx, int64_t num_tasks, attn_task task, void *arg)
@@ -58,6 +69,18 @@ void services_init(attn_services *services, struct services_context *context)
         .release = release,
         .parallel_for = parallel_for,
     };
+}
+
+void services_explain(struct services_context *context, attn_error *error)
+{
+    static const char *const names[] = {"device", "pinned", "host"};
+    const struct services_refusal refusal = context->refusal;
+    context->refusal.size = 0;
+    if (refusal.size > 0)
+        host_fail_suffix(
+            error, "; attnhost_params.allocate gave %s no %llu bytes of %s memory, aligned to %llu",
+            context->name, (unsigned long long)refusal.size, names[refusal.space],
+            (unsigned long long)(refusal.alignment ? refusal.alignment : 1));
 }
 
 /* ---- For a plugin ---------------------------------------------------------------------------- */

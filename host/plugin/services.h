@@ -13,13 +13,22 @@
 struct services_context {
     struct host_log *log;
     struct threads *threads;
-    const struct device *device; /* NULL = there is host memory only (query) */
-    const char *name;            /* of the backend, before what it logs */
+    const struct device *device;              /* NULL = there is host memory only (query) */
+    const struct device_allocator *allocator; /* then; NULL = the host's own */
+    const char *name;                         /* of the backend, before what it logs */
+    struct services_refusal {
+        uint64_t size, alignment; /* size 0 = none */
+        uint32_t space;
+    } refusal; /* the newest of an allocator that is not the host's */
 };
 
 /* Fill a table of everything but the calls for children, which are the composition's (compose.c).
  * Both structs stay where they are while the table is in use. */
 void services_init(attn_services *services, struct services_context *context);
+
+/* If an allocator that is not the host's gave this instance nothing, say so in the error, and
+ * forget it. */
+void services_explain(struct services_context *context, attn_error *error);
 
 /* The table that a plugin's init() gets: it logs to the newest host and runs tasks on the calling
  * thread, since it outlives hosts. malloc'ed; the caller frees it. NULL when memory ran out. */

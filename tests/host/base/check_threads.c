@@ -335,6 +335,55 @@ START_TEST(a_runner_instead_of_the_pool)
 }
 END_TEST
 
+/* A task on a thread of the runner's own. */
+struct elsewhere {
+    attn_task task;
+    void *arg;
+    uint32_t worker;
+    attn_status status;
+};
+
+static void *run_one(void *arg)
+{
+    struct elsewhere *one = arg;
+    one->status = one->task(one->arg, 1, one->worker);
+    return NULL;
+}
+
+static attn_status run_on_a_thread(void *ctx, int64_t num_tasks, attn_task task, void *arg)
+{
+    struct elsewhere one = {task, arg, *(uint32_t *)ctx, ATTN_OK};
+    pthread_t thread;
+    ck_assert_int_eq(num_tasks, 1);
+    ck_assert_int_eq(pthread_create(&thread, NULL, run_one, &one), 0);
+    pthread_join(thread, NULL);
+    return one.status;
+}
+
+/* Threads that are not the pool's: a task that nests is refused there too, and so is a worker that
+ * plugins have no memory for. */
+START_TEST(borrowed_threads)
+{
+    uint32_t worker = 2;
+    struct backward backward = {.count = 0};
+    host_error error;
+    host_error_init(&error);
+    ck_assert_int_eq(threads_borrow(0, run_on_a_thread, &worker, &backward.threads, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(threads_borrow(3, run_on_a_thread, &worker, &backward.threads, &error.base),
+                     ATTN_OK);
+    ck_assert_uint_eq(threads_num_workers(backward.threads), 3);
+    ck_assert_int_eq(threads_for(backward.threads, 1, note_backward, &backward), ATTN_INTERNAL);
+    ck_assert_int_eq(backward.nested, ATTN_BAD_STATE);
+    ck_assert_int_eq(backward.count, 1);
+    worker = 3;
+    ck_assert_int_eq(threads_for(backward.threads, 1, note_backward, &backward),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(backward.count, 1);
+    threads_destroy(backward.threads);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *made = suite_create("threads");
@@ -351,6 +400,7 @@ static Suite *suite(void)
     tcase_add_test(tests, zero_means_all_cpus);
     tcase_add_test(tests, several_callers);
     tcase_add_test(tests, a_runner_instead_of_the_pool);
+    tcase_add_test(tests, borrowed_threads);
     suite_add_tcase(made, tests);
     return made;
 }
