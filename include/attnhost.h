@@ -450,6 +450,22 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
                              const attn_forward_args *args, attn_stream stream, attn_error *error);
 
+/* Merge partial results of the same queries over disjoint keys into one, in the stream's order:
+ *   lse = log(sum exp(lses[p])),  out = sum exp(lses[p] - lse) outs[p]
+ * where all parts are empty (-inf) out is 0 and lse -inf; a part that is empty may hold anything in
+ * its output. outs, out: [tokens, heads, dim] fp32, fp16 or bf16; lses, lse: [tokens, heads] fp32;
+ * any strides, on the backend's device. `out` and `lse` may be the views of one of the parts; `lse`
+ * may be NULL. On the CPU computed in fp64, by the host's threads; on CUDA enqueued, in fp32.
+ *
+ * The first call for a backend on CUDA loads kernels, and is not for a capture; one with no tokens
+ * does nothing else. INVALID_ARGUMENT for parts other than 1..16, or tensors whose shapes, types or
+ * devices do not match; DEPENDENCY_MISSING where this library was built without CUDA kernels.
+ * [backend-thread] */
+attn_status attnhost_merge(attnhost_backend *backend, const attn_tensor *const *outs,
+                           const attn_tensor *const *lses, uint32_t num_parts,
+                           const attn_tensor *out, const attn_tensor *lse, attn_stream stream,
+                           attn_error *error);
+
 /* ---- Whole runs ------------------------------------------------------------------------------ */
 
 /* The upper level: what `attnhost run` does, with the host's own pools, scheduler and trace
@@ -474,11 +490,8 @@ attn_status attnhost_tensor_init(attn_tensor *tensor, void *data, int32_t device
                                  int32_t device_id, attn_dtype dtype, uint32_t ndim,
                                  const int64_t *shape, const int64_t *strides, attn_error *error);
 
-/* Merge two partial results of the same queries over disjoint keys, in host memory:
- *   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
- * where both are empty (-inf) out is 0 and lse -inf. out*: [tokens, heads, dim] fp32, fp16 or bf16,
- * lse*: [tokens, heads] fp32; any strides; computed in fp64. The outputs may be the views of a or
- * of b. INVALID_ARGUMENT if shapes, types or devices do not match. [any-thread] */
+/* attnhost_merge() of two parts in host memory, on the calling thread; `lse` is not NULL.
+ * [any-thread] */
 attn_status attnhost_merge_states(const attn_tensor *out_a, const attn_tensor *lse_a,
                                   const attn_tensor *out_b, const attn_tensor *lse_b,
                                   const attn_tensor *out, const attn_tensor *lse,

@@ -239,6 +239,7 @@ static void destroy_tree(attnhost_backend *backend)
         backend->child.type->ops->destroy(backend->child.instance);
     compose_destroy(backend->root);
     destroy_scratch(backend);
+    embed_merge_finish(backend);
     embed_leave(backend, entered);
 }
 

@@ -49,6 +49,7 @@ struct attnhost_backend {
     size_t num_layers;
     struct embed_scratch *scratch[ATTN_SPACE_COUNT]; /* the newest of each space; may be NULL */
     uint32_t num_metadata;                           /* alive */
+    struct embed_merge *merge;                       /* NULL = not loaded */
 };
 
 /* Can the problems be looked at at all: pointers there, one device, layer ids unique?
@@ -87,6 +88,9 @@ void embed_leave(const attnhost_backend *backend, int entered);
 /* After a failure in a backend's plugins: the message, with what the engine's allocator refused. */
 attn_status embed_fail(const attnhost_backend *backend, attn_status status, const host_error *said,
                        attn_error *error);
+
+/* Unload what attnhost_merge() loaded; the device is entered. */
+void embed_merge_finish(attnhost_backend *backend);
 
 /* What the backend says of the choices that it made in prepare(), or NULL. */
 const char *embed_explanation(const attnhost_backend *backend);

@@ -55,11 +55,6 @@ static const char *keep(struct told *told, const char *text)
     return copy ? memcpy(copy, text, size) : "";
 }
 
-static const char *or_empty(const char *text)
-{
-    return text ? text : "";
-}
-
 /* ---- Reasons --------------------------------------------------------------------------------- */
 
 /* The fixed arrays of a reason come from a plugin: read no further than they are long. */

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_merge.c: attnhost_merge() on the processor, and its kernels on the fake CUDA driver,
+ * against the definition in fp64; device_merge.c has them on a GPU.
+ */
+#include "tests/host/embed/merge_case.h"
+
+#include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/fixtures/host_kernels.h"
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/tools/test_main.h"
+
+static struct merge_scene scene;
+
+static void set_up_cpu(void)
+{
+    char path[4096];
+    const char *folder = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/cpu_native.so", folder ? folder : "plugins/.libs");
+    merge_scene_open(&scene, path, "cpu_native", ATTN_DEVICE_CPU);
+}
+
+static void set_up_cuda(void)
+{
+    char path[4096];
+    use_fake_cuda_in_plugins();
+    cuda_fixture_define(&fake);
+    host_kernels_define(&fake);
+    fixture_path("cuda_fixture.so", path);
+    merge_scene_open(&scene, path, "cuda_fixture", ATTN_DEVICE_CUDA);
+}
+
+static void tear_down(void)
+{
+    merge_scene_close(&scene);
+}
+
+static void tear_down_cuda(void)
+{
+    tear_down();
+    assert_nothing_left();
+    assert_clean();
+    fake.reset();
+}
+
+START_TEST(as_defined)
+{
+    merge_everything(&scene, 60);
+}
+END_TEST
+
+/* The engine's graph replays it, with other contents. */
+START_TEST(captured)
+{
+    merge_captured(&scene);
+}
+END_TEST
+
+START_TEST(refused)
+{
+    struct merge_case c;
+    merge_case_make(&scene, &c, 1);
+    const struct {
+        uint32_t parts;
+        const char *says;
+    } counts[] = {{0, "merge: 0 parts; accepted: 1..16"}, {17, "merge: 17 parts; accepted: 1..16"}};
+    for (int i = 0; i < 2; i++) {
+        c.num_parts = counts[i].parts;
+        merge_case_refused(&scene, &c, counts[i].says);
+    }
+    c.num_parts = 2;
+    c.lses[1].shape[1]++;
+    merge_case_refused(&scene, &c, "merge: lses[1] is of another shape than [tokens, heads]");
+    c.lses[1].shape[1]--;
+    c.lses[0].dtype = ATTN_BF16;
+    merge_case_refused(&scene, &c, "merge: lses[0] is not fp32");
+    c.lses[0].dtype = ATTN_F32;
+    c.outs[1].dtype = ATTN_FP8_E4M3;
+    merge_case_refused(&scene, &c, "merge: outs[1] is neither fp32 nor fp16 nor bf16");
+    c.outs[1].dtype = ATTN_F32;
+    c.out.device_id = 1;
+    merge_case_refused(&scene, &c, "merge: out is not ");
+    c.out.device_id = 0;
+    c.lse.struct_size = 0;
+    merge_case_refused(&scene, &c, "merge: lse has no struct_size");
+    merge_case_finish(&scene, &c);
+}
+END_TEST
+
+/* A driver that does not take the kernels: the error says so, and the next call tries again. */
+START_TEST(kernels_are_refused)
+{
+    struct merge_case c;
+    merge_case_make(&scene, &c, 2);
+    fake.inject("cuModuleLoadDataEx", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    ck_assert_int_eq(merge_case_call(&scene, &c), ATTN_OUT_OF_DEVICE_MEMORY);
+    ck_assert_int_eq(merge_case_call(&scene, &c), ATTN_OK);
+    merge_case_finish(&scene, &c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("merge");
+    TCase *cpu = tcase_create("cpu"), *cuda = tcase_create("cuda");
+    tcase_add_checked_fixture(cpu, set_up_cpu, tear_down);
+    tcase_add_test(cpu, as_defined);
+    tcase_add_test(cpu, refused);
+    tcase_add_checked_fixture(cuda, set_up_cuda, tear_down_cuda);
+    tcase_add_test(cuda, as_defined);
+    tcase_add_test(cuda, captured);
+    tcase_add_test(cuda, refused);
+    tcase_add_test(cuda, kernels_are_refused);
+    suite_add_tcase(suite, cpu);
+    suite_add_tcase(suite, cuda);
+    return test_main(suite);
+}

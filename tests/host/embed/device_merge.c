@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device_merge.c: the kernels of attnhost_merge() on a GPU against the definition; skipped where
+ * there is no GPU, or no nvcc was there to compile them.
+ */
+#include "tests/host/embed/merge_case.h"
+#include "tests/tools/gpu_test.h"
+#include "tests/tools/test_main.h"
+
+#include <stdio.h>
+
+#ifdef HAVE_NVCC
+
+START_TEST(as_defined_on_a_gpu)
+{
+    struct merge_scene scene;
+    char path[4096];
+    const char *folder = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/triton_like.so", folder ? folder : "plugins/.libs");
+    merge_scene_open(&scene, path, "triton_like", ATTN_DEVICE_CUDA);
+    merge_everything(&scene, 400);
+    merge_captured(&scene);
+    merge_scene_close(&scene);
+}
+END_TEST
+
+int main(void)
+{
+    if (!has_gpu()) {
+        puts("1..0 # SKIP no CUDA driver or no GPU");
+        return EXIT_SUCCESS;
+    }
+    Suite *suite = suite_create("merge on a GPU");
+    TCase *tcase = tcase_create("gpu");
+    tcase_set_timeout(tcase, 120);
+    tcase_add_test(tcase, as_defined_on_a_gpu);
+    suite_add_tcase(suite, tcase);
+    return test_main(suite);
+}
+
+#else
+
+int main(void)
+{
+    puts("1..0 # SKIP no nvcc at configure time: the host's kernels are not here");
+    return EXIT_SUCCESS;
+}
+
+#endif
