@@ -141,47 +141,34 @@ static void add_sequence(engine *e, int request, int num_new)
     now->query_start_loc[s + 1] = now->num_tokens;
 }
 
-/* One KV group, in the index form that the backend reads. */
-static attn_kv_batch fill_kv_group(const engine *e, int g)
-{
-    attn_kv_batch kv = {.struct_size = sizeof kv, .page_size = PAGE};
-    kv.index_forms = e->index_forms;
-    kv.out_cache_loc = (attn_i64_array){e->now.slot_mapping[g], e->now.slot_mapping[g]};
-    if (e->index_forms & ATTN_INDEX_BLOCK_TABLE) {
-        kv.block_table = both(e->now.block_table[g][0]);
-        kv.block_table_stride = MAX_BLOCKS;
-    }
-    if (e->index_forms & ATTN_INDEX_REQ_TO_TOKEN) {
-        kv.req_to_token = both(e->req_to_token[g][0]);
-        kv.req_to_token_stride = MAX_LEN;
-    }
-    return kv;
-}
-
-static void fill_batch(engine *e, uint32_t mode)
+/* What the library makes of vLLM's words; another index form, if the backend reads one, is added.
+ */
+static void fill_batch(engine *e)
 {
     step *now = &e->now;
-    attn_batch *batch = &now->batch;
-    *batch = (attn_batch){.struct_size = sizeof *batch,
-                          .mode = mode,
-                          .num_seqs = now->num_seqs,
-                          .num_tokens = now->num_tokens,
-                          .num_real_seqs = now->num_seqs,
-                          .num_real_tokens = now->num_tokens,
-                          .num_kv_groups = GROUPS,
-                          .seq_lens = both(now->seq_lens),
-                          .prefix_lens = both(now->num_computed),
-                          .q_indptr = both(now->query_start_loc),
-                          .req_pool_indices = both(now->req_pool_indices),
-                          .kv_groups = now->kv};
-    for (int s = 0; s < now->num_seqs; s++) {
-        if (now->num_new[s] > batch->max_q_len)
-            batch->max_q_len = now->num_new[s];
-        if (now->seq_lens[s] > batch->max_kv_len)
-            batch->max_kv_len = now->seq_lens[s];
-    }
+    attnhost_paged_group groups[GROUPS];
     for (int g = 0; g < GROUPS; g++)
-        now->kv[g] = fill_kv_group(e, g);
+        groups[g] =
+            (attnhost_paged_group){.struct_size = sizeof groups[g],
+                                   .block_size = PAGE,
+                                   .block_table = both(now->block_table[g][0]),
+                                   .block_table_stride = MAX_BLOCKS,
+                                   .slot_mapping = {now->slot_mapping[g], now->slot_mapping[g]}};
+    const attnhost_paged_batch words = {.struct_size = sizeof words,
+                                        .num_groups = GROUPS,
+                                        .num_reqs = now->num_seqs,
+                                        .num_actual_tokens = now->num_tokens,
+                                        .query_start_loc = both(now->query_start_loc),
+                                        .seq_lens = both(now->seq_lens),
+                                        .num_computed_tokens = both(now->num_computed),
+                                        .groups = groups};
+    check(attnhost_paged_batch_init(&now->batch, now->kv, &words, &error), "batch");
+    now->batch.req_pool_indices = both(now->req_pool_indices);
+    for (int g = 0; g < GROUPS && e->index_forms & ATTN_INDEX_REQ_TO_TOKEN; g++) {
+        now->kv[g].index_forms |= ATTN_INDEX_REQ_TO_TOKEN;
+        now->kv[g].req_to_token = both(e->req_to_token[g][0]);
+        now->kv[g].req_to_token_stride = MAX_LEN;
+    }
 }
 
 /* ---- A step: plan once, forward each layer --------------------------------------------------- */
@@ -238,18 +225,18 @@ static void check_layer(engine *e, int layer)
                       now->num_computed[s] + t, 1e-5);
 }
 
-static void run_batch(engine *e, uint32_t mode)
+static void run_batch(engine *e)
 {
     if (e->now.num_seqs == 0)
         return;
-    fill_batch(e, mode);
+    fill_batch(e);
     check(attnhost_init_forward_metadata(e->metadata, &e->now.batch, NULL, &error), "plan");
     for (int layer = 0; layer < LAYERS; layer++) {
         fill_vectors(e, layer);
         forward_layer(e, layer);
         check_layer(e, layer);
     }
-    e->batches[mode]++;
+    e->batches[e->now.batch.mode]++;
 }
 
 /* ---- Scheduler ------------------------------------------------------------------------------- */
@@ -269,7 +256,7 @@ static void run_phase(engine *e, int number, uint32_t mode)
         if (!is_finished(e, r) && (mode == ATTN_MODE_DECODE) == (left <= 0))
             add_sequence(e, r, left <= 0 ? 1 : num_new);
     }
-    run_batch(e, mode);
+    run_batch(e);
     for (int s = 0; s < e->now.num_seqs; s++) {
         int r = e->now.request[s], computed = e->computed[r] += e->now.num_new[s];
         for (int g = 0; g < GROUPS; g++)

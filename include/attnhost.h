@@ -20,11 +20,9 @@
  *         attnhost_forward                 once per layer
  *   attnhost_metadata_destroy, attnhost_backend_destroy, attnhost_destroy
  *
- * From vLLM's CommonAttentionMetadata to attn_batch: query_start_loc is q_indptr, seq_lens is
- * seq_lens, num_computed_tokens is prefix_lens, block_table_tensor is kv_groups[g].block_table with
- * its row stride, slot_mapping is kv_groups[g].out_cache_loc (-1 = not written), and each KV group
- * of the engine is one element of kv_groups. The mode is DECODE if every sequence has one query,
- * else EXTEND (MIXED only if the decodes come last). K and V may be strided views of one tensor.
+ * From vLLM's CommonAttentionMetadata to attn_batch: attnhost_paged_batch_init. From SGLang's
+ * ForwardBatch nothing is needed, as the ABI has its words; q_indptr is qo_indptr. K and V may be
+ * strided views of one tensor.
  *
  * Structs are sized as in the ABI: set struct_size to sizeof before the call. Returned strings live
  * as long as the object they came from, unless their comment says otherwise. Every function that
@@ -489,6 +487,42 @@ void attnhost_free_text(char *text);
 attn_status attnhost_tensor_init(attn_tensor *tensor, void *data, int32_t device_type,
                                  int32_t device_id, attn_dtype dtype, uint32_t ndim,
                                  const int64_t *shape, const int64_t *strides, attn_error *error);
+
+/* A KV group of an engine with block tables. */
+typedef struct attnhost_paged_group {
+    uint32_t struct_size;
+    int32_t block_size;          /* tokens of a block: the ABI's page */
+    int32_t block_table_stride;  /* elements between two rows */
+    uint32_t reserved;           /* 0 */
+    attn_i32_array block_table;  /* [num_reqs, stride] */
+    attn_i64_array slot_mapping; /* [num_actual_tokens] -1 = not written; absent = nothing is */
+} attnhost_paged_group;
+
+/* A step of such an engine, in the words of vLLM's CommonAttentionMetadata. */
+typedef struct attnhost_paged_batch {
+    uint32_t struct_size;
+    uint32_t num_groups;
+    int32_t num_reqs;
+    int32_t num_actual_tokens;          /* query rows */
+    int32_t max_query_len;              /* 0 = look for it in query_start_loc.host */
+    int32_t max_seq_len;                /* 0 = look for it in seq_lens.host */
+    attn_i32_array query_start_loc;     /* [num_reqs + 1] */
+    attn_i32_array seq_lens;            /* [num_reqs] new tokens included */
+    attn_i32_array num_computed_tokens; /* [num_reqs] absent = computed into the room below */
+    int32_t *room;                      /* [num_reqs] host memory, or NULL; needs the host arrays */
+    const attnhost_paged_group *groups; /* array; walk with attn_at() */
+} attnhost_paged_batch;
+
+/* Make *batch and kv_groups[num_groups], the caller's, of a step: DECODE if every request has one
+ * query, else EXTEND. They point to the step's arrays. What a step does not say (mask, drafts,
+ * state, other index forms) is 0, and for the caller to add.
+ *
+ * `room` is the host copy of prefix_lens; it stands for the device's, too, where query_start_loc
+ * has one array for both, as on the CPU. INVALID_ARGUMENT names the array: one that is absent
+ * (num_computed_tokens on the device, in EXTEND), or host arrays that contradict each other.
+ * [any-thread] */
+attn_status attnhost_paged_batch_init(attn_batch *batch, attn_kv_batch *kv_groups,
+                                      const attnhost_paged_batch *step, attn_error *error);
 
 /* attnhost_merge() of two parts in host memory, on the calling thread; `lse` is not NULL.
  * [any-thread] */
