@@ -78,6 +78,11 @@ example falcon_h1 cpu_linear cpu_native example_rows
 example minimax cpu_linear cpu_native example_rows
 example lfm2 cpu_linear cpu_native example_rows
 example deepseek_v3 cpu_native second
+# embed.c and mla_prefix.c check every row, or some, by themselves.
+for program in embed mla_prefix; do
+    tap_try "$program" "$ATTNHOST_TEST_BUILDDIR/tests/command/$program" "$ATTNHOST_TEST_PLUGIN_DIR"
+done
+
 # select.c: what it makes is what run takes.
 made=$("$ATTNHOST_TEST_BUILDDIR/tests/command/select" "$top/examples/models/qwen3_next.json" \
     "$ATTNHOST_TEST_PLUGIN_DIR" platform.device=cpu model.max_context_len=512 2>&1)

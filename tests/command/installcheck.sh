@@ -106,6 +106,9 @@ tap_try "example_rows did the work" grep -q '"example_rows' result.json
 
 tap_try "embed.c builds" $compiler -O2 -o embed embed.c $(pkg-config --cflags --libs attnhost) -lm
 tap_try "embed runs" ./embed
+tap_try "mla_prefix.c builds" \
+    $compiler -O2 -o mla_prefix mla_prefix.c $(pkg-config --cflags --libs attnhost) -lm
+tap_try "mla_prefix runs" ./mla_prefix
 tap_try "select.c builds" $compiler -O2 -o select select.c $(pkg-config --cflags --libs attnhost)
 tap_try "select chooses" ./select models/deepseek_v3.json platform.device=cpu
 tap_try "embed_cuda.c builds" \
