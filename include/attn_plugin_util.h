@@ -432,8 +432,19 @@ typedef struct attn_util_limit {
     const char *text;
 } attn_util_limit;
 
-/* What a plugin takes. */
+/* What a plugin takes. The first part is for attn_util_check_question() and the functions it calls
+ * alone. */
 typedef struct attn_util_limits {
+    int32_t device_type;         /* ATTN_DEVICE_* */
+    uint32_t num_dtypes;         /* elements of `dtypes` */
+    const attn_dtype *dtypes;    /* of q, the cache and the output, which have the same one */
+    const char *kv_layout;       /* ATTN_LAYOUT_* */
+    int32_t max_head_dim;        /* of head_dim and v_head_dim */
+    uint32_t chunks;             /* 1 = attention_chunk is served */
+    uint32_t kinds;              /* set of 1 << ATTN_KIND_* */
+    uint32_t attn_types;         /* set of 1 << ATTN_TYPE_* */
+    uint32_t granularities;      /* set of 1 << ATTN_SCALE_* */
+    uint32_t group_flags;        /* set of ATTN_GROUP_* */
     attn_util_limit layer_flags; /* set of ATTN_LAYER_* */
     attn_util_limit modes;       /* set of ATTN_MODE_BIT */
     attn_util_limit mask_kinds;  /* set of ATTN_MASK_BIT */
@@ -441,6 +452,66 @@ typedef struct attn_util_limits {
     attn_util_limit graph_level; /* ATTN_GRAPH_* */
     attn_util_limit notes;       /* set of ATTN_NOTE_* that are kept */
 } attn_util_limits;
+
+/* Refuse a value that is not in a set of 1 << value; `name` names values, of which there are
+ * `count`. */
+static inline void attn_util_check_member(uint32_t set, uint32_t value, uint32_t count,
+                                          const char *(*name)(uint32_t), uint32_t code,
+                                          uint32_t field, attn_verdict *verdict)
+{
+    char accepted[sizeof((attn_reason *)0)->accepted] = "";
+    if (value < count && set >> value & 1u)
+        return;
+    for (uint32_t other = 0; other < count; other++)
+        if (set >> other & 1u) {
+            size_t length = strlen(accepted);
+            snprintf(accepted + length, sizeof accepted - length, "%s%s", length ? ", " : "",
+                     name(other));
+        }
+    attn_util_refuse(verdict, code, field, accepted, "%s", name(value));
+}
+
+/* Kind, type of attention, granularity of scales, and flags, those that are not known included. */
+static inline void attn_util_check_group(const attn_util_limits *limits,
+                                         const attn_layer_group *group, attn_verdict *verdict)
+{
+    const uint32_t known = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI;
+    uint32_t excess = group->flags & ~limits->group_flags;
+    attn_util_check_member(limits->kinds, group->kind, ATTN_KIND_COUNT, attn_util_kind_name,
+                           ATTN_REASON_LAYER_KIND, ATTN_FIELD_KIND, verdict);
+    attn_util_check_member(limits->attn_types, group->attn_type, ATTN_TYPE_COUNT,
+                           attn_util_attn_type_name, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE,
+                           verdict);
+    attn_util_check_member(limits->granularities, group->kv_scale_granularity, ATTN_SCALE_COUNT,
+                           attn_util_granularity_name, ATTN_REASON_SCALE_GRANULARITY,
+                           ATTN_FIELD_SCALE_GRANULARITY, verdict);
+    if (excess & ATTN_GROUP_HAS_SINKS)
+        attn_util_refuse(verdict, ATTN_REASON_SINKS, ATTN_FIELD_SINKS, "0", "1");
+    if (excess & ATTN_GROUP_HAS_ALIBI)
+        attn_util_refuse(verdict, ATTN_REASON_ALIBI, ATTN_FIELD_ALIBI, "0", "1");
+    if (excess & ~known)
+        attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent",
+                         "group flags %#x", group->flags);
+}
+
+/* One data type for q, the cache and the output: q's if it is served, else the cache's, else the
+ * first that is. */
+static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
+                                             const attn_problem *problem, attn_verdict *verdict)
+{
+    const attn_dtype given[3] = {problem->q_dtype, problem->kv_dtype, problem->out_dtype};
+    attn_dtype one = ATTN_DTYPE_NONE;
+    for (uint32_t g = 0; g < 2 && one == ATTN_DTYPE_NONE; g++)
+        for (uint32_t d = 0; d < limits->num_dtypes; d++)
+            if (given[g] == limits->dtypes[d])
+                one = given[g];
+    if (one == ATTN_DTYPE_NONE)
+        one = limits->dtypes[0];
+    for (uint32_t g = 0; g < 3; g++)
+        if (given[g] != one)
+            attn_util_refuse(verdict, ATTN_REASON_DTYPE, (uint32_t)ATTN_FIELD_Q_DTYPE + g,
+                             attn_util_dtype_name(one), "%s", attn_util_dtype_name(given[g]));
+}
 
 /* Flags of layers; one reason for all of them. */
 static inline void attn_util_check_layers(const attn_util_limits *limits,
@@ -467,11 +538,15 @@ static inline void attn_util_check_kv_layout(const attn_problem *problem, attn_v
                          layout ? layout : "absent");
 }
 
-/* A number of the bounds that is below 0. */
-static inline void attn_util_check_number(int64_t value, uint32_t field, attn_verdict *verdict)
+/* Refuse a number that is not in [low, high]. */
+static inline void attn_util_check_range(int32_t value, int32_t low, int32_t high, uint32_t code,
+                                         uint32_t field, attn_verdict *verdict)
 {
-    if (value < 0)
-        attn_util_refuse(verdict, ATTN_REASON_BOUNDS, field, "0..2147483647", "%" PRId64, value);
+    char accepted[48];
+    if (value >= low && value <= high)
+        return;
+    snprintf(accepted, sizeof accepted, "%d..%d", low, high);
+    attn_util_refuse(verdict, code, field, accepted, "%d", value);
 }
 
 /* Modes, masks, uses, and numbers below 0. */
@@ -487,11 +562,17 @@ static inline void attn_util_check_bounds(const attn_util_limits *limits, const 
     if (bounds->uses & ~limits->uses.most)
         attn_util_refuse(verdict, ATTN_REASON_USES, ATTN_FIELD_USES, limits->uses.text, "%#x",
                          bounds->uses);
-    attn_util_check_number(bounds->max_seqs, ATTN_FIELD_MAX_SEQS, verdict);
-    attn_util_check_number(bounds->max_tokens, ATTN_FIELD_MAX_TOKENS, verdict);
-    attn_util_check_number(bounds->max_q_len, ATTN_FIELD_MAX_Q_LEN, verdict);
-    attn_util_check_number(bounds->max_kv_len, ATTN_FIELD_MAX_KV_LEN, verdict);
-    attn_util_check_number(bounds->max_kv_tokens, ATTN_FIELD_MAX_KV_TOKENS, verdict);
+    attn_util_check_range(bounds->max_seqs, 0, INT32_MAX, ATTN_REASON_BOUNDS, ATTN_FIELD_MAX_SEQS,
+                          verdict);
+    attn_util_check_range(bounds->max_tokens, 0, INT32_MAX, ATTN_REASON_BOUNDS,
+                          ATTN_FIELD_MAX_TOKENS, verdict);
+    attn_util_check_range(bounds->max_q_len, 0, INT32_MAX, ATTN_REASON_BOUNDS, ATTN_FIELD_MAX_Q_LEN,
+                          verdict);
+    attn_util_check_range(bounds->max_kv_len, 0, INT32_MAX, ATTN_REASON_BOUNDS,
+                          ATTN_FIELD_MAX_KV_LEN, verdict);
+    if (bounds->max_kv_tokens < 0)
+        attn_util_refuse(verdict, ATTN_REASON_BOUNDS, ATTN_FIELD_MAX_KV_TOKENS, "0..2147483647",
+                         "%" PRId64, bounds->max_kv_tokens);
 }
 
 /* Graphs, notes, and features, none of which is known. */
@@ -507,6 +588,60 @@ static inline void attn_util_check_needs(const attn_util_limits *limits,
     for (uint32_t i = 0; i < problem->num_features; i++)
         attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent", "%s",
                          problem->features[i]);
+}
+
+/* What query is asked, in structs of ours, and what it will answer. */
+typedef struct attn_util_question {
+    attn_problem problem; /* its pointers are the caller's */
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_device device;
+    attn_verdict verdict;
+} attn_util_question;
+
+/* What query does first: the question, and a verdict without reasons. INVALID_ARGUMENT for what is
+ * missing, and for a softmax that makes no sense. */
+static inline attn_status attn_util_read_question(const attn_problem *given,
+                                                  const attn_verdict *answer,
+                                                  attn_util_question *question, attn_error *error)
+{
+    attn_status status = attn_util_read_problem(given, &question->problem, &question->group,
+                                                &question->bounds, &question->device, error);
+    if (status == ATTN_OK && question->group.kind == ATTN_KIND_SOFTMAX)
+        status = attn_util_require_softmax(&question->group, error);
+    if (status == ATTN_OK)
+        attn_util_verdict_begin(answer, &question->verdict);
+    return status;
+}
+
+/* All that the limits say, each excess a reason of the question's verdict: device, layout of the
+ * cache, group, data types, layers, bounds, needs. */
+static inline void attn_util_check_question(const attn_util_limits *limits,
+                                            attn_util_question *question)
+{
+    attn_verdict *verdict = &question->verdict;
+    const char *layout = question->problem.kv_layout ? question->problem.kv_layout : "absent";
+    if (question->device.type != limits->device_type)
+        attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE,
+                         attn_util_device_name(limits->device_type), "%s",
+                         attn_util_device_name(question->device.type));
+    if (strcmp(layout, limits->kv_layout) != 0)
+        attn_util_refuse(verdict, ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT, limits->kv_layout,
+                         "%s", layout);
+    attn_util_check_range(question->group.head_dim, 1, limits->max_head_dim, ATTN_REASON_HEAD_DIM,
+                          ATTN_FIELD_HEAD_DIM, verdict);
+    attn_util_check_range(question->group.v_head_dim, 1, limits->max_head_dim, ATTN_REASON_HEAD_DIM,
+                          ATTN_FIELD_V_HEAD_DIM, verdict);
+    attn_util_check_range(question->problem.page_size, 1, INT32_MAX, ATTN_REASON_PAGE_SIZE,
+                          ATTN_FIELD_PAGE_SIZE, verdict);
+    if (question->group.attention_chunk > 0 && !limits->chunks)
+        attn_util_refuse(verdict, ATTN_REASON_CHUNK, ATTN_FIELD_ATTENTION_CHUNK, "0", "%d",
+                         question->group.attention_chunk);
+    attn_util_check_group(limits, &question->group, verdict);
+    attn_util_check_one_dtype(limits, &question->problem, verdict);
+    attn_util_check_layers(limits, &question->group, verdict);
+    attn_util_check_bounds(limits, &question->bounds, verdict);
+    attn_util_check_needs(limits, &question->problem, verdict);
 }
 
 /* UNSUPPORTED, in the words of the first reason, if attn_util_check_bounds() finds one. What
@@ -606,6 +741,127 @@ static inline attn_status attn_util_list_layers(const attn_layer_group *group,
                                             "layer_id %d twice, or below 0", layer->layer_id);
     }
     return ATTN_OK;
+}
+
+/* Free what attn_util_allocate_instance() or attn_util_create_model() made; NULL is accepted.
+ * [instance-thread & !capturing] */
+static inline void attn_util_release(const attn_services *services, void *memory)
+{
+    services->release(services->ctx, ATTN_SPACE_HOST, memory);
+}
+
+/* A layer with all that its problem says of it. */
+typedef struct attn_util_model_layer {
+    int32_t layer_id;
+    attn_dtype dtype;       /* of q */
+    attn_layer_group group; /* a copy, whose pointers are NULL: they were the caller's */
+} attn_util_model_layer;
+
+/* The layers of an instance; what a small plugin's struct attn_instance begins with. */
+typedef struct attn_util_model {
+    const attn_services *services;
+    uint32_t num_layers;
+    uint32_t num_kv_groups;        /* the highest kv_group + 1 */
+    int32_t max_v_head_dim;        /* of all layers */
+    int32_t reserved;              /* 0 */
+    attn_util_model_layer *layers; /* [num_layers], in the same memory */
+} attn_util_model;
+
+/* The layer of an id; NULL = none. */
+static inline const attn_util_model_layer *attn_util_find_layer(const attn_util_model *model,
+                                                                int32_t layer_id)
+{
+    for (uint32_t l = 0; l < model->num_layers; l++)
+        if (model->layers[l].layer_id == layer_id)
+            return &model->layers[l];
+    return NULL;
+}
+
+/* Has the model a layer in this KV group? A batch may bring groups of other backends' layers. */
+static inline int attn_util_has_kv_group(const attn_util_model *model, uint32_t kv_group)
+{
+    for (uint32_t l = 0; l < model->num_layers; l++)
+        if ((uint32_t)model->layers[l].group.kv_group == kv_group)
+            return 1;
+    return 0;
+}
+
+/* Append a problem's layers. For attn_util_create_model(). INVALID_ARGUMENT. */
+static inline attn_status attn_util_add_problem(attn_util_model *model, const attn_problem *problem,
+                                                attn_error *error)
+{
+    attn_layer_group group;
+    ATTN_UTIL_READ(&group, problem->group);
+    for (uint32_t n = 0; n < group.num_layers; n++) {
+        int32_t id = ((const attn_layer *)attn_at(group.layers, n))->layer_id;
+        if (id < 0 || attn_util_find_layer(model, id))
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                        "layer_id %d twice, or below 0", id);
+        attn_util_model_layer *added = &model->layers[model->num_layers++];
+        added->layer_id = id;
+        added->dtype = problem->q_dtype;
+        added->group = group;
+        added->group.layers = NULL;
+        added->group.mla = NULL;
+        added->group.linear = NULL;
+        added->group.sparse = NULL;
+    }
+    if ((uint32_t)group.kv_group >= model->num_kv_groups)
+        model->num_kv_groups = (uint32_t)group.kv_group + 1;
+    if (group.v_head_dim > model->max_v_head_dim)
+        model->max_v_head_dim = group.v_head_dim;
+    return ATTN_OK;
+}
+
+/* What create does in a small plugin: an instance of `size` bytes, zero but for the model that it
+ * begins with; attn_util_release() frees it. UNSUPPORTED if the type's query says no to one of the
+ * problems, INVALID_ARGUMENT, OUT_OF_HOST_MEMORY; *instance is set on success alone.
+ * [instance-thread & !capturing] */
+static inline attn_status attn_util_create_model(const attn_backend_type *type,
+                                                 const attn_problem *problems,
+                                                 uint32_t num_problems, const attn_options *options,
+                                                 const attn_services *services, uint64_t size,
+                                                 attn_instance **instance, attn_error *error)
+{
+    attn_status status =
+        attn_util_require_create(problems, num_problems, services, instance, error);
+    for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++)
+        status = attn_util_require_support(type, options, services,
+                                           (const attn_problem *)attn_at(problems, p), error);
+    if (status != ATTN_OK)
+        return status;
+    uint64_t head = (size + 63) / 64 * 64;
+    uint64_t layers =
+        (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(attn_util_model_layer);
+    attn_instance *made = attn_util_allocate_instance(services, head + layers, error);
+    if (!made)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    attn_util_model *model = (attn_util_model *)(void *)made;
+    memset((void *)made, 0, (size_t)(head + layers));
+    model->services = services;
+    model->layers = (attn_util_model_layer *)(void *)((char *)(void *)made + head);
+    for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++)
+        status = attn_util_add_problem(model, (const attn_problem *)attn_at(problems, p), error);
+    if (status == ATTN_OK)
+        *instance = made;
+    else
+        attn_util_release(services, made);
+    return status;
+}
+
+/* attn_backend_ops.destroy of an instance that attn_util_create_model() made.
+ * [instance-thread & !capturing] */
+static inline void attn_util_destroy_model(attn_instance *instance)
+{
+    if (instance)
+        attn_util_release(((attn_util_model *)(void *)instance)->services, instance);
+}
+
+/* attn_backend_ops.index_forms of a backend that reads block tables alone. [instance-thread] */
+static inline uint32_t attn_util_block_tables(attn_instance *instance)
+{
+    (void)instance;
+    return ATTN_INDEX_BLOCK_TABLE;
 }
 
 /* ---- Memory of metadata ---------------------------------------------------------------------- */
@@ -732,6 +988,287 @@ static inline attn_status attn_util_check_mode(const attn_bounds *bounds, uint32
     return ATTN_OK;
 }
 
+/* The kind of a batch's mask (ATTN_MASK_*). */
+static inline uint32_t attn_util_mask_kind(const attn_batch *batch)
+{
+    return batch->mask ? batch->mask->kind : (uint32_t)ATTN_MASK_LAYER;
+}
+
+/* Rows of queries as q_indptr lists them: none that is below 0, falls, or is one too many.
+ * INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_indptr(const attn_batch *batch, attn_error *error)
+{
+    const int32_t *indptr = attn_util_i32(&batch->q_indptr);
+    if (batch->mode == ATTN_MODE_DECODE || batch->num_seqs == 0)
+        return ATTN_OK;
+    for (int32_t s = 0; s < batch->num_seqs; s++)
+        if (indptr[s] < 0 || indptr[s + 1] < indptr[s])
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                        "q_indptr[%d] %d and the next %d: accepted 0 and more, "
+                                        "not decreasing",
+                                        s, indptr[s], indptr[s + 1]);
+    if (indptr[batch->num_seqs] - indptr[0] > batch->num_tokens)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "q_indptr covers %d rows: accepted 0..%d",
+                                    indptr[batch->num_seqs] - indptr[0], batch->num_tokens);
+    return ATTN_OK;
+}
+
+/* Is a batch what a processor's metadata for `bounds` is made for: counts and lengths, mode, kind
+ * of mask, optional parts, q_indptr, at least `num_kv_groups` KV groups? INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const attn_batch *batch,
+                                                uint32_t num_kv_groups, attn_error *error)
+{
+    uint32_t kind = attn_util_mask_kind(batch);
+    attn_status status = attn_util_check_counts(bounds, batch, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_count("max_q_len", batch->max_q_len, bounds->max_q_len,
+                                       ATTN_FIELD_MAX_Q_LEN, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_count("max_kv_len", batch->max_kv_len, bounds->max_kv_len,
+                                       ATTN_FIELD_MAX_KV_LEN, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_mode(bounds, batch->mode, error);
+    if (status != ATTN_OK)
+        return status;
+    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "num_tokens %d in DECODE: accepted %d", batch->num_tokens,
+                                    batch->num_seqs);
+    if (kind >= ATTN_MASK_COUNT || !(bounds->mask_kinds & ATTN_MASK_BIT(kind)))
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MASK_KINDS,
+                                    "mask kind %u: accepted the set %#x, the bounds of this "
+                                    "metadata",
+                                    kind, bounds->mask_kinds);
+    if ((attn_util_i32(&batch->positions) && !(bounds->uses & ATTN_USES_POSITIONS)) ||
+        (batch->multi_item && !(bounds->uses & ATTN_USES_MULTI_ITEM)))
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_USES,
+                                    "positions or multi_item: not among the uses of the bounds");
+    if (batch->num_kv_groups < num_kv_groups)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "batch has %u KV groups: accepted %u and more",
+                                    batch->num_kv_groups, num_kv_groups);
+    return attn_util_check_indptr(batch, error);
+}
+
+/* Keys of each sequence in a KV group, on a processor. */
+static inline const int32_t *attn_util_kv_lens(const attn_batch *batch, const attn_kv_batch *kv)
+{
+    const int32_t *lens = attn_util_i32(&kv->kv_lens);
+    return lens ? lens : attn_util_i32(&batch->seq_lens);
+}
+
+/* Are the keys of a KV group within the bounds, each sequence and all of them in whole pages?
+ * INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_kv(const attn_bounds *bounds, const attn_batch *batch,
+                                             const attn_kv_batch *kv, attn_error *error)
+{
+    const int32_t *lens = attn_util_kv_lens(batch, kv);
+    int64_t kv_tokens = 0;
+    if (kv->page_size < 1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
+                                    "page_size %d: accepted 1 and more", kv->page_size);
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        if (lens[s] < 0 || lens[s] > bounds->max_kv_len)
+            return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MAX_KV_LEN,
+                                        "sequence %d of %d keys: accepted 0..%d, max_kv_len of "
+                                        "this metadata",
+                                        s, lens[s], bounds->max_kv_len);
+        kv_tokens += ((int64_t)lens[s] + kv->page_size - 1) / kv->page_size * kv->page_size;
+    }
+    return attn_util_check_count("keys in whole pages", kv_tokens, bounds->max_kv_tokens,
+                                 ATTN_FIELD_MAX_KV_TOKENS, error);
+}
+
+/* A query of a batch. */
+typedef struct attn_util_row {
+    int32_t seq;      /* its sequence; -1 = a row of padding, which has none */
+    int32_t position; /* i, where it sits in the sequence */
+} attn_util_row;
+
+/* List the batch's num_tokens queries, of a batch that attn_util_check_batch() took, in the order
+ * of their rows of the operands, of which the first is attn_util_first_row(). On a processor;
+ * explicit positions are not looked at. */
+static inline void attn_util_list_rows(const attn_batch *batch, attn_util_row *rows)
+{
+    const int32_t *indptr = attn_util_i32(&batch->q_indptr);
+    int32_t count = 0;
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        int decode = batch->mode == ATTN_MODE_DECODE;
+        int32_t queries = decode ? 1 : indptr[s + 1] - indptr[s];
+        int32_t first =
+            decode ? attn_util_i32(&batch->seq_lens)[s] - 1 : attn_util_i32(&batch->prefix_lens)[s];
+        for (int32_t t = 0; t < queries; t++, count++) {
+            rows[count].seq = s;
+            rows[count].position = first + t;
+        }
+    }
+    for (; count < batch->num_tokens; count++) {
+        rows[count].seq = -1;
+        rows[count].position = 0;
+    }
+}
+
+/* Where in the operands the batch's queries begin. */
+static inline int32_t attn_util_first_row(const attn_batch *batch)
+{
+    int is_read = batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0;
+    return is_read ? attn_util_i32(&batch->q_indptr)[0] : 0;
+}
+
+/* Keys of a sequence in a KV group. */
+typedef struct attn_util_keys {
+    int64_t count;     /* the new ones included */
+    int64_t first_new; /* those before it are in the cache alone */
+    int64_t new_row;   /* the row of k, v and out_cache_loc of the first new one */
+} attn_util_keys;
+
+/* Rows of new keys: the first, and how many, of sequences [seq, seq + num_seqs). */
+static inline void attn_util_new_rows(const attn_batch *batch, const attn_kv_batch *kv, int32_t seq,
+                                      int32_t num_seqs, int64_t *first, int64_t *count)
+{
+    const int32_t *indptr = attn_util_i32(&kv->kv_new_indptr);
+    if (!indptr && batch->mode != ATTN_MODE_DECODE)
+        indptr = attn_util_i32(&batch->q_indptr);
+    if (num_seqs == 0)
+        indptr = NULL;
+    *first = indptr ? indptr[seq] : seq;
+    *count = indptr ? (int64_t)indptr[seq + num_seqs] - indptr[seq] : num_seqs;
+}
+
+/* The keys of sequence `seq`, on a processor. */
+static inline attn_util_keys attn_util_find_keys(const attn_batch *batch, const attn_kv_batch *kv,
+                                                 int32_t seq)
+{
+    attn_util_keys keys;
+    int64_t num_new;
+    keys.count = attn_util_kv_lens(batch, kv)[seq];
+    attn_util_new_rows(batch, kv, seq, 1, &keys.new_row, &num_new);
+    keys.first_new = keys.count - num_new;
+    return keys;
+}
+
+/* The page of key `key` of a sequence, by the block table, on a processor. */
+static inline int32_t attn_util_find_page(const attn_kv_batch *kv, int32_t seq, int64_t key)
+{
+    const int32_t *table = attn_util_i32(&kv->block_table);
+    return table[(int64_t)seq * kv->block_table_stride + key / kv->page_size];
+}
+
+/* What a small plugin's struct attn_metadata begins with, on a processor. */
+typedef struct attn_util_plan {
+    const attn_util_model *model;
+    attn_bounds bounds;
+    attn_batch batch;      /* of the last init_forward_metadata; its structs are the caller's */
+    attn_kv_batch *kv;     /* [num_kv_groups] copies */
+    attn_util_row *rows;   /* [num_tokens] */
+    int32_t planned;       /* 0 = there is no batch yet, or the last one was refused */
+    uint32_t mask_kind;    /* ATTN_MASK_* */
+    char *scratch;         /* [num_workers, worker_bytes] */
+    uint64_t worker_bytes; /* a multiple of 64 */
+} attn_util_plan;
+
+/* What metadata for `kind` and `bounds` takes: a struct of `size` bytes that begins with a plan,
+ * and its arrays; scratch of `worker_bytes` for each worker, which become a multiple of 64. Writes
+ * a copy of the bounds. UNSUPPORTED beyond the limits, CAPTURE_UNSUPPORTED, INVALID_ARGUMENT. */
+static inline attn_status attn_util_measure_plan(const attn_util_limits *limits,
+                                                 const attn_util_model *model, uint32_t kind,
+                                                 const attn_bounds *given, attn_bounds *bounds,
+                                                 uint64_t *size, uint64_t *worker_bytes,
+                                                 attn_error *error)
+{
+    attn_status status = attn_util_read_eager_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = attn_util_require_bounds(limits, bounds, error);
+    if (status != ATTN_OK)
+        return status;
+    *worker_bytes = (*worker_bytes + 63) / 64 * 64;
+    *size = (*size + 63) / 64 * 64;
+    *size += model->num_kv_groups * (uint64_t)sizeof(attn_kv_batch) +
+             (uint64_t)bounds->max_tokens * sizeof(attn_util_row);
+    return ATTN_OK;
+}
+
+/* metadata_size of a small plugin. Errors are attn_util_measure_plan()'s.
+ * [instance-thread & !capturing] */
+static inline attn_status attn_util_size_plan(const attn_util_limits *limits,
+                                              const attn_util_model *model, uint32_t kind,
+                                              const attn_bounds *given, uint64_t size,
+                                              uint64_t worker_bytes, attn_memory_size *told,
+                                              attn_error *error)
+{
+    attn_bounds bounds;
+    attn_status status =
+        attn_util_measure_plan(limits, model, kind, given, &bounds, &size, &worker_bytes, error);
+    if (status == ATTN_OK)
+        attn_util_tell_size(told, model->services->num_workers * worker_bytes, size, 64);
+    return status;
+}
+
+/* metadata_create of a small plugin, with the arguments that attn_util_size_plan() had: *metadata
+ * lies in the caller's memory, zero but for the plan it begins with, so there is nothing to
+ * destroy. The same errors, and BUFFER_TOO_SMALL. [instance-thread & !capturing] */
+static inline attn_status attn_util_create_plan(const attn_util_limits *limits,
+                                                const attn_util_model *model, uint32_t kind,
+                                                const attn_bounds *given, uint64_t size,
+                                                uint64_t worker_bytes, const attn_memory *memory,
+                                                attn_metadata **metadata, attn_error *error)
+{
+    attn_bounds bounds;
+    uint64_t head = (size + 63) / 64 * 64;
+    attn_status status =
+        attn_util_measure_plan(limits, model, kind, given, &bounds, &size, &worker_bytes, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_told(memory, model->services->num_workers * worker_bytes, size, 64,
+                                      error);
+    if (status != ATTN_OK)
+        return status;
+    void *made = memory->base[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)];
+    attn_util_plan *plan = (attn_util_plan *)made;
+    memset(made, 0, (size_t)head);
+    plan->model = model;
+    plan->bounds = bounds;
+    plan->kv = (attn_kv_batch *)(void *)((char *)made + head);
+    plan->rows = (attn_util_row *)(void *)(plan->kv + model->num_kv_groups);
+    plan->scratch = (char *)memory->base[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)];
+    plan->worker_bytes = worker_bytes;
+    *metadata = (attn_metadata *)made;
+    return ATTN_OK;
+}
+
+/* attn_backend_ops.init_forward_metadata of metadata that attn_util_create_plan() made: read the
+ * batch, check it (attn_util_check_batch(), and attn_util_check_kv() for the model's KV groups) and
+ * list its rows. INVALID_ARGUMENT, after which there is no batch. [instance-thread & !capturing] */
+static inline attn_status attn_util_init_plan(attn_metadata *metadata, const attn_batch *batch,
+                                              attn_stream stream, attn_error *error)
+{
+    attn_util_plan *plan = (attn_util_plan *)(void *)metadata;
+    const attn_util_model *model = plan->model;
+    (void)stream; /* on a processor all is done when the call returns */
+    plan->planned = 0;
+    ATTN_UTIL_READ(&plan->batch, batch);
+    attn_status status =
+        attn_util_check_batch(&plan->bounds, &plan->batch, model->num_kv_groups, error);
+    for (uint32_t g = 0; g < model->num_kv_groups && status == ATTN_OK; g++) {
+        ATTN_UTIL_READ(&plan->kv[g], attn_at(plan->batch.kv_groups, g));
+        if (attn_util_has_kv_group(model, g))
+            status = attn_util_check_kv(&plan->bounds, &plan->batch, &plan->kv[g], error);
+    }
+    if (status != ATTN_OK)
+        return status;
+    plan->mask_kind = attn_util_mask_kind(&plan->batch);
+    attn_util_list_rows(&plan->batch, plan->rows);
+    plan->planned = 1;
+    return ATTN_OK;
+}
+
+/* attn_backend_ops.metadata_destroy of the same, which lies in the caller's memory.
+ * [instance-thread & !capturing] */
+static inline void attn_util_destroy_plan(attn_metadata *metadata)
+{
+    (void)metadata;
+}
+
 /* Can a batch of `mode`, if one is planned, be run by forward_decode (`decode`) or by
  * forward_extend? Both take IDLE. BAD_STATE. */
 static inline attn_status attn_util_check_forward(int planned, uint32_t mode, int decode,
@@ -791,6 +1328,20 @@ static inline attn_status attn_util_read_args(const attn_forward_args *given,
 static inline char *attn_util_data(const attn_tensor *tensor)
 {
     return (char *)tensor->data + tensor->byte_offset;
+}
+
+/* Address of element [i][j][0]. */
+static inline void *attn_util_at(const attn_tensor *tensor, int64_t i, int64_t j)
+{
+    return attn_util_data(tensor) +
+           (i * tensor->strides[0] + j * tensor->strides[1]) * attn_dtype_size(tensor->dtype);
+}
+
+/* Address of element [i][j][k][0]. */
+static inline void *attn_util_at4(const attn_tensor *tensor, int64_t i, int64_t j, int64_t k)
+{
+    return (char *)attn_util_at(tensor, i, j) +
+           k * tensor->strides[2] * attn_dtype_size(tensor->dtype);
 }
 
 /* Dimensions, extents and strides of an operand. For attn_util_operand(). */
@@ -866,6 +1417,78 @@ static inline attn_status attn_util_operand(const attn_forward_args *args, uint3
     if (status == ATTN_OK)
         *operand = tensor;
     return status;
+}
+
+/* Operands of softmax attention over a cache in the layout kv.nhd/1; NULL = not given. */
+typedef struct attn_util_operands {
+    const attn_tensor *q, *k, *v, *out, *lse, *k_cache, *v_cache;
+    int32_t saves; /* 1 = new keys and values are to be written to the cache */
+} attn_util_operands;
+
+/* The operands of a call on a processor, each checked: q, out and the caches have to be there, k
+ * and v both or neither, and what is written must not be READ_ONLY; all of type `dtype`.
+ * CAPTURE_UNSUPPORTED, INVALID_ARGUMENT. */
+static inline attn_status attn_util_read_operands(const attn_forward_args *given,
+                                                  const attn_layer_group *group, attn_dtype dtype,
+                                                  attn_util_operands *operands, attn_error *error)
+{
+    attn_forward_args args;
+    attn_status status = attn_util_read_args(given, &args, error);
+    if (status != ATTN_OK)
+        return status;
+    int32_t is_new = attn_operand(&args, ATTN_ROLE_K) || attn_operand(&args, ATTN_ROLE_V);
+    int32_t is_lse = attn_operand(&args, ATTN_ROLE_LSE) != NULL;
+    memset(operands, 0, sizeof *operands);
+    operands->saves = is_new && args.flags & ATTN_FORWARD_SAVE_KV;
+    const int32_t q_heads = group->num_q_heads, kv_heads = group->num_kv_heads;
+    const int32_t dim = group->head_dim, v_dim = group->v_head_dim, cpu = ATTN_DEVICE_CPU;
+    const struct {
+        uint32_t role;
+        int32_t is_there;
+        const attn_tensor **to;
+        attn_util_form form;
+    } wanted[] = {
+        {ATTN_ROLE_Q, 1, &operands->q, {dtype, cpu, 3, {-1, q_heads, dim}, 0}},
+        {ATTN_ROLE_OUT, 1, &operands->out, {dtype, cpu, 3, {-1, q_heads, v_dim}, 1}},
+        {ATTN_ROLE_K, is_new, &operands->k, {dtype, cpu, 3, {-1, kv_heads, dim}, 0}},
+        {ATTN_ROLE_V, is_new, &operands->v, {dtype, cpu, 3, {-1, kv_heads, v_dim}, 0}},
+        {ATTN_ROLE_LSE, is_lse, &operands->lse, {ATTN_F32, cpu, 2, {-1, q_heads}, 1}},
+        {ATTN_ROLE_K_CACHE,
+         1,
+         &operands->k_cache,
+         {dtype, cpu, 4, {-1, -1, kv_heads, dim}, operands->saves}},
+        {ATTN_ROLE_V_CACHE,
+         1,
+         &operands->v_cache,
+         {dtype, cpu, 4, {-1, -1, kv_heads, v_dim}, operands->saves}},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == ATTN_OK; i++)
+        if (wanted[i].is_there)
+            status = attn_util_operand(&args, wanted[i].role, &wanted[i].form, wanted[i].to, error);
+    return status;
+}
+
+/* Copy the new keys and values of a batch to their slots, if the call says so; one row after the
+ * other, in the calling thread. */
+static inline void attn_util_save_kv(const attn_util_operands *operands, const attn_batch *batch,
+                                     const attn_kv_batch *kv, const attn_layer_group *group)
+{
+    int64_t first, count;
+    if (!operands->saves)
+        return;
+    size_t size = attn_dtype_size(operands->k->dtype);
+    attn_util_new_rows(batch, kv, 0, batch->num_seqs, &first, &count);
+    for (int64_t row = first; row < first + count; row++) {
+        int64_t slot =
+            (kv->out_cache_loc.device ? kv->out_cache_loc.device : kv->out_cache_loc.host)[row];
+        int64_t page = slot / kv->page_size, offset = slot % kv->page_size;
+        for (int32_t h = 0; h < group->num_kv_heads && slot >= 0; h++) {
+            memcpy(attn_util_at4(operands->k_cache, page, offset, h),
+                   attn_util_at(operands->k, row, h), (size_t)group->head_dim * size);
+            memcpy(attn_util_at4(operands->v_cache, page, offset, h),
+                   attn_util_at(operands->v, row, h), (size_t)group->v_head_dim * size);
+        }
+    }
 }
 
 /* The scale of a role of `granularity` with `heads` KV heads: its values on the host, each checked

@@ -120,7 +120,8 @@ START_TEST(more_sequences_than_tokens)
         host_error_init(&error);
         ck_assert_int_eq(ops->init_forward_metadata(own, &batch, NULL, &error.base),
                          ATTN_INVALID_ARGUMENT);
-        assert_says(num_tokens == 2 ? "num_tokens 2 in DECODE: accepted 4" : "max_tokens: 4");
+        assert_says(num_tokens == 2 ? "num_tokens 2 in DECODE: accepted 4"
+                                    : "num_tokens 4: accepted 0..2, max_tokens");
     }
     ops->metadata_destroy(own);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
@@ -367,12 +368,14 @@ START_TEST(create_names_the_field)
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
     attnhost_backend *backend = compose("example_rows");
     const attn_backend_type *type = registry_find(&host->registry, "example_rows")->type;
+    attn_services services = {.struct_size = sizeof services};
     attn_instance *instance = NULL;
     groups[1].attention_chunk = 8;
     host_error_init(&error);
-    ck_assert_int_eq(type->create(type, problems, 2, NULL, NULL, &instance, &error.base),
+    ck_assert_int_eq(type->create(type, problems, 2, NULL, &services, &instance, &error.base),
                      ATTN_UNSUPPORTED);
-    ck_assert_str_eq(host_error_text(&error), "attention_chunk 8: accepted 0");
+    ck_assert_str_eq(host_error_text(&error), "attention_chunk 8: accepted 0 (of 1 reasons)");
+    ck_assert_uint_eq(error.base.field, ATTN_FIELD_ATTENTION_CHUNK);
     attnhost_backend_destroy(backend);
 }
 END_TEST

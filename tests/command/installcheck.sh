@@ -82,6 +82,15 @@ if command -v cmake >/dev/null; then
 else
     tap_skip "examples/plugin by CMake" "cmake is not installed"
 fi
+# The same in C++.
+if command -v "${CXX:-c++}" >/dev/null; then
+    tap_try "make in examples/plugin_cpp" make -C plugin_cpp CXX="${CXX:-c++}"
+    tap_try "attnhost check example_cpp.so" "$attnhost" check plugin_cpp/example_cpp.so
+    tap_try "it exports attn_plugin_entry alone" sh -c '
+        test "$(nm -D --defined-only plugin_cpp/example_cpp.so | cut -d " " -f 3)" = attn_plugin_entry'
+else
+    tap_skip "examples/plugin_cpp" "no C++ compiler here"
+fi
 # A CUDA plugin with kernels of its own, where nvcc is; without a GPU it is listed and asked.
 tap_try "make in examples/plugin_cuda" make -C plugin_cuda CC="$compiler"
 tap_try "attnhost inspect example_cuda.so" "$attnhost" inspect plugin_cuda/example_cuda.so
