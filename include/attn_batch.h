@@ -214,41 +214,57 @@ typedef struct attn_batch {
 
 /* ---- Forward arguments ----------------------------------------------------------------------- */
 
-/* Operands by role, and their shapes. T = query rows, R = rows of new k and v.
- * X(NAME, value, "name in texts") */
+/* Which dtype an operand has: the last column of ATTN_ROLE_MAP. The host checks it where an engine
+ * forwards. */
+enum {
+    ATTN_DTYPE_OF_Q = 0,      /* the problem's q_dtype */
+    ATTN_DTYPE_OF_KV = 1,     /* the problem's kv_dtype */
+    ATTN_DTYPE_OF_LATENT = 2, /* the problem's kv_dtype; bytes (ATTN_U8) in mla.latent_fp8/1 */
+    ATTN_DTYPE_OF_OUT = 3,    /* the problem's out_dtype */
+    ATTN_DTYPE_OF_F32 = 4,    /* fp32 */
+    ATTN_DTYPE_OF_GATE = 5,   /* the problem's q_dtype with ATTN_LINEAR_RAW_GATES, else fp32 */
+    ATTN_DTYPE_OF_STATE = 6,  /* linear.state_dtype */
+    ATTN_DTYPE_OF_CONV = 7,   /* linear.conv_dtype */
+    ATTN_DTYPE_OF_LABEL = 8,  /* sparse.label_dtype */
+    ATTN_DTYPE_OF_COUNT = 9
+};
+
+/* Operands by role, their dtypes and shapes. T = query rows, R = rows of new k and v.
+ * X(NAME, value, "name in texts", ATTN_DTYPE_OF_) */
 #define ATTN_ROLE_MAP(X)                                                                           \
-    X(Q, 0, "q")                        /* [T, q_heads, head_dim] */                               \
-    X(K, 1, "k")                        /* [R, kv_heads, head_dim] */                              \
-    X(V, 2, "v")                        /* [R, kv_heads, v_head_dim] */                            \
-    X(OUT, 3, "out")                    /* [T, q_heads, v_head_dim] written; linear: v_heads */    \
-    X(LSE, 4, "lse")                    /* [T, q_heads] fp32, natural logarithm, written */        \
-    X(K_CACHE, 5, "k_cache")            /* in the problem's kv_layout, head_dim wide */            \
-    X(V_CACHE, 6, "v_cache")            /* in the problem's kv_layout, v_head_dim wide */          \
-    X(SINKS, 7, "sinks")                /* [q_heads] fp32 */                                       \
-    X(ALIBI_SLOPES, 8, "alibi_slopes")  /* [q_heads] fp32 */                                       \
-    X(Q_NOPE, 9, "q_nope")              /* MLA absorbed: [T, q_heads, kv_lora_rank], as is out */  \
-    X(Q_PE, 10, "q_pe")                 /* MLA absorbed: [T, q_heads, rope_dim] */                 \
-    X(C_KV, 11, "c_kv")                 /* MLA: new latents [R, kv_lora_rank] */                   \
-    X(K_PE, 12, "k_pe")                 /* MLA: new shared keys [R, rope_dim] */                   \
-    X(LATENT_CACHE, 13, "latent_cache") /* MLA: in the problem's kv_layout */                      \
-    X(MIXED_QKV, 14, "mixed_qkv")       /* linear: [T, channels] before the convolution */         \
-    X(GATE_A, 15, "a")                  /* linear: [T, v_heads] raw, or the log decay (fp32); */   \
-                                        /* KDA: [T, v_heads, head_k_dim]; not for lightning */     \
-    X(GATE_B, 16, "b")                  /* linear: [T, v_heads] raw, or beta (fp32); not for */    \
-                                        /* lightning, nor for Mamba2 raw */                        \
-    X(GATE_Z, 17, "z")                  /* linear, optional: [T, v_heads, head_v_dim] */           \
-    X(A_LOG, 18, "A_log")               /* linear: [v_heads] fp32; lightning: log decay */         \
-    X(DT_BIAS, 19, "dt_bias")           /* linear, raw: [v_heads] or as GATE_A's row, fp32 */      \
-    X(D_SKIP, 20, "D")                  /* Mamba2, optional: [v_heads] or [v_heads, */             \
-                                        /* head_v_dim] fp32 */                                     \
-    X(CONV_WEIGHT, 21, "conv_weight")   /* linear: [channels, conv_width] */                       \
-    X(CONV_BIAS, 22, "conv_bias")       /* linear, optional: [channels] */                         \
-    X(STATE, 23, "state")               /* linear: in the problem's state_layout */                \
-    X(CONV_STATE, 24, "conv_state")     /* linear: state.conv/1 */                                 \
-    X(LABEL_CACHE, 25, "label_cache")   /* sparse: [slots, label_dim] */
+    X(Q, 0, "q", Q)              /* [T, q_heads, head_dim] */                                      \
+    X(K, 1, "k", Q)              /* [R, kv_heads, head_dim] */                                     \
+    X(V, 2, "v", Q)              /* [R, kv_heads, v_head_dim] */                                   \
+    X(OUT, 3, "out", OUT)        /* [T, q_heads, v_head_dim] written; linear: v_heads */           \
+    X(LSE, 4, "lse", F32)        /* [T, q_heads] natural logarithm, written */                     \
+    X(K_CACHE, 5, "k_cache", KV) /* in the problem's kv_layout, head_dim wide */                   \
+    X(V_CACHE, 6, "v_cache", KV) /* the same, v_head_dim wide */                                   \
+    X(SINKS, 7, "sinks", F32)    /* [q_heads] */                                                   \
+    X(ALIBI_SLOPES, 8, "alibi_slopes", F32) /* [q_heads] */                                        \
+    X(Q_NOPE, 9, "q_nope", Q)               /* MLA absorbed: [T, q_heads, kv_lora_rank], as out */ \
+    X(Q_PE, 10, "q_pe", Q)                  /* MLA absorbed: [T, q_heads, rope_dim] */             \
+    X(C_KV, 11, "c_kv", Q)                  /* MLA: new latents [R, kv_lora_rank] */               \
+    X(K_PE, 12, "k_pe", Q)                  /* MLA: new shared keys [R, rope_dim] */               \
+    X(LATENT_CACHE, 13, "latent_cache", LATENT) /* MLA: in the problem's kv_layout */              \
+    X(MIXED_QKV, 14, "mixed_qkv", Q)            /* linear: [T, channels] before convolution */     \
+    X(GATE_A, 15, "a", GATE)                    /* linear: [T, v_heads] raw, or the log decay; */  \
+                                                /* KDA: [T, v_heads, head_k_dim]; not for */       \
+                                                /* lightning */                                    \
+    X(GATE_B, 16, "b", GATE)                    /* linear: [T, v_heads] raw, or beta; not for */   \
+                                                /* lightning, nor for Mamba2 raw */                \
+    X(GATE_Z, 17, "z", Q)                       /* linear, optional: [T, v_heads, head_v_dim] */   \
+    X(A_LOG, 18, "A_log", F32)                  /* linear: [v_heads]; lightning: log decay */      \
+    X(DT_BIAS, 19, "dt_bias", F32)              /* linear, raw: [v_heads] or as GATE_A's row */    \
+    X(D_SKIP, 20, "D", F32)                     /* Mamba2, optional: [v_heads] or [v_heads, */     \
+                                                /* head_v_dim] */                                  \
+    X(CONV_WEIGHT, 21, "conv_weight", Q)        /* linear: [channels, conv_width] */               \
+    X(CONV_BIAS, 22, "conv_bias", Q)            /* linear, optional: [channels] */                 \
+    X(STATE, 23, "state", STATE)                /* linear: in the problem's state_layout */        \
+    X(CONV_STATE, 24, "conv_state", CONV)       /* linear: state.conv/1 */                         \
+    X(LABEL_CACHE, 25, "label_cache", LABEL)    /* sparse: [slots, label_dim] */
 
 enum {
-#define ATTN_ROLE_ENUM(name, value, text) ATTN_ROLE_##name = value,
+#define ATTN_ROLE_ENUM(name, value, text, dtype) ATTN_ROLE_##name = value,
     ATTN_ROLE_MAP(ATTN_ROLE_ENUM)
 #undef ATTN_ROLE_ENUM
         ATTN_ROLE_COUNT = 26
@@ -279,7 +295,8 @@ enum {
  *
  * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
  * it has no use for is ignored, but SINKS and ALIBI_SLOPES, which change what is computed, are
- * refused by the host where the group's flags do not announce them. Without k and v, only the cache
+ * refused by the host where the group's flags do not announce them, and so is an operand of another
+ * dtype than the layer's problem has for it. Without k and v, only the cache
  * is read. With k and v but without SAVE_KV, new tokens come from the arguments and the prefix from
  * the cache, and nothing is written. In the absorbed form of MLA, c_kv and k_pe take the place of k
  * and v. */

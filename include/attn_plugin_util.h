@@ -179,11 +179,13 @@ static inline const char *attn_util_field_name(uint32_t field)
 /* An operand's role (ATTN_ROLE_*); "?" for those that are not known. */
 static inline const char *attn_util_role_name(uint32_t role)
 {
+#define ATTN_UTIL_ROLE(name, value, text, dtype) ATTN_UTIL_NAME(name, value, text)
     switch (role) {
-        ATTN_ROLE_MAP(ATTN_UTIL_NAME)
+        ATTN_ROLE_MAP(ATTN_UTIL_ROLE)
     default:
         return "?";
     }
+#undef ATTN_UTIL_ROLE
 #undef ATTN_UTIL_NAME
 }
 

@@ -442,8 +442,9 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
 /* Run one layer of the batch planned last: DECODE calls the backend's forward_decode, IDLE calls
  * nothing, every other mode calls forward_extend. Only enqueues on `stream`. BAD_STATE without a
  * batch, UNSUPPORTED if the backend does not serve this phase, INVALID_ARGUMENT, with the role's
- * name, for sinks or slopes that the layer's group does not announce (ATTN_GROUP_HAS_*) and for a
- * tensor or scale whose struct_size is not set. After a failure the ZEROED regions
+ * name, for sinks or slopes that the layer's group does not announce (ATTN_GROUP_HAS_*), for an
+ * operand whose dtype is not the problem's (last column of ATTN_ROLE_MAP) and for a tensor or scale
+ * whose struct_size is not set. After a failure the ZEROED regions
  * are zeroed again (on `stream`), so that the next batch starts clean. [backend-thread] */
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,
                              const attn_forward_args *args, attn_stream stream, attn_error *error);

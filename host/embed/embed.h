@@ -33,7 +33,9 @@ struct embed_scratch {
 /* A layer of a backend. */
 struct embed_layer {
     int32_t layer_id;
-    uint32_t flags; /* ATTN_GROUP_* */
+    uint32_t flags;                     /* ATTN_GROUP_* */
+    attn_dtype dtypes[ATTN_ROLE_COUNT]; /* of its operands; NONE = not looked at */
+    const char *whose[ATTN_ROLE_COUNT]; /* what says so; static */
 };
 
 struct attnhost_backend {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: what the host looks at before a layer's forward: that the structs are filled in, and
- * that a layer is not given sinks or slopes that it was not made for. It runs once a layer, so it
- * looks at no more.
+ * operands.c: what the host looks at before a layer's forward: that the structs are filled in, that
+ * a layer is not given sinks or slopes that it was not made for, and that operands have its dtypes.
+ * It runs once a layer, so it looks at no more.
  */
 #include "host/embed/embed.h"
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/role.h"
 
@@ -70,6 +71,8 @@ attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problem
         for (uint32_t l = 0; l < group->num_layers; l++, layer++) {
             layer->layer_id = ((const attn_layer *)attn_at(group->layers, l))->layer_id;
             layer->flags = group->flags;
+            for (uint32_t r = 0; r < ATTN_ROLE_COUNT; r++)
+                layer->dtypes[r] = role_dtype(attn_at(problems, p), r, &layer->whose[r]);
         }
     }
     qsort(list, count, sizeof *list, compare_layers);
@@ -87,20 +90,33 @@ static const struct embed_layer *find_layer(const attnhost_backend *backend, int
 
 /* An operand that a group's flag announces: without it, kernels that never look at the operand may
  * have been chosen, and it would be left out without a word. */
-static attn_status check_announced(const attnhost_backend *backend, int32_t layer_id, uint32_t role,
+static attn_status check_announced(const struct embed_layer *layer, uint32_t role,
                                    const attn_forward_args *args, attn_error *error)
 {
     uint32_t flag = role == ATTN_ROLE_SINKS ? ATTN_GROUP_HAS_SINKS : ATTN_GROUP_HAS_ALIBI;
-    if (!attn_operand(args, role))
-        return ATTN_OK;
-    const struct embed_layer *layer = find_layer(backend, layer_id);
-    if (!layer || layer->flags & flag)
+    if (!attn_operand(args, role) || layer->flags & flag)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "%s is given, and the flags of the layer's group lack %s; accepted: both or "
                      "neither",
                      role_name(role),
                      role == ATTN_ROLE_SINKS ? "ATTN_GROUP_HAS_SINKS" : "ATTN_GROUP_HAS_ALIBI");
+}
+
+/* Kernels were chosen for these dtypes. */
+static attn_status check_dtypes(const struct embed_layer *layer, const attn_forward_args *args,
+                                attn_error *error)
+{
+    for (uint32_t r = 0; r < args->num_operands && r < ATTN_ROLE_COUNT; r++) {
+        const attn_tensor *tensor = args->operands[r];
+        if (!tensor || tensor->dtype == layer->dtypes[r] || layer->dtypes[r] == ATTN_DTYPE_NONE)
+            continue;
+        if (error)
+            error->field = ATTN_FIELD_OPERAND;
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s is %s; accepted: %s, %s", role_name(r),
+                         dtype_name(tensor->dtype), dtype_name(layer->dtypes[r]), layer->whose[r]);
+    }
+    return ATTN_OK;
 }
 
 attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
@@ -111,8 +127,9 @@ attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
     uint32_t small = find_small(args);
     if (small != ATTN_ROLE_COUNT)
         return fail_small(args, small, error);
-    attn_status status = check_announced(backend, layer_id, ATTN_ROLE_SINKS, args, error);
-    return status == ATTN_OK
-               ? check_announced(backend, layer_id, ATTN_ROLE_ALIBI_SLOPES, args, error)
-               : status;
+    const struct embed_layer *layer = find_layer(backend, layer_id);
+    attn_status status = layer ? check_announced(layer, ATTN_ROLE_SINKS, args, error) : ATTN_OK;
+    if (layer && status == ATTN_OK)
+        status = check_announced(layer, ATTN_ROLE_ALIBI_SLOPES, args, error);
+    return layer && status == ATTN_OK ? check_dtypes(layer, args, error) : status;
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "host/base/role.h"
 #include "host/workload/vectors.h"
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -99,17 +100,8 @@ int64_t generator_linear_elements(const attn_layer_group *group, uint32_t role)
 
 attn_dtype generator_linear_dtype(const attn_layer_group *group, uint32_t role, attn_dtype dtype)
 {
-    switch (role) {
-    case ATTN_ROLE_GATE_A:
-    case ATTN_ROLE_GATE_B:
-        return is_raw(group->linear) ? dtype : ATTN_F32;
-    case ATTN_ROLE_A_LOG:
-    case ATTN_ROLE_DT_BIAS:
-    case ATTN_ROLE_D_SKIP:
-        return ATTN_F32;
-    default:
-        return dtype;
-    }
+    const attn_problem problem = {.group = group, .q_dtype = dtype, .out_dtype = dtype};
+    return role_dtype(&problem, role, NULL);
 }
 
 /* ---- Streams --------------------------------------------------------------------------------- */

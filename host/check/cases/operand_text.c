@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
+#define NAME(name, value, text, dtype) [value] = text,
     ATTN_ROLE_MAP(NAME)
 #undef NAME
 };

@@ -23,7 +23,7 @@ struct moved {
 };
 
 static const char *const role_names[] = {
-#define NAME(name, value, text) [value] = text,
+#define NAME(name, value, text, dtype) [value] = text,
     ATTN_ROLE_MAP(NAME)
 #undef NAME
 };

@@ -323,7 +323,7 @@ const char *stand_difference(const struct stand_row *a, const struct stand_row *
 #undef STAND_FIELD_TEXT
     };
     static const char *const roles[] = {
-#define STAND_ROLE_TEXT(name, value, text) [value] = text,
+#define STAND_ROLE_TEXT(name, value, text, dtype) [value] = text,
         ATTN_ROLE_MAP(STAND_ROLE_TEXT)
 #undef STAND_ROLE_TEXT
     };

@@ -5,6 +5,8 @@
  */
 #include "tests/host/embed/batch_fixture.h"
 
+#include "host/base/role.h"
+
 /* ---- Batches --------------------------------------------------------------------------------- */
 
 /* Spoil one member of a good EXTEND batch at a time. */
@@ -197,7 +199,7 @@ START_TEST(unannounced_operands)
     static const uint32_t roles[] = {ATTN_ROLE_SINKS, ATTN_ROLE_ALIBI_SLOPES};
     static const uint32_t flags[] = {ATTN_GROUP_HAS_SINKS, ATTN_GROUP_HAS_ALIBI};
     static const char *const says[] = {"layer 0: sinks is given", "layer 0: alibi_slopes is given"};
-    const attn_tensor tensor = {.struct_size = sizeof tensor};
+    const attn_tensor tensor = {.struct_size = sizeof tensor, .dtype = ATTN_F32};
     for (int r = 0; r < 2; r++) {
         const attn_tensor *operands[ATTN_ROLE_COUNT] = {0};
         const attn_forward_args given = {
@@ -217,6 +219,95 @@ START_TEST(unannounced_operands)
         attnhost_metadata_destroy(metadata);
         attnhost_backend_destroy(backend);
     }
+}
+END_TEST
+
+/* What each role's operand is in a problem of these types; NONE = it has no use there. */
+static void expect_dtypes(const attn_problem *problem, const attn_dtype expected[ATTN_ROLE_COUNT])
+{
+    for (uint32_t r = 0; r < ATTN_ROLE_COUNT; r++)
+        ck_assert_msg(role_dtype(problem, r, NULL) == expected[r], "%s: 0x%x, expected 0x%x",
+                      role_name(r), role_dtype(problem, r, NULL), expected[r]);
+}
+
+START_TEST(dtypes_of_roles)
+{
+    const attn_mla_dims mla = {.struct_size = sizeof mla};
+    attn_linear_dims linear = {
+        .struct_size = sizeof linear, .state_dtype = ATTN_F32, .conv_dtype = ATTN_BF16};
+    attn_dtype expected[ATTN_ROLE_COUNT] = {
+        [ATTN_ROLE_Q] = ATTN_F16,
+        [ATTN_ROLE_K] = ATTN_F16,
+        [ATTN_ROLE_V] = ATTN_F16,
+        [ATTN_ROLE_OUT] = ATTN_BF16,
+        [ATTN_ROLE_LSE] = ATTN_F32,
+        [ATTN_ROLE_K_CACHE] = ATTN_FP8_E4M3,
+        [ATTN_ROLE_V_CACHE] = ATTN_FP8_E4M3,
+        [ATTN_ROLE_SINKS] = ATTN_F32,
+        [ATTN_ROLE_ALIBI_SLOPES] = ATTN_F32,
+        [ATTN_ROLE_Q_NOPE] = ATTN_F16,
+        [ATTN_ROLE_Q_PE] = ATTN_F16,
+        [ATTN_ROLE_C_KV] = ATTN_F16,
+        [ATTN_ROLE_K_PE] = ATTN_F16,
+        [ATTN_ROLE_MIXED_QKV] = ATTN_F16,
+        [ATTN_ROLE_GATE_Z] = ATTN_F16,
+        [ATTN_ROLE_A_LOG] = ATTN_F32,
+        [ATTN_ROLE_DT_BIAS] = ATTN_F32,
+        [ATTN_ROLE_D_SKIP] = ATTN_F32,
+        [ATTN_ROLE_CONV_WEIGHT] = ATTN_F16,
+        [ATTN_ROLE_CONV_BIAS] = ATTN_F16,
+    };
+    make_problems();
+    problems[0].q_dtype = ATTN_F16;
+    problems[0].out_dtype = ATTN_BF16;
+    problems[0].kv_dtype = ATTN_FP8_E4M3;
+    expect_dtypes(problems, expected);
+    groups[0].mla = &mla;
+    expected[ATTN_ROLE_LATENT_CACHE] = ATTN_FP8_E4M3;
+    expect_dtypes(problems, expected);
+    problems[0].kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
+    expected[ATTN_ROLE_LATENT_CACHE] = ATTN_U8;
+    expect_dtypes(problems, expected);
+    groups[0].mla = NULL;
+    groups[0].linear = &linear;
+    problems[0].kv_layout = NULL;
+    expected[ATTN_ROLE_K_CACHE] = expected[ATTN_ROLE_V_CACHE] = ATTN_DTYPE_NONE;
+    expected[ATTN_ROLE_LATENT_CACHE] = ATTN_DTYPE_NONE;
+    expected[ATTN_ROLE_GATE_A] = expected[ATTN_ROLE_GATE_B] = ATTN_F32;
+    expected[ATTN_ROLE_STATE] = ATTN_F32;
+    expected[ATTN_ROLE_CONV_STATE] = ATTN_BF16;
+    expect_dtypes(problems, expected);
+    linear.flags = ATTN_LINEAR_RAW_GATES;
+    expected[ATTN_ROLE_GATE_A] = expected[ATTN_ROLE_GATE_B] = ATTN_F16;
+    expect_dtypes(problems, expected);
+    ck_assert_uint_eq(role_dtype(problems, ATTN_ROLE_COUNT, NULL), ATTN_DTYPE_NONE);
+}
+END_TEST
+
+/* An operand of every role that a softmax layer has, right and then of another type. */
+START_TEST(wrong_dtypes)
+{
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
+    for (uint32_t r = 0; r <= ATTN_ROLE_V_CACHE; r++) {
+        attn_tensor tensor = {.struct_size = sizeof tensor, .dtype = ATTN_F32};
+        const attn_tensor *operands[ATTN_ROLE_COUNT] = {NULL};
+        const attn_forward_args given = {
+            .struct_size = sizeof given, .num_operands = ATTN_ROLE_COUNT, .operands = operands};
+        char says[128];
+        operands[r] = &tensor;
+        ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base), ATTN_OK);
+        tensor.dtype = ATTN_BF16;
+        host_error_init(&error);
+        ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                         ATTN_INVALID_ARGUMENT);
+        snprintf(says, sizeof says, "layer 0: %s is bf16; accepted: f32, ", role_name(r));
+        assert_says(says);
+        ck_assert_uint_eq(error.base.field, ATTN_FIELD_OPERAND);
+    }
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
 }
 END_TEST
 
@@ -243,7 +334,7 @@ START_TEST(unset_sizes_of_steps)
 {
     attn_mask mask = {0};
     attn_state_batch state = {0};
-    attn_tensor tensor = {0};
+    attn_tensor tensor = {.dtype = ATTN_F32};
     attn_scale scale = {0};
     const attn_tensor *operands[ATTN_ROLE_COUNT] = {[ATTN_ROLE_V] = &tensor};
     const attn_scale *scales[ATTN_ROLE_COUNT] = {[ATTN_ROLE_K_CACHE] = &scale};
@@ -293,6 +384,8 @@ static Suite *suite(void)
     tcase_add_test(tests, bad_slots);
     tcase_add_test(tests, many_slots);
     tcase_add_test(tests, unannounced_operands);
+    tcase_add_test(tests, dtypes_of_roles);
+    tcase_add_test(tests, wrong_dtypes);
     tcase_add_test(tests, unset_sizes_of_problems);
     tcase_add_test(tests, unset_sizes_of_steps);
     suite_add_tcase(made, tests);
