@@ -471,6 +471,31 @@ static void append_masks(struct cut_text *out, const attn_layer_group *group)
         cut_append(out, ", alibi");
 }
 
+/* Bounds of Mamba2's time step and of KDA's log decay, where a model has them. */
+static void append_bounds(struct cut_text *out, const attn_linear_dims *dims)
+{
+    if (dims->dt_max > 0)
+        cut_append(out, ", dt %g..%g", (double)dims->dt_min, (double)dims->dt_max);
+    else if (dims->dt_min > 0)
+        cut_append(out, ", dt at least %g", (double)dims->dt_min);
+    if (dims->lower_bound < 0)
+        cut_append(out, ", lower_bound %g", (double)dims->lower_bound);
+}
+
+static void append_linear(struct cut_text *out, const struct model *model,
+                          const attn_layer_group *group)
+{
+    const attn_linear_dims *dims = group->linear;
+    cut_append(out, "linear %s, %d key heads of %d, %d value heads of %d, conv width %d",
+               model_linear_name(dims->family), dims->num_k_heads, dims->head_k_dim,
+               dims->num_v_heads, dims->head_v_dim, dims->conv_width);
+    if (model->conv_bias && dims->conv_width > 0)
+        cut_append(out, " with bias");
+    if (dims->family != ATTN_LINEAR_SHORT_CONV)
+        cut_append(out, ", sm_scale %g", (double)group->sm_scale);
+    append_bounds(out, dims);
+}
+
 void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
                       size_t size)
 {
@@ -478,12 +503,7 @@ void model_group_text(const struct model *model, const attn_layer_group *group, 
     if (size > 0)
         text[0] = '\0';
     if (group->linear) {
-        const attn_linear_dims *dims = group->linear;
-        cut_append(&out, "linear %s, %d key heads of %d, %d value heads of %d, conv width %d",
-                   model_linear_name(dims->family), dims->num_k_heads, dims->head_k_dim,
-                   dims->num_v_heads, dims->head_v_dim, dims->conv_width);
-        if (model->conv_bias && dims->conv_width > 0)
-            cut_append(&out, " with bias");
+        append_linear(&out, model, group);
         return;
     }
     cut_append(&out, "%s %s, %d query heads", model_kind_name(group->kind),
@@ -495,6 +515,7 @@ void model_group_text(const struct model *model, const attn_layer_group *group, 
         cut_append(&out, ", %d kv heads, head_dim %d", group->num_kv_heads, group->head_dim);
     if (group->mla || group->v_head_dim != group->head_dim)
         cut_append(&out, ", v_head_dim %d", group->v_head_dim);
+    cut_append(&out, ", sm_scale %g", (double)group->sm_scale);
     if (group->sparse)
         cut_append(&out, ", top_k %d", group->sparse->top_k);
     append_masks(&out, group);

@@ -107,8 +107,8 @@ bool model_group_decodes(const attn_layer_group *group);
 /* "0-3,5" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
 void model_layers_text(const attn_layer_group *group, char *text, size_t size);
 
-/* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, window_left 4095": one group of the
- * model for people, cut to `size`. */
+/* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, sm_scale 0.0883883, window_left
+ * 4095": one group of the model for people, cut to `size`. */
 void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
                       size_t size);
 

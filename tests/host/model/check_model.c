@@ -462,6 +462,23 @@ START_TEST(convolution_bias)
 }
 END_TEST
 
+/* How the text of the first group ends, with these bounds of dt and of the log decay. */
+static void assert_bounds(const struct model *model, float dt_min, float dt_max, float lower_bound,
+                          const char *end)
+{
+    char text[256];
+    attn_layer_group group = model->groups[0];
+    attn_linear_dims dims = *group.linear;
+    dims.dt_min = dt_min;
+    dims.dt_max = dt_max;
+    dims.lower_bound = lower_bound;
+    group.linear = &dims;
+    model_group_text(model, &group, text, sizeof text);
+    size_t length = strlen(text), wanted = strlen(end);
+    ck_assert_msg(length > wanted && strcmp(text + length - wanted, end) == 0,
+                  "'%s' does not end in '%s'", text, end);
+}
+
 START_TEST(mamba2_layers)
 {
     struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
@@ -486,6 +503,10 @@ START_TEST(mamba2_layers)
     assert_close(mamba->groups[0].linear->dt_max, 100);
     assert_close(nemotron->groups[0].linear->dt_min, 0.001); /* time_step_min, left out */
     assert_close(falcon->groups[0].linear->dt_max, 0);       /* infinite */
+    assert_bounds(mamba, 0.25f, 100, 0, ", sm_scale 1, dt 0.25..100");
+    assert_bounds(mamba, 0, 0.1f, -5, ", sm_scale 1, dt 0..0.1, lower_bound -5");
+    assert_bounds(mamba, 0.5f, 0, 0, ", sm_scale 1, dt at least 0.5");
+    assert_bounds(mamba, 0, 0, 0, ", sm_scale 1");
     model_destroy(falcon);
     model_destroy(nemotron);
     model_destroy(mamba);
