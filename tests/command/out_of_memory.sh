@@ -67,6 +67,14 @@ run_embed()
         >"$folder/answer" 2>"$folder/err" </dev/null
 }
 
+run_select()
+{
+    env LD_PRELOAD="$preload" FAIL_MALLOC_AT="$1" FAIL_MALLOC_COUNT="$folder/count" \
+        "$ATTNHOST_TEST_BUILDDIR/tests/command/select" "$top/examples/models/deepseek_v3.json" \
+        "$plugins/cpu_native.so" platform.device=cpu model.max_context_len=64 workload.num_threads=1 \
+        >"$folder/answer" 2>"$folder/err" </dev/null
+}
+
 # What of an answer is the same in each run; the digest of all outputs among it.
 essence()
 {
@@ -111,4 +119,5 @@ refuse_each()
 
 refuse_each "attnhost run" run_command
 refuse_each "examples/embed" run_embed
+refuse_each "examples/select" run_select
 tap_end
