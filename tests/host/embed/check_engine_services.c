@@ -5,6 +5,9 @@
  * that gives nothing is named.
  */
 #include "host/base/error.h"
+#include "host/device/device.h"
+#include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
 
 #include "attnhost.h"
@@ -52,6 +55,29 @@ static void give_back(void *ctx, int32_t device_type, int32_t device_id, uint32_
               memory == NULL;
     e->released++;
     free((char *)memory - (e->misplaces ? 1 : 0));
+}
+
+/* The same on a GPU: an engine's pool is made of the driver's memory. */
+static struct device *gpu;
+
+static void *take_on_gpu(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
+                         uint64_t size, uint64_t alignment)
+{
+    struct engine *e = ctx;
+    e->bad += device_type != ATTN_DEVICE_CUDA || device_id != 0 || size == 0;
+    if (++e->allocated == e->fails_at)
+        return NULL;
+    e->bytes += size;
+    return device_allocate(gpu, space, size, alignment);
+}
+
+static void give_back_on_gpu(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
+                             void *memory)
+{
+    struct engine *e = ctx;
+    e->bad += device_type != ATTN_DEVICE_CUDA || device_id != 0 || memory == NULL;
+    e->released++;
+    device_release(gpu, space, memory);
 }
 
 /* A job of the engine's: a thread for each worker, which takes every WORKERS-th task. */
@@ -115,6 +141,32 @@ static void setup(void)
     ck_assert_int_eq(attnhost_load_directory(host, path, &error.base), ATTN_OK);
 }
 
+static void set_up_gpu(void)
+{
+    char path[4096];
+    attnhost_params params = params_of_engine();
+    params.allocate = take_on_gpu;
+    params.release = give_back_on_gpu;
+    memset(&engine, 0, sizeof engine);
+    host_error_init(&error);
+    use_fake_cuda_in_plugins();
+    cuda_fixture_define(&fake);
+    fixture_path("cuda_fixture.so", path);
+    ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, &error.base), ATTN_OK);
+    ck_assert_int_eq(attnhost_create(&params, &host, &error.base), ATTN_OK);
+    ck_assert_int_eq(attnhost_load_plugin(host, path, &error.base), ATTN_OK);
+}
+
+static void tear_down_gpu(void)
+{
+    attnhost_destroy(host);
+    device_close(gpu);
+    ck_assert_int_eq(engine.bad, 0);
+    assert_nothing_left();
+    assert_clean();
+    fake.reset();
+}
+
 static void teardown(void)
 {
     attnhost_destroy(host);
@@ -151,10 +203,10 @@ static const attn_bounds bounds = {.struct_size = sizeof bounds,
                                    .max_kv_len = PAGE,
                                    .max_kv_tokens = SEQS * PAGE};
 
-static attn_status compose(const char *name, attnhost_backend **backend)
+static attn_status compose_on(int32_t type, const char *name, attnhost_backend **backend)
 {
     attn_device device = {.struct_size = sizeof device};
-    ck_assert_int_eq(attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, NULL), ATTN_OK);
+    ck_assert_int_eq(attnhost_device_init(&device, type, 0, NULL), ATTN_OK);
     const attn_problem problem = {.struct_size = sizeof problem,
                                   .device = &device,
                                   .group = &group,
@@ -166,6 +218,11 @@ static attn_status compose(const char *name, attnhost_backend **backend)
                                   .page_size = PAGE,
                                   .tp_size = 1};
     return attnhost_compose(host, name, &problem, 1, backend, &error.base);
+}
+
+static attn_status compose(const char *name, attnhost_backend **backend)
+{
+    return compose_on(ATTN_DEVICE_CPU, name, backend);
 }
 
 static attn_status plan(attnhost_metadata *metadata)
@@ -315,6 +372,37 @@ START_TEST(misplaced_memory_is_refused)
 }
 END_TEST
 
+/* Memory of a GPU, pinned and host memory of its backends: all of it, and each refusal is named. */
+START_TEST(memory_of_a_gpu)
+{
+    for (int at = 0, done = 0; !done; at++) {
+        attnhost_backend *backend = NULL;
+        attnhost_metadata *metadata = NULL;
+        struct fake_cuda_live live;
+        memset(&engine, 0, sizeof engine);
+        host_error_init(&error);
+        engine.fails_at = at;
+        attn_status status = compose_on(ATTN_DEVICE_CUDA, "cuda_fixture", &backend);
+        if (status == ATTN_OK)
+            status = make_metadata(backend, &metadata);
+        fake.get_live(&live);
+        ck_assert_int_le((int)(live.allocations + live.pinned), engine.allocated);
+        if (at == 0) {
+            ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+            ck_assert_int_gt((int)live.allocations, 0);
+        }
+        done = at > 0 && engine.allocated < at;
+        if (at > 0 && !done) {
+            ck_assert(status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY);
+            assert_says("attnhost_params.allocate gave");
+        }
+        attnhost_metadata_destroy(metadata);
+        attnhost_backend_destroy(backend);
+        ck_assert_int_eq(engine.allocated - (at > 0 && !done), engine.released);
+    }
+}
+END_TEST
+
 START_TEST(wrong_params)
 {
     attnhost *none = NULL;
@@ -340,5 +428,9 @@ int main(void)
     tcase_add_test(tcase, misplaced_memory_is_refused);
     tcase_add_test(tcase, wrong_params);
     suite_add_tcase(suite, tcase);
+    TCase *on_gpu = tcase_create("gpu");
+    tcase_add_checked_fixture(on_gpu, set_up_gpu, tear_down_gpu);
+    tcase_add_test(on_gpu, memory_of_a_gpu);
+    suite_add_tcase(suite, on_gpu);
     return test_main(suite);
 }
