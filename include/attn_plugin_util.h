@@ -247,6 +247,61 @@ static inline const char *attn_util_granularity_name(uint32_t granularity)
     return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
 }
 
+/* The member `bit` of a field that is a set: a mode, a mask kind, a use, a note, a flag. NULL for
+ * fields that are none, and for bits that are not known. */
+static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
+{
+#define ATTN_UTIL_MEMBER(name, value, text) text,
+    static const char *const modes[] = {ATTN_MODE_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const masks[] = {ATTN_MASK_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const uses[] = {ATTN_USES_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const notes[] = {ATTN_NOTE_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const layers[] = {ATTN_LAYER_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const linear[] = {ATTN_LINEAR_FLAG_MAP(ATTN_UTIL_MEMBER)};
+#undef ATTN_UTIL_MEMBER
+#define ATTN_UTIL_PICK(names) (bit < sizeof(names) / sizeof((names)[0]) ? (names)[bit] : NULL)
+    switch (field) {
+    case ATTN_FIELD_MODES:
+    case ATTN_FIELD_MLA_EXPANDED:
+        return ATTN_UTIL_PICK(modes);
+    case ATTN_FIELD_MASK_KINDS:
+        return ATTN_UTIL_PICK(masks);
+    case ATTN_FIELD_USES:
+        return ATTN_UTIL_PICK(uses);
+    case ATTN_FIELD_NEED_NOTES:
+        return ATTN_UTIL_PICK(notes);
+    case ATTN_FIELD_LAYERS:
+        return ATTN_UTIL_PICK(layers);
+    case ATTN_FIELD_LINEAR_FLAGS:
+        return ATTN_UTIL_PICK(linear);
+    default:
+        return NULL;
+    }
+#undef ATTN_UTIL_PICK
+}
+
+/* A set as reasons write it: "lse, unsaved_kv", bits that are not known as "0x40", "empty" for
+ * none.
+ */
+static inline void attn_util_set_text(uint32_t field, uint32_t set, char *text, size_t capacity)
+{
+    uint32_t unknown = 0;
+    size_t length = 0;
+    snprintf(text, capacity, "%s", set ? "" : "empty");
+    for (uint32_t bit = 0; bit < 32; bit++) {
+        const char *name = attn_util_member_name(field, bit);
+        if (!(set >> bit & 1u))
+            continue;
+        if (!name)
+            unknown |= 1u << bit;
+        else
+            snprintf(text + length, capacity - length, "%s%s", length ? ", " : "", name);
+        length = strlen(text);
+    }
+    if (unknown)
+        snprintf(text + length, capacity - length, "%s%#x", length ? ", " : "", unknown);
+}
+
 /* ---- Verdicts --------------------------------------------------------------------------------
  *
  *   attn_util_verdict_begin   supported, no reasons
@@ -309,6 +364,19 @@ static inline void attn_util_refuse_with(attn_verdict *verdict, uint32_t field, 
     attn_util_add_reason(verdict, ATTN_REASON_COMBINATION, field, with_field, accepted, got_format,
                          args);
     va_end(args);
+}
+
+/* The same for a field that is a set: refuse members that are not in `most`. Nothing else is a
+ * reason: a set may have fewer. */
+static inline void attn_util_refuse_excess(attn_verdict *verdict, uint32_t code, uint32_t field,
+                                           uint32_t most, uint32_t got)
+{
+    char accepted[sizeof((attn_reason *)0)->accepted], text[sizeof((attn_reason *)0)->accepted];
+    if (!(got & ~most))
+        return;
+    attn_util_set_text(field, most, accepted, sizeof accepted);
+    attn_util_set_text(field, got, text, sizeof text);
+    attn_util_refuse(verdict, code, field, accepted, "%s", text);
 }
 
 /* Write the answer into the caller's struct. */
@@ -425,34 +493,31 @@ static inline uint32_t attn_util_count_layers(const attn_problem *problems, uint
 
 /* ---- Problems beyond a plugin's limits: each is a reason ------------------------------------- */
 
-/* All modes that these headers know. */
-enum { ATTN_UTIL_ALL_MODES = (1 << ATTN_MODE_COUNT) - 1 };
-
-/* A set of bits, or the highest of levels, and the same as attn_reason's `accepted` writes it. */
-typedef struct attn_util_limit {
-    uint32_t most;
-    const char *text;
-} attn_util_limit;
+/* All modes, and all kinds of mask, that these headers know. */
+enum {
+    ATTN_UTIL_ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
+    ATTN_UTIL_ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1
+};
 
 /* What a plugin takes. The first part is for attn_util_check_question() and the functions it calls
  * alone. */
 typedef struct attn_util_limits {
-    int32_t device_type;         /* ATTN_DEVICE_* */
-    uint32_t num_dtypes;         /* elements of `dtypes` */
-    const attn_dtype *dtypes;    /* of q, the cache and the output, which have the same one */
-    const char *kv_layout;       /* ATTN_LAYOUT_* */
-    int32_t max_head_dim;        /* of head_dim and v_head_dim */
-    uint32_t chunks;             /* 1 = attention_chunk is served */
-    uint32_t kinds;              /* set of 1 << ATTN_KIND_* */
-    uint32_t attn_types;         /* set of 1 << ATTN_TYPE_* */
-    uint32_t granularities;      /* set of 1 << ATTN_SCALE_* */
-    uint32_t group_flags;        /* set of ATTN_GROUP_* */
-    attn_util_limit layer_flags; /* set of ATTN_LAYER_* */
-    attn_util_limit modes;       /* set of ATTN_MODE_BIT */
-    attn_util_limit mask_kinds;  /* set of ATTN_MASK_BIT */
-    attn_util_limit uses;        /* set of ATTN_USES_* */
-    attn_util_limit graph_level; /* ATTN_GRAPH_* */
-    attn_util_limit notes;       /* set of ATTN_NOTE_* that are kept */
+    int32_t device_type;      /* ATTN_DEVICE_* */
+    uint32_t num_dtypes;      /* elements of `dtypes` */
+    const attn_dtype *dtypes; /* of q, the cache and the output, which have the same one */
+    const char *kv_layout;    /* ATTN_LAYOUT_* */
+    int32_t max_head_dim;     /* of head_dim and v_head_dim */
+    uint32_t chunks;          /* 1 = attention_chunk is served */
+    uint32_t kinds;           /* set of 1 << ATTN_KIND_* */
+    uint32_t attn_types;      /* set of 1 << ATTN_TYPE_* */
+    uint32_t granularities;   /* set of 1 << ATTN_SCALE_* */
+    uint32_t group_flags;     /* set of ATTN_GROUP_* */
+    uint32_t layer_flags;     /* set of ATTN_LAYER_* */
+    uint32_t modes;           /* set of ATTN_MODE_BIT */
+    uint32_t mask_kinds;      /* set of ATTN_MASK_BIT */
+    uint32_t uses;            /* set of ATTN_USES_* */
+    uint32_t graph_level;     /* the highest ATTN_GRAPH_* */
+    uint32_t notes;           /* set of ATTN_NOTE_* that are kept */
 } attn_util_limits;
 
 /* Refuse a value that is not in a set of 1 << value; `name` names values, of which there are
@@ -519,14 +584,11 @@ static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
 static inline void attn_util_check_layers(const attn_util_limits *limits,
                                           const attn_layer_group *group, attn_verdict *verdict)
 {
-    for (uint32_t n = 0; n < group->num_layers; n++) {
-        const attn_layer *layer = (const attn_layer *)attn_at(group->layers, n);
-        if (layer->flags & ~limits->layer_flags.most) {
-            attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_LAYERS,
-                             limits->layer_flags.text, "%#x", layer->flags);
-            return;
-        }
-    }
+    uint32_t flags = 0;
+    for (uint32_t n = 0; n < group->num_layers; n++)
+        flags |= ((const attn_layer *)attn_at(group->layers, n))->flags;
+    attn_util_refuse_excess(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_LAYERS,
+                            limits->layer_flags, flags);
 }
 
 /* A cache of keys and values apart, by pages. */
@@ -555,15 +617,11 @@ static inline void attn_util_check_range(int32_t value, int32_t low, int32_t hig
 static inline void attn_util_check_bounds(const attn_util_limits *limits, const attn_bounds *bounds,
                                           attn_verdict *verdict)
 {
-    if (bounds->modes & ~limits->modes.most)
-        attn_util_refuse(verdict, ATTN_REASON_MODE, ATTN_FIELD_MODES, limits->modes.text, "%#x",
-                         bounds->modes);
-    if (bounds->mask_kinds & ~limits->mask_kinds.most)
-        attn_util_refuse(verdict, ATTN_REASON_MASK_KIND, ATTN_FIELD_MASK_KINDS,
-                         limits->mask_kinds.text, "%#x", bounds->mask_kinds);
-    if (bounds->uses & ~limits->uses.most)
-        attn_util_refuse(verdict, ATTN_REASON_USES, ATTN_FIELD_USES, limits->uses.text, "%#x",
-                         bounds->uses);
+    attn_util_refuse_excess(verdict, ATTN_REASON_MODE, ATTN_FIELD_MODES, limits->modes,
+                            bounds->modes);
+    attn_util_refuse_excess(verdict, ATTN_REASON_MASK_KIND, ATTN_FIELD_MASK_KINDS,
+                            limits->mask_kinds, bounds->mask_kinds);
+    attn_util_refuse_excess(verdict, ATTN_REASON_USES, ATTN_FIELD_USES, limits->uses, bounds->uses);
     attn_util_check_range(bounds->max_seqs, 0, INT32_MAX, ATTN_REASON_BOUNDS, ATTN_FIELD_MAX_SEQS,
                           verdict);
     attn_util_check_range(bounds->max_tokens, 0, INT32_MAX, ATTN_REASON_BOUNDS,
@@ -581,12 +639,15 @@ static inline void attn_util_check_bounds(const attn_util_limits *limits, const 
 static inline void attn_util_check_needs(const attn_util_limits *limits,
                                          const attn_problem *problem, attn_verdict *verdict)
 {
-    if (problem->graph_level > limits->graph_level.most)
-        attn_util_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL,
-                         limits->graph_level.text, "%u", problem->graph_level);
-    if (problem->need_notes & ~limits->notes.most)
-        attn_util_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES,
-                         limits->notes.text, "%#x", problem->need_notes);
+    if (problem->graph_level > limits->graph_level) {
+        char accepted[16] = "0";
+        if (limits->graph_level > 0)
+            snprintf(accepted, sizeof accepted, "0..%u", limits->graph_level);
+        attn_util_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, accepted, "%u",
+                         problem->graph_level);
+    }
+    attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, limits->notes,
+                            problem->need_notes);
     for (uint32_t i = 0; i < problem->num_features; i++)
         attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent", "%s",
                          problem->features[i]);

@@ -22,27 +22,38 @@ extern "C" {
 
 /* Where the rows of a batch come from. DECODE goes to forward_decode and every other mode to
  * forward_extend, except IDLE, which has no row and makes no call. Names as in SGLang's
- * ForwardMode. */
+ * ForwardMode. X(NAME, value, "name in texts") */
+#define ATTN_MODE_MAP(X)                                                                           \
+    X(EXTEND, 0, "extend") /* new tokens after a prefix that may be empty */                       \
+    X(DECODE, 1, "decode") /* one query for each sequence, row s; q_indptr is not read */          \
+    X(MIXED, 2, "mixed")   /* extend rows first, then num_decode_seqs of one query each */         \
+    X(IDLE, 3, "idle")     /* nothing is called, the output is empty */                            \
+    X(TARGET_VERIFY, 4, "target_verify") /* drafted tokens of each sequence, target model */       \
+    X(DRAFT_EXTEND, 5, "draft_extend")   /* accepted tokens through the draft model */
+
 enum {
-    ATTN_MODE_EXTEND = 0,        /* new tokens after a prefix that may be empty */
-    ATTN_MODE_DECODE = 1,        /* one query for each sequence, row s; q_indptr is not read */
-    ATTN_MODE_MIXED = 2,         /* extend rows first, then num_decode_seqs of one query each */
-    ATTN_MODE_IDLE = 3,          /* nothing is called, the output is empty */
-    ATTN_MODE_TARGET_VERIFY = 4, /* drafted tokens of each sequence under the target model */
-    ATTN_MODE_DRAFT_EXTEND = 5,  /* accepted tokens through the draft model */
-    ATTN_MODE_COUNT = 6
+#define ATTN_MODE_ENUM(name, value, text) ATTN_MODE_##name = value,
+    ATTN_MODE_MAP(ATTN_MODE_ENUM)
+#undef ATTN_MODE_ENUM
+        ATTN_MODE_COUNT = 6
 };
 #define ATTN_MODE_BIT(mode) (1u << (mode)) /* sets of modes are masks of these */
 
 /* ---- Mask kinds ------------------------------------------------------------------------------ */
 
-/* Which keys a query sees, before window_left and attention_chunk narrow it. */
+/* Which keys a query sees, before window_left and attention_chunk narrow it.
+ * X(NAME, value, "name in texts") */
+#define ATTN_MASK_MAP(X)                                                                           \
+    X(LAYER, 0, "layer") /* as the layer says: j <= i + window_right */                            \
+    X(NONE, 1, "none")   /* all keys, whatever window_right says (prefix partials) */              \
+    X(FULL, 2, "full")   /* bits over all kv_len keys, the new ones included */                    \
+    X(QLEN, 3, "qlen")   /* bits over the new tokens; all prefix keys are seen */
+
 enum {
-    ATTN_MASK_LAYER = 0, /* as the layer says: j <= i + window_right */
-    ATTN_MASK_NONE = 1,  /* all keys, whatever window_right says (prefix partials) */
-    ATTN_MASK_FULL = 2,  /* bits over all kv_len keys, the new ones included */
-    ATTN_MASK_QLEN = 3,  /* bits over the new tokens; all prefix keys are seen */
-    ATTN_MASK_COUNT = 4
+#define ATTN_MASK_ENUM(name, value, text) ATTN_MASK_##name = value,
+    ATTN_MASK_MAP(ATTN_MASK_ENUM)
+#undef ATTN_MASK_ENUM
+        ATTN_MASK_COUNT = 4
 };
 #define ATTN_MASK_BIT(kind) (1u << (kind))
 
@@ -79,11 +90,16 @@ enum {
     ATTN_SCALE_COUNT = 3
 };
 
-/* attn_layer.flags */
+/* attn_layer.flags. X(NAME, bit, "name in texts") */
+#define ATTN_LAYER_MAP(X)                                                                          \
+    X(KV_READ_ONLY, 0, "kv_read_only") /* another layer owns this one's kv_buffer: called with */  \
+                                       /* k = v = NULL, uses the owner's scales */
+
 enum {
-    /* Another layer owns this one's kv_buffer: called with k = v = NULL, uses the owner's scales.
-     */
-    ATTN_LAYER_KV_READ_ONLY = 1 << 0
+#define ATTN_LAYER_ENUM(name, bit, text) ATTN_LAYER_##name = 1 << (bit),
+    ATTN_LAYER_MAP(ATTN_LAYER_ENUM)
+#undef ATTN_LAYER_ENUM
+        ATTN_LAYER_ALL = (1 << 1) - 1
 };
 
 /* One layer of a group. */
@@ -123,12 +139,19 @@ enum {
     ATTN_LINEAR_COUNT = 5
 };
 
-/* attn_linear_dims.flags */
+/* attn_linear_dims.flags. X(NAME, bit, "name in texts") */
+#define ATTN_LINEAR_FLAG_MAP(X)                                                                    \
+    X(QK_L2NORM, 0, "qk_l2norm") /* q and k are L2-normalised (eps 1e-6) by the backend */         \
+    X(RAW_GATES, 1,                                                                                \
+      "raw_gates") /* gates from a, b, A_log, dt_bias; else they are given computed */             \
+    X(CONV_IDENTITY, 2, "conv_identity") /* the convolution's sums as they are; else through SiLU  \
+                                          */
+
 enum {
-    ATTN_LINEAR_QK_L2NORM = 1 << 0, /* q and k are L2-normalised (eps 1e-6) by the backend */
-    ATTN_LINEAR_RAW_GATES =
-        1 << 1, /* gates from a, b, A_log, dt_bias; else they are given computed */
-    ATTN_LINEAR_CONV_IDENTITY = 1 << 2 /* the convolution's sums as they are; else through SiLU */
+#define ATTN_LINEAR_FLAG_ENUM(name, bit, text) ATTN_LINEAR_##name = 1 << (bit),
+    ATTN_LINEAR_FLAG_MAP(ATTN_LINEAR_FLAG_ENUM)
+#undef ATTN_LINEAR_FLAG_ENUM
+        ATTN_LINEAR_FLAG_ALL = (1 << 3) - 1
 };
 
 /* Dimensions of a linear layer; sizes in elements.
@@ -263,14 +286,21 @@ typedef struct attn_device {
 
 /* ---- Problem --------------------------------------------------------------------------------- */
 
-/* attn_problem.uses and attn_bounds.uses: optional parts that batches and calls may have. */
+/* attn_problem.uses and attn_bounds.uses: optional parts that batches and calls may have.
+ * X(NAME, bit, "name in texts") */
+#define ATTN_USES_MAP(X)                                                                           \
+    X(POSITIONS, 0, "positions")   /* batch.positions with a custom mask (explicit positions) */   \
+    X(MULTI_ITEM, 1, "multi_item") /* batch.multi_item */                                          \
+    X(SHARED_PREFIX, 2, "shared_prefix") /* batch.shared_prefix (a hint; may be ignored) */        \
+    X(UNSAVED_KV, 3, "unsaved_kv")       /* calls with k, v but without SAVE_KV */                 \
+    X(LSE, 4, "lse")                     /* calls that want the LSE */                             \
+    X(OMIT_SINK, 5, "omit_sink")         /* calls with OMIT_SINK */
+
 enum {
-    ATTN_USES_POSITIONS = 1 << 0,     /* batch.positions with a custom mask (explicit positions) */
-    ATTN_USES_MULTI_ITEM = 1 << 1,    /* batch.multi_item */
-    ATTN_USES_SHARED_PREFIX = 1 << 2, /* batch.shared_prefix (a hint; may be ignored) */
-    ATTN_USES_UNSAVED_KV = 1 << 3,    /* calls with k, v but without SAVE_KV */
-    ATTN_USES_LSE = 1 << 4,           /* calls that want the LSE */
-    ATTN_USES_OMIT_SINK = 1 << 5      /* calls with OMIT_SINK */
+#define ATTN_USES_ENUM(name, bit, text) ATTN_USES_##name = 1 << (bit),
+    ATTN_USES_MAP(ATTN_USES_ENUM)
+#undef ATTN_USES_ENUM
+        ATTN_USES_ALL = (1 << 6) - 1
 };
 
 /* The two forms of latent attention. */
@@ -326,15 +356,21 @@ typedef struct attn_problem {
 
 /* ---- Verdict --------------------------------------------------------------------------------- */
 
-/* What to know about a supported problem. */
+/* What to know about a supported problem. X(NAME, bit, "name in texts") */
+#define ATTN_NOTE_MAP(X)                                                                           \
+    X(DETERMINISTIC, 0, "deterministic")     /* equal batches give equal bits */                   \
+    X(BATCH_INVARIANT, 1, "batch_invariant") /* a row does not depend on the rest of its batch */  \
+    X(REDUCED_PRECISION, 2, "reduced_precision")     /* accumulates in less than fp32 */           \
+    X(RUNTIME_COMPILATION, 3, "runtime_compilation") /* prepare() compiles */                      \
+    X(FIRST_CALL_SLOW, 4, "first_call_slow")                                                       \
+    X(COOPERATIVE_LAUNCH, 5, "cooperative_launch")                                                 \
+    X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */
+
 enum {
-    ATTN_NOTE_DETERMINISTIC = 1 << 0,     /* equal batches give equal bits */
-    ATTN_NOTE_BATCH_INVARIANT = 1 << 1,   /* a row's bits do not depend on the rest of its batch */
-    ATTN_NOTE_REDUCED_PRECISION = 1 << 2, /* accumulates in less than fp32 */
-    ATTN_NOTE_RUNTIME_COMPILATION = 1 << 3, /* prepare() compiles */
-    ATTN_NOTE_FIRST_CALL_SLOW = 1 << 4,
-    ATTN_NOTE_COOPERATIVE_LAUNCH = 1 << 5,
-    ATTN_NOTE_DEPENDENT_LAUNCH = 1 << 6 /* programmatic dependent launch */
+#define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
+    ATTN_NOTE_MAP(ATTN_NOTE_ENUM)
+#undef ATTN_NOTE_ENUM
+        ATTN_NOTE_ALL = (1 << 7) - 1
 };
 
 /* Why a problem is refused. X(name, value) */
@@ -454,9 +490,12 @@ enum {
  *
  * `got` and `accepted` are NUL-terminated text, cut to fit. `accepted` is a list separated by ", ",
  * each item a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
- * ("bf16", "absent"); "nothing" if no value of this field would do. Setting every named field to an
- * accepted value makes the problem supported; leaving out any one of them does not. For COMBINATION
- * `field` is what would have to change and `with_field` what it conflicts with. */
+ * ("bf16", "absent"); "nothing" if no value of this field would do. Of a field that is a set
+ * (modes, mask_kinds, uses, need_notes, mla_expanded, linear.flags, flags of layers) it is the
+ * words of the members that there may be ("lse, unsaved_kv"), "empty" if there may be none. Setting
+ * every named field to an accepted value makes the problem supported; leaving out any one of them
+ * does not. For COMBINATION `field` is what would have to change and `with_field` what it conflicts
+ * with. */
 typedef struct attn_reason {
     uint32_t struct_size;
     uint32_t code;       /* ATTN_REASON_* */

@@ -26,15 +26,13 @@ static const attn_util_limits limits = {
     .kinds = 1 << ATTN_KIND_SOFTMAX,
     .attn_types = 1 << ATTN_TYPE_DECODER,
     .granularities = 1 << ATTN_SCALE_NONE,
-    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
-    .modes = {ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
-                  ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE),
-              "0..15"},
-    .mask_kinds = {ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE), "0..3"},
-    .uses = {ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK,
-             "0..60/4"},
-    .graph_level = {ATTN_GRAPH_NEVER, "0"},
-    .notes = {NOTES, "0..3"},
+    .layer_flags = ATTN_LAYER_KV_READ_ONLY,
+    .modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
+             ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE),
+    .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
+    .uses = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK,
+    .graph_level = ATTN_GRAPH_NEVER,
+    .notes = NOTES,
 };
 
 static attn_status query(const attn_backend_type *type, const attn_options *options,

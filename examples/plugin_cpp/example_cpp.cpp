@@ -39,15 +39,13 @@ constexpr attn_util_limits limits = [] {
     l.kinds = 1 << ATTN_KIND_SOFTMAX;
     l.attn_types = 1 << ATTN_TYPE_DECODER;
     l.granularities = 1 << ATTN_SCALE_NONE;
-    l.layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"};
-    l.modes = {ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
-                   ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE),
-               "0..15"};
-    l.mask_kinds = {ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE), "0..3"};
-    l.uses = {ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK,
-              "0..60/4"};
-    l.graph_level = {ATTN_GRAPH_NEVER, "0"};
-    l.notes = {notes, "0..3"};
+    l.layer_flags = ATTN_LAYER_KV_READ_ONLY;
+    l.modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
+              ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    l.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE);
+    l.uses = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK;
+    l.graph_level = ATTN_GRAPH_NEVER;
+    l.notes = notes;
     return l;
 }();
 

@@ -41,12 +41,12 @@ enum {
 /* ---- Query ----------------------------------------------------------------------------------- */
 
 static const attn_util_limits limits = {
-    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
-    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
-    .mask_kinds = {MASKS, "0..3"},
-    .uses = {USES, "0..60/4"},
-    .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
-    .notes = {NOTES, "0..3"},
+    .layer_flags = ATTN_LAYER_KV_READ_ONLY,
+    .modes = ATTN_UTIL_ALL_MODES,
+    .mask_kinds = MASKS,
+    .uses = USES,
+    .graph_level = ATTN_GRAPH_ALWAYS,
+    .notes = NOTES,
 };
 
 static const cuda_dtypes dtypes = {.fp8_cache = 0, .f32_out = 1};

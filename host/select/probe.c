@@ -221,11 +221,11 @@ static void visit_numbers(const struct visit *visit)
 
 static void visit_bits(const struct visit *visit)
 {
-    static const char *const modes[] = {"extend", "decode",        "mixed",
-                                        "idle",   "target_verify", "draft_extend"};
-    static const char *const masks[] = {"layer", "none", "full", "qlen"};
-    static const char *const uses[] = {"positions",  "multi_item", "shared_prefix",
-                                       "unsaved_kv", "lse",        "omit_sink"};
+#define PROBE_NAME(name, value, text) text,
+    static const char *const modes[] = {ATTN_MODE_MAP(PROBE_NAME)};
+    static const char *const masks[] = {ATTN_MASK_MAP(PROBE_NAME)};
+    static const char *const uses[] = {ATTN_USES_MAP(PROBE_NAME)};
+#undef PROBE_NAME
     attn_bounds *bounds = &visit->probe->asked.bounds;
     const attn_bounds before = *bounds;
     for (uint32_t i = 0; i < ATTN_MODE_COUNT; i++) {

@@ -112,15 +112,15 @@ static attn_status question_init(question *ask, const attn_options *options,
     attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static const attn_util_limits limits = {
-    .layer_flags = {0, "0"},
-    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
+    .layer_flags = 0,
+    .modes = ATTN_UTIL_ALL_MODES,
     /* A recurrence knows no other order than that of the tokens. */
-    .mask_kinds = {ATTN_MASK_BIT(ATTN_MASK_LAYER), "0..1"},
-    .uses = {ALL_USES, "0, 4, 8, 12"},
+    .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+    .uses = ALL_USES,
     /* Nothing is enqueued on a processor, so nothing can be captured. */
-    .graph_level = {ATTN_GRAPH_NEVER, "0"},
+    .graph_level = ATTN_GRAPH_NEVER,
     /* How a sequence is cut into batches shows in the last bits: chunks begin with the batch. */
-    .notes = {ATTN_NOTE_DETERMINISTIC, "0..1"},
+    .notes = ATTN_NOTE_DETERMINISTIC,
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)
@@ -163,8 +163,8 @@ static void check_dims(const question *ask, attn_verdict *verdict)
         return;
     if (dims->family >= ATTN_LINEAR_COUNT)
         REFUSE(STATE, LINEAR_FAMILY, "gdn, mamba2, kda, lightning, short_conv", "%u", dims->family);
-    if (dims->flags & ~(uint32_t)ALL_FLAGS)
-        REFUSE(UNKNOWN_FEATURE, LINEAR_FLAGS, "0..7", "%#x", dims->flags);
+    attn_util_refuse_excess(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_LINEAR_FLAGS,
+                            ALL_FLAGS, dims->flags);
     if (dims->head_v_dim < 1 || dims->head_v_dim > MAX_DIM ||
         (has_state(ask) && (dims->head_k_dim < 1 || dims->head_k_dim > MAX_DIM)))
         REFUSE(HEAD_DIM, LINEAR_DIMS, "1..256", "%d and %d", dims->head_k_dim, dims->head_v_dim);

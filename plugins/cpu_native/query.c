@@ -81,13 +81,13 @@ static attn_status question_init(question *ask, const attn_options *options,
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
 static const attn_util_limits limits = {
-    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
-    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
-    .mask_kinds = {ALL_MASKS, "0..15"},
-    .uses = {ALL_USES, "0..63"},
+    .layer_flags = ATTN_LAYER_KV_READ_ONLY,
+    .modes = ATTN_UTIL_ALL_MODES,
+    .mask_kinds = ALL_MASKS,
+    .uses = ALL_USES,
     /* Nothing is enqueued on a processor, so nothing can be captured. */
-    .graph_level = {ATTN_GRAPH_NEVER, "0"},
-    .notes = {ALL_NOTES, "0..3"},
+    .graph_level = ATTN_GRAPH_NEVER,
+    .notes = ALL_NOTES,
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)

@@ -70,12 +70,12 @@ static attn_status question_init(question *ask, const attn_problem *problem, att
     attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
 static const attn_util_limits limits = {
-    .layer_flags = {ATTN_LAYER_KV_READ_ONLY, "0..1"},
-    .modes = {ATTN_UTIL_ALL_MODES, "0..63"},
-    .mask_kinds = {ALL_MASKS, "0..3"},
-    .uses = {ALL_USES, "0, 4, 16, 20, 32, 36, 48, 52"},
-    .graph_level = {ATTN_GRAPH_ALWAYS, "0..3"},
-    .notes = {NO_NOTES, "0"},
+    .layer_flags = ATTN_LAYER_KV_READ_ONLY,
+    .modes = ATTN_UTIL_ALL_MODES,
+    .mask_kinds = ALL_MASKS,
+    .uses = ALL_USES,
+    .graph_level = ATTN_GRAPH_ALWAYS,
+    .notes = NO_NOTES,
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)

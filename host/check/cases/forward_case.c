@@ -134,10 +134,11 @@ const char *case_spec_defect(const struct case_spec *spec)
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
-static const char *const mode_names[] = {"extend", "decode",        "mixed",
-                                         "idle",   "target_verify", "draft_extend"};
+#define CASE_NAME(name, value, text) text,
+static const char *const mode_names[] = {ATTN_MODE_MAP(CASE_NAME)};
 static const char *const type_names[] = {"decoder", "encoder_only", "cross"};
-static const char *const mask_names[] = {"layer", "none", "full", "qlen"};
+static const char *const mask_names[] = {ATTN_MASK_MAP(CASE_NAME)};
+#undef CASE_NAME
 static const char *const slot_names[] = {"contiguous", "shuffled_pages", "interleaved_pages",
                                          "non_monotonic_extend"};
 static const char *const spread_names[] = {"", ", pages to beyond 131072",

@@ -42,13 +42,30 @@ static void add_item(struct remedy *remedy, const struct caps_item *item)
     }
     if (!item->is_number)
         return;
-    /* The largest first: of a set of bits that is all of them, while none asks for nothing. */
+    /* The largest first: the least may ask for nothing. */
     double steps = (double)(int64_t)((item->to - item->from) / item->step);
     if (steps >= 1)
         add_number(remedy, item->from + steps * item->step);
     add_number(remedy, item->from);
     if (steps >= 2)
         add_number(remedy, item->from + (double)(int64_t)(steps / 2) * item->step);
+}
+
+/* A set that is listed: all of it first, since none asks for nothing, then none. False: a word is
+ * no member. */
+static bool add_set(struct remedy *remedy, uint32_t field, const char *text)
+{
+    struct caps_item item;
+    uint32_t set = 0;
+    while (caps_next_item(&text, &item) == 1)
+        if (item.is_number || !caps_add_member(field, item.word, &set))
+            return false;
+    add_number(remedy, set);
+    if (set)
+        add_number(remedy, 0);
+    if (set & (set - 1))
+        add_number(remedy, set & (0u - set));
+    return true;
 }
 
 /* One remedy for each field; 0 = there is a reason that cannot be tried. */
@@ -68,6 +85,11 @@ static int32_t find_remedies(const struct caps_answer *answer, struct remedy *re
             n++;
         if (n == count)
             remedies[count++] = (struct remedy){.field = reason->field};
+        if (caps_is_set_field(reason->field)) {
+            if (!add_set(&remedies[n], reason->field, text))
+                return 0;
+            continue;
+        }
         while (caps_next_item(&text, &item) == 1)
             add_item(&remedies[n], &item);
     }
@@ -241,17 +263,22 @@ static bool look_language(struct caps_visit *visit, const struct caps_problem *p
         const char *text = reason->accepted;
         char what[700], told[400];
         struct caps_item item;
-        int more, bad_dtype = 0;
-        while ((more = caps_next_item(&text, &item)) == 1)
+        uint32_t set = 0;
+        int more, bad_dtype = 0, bad_set = 0;
+        while ((more = caps_next_item(&text, &item)) == 1) {
             bad_dtype |=
                 caps_is_dtype_field(reason->field) && (item.is_number || !is_dtype_name(item.word));
+            bad_set |= caps_is_set_field(reason->field) &&
+                       (item.is_number || !caps_add_member(reason->field, item.word, &set));
+        }
         bool known = reason->field > 0 && reason->field < ATTN_FIELD_COUNT && reason->code > 0 &&
                      reason->code < ATTN_REASON_COUNT;
-        if (more == 0 && !bad_dtype && known && reason->accepted[0])
+        if (more == 0 && !bad_dtype && !bad_set && known && reason->accepted[0])
             continue;
         select_reason_text(reason, told, sizeof told);
         snprintf(what, sizeof what, "%s: \"%s\"",
                  !known      ? "a reason has a code or field that does not exist"
+                 : bad_set   ? "a set is not given as the names of its members"
                  : bad_dtype ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
                              : "`accepted` is not a list of numbers, ranges and words",
                  told);

@@ -51,8 +51,8 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
     snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
     if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
         REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
-    if (ask->problem.mla_expanded & ~(uint32_t)ATTN_UTIL_ALL_MODES)
-        REFUSE(MLA_FORM, MLA_EXPANDED, "0..63", "%#x", ask->problem.mla_expanded);
+    attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED,
+                            ATTN_UTIL_ALL_MODES, ask->problem.mla_expanded);
 }
 
 void mla_check_dtypes(const question *ask, attn_verdict *verdict)

@@ -741,7 +741,8 @@ START_TEST(reasons_of_a_refusal)
     f->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
     ck_assert_uint_eq(ask(c).supported, 1);
     f->problem.mla_expanded = 1u << ATTN_MODE_COUNT;
-    refuses(c, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, "0..63");
+    refuses(c, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED,
+            "extend, decode, mixed, idle, target_verify, draft_extend");
     f->group.mla = NULL;
     attn_verdict verdict = {.struct_size = sizeof verdict};
     ck_assert_int_eq(type->query(type, NULL, NULL, &f->problem, &verdict, &error.base),

@@ -53,6 +53,6 @@ void split_limit_invariance(const attn_problem *problem, attn_verdict *verdict)
 {
     verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
     if (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT)
-        attn_util_refuse(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, "0, 1", "%u",
-                         problem->need_notes);
+        attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES,
+                                ATTN_NOTE_DETERMINISTIC, problem->need_notes);
 }
