@@ -140,7 +140,7 @@ static void check_group_flags(const question *ask, attn_verdict *verdict)
     if (ask->group.flags & ATTN_GROUP_HAS_ALIBI)
         REFUSE(ALIBI, ALIBI, "absent", "1");
     if (ask->group.flags & ~(uint32_t)(ATTN_GROUP_HAS_ALIBI | ATTN_GROUP_HAS_SINKS))
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "0..1", "%u", ask->group.flags);
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "group flags %#x", ask->group.flags);
 }
 
 static void check_chunk(const question *ask, attn_verdict *verdict)

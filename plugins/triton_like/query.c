@@ -104,7 +104,7 @@ static void check_dims(const question *ask, attn_verdict *verdict)
 static void check_group_flags(const question *ask, attn_verdict *verdict)
 {
     if (ask->group.flags & ~(uint32_t)ALL_GROUP_FLAGS)
-        REFUSE(UNKNOWN_FEATURE, FEATURE, "0..3", "%u", ask->group.flags);
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "group flags %#x", ask->group.flags);
 }
 
 static void check_layers(const question *ask, attn_verdict *verdict)
