@@ -149,8 +149,7 @@ typedef struct attn_backend_ops {
 
 /* attn_backend_type.flags */
 enum {
-    ATTN_BACKEND_NEEDS_HOST_LENS = 1 << 0, /* the host arrays of a batch must be given */
-    ATTN_BACKEND_COMPOSITE = 1 << 1        /* serves through children (BACKEND_REF options) */
+    ATTN_BACKEND_COMPOSITE = 1 << 0 /* serves through children (BACKEND_REF options) */
 };
 
 /* A kind of backend. It lies in the plugin's static storage, with all that it points to. */

@@ -6,11 +6,10 @@
  *   attn_forward_args   once per layer: the tensors, the scales, the flags
  *
  * Arrays of a batch come as a pair of pointers. `device` lies in the memory of the instance's
- * device and is what kernels read; `host` is for planning, and may be NULL unless the backend type
- * declares ATTN_BACKEND_NEEDS_HOST_LENS. On the CPU both may be the same. Host arrays are valid
- * only during init_forward_metadata, device arrays until the stream has passed the batch's last
- * forward. For GRAPH metadata the device arrays have the same addresses at every
- * init_forward_metadata.
+ * device and is what kernels read; `host` is for planning, and may be NULL unless query's verdict
+ * names the array in `host_arrays`. On the CPU both may be the same. Host arrays are valid only
+ * during init_forward_metadata, device arrays until the stream has passed the batch's last forward.
+ * For GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
  *
  * Below, S = num_seqs and T = num_tokens. The values of an indptr are absolute row numbers
  * and need not start at 0, so that a slice of a batch is a batch.
@@ -155,8 +154,9 @@ typedef struct attn_sparse_batch {
  *                          D X   of the forms that the instance asked for (index_forms)
  *   state.slot             D X   with linear layers; its other arrays may be absent
  *
- * On the host, if the backend type says NEEDS_HOST_LENS: seq_lens; prefix_lens and q_indptr in X;
- * kv_lens where it is on the device. Every other host array may be absent.
+ * On the host: what the verdicts on the layers' problems name in host_arrays; prefix_lens and
+ * q_indptr only in X, and every other one but seq_lens only where it is on the device. Every other
+ * host array may be absent.
  *
  * The host calls a plugin only with batches that it found to have all of these, an accepted mode,
  * counts within the bounds and structs of full size. Of arrays that it can read (`host`) it has

@@ -373,6 +373,25 @@ enum {
         ATTN_NOTE_ALL = (1 << 7) - 1
 };
 
+/* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in
+ * attn_batch.h. X(NAME, bit, "name in texts") */
+#define ATTN_HOST_MAP(X)                                                                           \
+    X(SEQ_LENS, 0, "seq_lens")                                                                     \
+    X(PREFIX_LENS, 1, "prefix_lens")     /* not in DECODE */                                       \
+    X(Q_INDPTR, 2, "q_indptr")           /* not in DECODE */                                       \
+    X(KV_LENS, 3, "kv_lens")             /* this and the rest: where the array is on the device */ \
+    X(KV_NEW_INDPTR, 4, "kv_new_indptr") /* is, in each KV group that the layers read */           \
+    X(KV_INDPTR, 5, "kv_indptr")                                                                   \
+    X(LAST_PAGE_LEN, 6, "last_page_len")                                                           \
+    X(MASK_INDPTR, 7, "mask.indptr")
+
+enum {
+#define ATTN_HOST_ENUM(name, bit, text) ATTN_HOST_##name = 1 << (bit),
+    ATTN_HOST_MAP(ATTN_HOST_ENUM)
+#undef ATTN_HOST_ENUM
+        ATTN_HOST_ALL = (1 << 8) - 1
+};
+
 /* Why a problem is refused. X(name, value) */
 #define ATTN_REASON_MAP(X)                                                                         \
     X(ARCH, 1)                                                                                     \
@@ -522,6 +541,9 @@ typedef struct attn_verdict {
     uint32_t reads_new_kv_unquantised; /* ATTN_MODE_BIT set: modes in which new tokens are read */
                                        /* from the arguments, not as rounded into the cache */
     int32_t graph_seq_len_fill;        /* seq_len of padding rows in a graph: 0 or 1 */
+    uint32_t host_arrays;              /* ATTN_HOST_* set: host arrays that a batch must have for */
+                                       /* these layers */
+    uint32_t reserved;                 /* 0 */
     double cost_hint;                  /* relative time of a forward, 1 = typical; 0 = no opinion */
     uint64_t device_bytes;             /* upper bounds of all metadata regions together, within */
     uint64_t pinned_bytes;             /* the problem's bounds; 0 if the bounds are not known */

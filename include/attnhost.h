@@ -379,9 +379,9 @@ attn_status attnhost_backend_prepare(attnhost_backend *backend, attn_progress pr
  * backend. [backend-thread] */
 uint32_t attnhost_backend_index_forms(const attnhost_backend *backend);
 
-/* 1 if the host arrays of a batch must be given (some backend of the tree plans with them), else 0:
- * device arrays are enough. [backend-thread] */
-uint32_t attnhost_backend_needs_host_lens(const attnhost_backend *backend);
+/* Host arrays that every batch must have, because some backend of the tree plans with them: a mask
+ * of ATTN_HOST_*, constant for the backend; 0 = device arrays are enough. [backend-thread] */
+uint32_t attnhost_backend_host_arrays(const attnhost_backend *backend);
 
 /* One place of a composition. */
 typedef struct attnhost_node_info {

@@ -54,8 +54,7 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
     fputs("  layouts:", stdout);
     for (uint32_t i = 0; i < type->num_layouts; i++)
         printf(" %s", type->layouts[i]);
-    printf("\n  lengths on the host: %s\n",
-           type->flags & ATTN_BACKEND_NEEDS_HOST_LENS ? "needed" : "not needed");
+    putchar('\n');
     printf("  options of [backend.NAME] with type = %s:%s\n", type->name,
            type->num_options ? "" : " none");
     for (uint32_t i = 0; i < type->num_options; i++)

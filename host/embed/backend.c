@@ -157,11 +157,20 @@ static attn_status note_answers(attnhost_backend *backend, attn_error *error)
         return host_fail(error, ATTN_INTERNAL,
                          "%s: defect of the plugin: it reads unknown index forms (0x%x)",
                          backend->root->name, backend->index_forms);
-    uint32_t count = compose_num_nodes(backend->root);
-    for (uint32_t n = 0; n < count; n++)
-        if (compose_node_at(backend->root, n)->type->type->flags & ATTN_BACKEND_NEEDS_HOST_LENS)
-            backend->needs_host_lens = 1;
     return ATTN_OK;
+}
+
+/* A batch is planned once for all layers, so it has what any of them needs. */
+static attn_status note_host_arrays(attnhost_backend *backend, const attn_problem *problems,
+                                    uint32_t num_problems, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t p = 0; p < num_problems && status == ATTN_OK; p++) {
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        status = compose_query(backend->root, problem_at(problems, p), &verdict, error);
+        backend->host_arrays |= verdict.host_arrays;
+    }
+    return status;
 }
 
 static attn_status make_tree(attnhost_backend *backend, const char *name,
@@ -179,6 +188,8 @@ static attn_status make_tree(attnhost_backend *backend, const char *name,
         if (status != ATTN_OK)
             compose_explain(backend->root, error);
     }
+    if (status == ATTN_OK)
+        status = note_host_arrays(backend, problems, num_problems, error);
     if (status == ATTN_OK)
         status = note_answers(backend, error);
     return status;
@@ -297,9 +308,9 @@ uint32_t attnhost_backend_index_forms(const attnhost_backend *backend)
     return backend->index_forms;
 }
 
-uint32_t attnhost_backend_needs_host_lens(const attnhost_backend *backend)
+uint32_t attnhost_backend_host_arrays(const attnhost_backend *backend)
 {
-    return backend->needs_host_lens;
+    return backend->host_arrays;
 }
 
 uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend)

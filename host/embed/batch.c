@@ -86,10 +86,9 @@ static attn_status check_counts(const attn_bounds *bounds, const attn_batch *bat
 }
 
 /* Without sequences arrays may be absent. */
-static attn_status check_arrays(const attnhost_backend *backend, const attn_batch *batch,
-                                attn_error *error)
+static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 {
-    int decode = batch->mode == ATTN_MODE_DECODE, lens = backend->needs_host_lens != 0;
+    int decode = batch->mode == ATTN_MODE_DECODE;
     if (batch->num_seqs == 0)
         return ATTN_OK;
     if (!batch->seq_lens.device)
@@ -98,12 +97,53 @@ static attn_status check_arrays(const attnhost_backend *backend, const attn_batc
         return fail_absent(error, "q_indptr.device");
     if (!decode && !batch->prefix_lens.device)
         return fail_absent(error, "prefix_lens.device");
-    if (lens && !batch->seq_lens.host)
-        return fail_absent(error, "seq_lens.host, which this backend needs,");
-    if (lens && !decode && !batch->q_indptr.host)
-        return fail_absent(error, "q_indptr.host, which this backend needs,");
-    if (lens && !decode && !batch->prefix_lens.host)
-        return fail_absent(error, "prefix_lens.host, which this backend needs,");
+    return ATTN_OK;
+}
+
+static attn_status fail_host_array(attn_error *error, uint32_t array)
+{
+    static const struct {
+        uint32_t array;
+        const char *name;
+    } names[] = {
+#define HOST_NAME(name, bit, text) {ATTN_HOST_##name, text},
+        ATTN_HOST_MAP(HOST_NAME)
+#undef HOST_NAME
+    };
+    size_t n = 0;
+    while (names[n].array != array)
+        n++;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "batch.%s%s.host is absent; accepted: given, for this backend plans with it",
+                     array >= ATTN_HOST_KV_LENS && array <= ATTN_HOST_LAST_PAGE_LEN ? "kv_groups[]."
+                                                                                    : "",
+                     names[n].name);
+}
+
+/* The host arrays that the backend plans with: of the batch, and of KV group `kv` (NULL = none). */
+static attn_status check_host_arrays(uint32_t needed, const attn_batch *batch,
+                                     const attn_kv_batch *kv, attn_error *error)
+{
+    static const attn_kv_batch no_group;
+    const attn_kv_batch *g = kv ? kv : &no_group;
+    int decode = batch->mode == ATTN_MODE_DECODE;
+    const struct {
+        uint32_t array;
+        int is_absent;
+    } arrays[] = {
+        {ATTN_HOST_SEQ_LENS, !batch->seq_lens.host},
+        {ATTN_HOST_PREFIX_LENS, !decode && !batch->prefix_lens.host},
+        {ATTN_HOST_Q_INDPTR, !decode && !batch->q_indptr.host},
+        {ATTN_HOST_KV_LENS, g->kv_lens.device && !g->kv_lens.host},
+        {ATTN_HOST_KV_NEW_INDPTR, g->kv_new_indptr.device && !g->kv_new_indptr.host},
+        {ATTN_HOST_KV_INDPTR, g->kv_indptr.device && !g->kv_indptr.host},
+        {ATTN_HOST_LAST_PAGE_LEN, g->last_page_len.device && !g->last_page_len.host},
+        {ATTN_HOST_MASK_INDPTR,
+         batch->mask && batch->mask->indptr.device && !batch->mask->indptr.host},
+    };
+    for (size_t a = 0; a < sizeof arrays / sizeof *arrays; a++)
+        if (needed & arrays[a].array && arrays[a].is_absent)
+            return fail_host_array(error, arrays[a].array);
     return ATTN_OK;
 }
 
@@ -237,10 +277,10 @@ static attn_status check_kv_group(const attnhost_backend *backend, int32_t group
                          kv->page_size);
     if (batch->num_seqs == 0)
         return ATTN_OK;
-    if (backend->needs_host_lens && kv->kv_lens.device && !kv->kv_lens.host)
-        return fail_absent(error, "kv_groups[].kv_lens.host, which this backend needs,");
-    attn_status status = check_indptr("kv_groups[].kv_new_indptr", &kv->kv_new_indptr,
-                                      batch->num_seqs, INT32_MAX, error);
+    attn_status status = check_host_arrays(backend->host_arrays, batch, kv, error);
+    if (status == ATTN_OK)
+        status = check_indptr("kv_groups[].kv_new_indptr", &kv->kv_new_indptr, batch->num_seqs,
+                              INT32_MAX, error);
     if (status == ATTN_OK)
         status = check_indptr("kv_groups[].kv_indptr", &kv->kv_indptr, batch->num_seqs, INT32_MAX,
                               error);
@@ -377,7 +417,9 @@ static attn_status check_slots(struct embed_slots *slots, const attn_batch *batc
 static attn_status check_contents(const attnhost_backend *backend, struct embed_slots *slots,
                                   const attn_batch *batch, attn_error *error)
 {
-    attn_status status = check_arrays(backend, batch, error);
+    attn_status status = check_arrays(batch, error);
+    if (status == ATTN_OK && batch->num_seqs > 0)
+        status = check_host_arrays(backend->host_arrays, batch, NULL, error);
     if (status == ATTN_OK)
         status = check_all_indptr(batch, error);
     if (status == ATTN_OK)

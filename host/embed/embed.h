@@ -44,8 +44,8 @@ struct attnhost_backend {
     struct compose_node *root;
     attn_child child; /* the root's instance */
     uint32_t index_forms;
-    uint32_t needs_host_lens;
-    int32_t *kv_groups; /* groups of attn_batch.kv_groups that its layers read */
+    uint32_t host_arrays; /* ATTN_HOST_* */
+    int32_t *kv_groups;   /* groups of attn_batch.kv_groups that its layers read */
     uint32_t num_kv_groups;
     struct embed_layer *layers; /* by layer_id */
     size_t num_layers;

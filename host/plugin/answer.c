@@ -59,6 +59,8 @@ static const char *find_defect(const attn_verdict *verdict)
         return "graph_level is none of ATTN_GRAPH_*";
     if (verdict->graph_seq_len_fill != 0 && verdict->graph_seq_len_fill != 1)
         return "graph_seq_len_fill is neither 0 nor 1";
+    if (verdict->host_arrays & ~(uint32_t)ATTN_HOST_ALL)
+        return "host_arrays has bits that are none of ATTN_HOST_*";
     if (!isfinite(verdict->cost_hint) || verdict->cost_hint < 0)
         return "cost_hint is not a finite number >= 0";
     return NULL;

@@ -370,6 +370,23 @@ static void print_value(void *ctx, const char *matter, const char *value, int ac
         fprintf(print->file, " %s", value);
 }
 
+/* Which arrays of a batch the plain problem takes on the host. */
+static void print_host_arrays(const attnhost *host, const attn_backend_type *type,
+                              const struct probe *probe, FILE *file)
+{
+    attn_verdict verdict;
+    attn_reason reasons[1];
+    if (probe_ask(host, type->name, probe, &verdict, reasons, 1) != 1)
+        return;
+    fputs("  host arrays that it plans with:", file);
+#define HOST_ARRAY(name, bit, text)                                                                \
+    if (verdict.host_arrays & ATTN_HOST_##name)                                                    \
+        fputs(" " text, file);
+    ATTN_HOST_MAP(HOST_ARRAY)
+#undef HOST_ARRAY
+    fputs(verdict.host_arrays ? "\n" : " none\n", file);
+}
+
 void probe_print(const attnhost *host, const attn_backend_type *type, struct probe *probe,
                  FILE *file)
 {
@@ -378,6 +395,7 @@ void probe_print(const attnhost *host, const attn_backend_type *type, struct pro
     platform_text(&probe->asked.device, device, sizeof device);
     fprintf(file, "  asked on %s, layout %s; each line changes one thing about a plain problem\n",
             device, probe->asked.problem.kv_layout);
+    print_host_arrays(host, type, probe, file);
     probe_visit(host, type, probe, print_value, &print);
     fputs("\n", file);
 }

@@ -205,6 +205,11 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", special values");
     if (spec->hint != HINT_NONE)
         say(line, ", hint %d of shared prefixes", (int)spec->hint);
+    if (spec->host != HOST_DRAWN)
+        say(line, ", host arrays: %s",
+            spec->host == HOST_NEEDED ? "none that is not needed"
+            : spec->host == HOST_ALL  ? "all"
+                                      : "some");
     if (spec->device_scales)
         say(line, ", scales on the device");
     if (spec->read_only_layer)

@@ -27,6 +27,7 @@
 
 #include "attn_plugin.h"
 #include "host/check/cases/far_pool.h"
+#include "host/check/cases/host_arrays.h"
 #include "host/device/device.h"
 #include "host/reference/reference.h"
 
@@ -114,6 +115,7 @@ struct case_spec {
      * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
+    enum case_host host;  /* which arrays the host has */
     enum case_hint hint;  /* of what sequences share */
     bool device_scales;   /* scales are on the device alone */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
@@ -176,7 +178,6 @@ struct case_backend {
     const attn_backend_type *type;
     const attn_options *options;
     const attn_services *services;
-    bool needs_host_lens; /* some backend of its tree plans with host arrays */
 };
 
 /* How its metadata is made. */

@@ -56,12 +56,12 @@ void session_place(const struct case_session *session, const struct forward_case
                    struct case_place *place)
 {
     /* A backend that splits a MIXED batch has to know where its rows are. */
-    bool needs_host =
-        session->backend.needs_host_lens ||
-        (c->spec.mode == ATTN_MODE_MIXED && (c->lengths.first_row[0] != 0 || c->lengths.spare > 0));
+    bool needs_rows =
+        c->spec.mode == ATTN_MODE_MIXED && (c->lengths.first_row[0] != 0 || c->lengths.spare > 0);
     *place = (struct case_place){
         .arena = c->memory,
-        .planning = needs_host || case_coin(c->seed, DRAW_HOST) ? c->planning : NULL,
+        .planning = c->planning,
+        .host_arrays = session->host_arrays | (needs_rows ? (uint32_t)ATTN_HOST_Q_INDPTR : 0u),
         .device_type = session->device->type,
         .device_id = session->device->id,
         .index_forms = session->index_forms ? session->index_forms : c->spec.index_form,

@@ -228,14 +228,45 @@ static const void *at(const struct viewing *v, char *arena, enum case_part_id pa
     return arena && v->c->parts[part].bytes ? arena + v->c->parts[part].offset : NULL;
 }
 
+static uint32_t host_array_of(enum case_part_id part)
+{
+    switch (part) {
+    case PART_SEQ_LENS:
+        return ATTN_HOST_SEQ_LENS;
+    case PART_PREFIX_LENS:
+        return ATTN_HOST_PREFIX_LENS;
+    case PART_Q_INDPTR:
+        return ATTN_HOST_Q_INDPTR;
+    case PART_KV_LENS:
+        return ATTN_HOST_KV_LENS;
+    case PART_NEW_INDPTR:
+        return ATTN_HOST_KV_NEW_INDPTR;
+    case PART_KV_INDPTR:
+        return ATTN_HOST_KV_INDPTR;
+    case PART_LAST_PAGE_LEN:
+        return ATTN_HOST_LAST_PAGE_LEN;
+    case PART_MASK_INDPTR:
+        return ATTN_HOST_MASK_INDPTR;
+    default:
+        return 0;
+    }
+}
+
+static const void *host_at(const struct viewing *v, enum case_part_id part)
+{
+    bool is_given = v->place->host_arrays & host_array_of(part) ||
+                    case_host_has(v->c->spec.host, mix_absorb(v->c->seed, DRAW_HOST), part);
+    return is_given ? at(v, v->place->planning, part) : NULL;
+}
+
 static attn_i32_array ints(const struct viewing *v, enum case_part_id part)
 {
-    return (attn_i32_array){at(v, v->place->planning, part), at(v, v->place->arena, part)};
+    return (attn_i32_array){host_at(v, part), at(v, v->place->arena, part)};
 }
 
 static attn_i64_array longs(const struct viewing *v, enum case_part_id part)
 {
-    return (attn_i64_array){at(v, v->place->planning, part), at(v, v->place->arena, part)};
+    return (attn_i64_array){host_at(v, part), at(v, v->place->arena, part)};
 }
 
 static void view_kv(const struct viewing *v)

@@ -244,10 +244,11 @@ char *case_vector(const struct forward_case *c, char *arena, enum case_part_id p
 char *case_slot_vector(const struct forward_case *c, char *arena, enum case_part_id cache,
                        int64_t slot, int32_t kv_head);
 
-/* Pointers into `arena`, and into `planning` (NULL = no host arrays). `second` = the call of the
- * second layer. */
+/* Pointers into `arena`, and into `planning` (NULL = no host arrays) those that `host_arrays` names
+ * (ATTN_HOST_*) and what spec.host adds. `second` = the call of the second layer. */
 struct case_place {
     char *arena, *planning;
+    uint32_t host_arrays;
     int32_t device_type, device_id;
     uint32_t index_forms;
     bool graph; /* num_real_* on the device */

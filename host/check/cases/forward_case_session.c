@@ -26,16 +26,17 @@ void session_leave(const struct case_session *session)
     device_leave(session->device);
 }
 
-static attn_status ask(struct case_session *session, const attn_problem *problem, attn_error *error)
+static attn_status ask(struct case_session *session, const attn_problem *problem,
+                       attn_verdict *verdict, attn_error *error)
 {
     const struct case_backend *backend = &session->backend;
     attn_reason reason = {.struct_size = sizeof reason};
-    attn_verdict *verdict = &session->verdict;
     *verdict =
         (attn_verdict){.struct_size = sizeof *verdict, .reasons_capacity = 1, .reasons = &reason};
     attn_status status = backend->type->query(backend->type, backend->options, backend->services,
                                               problem, verdict, error);
     verdict->reasons = NULL;
+    session->host_arrays |= verdict->supported ? verdict->host_arrays : 0;
     if (status != ATTN_OK || verdict->supported)
         return status;
     char text[512];
@@ -183,9 +184,15 @@ static attn_status make_instance(struct case_session *session, const attn_proble
         problems[setup->beside_last] = *setup->beside;
     bool all = setup->problems != NULL;
     uint32_t count = all ? setup->num_problems : setup->beside ? 2 : 1;
-    attn_status status =
-        backend->type->create(backend->type, all ? setup->problems : problems, count,
-                              backend->options, backend->services, &session->instance, error);
+    attn_status status = ATTN_OK;
+    for (uint32_t p = 0; p < count && count > 1 && status == ATTN_OK; p++) {
+        attn_verdict other;
+        status = ask(session, all ? &setup->problems[p] : &problems[p], &other, error);
+    }
+    if (status != ATTN_OK)
+        return status;
+    status = backend->type->create(backend->type, all ? setup->problems : problems, count,
+                                   backend->options, backend->services, &session->instance, error);
     if (status != ATTN_OK)
         return host_fail_prefix(error, "create");
     const attn_backend_ops *ops = backend->type->ops;
@@ -214,7 +221,7 @@ static attn_status make_metadata(struct case_session *session, attn_error *error
 static attn_status make_all(struct case_session *session, const attn_problem *problem,
                             const struct case_setup *setup, attn_error *error)
 {
-    attn_status status = ask(session, problem, error);
+    attn_status status = ask(session, problem, &session->verdict, error);
     if (status == ATTN_OK)
         status = device_stream_create(session->device, &session->stream, error);
     if (status == ATTN_OK)

@@ -20,6 +20,7 @@ struct case_session {
     const struct device *device;
     attn_stream stream;
     attn_verdict verdict;
+    uint32_t host_arrays; /* ATTN_HOST_* that the verdicts on all its layer groups name */
     uint32_t kind;
     attn_bounds bounds;
     bool exact_memory;

@@ -263,6 +263,7 @@ static void view_init(const struct gpu_case *g, const struct case_session *sessi
     struct case_place place = {
         .arena = c->memory,
         .planning = c->planning,
+        .host_arrays = ATTN_HOST_ALL, /* copied while it is planned, if a backend copies any */
         .device_type = c->device->type,
         .device_id = c->device->id,
         .index_forms = session->index_forms ? session->index_forms : c->spec.index_form,

@@ -94,16 +94,13 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
 {
     struct case_view views[JOINT_MAX];
     attn_kv_batch kv_groups[JOINT_MAX];
-    struct case_place first;
     attn_status status = ATTN_OK;
     uint32_t count = 0;
-    session_place(session, joint->cases[0], false, &first);
     attn_batch batch = {.struct_size = sizeof batch};
     for (int32_t n = 0; n < joint->count && status == ATTN_OK; n++) {
         struct forward_case *c = joint->cases[n];
         struct case_place place;
         session_place(session, c, false, &place);
-        place.planning = first.planning ? c->planning : NULL;
         status = bring(session, c, error);
         case_view_init(&views[n], c, &c->lengths, &place);
         if (n == 0)

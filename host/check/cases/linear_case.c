@@ -53,6 +53,7 @@ struct linear_case {
     struct far_places places; /* of slots, where they are spread */
     struct far_pool pools[2];
     char *host;              /* what host arrays point to */
+    uint32_t host_arrays;    /* ATTN_HOST_* that must be there */
     reference_report judged; /* all that was compared */
 };
 
@@ -392,23 +393,31 @@ static void count(struct linear_case *c)
     c->num_slots = 3 + 2 * spec->num_sequences + (spec->snapshots ? rows : 0);
 }
 
+static int32_t *host_array_of(const struct linear_case *c, char *host, int part, uint32_t array)
+{
+    bool is_given =
+        host && (c->host_arrays & array ||
+                 case_host_has(HOST_DRAWN, mix_absorb(c->seed, LINEAR_PARTS), (uint32_t)part));
+    return is_given ? array_of(c, host, part) : NULL;
+}
+
 static void point(struct linear_case *c, char *base, char *host, attn_batch *batch,
                   attn_state_batch *state)
 {
-#define PAIR(part)                                                                                 \
+#define PAIR(part, needed)                                                                         \
     {                                                                                              \
-        .host = host ? array_of(c, host, part) : NULL, .device = array_of(c, base, part)           \
+        .host = host_array_of(c, host, part, needed), .device = array_of(c, base, part)            \
     }
     const struct linear_spec *spec = &c->spec;
     int32_t sequences = spec->num_sequences + spec->padded;
     int32_t real = array_of(c, c->image, LINEAR_INDPTR)[spec->num_sequences] - spec->first_row;
-    *state = (attn_state_batch){.struct_size = sizeof *state, .slot = PAIR(LINEAR_SLOT)};
+    *state = (attn_state_batch){.struct_size = sizeof *state, .slot = PAIR(LINEAR_SLOT, 0)};
     if (!spec->absent_arrays || spec->padded > 0) {
-        state->dst_slot = (attn_i32_array)PAIR(LINEAR_DST);
-        state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL);
+        state->dst_slot = (attn_i32_array)PAIR(LINEAR_DST, 0);
+        state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL, 0);
     }
     if (spec->snapshots)
-        state->snapshots = (attn_i32_array)PAIR(LINEAR_SNAPSHOTS);
+        state->snapshots = (attn_i32_array)PAIR(LINEAR_SNAPSHOTS, 0);
     *batch = (attn_batch){.struct_size = sizeof *batch,
                           .mode = spec->mode,
                           .num_seqs = sequences,
@@ -418,10 +427,10 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
                           .num_decode_seqs = spec->mode == ATTN_MODE_MIXED ? 1 + spec->padded : 0,
                           .max_q_len = c->posed.bounds.max_q_len,
                           .max_kv_len = c->posed.bounds.max_kv_len,
-                          .seq_lens = PAIR(LINEAR_SEQ_LENS),
-                          .prefix_lens = PAIR(LINEAR_PREFIX_LENS),
-                          .q_indptr = PAIR(LINEAR_INDPTR),
-                          .req_pool_indices = PAIR(LINEAR_REQUESTS),
+                          .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
+                          .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
+                          .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
+                          .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
                           .state = state};
 #undef PAIR
 }
@@ -580,9 +589,11 @@ static attn_status run(struct linear_case *c, struct case_session *session, cons
     return status == ATTN_OK ? call(c, session, batch->mode, args, error) : status;
 }
 
-static char *host_arrays(const struct linear_case *c, const struct case_session *session)
+/* What host arrays point to, after those that the backend needs were noted. */
+static char *host_arrays(struct linear_case *c, const struct case_session *session)
 {
-    return session->backend.needs_host_lens ? c->host : NULL;
+    c->host_arrays = session->host_arrays;
+    return c->host;
 }
 
 /* The slot from which a part goes on. */
@@ -664,7 +675,8 @@ static attn_status run_part(struct linear_case *c, struct case_session *session,
     attn_status status = put_arrays(c, session, part, error);
     if (status != ATTN_OK)
         return status;
-    point_part(c, c->memory, host_arrays(c, session) ? c->after : NULL, part, &c->batch, &c->state);
+    host_arrays(c, session);
+    point_part(c, c->memory, c->after, part, &c->batch, &c->state);
     if (part->mode == ATTN_MODE_DECODE) {
         shift_rows(c, array_of(c, c->image, LINEAR_INDPTR)[part->sequence] + part->first, tensors,
                    operands);

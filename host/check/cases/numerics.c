@@ -11,13 +11,9 @@ enum { SPEC_TEXT = 600, OPERANDS_TEXT = 400 };
 struct case_backend numerics_backend(const struct check_subject *subject,
                                      const attn_options *options)
 {
-    struct case_backend backend = {.type = subject->type,
-                                   .options = options ? options : subject->options,
-                                   .services = subject->services};
-    for (uint32_t n = 0; n < compose_num_nodes(subject->node); n++)
-        if (compose_node_at(subject->node, n)->type->type->flags & ATTN_BACKEND_NEEDS_HOST_LENS)
-            backend.needs_host_lens = true;
-    return backend;
+    return (struct case_backend){.type = subject->type,
+                                 .options = options ? options : subject->options,
+                                 .services = subject->services};
 }
 
 int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices)

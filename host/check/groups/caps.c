@@ -46,11 +46,12 @@ static bool same_answer(const struct caps_answer *a, const struct caps_answer *b
     for (uint32_t r = 0; r < caps_num_reasons(a); r++)
         if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
             return false;
-    return !v->supported || (v->graph_level == w->graph_level && v->notes == w->notes &&
-                             v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
-                             v->graph_seq_len_fill == w->graph_seq_len_fill &&
-                             v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&
-                             v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
+    return !v->supported ||
+           (v->graph_level == w->graph_level && v->notes == w->notes &&
+            v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
+            v->graph_seq_len_fill == w->graph_seq_len_fill && v->host_arrays == w->host_arrays &&
+            v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&
+            v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
 }
 
 static bool look_same(struct caps_visit *visit, const struct caps_problem *p,

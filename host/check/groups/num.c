@@ -126,6 +126,24 @@ PRODUCT(unseen, NULL, {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
 PRODUCT(index_forms, NULL, {AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
         {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})
 
+static void host_needed(struct case_spec *spec)
+{
+    spec->host = HOST_NEEDED;
+}
+
+static void host_some(struct case_spec *spec)
+{
+    spec->host = HOST_SOME;
+}
+
+PRODUCT(host_needed, host_needed,
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}, {AXIS_FORM, ALL},
+        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
+PRODUCT(host_some, host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+        {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
+
 /* Without the scale of one cache. */
 static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
                        const attn_scale **scales)
@@ -511,6 +529,8 @@ const struct check check_num[] = {
         "slots are page * page_size + offset, in any order; what is unused is not "
         "read for its value"),
     ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
+    ROW("CAPS-09", host_needed, "a batch with the host arrays that the verdict names is enough"),
+    ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
     ROW("KV-08", index_forms, "each form of KV indices gives the same result"),
     BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
     BASE_ROW(page_exact, "page 16: 16 new tokens"),

@@ -154,6 +154,7 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
                  merged.reads_new_kv_unquantised);
     judge_number(scene, "graph_seq_len_fill", (uint64_t)verdict.graph_seq_len_fill,
                  (uint64_t)merged.graph_seq_len_fill);
+    judge_number(scene, "host_arrays", verdict.host_arrays, merged.host_arrays);
     judge_number(scene, "cost_hint * 4", (uint64_t)(verdict.cost_hint * 4),
                  (uint64_t)(merged.cost_hint * 4));
     judge_bytes(scene, "device_bytes", verdict.device_bytes, merged.device_bytes);

@@ -127,6 +127,7 @@ static attn_status answer(struct stand_leaf *leaf, const attn_problem *problem,
     verdict->notes = leaf->notes;
     verdict->reads_new_kv_unquantised = leaf->reads & problem->bounds->modes;
     verdict->graph_seq_len_fill = leaf->fill;
+    verdict->host_arrays = leaf->host_arrays;
     verdict->cost_hint = leaf->cost;
     verdict->device_bytes = leaf->bytes[ATTN_SPACE_DEVICE];
     verdict->pinned_bytes = leaf->bytes[ATTN_SPACE_PINNED];
@@ -579,6 +580,7 @@ void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf)
     leaf->graph_level = stand_coin(draw) ? ATTN_GRAPH_ALWAYS : (uint32_t)stand_below(draw, 4);
     leaf->notes = stand_coin(draw) ? 3 : (uint32_t)stand_below(draw, 128);
     leaf->fill = stand_coin(draw);
+    leaf->host_arrays = stand_coin(draw) ? 0 : (uint32_t)stand_below(draw, ATTN_HOST_ALL + 1);
     leaf->cost = 0.25 * stand_below(draw, 9);
     leaf->extension = stand_below(draw, 3) ? &extensions[stand_below(draw, 4) == 0] : NULL;
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {

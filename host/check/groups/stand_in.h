@@ -159,6 +159,7 @@ struct stand_leaf {
     uint32_t forms;
     uint32_t graph_level, notes, reads;
     int32_t fill;
+    uint32_t host_arrays;
     double cost;
     uint64_t bytes[ATTN_SPACE_COUNT]; /* device, pinned, host */
     uint64_t sizes[ATTN_REGION_COUNT], alignments[ATTN_REGION_COUNT];

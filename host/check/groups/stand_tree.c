@@ -339,6 +339,7 @@ static void merge_child(const struct stand_node *node, int32_t c, const struct s
                                .notes = leaf->notes,
                                .reads_new_kv_unquantised = leaf->reads & part->modes,
                                .graph_seq_len_fill = leaf->fill,
+                               .host_arrays = leaf->host_arrays,
                                .cost_hint = leaf->cost,
                                .device_bytes = leaf->bytes[ATTN_SPACE_DEVICE],
                                .pinned_bytes = leaf->bytes[ATTN_SPACE_PINNED],
@@ -351,6 +352,7 @@ static void merge_child(const struct stand_node *node, int32_t c, const struct s
     verdict->reads_new_kv_unquantised |= child.reads_new_kv_unquantised;
     if (child.graph_seq_len_fill > verdict->graph_seq_len_fill)
         verdict->graph_seq_len_fill = child.graph_seq_len_fill;
+    verdict->host_arrays |= child.host_arrays;
     if (child.cost_hint > verdict->cost_hint)
         verdict->cost_hint = child.cost_hint;
     verdict->device_bytes += child.device_bytes;

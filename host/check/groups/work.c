@@ -483,7 +483,7 @@ static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
     problem.bounds = bounds;
     /* Sums of host arrays are known only to those who read them. */
     if (which == BEYOND_KV_TOKENS && rig->device->type != ATTN_DEVICE_CPU &&
-        !(rig->type->flags & ATTN_BACKEND_NEEDS_HOST_LENS))
+        !(rig->verdict.host_arrays & ATTN_HOST_SEQ_LENS))
         return false;
     return bounds->max_seqs > 0 && bounds->max_tokens > 0 && bounds->max_q_len > 0 &&
            bounds->max_kv_len > 0 && bounds->modes != 0 && rig_accepts(rig->subject, &problem);

@@ -157,6 +157,7 @@ static void merge_yes(const attn_verdict *child, attn_verdict *verdict)
     verdict->reads_new_kv_unquantised |= child->reads_new_kv_unquantised;
     if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)
         verdict->graph_seq_len_fill = child->graph_seq_len_fill;
+    verdict->host_arrays |= child->host_arrays;
     if (child->cost_hint > verdict->cost_hint)
         verdict->cost_hint = child->cost_hint;
     verdict->device_bytes += child->device_bytes;

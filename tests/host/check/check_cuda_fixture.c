@@ -34,6 +34,7 @@ static const char *const backends[][7] = {
     {"never", "graph_level", "never"},
     {"single", "graph_level", "single_token"},
     {"uniform", "graph_level", "uniform"},
+    {"counting", "counts_keys", "yes"},
 };
 enum { NUM_BACKENDS = sizeof backends / sizeof backends[0], NUM_FORMS = 3 };
 
@@ -490,7 +491,7 @@ static void engine_init(struct engine *e, int form, int hnd)
     e->fill = verdict.graph_seq_len_fill;
     e->backend = compose(backends[form][0], &e->problem);
     ck_assert_uint_eq(attnhost_backend_index_forms(e->backend), e->form);
-    ck_assert_uint_eq(attnhost_backend_needs_host_lens(e->backend), 0);
+    ck_assert_uint_eq(attnhost_backend_host_arrays(e->backend), 0);
     e->eager = make_metadata(e->backend, ATTN_METADATA_EAGER, &e->bounds);
 }
 
@@ -961,6 +962,45 @@ static uint32_t refused_field(const attn_problem *problem)
     return verdict.num_reasons ? reason.field : 0;
 }
 
+/* A backend that plans with lengths on the host says so, and is given none without them. */
+START_TEST(test_host_arrays)
+{
+    struct engine e;
+    struct step step;
+    set_up();
+    engine_init(&e, 0, 0);
+    attn_bounds few = e.bounds;
+    few.max_kv_tokens = 6 * PAGE;
+    e.problem.bounds = &few;
+    attnhost_backend *backend = compose("counting", &e.problem);
+    attnhost_metadata *metadata = make_metadata(backend, ATTN_METADATA_EAGER, &few);
+    ck_assert_uint_eq(attnhost_backend_host_arrays(backend),
+                      ATTN_HOST_SEQ_LENS | ATTN_HOST_KV_LENS);
+    fill_step(&e, 1, 2, 2); /* of 6 and 15 keys */
+    make_step(&e, &step, ATTN_DEVICE_CUDA, 2, 2);
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_str_eq(host_error_text(&error), "batch.seq_lens.host is absent; accepted: given, for "
+                                              "this backend plans with it");
+    ck_assert_uint_eq(error.base.field, ATTN_FIELD_BATCH);
+    step.batch.seq_lens.host = e.arrays->seq_lens;
+    step.kv.kv_lens.device = step.batch.seq_lens.device;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&error), "kv_groups[].kv_lens.host is absent"));
+    step.kv.kv_lens.host = e.arrays->seq_lens;
+    GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    e.arrays->seq_lens[1] = KEYS;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_uint_eq(error.base.field, ATTN_FIELD_MAX_KV_TOKENS);
+    destroy_metadata(metadata);
+    attnhost_backend_destroy(backend);
+    engine_finish(&e);
+    tear_down();
+}
+END_TEST
+
 START_TEST(test_query_refuses)
 {
     struct engine e = {.hnd = 1};
@@ -1013,6 +1053,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, test_bad_index_loses_the_device, 0, NUM_FORMS);
     tcase_add_test(tc, test_a_failed_forward_leaves_nothing);
     tcase_add_test(tc, test_every_call_fails_once);
+    tcase_add_test(tc, test_host_arrays);
     tcase_add_test(tc, test_query_refuses);
     suite_add_tcase(s, tc);
     return s;

@@ -128,10 +128,12 @@ START_TEST(one_phase_alone)
     attnhost_backend *backend = compose("fixture_two");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_INVALID_ARGUMENT);
-    assert_says("batch.seq_lens.host, which this backend needs, is absent");
+    assert_says("batch.seq_lens.host is absent; accepted: given, for this backend plans with it");
     batch.seq_lens.host = lens;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("batch.q_indptr.host is absent; accepted: given, for this backend plans with it");
     batch.q_indptr.host = indptr;
-    batch.prefix_lens.host = prefixes;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     ck_assert_int_eq(forward(metadata, 1), ATTN_UNSUPPORTED);
     assert_says("fixture_two: layer 1: batch.mode is 0, and the backend serves only DECODE");

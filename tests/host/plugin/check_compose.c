@@ -167,7 +167,8 @@ START_TEST(tree_is_told)
     }
     ck_assert_ptr_nonnull(strstr(info.plugin_file, "/fixture_good.so"));
     ck_assert_int_eq(attnhost_backend_node(backend, 4, &info, NULL), ATTN_INVALID_ARGUMENT);
-    ck_assert_uint_eq(attnhost_backend_needs_host_lens(backend), 1); /* fixture_two's */
+    ck_assert_uint_eq(attnhost_backend_host_arrays(backend),
+                      ATTN_HOST_SEQ_LENS | ATTN_HOST_Q_INDPTR); /* fixture_two's */
     ck_assert_uint_eq(attnhost_backend_index_forms(backend), ATTN_INDEX_BLOCK_TABLE);
     strbuf text;
     strbuf_init(&text);
@@ -185,6 +186,25 @@ START_TEST(tree_is_told)
     ck_assert_int_eq(counters_of("fixture_good")->inits, inits + 1);
     ck_assert_int_eq(counters_of("fixture_good")->finis, finis + 1);
     ck_assert_ptr_nonnull(strstr(logged, "3 fixture_good is down\n"));
+}
+END_TEST
+
+/* fixture_two plans softmax layers with host arrays, and no others. */
+START_TEST(host_arrays_by_kind)
+{
+    static const uint32_t kinds[][2] = {{ATTN_KIND_LINEAR, ATTN_KIND_LINEAR},
+                                        {ATTN_KIND_LINEAR, ATTN_KIND_SOFTMAX}};
+    for (int n = 0; n < 2; n++) {
+        attnhost_backend *backend = NULL;
+        make_problems();
+        groups[0].kind = kinds[n][0];
+        groups[1].kind = kinds[n][1];
+        ck_assert_int_eq(attnhost_compose(host, "fixture_two", problems, 2, &backend, &error.base),
+                         ATTN_OK);
+        ck_assert_uint_eq(attnhost_backend_host_arrays(backend),
+                          n == 0 ? 0 : ATTN_HOST_SEQ_LENS | ATTN_HOST_Q_INDPTR);
+        attnhost_backend_destroy(backend);
+    }
 }
 END_TEST
 
@@ -384,6 +404,7 @@ static Suite *suite(void)
     tcase_add_test(tests, cycles);
     tcase_add_test(tests, depth);
     tcase_add_test(tests, tree_is_told);
+    tcase_add_test(tests, host_arrays_by_kind);
     tcase_add_test(tests, failing_child);
     tcase_add_test(tests, defects_of_answers);
     tcase_add_test(tests, refusals);
