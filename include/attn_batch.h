@@ -131,13 +131,11 @@ typedef struct attn_state_batch {
                               /* no snapshots */
 } attn_state_batch;
 
-/* The chosen keys of sparse layers. */
+/* What is known of the chosen keys of sparse layers before any is chosen; each layer chooses its
+ * own: operands SPARSE_INDICES and SPARSE_COUNT. */
 typedef struct attn_sparse_batch {
     uint32_t struct_size;
-    int32_t stride;         /* elements between two rows of indices */
-    attn_i32_array indices; /* [T, stride] or, per head, [T, kv_heads, stride]: slot (TOKEN) or */
-                            /* block number within the sequence; -1 = none */
-    attn_i32_array count;   /* [T] valid entries of a row; absent = top_k, minus the -1 ones */
+    int32_t max_count; /* no row of any layer has more entries; 1..the largest top_k */
 } attn_sparse_batch;
 
 /* ---- Which arrays there are, and what the host has checked ----------------------------------- */
@@ -153,6 +151,7 @@ typedef struct attn_sparse_batch {
  *   req_pool_indices, req_to_token | block_table | kv_indptr, kv_indices, last_page_len
  *                          D X   of the forms that the instance asked for (index_forms)
  *   state.slot             D X   with linear layers; its other arrays may be absent
+ *   sparse                 D X   with sparse layers: the struct
  *
  * On the host: what the verdicts on the layers' problems name in host_arrays; prefix_lens and
  * q_indptr only in X, and every other one but seq_lens only where it is on the device. Every other
@@ -226,7 +225,8 @@ enum {
     ATTN_DTYPE_OF_STATE = 6,  /* linear.state_dtype */
     ATTN_DTYPE_OF_CONV = 7,   /* linear.conv_dtype */
     ATTN_DTYPE_OF_LABEL = 8,  /* sparse.label_dtype */
-    ATTN_DTYPE_OF_COUNT = 9
+    ATTN_DTYPE_OF_I32 = 9,    /* int32 */
+    ATTN_DTYPE_OF_COUNT = 10
 };
 
 /* Operands by role, their dtypes and shapes. T = query rows, R = rows of new k and v.
@@ -245,29 +245,33 @@ enum {
     X(Q_PE, 10, "q_pe", Q)                  /* MLA absorbed: [T, q_heads, rope_dim] */             \
     X(C_KV, 11, "c_kv", Q)                  /* MLA: new latents [R, kv_lora_rank] */               \
     X(K_PE, 12, "k_pe", Q)                  /* MLA: new shared keys [R, rope_dim] */               \
-    X(LATENT_CACHE, 13, "latent_cache", LATENT) /* MLA: in the problem's kv_layout */              \
-    X(MIXED_QKV, 14, "mixed_qkv", Q)            /* linear: [T, channels] before convolution */     \
-    X(GATE_A, 15, "a", GATE)                    /* linear: [T, v_heads] raw, or the log decay; */  \
-                                                /* KDA: [T, v_heads, head_k_dim]; not for */       \
-                                                /* lightning */                                    \
-    X(GATE_B, 16, "b", GATE)                    /* linear: [T, v_heads] raw, or beta; not for */   \
-                                                /* lightning, nor for Mamba2 raw */                \
-    X(GATE_Z, 17, "z", Q)                       /* linear, optional: [T, v_heads, head_v_dim] */   \
-    X(A_LOG, 18, "A_log", F32)                  /* linear: [v_heads]; lightning: log decay */      \
-    X(DT_BIAS, 19, "dt_bias", F32)              /* linear, raw: [v_heads] or as GATE_A's row */    \
-    X(D_SKIP, 20, "D", F32)                     /* Mamba2, optional: [v_heads] or [v_heads, */     \
-                                                /* head_v_dim] */                                  \
-    X(CONV_WEIGHT, 21, "conv_weight", Q)        /* linear: [channels, conv_width] */               \
-    X(CONV_BIAS, 22, "conv_bias", Q)            /* linear, optional: [channels] */                 \
-    X(STATE, 23, "state", STATE)                /* linear: in the problem's state_layout */        \
-    X(CONV_STATE, 24, "conv_state", CONV)       /* linear: state.conv/1 */                         \
-    X(LABEL_CACHE, 25, "label_cache", LABEL)    /* sparse: [slots, label_dim] */
+    X(LATENT_CACHE, 13, "latent_cache", LATENT)  /* MLA: in the problem's kv_layout */             \
+    X(MIXED_QKV, 14, "mixed_qkv", Q)             /* linear: [T, channels] before convolution */    \
+    X(GATE_A, 15, "a", GATE)                     /* linear: [T, v_heads] raw, or the log decay; */ \
+                                                 /* KDA: [T, v_heads, head_k_dim]; not for */      \
+                                                 /* lightning */                                   \
+    X(GATE_B, 16, "b", GATE)                     /* linear: [T, v_heads] raw, or beta; not for */  \
+                                                 /* lightning, nor for Mamba2 raw */               \
+    X(GATE_Z, 17, "z", Q)                        /* linear, optional: [T, v_heads, head_v_dim] */  \
+    X(A_LOG, 18, "A_log", F32)                   /* linear: [v_heads]; lightning: log decay */     \
+    X(DT_BIAS, 19, "dt_bias", F32)               /* linear, raw: [v_heads] or as GATE_A's row */   \
+    X(D_SKIP, 20, "D", F32)                      /* Mamba2, optional: [v_heads] or [v_heads, */    \
+                                                 /* head_v_dim] */                                 \
+    X(CONV_WEIGHT, 21, "conv_weight", Q)         /* linear: [channels, conv_width] */              \
+    X(CONV_BIAS, 22, "conv_bias", Q)             /* linear, optional: [channels] */                \
+    X(STATE, 23, "state", STATE)                 /* linear: in the problem's state_layout */       \
+    X(CONV_STATE, 24, "conv_state", CONV)        /* linear: state.conv/1 */                        \
+    X(LABEL_CACHE, 25, "label_cache", LABEL)     /* sparse: [slots, label_dim] */                  \
+    X(SPARSE_INDICES, 26, "sparse_indices", I32) /* sparse: [T, top_k] or, per head, [T, */        \
+                                                 /* kv_heads, top_k]; docs/ABI.md, MEAN-21 */      \
+    X(SPARSE_COUNT, 27, "sparse_count", I32)     /* sparse, optional: [T] entries of a row; */     \
+                                                 /* absent = all, of which some may be -1 */
 
 enum {
 #define ATTN_ROLE_ENUM(name, value, text, dtype) ATTN_ROLE_##name = value,
     ATTN_ROLE_MAP(ATTN_ROLE_ENUM)
 #undef ATTN_ROLE_ENUM
-        ATTN_ROLE_COUNT = 26
+        ATTN_ROLE_COUNT = 28
 };
 
 /* Quantisation scale of an operand. Stored value = saturating round-to-nearest-even of x / scale in

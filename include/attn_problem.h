@@ -195,7 +195,8 @@ typedef struct attn_linear_dims {
     float lower_bound;      /* KDA: of the log decay; 0 = the softplus form */
 } attn_linear_dims;
 
-/* attn_sparse_dims.index_kind: what one entry of the sparse indices selects. */
+/* attn_sparse_dims.index_kind: what one entry of operand SPARSE_INDICES selects: a slot, or a block
+ * of the sequence's keys by its number. -1 selects nothing. */
 enum {
     ATTN_SPARSE_TOKEN = 0,    /* one key, for all heads of a query */
     ATTN_SPARSE_BLOCK = 1,    /* block_size keys, for all heads of a query */

@@ -56,6 +56,7 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
         [ATTN_DTYPE_OF_STATE] = "linear.state_dtype",
         [ATTN_DTYPE_OF_CONV] = "linear.conv_dtype",
         [ATTN_DTYPE_OF_LABEL] = "sparse.label_dtype",
+        [ATTN_DTYPE_OF_I32] = "whatever the problem's dtypes are",
         [ATTN_DTYPE_OF_COUNT] = "",
     };
     uint32_t of = role_dtype_of(role);
@@ -74,6 +75,8 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
         return ATTN_F32;
     case ATTN_DTYPE_OF_LABEL:
         return problem->group->sparse ? problem->group->sparse->label_dtype : ATTN_DTYPE_NONE;
+    case ATTN_DTYPE_OF_I32:
+        return problem->group->sparse ? ATTN_I32 : ATTN_DTYPE_NONE;
     case ATTN_DTYPE_OF_COUNT:
         return ATTN_DTYPE_NONE;
     default:

@@ -133,7 +133,8 @@ static int has_group(const attnhost_backend *backend, int32_t group)
     return 0;
 }
 
-/* Which KV groups a batch must carry: those of the layers that have a cache. */
+/* Which KV groups a batch must carry: those of the layers that have a cache; and what it must know
+ * of sparse layers. */
 static attn_status note_kv_groups(attnhost_backend *backend, const attn_problem *problems,
                                   uint32_t num_problems, attn_error *error)
 {
@@ -144,6 +145,8 @@ static attn_status note_kv_groups(attnhost_backend *backend, const attn_problem 
         const attn_problem *problem = problem_at(problems, p);
         if (problem->kv_layout && !has_group(backend, problem->group->kv_group))
             backend->kv_groups[backend->num_kv_groups++] = problem->group->kv_group;
+        if (problem->group->sparse && problem->group->sparse->top_k > backend->max_top_k)
+            backend->max_top_k = problem->group->sparse->top_k;
     }
     return ATTN_OK;
 }

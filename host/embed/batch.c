@@ -44,7 +44,8 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
     if (status == ATTN_OK && batch->state)
         status = EMBED_CHECK_SIZE(batch->state, attn_state_batch, snapshots, "batch.state", error);
     if (status == ATTN_OK && batch->sparse)
-        status = EMBED_CHECK_SIZE(batch->sparse, attn_sparse_batch, count, "batch.sparse", error);
+        status =
+            EMBED_CHECK_SIZE(batch->sparse, attn_sparse_batch, max_count, "batch.sparse", error);
     return status;
 }
 
@@ -414,6 +415,20 @@ static attn_status check_slots(struct embed_slots *slots, const attn_batch *batc
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
+/* Sparse layers need to know how many keys are chosen at most. */
+static attn_status check_sparse(const attnhost_backend *backend, const attn_batch *batch,
+                                attn_error *error)
+{
+    if (backend->max_top_k == 0 || batch->num_seqs == 0)
+        return ATTN_OK;
+    if (!batch->sparse)
+        return fail_absent(error, "sparse, which sparse layers need,");
+    if (batch->sparse->max_count < 1 || batch->sparse->max_count > backend->max_top_k)
+        return fail_batch(error, "sparse.max_count", batch->sparse->max_count,
+                          "1..the largest top_k of the layers, which is ", backend->max_top_k);
+    return ATTN_OK;
+}
+
 static attn_status check_contents(const attnhost_backend *backend, struct embed_slots *slots,
                                   const attn_batch *batch, attn_error *error)
 {
@@ -422,6 +437,8 @@ static attn_status check_contents(const attnhost_backend *backend, struct embed_
         status = check_host_arrays(backend->host_arrays, batch, NULL, error);
     if (status == ATTN_OK)
         status = check_all_indptr(batch, error);
+    if (status == ATTN_OK)
+        status = check_sparse(backend, batch, error);
     if (status == ATTN_OK)
         status = check_lens(batch, error);
     for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)

@@ -246,7 +246,9 @@ static attn_status check_layer(const reference_call *call, int32_t layer_id, att
 static attn_status check_group(const reference_call *call, attn_error *error)
 {
     const attn_layer_group *group = call->group;
-    if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA)
+    /* What rows of a sparse layer choose is a mask here. */
+    int is_chosen = group->kind == ATTN_KIND_SPARSE && call->mask_kind == ATTN_MASK_FULL;
+    if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA && !is_chosen)
         return host_fail(error, ATTN_UNSUPPORTED,
                          "layer kind %u has no oracle here: accepted %d, %d", group->kind,
                          ATTN_KIND_SOFTMAX, ATTN_KIND_MLA);

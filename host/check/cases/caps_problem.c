@@ -602,7 +602,9 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
     const attn_layer_group *g = &p->group;
     uint32_t modes = p->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
     int32_t mode = pick_bit(modes, seed, 1), mask = pick_bit(p->bounds.mask_kinds, seed, 2);
-    if (g->kind != ATTN_KIND_SOFTMAX || p->elsewhere || mode < 0 || mask < 0)
+    bool is_sparse = g->kind == ATTN_KIND_SPARSE && p->sparse.index_kind == ATTN_SPARSE_TOKEN &&
+                     p->sparse.block_size == 1 && p->sparse.label_dim == 0;
+    if ((g->kind != ATTN_KIND_SOFTMAX && !is_sparse) || p->elsewhere || mode < 0 || mask < 0)
         return false;
     bool encoder = g->attn_type == ATTN_TYPE_ENCODER_ONLY;
     if (encoder && p->layers[0].flags & ATTN_LAYER_KV_READ_ONLY) /* of what? */
@@ -621,6 +623,7 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
                                .index_form = ATTN_INDEX_BLOCK_TABLE,
                                .slots = SLOTS_SHUFFLED_PAGES,
                                .mask_kind = (uint32_t)mask,
+                               .top_k = is_sparse ? p->sparse.top_k : 0,
                                .window_left = g->window_left,
                                .window_right = g->window_right,
                                .attention_chunk = g->attention_chunk,

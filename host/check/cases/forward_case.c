@@ -76,6 +76,19 @@ static bool is_not_plain_causal(const struct case_spec *spec)
            spec->window_right != 0 || spec->attention_chunk != 0;
 }
 
+/* Keys are chosen by their slots: all are in the cache, and no rule of the layer narrows them. */
+static bool chooses_wrongly(const struct case_spec *spec)
+{
+    if (spec->top_k == 0)
+        return false;
+    return spec->top_k < 0 || spec->attn_type != ATTN_TYPE_DECODER ||
+           spec->latent.kv_lora_rank > 0 || spec->mask_kind != ATTN_MASK_LAYER ||
+           spec->window_left != -1 || spec->attention_chunk != 0 || spec->alibi ||
+           spec->multi_item || spec->special_values || spec->spread || spec->unwritten_slots ||
+           spec->partial || spec->hint != HINT_NONE ||
+           (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
+}
+
 /* What sequences have in common: whole pages of prefixes, which the cache alone has. */
 static bool shares_wrongly(const struct case_spec *spec)
 {
@@ -118,6 +131,8 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "explicit_positions";
     if (spec->multi_item && spec->mask_kind != ATTN_MASK_LAYER)
         return "multi_item";
+    if (chooses_wrongly(spec))
+        return "top_k";
     if (spec->unwritten_slots && !saves)
         return "unwritten_slots";
     if (spec->read_only_layer && (!saves || spec->unwritten_slots))
@@ -184,6 +199,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
             spec->explicit_positions ? " with positions" : "");
     if (spec->multi_item)
         say(line, ", multi_item");
+    if (spec->top_k > 0)
+        say(line, ", %d chosen keys", spec->top_k);
     if (spec->longest_item > 0)
         say(line, " of up to %d", spec->longest_item);
     if (spec->window_left != -1 || spec->window_right != -1)
@@ -338,6 +355,14 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .out_dtype = spec->out_dtype,
                                     .page_size = spec->kv_layout ? spec->page_size : 0,
                                     .tp_size = 1};
+    if (spec->top_k > 0) {
+        posed->sparse = (attn_sparse_dims){.struct_size = sizeof posed->sparse,
+                                           .index_kind = ATTN_SPARSE_TOKEN,
+                                           .top_k = spec->top_k,
+                                           .block_size = 1};
+        posed->group.kind = ATTN_KIND_SPARSE;
+        posed->group.sparse = &posed->sparse;
+    }
     if (spec->latent.kv_lora_rank > 0)
         case_latent_pose(posed, spec);
 }

@@ -101,7 +101,8 @@ struct case_spec {
     bool alibi, sinks;
     bool explicit_positions; /* with a custom mask */
     bool multi_item;         /* with ATTN_MASK_LAYER */
-    int32_t longest_item;    /* of its items, in tokens; 0 = 20 */
+    int32_t top_k;        /* a sparse layer: slots that each row chooses, at most; 0 = it is none */
+    int32_t longest_item; /* of its items, in tokens; 0 = 20 */
     uint32_t scale_granularity;
     uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
     bool from_cache;      /* k = v = NULL: all keys are in the cache */
@@ -155,6 +156,7 @@ const attn_problem *forward_case_problem(const struct forward_case *c);
 struct spec_problem {
     attn_layer layers[2];
     attn_mla_dims mla;
+    attn_sparse_dims sparse;
     attn_layer_group group;
     attn_bounds bounds;
     attn_problem problem; /* points into the struct */

@@ -343,20 +343,95 @@ static void fill_mask(const struct filling *f)
     const struct case_lengths *l = f->l;
     uint8_t *bits = part_of(f, PART_MASK_BITS);
     int64_t *indptr = part_of(f, PART_MASK_INDPTR);
-    bool full = f->c->spec.mask_kind == ATTN_MASK_FULL;
+    bool full = case_mask_kind(&f->c->spec) == ATTN_MASK_FULL;
     indptr[0] = FIRST_MASK_BYTE;
     for (int32_t s = 0; s < l->num_seqs; s++) {
         int64_t columns = full ? l->kv_len[s] : l->q_len[s];
-        uint64_t stream = case_stream(f->c->batch_seed, DRAW_MASK, (uint64_t)s, 0, 0);
-        for (int64_t t = 0; t < l->q_len[s]; t++)
+        /* Layers of one batch have one mask, and each its own chosen keys. */
+        int32_t most = f->c->spec.top_k > 0 ? f->c->spec.top_k : INT32_MAX;
+        uint64_t seed = f->c->spec.top_k > 0 ? f->c->seed : f->c->batch_seed;
+        uint64_t stream = case_stream(seed, DRAW_MASK, (uint64_t)s, 0, 0);
+        for (int64_t t = 0; t < l->q_len[s]; t++) {
+            int32_t count = 0;
             for (int64_t column = 0; column < columns; column++) {
                 int64_t bit = indptr[s] * 8 + t * columns + column;
                 uint8_t one = (uint8_t)(1u << bit % 8);
-                bool seen = draw_bit(stream, (int32_t)t, (int32_t)column);
+                bool seen = count < most && draw_bit(stream, (int32_t)t, (int32_t)column);
+                count += seen;
                 bits[bit / 8] = (uint8_t)(seen ? bits[bit / 8] | one : bits[bit / 8] & ~one);
             }
+        }
         indptr[s + 1] = indptr[s] + (l->q_len[s] * columns + 7) / 8;
     }
+}
+
+/* ---- Chosen keys ----------------------------------------------------------------------------- */
+
+static int32_t *chosen_row(const struct filling *f, enum case_part_id part, int64_t row)
+{
+    return (int32_t *)(void *)case_vector(f->c, f->arena, part, row, 0, 0);
+}
+
+static int has_bit(const uint8_t *bits, int64_t bit)
+{
+    return bits[bit / 8] >> bit % 8 & 1;
+}
+
+/* The slots of the bits of a row, from the last to the first and with gaps of -1; after a count
+ * there are slots that are not chosen. */
+static void choose(const struct filling *f, bool second, int32_t s, int32_t t)
+{
+    const struct case_lengths *l = f->l;
+    const int64_t *indptr = part_of(f, PART_MASK_INDPTR);
+    const uint8_t *bits = part_of(f, second ? PART_BITS_SECOND : PART_MASK_BITS);
+    int32_t top_k = f->c->spec.top_k, left = 0, count = 0;
+    int64_t row = l->first_row[s] + t, first = indptr[s] * 8 + (int64_t)t * l->kv_len[s];
+    int32_t *slots = chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row);
+    uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 1, (uint64_t)s, (uint64_t)t);
+    for (int32_t j = 0; j < l->kv_len[s]; j++)
+        left += has_bit(bits, first + j);
+    for (int32_t j = l->kv_len[s] - 1; j >= 0; j--) {
+        if (!has_bit(bits, first + j))
+            continue;
+        if (count + left < top_k && case_below(stream, (uint64_t)j, 4) == 0)
+            slots[count++] = -1;
+        slots[count++] = (int32_t)slot_in(f, s, j);
+        left--;
+    }
+    for (int32_t n = count; n < top_k; n++)
+        slots[n] = case_has_count(f->c) && l->kv_len[s] > 0
+                       ? (int32_t)slot_in(f, s, n % l->kv_len[s])
+                       : -1;
+    *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row) = count;
+    f->c->max_chosen = count > f->c->max_chosen ? count : f->c->max_chosen;
+}
+
+/* Every other of the keys that the first layer chooses. */
+static void choose_bits_again(const struct filling *f)
+{
+    const uint8_t *bits = part_of(f, PART_MASK_BITS);
+    uint8_t *again = part_of(f, PART_BITS_SECOND);
+    uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 2, 0, 0);
+    for (uint64_t i = 0; i < f->c->parts[PART_MASK_BITS].bytes; i++)
+        again[i] = bits[i] & (uint8_t)case_below(stream, i, 256);
+}
+
+/* Rows of padding choose nothing. */
+static void fill_chosen(const struct filling *f, bool second)
+{
+    struct forward_case *c = f->c;
+    const struct case_lengths *l = f->l;
+    int64_t rows = c->shapes[PART_SPARSE_COUNT].shape[0];
+    for (int64_t row = 0; row < rows; row++) {
+        fill_ints(chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row), 0,
+                  c->spec.top_k, -1);
+        *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row) = 0;
+    }
+    if (second)
+        choose_bits_again(f);
+    for (int32_t s = 0; s < l->num_real_seqs; s++)
+        for (int32_t t = 0; t < l->q_len[s]; t++)
+            choose(f, second, s, t);
 }
 
 /* Depths of a tree of tokens: never beyond the row's own place. */
@@ -409,6 +484,9 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
     }
     if (c->parts[PART_MASK_BITS].bytes)
         fill_mask(&f);
+    c->max_chosen = 1;
+    for (int second = 0; c->spec.top_k > 0 && second <= c->spec.read_only_layer; second++)
+        fill_chosen(&f, second);
     if (c->spec.explicit_positions)
         fill_positions(&f);
     if (c->spec.hint != HINT_NONE)
@@ -425,7 +503,7 @@ static void sight_of_mask(reference_sight *sight, const struct forward_case *c, 
     const int64_t *indptr = case_part(c, PART_MASK_INDPTR);
     if (!indptr)
         return;
-    bool full = c->spec.mask_kind == ATTN_MASK_FULL;
+    bool full = case_mask_kind(&c->spec) == ATTN_MASK_FULL;
     sight->mask_columns = full ? c->lengths.kv_len[s] : c->lengths.q_len[s];
     sight->mask_bits = case_part(c, PART_MASK_BITS);
     sight->mask_first_bit = indptr[s] * 8 + t * sight->mask_columns;
@@ -436,7 +514,7 @@ reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
     reference_sight sight = reference_sight_all();
     const int32_t *positions = case_part(c, PART_POSITIONS);
     int32_t row = c->lengths.first_row[s];
-    sight.mask_kind = c->spec.mask_kind;
+    sight.mask_kind = case_mask_kind(&c->spec);
     sight.prefix_len = c->lengths.prefix[s];
     if (case_is_expanded(&c->spec))
         sight.first_key = c->lengths.kv_len[s] - c->lengths.num_new[s];

@@ -58,7 +58,8 @@ static void lay_out_arrays(struct forward_case *c)
     const struct case_spec *spec = &c->spec;
     int64_t seqs = l->num_seqs, rows = l->first_row[seqs];
     int64_t new_rows = l->first_new[seqs];
-    bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
+    uint32_t kind = case_mask_kind(spec);
+    bool custom = kind == ATTN_MASK_FULL || kind == ATTN_MASK_QLEN;
     add_ints(c, PART_SEQ_LENS, seqs);
     add_ints(c, PART_PREFIX_LENS, seqs);
     add_ints(c, PART_Q_INDPTR, seqs + 1);
@@ -162,6 +163,15 @@ void case_lay_out(struct forward_case *c)
     }
     if (spec->kv_layout)
         lay_out_caches(c);
+    if (spec->top_k > 0) {
+        add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
+        add_tensor(c, PART_SPARSE_COUNT, ATTN_I32, 1, &rows);
+        if (spec->read_only_layer) {
+            add_part(c, PART_BITS_SECOND, c->parts[PART_MASK_BITS].bytes);
+            add_tensor(c, PART_INDICES_SECOND, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
+            add_tensor(c, PART_COUNT_SECOND, ATTN_I32, 1, &rows);
+        }
+    }
     if (spec->sinks)
         add_tensor(c, PART_SINKS, ATTN_F32, 1, &q_heads);
     if (spec->alibi)
@@ -306,11 +316,16 @@ static void view_kv(const struct viewing *v)
 static void view_mask(const struct viewing *v)
 {
     const struct forward_case *c = v->c;
+    /* Chosen keys are operands for the backend, and a mask for the oracle. */
+    bool is_chosen = c->spec.top_k > 0 && v->place->arena == c->memory;
     v->view->mask = (attn_mask){.struct_size = sizeof v->view->mask,
-                                .kind = c->spec.mask_kind,
-                                .bits = at(v, v->place->arena, PART_MASK_BITS),
-                                .indptr = longs(v, PART_MASK_INDPTR)};
-    if (c->spec.mask_kind != ATTN_MASK_LAYER || case_coin(c->seed, DRAW_MASK))
+                                .kind = is_chosen ? c->spec.mask_kind : case_mask_kind(&c->spec)};
+    if (!is_chosen) {
+        bool is_second = c->spec.top_k > 0 && v->place->second;
+        v->view->mask.bits = at(v, v->place->arena, is_second ? PART_BITS_SECOND : PART_MASK_BITS);
+        v->view->mask.indptr = longs(v, PART_MASK_INDPTR);
+    }
+    if (v->view->mask.kind != ATTN_MASK_LAYER || case_coin(c->seed, DRAW_MASK))
         v->view->batch.mask = &v->view->mask;
     if (!c->spec.multi_item)
         return;
@@ -320,6 +335,18 @@ static void view_mask(const struct viewing *v)
                                        .token_pos = at(v, v->place->arena, PART_TOKEN_POS),
                                        .max_item_len = ints(v, PART_ITEM_LEN)};
     v->view->batch.multi_item = &v->view->items;
+}
+
+/* The most that any row has, or all that any could have. */
+static void view_sparse(const struct viewing *v)
+{
+    const struct forward_case *c = v->c;
+    if (c->spec.top_k == 0)
+        return;
+    v->view->sparse = (attn_sparse_batch){
+        .struct_size = sizeof v->view->sparse,
+        .max_count = case_coin(c->seed, DRAW_CHOSEN) ? c->max_chosen : c->spec.top_k};
+    v->view->batch.sparse = &v->view->sparse;
 }
 
 /* Drafted tokens are announced where every sequence has as many. */
@@ -386,6 +413,7 @@ static void view_batch(const struct viewing *v)
         batch->num_real_tokens_device = batch->num_real_seqs_device + 1;
     }
     view_mask(v);
+    view_sparse(v);
     view_spec(v);
     view_hint(v);
     if (v->c->spec.kv_layout)
@@ -444,6 +472,9 @@ static void view_operands(const struct viewing *v)
     view_tensor(v, ATTN_ROLE_LSE, second ? PART_LSE_SECOND : PART_LSE);
     view_tensor(v, ATTN_ROLE_K_CACHE, PART_K_CACHE);
     view_tensor(v, ATTN_ROLE_V_CACHE, PART_V_CACHE);
+    view_tensor(v, ATTN_ROLE_SPARSE_INDICES, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES);
+    if (case_has_count(v->c))
+        view_tensor(v, ATTN_ROLE_SPARSE_COUNT, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT);
     view_tensor(v, ATTN_ROLE_SINKS, PART_SINKS);
     view_tensor(v, ATTN_ROLE_ALIBI_SLOPES, PART_SLOPES);
 }

@@ -69,6 +69,11 @@ enum case_part_id {
     PART_LATENT_SCALE,
     PART_HINT_SEQS, /* of the shared prefix */
     PART_HINT_LENS,
+    PART_SPARSE_INDICES,
+    PART_SPARSE_COUNT,
+    PART_BITS_SECOND, /* what the second layer chooses, which is some of what the first does */
+    PART_INDICES_SECOND,
+    PART_COUNT_SECOND,
     CASE_PARTS
 };
 
@@ -112,6 +117,7 @@ struct case_view {
                                 /* read */
     attn_mask mask;
     attn_multi_item items;
+    attn_sparse_batch sparse;
     attn_spec spec;
     attn_shared_prefix shared;
     attn_tensor tensors[ATTN_ROLE_COUNT];
@@ -153,6 +159,7 @@ struct forward_case {
     char *image, *planning, *memory, *actual;
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
+    int32_t max_chosen;                               /* of a row of a sparse layer */
     int32_t num_pages, pages_of_seq;
     int32_t *pages;         /* [num_seqs, pages_of_seq] */
     struct case_pool *pool; /* where the backend has the pages; NULL = in the arena */
@@ -191,7 +198,8 @@ enum case_draw {
     DRAW_HOST,
     DRAW_SPECIAL,
     DRAW_LATENT,
-    DRAW_UNREAD
+    DRAW_UNREAD,
+    DRAW_CHOSEN
 };
 
 /* The state of the stream of one thing. */
@@ -266,6 +274,18 @@ bool case_has_new_rows(const struct case_spec *spec, uint64_t seed);
 
 /* As many sequences, all of them padding. */
 void case_lengths_pad(struct case_lengths *lengths, const struct case_spec *spec, uint64_t seed);
+
+/* The mask by which the oracle knows what a row sees: chosen keys are bits for it. */
+static inline uint32_t case_mask_kind(const struct case_spec *spec)
+{
+    return spec->top_k > 0 ? (uint32_t)ATTN_MASK_FULL : spec->mask_kind;
+}
+
+/* Do the chosen keys of a row end at a count, or with entries of -1? */
+static inline bool case_has_count(const struct forward_case *c)
+{
+    return mix_stream(case_stream(c->seed, DRAW_CHOSEN, 0, 0, 0), 0) >> 63;
+}
 
 /* Who has which page. OUT_OF_HOST_MEMORY. */
 attn_status case_assign_pages(struct forward_case *c, attn_error *error);

@@ -106,6 +106,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
         if (n == 0)
             batch = views[0].batch;
         widen(&batch.max_kv_len, c->lengths.max_kv_len);
+        widen(&views[0].sparse.max_count, views[n].sparse.max_count);
         if (joint->with[n] == n && c->spec.kv_layout)
             kv_groups[count++] = views[n].kv_groups[c->posed.group.kv_group];
     }

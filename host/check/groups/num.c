@@ -174,6 +174,93 @@ static void try_without_scales(struct check_run *run, const struct case_spec *sp
     forward_case_destroy(c);
 }
 
+/* Without the indices of a sparse layer. */
+static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                         const attn_scale **scales)
+{
+    const uint32_t *role = ctx;
+    (void)args, (void)scales;
+    operands[*role] = NULL;
+}
+
+static void try_without_indices(struct check_run *run, const struct case_spec *spec,
+                                const attn_options *options)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
+    uint32_t role = ATTN_ROLE_SPARSE_INDICES;
+    host_error error;
+    host_error_init(&error);
+    if (session &&
+        (case_session_try(session, c, drop_operand, &role, &error.base) != ATTN_INVALID_ARGUMENT ||
+         !strstr(host_error_text(&error), "sparse_indices")))
+        check_fail(run,
+                   "a forward without sparse_indices gives '%s': accepted INVALID_ARGUMENT with "
+                   "its name",
+                   host_error_text(&error));
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+/* The same layer, whose rows choose their keys. Few backends serve them. */
+static bool chooses_keys(const struct grid *grid, const attn_options *options,
+                         struct case_spec *spec)
+{
+    spec->top_k = 40;
+    return !case_spec_defect(spec) && grid_accepts_spec(grid, options, spec, NULL, 0);
+}
+
+static int32_t count_chosen(const struct check_subject *subject, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(subject);
+    struct case_spec spec;
+    bool serves = grid && !grid->refusal[0] && grid_accepts(grid, &grid->base, &spec, NULL, 0) &&
+                  chooses_keys(grid, grid_options(grid, &grid->base), &spec);
+    grid_release(subject, grid);
+    return serves ? numerics_count(subject, choices) : 1;
+}
+
+static void run_chosen(struct check_run *run, const struct grid_choice *choices,
+                       void (*act)(struct check_run *run, const struct case_spec *spec,
+                                   const attn_options *options))
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (!numerics_spec(run, grid, choices, &spec, &options))
+        (void)0; /* and has said why */
+    else if (chooses_keys(grid, options, &spec))
+        act(run, &spec, options);
+    else
+        check_skip(run, "query refuses sparse layers whose rows choose slots");
+    grid_release(run->subject, grid);
+}
+
+static void judge_once(struct check_run *run, const struct case_spec *spec,
+                       const attn_options *options)
+{
+    numerics_run(run, spec, options, &once);
+}
+
+#define CHOSEN(name, act, ...)                                                                     \
+    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return count_chosen(subject, name##_choices);                                              \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_chosen(run, name##_choices, act);                                                      \
+    }
+
+CHOSEN(chosen_keys, judge_once, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+CHOSEN(chosen_from_caches, judge_once, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})
+CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
+
 static const struct grid_choice missing_scale_choices[] = {
     {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES, {0, 0}};
 
@@ -529,6 +616,10 @@ const struct check check_num[] = {
         "slots are page * page_size + offset, in any order; what is unused is not "
         "read for its value"),
     ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
+    ROW("MEAN-21", chosen_keys,
+        "a row of a sparse layer sees the keys whose slots its own call names, and no others"),
+    ROW("MEAN-21", chosen_from_caches, "keys are chosen from caches of any type and layout"),
+    ROW("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
     ROW("CAPS-09", host_needed, "a batch with the host arrays that the verdict names is enough"),
     ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
     ROW("KV-08", index_forms, "each form of KV indices gives the same result"),

@@ -37,7 +37,6 @@ struct stand_arrays {
     int64_t mask_indptr[STAND_SEQS + 1];
     int32_t item_prefix[STAND_SEQS], item_len[STAND_SEQS];
     int32_t slot[STAND_SEQS], dst_slot[STAND_SEQS], has_initial[STAND_SEQS], snapshots[ROWS];
-    int32_t chosen[ROWS * CHOSEN], num_chosen[ROWS];
     int32_t shared_indptr[STAND_SEQS + 1], shared_len[STAND_SEQS];
     int32_t num_real[2];
     uint16_t token_pos[STAND_SEQS * ITEM_STRIDE];
@@ -375,15 +374,8 @@ static void draw_state(struct stand_scene *scene, struct stand_batch *made)
 
 static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
 {
-    struct stand_arrays *a = made->host;
-    for (int32_t r = 0; r < ROWS * CHOSEN; r++)
-        a->chosen[r] = stand_below(&scene->draw, 1000);
-    for (int32_t r = 0; r < ROWS; r++)
-        a->num_chosen[r] = stand_below(&scene->draw, CHOSEN + 1);
     made->sparse = (attn_sparse_batch){.struct_size = sizeof made->sparse,
-                                       .stride = CHOSEN,
-                                       .indices = BOTH(made, chosen, false),
-                                       .count = BOTH(made, num_chosen, false)};
+                                       .max_count = 1 + stand_below(&scene->draw, CHOSEN)};
     made->batch.sparse = &made->sparse;
 }
 
@@ -527,11 +519,13 @@ static uint32_t roles_of(struct stand_scene *scene, const attn_layer_group *grou
     const uint32_t linear = ROLE(MIXED_QKV) | ROLE(GATE_A) | ROLE(GATE_B) | ROLE(GATE_Z) |
                             ROLE(A_LOG) | ROLE(DT_BIAS) | ROLE(D_SKIP) | ROLE(CONV_WEIGHT) |
                             ROLE(CONV_BIAS) | ROLE(STATE) | ROLE(CONV_STATE);
+    const uint32_t sparse = softmax | ROLE(LABEL_CACHE) | ROLE(SPARSE_INDICES) | ROLE(SPARSE_COUNT);
     uint32_t all = group->kind == ATTN_KIND_MLA      ? latent
                    : group->kind == ATTN_KIND_LINEAR ? linear
-                   : group->kind == ATTN_KIND_SPARSE ? softmax | ROLE(LABEL_CACHE)
+                   : group->kind == ATTN_KIND_SPARSE ? sparse
                                                      : softmax;
-    uint32_t left_out = stand_coin(&scene->draw) ? 0 : (uint32_t)stand_below(&scene->draw, 1 << 26);
+    uint32_t left_out =
+        stand_coin(&scene->draw) ? 0 : (uint32_t)stand_below(&scene->draw, 1 << ATTN_ROLE_COUNT);
     return (all & ~left_out) | ROLE(OUT);
 #undef ROLE
 }

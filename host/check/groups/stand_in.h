@@ -87,7 +87,7 @@ static inline bool stand_coin(struct stand_draw *draw)
     X(STATE_DST, "slot its state goes to")                                                         \
     X(STATE_INITIAL, "initial state")                                                              \
     X(SNAPSHOT, "slot of its snapshot")                                                            \
-    X(SPARSE, "chosen keys")                                                                       \
+    X(SPARSE, "most chosen keys")                                                                  \
     X(FLAGS, "flags")                                                                              \
     X(SCALES, "scales")
 

@@ -194,7 +194,6 @@ static void read_parts(const struct stand_place *place, int32_t seq, int32_t t, 
                        struct stand_row *to)
 {
     const attn_batch *batch = place->batch;
-    uint64_t hash = 0;
     read_mask(place, seq, t, to);
     read_items(place, seq, t, to);
     if (batch->spec)
@@ -209,13 +208,8 @@ static void read_parts(const struct stand_place *place, int32_t seq, int32_t t, 
         to->field[STAND_STATE_INITIAL] = read32(&batch->state->has_initial, seq);
         to->field[STAND_SNAPSHOT] = read32(&batch->state->snapshots, row);
     }
-    if (place->group->kind == ATTN_KIND_SPARSE) {
-        for (int32_t i = 0; batch->sparse && i < batch->sparse->stride; i++)
-            absorb(&hash,
-                   read32(&batch->sparse->indices, (int64_t)row * batch->sparse->stride + i));
-        absorb(&hash, batch->sparse ? read32(&batch->sparse->count, row) : ABSENT);
-        to->field[STAND_SPARSE] = (int64_t)(hash >> 1);
-    }
+    if (place->group->kind == ATTN_KIND_SPARSE)
+        to->field[STAND_SPARSE] = batch->sparse ? batch->sparse->max_count : ABSENT;
 }
 
 /* ---- Operands -------------------------------------------------------------------------------- */
@@ -234,6 +228,8 @@ static enum rows_of rows_of_role(uint32_t role)
     case ATTN_ROLE_GATE_A:
     case ATTN_ROLE_GATE_B:
     case ATTN_ROLE_GATE_Z:
+    case ATTN_ROLE_SPARSE_INDICES:
+    case ATTN_ROLE_SPARSE_COUNT:
         return OF_QUERIES;
     case ATTN_ROLE_K:
     case ATTN_ROLE_V:

@@ -235,8 +235,8 @@ bool stand_reads_apart(const struct stand_scene *scene)
     return (from_arguments & from_cache) != 0;
 }
 
-/* MIXED is split unless a layer is sparse, or its latents come in another form than EXTEND's and
- * DECODE's, or new tokens that are rounded would be read in two ways. */
+/* MIXED is split unless a layer's latents come in another form than EXTEND's and DECODE's, or new
+ * tokens that are rounded would be read in two ways. */
 static bool may_split(const struct stand_node *node, const struct stand_share whole[STAND_GROUPS])
 {
     const struct stand_scene *scene = node->scene;
@@ -246,7 +246,7 @@ static bool may_split(const struct stand_node *node, const struct stand_share wh
         bool rounded = scene->groups[g].kv_scale_granularity != ATTN_SCALE_NONE;
         if (whole[g].layers == 0)
             continue;
-        if (kind == ATTN_KIND_SPARSE || (kind == ATTN_KIND_MLA && expanded && expanded != involved))
+        if (kind == ATTN_KIND_MLA && expanded && expanded != involved)
             return false;
         if (rounded && scene->reading && node->type != STAND_LINEAR && reads_rows_apart(node, g))
             return false;

@@ -188,23 +188,6 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
     return ATTN_OK;
 }
 
-attn_status fanout_refuses_field(const attn_services *services, const char *name,
-                                 const attn_problem *problem, uint32_t field, int *refuses,
-                                 attn_error *error)
-{
-    enum { MANY = 32 };
-    attn_reason reasons[MANY];
-    for (int r = 0; r < MANY; r++)
-        reasons[r].struct_size = sizeof reasons[r];
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = MANY, .reasons = reasons};
-    attn_status status = services->child_query(services->ctx, name, problem, &verdict, error);
-    *refuses = 0;
-    for (uint32_t r = 0; status == ATTN_OK && !verdict.supported && r < verdict.num_reasons; r++)
-        *refuses |= r < MANY && reasons[r].field == field;
-    return status;
-}
-
 attn_status fanout_check_services(const attn_services *services, attn_error *error)
 {
     if (services && services->child_query && services->child_create)

@@ -79,11 +79,6 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
                                const attn_problem *problem, attn_verdict *verdict,
                                attn_error *error);
 
-/* Does child `name` refuse the problem with a reason of this field (ATTN_FIELD_*)? */
-attn_status fanout_refuses_field(const attn_services *services, const char *name,
-                                 const attn_problem *problem, uint32_t field, int *refuses,
-                                 attn_error *error);
-
 /* INVALID_ARGUMENT unless `services` have the calls for children. */
 attn_status fanout_check_services(const attn_services *services, attn_error *error);
 

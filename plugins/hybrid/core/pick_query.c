@@ -290,27 +290,6 @@ static void add_own_answer(const picker *pick, const char *const *names,
     }
 }
 
-/* A MIXED batch that is not split for the kind of its layers, which a child refuses: with a kind
- * that it accepts it would be split, and of that the composite's own answer is to speak. */
-static attn_status judge_as_split(const struct narrowing *of, const char *const *names,
-                                  const attn_problem *problem, int *split, attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    *split = of->pick->split_mixed;
-    if (problem->group->kind != ATTN_KIND_SPARSE)
-        return ATTN_OK;
-    for (uint32_t c = 0; c < of->pick->rules->num_children && !*split && status == ATTN_OK; c++) {
-        child_problem narrowed;
-        int asked = 0;
-        status = narrow_problem(of, c, problem, &narrowed, &asked, error);
-        if (status == ATTN_OK && asked)
-            status = fanout_refuses_field(of->services, names[c], &narrowed.problem,
-                                          ATTN_FIELD_KIND, split, error);
-        fanout_problem_finish(of->services, &narrowed);
-    }
-    return status;
-}
-
 attn_status pick_query(const attn_services *services, const picker *pick, const char *const *names,
                        const attn_problem *problem, attn_verdict *verdict, attn_error *error)
 {
@@ -327,8 +306,6 @@ attn_status pick_query(const attn_services *services, const picker *pick, const 
         from_arguments |= modes & reads;
         from_cache |= modes & ~reads;
     }
-    if (status == ATTN_OK && !merged.supported)
-        status = judge_as_split(&of, names, problem, &split.split_mixed, error);
     if (status != ATTN_OK)
         return status;
     add_own_answer(&split, names, problem, from_arguments & from_cache, &merged);

@@ -201,7 +201,8 @@ void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_group
 static const uint32_t query_roles = 1u << ATTN_ROLE_Q | 1u << ATTN_ROLE_OUT | 1u << ATTN_ROLE_LSE |
                                     1u << ATTN_ROLE_Q_NOPE | 1u << ATTN_ROLE_Q_PE |
                                     1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A |
-                                    1u << ATTN_ROLE_GATE_B | 1u << ATTN_ROLE_GATE_Z;
+                                    1u << ATTN_ROLE_GATE_B | 1u << ATTN_ROLE_GATE_Z |
+                                    1u << ATTN_ROLE_SPARSE_INDICES | 1u << ATTN_ROLE_SPARSE_COUNT;
 static const uint32_t new_key_roles =
     1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV | 1u << ATTN_ROLE_K_PE;
 

@@ -5,9 +5,6 @@
  * Indptr values are absolute row numbers, so a slice shifts the pointers of per-sequence arrays and
  * leaves rows where they are. A DECODE batch has no q_indptr (its row s belongs to sequence s), so
  * the decode rows of a MIXED batch need their operands shifted as well: slice_args().
- *
- * Batches of sparse layers are not sliced: whether their indices are per head, and so how far apart
- * two rows are, depends on the layer.
  */
 #ifndef HYBRID_SLICE_H
 #define HYBRID_SLICE_H

@@ -17,7 +17,7 @@ static int one_mla_form(const attn_problem *problem)
 
 int split_is_possible(const attn_problem *problem)
 {
-    return problem->group->kind != ATTN_KIND_SPARSE && one_mla_form(problem);
+    return one_mla_form(problem);
 }
 
 int split_is_rounded(const attn_problem *problem)

@@ -6,8 +6,7 @@
  * It may unless that would change a result or cannot be done:
  *   - new tokens of a rounded cache: whether they are read as rounded is a property of a mode, not
  *     of a row, so the children must read them alike;
- *   - latent attention: a batch is called in one form, so EXTEND and DECODE must have MIXED's;
- *   - sparse layers: how far apart two rows of the indices are depends on the layer.
+ *   - latent attention: a batch is called in one form, so EXTEND and DECODE must have MIXED's.
  */
 #ifndef HYBRID_SPLIT_H
 #define HYBRID_SPLIT_H

@@ -155,7 +155,7 @@ static void set_up_split(int how)
     case 4: /* not rounded, so that it does not matter: split */
         PRE->verdict.reads_new_kv_unquantised = ALL_MODES;
         break;
-    case 5:
+    case 5: /* each layer's own chosen keys are operands: split */
         groups[0].kind = ATTN_KIND_SPARSE;
         break;
     case 6: /* forms of latent attention differ */
@@ -171,7 +171,7 @@ static void set_up_split(int how)
 
 START_TEST(mixed_is_split_only_where_it_can_be)
 {
-    static const int expected[] = {1, 1, 0, 0, 1, 0, 0, 1};
+    static const int expected[] = {1, 1, 0, 0, 1, 1, 0, 1};
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start();
     set_up_split(_i);
@@ -225,7 +225,7 @@ START_TEST(whole_mixed_is_not_batch_invariant)
     attn_verdict verdict = {
         .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
     start();
-    set_up_split(5);
+    set_up_split(6);
     PRE->verdict.notes = DEC->verdict.notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     ck_assert_uint_eq(verdict.notes, ATTN_NOTE_DETERMINISTIC);
@@ -237,38 +237,6 @@ START_TEST(whole_mixed_is_not_batch_invariant)
     values[1].text = "pre"; /* one child for both: nothing moves */
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     ck_assert_uint_eq(verdict.supported, 1);
-}
-END_TEST
-
-/* Layers of a kind that a child refuses: with another kind MIXED would be split, so of the
- * composite's own limits those of split batches hold, and no others. */
-START_TEST(limits_are_those_of_an_accepted_kind)
-{
-    attn_reason reasons[3];
-    attn_verdict verdict = {.struct_size = sizeof verdict, .reasons_capacity = 3};
-    start();
-    set_up_split(5);
-    problems[0].need_notes = ATTN_NOTE_BATCH_INVARIANT;
-    problems[0].graph_level = ATTN_GRAPH_ALWAYS;
-    mock_child *child = &mock_children[_i];
-    child->verdict.supported = 0;
-    child->verdict.num_reasons = 1;
-    child->reasons[0] = (attn_reason){
-        .struct_size = sizeof *reasons, .code = ATTN_REASON_LAYER_KIND, .field = ATTN_FIELD_KIND};
-    for (verdict.reasons_capacity = 0; verdict.reasons_capacity < 4; verdict.reasons_capacity++) {
-        for (int r = 0; r < 3; r++)
-            reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
-        verdict.reasons = verdict.reasons_capacity ? reasons : NULL;
-        ck_assert_int_eq(query(&verdict), ATTN_OK);
-        ck_assert_uint_eq(verdict.num_reasons, 2);
-    }
-    ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_KIND);
-    ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_GRAPH_LEVEL);
-    child->reasons[0].field = ATTN_FIELD_HEAD_DIM; /* another field: sparse it stays */
-    verdict.reasons_capacity = 3;
-    ck_assert_int_eq(query(&verdict), ATTN_OK);
-    ck_assert_uint_eq(verdict.num_reasons, 2);
-    ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_NEED_NOTES);
 }
 END_TEST
 
@@ -804,7 +772,6 @@ static Suite *hybrid_suite(void)
         {"split", &mixed_is_split_only_where_it_can_be, 8},
         {"split", &mixed_alone_stands_for_its_halves, 1},
         {"split", &whole_mixed_is_not_batch_invariant, 1},
-        {"split", &limits_are_those_of_an_accepted_kind, 2},
         {"split", &refusal_of_rows_is_not_hidden, 1},
         {"verdicts", &yes_is_merged, 1},
         {"verdicts", &reasons_are_named_and_counted, 1},

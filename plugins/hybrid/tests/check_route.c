@@ -535,10 +535,13 @@ END_TEST
 /* Where it cannot be split, MIXED goes whole to whom its rows would go as prefill. */
 START_TEST(mixed_that_cannot_be_split_goes_whole)
 {
+    const attn_mla_dims mla = {
+        .struct_size = sizeof mla, .kv_lora_rank = 512, .rope_dim = 64, .nope_dim = 128};
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_rows();
     bounds.modes = BIT(EXTEND) | BIT(DECODE) | BIT(MIXED);
-    groups[0].kind = groups[1].kind = ATTN_KIND_SPARSE;
+    groups[0].mla = groups[1].mla = &mla;
+    problems[0].mla_expanded = problems[1].mla_expanded = BIT(EXTEND) | BIT(MIXED);
     row("phase=prefill batch=5", "pre");
     end_rows("dec");
     ck_assert_int_eq(query(&verdict), ATTN_OK);

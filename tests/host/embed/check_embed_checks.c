@@ -56,6 +56,32 @@ START_TEST(bad_batches)
 }
 END_TEST
 
+/* Which keys are chosen is each call's; how many at most is the batch's. */
+START_TEST(bad_sparse)
+{
+    const attn_sparse_dims dims = {.struct_size = sizeof dims, .top_k = 64, .block_size = 1};
+    attn_sparse_batch sparse = {.struct_size = sizeof sparse};
+    attnhost_backend *backend = NULL;
+    make_problems();
+    groups[1].kind = ATTN_KIND_SPARSE;
+    groups[1].sparse = &dims;
+    ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, &error.base),
+                     ATTN_OK);
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    ASSERT_BAD_BATCH("batch.sparse, which sparse layers need, is absent", batch.sparse = NULL);
+    ASSERT_BAD_BATCH("sparse.max_count is 0; accepted: 1..the largest top_k of the layers",
+                     batch.sparse = &sparse);
+    sparse.max_count = 65;
+    ASSERT_BAD_BATCH("sparse.max_count is 65", batch.sparse = &sparse);
+    sparse.max_count = 64;
+    make_batch(ATTN_MODE_EXTEND);
+    batch.sparse = &sparse;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* A host array is there to be read: one that contradicts the batch would make a backend write past
  * its memory. */
 START_TEST(bad_indptr)
@@ -233,6 +259,7 @@ static void expect_dtypes(const attn_problem *problem, const attn_dtype expected
 START_TEST(dtypes_of_roles)
 {
     const attn_mla_dims mla = {.struct_size = sizeof mla};
+    const attn_sparse_dims sparse = {.struct_size = sizeof sparse, .label_dtype = ATTN_BF16};
     attn_linear_dims linear = {
         .struct_size = sizeof linear, .state_dtype = ATTN_F32, .conv_dtype = ATTN_BF16};
     attn_dtype expected[ATTN_ROLE_COUNT] = {
@@ -262,6 +289,13 @@ START_TEST(dtypes_of_roles)
     problems[0].out_dtype = ATTN_BF16;
     problems[0].kv_dtype = ATTN_FP8_E4M3;
     expect_dtypes(problems, expected);
+    groups[0].sparse = &sparse;
+    expected[ATTN_ROLE_SPARSE_INDICES] = expected[ATTN_ROLE_SPARSE_COUNT] = ATTN_I32;
+    expected[ATTN_ROLE_LABEL_CACHE] = ATTN_BF16;
+    expect_dtypes(problems, expected);
+    groups[0].sparse = NULL;
+    expected[ATTN_ROLE_SPARSE_INDICES] = expected[ATTN_ROLE_SPARSE_COUNT] = ATTN_DTYPE_NONE;
+    expected[ATTN_ROLE_LABEL_CACHE] = ATTN_DTYPE_NONE;
     groups[0].mla = &mla;
     expected[ATTN_ROLE_LATENT_CACHE] = ATTN_FP8_E4M3;
     expect_dtypes(problems, expected);
@@ -379,6 +413,7 @@ static Suite *suite(void)
     TCase *tests = tcase_create("checks");
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, bad_batches);
+    tcase_add_test(tests, bad_sparse);
     tcase_add_test(tests, bad_indptr);
     tcase_add_test(tests, bad_lens);
     tcase_add_test(tests, bad_slots);
