@@ -220,12 +220,6 @@ static inline const char *attn_util_dtype_name(attn_dtype dtype)
     }
 }
 
-/* A device type ("cuda"); "unknown" for others. */
-static inline const char *attn_util_device_name(int32_t type)
-{
-    return type == ATTN_DEVICE_CPU ? "cpu" : type == ATTN_DEVICE_CUDA ? "cuda" : "unknown";
-}
-
 /* ATTN_KIND_*; "unknown" for others. */
 static inline const char *attn_util_kind_name(uint32_t kind)
 {
@@ -686,8 +680,8 @@ static inline void attn_util_check_question(const attn_util_limits *limits,
     const char *layout = question->problem.kv_layout ? question->problem.kv_layout : "absent";
     if (question->device.type != limits->device_type)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE,
-                         attn_util_device_name(limits->device_type), "%s",
-                         attn_util_device_name(question->device.type));
+                         attn_device_name(limits->device_type), "%s",
+                         attn_device_name(question->device.type));
     if (strcmp(layout, limits->kv_layout) != 0)
         attn_util_refuse(verdict, ATTN_REASON_KV_LAYOUT, ATTN_FIELD_KV_LAYOUT, limits->kv_layout,
                          "%s", layout);

@@ -107,11 +107,37 @@ typedef uint32_t attn_dtype;
 
 /* ---- Devices --------------------------------------------------------------------------------- */
 
-/* DLPack's device types. */
-enum { ATTN_DEVICE_CPU = 1, ATTN_DEVICE_CUDA = 2 };
+/* DLPack's device types, all of them, and what a stream is on each, as an attn_stream. A host may
+ * drive fewer than a backend knows: it says which by name. The types that are memory alone are no
+ * device to make a backend for. Source: DLPack 1.1, dlpack.h. X(NAME, value, "name in texts") */
+#define ATTN_DEVICE_MAP(X)                                                                         \
+    X(CPU, 1, "cpu")   /* NULL: a call has done its work when it returns */                        \
+    X(CUDA, 2, "cuda") /* CUstream of the instance's device; NULL (the legacy stream) is */        \
+                       /* allowed, but the host never passes it */                                 \
+    X(CUDA_HOST, 3, "cuda_host")        /* memory alone: pinned */                                 \
+    X(OPENCL, 4, "opencl")              /* cl_command_queue, in order */                           \
+    X(VULKAN, 7, "vulkan")              /* VkQueue */                                              \
+    X(METAL, 8, "metal")                /* id<MTLCommandQueue>, bridged without ownership */       \
+    X(VPI, 9, "vpi")                    /* NULL, as on the CPU: a simulator */                     \
+    X(ROCM, 10, "rocm")                 /* hipStream_t of the instance's device, as CUDA's */      \
+    X(ROCM_HOST, 11, "rocm_host")       /* memory alone: pinned */                                 \
+    X(EXT_DEV, 12, "ext_dev")           /* the stream of its runtime; on Ascend aclrtStream */     \
+    X(CUDA_MANAGED, 13, "cuda_managed") /* memory alone: managed */                                \
+    X(ONEAPI, 14, "oneapi")             /* sycl::queue *, in order */                              \
+    X(WEBGPU, 15, "webgpu")             /* WGPUQueue */                                            \
+    X(HEXAGON, 16, "hexagon")           /* NULL, as on the CPU */                                  \
+    X(MAIA, 17, "maia")                 /* the stream of its runtime */                            \
+    X(TRN, 18, "trn")                   /* the stream of its runtime: Trainium */
 
-/* On CUDA, a CUstream of the instance's device; NULL (the legacy stream) is allowed, but the host
- * never passes it. On the CPU it is NULL, and a call has done its work when it returns. */
+enum {
+#define ATTN_DEVICE_ENUM(name, value, text) ATTN_DEVICE_##name = value,
+    ATTN_DEVICE_MAP(ATTN_DEVICE_ENUM)
+#undef ATTN_DEVICE_ENUM
+        ATTN_DEVICE_COUNT = 19
+};
+
+/* What work is enqueued on: see ATTN_DEVICE_MAP. Borrowed, valid until it has passed the last call
+ * that received it. */
 typedef void *attn_stream;
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -150,6 +176,27 @@ typedef struct attn_tensor {
 static inline uint32_t attn_dtype_size(attn_dtype dtype)
 {
     return (dtype >> 8 & 0xffu) / 8u;
+}
+
+/* "cuda" for ATTN_DEVICE_CUDA; "unknown" for a number that is no device type. [any-thread] */
+static inline const char *attn_device_name(int32_t type)
+{
+    switch (type) {
+#define ATTN_DEVICE_CASE(name, value, text)                                                        \
+    case value:                                                                                    \
+        return text;
+        ATTN_DEVICE_MAP(ATTN_DEVICE_CASE)
+#undef ATTN_DEVICE_CASE
+    default:
+        return "unknown";
+    }
+}
+
+/* Is it memory alone, and no device that a backend can be made for? [any-thread] */
+static inline int attn_device_is_memory(int32_t type)
+{
+    return type == ATTN_DEVICE_CUDA_HOST || type == ATTN_DEVICE_ROCM_HOST ||
+           type == ATTN_DEVICE_CUDA_MANAGED;
 }
 
 /* Element `index` of an array of sized structs; the stride is the first element's struct_size.

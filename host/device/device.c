@@ -29,9 +29,12 @@ attn_status device_describe(int32_t type, int32_t id, attn_device *info, attn_er
     const struct device_ops *ops = find_kind(type);
     if (!ops)
         return host_fail(error, ATTN_DEPENDENCY_MISSING,
-                         "device: type %d cannot be driven by this host; accepted: %d (cpu), "
-                         "%d (cuda)",
-                         type, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA);
+                         "device: %s (type %d) %s; accepted: %s (%d), %s (%d)",
+                         attn_device_name(type), type,
+                         attn_device_is_memory(type) ? "is memory and no device"
+                                                     : "cannot be driven by this host",
+                         attn_device_name(kinds[0]->type), kinds[0]->type,
+                         attn_device_name(kinds[1]->type), kinds[1]->type);
     attn_device made = {.struct_size = sizeof made, .type = type, .id = id};
     attn_status status = ops->describe(&made, error);
     if (status == ATTN_OK)

@@ -17,7 +17,7 @@
 
 struct product {
     const char *name;
-    int32_t type; /* ATTN_DEVICE_*, PLATFORM_* */
+    int32_t type; /* ATTN_DEVICE_* */
     uint32_t sm;
     uint32_t num_sms;
     uint32_t shared_memory_kib; /* one block may opt in to; CUDA C Programming Guide, table of */
@@ -42,9 +42,9 @@ static const struct product products[] = {
     {"sm100", ATTN_DEVICE_CUDA, 100, 148, 227, 180, 126, 0}, /* B200 */
     {"sm103", ATTN_DEVICE_CUDA, 103, 148, 227, 270, 126, 0}, /* B300 */
     {"sm120", ATTN_DEVICE_CUDA, 120, 188, 99, 96, 128, 0},   /* RTX PRO 6000 */
-    {"gfx942", PLATFORM_ROCM, 0, 0, 0, 0, 0, 0}, /* nothing is asked about these three */
-    {"npu", PLATFORM_NPU, 0, 0, 0, 0, 0, 0},
-    {"xpu", PLATFORM_XPU, 0, 0, 0, 0, 0, 0},
+    {"gfx942", ATTN_DEVICE_ROCM, 0, 0, 0, 0, 0, 0}, /* nothing is asked about these three */
+    {"npu", ATTN_DEVICE_EXT_DEV, 0, 0, 0, 0, 0, 0},
+    {"xpu", ATTN_DEVICE_ONEAPI, 0, 0, 0, 0, 0, 0},
     {"cpu", ATTN_DEVICE_CPU, 0, 0, 0, 0, 0, ATTN_CPU_AVX2},
     {"cpu_amx", ATTN_DEVICE_CPU, 0, 0, 0, 0, 0, AMX},
 };
@@ -107,20 +107,9 @@ bool platform_is_foreign(const attn_device *device)
 
 const char *platform_type_name(int32_t type)
 {
-    switch (type) {
-    case ATTN_DEVICE_CPU:
-        return "cpu";
-    case ATTN_DEVICE_CUDA:
-        return "cuda";
-    case PLATFORM_ROCM:
-        return "rocm";
-    case PLATFORM_NPU:
-        return "npu";
-    case PLATFORM_XPU:
-        return "xpu";
-    default:
-        return "?";
-    }
+    return type == ATTN_DEVICE_EXT_DEV  ? "npu"
+           : type == ATTN_DEVICE_ONEAPI ? "xpu"
+                                        : attn_device_name(type);
 }
 
 void platform_text(const attn_device *device, char *text, size_t size)

@@ -10,10 +10,6 @@
 #include "attn_plugin.h"
 #include "host/config/config.h"
 
-/* Devices that the ABI has no type for, by their codes in DLPack. They are only simulated: rules
- * show what would be chosen on them, and no backend is asked. */
-enum { PLATFORM_ROCM = 10, PLATFORM_NPU = 12, PLATFORM_XPU = 14 };
-
 /* Describe the device that [platform] asks for: the simulated one if platform.simulate is given,
  * else the device of this machine; `auto` is the processor
  * (select_create_here() looks for a better one). CONFIG_ERROR for a platform
@@ -25,10 +21,11 @@ attn_status platform_describe(const struct config *config, attn_device *device, 
  * one. */
 int platform_simulate(const char *name, attn_device *device);
 
-/* Is it one that the ABI has no type for? */
+/* Is it one that this host cannot drive? Such are only simulated: rules show what would be chosen
+ * on them, and no backend is asked. */
 bool platform_is_foreign(const attn_device *device);
 
-/* "cpu", "cuda", "rocm", "npu", "xpu". */
+/* "cpu", "cuda", "rocm" ..., by the names of rules: "npu" for ext_dev, "xpu" for oneapi. */
 const char *platform_type_name(int32_t type);
 
 /* "cpu", "cuda sm90": what rules are looked up by, for people. */

@@ -46,7 +46,7 @@ enum { RULE_DRAFTS_OFF, RULE_DRAFTS_CHAIN, RULE_DRAFTS_TREE };
 
 /* Devices of a type; of CUDA those with min_sm <= sm <= max_sm, of processors those with `isa`. */
 struct rule_platform {
-    int32_t type; /* ATTN_DEVICE_*, PLATFORM_*; 0 = any */
+    int32_t type; /* ATTN_DEVICE_*; 0 = any */
     uint32_t min_sm, max_sm;
     uint32_t isa; /* ATTN_CPU_* set */
 };

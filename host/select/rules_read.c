@@ -25,9 +25,9 @@ static const struct {
     {"cpu", {ATTN_DEVICE_CPU, 0, UINT32_MAX, 0}},
     {"cpu_amx", {ATTN_DEVICE_CPU, 0, UINT32_MAX, ATTN_CPU_AMX_BF16}},
     {"cuda", {ATTN_DEVICE_CUDA, 0, UINT32_MAX, 0}},
-    {"rocm", {PLATFORM_ROCM, 0, UINT32_MAX, 0}},
-    {"xpu", {PLATFORM_XPU, 0, UINT32_MAX, 0}},
-    {"npu", {PLATFORM_NPU, 0, UINT32_MAX, 0}},
+    {"rocm", {ATTN_DEVICE_ROCM, 0, UINT32_MAX, 0}},
+    {"xpu", {ATTN_DEVICE_ONEAPI, 0, UINT32_MAX, 0}},
+    {"npu", {ATTN_DEVICE_EXT_DEV, 0, UINT32_MAX, 0}},
 };
 
 /* "sm90"; false if it is none. */

@@ -67,7 +67,7 @@ void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
                          needed & ATTN_CPU_AVX512 ? "avx512" : "avx2");
     if (device->type != ATTN_DEVICE_CPU)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cpu", "%s",
-                         device->type == ATTN_DEVICE_CUDA ? "cuda" : "unknown");
+                         attn_device_name(device->type));
     if ((device->cpu_isa & needed) != needed)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_CPU_ISA,
                          needed & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",

@@ -364,9 +364,9 @@ static bool names_field(const struct caps_answer *answer, uint32_t field)
     return false;
 }
 
-static void run_unknown(struct check_run *run)
+/* A plain problem, with one thing in it that must be refused. */
+static void must_refuse(struct check_run *run, const struct unknown *unknown)
 {
-    const struct unknown *unknown = &unknowns[run->index];
     struct grid *grid = grid_of(run->subject);
     struct caps_problem p;
     struct caps_answer answer;
@@ -386,6 +386,43 @@ static void run_unknown(struct check_run *run)
     CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
     CHECK_THAT(run, !unknown->field || names_field(&answer, unknown->field),
                "query refuses %s, but gives no reason with that field", unknown->what);
+}
+
+static void run_unknown(struct check_run *run)
+{
+    must_refuse(run, &unknowns[run->index]);
+}
+
+/* ---- CAPS-10: devices ------------------------------------------------------------------------ */
+
+static void set_cuda_host(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_CUDA_HOST;
+}
+static void set_rocm_host(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_ROCM_HOST;
+}
+static void set_cuda_managed(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_CUDA_MANAGED;
+}
+
+static const struct unknown memories[] = {
+    {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host},
+    {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host},
+    {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed},
+};
+
+static int32_t count_memories(const struct check_subject *subject)
+{
+    (void)subject;
+    return (int32_t)(sizeof memories / sizeof memories[0]);
+}
+
+static void run_memory(struct check_run *run)
+{
+    must_refuse(run, &memories[run->index]);
 }
 
 /* ---- CAPS-08: how new tokens are read -------------------------------------------------------- */
@@ -447,5 +484,7 @@ const struct check check_caps[] = {
      caps_count_cases, caps_run_capacity},
     {"CAPS-08", "new_tokens", "how new tokens are read is fixed for a mode", 0, caps_count_cases,
      run_new_tokens},
+    {"CAPS-10", "memory", "device types that are memory alone are refused", 0, count_memories,
+     run_memory},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

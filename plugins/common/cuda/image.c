@@ -56,7 +56,7 @@ void cuda_codes_check(const char *codes, const attn_device *device, attn_verdict
     char accepted[TEXT_SIZE];
     if (device->type != ATTN_DEVICE_CUDA)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cuda", "%s",
-                         device->type == ATTN_DEVICE_CPU ? "cpu" : "unknown");
+                         attn_device_name(device->type));
     if (cuda_codes_run(codes, device->sm))
         return;
     list_devices(codes, accepted);

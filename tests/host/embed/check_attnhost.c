@@ -123,6 +123,46 @@ START_TEST(dispatch_by_mode)
 }
 END_TEST
 
+/* A backend may know devices that this host does not drive: it can be asked, and the host says by
+ * name what it does not drive. */
+START_TEST(devices_of_others)
+{
+    static const struct {
+        int32_t type;
+        const char *name;
+    } types[] = {
+#define TYPE(type_name, value, text) {ATTN_DEVICE_##type_name, text},
+        ATTN_DEVICE_MAP(TYPE)
+#undef TYPE
+    };
+    for (size_t n = 0; n < sizeof types / sizeof *types; n++) {
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        attn_device told = {.struct_size = sizeof told};
+        attnhost_backend *backend = NULL;
+        char sentence[64];
+        if (types[n].type == ATTN_DEVICE_CPU || types[n].type == ATTN_DEVICE_CUDA)
+            continue;
+        make_problems();
+        device.type = types[n].type;
+        ck_assert_int_eq(attnhost_query(host, "fixture_one", problems, &verdict, &error.base),
+                         ATTN_OK);
+        ck_assert_uint_eq(verdict.supported, !attn_device_is_memory(types[n].type));
+        ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, &error.base),
+                         ATTN_DEPENDENCY_MISSING);
+        ck_assert_ptr_null(backend);
+        snprintf(sentence, sizeof sentence, "device: %s (type %d) %s", types[n].name, types[n].type,
+                 attn_device_is_memory(types[n].type) ? "is memory and no device"
+                                                      : "cannot be driven by this host");
+        assert_says(sentence);
+        assert_says("accepted: cpu (1), cuda (2)");
+        ck_assert_int_eq(attnhost_device_init(&told, types[n].type, 0, &error.base),
+                         ATTN_DEPENDENCY_MISSING);
+        assert_says(types[n].name);
+    }
+    ck_assert_str_eq(attn_device_name(5), "unknown");
+}
+END_TEST
+
 START_TEST(one_phase_alone)
 {
     attnhost_backend *backend = compose("fixture_two");
@@ -247,6 +287,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, memory_is_given_or_allocated);
     tcase_add_test(tests, scratch_is_shared_and_never_moves);
+    tcase_add_test(tests, devices_of_others);
     tcase_add_test(tests, dispatch_by_mode);
     tcase_add_test(tests, one_phase_alone);
     tcase_add_test(tests, counters_are_zeroed_after_a_failure);
