@@ -66,9 +66,24 @@ def cpu_cases():
     yield Case("decode", "bf16", 2, 8, 1, 128, 130, "fp8_e4m3")
 
 
+def case_of(text):
+    """A shape from PHASE:BATCHxTOKENS[:Q_HEADS/KV_HEADS[:HEAD_DIM[:KV_DTYPE]]]."""
+    phase, size, heads, head_dim, kv_dtype = (text.split(":") + ["", "", ""])[:5]
+    try:
+        batch, tokens = (int(part) for part in size.split("x"))
+        q_heads, kv_heads = (int(part) for part in (heads or "32/8").split("/"))
+        case = Case(phase, "bf16", batch, q_heads, kv_heads, int(head_dim or 128), tokens, kv_dtype)
+    except ValueError:
+        case = None
+    if not case or phase not in ("prefill", "decode") or min(batch, tokens, kv_heads) < 1:
+        sys.exit(f"gpu_attention: --shape {text}: accepted: prefill or decode, as in "
+                 "decode:64x8192 or prefill:2x8192:16/2:256")
+    return case
+
+
 def chosen_cases(args):
     made = cpu_cases() if args.device == "cpu" else quick_cases() if args.quick else default_cases()
-    cases = list(made)
+    cases = [case_of(text) for text in args.shape] or list(made)
     found = [case for case in cases if all(text in str(case) for text in args.filter)]
     if not found:
         sys.exit(f"gpu_attention: no shape has {' and '.join(args.filter)}; one is: {cases[0]}")
@@ -323,6 +338,8 @@ def parse_arguments():
     add("--quick", action="store_true", help="a set of one minute")
     add("--filter", action="append", default=[], metavar="TEXT",
         help="only shapes whose line has this text; repeated: has all of them")
+    add("--shape", action="append", default=[], metavar="SHAPE", help="instead of the default shapes: "
+        "PHASE:BATCHxTOKENS[:Q_HEADS/KV_HEADS[:HEAD_DIM[:KV_DTYPE]]]; repeated: several")
     add("--rounds", type=int, default=32, help="default: %(default)s")
     add("--sustain", type=float, default=0, metavar="SECONDS", help="run each contender back to "
         "back for so long, twice, instead of single samples with rests")
