@@ -210,7 +210,7 @@ edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backe
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
 $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
     "no backend type is called 'cpu_nativ'" "did you mean 'cpu_native'?" \
-    "accepted: cpu_linear, cpu_native, fa3_like, hybrid_phase"
+    "accepted: cpu_linear, cpu_native, fa3_like, flashinfer_like, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a missing child" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"
@@ -411,10 +411,10 @@ refused 4 "create fails" "fixture_fails" "libunobtainium.so.1 is not here" \
 refused 4 "create fails, and no empty report is left" "libunobtainium.so.1 is not here" \
     -- run "$folder/good.ini" --set "plugins.path=$plugin_file" \
     --set attention.attention_backend=fixture_fails --json report.json
-set_refused 4 "an alias without its plugin" attention.attention_backend=flashinfer "flashinfer" "flashinfer_like" \
+set_refused 4 "an alias without its plugin" attention.attention_backend=trtllm_mha "trtllm_mha" "trtllm_mha_like" \
     "not installed" "--set"
-set_refused 4 "a backend that is not installed" attention.attention_backend=flashinfer_like \
-    "flashinfer_like" "not installed"
+set_refused 4 "a backend that is not installed" attention.attention_backend=trtllm_mha_like \
+    "trtllm_mha_like" "not installed"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flashinfer_like.h: the plugin's own declarations.
+ *
+ *   plugin.c     tables
+ *   query.c      what it can do
+ *   instance.c   an instance for a model's layer groups, and its kernels
+ *   metadata.c   memory, and a batch: checked, and planned on the device
+ *   forward.c    a layer: operands to the kernels' parameters, launches
+ *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h what they are
+ *                told, plan.cuh the planner
+ */
+#ifndef FLASHINFER_LIKE_H
+#define FLASHINFER_LIKE_H
+
+#include "attn_plugin.h"
+#include "plugins/common/cuda/device.h"
+#include "plugins/common/cuda/plan.h"
+#include "plugins/flashinfer_like/kernels/plan.h"
+#include "plugins/flashinfer_like/kernels/shapes.h"
+
+enum {
+    DEFAULT_SMS = 132, /* multiprocessors of a device that does not tell */
+    SHORT_ROWS = 32, /* of a sequence and KV head, up to which keys are read by tiles of FI_ROWS */
+    SAVE_BLOCKS = 8  /* blocks of fi_save for each multiprocessor */
+};
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
+
+enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 };
+
+extern const fi_shape fi_shapes[];
+extern const uint32_t fi_num_shapes;
+
+/* The shape of these head dimensions, or NULL. */
+const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
+
+typedef struct fi_group {
+    cuda_group base; /* the first member: cuda_plan_take() walks over groups */
+    const fi_shape *shape;
+    uint32_t num_sms;
+    cuda_function functions[KERNEL_COUNT];
+} fi_group;
+
+/* A kernel's grid: plan.h. */
+typedef struct fi_grid {
+    uint32_t side_shift, lanes, columns;
+} fi_grid;
+
+fi_grid fi_find_grid(const fi_group *group, int kernel);
+
+/* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
+ * left to the caller. */
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms);
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+attn_status fi_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *verdict, attn_error *error);
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+extern const attn_backend_type flashinfer_like_type;
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    cuda_facts facts;
+    cuda_module plan_module;
+    cuda_function plan;
+    cuda_function save;
+    cuda_module *modules; /* [num_shapes][KERNEL_COUNT][TYPE_COUNT]; NULL = not needed */
+    uint32_t num_groups;
+    fi_group *groups; /* groups, layers and modules lie behind the instance */
+};
+
+attn_status fi_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error);
+void fi_destroy(attn_instance *instance);
+uint32_t fi_index_forms(attn_instance *instance);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* Where the parts of a group's plan lie in its memory. Bytes. */
+typedef struct fi_plan_layout {
+    int64_t most_tiles;
+    uint64_t first_tile_at, before_at, tiles_at, starts_at;
+    uint64_t size;
+} fi_plan_layout;
+
+fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
+
+/* Where the parts of items that blocks share lie in scratch memory. Bytes. */
+typedef struct fi_workspace_layout {
+    uint64_t rows_at;
+    uint64_t size;
+} fi_workspace_layout;
+
+fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel);
+
+struct attn_metadata {
+    attn_instance *instance;
+    cuda_plan plan;
+    char *plans;      /* device: of the groups, one after the other */
+    char *workspace;  /* device */
+    int32_t *arrived; /* device: counters that every attention kernel leaves at 0 */
+    int is_settled;   /* a kernel was launched since the plan was: the next may read the plan before
+                         that one has ended */
+};
+
+/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
+ */
+int fi_find_kernel(const attn_metadata *metadata, const fi_group *group);
+
+/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it. */
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *call);
+
+attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error);
+attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                               const attn_memory *memory, attn_metadata **metadata,
+                               attn_error *error);
+void fi_metadata_destroy(attn_metadata *metadata);
+attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                     attn_stream stream, attn_error *error);
+
+/* Bytes of device and host memory in all, for what query tells. */
+void fi_tell_memory(const attn_problem *problem, attn_verdict *verdict);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+attn_status fi_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+attn_status fi_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+#endif /* FLASHINFER_LIKE_H */

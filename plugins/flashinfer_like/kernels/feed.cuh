@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * feed.cuh: how keys and values come into shared memory, for both kernels: four warps copy a unit,
+ * each its group of 16 keys of a head and their values.
+ *
+ * Groups that lie side by side, in a page of the cache or among the new keys, come in boxes of the
+ * copy engine, 64 columns each; others row by row, in pieces of 16 bytes, and rows that do not
+ * begin at multiples of 16 bytes element by element. Either way a group's rows lie in panels of 64
+ * columns, 128 bytes a row, their pieces in the copy engine's order: piece p of row r in place p ^
+ * r % 8. The 8 rows of a matrix are then in different banks. A stage has the four groups' keys,
+ * then their values.
+ *
+ * S: dim, v_dim, and the bytes of a group, k_bytes and v_bytes.
+ */
+#ifndef FLASHINFER_LIKE_FEED_CUH
+#define FLASHINFER_LIKE_FEED_CUH
+
+#include "plugins/flashinfer_like/kernels/item.cuh"
+
+/* ---- Profile ----------------------------------------------------------------------------------
+ */
+
+/* Built with -DFI_PROFILE, a kernel tells of its 20th launch how many cycles a warp of each kind
+ * spent on what. */
+#ifdef FI_PROFILE
+#include <stdio.h>
+static __device__ int fi_launches;
+#define PROFILE_BEGIN                                                                              \
+    long long profile[6] = {}, profile_last = clock64(), profile_first = profile_last;             \
+    int profile_units = 0
+#define PROFILE(n)                                                                                 \
+    {                                                                                              \
+        long long now = clock64();                                                                 \
+        profile[n] += now - profile_last;                                                          \
+        profile_last = now;                                                                        \
+    }
+#define PROFILE_END(name)                                                                          \
+    if (threadIdx.x % 128 == 0 && blockIdx.x % 32 == 3 && fi_launches == 20)                       \
+    printf("%s block %d: %d units, %lld cycles a unit: %lld %lld %lld %lld %lld\n", name,          \
+           (int)blockIdx.x, profile_units, (clock64() - profile_first) / profile_units,            \
+           profile[0] / profile_units, profile[1] / profile_units, profile[2] / profile_units,     \
+           profile[3] / profile_units, profile[4] / profile_units)
+#define PROFILE_UNIT profile_units++
+#else
+#define PROFILE_BEGIN
+#define PROFILE(n)
+#define PROFILE_END(name)
+#define PROFILE_UNIT
+#endif
+
+#define WARPS       4  /* that copy a unit, and that multiply it in attend.cuh */
+#define GROUP_KEYS  16 /* of a unit, that a warp has */
+#define PANEL_BYTES (GROUP_KEYS * 128)
+
+/* Of a unit, what this warp copies, or multiplies: 16 keys of a head. */
+static __device__ __forceinline__ int warp_part(void)
+{
+    return (int)(threadIdx.x / 32) % WARPS;
+}
+
+static __device__ __forceinline__ int warp_head(const fi_call &c, const cursor &at)
+{
+    return at.head + (warp_part() & ((1 << c.side_shift) - 1));
+}
+
+static __device__ __forceinline__ int cursor_key(const fi_call &c, const cursor &at)
+{
+    return at.tile.lo + at.unit * (FI_KEYS >> c.side_shift) +
+           (warp_part() >> c.side_shift) * GROUP_KEYS;
+}
+
+/* ---- Copies -----------------------------------------------------------------------------------
+ */
+
+/* What is copied next, and the page-table entry of this lane's key of it. */
+struct feed {
+    cursor at;
+    index_sequence q;
+    int entry;
+};
+
+/* This lane's key; keys after the end are read as the last one, and then not seen. */
+static __device__ __forceinline__ int feed_key(const fi_call &c, const cursor &at)
+{
+    return min(cursor_key(c, at) + (int)(threadIdx.x & 15), at.tile.hi - 1);
+}
+
+static __device__ __forceinline__ bool feed_is_live(const fi_call &c, const cursor &at)
+{
+    return at.left > 0 && cursor_key(c, at) < at.tile.hi;
+}
+
+static __device__ __forceinline__ void feed_look_up(const fi_call &c, feed &f)
+{
+    const int *entry = feed_is_live(c, f.at) ? find_entry(c, f.q, feed_key(c, f.at)) : 0;
+    f.entry = entry ? *entry : 0;
+}
+
+static __device__ __forceinline__ void feed_next(const fi_call &c, feed &f)
+{
+    int before = f.at.at;
+    cursor_next(c, f.at);
+    if (f.at.at != before && f.at.left > 0)
+        index_find_sequence(&c.batch, c.operands.k != 0, f.at.tile.seq, &f.q);
+}
+
+/* Where piece p, of 16 bytes, of row r of a group lies. */
+static __device__ __forceinline__ int piece_at(int r, int p)
+{
+    return (p >> 3) * PANEL_BYTES + r * 128 + ((p ^ r) & 7) * 16;
+}
+
+/* Rows of a group, whose places are those of lanes 0 to 15. */
+template <int dim> static __device__ __forceinline__ void copy_rows(u64 mine, char *to)
+{
+    constexpr int pieces = dim / 8; /* of a row */
+    int lane = (int)threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
+        int row = (i + lane) / pieces, piece = (i + lane) % pieces;
+        const char *from = (const char *)__shfl_sync(~0u, mine, row);
+        copy16(shared_address(to) + piece_at(row, piece), from + piece * 16);
+    }
+}
+
+/* The same where rows do not begin at multiples of 16 bytes. */
+template <int dim> static __device__ void copy_rows_slow(u64 mine, char *to)
+{
+#pragma unroll 1
+    for (int row = 0; row < GROUP_KEYS; row++) {
+        const u16 *from = (const u16 *)__shfl_sync(~0u, mine, row);
+#pragma unroll 1
+        for (int d = (int)threadIdx.x & 31; d < dim; d += 32)
+            *(u16 *)(to + piece_at(row, d / 8) + d % 8 * 2) = from[d];
+    }
+}
+
+/* A group's box coordinates: all of its keys lie in one page. */
+static __device__ __forceinline__ int box_offset(const fi_call &c, int key)
+{
+    return c.page_shift >= 0 ? key & ((1 << c.page_shift) - 1) : key % c.page_size;
+}
+
+/* DECODE: the sequence's new key and value, if this warp has it, into the cache. */
+template <typename S> static __device__ void save_new(const fi_call &c, const feed &f)
+{
+    const call_operands &o = c.operands;
+    int from = cursor_key(c, f.at), key = f.q.kv_len - 1, lane = (int)threadIdx.x & 31;
+    int head = warp_head(c, f.at);
+    if (f.at.tile.row0 != 0 || key < from || key >= from + GROUP_KEYS)
+        return;
+    i64 slot = c.batch.out_cache_loc[f.q.new_row];
+    if (slot < 0)
+        return;
+    i64 page = slot / c.page_size, at = slot % c.page_size;
+    const char *k = (const char *)o.k + f.q.new_row * o.k_row + head * o.k_head;
+    const char *v = (const char *)o.v + f.q.new_row * o.v_row + head * o.v_head;
+    char *k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+    char *v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+    for (int d = lane; d < S::dim; d += 32)
+        ((u16 *)k_to)[d] = ((const u16 *)k)[d];
+    for (int d = lane; d < S::v_dim; d += 32)
+        ((u16 *)v_to)[d] = ((const u16 *)v)[d];
+}
+
+/* Is the group at hand a box, of the cache or of the new keys? */
+static __device__ __forceinline__ bool feed_is_box(const fi_call &c, const feed &f)
+{
+    int key = cursor_key(c, f.at);
+    return key >= f.q.first_new ? c.has_new_maps : c.has_maps && key + GROUP_KEYS <= f.q.first_new;
+}
+
+/* Where the copy engine finds a group: which maps, and the coordinates after the column. */
+struct box_place {
+    const fi_tensor_map *k_map, *v_map;
+    int at, head, page;
+};
+
+static __device__ __forceinline__ box_place find_box(const fi_call &c, const feed &f)
+{
+    int key = cursor_key(c, f.at), head = warp_head(c, f.at);
+    if (key >= f.q.first_new) {
+        box_place box = {&c.k_new_map, &c.v_new_map, f.q.new_row + key - f.q.new_key, head, 0};
+        return box;
+    }
+    box_place box = {&c.k_map, &c.v_map, box_offset(c, key), head, f.entry};
+    return box;
+}
+
+template <typename S>
+static __device__ __forceinline__ void start_boxes(const box_place &box, char *keys, char *values,
+                                                   u32 barrier)
+{
+    barrier_arrive_expect(barrier, S::k_bytes + S::v_bytes);
+#pragma unroll
+    for (int d = 0; d < S::dim; d += 64)
+        copy_box(shared_address(keys) + d / 64 * PANEL_BYTES, box.k_map, barrier, d, box.at,
+                 box.head, box.page);
+#pragma unroll
+    for (int d = 0; d < S::v_dim; d += 64)
+        copy_box(shared_address(values) + d / 64 * PANEL_BYTES, box.v_map, barrier, d, box.at,
+                 box.head, box.page);
+}
+
+template <typename S>
+static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &f, char *keys,
+                                                  char *values, u32 barrier)
+{
+    int first = cursor_key(c, f.at);
+    index_place place = find_key(c, f.q, warp_head(c, f.at), feed_key(c, f.at), f.entry);
+    int needed = (f.q.first_new > first ? CALL_ALIGNED_CACHE : 0) |
+                 (f.q.first_new < first + GROUP_KEYS ? CALL_ALIGNED_NEW : 0);
+    if (!(needed & ~c.operands.aligned)) {
+        copy_rows<S::dim>((u64)place.k, keys);
+        copy_rows<S::v_dim>((u64)place.v, values);
+        barrier_expect_copies(barrier);
+    } else {
+        copy_rows_slow<S::dim>((u64)place.k, keys);
+        copy_rows_slow<S::v_dim>((u64)place.v, values);
+    }
+}
+
+/* Start the copy of the group at hand, if there is one, and arrive when it is there. */
+template <typename S>
+static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &f, char *stage,
+                                                  u32 barrier)
+{
+    char *keys = stage + warp_part() * S::k_bytes;
+    char *values = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+    bool is_live = feed_is_live(c, f.at), is_box = is_live && feed_is_box(c, f);
+    if (is_live && !is_box)
+        start_rows<S>(c, f, keys, values, barrier);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        if (is_box)
+            start_boxes<S>(find_box(c, f), keys, values, barrier);
+        else
+            barrier_arrive(barrier);
+    }
+    if (c.save && is_live)
+        save_new<S>(c, f);
+}
+
+/* Have the group's keys brought to the L2, whoever may still write them. */
+template <typename S>
+static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const feed &f)
+{
+    if (!feed_is_live(c, f.at) || !feed_is_box(c, f) || (threadIdx.x & 31) != 0)
+        return;
+    box_place box = find_box(c, f);
+#pragma unroll
+    for (int d = 0; d < S::dim; d += 64)
+        prefetch_box(box.k_map, d, box.at, box.head, box.page);
+#pragma unroll
+    for (int d = 0; d < S::v_dim; d += 64)
+        prefetch_box(box.v_map, d, box.at, box.head, box.page);
+}
+
+#endif /* FLASHINFER_LIKE_FEED_CUH */

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.cuh: the planner, piece by piece, C and CUDA alike: which tiles a sequence has, and where a
+ * column begins. plan.cu runs the pieces side by side on the device, fi_plan_all() one after the
+ * other; the results are the same bits.
+ */
+#ifndef FLASHINFER_LIKE_PLAN_CUH
+#define FLASHINFER_LIKE_PLAN_CUH
+
+#include "plugins/common/cuda/mask.cuh"
+#include "plugins/common/cuda/work.cuh"
+#include "plugins/flashinfer_like/kernels/plan.h"
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+PORTABLE int plan_count_tiles(const fi_plan_call *p, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    return (q.q_len * p->ratio + p->rows - 1) / p->rows;
+}
+
+/* Tile i of the batch, once first_tile is whole. */
+PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int i)
+{
+    const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom};
+    int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
+    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0};
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    int last = int_min(tile.row0 + p->rows, q.q_len * p->ratio) - 1;
+    mask_outline(&rule, &p->batch, &q, tile.row0 / p->ratio, last / p->ratio, &tile.lo, &tile.hi);
+    tile.lo -= tile.lo % p->align;
+    return tile;
+}
+
+PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
+{
+    return int_max(1, (tile->hi - tile->lo + unit - 1) / unit);
+}
+
+/* ---- Columns ----------------------------------------------------------------------------------
+ */
+
+/* The first unit of column c. */
+PORTABLE i64 plan_first_unit(i64 units, int columns, int c)
+{
+    return units * c / columns;
+}
+
+/* The column that unit u belongs to. */
+PORTABLE int plan_column_of(i64 units, int columns, i64 u)
+{
+    return (int)(((u + 1) * columns - 1) / units);
+}
+
+/* Units of a lane, and how many columns share them. */
+PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
+{
+    fi_plan plan = {head_units * p->rounds, tiles, 0};
+    plan.columns = plan.units < p->columns ? (int)plan.units : p->columns;
+    return plan;
+}
+
+/* The item that unit u belongs to, and which one of its units that is; returns how many it has.
+ * Units are numbered by tile, so a tile's first unit is `rounds` times what the tiles before have.
+ */
+PORTABLE int plan_find_item(const fi_plan_call *p, const fi_plan *plan, i64 u, fi_start *at)
+{
+    int low = 0, high = plan->tiles; /* before[low] * rounds <= u < before[high] * rounds */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (*PORTABLE_AT(p->before + middle) * p->rounds <= u)
+            low = middle;
+        else
+            high = middle;
+    }
+    at->first = *PORTABLE_AT(p->tiles + low);
+    i64 rest = u - *PORTABLE_AT(p->before + low) * p->rounds;
+    int units = plan_tile_units(&at->first, p->unit);
+    at->tile = low;
+    at->round = (int)(rest / units);
+    at->unit = (int)(rest % units);
+    return units;
+}
+
+/* The start of column c, once tiles and `before` are whole. */
+PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
+{
+    fi_start start = {{0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    if (c >= plan->columns)
+        return start;
+    i64 first = plan_first_unit(plan->units, plan->columns, c);
+    i64 end = plan_first_unit(plan->units, plan->columns, c + 1);
+    int units = plan_find_item(p, plan, first, &start);
+    start.count = (int)(end - first);
+    i64 begin = first - start.unit;
+    start.first_column = plan_column_of(plan->units, plan->columns, begin);
+    start.in_the_middle = plan_first_unit(plan->units, plan->columns, start.first_column) != begin;
+    start.first_parts =
+        plan_column_of(plan->units, plan->columns, begin + units - 1) - start.first_column + 1;
+    fi_start last = start;
+    units = plan_find_item(p, plan, end - 1, &last);
+    begin = end - 1 - last.unit;
+    start.last_parts = plan_column_of(plan->units, plan->columns, begin + units - 1) - c + 1;
+    return start;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+#ifndef __CUDACC__
+
+/* Plan a batch whose arrays can be read here, or looked up. */
+static inline void fi_plan_all(const fi_plan_call *p)
+{
+    int seqs = index_num_seqs(&p->batch), tiles = 0;
+    i64 units = 0;
+    for (int s = 0; s < seqs; s++) {
+        *PORTABLE_AT(p->first_tile + s) = tiles;
+        tiles += plan_count_tiles(p, s);
+    }
+    *PORTABLE_AT(p->first_tile + seqs) = tiles;
+    for (int i = 0; i < tiles; i++) {
+        fi_tile tile = plan_make_tile(p, i);
+        *PORTABLE_AT(p->tiles + i) = tile;
+        *PORTABLE_AT(p->before + i) = units;
+        units += plan_tile_units(&tile, p->unit);
+    }
+    *PORTABLE_AT(p->before + tiles) = units;
+    fi_plan plan = plan_make(p, tiles, units);
+    *PORTABLE_AT(p->plan) = plan;
+    for (int c = 0; c < p->columns; c++)
+        *PORTABLE_AT(p->starts + c) = plan_make_start(p, &plan, c);
+}
+
+#endif
+
+#endif /* FLASHINFER_LIKE_PLAN_CUH */

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.h: what the host and the kernels agree on: a batch as tiles, and a layer's call. Plain C,
+ * the same for both.
+ *
+ *   tile    `rows` rows of a KV head: row r of a sequence is query r / ratio of query head
+ *           r % ratio of the head's group, so that grouped heads share each key that is read
+ *   side    KV heads that a block has side by side, one for each warp, pair of warps, or four
+ *   unit    FI_KEYS / side keys of a tile: what work is counted in. A tile without keys has one
+ *   item    a tile of `side` KV heads
+ *   lane    blocks that have the same heads: block b is of lane b % lanes and has the items of that
+ *           number, that + lanes ...; where there are no more of them than blocks, one
+ *   column  blocks of all lanes that have the same part of the batch: block b is of column b /
+ * lanes
+ *
+ * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
+ * from units * c / columns to units * (c + 1) / columns, so that no two blocks differ by more than
+ * one, whatever the lengths. All heads of the same keys are read at the same time: where they lie
+ * side by side in memory, that is worth a tenth of its bandwidth. An item that several columns
+ * share is merged by the last of their blocks to end.
+ */
+#ifndef FLASHINFER_LIKE_PLAN_H
+#define FLASHINFER_LIKE_PLAN_H
+
+#include "plugins/common/cuda/call.h"
+
+/* FI_GROUP: keys that lie side by side in a page, where pages are multiples of it. */
+enum {
+    FI_ROWS = 16,
+    FI_PREFILL_ROWS = 128,
+    FI_KEYS = 64,
+    FI_GROUP = 16,
+    FI_PLAN_THREADS = 1024,
+    FI_SAVE_THREADS = 256
+};
+
+/* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. */
+typedef struct fi_tile {
+    int seq;
+    int row0;
+    int lo;
+    int hi;
+} fi_tile;
+
+/* Where a column begins, how many units it does, and which of its items others have parts of: the
+ * first, of which column `first_column` has part 0, and the last. */
+typedef struct fi_start {
+    fi_tile first; /* tiles[tile] */
+    int tile;
+    int round; /* which of the lane's items of the tile */
+    int unit;  /* of the item */
+    int count;
+    int first_column;
+    int in_the_middle; /* the first item begins within that column, not with it */
+    int first_parts;   /* columns that have units of the first item */
+    int last_parts;    /* of the last item, if it is another */
+} fi_start;
+
+/* What was planned, in device memory; its lists follow in memory of their own. */
+typedef struct fi_plan {
+    long long units; /* of a lane */
+    int tiles;
+    int columns; /* that have work: at most those of the grid, at most the units */
+} fi_plan;
+
+/* Once a batch and layer group. */
+typedef struct fi_plan_call {
+    call_batch batch;
+    fi_plan *plan;
+    int *first_tile;   /* [max_seqs + 1] tiles of the sequences before */
+    long long *before; /* [most_tiles + 1] units of a head in the tiles before */
+    fi_tile *tiles;    /* [most_tiles] */
+    fi_start *starts;  /* [columns] */
+    int window_left;   /* -1 = no limit */
+    int chunk;         /* 0 = off */
+    int custom;        /* a custom mask, or positions */
+    int rows;          /* of a tile */
+    int align;   /* tiles begin with keys that are multiples of this: a page, or part of one */
+    int ratio;   /* query heads of a KV head */
+    int unit;    /* keys */
+    int rounds;  /* items that a lane has of a tile */
+    int columns; /* of the attention kernel's grid */
+} fi_plan_call;
+
+/* A descriptor of the copy engine's, as the driver makes it. */
+typedef struct fi_tensor_map {
+    unsigned char bytes[128];
+} __attribute__((aligned(64))) fi_tensor_map;
+
+/* Once a layer. */
+typedef struct fi_call {
+    fi_tensor_map k_map, v_map; /* of the caches, if has_maps: boxes of FI_GROUP keys of a head */
+    fi_tensor_map k_new_map, v_new_map; /* of k and v, if has_new_maps */
+    call_operands operands;
+    call_batch batch;
+    const fi_plan *plan;
+    const fi_tile *tiles;
+    const fi_start *starts;
+    float *partial;     /* [2 * grid][side][FI_ROWS][v_dim] sums of blocks that share an item */
+    float *partial_row; /* [2 * grid][side][FI_ROWS][2] largest logit, in units of log 2, and
+                           denominator */
+    int *arrived;       /* [grid] blocks that have left their part of the item that begins in this
+                           one; 0 between launches */
+    int kv_heads;
+    int lanes;
+    int side_shift; /* side = 2^side_shift */
+    int ratio;
+    int page_size;
+    int page_shift; /* page_size = 2^page_shift; -1 = it is no power of two */
+    int window_left;
+    int chunk;
+    int custom;
+    int has_maps; /* whole groups of keys in the cache come in boxes */
+    int has_new_maps;
+    int save;  /* each sequence's one new key goes to its slot on the way (DECODE) */
+    int dtype; /* ELEMENT_F16, ELEMENT_BF16 */
+    int out_dtype;
+    float scale; /* of q.k: to units of log 2, or natural where cap or slopes are given */
+    float cap;   /* 0 = none */
+} fi_call;
+
+#endif /* FLASHINFER_LIKE_PLAN_H */

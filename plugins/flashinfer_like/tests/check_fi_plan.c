@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_fi_plan.c: the planner, compiled as C, on batches drawn at random, and the blocks that go
+ * through its plan as the kernels do: every key of every item once, no block with more to do than
+ * another, no two parts in one place, nothing written where nobody gave memory.
+ */
+#include "host/base/mix.h"
+#include "plugins/flashinfer_like/flashinfer_like.h"
+#include "plugins/flashinfer_like/kernels/walk.cuh"
+#include "tests/tools/test_main.h"
+
+enum {
+    CASES = 10000,
+    MAX_SEQS = 48,
+    MAX_ROWS = 700,
+    MAX_UNITS = 1 << 20,
+    POISON = 0xa5,
+    GUARD = 512
+};
+
+/* Check takes a note of every assertion: too slow for one a unit. */
+#define REQUIRE(what)                                                                              \
+    do {                                                                                           \
+        if (!(what))                                                                               \
+            ck_abort_msg("case %d: not so: %s", case_number, #what);                               \
+    } while (0)
+
+static int case_number;
+
+/* ---- Batches --------------------------------------------------------------------------------- */
+
+/* A batch, the grid it is for, and memory of exactly the size that it is told to have. */
+typedef struct test_case {
+    uint64_t seed, drawn;
+    int indptr[MAX_SEQS + 1], prefixes[MAX_SEQS], lens[MAX_SEQS], positions[MAX_ROWS];
+    int counts[CALL_COUNTS];
+    fi_group group;
+    attn_bounds bounds;
+    int kernel; /* KERNEL_* */
+    fi_grid grid;
+    fi_plan_layout layout;
+    unsigned char *memory; /* GUARD bytes, the plan, GUARD bytes */
+    fi_plan_call plan;
+    fi_call call; /* what blocks are told */
+    int seqs;
+} test_case;
+
+static int between(test_case *t, int low, int high)
+{
+    return low + (int)(mix_stream(t->seed, t->drawn++) % (uint64_t)(high - low + 1));
+}
+
+/* Lengths of 0 and 1, ordinary ones, or one giant among small ones. */
+static int draw_keys(test_case *t, int s, int giant)
+{
+    if (s == giant)
+        return between(t, 2000, 9000);
+    switch (between(t, 0, 4)) {
+    case 0:
+        return 0;
+    case 1:
+        return 1;
+    case 2:
+        return between(t, 1, 70);
+    default:
+        return between(t, 0, giant >= 0 ? 40 : 900);
+    }
+}
+
+static void draw_batch(test_case *t)
+{
+    int is_ragged = between(t, 0, 2) != 0, giant = between(t, 0, 3) == 0 ? between(t, 0, 8) : -1;
+    int most_queries = between(t, 1, 60), at = between(t, 0, 9);
+    t->seqs = between(t, 0, 3) == 0 ? between(t, 0, 2) : between(t, 1, MAX_SEQS);
+    for (int s = 0; s < t->seqs; s++) {
+        int keys = draw_keys(t, s, giant);
+        int queries = is_ragged ? between(t, 0, s == giant ? 4 : most_queries) : 1;
+        if (at + queries > MAX_ROWS)
+            queries = 0;
+        t->indptr[s] = at;
+        t->lens[s] = keys;
+        t->prefixes[s] = keys > queries ? keys - queries : 0;
+        if (between(t, 0, 9) == 0) /* the keys need not end with the queries */
+            t->prefixes[s] = between(t, 0, keys);
+        at += queries;
+    }
+    t->indptr[t->seqs] = at;
+    for (int row = 0; row < MAX_ROWS; row++)
+        t->positions[row] = between(t, 0, 900);
+    call_batch *batch = &t->plan.batch;
+    batch->seq_lens = batch->kv_lens = t->lens;
+    batch->q_indptr = is_ragged ? t->indptr : NULL;
+    batch->prefix_lens = t->prefixes;
+    batch->num_seqs = t->seqs;
+    batch->window_right = between(t, 0, 3) == 0   ? -1
+                          : between(t, 0, 3) == 0 ? between(t, 0, 40)
+                                                  : 0;
+    if (between(t, 0, 2) == 0) { /* a graph's, captured with another number */
+        t->counts[CALL_COUNT_SEQS] = t->seqs;
+        batch->counts = t->counts;
+        batch->num_seqs = between(t, 0, 1000);
+    }
+}
+
+static void draw_group(test_case *t)
+{
+    static const uint32_t sms[] = {132, 132, 1, 2, 20, 78, 132, 148};
+    t->group.shape = &fi_shapes[between(t, 0, (int)fi_num_shapes - 1)];
+    t->kernel = between(t, 0, KERNEL_COUNT - 1);
+    t->group.num_sms = sms[between(t, 0, 7)];
+    t->group.base.kv_heads = between(t, 1, between(t, 0, 1) ? 8 : 40);
+    t->group.base.ratio = between(t, 0, 16);
+    if (t->group.base.ratio == 0)
+        t->group.base.ratio = 40;
+    t->group.base.v_dim = 128;
+    t->group.base.window_left = between(t, 0, 3) == 0 ? between(t, 0, 300) : -1;
+    t->group.base.chunk = between(t, 0, 5) == 0 ? between(t, 1, 500) : 0;
+    t->grid = fi_find_grid(&t->group, t->kernel);
+    /* Heads side by side: the grid of half as many. */
+    while (t->grid.side_shift < 2 && t->group.base.kv_heads % 2 == 0 && between(t, 0, 3) == 0) {
+        uint32_t shift = t->grid.side_shift + 1;
+        fi_group half = t->group;
+        half.base.kv_heads >>= shift;
+        if (half.base.kv_heads << shift != t->group.base.kv_heads)
+            break;
+        t->grid = fi_find_grid(&half, t->kernel);
+        t->grid.side_shift = shift;
+    }
+}
+
+/* Room for the batch and hardly more, every byte of it known. */
+static void lay_out(test_case *t)
+{
+    int rows = t->plan.batch.q_indptr ? t->indptr[t->seqs] - t->indptr[0] : t->seqs;
+    t->bounds = (attn_bounds){.struct_size = sizeof t->bounds,
+                              .max_seqs = t->seqs + between(t, 0, 1),
+                              .max_tokens = rows + between(t, 0, 1)};
+    t->layout = fi_layout_plan(&t->group, &t->bounds);
+    /* fi_layout_plan() reckons with fi_find_grid()'s grid. */
+    t->layout.size = t->layout.starts_at + t->grid.columns * sizeof(fi_start);
+    t->memory = malloc(t->layout.size + 2 * GUARD);
+    ck_assert_ptr_nonnull(t->memory);
+    memset(t->memory, POISON, t->layout.size + 2 * GUARD);
+    char *base = (char *)t->memory + GUARD;
+    t->plan.plan = (fi_plan *)(void *)base;
+    t->plan.first_tile = (int *)(void *)(base + t->layout.first_tile_at);
+    t->plan.before = (long long *)(void *)(base + t->layout.before_at);
+    t->plan.tiles = (fi_tile *)(void *)(base + t->layout.tiles_at);
+    t->plan.starts = (fi_start *)(void *)(base + t->layout.starts_at);
+}
+
+static void begin(test_case *t, uint64_t seed)
+{
+    memset(t, 0, sizeof *t);
+    t->seed = mix_word(seed);
+    draw_group(t);
+    draw_batch(t);
+    lay_out(t);
+    fi_plan_call *p = &t->plan;
+    p->window_left = t->group.base.window_left;
+    p->chunk = t->group.base.chunk;
+    p->custom = between(t, 0, 4) == 0;
+    p->batch.positions = p->custom && between(t, 0, 1) ? t->positions : NULL;
+    p->rows = t->group.shape->kernels[t->kernel].rows;
+    p->align = between(t, 0, 1) ? FI_GROUP : 1;
+    p->ratio = t->group.base.ratio;
+    p->unit = FI_KEYS >> t->grid.side_shift;
+    p->rounds = t->group.base.kv_heads / (int)(t->grid.lanes << t->grid.side_shift);
+    p->columns = (int)t->grid.columns;
+    t->call = (fi_call){.batch = p->batch,
+                        .plan = p->plan,
+                        .tiles = p->tiles,
+                        .starts = p->starts,
+                        .kv_heads = t->group.base.kv_heads,
+                        .lanes = (int)t->grid.lanes,
+                        .side_shift = (int)t->grid.side_shift,
+                        .ratio = p->ratio};
+    fi_plan_all(p);
+}
+
+static void end(test_case *t)
+{
+    free(t->memory);
+}
+
+/* ---- What was written ------------------------------------------------------------------------ */
+
+static void expect_poison(const test_case *t, uint64_t from, uint64_t to)
+{
+    for (uint64_t i = from; i < to; i++)
+        REQUIRE(t->memory[i] == POISON);
+}
+
+/* What lies between the arrays, after what they hold, and around all of them. */
+static void check_memory(const test_case *t)
+{
+    const fi_plan_layout *l = &t->layout;
+    uint64_t seqs = (uint64_t)t->bounds.max_seqs, tiles = (uint64_t)t->plan.plan->tiles;
+    REQUIRE((int64_t)tiles <= l->most_tiles);
+    expect_poison(t, 0, GUARD);
+    expect_poison(t, GUARD + sizeof(fi_plan), GUARD + l->first_tile_at);
+    expect_poison(t, GUARD + l->first_tile_at + (seqs + 1) * sizeof(int), GUARD + l->before_at);
+    expect_poison(t, GUARD + l->before_at + (tiles + 1) * sizeof(long long), GUARD + l->tiles_at);
+    expect_poison(t, GUARD + l->tiles_at + tiles * sizeof(fi_tile), GUARD + l->starts_at);
+    expect_poison(t, GUARD + l->size, GUARD + l->size + GUARD);
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* Does the query at `position` see key j, whose position that is? */
+static int sees(const fi_plan_call *p, int position, int j)
+{
+    if (p->window_left >= 0 && j < position - p->window_left)
+        return 0;
+    if (p->batch.window_right >= 0 && j > position + p->batch.window_right)
+        return 0;
+    if (p->chunk == 0)
+        return 1;
+    if (position < 0 || j / p->chunk != position / p->chunk)
+        return 0;
+    return p->custom || j <= position;
+}
+
+/* The first and the end of the keys that rows [r0, r1) of a sequence see. */
+static void find_seen(const test_case *t, int s, int r0, int r1, int *lo, int *hi)
+{
+    const fi_plan_call *p = &t->plan;
+    int prefix = p->batch.q_indptr ? t->prefixes[s] : t->lens[s] - 1;
+    int first = prefix + r0 / p->ratio, last = prefix + (r1 - 1) / p->ratio;
+    *lo = 0x7fffffff;
+    *hi = -1;
+    for (int j = 0; j < t->lens[s]; j++)
+        for (int i = first; i <= last; i++)
+            if (sees(p, i, j)) {
+                *lo = int_min(*lo, j);
+                *hi = j + 1;
+            }
+}
+
+/* A tile has all keys that its rows see, and where no mask thins them out hardly any others. */
+static void check_keys(const test_case *t, const fi_tile *tile, int rows)
+{
+    int lo, hi, align = t->plan.align;
+    if (t->plan.batch.positions) {
+        REQUIRE(tile->lo == 0);
+        REQUIRE(tile->hi == t->lens[tile->seq]);
+        return;
+    }
+    find_seen(t, tile->seq, tile->row0, tile->row0 + rows, &lo, &hi);
+    if (hi < 0) {
+        REQUIRE(tile->lo == 0);
+        REQUIRE(tile->hi == 0);
+        return;
+    }
+    REQUIRE(tile->lo == lo - lo % align);
+    REQUIRE(tile->hi == hi);
+}
+
+static void check_tiles(const test_case *t)
+{
+    const fi_plan_call *p = &t->plan;
+    int tiles = 0;
+    i64 units = 0;
+    for (int s = 0; s < t->seqs; s++) {
+        int rows = (p->batch.q_indptr ? t->indptr[s + 1] - t->indptr[s] : 1) * p->ratio;
+        REQUIRE(p->first_tile[s] == tiles);
+        for (int row = 0; row < rows; row += p->rows, tiles++) {
+            const fi_tile *tile = &p->tiles[tiles];
+            REQUIRE(tile->seq == s);
+            REQUIRE(tile->row0 == row);
+            check_keys(t, tile, int_min(p->rows, rows - row));
+            REQUIRE(p->before[tiles] == units);
+            int keys = tile->hi - tile->lo;
+            units += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
+        }
+    }
+    REQUIRE(p->first_tile[t->seqs] == tiles);
+    REQUIRE(p->plan->tiles == tiles);
+    REQUIRE(p->before[tiles] == units);
+    REQUIRE(p->plan->units == units * p->rounds);
+    REQUIRE(p->plan->columns == (units * p->rounds < p->columns ? units * p->rounds : p->columns));
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+/* owner[n]: the column of unit n of a lane. */
+static int owner[MAX_UNITS], seen[MAX_UNITS];
+
+/* Where the unit is among the lane's, by tile, item, key. */
+static i64 number_of(const test_case *t, int block, const cursor *at)
+{
+    int side = 1 << t->call.side_shift, lane = block % t->call.lanes;
+    int round = (at->head / side - lane) / t->call.lanes;
+    REQUIRE(at->head == (lane + round * t->call.lanes) * side);
+    REQUIRE(at->head < t->call.kv_heads);
+    REQUIRE(at->at < t->plan.plan->tiles);
+    REQUIRE(memcmp(&at->tile, &t->plan.tiles[at->at], sizeof at->tile) == 0);
+    return t->plan.before[at->at] * t->plan.rounds + (i64)round * at->units + at->unit;
+}
+
+static void walk_lane(const test_case *t, int lane)
+{
+    i64 units = t->plan.plan->units;
+    int least = 0x7fffffff, most = 0;
+    memset(seen, 0, (size_t)units * sizeof *seen);
+    for (int c = 0; c < t->plan.columns; c++) {
+        const fi_start *start = &t->plan.starts[c];
+        int block = c * t->call.lanes + lane;
+        if (c >= t->plan.plan->columns) {
+            REQUIRE(start->count == 0);
+            continue;
+        }
+        least = int_min(least, start->count);
+        most = int_max(most, start->count);
+        for (cursor at = walk_begin(&t->call, block, start); at.left > 0;
+             walk_next(&t->call, block, &at)) {
+            i64 n = number_of(t, block, &at);
+            REQUIRE(n >= 0 && n < units);
+            seen[n]++;
+            owner[n] = c;
+            int from = at.tile.lo + at.unit * t->plan.unit;
+            REQUIRE(from < at.tile.hi || (at.tile.hi == 0 && at.unit == 0));
+            REQUIRE(at.unit + 1 < at.units || from + t->plan.unit >= at.tile.hi);
+        }
+    }
+    for (i64 n = 0; n < units; n++)
+        REQUIRE(seen[n] == 1);
+    REQUIRE(most <= (units ? least + 1 : 0));
+}
+
+/* The item that unit n belongs to: its first unit, and the one after its last. */
+static void find_item(const test_case *t, i64 n, i64 *first, i64 *last)
+{
+    const fi_plan_call *p = &t->plan;
+    int tile = 0;
+    while (p->before[tile + 1] * p->rounds <= n)
+        tile++;
+    i64 units = p->before[tile + 1] - p->before[tile], begin = p->before[tile] * p->rounds;
+    *first = begin + (n - begin) / units * units;
+    *last = *first + units - 1;
+}
+
+/* What a start says of items that columns share, counted anew. */
+static void check_starts(const test_case *t)
+{
+    i64 at = 0, first, last, other;
+    for (int c = 0; c < t->plan.plan->columns; c++) {
+        const fi_start *start = &t->plan.starts[c];
+        find_item(t, at, &first, &last);
+        REQUIRE(start->first_column == owner[first]);
+        REQUIRE(start->in_the_middle == (first > 0 && owner[first - 1] == owner[first]));
+        REQUIRE(start->first_parts == owner[last] - owner[first] + 1);
+        other = first;
+        at += start->count;
+        find_item(t, at - 1, &first, &last);
+        if (first != other)
+            REQUIRE(start->last_parts == owner[last] - c + 1);
+    }
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+enum { MAX_GRID = 2 * 148 };
+
+/* Whose a slot and a counter is: the first unit of the item, after its lane. */
+static i64 slots[2 * MAX_GRID], counters[MAX_GRID];
+static int arrivals[MAX_GRID], counted[MAX_GRID];
+
+/* A block ends its part of an item that others share. */
+static void leave_part(const test_case *t, int block, const cursor *at, const fi_start *start,
+                       int is_first)
+{
+    int column = block / t->call.lanes, lane = block % t->call.lanes;
+    i64 first, last, n = number_of(t, block, at), item;
+    parts p = walk_parts(&t->call, block, start, is_first);
+    int grid = t->call.lanes * t->plan.columns, counter = (int)(p.counter - t->call.arrived);
+    find_item(t, n, &first, &last);
+    item = first * t->call.lanes + lane + 1;
+    REQUIRE(p.count > 1);
+    REQUIRE(p.count == owner[last] - owner[first] + 1);
+    REQUIRE(p.mine >= 0 && p.mine < 2 * grid);
+    REQUIRE(slots[p.mine] == 0);
+    slots[p.mine] = item;
+    REQUIRE(part_slot(p, column - owner[first]) == p.mine);
+    REQUIRE(counter >= 0 && counter < grid);
+    REQUIRE(counters[counter] == 0 || counters[counter] == item);
+    counters[counter] = item;
+    counted[counter] = p.count;
+    arrivals[counter]++;
+}
+
+static void check_parts(const test_case *t)
+{
+    int grid = t->call.lanes * t->plan.columns;
+    memset(slots, 0, sizeof slots);
+    memset(counters, 0, sizeof counters);
+    memset(arrivals, 0, sizeof arrivals);
+    REQUIRE(grid <= MAX_GRID);
+    for (int block = 0; block < grid; block++) {
+        const fi_start *start = &t->plan.starts[block / t->call.lanes];
+        int is_first = 1;
+        for (cursor at = walk_begin(&t->call, block, start); at.left > 0;
+             walk_next(&t->call, block, &at)) {
+            if (at.left > 1 && at.unit < at.units - 1)
+                continue;
+            i64 first, last;
+            find_item(t, number_of(t, block, &at), &first, &last);
+            int whole = walk_has_whole(&at, start, is_first);
+            REQUIRE(whole == (owner[first] == owner[last]));
+            if (!whole)
+                leave_part(t, block, &at, start, is_first);
+            is_first = 0;
+        }
+    }
+    for (int i = 0; i < grid; i++)
+        if (counters[i])
+            REQUIRE(arrivals[i] == counted[i]);
+}
+
+/* ---- Cases ----------------------------------------------------------------------------------- */
+
+START_TEST(batches_at_random)
+{
+    static test_case t;
+    int cases = random_cases(CASES), shared = 0, empty = 0, left_over = 0;
+    for (int i = 0; i < cases; i++) {
+        case_number = i;
+        begin(&t, (uint64_t)i);
+        check_memory(&t);
+        check_tiles(&t);
+        REQUIRE(t.plan.plan->units < MAX_UNITS);
+        for (int lane = 0; lane < t.call.lanes; lane++)
+            if (lane < 2 || lane == t.call.lanes - 1)
+                walk_lane(&t, lane);
+        check_starts(&t);
+        check_parts(&t);
+        for (int c = 0; c < t.plan.plan->columns; c++)
+            shared += t.plan.starts[c].first_parts > 2;
+        for (int n = 0; n < t.plan.plan->tiles; n++)
+            empty += t.plan.tiles[n].hi == 0;
+        left_over += t.plan.plan->columns < t.plan.columns;
+        end(&t);
+    }
+    /* That there was something to find. */
+    ck_assert(shared > cases / 10 && empty > cases / 10 && left_over > cases / 50);
+}
+END_TEST
+
+/* All lanes have as many columns and as many heads, and no block has to wait for another to end. */
+START_TEST(grids)
+{
+    for (int heads = 1; heads <= 200; heads++)
+        for (uint32_t sms = 1; sms <= 150; sms++)
+            for (int kernel = 0; kernel < KERNEL_COUNT; kernel++) {
+                fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes], .num_sms = sms};
+                uint32_t most = sms * group.shape->kernels[kernel].blocks;
+                group.base.kv_heads = heads;
+                fi_grid grid = fi_find_grid(&group, kernel);
+                REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= most);
+                REQUIRE((uint32_t)heads % (grid.lanes << grid.side_shift) == 0);
+                REQUIRE(most - grid.lanes * grid.columns < grid.lanes);
+            }
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("fi_plan");
+    TCase *tc = tcase_create("planner");
+    tcase_set_timeout(tc, 300);
+    tcase_add_test(tc, batches_at_random);
+    tcase_add_test(tc, grids);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_flashinfer_like.c: flashinfer_like on any machine: what query says, what create says where
+ * something is missing, how much memory it wants, what is launched. Plans are check_fi_plan.c's
+ * matter; what is computed is that of the conformance suite, on the fake driver and on a GPU.
+ */
+#include "plugins/flashinfer_like/tests/fi_fixture.h"
+#include "tests/tools/plugin_test.h"
+#include "tests/tools/test_main.h"
+
+#include <string.h>
+
+static const attn_backend_type *type;
+
+static void open_plugin(void)
+{
+    attn_plugin plugin;
+    open_plugin_file(NULL, "flashinfer_like.so", &plugin, &test_error);
+    ck_assert_int_eq(plugin.describe(0, &type, &test_error), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(1, &type, &test_error), ATTN_INVALID_ARGUMENT);
+    ck_assert_str_eq(type->name, "flashinfer_like");
+}
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+static attn_reason reasons[16];
+
+/* The fields that are refused, as a set of bits; 0 = supported. */
+static uint64_t refused_fields(const test_problem *t)
+{
+    uint64_t fields = 0;
+    for (int i = 0; i < 16; i++)
+        reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
+    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK,
+                  "%s", test_message);
+    ck_assert_uint_le(verdict.num_reasons, 16);
+    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
+    for (uint32_t i = 0; i < verdict.num_reasons; i++)
+        fields |= UINT64_C(1) << reasons[i].field;
+    return fields;
+}
+
+#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
+
+/* A problem with one thing changed, and what is refused then. */
+#define EXPECT(fields, ...)                                                                        \
+    do {                                                                                           \
+        test_problem asked;                                                                        \
+        make_problem(&asked);                                                                      \
+        test_problem *t = &asked;                                                                  \
+        __VA_ARGS__;                                                                               \
+        ck_assert_uint_eq(refused_fields(t), fields);                                              \
+    } while (0)
+
+START_TEST(query_accepts)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    test_problem plain;
+    make_problem(&plain);
+    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert(verdict.supported);
+    ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
+    ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
+    ck_assert_uint_gt(verdict.device_bytes, 0);
+    static const int32_t dims[] = {64, 96, 128, 192, 256}, pages[] = {1, 7, 16, 24, 64, 65536};
+    for (int i = 0; i < 5; i++)
+        EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
+    for (int i = 0; i < 6; i++)
+        EXPECT(0, t->problem.page_size = pages[i]);
+    EXPECT(0, t->group.head_dim = 192; t->group.v_head_dim = 128);
+    EXPECT(0, t->problem.q_dtype = t->problem.kv_dtype = t->problem.out_dtype = ATTN_F16);
+    EXPECT(0, t->problem.out_dtype = ATTN_F32);
+    EXPECT(0, t->problem.kv_layout = ATTN_LAYOUT_KV_HND);
+    EXPECT(0, t->group.window_left = 127; t->group.window_right = 5);
+    EXPECT(0, t->group.attention_chunk = 8192);
+    EXPECT(0, t->group.logit_cap = 50; t->group.flags = ATTN_GROUP_HAS_SINKS);
+    EXPECT(0, t->group.flags = ATTN_GROUP_HAS_ALIBI);
+    EXPECT(0, t->group.attn_type = ATTN_TYPE_ENCODER_ONLY; t->problem.kv_layout = NULL;
+           t->problem.page_size = 0);
+    EXPECT(0, t->bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1);
+    EXPECT(0, t->bounds.uses = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX |
+                               ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
+    EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
+}
+END_TEST
+
+START_TEST(query_refuses)
+{
+    EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
+           t->device.sm = 0);
+    ck_assert_str_eq(reasons[1].accepted, "90");
+    ck_assert_uint_eq(reasons[1].code, ATTN_REASON_ARCH);
+    EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
+    EXPECT(FIELD(DEVICE_SM), t->device.sm = 100);
+    EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
+    EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
+    ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");
+    ck_assert_str_eq(reasons[1].accepted, "64, 96, 128, 192, 256");
+    EXPECT(FIELD(V_HEAD_DIM), t->group.v_head_dim = 64);
+    ck_assert_str_eq(reasons[0].accepted, "128");
+    EXPECT(FIELD(V_HEAD_DIM), t->group.head_dim = 192; t->group.v_head_dim = 64);
+    ck_assert_str_eq(reasons[0].accepted, "192, 128");
+    EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 80);
+    ck_assert_str_eq(reasons[0].accepted, "128, 192");
+    EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E4M3);
+    EXPECT(FIELD(SCALE_GRANULARITY), t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
+    EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
+    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+}
+END_TEST
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+static void expect_kernel(const fi_kernel *kernel, const char *type_name, const char *expected)
+{
+    const char *top = getenv("ATTNHOST_TEST_SRCDIR");
+    char path[4096], text[4096] = "";
+    snprintf(path, sizeof path, "%s/plugins/flashinfer_like/kernels/%s_%s.cu", top ? top : ".",
+             kernel->name + strlen("fi_"), type_name);
+    FILE *file = fopen(path, "r");
+    ck_assert_msg(file != NULL, "%s", path);
+    ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
+    fclose(file);
+    ck_assert_msg(strstr(text, expected), "%s: accepted %s", path, expected);
+}
+
+/* The table's lines are those of the kernels. */
+START_TEST(shapes_are_those_of_the_kernels)
+{
+    static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
+    static const int stages[] = {
+#define STAGES(name, dim, dim_v, stages, ...) stages,
+        FI_SHAPES(STAGES)
+#undef STAGES
+    };
+    for (uint32_t i = 0; i < fi_num_shapes; i++)
+        for (int n = 0; n < TYPE_COUNT; n++) {
+            const fi_shape *shape = &fi_shapes[i];
+            const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
+            const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
+            char expected[256];
+            snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %d, %s)", attend->name,
+                     types[n], shape->dim, shape->dim_v, stages[i], halves[n]);
+            expect_kernel(attend, types[n], expected);
+            snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %u, %u, %s)",
+                     prefill->name, types[n], shape->dim, shape->dim_v, prefill->threads / 32,
+                     prefill->blocks, halves[n]);
+            expect_kernel(prefill, types[n], expected);
+        }
+}
+END_TEST
+
+/* Without kernels, a driver or a context create says what is missing and leaves nothing. */
+START_TEST(create_refuses)
+{
+    static const attn_services services = {
+        .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
+    test_problem t;
+    attn_instance *instance = NULL;
+    make_problem(&t);
+    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error);
+    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
+                  test_message);
+    ck_assert_ptr_null(instance);
+    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") ||
+                      strstr(test_message, "nvcc"),
+                  "%s", test_message);
+    t.group.head_dim = 8;
+    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error),
+                     ATTN_UNSUPPORTED);
+    type->ops->destroy(NULL);
+    type->ops->metadata_destroy(NULL);
+}
+END_TEST
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* Larger bounds never want less; a byte less is refused. */
+START_TEST(memory_grows_with_bounds)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    attn_memory_size before = {.struct_size = sizeof before}, size = before;
+    for (int32_t n = 64; n <= 1 << 20; n *= 4) {
+        attn_bounds bounds = t.of.bounds;
+        bounds.max_seqs = bounds.max_tokens = n;
+        bounds.max_q_len = n;
+        ck_assert_int_eq(
+            fi_metadata_size(&t.instance, ATTN_METADATA_EAGER, &bounds, &size, &test_error),
+            ATTN_OK);
+        uint64_t plans = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA)];
+        ck_assert_uint_gt(plans, before.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA)]);
+        for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
+            ck_assert_uint_ge(size.size[region], before.size[region]);
+        before = size;
+    }
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        attn_memory less = t.memory;
+        attn_metadata *metadata = NULL;
+        if (t.memory.size[region] == 0)
+            continue;
+        less.size[region]--;
+        test_error.needed = 0;
+        ck_assert_int_eq(fi_metadata_create(&t.instance, ATTN_METADATA_EAGER, &t.of.bounds, &less,
+                                            &metadata, &test_error),
+                         ATTN_BUFFER_TOO_SMALL);
+        ck_assert_uint_eq(test_error.needed, t.memory.size[region]);
+        ck_assert_ptr_null(metadata);
+    }
+    run_end(&t);
+}
+END_TEST
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+static void need(attn_status status)
+{
+    ck_assert_msg(status == ATTN_OK, "%d: %s", status, test_message);
+}
+
+static void expect_launches(const char *names)
+{
+    char got[256] = "";
+    for (int i = 0; i < num_launches; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", i ? " " : "",
+                 launches[i].name);
+    ck_assert_str_eq(got, names);
+}
+
+/* The last launch is that of this kernel, as the table has it, and reads what was planned. */
+static void expect_attention(const test_run *t, int kernel, int programmatic)
+{
+    const fi_kernel *wanted = &t->group.shape->kernels[kernel];
+    const seen_launch *seen = &launches[num_launches - 1];
+    fi_grid grid = fi_find_grid(&t->group, kernel);
+    ck_assert_str_eq(seen->name, wanted->name);
+    ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
+    ck_assert_uint_eq(seen->threads, wanted->threads);
+    ck_assert_uint_eq(seen->shared, wanted->shared);
+    ck_assert_int_eq(seen->programmatic, programmatic);
+    ck_assert_int_eq(seen->params.call.lanes, (int)grid.lanes);
+    ck_assert_int_eq(seen->params.call.ratio, TEST_Q_HEADS / TEST_KV_HEADS);
+    ck_assert_float_eq_tol(seen->params.call.scale, 0.125f * 1.442695f, 1e-6f);
+}
+
+/* The new key goes into the cache on the way; the first kernel after a plan waits for it. */
+START_TEST(decode_saves_on_its_way)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches("plan fi_attend_d128");
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    ck_assert_uint_eq(launches[0].grid, 1);
+    ck_assert_uint_eq(launches[0].threads, FI_PLAN_THREADS);
+    ck_assert_int_eq(launches[0].programmatic, 0);
+    ck_assert_int_eq(launches[1].params.call.save, 1);
+    ck_assert_ptr_eq(launches[1].params.call.plan, launches[0].params.plan.plan);
+    ck_assert_ptr_eq(launches[1].params.call.tiles, launches[0].params.plan.tiles);
+    ck_assert_ptr_eq(launches[1].params.call.starts, launches[0].params.plan.starts);
+    ck_assert_int_eq(launches[0].params.plan.rows, FI_ROWS);
+    num_launches = 0;
+    need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
+    expect_launches("fi_attend_d128");
+    expect_attention(&t, KERNEL_ATTEND, 1);
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    t.args.flags = 0;
+    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    expect_launches("plan fi_attend_d128");
+    ck_assert_int_eq(launches[1].params.call.save, 0);
+    run_end(&t);
+}
+END_TEST
+
+/* Rows decide on the kernel: up to SHORT_ROWS of a KV head, and more. */
+START_TEST(extend_saves_before)
+{
+    test_run t;
+    int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_ROWS / ratio;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, short_rows));
+    expect_launches("plan save fi_attend_d128");
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    ck_assert_uint_eq(launches[1].grid, TEST_SMS * SAVE_BLOCKS);
+    ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
+    ck_assert_int_eq(launches[2].params.call.save, 0);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, short_rows + 1));
+    expect_launches("plan save fi_prefill_d128");
+    expect_attention(&t, KERNEL_PREFILL, 0);
+    ck_assert_int_eq(launches[0].params.plan.rows, FI_PREFILL_ROWS);
+    num_launches = 0;
+    need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
+    expect_launches("save fi_prefill_d128");
+    expect_attention(&t, KERNEL_PREFILL, 1);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(encoders_have_no_cache)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.attn_type = ATTN_TYPE_ENCODER_ONLY;
+    of.group.window_right = -1;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 300, 200));
+    expect_launches("plan fi_prefill_d128");
+    ck_assert_ptr_null(launches[1].params.call.batch.kv_lens);
+    run_end(&t);
+}
+END_TEST
+
+/* Boxes of 16 keys, where pages have whole ones and rows begin at multiples of 16 bytes. */
+START_TEST(decode_reads_boxes)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    const fi_call *call = &launches[1].params.call;
+    ck_assert_int_eq(call->has_maps, 1);
+    seen_map map = read_map(&call->k_map);
+    const uint64_t shape[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
+    ck_assert_ptr_eq(map.data, t.k_cache.data);
+    ck_assert_mem_eq(map.shape, shape, sizeof shape);
+    ck_assert_uint_eq(map.box[0], 64);
+    ck_assert_uint_eq(map.box[1], FI_GROUP);
+    ck_assert_uint_eq(map.strides[0], 2 * TEST_KV_HEADS * TEST_DIM);
+    ck_assert_uint_eq(map.strides[1], 2 * TEST_DIM);
+    ck_assert_ptr_eq(read_map(&call->v_map).data, t.v_cache.data);
+    t.k_cache.byte_offset = 2;
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    ck_assert_int_eq(launches[1].params.call.has_maps, 0);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(graphs_go_by_bounds)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    static const int32_t batches[][3] = {{6, 600, 500}, {1, 1, 1}, {3, 40, 30}};
+    for (int i = 0; i < 3; i++) {
+        need(run_batch(&t, ATTN_MODE_EXTEND, batches[i][0], batches[i][1], batches[i][2]));
+        expect_launches("plan save fi_prefill_d128");
+        expect_attention(&t, KERNEL_PREFILL, 0);
+        const int *counts = launches[2].params.call.batch.counts;
+        ck_assert_ptr_nonnull(counts);
+        ck_assert_int_eq(counts[CALL_COUNT_SEQS], batches[i][0]);
+        ck_assert_int_eq(counts[CALL_COUNT_TOKENS], batches[i][1]);
+    }
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(empty_batches)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 0, 0, 0));
+    expect_launches("");
+    need(run_batch(&t, ATTN_MODE_IDLE, 0, 0, 0));
+    expect_launches("");
+    run_end(&t);
+    run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    need(run_batch(&t, ATTN_MODE_DECODE, 6, 6, 1));
+    need(run_batch(&t, ATTN_MODE_DECODE, 0, 0, 1));
+    expect_launches("plan"); /* which a replay reads */
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(refusals)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 7, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 601, 20), ATTN_INVALID_ARGUMENT);
+    t.operands[ATTN_ROLE_Q] = NULL;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "operand q"), "%s", test_message);
+    ck_assert_int_eq(fi_forward_extend(t.metadata, 99, &t.args, NULL, &test_error),
+                     ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "layer_id 99"), "%s", test_message);
+    run_end(&t);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("flashinfer_like");
+    TCase *tc = tcase_create("any_machine");
+    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
+    tcase_add_test(tc, query_accepts);
+    tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, shapes_are_those_of_the_kernels);
+    tcase_add_test(tc, create_refuses);
+    tcase_add_test(tc, memory_grows_with_bounds);
+    tcase_add_test(tc, decode_saves_on_its_way);
+    tcase_add_test(tc, extend_saves_before);
+    tcase_add_test(tc, encoders_have_no_cache);
+    tcase_add_test(tc, decode_reads_boxes);
+    tcase_add_test(tc, graphs_go_by_bounds);
+    tcase_add_test(tc, empty_batches);
+    tcase_add_test(tc, refusals);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}

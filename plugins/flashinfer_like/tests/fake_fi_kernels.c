@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_fi_kernels.c: the fake CUDA driver with flashinfer_like's kernels in it, as host functions,
+ * so that all of the plugin but its device code is judged without a GPU: what it plans, the
+ * launches, what blocks leave for each other, by what comes of them.
+ *
+ * The plan and the way of a block through it are the plugin's own sources (plan.cuh, walk.cuh),
+ * which are C as well; attention is what kernels/plan.h says of it, in fp64, block after block, the
+ * last one first.
+ */
+#include "tests/fixtures/fake_cuda.h"
+
+static struct fake_cuda fake;
+
+/* Where an address of the device is in this process. Beyond what there is the device is lost, and
+ * something harmless is looked at. */
+static void *look_up(const void *address, size_t bytes)
+{
+    static char nothing[4096];
+    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
+    memset(nothing, 0, sizeof nothing);
+    return found ? found : nothing;
+}
+
+#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
+
+#include "attn_types.h"
+#include "host/base/dtype.h"
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/softmax.cuh"
+#include "plugins/flashinfer_like/kernels/shapes.h"
+#include "plugins/flashinfer_like/kernels/walk.cuh"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { MAX_DIM = 256, MAX_SIDE = 4 };
+
+static attn_dtype dtype_of(int element)
+{
+    return element == ELEMENT_F32 ? ATTN_F32 : element == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+static void plan_batch(const struct fake_cuda_launch *launch)
+{
+    fi_plan_all(launch->arguments[0]);
+}
+
+/* ---- New keys and values --------------------------------------------------------------------- */
+
+static void copy_vector(const char *from, char *to, int dim)
+{
+    size_t bytes = 2 * (size_t)dim;
+    memcpy(look_up(to, bytes), look_up(from, bytes), bytes);
+}
+
+/* Row `row` of k and v, one head of it, into its slot. */
+static void save_head(const fi_call *c, i64 row, int head, int dim, int v_dim)
+{
+    const call_operands *o = &c->operands;
+    i64 slot = *PORTABLE_AT(c->batch.out_cache_loc + row);
+    if (slot < 0)
+        return;
+    i64 page = slot / c->page_size, at = slot % c->page_size;
+    copy_vector((const char *)o->k + row * o->k_row + head * o->k_head,
+                (char *)o->k_cache + page * o->k_page + at * o->k_token + head * o->k_cache_head,
+                dim);
+    copy_vector((const char *)o->v + row * o->v_row + head * o->v_head,
+                (char *)o->v_cache + page * o->v_page + at * o->v_token + head * o->v_cache_head,
+                v_dim);
+}
+
+static void save(const struct fake_cuda_launch *launch)
+{
+    const fi_call *c = launch->arguments[0];
+    const int *dim = launch->arguments[1], *v_dim = launch->arguments[2];
+    const int *rows = c->batch.new_indptr ? c->batch.new_indptr : c->batch.q_indptr;
+    int seqs = index_num_seqs(&c->batch);
+    int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (int row = first; row < end; row++)
+        for (int head = 0; head < c->kv_heads; head++)
+            save_head(c, row, head, *dim, *v_dim);
+}
+
+/* ---- Rows of an item ------------------------------------------------------------------------- */
+
+/* Sums of a row so far; logits are in units of log 2, as they are in partial_row. */
+struct sums {
+    double top, total, values[MAX_DIM];
+};
+
+/* A block, and what it is at. */
+struct block {
+    const fi_call *c;
+    const fi_shape *shape;
+    int number, most_rows; /* of a tile */
+    fi_start start;
+    cursor at;
+    int is_first; /* its first item */
+    index_sequence q;
+    struct sums sums[MAX_SIDE][FI_PREFILL_ROWS];
+};
+
+static mask_rule rule_of(const fi_call *c)
+{
+    return (mask_rule){c->window_left, c->batch.window_right, c->chunk, c->custom};
+}
+
+static int num_rows(const struct block *b)
+{
+    return int_min(b->most_rows, b->q.q_len * b->c->ratio - b->at.tile.row0);
+}
+
+/* Row r as a row of q and out, and its query head. */
+static i64 find_row(const struct block *b, int side, int r, int *head)
+{
+    int n = b->at.tile.row0 + r, ratio = b->c->ratio;
+    *head = (b->at.head + side) * ratio + n % ratio;
+    return (i64)b->q.first_row + n / ratio;
+}
+
+/* More of a row: `total` and `values` are relative to `top`. No values: a sink. */
+static void sums_add(struct sums *x, double top, double total, attn_dtype dtype, const void *values,
+                     int dim)
+{
+    if (top == -(double)INFINITY)
+        return;
+    double higher = fmax(x->top, top), share = exp2(top - higher);
+    double shrink = x->top == -(double)INFINITY ? 0 : exp2(x->top - higher);
+    x->top = higher;
+    x->total = x->total * shrink + share * total;
+    for (int d = 0; d < dim; d++)
+        x->values[d] = x->values[d] * shrink + (values ? share * dtype_load(dtype, values, d) : 0);
+}
+
+static void item_begin(struct block *b)
+{
+    index_find_sequence(&b->c->batch, b->c->operands.k != NULL, b->at.tile.seq, &b->q);
+    for (int side = 0; side < 1 << b->c->side_shift; side++)
+        for (int r = 0; r < b->most_rows; r++)
+            b->sums[side][r] = (struct sums){.top = -(double)INFINITY};
+}
+
+/* ---- Keys ------------------------------------------------------------------------------------ */
+
+static double score(const struct block *b, const char *q, const char *k)
+{
+    attn_dtype dtype = dtype_of(b->c->dtype);
+    double sum = 0;
+    for (int d = 0; d < b->shape->dim; d++)
+        sum += dtype_load(dtype, q, d) * dtype_load(dtype, k, d);
+    return sum;
+}
+
+static double logit(const struct block *b, int head, const mask_view *view, int j, double score)
+{
+    const fi_call *c = b->c;
+    mask_rule rule = rule_of(c);
+    const float *slopes = c->operands.slopes;
+    float slope = slopes ? *PORTABLE_AT(slopes + head) : 0;
+    int position = mask_key_position(&rule, &c->batch, &b->q, j);
+    return (double)softmax_logit((float)score * c->scale, c->cap, slopes != NULL, slope,
+                                 fabsf((float)(view->position - position)));
+}
+
+static void attend_key(struct block *b, int side, int j)
+{
+    const fi_call *c = b->c;
+    const int *entry = index_entry(&c->batch, &b->q, c->page_size, j);
+    mask_rule rule = rule_of(c);
+    index_place at = index_find_key(&c->operands, &c->batch, &b->q, c->page_size, b->at.head + side,
+                                    j, entry ? index_int(entry, 0) : 0);
+    const char *k = look_up(at.k, 2 * (size_t)b->shape->dim);
+    const char *v = look_up(at.v, 2 * (size_t)b->shape->dim_v);
+    for (int r = 0; r < num_rows(b); r++) {
+        mask_view view;
+        int head;
+        i64 row = find_row(b, side, r, &head);
+        mask_find_view(&rule, &c->batch, &b->q, b->at.tile.seq, (b->at.tile.row0 + r) / c->ratio,
+                       &view);
+        if (!mask_sees(&rule, &c->batch, &b->q, &view, j, b->at.tile.hi))
+            continue;
+        const char *q =
+            (const char *)c->operands.q + row * c->operands.q_row + head * c->operands.q_head;
+        double x = score(b, look_up(q, 2 * (size_t)b->shape->dim), k);
+        sums_add(&b->sums[side][r], logit(b, head, &view, j, x), 1, dtype_of(c->dtype), v,
+                 b->shape->dim_v);
+    }
+}
+
+static void attend_unit(struct block *b)
+{
+    const fi_call *c = b->c;
+    int unit = FI_KEYS >> c->side_shift, from = b->at.tile.lo + b->at.unit * unit;
+    for (int side = 0; side < 1 << c->side_shift; side++)
+        for (int j = from; j < int_min(from + unit, b->at.tile.hi); j++) {
+            if (c->save && j == b->q.kv_len - 1 && b->at.tile.row0 == 0)
+                save_head(c, b->q.new_row, b->at.head + side, b->shape->dim, b->shape->dim_v);
+            attend_key(b, side, j);
+        }
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+static void store_row(const fi_call *c, const fi_shape *shape, i64 row, int head,
+                      const struct sums *x)
+{
+    const call_operands *o = &c->operands;
+    attn_dtype dtype = dtype_of(c->out_dtype);
+    char *out = (char *)o->out + row * o->out_row + head * o->out_head;
+    out = look_up(out, (size_t)shape->dim_v * attn_dtype_size(dtype));
+    for (int d = 0; d < shape->dim_v; d++)
+        dtype_store(dtype, out, d, x->total > 0 ? x->values[d] / x->total : 0);
+    if (o->lse)
+        *PORTABLE_AT((float *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) =
+            x->total > 0 ? (float)((x->top + log2(x->total)) * (double)SOFTMAX_LN2) : -INFINITY;
+}
+
+static void finish_row(const struct block *b, int side, int r, struct sums *x)
+{
+    int head;
+    i64 row = find_row(b, side, r, &head);
+    const float *sinks = b->c->operands.sinks;
+    if (sinks)
+        sums_add(x, (double)(*PORTABLE_AT(sinks + head) * SOFTMAX_LOG2E), 1, ATTN_F32, NULL,
+                 b->shape->dim_v);
+    store_row(b->c, b->shape, row, head, x);
+}
+
+/* Row r of a part, in device memory: its sums, and its largest logit and denominator. */
+static float *part_of(const struct block *b, i64 slot, int side, int r, float **numbers)
+{
+    i64 row = ((slot << b->c->side_shift) + side) * b->most_rows + r;
+    *numbers = look_up(b->c->partial_row + row * 2, 2 * sizeof(float));
+    return look_up(b->c->partial + row * b->shape->dim_v, (size_t)b->shape->dim_v * sizeof(float));
+}
+
+static void leave_row(const struct block *b, i64 slot, int side, int r)
+{
+    const struct sums *x = &b->sums[side][r];
+    float *numbers, *values = part_of(b, slot, side, r, &numbers);
+    for (int d = 0; d < b->shape->dim_v; d++)
+        values[d] = (float)x->values[d];
+    numbers[0] = (float)x->top;
+    numbers[1] = (float)x->total;
+}
+
+static void merge_row(struct block *b, parts p, int side, int r)
+{
+    struct sums x = {.top = -(double)INFINITY};
+    for (int i = 0; i < p.count; i++) {
+        float *numbers, *values = part_of(b, part_slot(p, i), side, r, &numbers);
+        sums_add(&x, (double)numbers[0], (double)numbers[1], ATTN_F32, values, b->shape->dim_v);
+    }
+    finish_row(b, side, r, &x);
+}
+
+static void item_end(struct block *b)
+{
+    int whole = walk_has_whole(&b->at, &b->start, b->is_first), is_last = 0;
+    parts p = walk_parts(b->c, b->number, &b->start, b->is_first);
+    if (!whole) {
+        int *counter = PORTABLE_AT(p.counter);
+        is_last = ++*counter == p.count;
+        *counter = is_last ? 0 : *counter;
+    }
+    for (int side = 0; side < 1 << b->c->side_shift; side++)
+        for (int r = 0; r < num_rows(b); r++) {
+            if (whole)
+                finish_row(b, side, r, &b->sums[side][r]);
+            else
+                leave_row(b, p.mine, side, r);
+            if (is_last)
+                merge_row(b, p, side, r);
+        }
+    b->is_first = 0;
+}
+
+static void run_block(struct block *b)
+{
+    b->start = *PORTABLE_AT(b->c->starts + b->number / b->c->lanes);
+    b->at = walk_begin(b->c, b->number, &b->start);
+    b->is_first = 1;
+    for (int begins = 1; b->at.left > 0; walk_next(b->c, b->number, &b->at)) {
+        if (begins)
+            item_begin(b);
+        attend_unit(b);
+        begins = b->at.left == 1 || b->at.unit == b->at.units - 1;
+        if (begins)
+            item_end(b);
+    }
+}
+
+/* Rows of no sequence. */
+static void clear_padding(const fi_call *c, const fi_shape *shape)
+{
+    const struct sums nothing = {.top = -(double)INFINITY};
+    const int *rows = c->batch.q_indptr;
+    int seqs = index_num_seqs(&c->batch), first = rows ? index_int(rows, seqs) : seqs;
+    int end = (rows ? index_int(rows, 0) : 0) + index_num_tokens(&c->batch);
+    for (int row = first; row < end; row++)
+        for (int head = 0; head < c->kv_heads * c->ratio; head++)
+            store_row(c, shape, row, head, &nothing);
+}
+
+/* ---- Attention ------------------------------------------------------------------------------- */
+
+/* A launch that is not of the table does nothing. */
+static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape, int kernel,
+                   attn_dtype dtype)
+{
+    const fi_call *c = launch->arguments[0];
+    const fi_kernel *wanted = &shape->kernels[kernel];
+    struct block *b = calloc(1, sizeof *b);
+    if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
+        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->dtype) == dtype &&
+        1 << c->side_shift <= MAX_SIDE) {
+        b->c = c;
+        b->shape = shape;
+        b->most_rows = wanted->rows;
+        for (b->number = (int)launch->grid[0] - 1; b->number >= 0; b->number--)
+            run_block(b);
+        clear_padding(c, shape);
+    }
+    free(b);
+}
+
+#define KERNELS(name, ...)                                                                         \
+    static const fi_shape name##_shape = FI_SHAPE(name, __VA_ARGS__);                              \
+    static void attend_##name##_bf16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_ATTEND, ATTN_BF16);                                   \
+    }                                                                                              \
+    static void attend_##name##_f16(const struct fake_cuda_launch *launch)                         \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_ATTEND, ATTN_F16);                                    \
+    }                                                                                              \
+    static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
+    }                                                                                              \
+    static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
+    }
+FI_SHAPES(KERNELS)
+#undef KERNELS
+
+/* ---- Definition ------------------------------------------------------------------------------ */
+
+__attribute__((constructor)) static void define(void)
+{
+    static const size_t plan_size[] = {sizeof(fi_plan_call)}, attend_size[] = {sizeof(fi_call)};
+    static const size_t save_sizes[] = {sizeof(fi_call), sizeof(int), sizeof(int)};
+    if (fake_cuda_load("fake_cuda.so", &fake) != 0)
+        return;
+    fake.define_kernel("fi_plan_batch", plan_batch, plan_size, 1, NULL);
+    fake.define_kernel("fi_save", save, save_sizes, 3, NULL);
+#define DEFINE(name, ...)                                                                          \
+    fake.define_kernel("fi_attend_" #name "_bf16", attend_##name##_bf16, attend_size, 1, NULL);    \
+    fake.define_kernel("fi_attend_" #name "_f16", attend_##name##_f16, attend_size, 1, NULL);      \
+    fake.define_kernel("fi_prefill_" #name "_bf16", prefill_##name##_bf16, attend_size, 1, NULL);  \
+    fake.define_kernel("fi_prefill_" #name "_f16", prefill_##name##_f16, attend_size, 1, NULL);
+    FI_SHAPES(DEFINE)
+#undef DEFINE
+}
