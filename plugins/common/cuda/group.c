@@ -64,6 +64,81 @@ int cuda_element(attn_dtype dtype)
 #define REFUSE(reason, field, ...)                                                                 \
     attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
+attn_status cuda_question_read(const attn_problem *problem, cuda_question *ask, attn_error *error)
+{
+    attn_status status = attn_util_read_problem(problem, &ask->problem, &ask->group, &ask->bounds,
+                                                &ask->device, error);
+    if (status == ATTN_OK)
+        status = attn_util_require_layers(&ask->group, error);
+    if (status != ATTN_OK || ask->group.kind != ATTN_KIND_SOFTMAX)
+        return status;
+    status = attn_util_require_softmax(&ask->group, error);
+    if (status == ATTN_OK && cuda_question_has_cache(ask) && ask->problem.page_size < 1)
+        status = attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
+                                      "page_size %d: accepted 1 and more", ask->problem.page_size);
+    return status;
+}
+
+int cuda_question_has_cache(const cuda_question *ask)
+{
+    return ask->group.attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+void cuda_check_layer(const cuda_question *ask, attn_verdict *verdict)
+{
+    const attn_layer_group *group = &ask->group;
+    if (group->kind != ATTN_KIND_SOFTMAX)
+        REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(group->kind));
+    if (group->attn_type != ATTN_TYPE_DECODER && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
+               attn_util_attn_type_name(group->attn_type));
+}
+
+enum { ANY_DIM = -1, DIMS_TEXT = 64 };
+
+/* The pairs with these dimensions, ANY_DIM of them if it says so: their head dimensions, or the
+ * widths of their values, each once. How many there are. */
+static uint32_t list_dims(const cuda_dims *pairs, uint32_t num_pairs, cuda_dims with, int values,
+                          char text[DIMS_TEXT])
+{
+    uint32_t count = 0;
+    size_t length = 0;
+    int32_t listed = 0; /* the table begins with the smallest */
+    text[0] = '\0';
+    for (uint32_t i = 0; i < num_pairs && length < DIMS_TEXT; i++) {
+        int32_t shown = values ? pairs[i].v_dim : pairs[i].dim;
+        if ((with.dim != ANY_DIM && pairs[i].dim != with.dim) ||
+            (with.v_dim != ANY_DIM && pairs[i].v_dim != with.v_dim) ||
+            (with.dim == ANY_DIM && shown <= listed))
+            continue;
+        length +=
+            (size_t)snprintf(text + length, DIMS_TEXT - length, "%s%d", count++ ? ", " : "", shown);
+        listed = shown;
+    }
+    return count;
+}
+
+void cuda_check_dims(const cuda_dims *pairs, uint32_t count, const attn_layer_group *group,
+                     attn_verdict *verdict)
+{
+    char dims[DIMS_TEXT], values[DIMS_TEXT];
+    cuda_dims any = {ANY_DIM, ANY_DIM}, of_dim = {group->head_dim, ANY_DIM};
+    cuda_dims of_values = {ANY_DIM, group->v_head_dim};
+    for (uint32_t i = 0; i < count; i++)
+        if (pairs[i].dim == group->head_dim && pairs[i].v_dim == group->v_head_dim)
+            return;
+    if (list_dims(pairs, count, of_dim, 1, values) > 0) {
+        REFUSE(HEAD_DIM, V_HEAD_DIM, values, "%d", group->v_head_dim);
+    } else if (list_dims(pairs, count, of_values, 0, dims) > 0) {
+        REFUSE(HEAD_DIM, HEAD_DIM, dims, "%d", group->head_dim);
+    } else {
+        list_dims(pairs, count, any, 0, dims);
+        list_dims(pairs, count, any, 1, values);
+        REFUSE(HEAD_DIM, HEAD_DIM, dims, "%d", group->head_dim);
+        REFUSE(HEAD_DIM, V_HEAD_DIM, values, "%d", group->v_head_dim);
+    }
+}
+
 static int is_operand_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_BF16;

@@ -43,6 +43,35 @@ int cuda_element(attn_dtype dtype);
 
 /* ---- Query: each adds the reasons that it finds ---------------------------------------------- */
 
+/* What query is asked, in structs of ours, whatever size the caller's have. */
+typedef struct cuda_question {
+    attn_problem problem;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_device device;
+} cuda_question;
+
+/* INVALID_ARGUMENT for what is missing or makes no sense: no layers; numbers of a softmax, or a
+ * page, that cannot be. Of layers of another kind, what else stands there is for others to judge.
+ */
+attn_status cuda_question_read(const attn_problem *problem, cuda_question *ask, attn_error *error);
+
+/* Encoders have no cache. */
+int cuda_question_has_cache(const cuda_question *ask);
+
+/* Softmax layers of decoders and of encoders. */
+void cuda_check_layer(const cuda_question *ask, attn_verdict *verdict);
+
+/* A pair of head dimensions that there are kernels for. */
+typedef struct cuda_dims {
+    int32_t dim, v_dim;
+} cuda_dims;
+
+/* The group has one of these pairs, smaller ones first. Where one of its dimensions is in a pair,
+ * the other has to go with it; else both have to change. */
+void cuda_check_dims(const cuda_dims *pairs, uint32_t count, const attn_layer_group *group,
+                     attn_verdict *verdict);
+
 /* What of data types a plugin takes. */
 typedef struct cuda_dtypes {
     int fp8_cache; /* e4m3 and e5m2 caches, with scales */
