@@ -39,11 +39,18 @@ typedef struct attn_i64_array {
 
 /* ---- Where the keys lie ---------------------------------------------------------------------- */
 
-/* Forms in which the slots of a sequence's keys can be given; bits of a mask. */
+/* Forms in which the slots of a sequence's keys can be given; bits of a mask.
+ * X(NAME, bit, "name in texts") */
+#define ATTN_INDEX_MAP(X)                                                                          \
+    X(REQ_TO_TOKEN, 0, "req_to_token") /* a row of slots for each request */                       \
+    X(BLOCK_TABLE, 1, "block_table")   /* a row of pages for each sequence of the batch */         \
+    X(CSR, 2, "csr")                   /* pages of all sequences in one list, with an indptr */
+
 enum {
-    ATTN_INDEX_REQ_TO_TOKEN = 1 << 0, /* a row of slots for each request */
-    ATTN_INDEX_BLOCK_TABLE = 1 << 1,  /* a row of pages for each sequence of the batch */
-    ATTN_INDEX_CSR = 1 << 2           /* pages of all sequences in one list, with an indptr */
+#define ATTN_INDEX_ENUM(name, bit, text) ATTN_INDEX_##name = 1 << (bit),
+    ATTN_INDEX_MAP(ATTN_INDEX_ENUM)
+#undef ATTN_INDEX_ENUM
+        ATTN_INDEX_ALL = (1 << 3) - 1
 };
 
 /* One KV group: layers that share slots. A window pool, a global pool, each of vLLM's KV groups and

@@ -241,8 +241,8 @@ static inline const char *attn_util_granularity_name(uint32_t granularity)
     return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
 }
 
-/* The member `bit` of a field that is a set: a mode, a mask kind, a use, a note, a flag. NULL for
- * fields that are none, and for bits that are not known. */
+/* The member `bit` of a field that is a set: a mode, a mask kind, a use, a note, a flag, a form of
+ * indices. NULL for fields that are none, and for bits that are not known. */
 static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
 {
 #define ATTN_UTIL_MEMBER(name, value, text) text,
@@ -252,6 +252,7 @@ static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
     static const char *const notes[] = {ATTN_NOTE_MAP(ATTN_UTIL_MEMBER)};
     static const char *const layers[] = {ATTN_LAYER_MAP(ATTN_UTIL_MEMBER)};
     static const char *const linear[] = {ATTN_LINEAR_FLAG_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const forms[] = {ATTN_INDEX_MAP(ATTN_UTIL_MEMBER)};
 #undef ATTN_UTIL_MEMBER
 #define ATTN_UTIL_PICK(names) (bit < sizeof(names) / sizeof((names)[0]) ? (names)[bit] : NULL)
     switch (field) {
@@ -268,6 +269,8 @@ static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
         return ATTN_UTIL_PICK(layers);
     case ATTN_FIELD_LINEAR_FLAGS:
         return ATTN_UTIL_PICK(linear);
+    case ATTN_FIELD_INDEX_FORMS:
+        return ATTN_UTIL_PICK(forms);
     default:
         return NULL;
     }
@@ -1031,18 +1034,39 @@ static inline attn_status attn_util_check_counts(const attn_bounds *bounds, cons
     return status;
 }
 
+/* INVALID_ARGUMENT if `got`, the number of a mode or of a kind of mask, is not one of the set that
+ * the bounds have in `set_field` (ATTN_FIELD_MODES, ATTN_FIELD_MASK_KINDS): "mode mixed: accepted
+ * decode, extend, the bounds of this metadata". */
+static inline attn_status attn_util_check_chosen(const char *what, uint32_t got, uint32_t set_field,
+                                                 uint32_t set, uint32_t error_field,
+                                                 attn_error *error)
+{
+    const char *name = attn_util_member_name(set_field, got);
+    char accepted[160], number[16];
+    if (name && set >> got & 1u)
+        return ATTN_OK;
+    snprintf(number, sizeof number, "%" PRIu32, got);
+    attn_util_set_text(set_field, set, accepted, sizeof accepted);
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, error_field,
+                                "%s %s: accepted %s, the bounds of this metadata", what,
+                                name ? name : number, accepted);
+}
+
 /* Is the mode known, and IDLE or within the bounds? INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_mode(const attn_bounds *bounds, uint32_t mode,
                                                attn_error *error)
 {
-    if (mode >= ATTN_MODE_COUNT)
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                    "mode %u: accepted 0..%d", mode, ATTN_MODE_COUNT - 1);
-    if (mode != ATTN_MODE_IDLE && !(bounds->modes & ATTN_MODE_BIT(mode)))
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                    "mode %u: accepted the set %#x, the bounds of this metadata",
-                                    mode, bounds->modes);
-    return ATTN_OK;
+    return attn_util_check_chosen("mode", mode, ATTN_FIELD_MODES,
+                                  bounds->modes | ATTN_MODE_BIT(ATTN_MODE_IDLE), ATTN_FIELD_BATCH,
+                                  error);
+}
+
+/* Is the kind of mask within the bounds? INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_mask_kind(const attn_bounds *bounds, uint32_t kind,
+                                                    attn_error *error)
+{
+    return attn_util_check_chosen("mask kind", kind, ATTN_FIELD_MASK_KINDS, bounds->mask_kinds,
+                                  ATTN_FIELD_MASK_KINDS, error);
 }
 
 /* The kind of a batch's mask (ATTN_MASK_*). */
@@ -1092,11 +1116,9 @@ static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
                                     "num_tokens %d in DECODE: accepted %d", batch->num_tokens,
                                     batch->num_seqs);
-    if (kind >= ATTN_MASK_COUNT || !(bounds->mask_kinds & ATTN_MASK_BIT(kind)))
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MASK_KINDS,
-                                    "mask kind %u: accepted the set %#x, the bounds of this "
-                                    "metadata",
-                                    kind, bounds->mask_kinds);
+    status = attn_util_check_mask_kind(bounds, kind, error);
+    if (status != ATTN_OK)
+        return status;
     if ((attn_util_i32(&batch->positions) && !(bounds->uses & ATTN_USES_POSITIONS)) ||
         (batch->multi_item && !(bounds->uses & ATTN_USES_MULTI_ITEM)))
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_USES,
@@ -1106,6 +1128,21 @@ static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const
                                     "batch has %u KV groups: accepted %u and more",
                                     batch->num_kv_groups, num_kv_groups);
     return attn_util_check_indptr(batch, error);
+}
+
+/* INVALID_ARGUMENT: of the forms of a KV group's indices, arrays included, none is one that is
+ * read.
+ */
+static inline attn_status attn_util_fail_index_forms(int32_t kv_group, uint32_t got,
+                                                     uint32_t accepted, attn_error *error)
+{
+    char forms[64], wanted[64];
+    attn_util_set_text(ATTN_FIELD_INDEX_FORMS, got, forms, sizeof forms);
+    attn_util_set_text(ATTN_FIELD_INDEX_FORMS, accepted, wanted, sizeof wanted);
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                "index_forms of KV group %d are %s, arrays included: accepted one "
+                                "of %s",
+                                kv_group, forms, wanted);
 }
 
 /* Keys of each sequence in a KV group, on a processor. */

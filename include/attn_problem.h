@@ -496,14 +496,15 @@ enum {
     X(BATCH, 59, "batch")                                                                          \
     X(STRIDE, 60, "stride")                                                                        \
     X(LAYER_ID, 61, "layer_id")                                                                    \
-    X(CONV_DTYPE, 62, "linear.conv_dtype")
+    X(CONV_DTYPE, 62, "linear.conv_dtype")                                                         \
+    X(INDEX_FORMS, 63, "index_forms")
 
 enum {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
 #undef ATTN_FIELD_ENUM
-        ATTN_FIELD_COUNT = 63
+        ATTN_FIELD_COUNT = 64
 };
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".

@@ -4,6 +4,7 @@
  */
 #include "host/embed/embed.h"
 
+#include "host/base/set.h"
 #include "host/plugin/answer.h"
 
 #include <stdlib.h>
@@ -154,13 +155,14 @@ static attn_status note_kv_groups(attnhost_backend *backend, const attn_problem 
 /* What the tree answers once and for all. */
 static attn_status note_answers(attnhost_backend *backend, attn_error *error)
 {
-    const uint32_t known = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR;
     backend->index_forms = backend->child.type->ops->index_forms(backend->child.instance);
-    if (backend->index_forms & ~known)
-        return host_fail(error, ATTN_INTERNAL,
-                         "%s: defect of the plugin: it reads unknown index forms (0x%x)",
-                         backend->root->name, backend->index_forms);
-    return ATTN_OK;
+    if (!(backend->index_forms & ~(uint32_t)ATTN_INDEX_ALL))
+        return ATTN_OK;
+    char forms[64];
+    set_text(ATTN_FIELD_INDEX_FORMS, backend->index_forms, forms, sizeof forms);
+    return host_fail(error, ATTN_INTERNAL,
+                     "%s: defect of the plugin: it reads index forms that are not known: %s",
+                     backend->root->name, forms);
 }
 
 /* A batch is planned once for all layers, so it has what any of them needs. */

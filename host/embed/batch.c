@@ -7,6 +7,7 @@
 #include "host/embed/batch.h"
 
 #include "host/base/error.h"
+#include "host/base/set.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,13 +54,15 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
 
 static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch, attn_error *error)
 {
-    if (batch->mode >= ATTN_MODE_COUNT)
+    const char *name = set_member_name(ATTN_FIELD_MODES, batch->mode);
+    char accepted[96];
+    if (!name)
         return fail_batch(error, "mode", batch->mode, "0..", ATTN_MODE_COUNT - 1);
-    if (!(bounds->modes & ATTN_MODE_BIT(batch->mode)))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.mode is %u; accepted: the modes of the bounds (0x%x)", batch->mode,
-                         bounds->modes);
-    return ATTN_OK;
+    if (bounds->modes & ATTN_MODE_BIT(batch->mode))
+        return ATTN_OK;
+    set_text(ATTN_FIELD_MODES, bounds->modes, accepted, sizeof accepted);
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "batch.mode is %s; accepted: %s, the modes of the bounds", name, accepted);
 }
 
 static attn_status check_counts(const attn_bounds *bounds, const attn_batch *batch,

@@ -8,6 +8,7 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/role.h"
+#include "host/base/set.h"
 
 #include <math.h>
 #include <string.h>
@@ -181,11 +182,14 @@ static attn_status find_kv_group(reference_call *call, const reference_options *
     if (options && options->index_form)
         forms &= options->index_form;
     call->index_form = forms & -forms; /* in the order of the bits */
-    if (!call->index_form)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "KV group %d has index forms %#x: accepted one of %#x", index,
-                         call->kv->index_forms, options ? options->index_form : 7u);
-    return ATTN_OK;
+    if (call->index_form)
+        return ATTN_OK;
+    uint32_t accepted = options && options->index_form ? options->index_form : ATTN_INDEX_ALL;
+    char got[64], wanted[64];
+    set_text(ATTN_FIELD_INDEX_FORMS, call->kv->index_forms, got, sizeof got);
+    set_text(ATTN_FIELD_INDEX_FORMS, accepted, wanted, sizeof wanted);
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "KV group %d has index forms %s: accepted one of %s", index, got, wanted);
 }
 
 static attn_status check_cross(const reference_call *call, attn_error *error)

@@ -188,7 +188,8 @@ static attn_status check_form(const reference_call *call, attn_error *error)
             return missing("kv_indptr or kv_indices", error);
         return ATTN_OK;
     default:
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "index form %#x: accepted 0x1, 0x2, 0x4",
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "index form %u: accepted one of req_to_token, block_table, csr",
                          call->index_form);
     }
 }

@@ -9,6 +9,7 @@
 
 #include "host/device/device.h"
 #include "host/base/dtype.h"
+#include "host/base/set.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
 
@@ -221,31 +222,26 @@ static void visit_numbers(const struct visit *visit)
 
 static void visit_bits(const struct visit *visit)
 {
-#define PROBE_NAME(name, value, text) text,
-    static const char *const modes[] = {ATTN_MODE_MAP(PROBE_NAME)};
-    static const char *const masks[] = {ATTN_MASK_MAP(PROBE_NAME)};
-    static const char *const uses[] = {ATTN_USES_MAP(PROBE_NAME)};
-#undef PROBE_NAME
     attn_bounds *bounds = &visit->probe->asked.bounds;
     const attn_bounds before = *bounds;
     for (uint32_t i = 0; i < ATTN_MODE_COUNT; i++) {
         bounds->modes = ATTN_MODE_BIT(i);
         if (i != ATTN_MODE_IDLE)
-            see(visit, "modes", modes[i]);
+            see(visit, "modes", set_member_name(ATTN_FIELD_MODES, i));
     }
     *bounds = before;
     for (uint32_t i = 0; i < ATTN_MASK_COUNT; i++) {
         bounds->mask_kinds = ATTN_MASK_BIT(i);
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        see(visit, "masks", masks[i]);
+        see(visit, "masks", set_member_name(ATTN_FIELD_MASK_KINDS, i));
     }
     *bounds = before;
-    for (uint32_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+    for (uint32_t i = 0; 1u << i < ATTN_USES_ALL; i++) {
         bounds->uses = 1u << i;
         bounds->mask_kinds =
             1u << i == ATTN_USES_POSITIONS ? ATTN_MASK_BIT(ATTN_MASK_FULL) : before.mask_kinds;
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        see(visit, "uses", uses[i]);
+        see(visit, "uses", set_member_name(ATTN_FIELD_USES, i));
     }
     *bounds = before;
 }

@@ -30,9 +30,9 @@ static attn_status check_parts(const attn_metadata *metadata, attn_error *error)
     const attn_batch *batch = &metadata->batch;
     const attn_mask *mask = &metadata->mask;
     int custom = mask->kind == ATTN_MASK_FULL || mask->kind == ATTN_MASK_QLEN;
-    if (mask->kind >= ATTN_MASK_COUNT || !(metadata->bounds.mask_kinds & ATTN_MASK_BIT(mask->kind)))
-        return FAIL(error, "mask kind %u: accepted the set %#x, the bounds of this metadata",
-                    mask->kind, metadata->bounds.mask_kinds);
+    attn_status status = attn_util_check_mask_kind(&metadata->bounds, mask->kind, error);
+    if (status != ATTN_OK)
+        return status;
     if (custom && (!mask->bits || !mask->indptr.device))
         return FAIL(error, "mask kind %u without bits or indptr", mask->kind);
     if (batch->positions.device && !custom)
@@ -268,12 +268,10 @@ static attn_status find_kv_group(const attn_metadata *metadata, const cpu_group 
     for (uint32_t form = 1; form <= ATTN_INDEX_CSR && !plan->index_form; form <<= 1)
         if (forms & form && form_is_given(batch, &plan->kv, form))
             plan->index_form = form;
-    if (!plan->index_form && !group->mla.expanded)
-        return FAIL(error,
-                    "index_forms of KV group %d are %#x, arrays included: accepted one of "
-                    "%#x",
-                    group->kv_group, plan->kv.index_forms, metadata->instance->options.index_forms);
-    return ATTN_OK;
+    return plan->index_form || group->mla.expanded
+               ? ATTN_OK
+               : attn_util_fail_index_forms(group->kv_group, plan->kv.index_forms,
+                                            metadata->instance->options.index_forms, error);
 }
 
 /* Cross attention has no query position and no new tokens of its own. */

@@ -80,6 +80,17 @@ triton_scratch triton_scratch_layout(const triton_group *group, const triton_opt
     return layout;
 }
 
+/* Bounds with modes or kinds of mask that no problem given to create had. */
+static attn_status fail_not_built(uint32_t field, uint32_t set, attn_error *error)
+{
+    char text[96];
+    attn_util_set_text(field, set, text, sizeof text);
+    return attn_util_fail_field(error, ATTN_UNSUPPORTED, field,
+                                "%s %s: the problem given to create named others, so kernels for "
+                                "these were not built",
+                                attn_util_field_name(field), text);
+}
+
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
@@ -96,16 +107,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         uint64_t size = triton_scratch_layout(group, &instance->options, bounds).size;
         sizes[SCRATCH] = size > sizes[SCRATCH] ? size : sizes[SCRATCH];
         if (bounds->modes && triton_files(group, bounds->modes) & ~group->files)
-            return attn_util_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                        "modes %#x: the problem given to create named others, so "
-                                        "kernels for these were not built",
-                                        bounds->modes);
+            return fail_not_built(ATTN_FIELD_MODES, bounds->modes, error);
         if (bounds->mask_kinds && variants & ~group->variants)
-            return attn_util_fail_field(
-                error, ATTN_UNSUPPORTED, ATTN_FIELD_MASK_KINDS,
-                "mask_kinds %#x: the problem given to create named others, so "
-                "kernels for these were not built",
-                bounds->mask_kinds);
+            return fail_not_built(ATTN_FIELD_MASK_KINDS, bounds->mask_kinds, error);
     }
     sizes[COUNTS] = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0;
     sizes[HOST] = sizeof(attn_metadata) + instance->num_groups * sizeof(attn_kv_batch);

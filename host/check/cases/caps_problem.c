@@ -245,57 +245,6 @@ static const struct word words[] = {
     {ATTN_FIELD_LINEAR_FAMILY, "short_conv", ATTN_LINEAR_SHORT_CONV},
 };
 
-/* Names of the members of sets, by bit. */
-#define MEMBER(name, bit, text) text,
-static const char *const mode_names[] = {ATTN_MODE_MAP(MEMBER)};
-static const char *const mask_names[] = {ATTN_MASK_MAP(MEMBER)};
-static const char *const use_names[] = {ATTN_USES_MAP(MEMBER)};
-static const char *const note_names[] = {ATTN_NOTE_MAP(MEMBER)};
-static const char *const layer_flag_names[] = {ATTN_LAYER_MAP(MEMBER)};
-static const char *const linear_flag_names[] = {ATTN_LINEAR_FLAG_MAP(MEMBER)};
-#undef MEMBER
-
-struct set_field {
-    uint32_t field, count;
-    const char *const *names; /* [count] */
-};
-
-static const struct set_field set_fields[] = {
-    {ATTN_FIELD_MODES, NUM_FIELDS(mode_names), mode_names},
-    {ATTN_FIELD_MLA_EXPANDED, NUM_FIELDS(mode_names), mode_names},
-    {ATTN_FIELD_MASK_KINDS, NUM_FIELDS(mask_names), mask_names},
-    {ATTN_FIELD_USES, NUM_FIELDS(use_names), use_names},
-    {ATTN_FIELD_NEED_NOTES, NUM_FIELDS(note_names), note_names},
-    {ATTN_FIELD_LAYERS, NUM_FIELDS(layer_flag_names), layer_flag_names},
-    {ATTN_FIELD_LINEAR_FLAGS, NUM_FIELDS(linear_flag_names), linear_flag_names},
-};
-
-static const struct set_field *find_set(uint32_t field)
-{
-    for (size_t n = 0; n < NUM_FIELDS(set_fields); n++)
-        if (set_fields[n].field == field)
-            return &set_fields[n];
-    return NULL;
-}
-
-bool caps_is_set_field(uint32_t field)
-{
-    return find_set(field) != NULL;
-}
-
-bool caps_add_member(uint32_t field, const char *word, uint32_t *set)
-{
-    const struct set_field *of = find_set(field);
-    if (of && strcmp(word, "empty") == 0)
-        return true;
-    for (uint32_t bit = 0; of && bit < of->count; bit++)
-        if (strcmp(of->names[bit], word) == 0) {
-            *set |= 1u << bit;
-            return true;
-        }
-    return false;
-}
-
 static const char *const layouts[] = {
     ATTN_LAYOUT_KV_NHD,         ATTN_LAYOUT_KV_HND,       ATTN_LAYOUT_MLA_LATENT,
     ATTN_LAYOUT_MLA_LATENT_FP8, ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,

@@ -62,12 +62,6 @@ bool caps_can_set(uint32_t field);
 bool caps_set_number(struct caps_problem *p, uint32_t field, double value);
 bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word);
 
-/* Is it a field that is a set? Its list is of words, each a member; "empty" is the set of none. */
-bool caps_is_set_field(uint32_t field);
-
-/* Add the member of such a field to a set of bits. False: the word is none of this field's. */
-bool caps_add_member(uint32_t field, const char *word, uint32_t *set);
-
 /* Is it a field of the bounds, which metadata_size refuses, too? */
 bool caps_is_bound(uint32_t field);
 

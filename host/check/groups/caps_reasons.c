@@ -6,6 +6,7 @@
 #include "host/check/cases/caps_visit.h"
 
 #include "host/base/dtype.h"
+#include "host/base/set.h"
 #include "host/select/select.h"
 
 #include <stdio.h>
@@ -58,7 +59,7 @@ static bool add_set(struct remedy *remedy, uint32_t field, const char *text)
     struct caps_item item;
     uint32_t set = 0;
     while (caps_next_item(&text, &item) == 1)
-        if (item.is_number || !caps_add_member(field, item.word, &set))
+        if (item.is_number || !set_add(field, item.word, &set))
             return false;
     add_number(remedy, set);
     if (set)
@@ -85,7 +86,7 @@ static int32_t find_remedies(const struct caps_answer *answer, struct remedy *re
             n++;
         if (n == count)
             remedies[count++] = (struct remedy){.field = reason->field};
-        if (caps_is_set_field(reason->field)) {
+        if (set_is_field(reason->field)) {
             if (!add_set(&remedies[n], reason->field, text))
                 return 0;
             continue;
@@ -268,8 +269,8 @@ static bool look_language(struct caps_visit *visit, const struct caps_problem *p
         while ((more = caps_next_item(&text, &item)) == 1) {
             bad_dtype |=
                 caps_is_dtype_field(reason->field) && (item.is_number || !is_dtype_name(item.word));
-            bad_set |= caps_is_set_field(reason->field) &&
-                       (item.is_number || !caps_add_member(reason->field, item.word, &set));
+            bad_set |= set_is_field(reason->field) &&
+                       (item.is_number || !set_add(reason->field, item.word, &set));
         }
         bool known = reason->field > 0 && reason->field < ATTN_FIELD_COUNT && reason->code > 0 &&
                      reason->code < ATTN_REASON_COUNT;

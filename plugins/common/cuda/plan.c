@@ -32,10 +32,10 @@ static attn_status check_count(const char *what, int64_t got, int64_t bound, att
 static attn_status check_scalars(const attn_bounds *bounds, const attn_batch *batch,
                                  attn_error *error)
 {
-    if (batch->mode >= ATTN_MODE_COUNT || !(bounds->modes & ATTN_MODE_BIT(batch->mode)))
-        return FAIL(error, "mode %u: accepted the set %#x, the bounds of this metadata",
-                    batch->mode, bounds->modes);
-    attn_status status = check_count("num_seqs", batch->num_seqs, bounds->max_seqs, error);
+    attn_status status = attn_util_check_chosen("mode", batch->mode, ATTN_FIELD_MODES,
+                                                bounds->modes, ATTN_FIELD_BATCH, error);
+    if (status == ATTN_OK)
+        status = check_count("num_seqs", batch->num_seqs, bounds->max_seqs, error);
     if (status == ATTN_OK)
         status = check_count("num_tokens", batch->num_tokens, bounds->max_tokens, error);
     if (status == ATTN_OK)
@@ -60,9 +60,9 @@ static int is_custom(uint32_t kind)
 static attn_status check_parts(const attn_bounds *bounds, const attn_batch *batch,
                                const attn_mask *mask, attn_error *error)
 {
-    if (mask->kind >= ATTN_MASK_COUNT || !(bounds->mask_kinds & ATTN_MASK_BIT(mask->kind)))
-        return FAIL(error, "mask kind %u: accepted the set %#x, the bounds of this metadata",
-                    mask->kind, bounds->mask_kinds);
+    attn_status status = attn_util_check_mask_kind(bounds, mask->kind, error);
+    if (status != ATTN_OK)
+        return status;
     if (is_custom(mask->kind) && (!mask->bits || !mask->indptr.device))
         return FAIL(error, "mask kind %u without bits or indptr", mask->kind);
     if (batch->positions.device && !is_custom(mask->kind))
@@ -93,8 +93,11 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
         return ATTN_OK;
     const attn_batch *first = &plan->batch;
     if (batch->mode != first->mode || mask->kind != plan->mask.kind)
-        return FAIL(error, "mode %u, mask kind %u: accepted %u, %u, as this graph was captured",
-                    batch->mode, mask->kind, first->mode, plan->mask.kind);
+        return FAIL(error, "mode %s, mask kind %s: accepted %s, %s, as this graph was captured",
+                    attn_util_member_name(ATTN_FIELD_MODES, batch->mode),
+                    attn_util_member_name(ATTN_FIELD_MASK_KINDS, mask->kind),
+                    attn_util_member_name(ATTN_FIELD_MODES, first->mode),
+                    attn_util_member_name(ATTN_FIELD_MASK_KINDS, plan->mask.kind));
     if (batch->seq_lens.device != first->seq_lens.device ||
         batch->q_indptr.device != first->q_indptr.device ||
         batch->prefix_lens.device != first->prefix_lens.device ||
@@ -105,22 +108,6 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
 }
 
 /* ---- KV groups ------------------------------------------------------------------------------- */
-
-static const char *form_names(uint32_t forms)
-{
-    switch (forms) {
-    case ATTN_INDEX_BLOCK_TABLE:
-        return "block_table";
-    case ATTN_INDEX_REQ_TO_TOKEN:
-        return "req_to_token";
-    case ATTN_INDEX_CSR:
-        return "csr";
-    case ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE:
-        return "req_to_token or block_table";
-    default:
-        return "req_to_token, block_table or csr";
-    }
-}
 
 /* Leave the one form that the kernels are to read: pages first, as they are fewer. 0 = none. */
 static int keep_one_form(uint32_t forms, const attn_batch *batch, attn_kv_batch *kv)
@@ -154,9 +141,8 @@ static attn_status find_kv_group(const cuda_plan *plan, const cuda_group *group,
         return FAIL(error, "page_size of KV group %d is %d: accepted %d", group->kv_group,
                     kv->page_size, group->page_size);
     if (!keep_one_form(plan->index_forms, batch, kv) && batch->num_seqs > 0)
-        return FAIL(error,
-                    "index_forms of KV group %d are %#x, device arrays included: accepted %s",
-                    group->kv_group, kv->index_forms, form_names(plan->index_forms));
+        return attn_util_fail_index_forms(group->kv_group, kv->index_forms, plan->index_forms,
+                                          error);
     if (!kv->kv_lens.device)
         kv->kv_lens = batch->seq_lens;
     if (!kv->kv_lens.device && batch->num_seqs > 0)

@@ -224,11 +224,13 @@ attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t ki
     const fanout_child *child = &children->children[c];
     memset(size, 0, sizeof *size);
     size->struct_size = sizeof *size;
-    if (!child->ops)
-        return attn_util_fail_field(
-            error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-            "modes 0x%x: child %s was not made: no mode or layer is its own", bounds->modes,
-            child->name);
+    if (!child->ops) {
+        char modes[96];
+        attn_util_set_text(ATTN_FIELD_MODES, bounds->modes, modes, sizeof modes);
+        return attn_util_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+                                    "modes %s: child %s was not made: no mode or layer is its own",
+                                    modes, child->name);
+    }
     return name_failure(
         child, child->ops->metadata_size(child->instance, kind, bounds, size, error), error);
 }
@@ -361,12 +363,11 @@ static attn_status refuse_above(const char *what, int64_t got, int64_t most, uin
 attn_status fanout_check_bounds(const attn_bounds *bounds, const attn_batch *batch,
                                 attn_error *error)
 {
-    if (batch->mode >= ATTN_MODE_COUNT || !(bounds->modes & ATTN_MODE_BIT(batch->mode)))
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_MODES,
-                                    "batch: mode %u is not among the modes 0x%x of the bounds",
-                                    batch->mode, bounds->modes);
-    attn_status status =
-        refuse_above("num_seqs", batch->num_seqs, bounds->max_seqs, ATTN_FIELD_MAX_SEQS, error);
+    attn_status status = attn_util_check_chosen("batch: mode", batch->mode, ATTN_FIELD_MODES,
+                                                bounds->modes, ATTN_FIELD_MODES, error);
+    if (status == ATTN_OK)
+        status =
+            refuse_above("num_seqs", batch->num_seqs, bounds->max_seqs, ATTN_FIELD_MAX_SEQS, error);
     if (status == ATTN_OK)
         status = refuse_above("num_tokens", batch->num_tokens, bounds->max_tokens,
                               ATTN_FIELD_MAX_TOKENS, error);

@@ -28,7 +28,10 @@ START_TEST(bad_batches)
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_OK);
     ASSERT_BAD_BATCH("batch.mode is 6; accepted: 0..5", batch.mode = 6);
-    ASSERT_BAD_BATCH("the modes of the bounds", batch.mode = ATTN_MODE_TARGET_VERIFY);
+    ASSERT_BAD_BATCH(
+        "batch.mode is target_verify; accepted: extend, decode, mixed, the modes of the "
+        "bounds",
+        batch.mode = ATTN_MODE_TARGET_VERIFY);
     ASSERT_BAD_BATCH("num_seqs is 9; accepted: 0..8", batch.num_seqs = 9);
     ASSERT_BAD_BATCH("num_seqs is -1", batch.num_seqs = -1);
     ASSERT_BAD_BATCH("num_tokens is 34; accepted: 0..33", batch.num_tokens = 34);
