@@ -124,13 +124,18 @@ static attn_status load_folders(attnhost *host, const char *list, attn_error *er
     return status;
 }
 
-attn_status attnhost_load_installed(attnhost *host, attn_error *error)
+attn_status embed_load_found(attnhost *host, const char *folder, attn_error *error)
 {
     const char *list = secure_getenv("ATTNHOST_PLUGIN_PATH");
     attn_status status = list ? load_folders(host, list, error) : ATTN_OK;
-    if (status == ATTN_OK && exists(ATTNHOST_PLUGIN_DIR))
-        status = search_folder(host, ATTNHOST_PLUGIN_DIR, error);
+    if (status == ATTN_OK && exists(folder))
+        status = search_folder(host, folder, error);
     return status;
+}
+
+attn_status attnhost_load_installed(attnhost *host, attn_error *error)
+{
+    return embed_load_found(host, ATTNHOST_PLUGIN_DIR, error);
 }
 
 /* The value of a hexadecimal digit, or -1. */

@@ -55,6 +55,10 @@ struct attnhost_backend {
     struct embed_merge *merge;                       /* NULL = not loaded */
 };
 
+/* attnhost_load_installed() with another folder in place of the one that plugins are installed in.
+ */
+attn_status embed_load_found(attnhost *host, const char *folder, attn_error *error);
+
 /* Can the problems be looked at at all: pointers there, one device, layer ids unique?
  * INVALID_ARGUMENT. */
 attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,

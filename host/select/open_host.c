@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "host/base/beside.h"
 #include "host/base/error.h"
 #include "host/embed/embed.h"
 #include "host/select/routes.h"
@@ -100,11 +101,22 @@ attn_status open_host_define_backends(attnhost *host, const struct config *confi
 
 /* ---- A host ---------------------------------------------------------------------------------- */
 
+/* The command in a build folder takes the plugins that were built with it, and a prefix that was
+ * moved takes its own. */
+static attn_status load_found(attnhost *host, attn_error *error)
+{
+    static const char *const places[] = {"plugins/.libs", "../lib/attnhost/plugins",
+                                         ATTNHOST_PLUGIN_DIR};
+    char folder[PATH_MAX];
+    beside_find(places, sizeof places / sizeof *places, folder);
+    return embed_load_found(host, folder, error);
+}
+
 static attn_status load(attnhost *host, const struct config *config, attn_error *error)
 {
     attn_status status = open_host_load_plugins(host, config, error);
     if (status == ATTN_OK)
-        status = attnhost_load_installed(host, error);
+        status = load_found(host, error);
     if (status != ATTN_OK)
         return status;
     if (check_critical(host, config, error) != ATTN_OK)

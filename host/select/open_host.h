@@ -15,7 +15,8 @@
  * error has the status of the refusal itself, which may be any. */
 enum { OPEN_HOST_REFUSED = ATTN_STATUS_COUNT };
 
-/* Load the plugins of [plugins], then those that are installed. Define the backends. ATTN_OK and
+/* Load the plugins of [plugins], then those that are installed, or lie in the build folder of the
+ * running command. Define the backends. ATTN_OK and
  * *host, the caller's; OPEN_HOST_REFUSED; CONFIG_ERROR; what else attnhost_create() and loading can
  * say. */
 attn_status open_host(const struct config *config, attnhost **host, attn_error *error);

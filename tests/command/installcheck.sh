@@ -8,7 +8,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
-. "$top/tests/command/plugin_guide.sh"
+. "$top/tests/command/documented.sh"
 
 attnhost=$ATTNHOST_TEST_BINDIR/attnhost
 compiler=${CC:-cc}
@@ -16,8 +16,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 umask 022
 PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
-LD_LIBRARY_PATH=$ATTNHOST_TEST_LIBDIR
-export PKG_CONFIG_PATH LD_LIBRARY_PATH
+export PKG_CONFIG_PATH
+unset LD_LIBRARY_PATH # what is linked with attnhost.pc starts without it
 unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
 
 if test -n "$ATTNHOST_TEST_DESTDIR"; then
@@ -50,9 +50,10 @@ tap_try "attnhost inspect cpu_native" "$attnhost" inspect cpu_native
 cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
 chmod -R u+w "$scratch/examples"
 cd "$scratch/examples" || exit 1
-for example in quickstart deepseek_v3; do
-    tap_try "attnhost run $example.ini" "$attnhost" run "$example.ini"
+for example in *.ini; do
+    test "$example" = cuda.ini || tap_try "attnhost run $example" "$attnhost" run "$example"
 done
+tap_try "attnhost explain cuda.ini" "$attnhost" explain cuda.ini --set platform.simulate=sm90
 
 # The rules of selection: installed, and read where the program lies, wherever that is.
 tap_try "the rules are installed" test -r "$(dirname "$(variable mapfile)")/selection.ini"
@@ -72,8 +73,9 @@ tap_try "make in examples/plugin" make -C plugin CC="$compiler"
 tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
 tap_try "attnhost check example.so" "$attnhost" check plugin/example.so
 for example in hybrid qwen3_next falcon_h1 minimax lfm2; do
-    tap_try "attnhost run $example.ini" \
-        "$attnhost" run "$example.ini" --set plugins.path=plugin/example.so
+    tap_try "attnhost run $example.ini, decode by the example plugin" \
+        "$attnhost" run "$example.ini" --set plugins.path=plugin/example.so \
+        --decode-attention-backend example_rows
 done
 if command -v cmake >/dev/null; then
     tap_try "cmake in examples/plugin" cmake -S plugin -B plugin/build
@@ -130,5 +132,8 @@ case $? in
 esac
 PREFIX=$(variable prefix)
 export PREFIX
-plugin_guide "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch"
+documented "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch/guide" "$scratch/author"
+PATH=$ATTNHOST_TEST_BINDIR:$PATH
+export PATH
+documented "$ATTNHOST_TEST_DOCS/README.md" "$scratch/readme" "$scratch"
 tap_end

@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-# plugin_guide.sh: runs the commands of docs/PLUGIN_GUIDE.md. Source it after tap.sh; then
-# plugin_guide FILE FOLDER.
+# documented.sh: runs the commands of a page, as the README. Source it after tap.sh; then
+# documented PAGE FOLDER START, where the first block begins in START.
 #
 # Blocks are marked by what follows ```sh; any other block of sh is a failure:
 #   run [exit=N] [needs=COMMAND]   runs, and ends with N, by default 0; skipped without the command
 #   skip: REASON                   is not run
-# Each begins in the folder, and with the exports, that the one before it left.
+# Each begins in the folder, and with the exports, that the one before it left. A line that begins with
+# `attnhost ` or `$ attnhost ` in a block of another kind is a failure too: it would be left out
+# silently. A synopsis, which nobody types, is a block of ```text.
 
-# Cuts the file into FOLDER/NNN.sh, whose first line is the mark.
-plugin_guide_cut()
+# Cuts the page into FOLDER/NNN.sh, whose first line is the mark; FOLDER/unmarked: what has none.
+documented_cut()
 {
     awk -v folder="$2" '
         /^```/ && inside { inside = 0; next }
         /^```sh/ { inside = 1; file = sprintf("%s/%03d.sh", folder, ++count)
                    print "# " substr($0, 7) >file; next }
-        /^```/ { inside = 2; next }
+        /^```text/ { inside = 2; next }
+        /^```/ { inside = 3; next }
+        inside == 3 && /^(\$ )?attnhost / { print FNR ": " $0 >(folder "/unmarked") }
         inside == 1 { print >file }' "$1"
 }
 
-plugin_guide_block()
+documented_block()
 {
     mark=$(sed -n '1s/^# //p' "$1")
-    name="guide: $(sed -n '2s/ *\\*$//p' "$1")"
+    name="$page: $(sed -n '2s/ *\\*$//p' "$1")"
     expected=0 needed=
     for word in $mark; do
         case $word in
@@ -59,13 +63,16 @@ plugin_guide_block()
     fi
 }
 
-plugin_guide()
+documented()
 {
-    blocks=$2/guide
-    mkdir -p "$blocks" "$2/author" || exit 1
-    printf 'cd "%s"\n' "$2/author" >"$blocks/state"
-    plugin_guide_cut "$1" "$blocks"
+    page=$(basename "$1") blocks=$2
+    mkdir -p "$blocks" "$3" || exit 1
+    printf 'cd "%s"\n' "$3" >"$blocks/state"
+    documented_cut "$1" "$blocks"
+    if test -s "$blocks/unmarked"; then
+        tap_not_ok "$page: commands outside of blocks of sh" "$(cat "$blocks/unmarked")"
+    fi
     for block in "$blocks"/*.sh; do
-        plugin_guide_block "$block" "$blocks"
+        documented_block "$block" "$blocks"
     done
 }
