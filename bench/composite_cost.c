@@ -281,7 +281,8 @@ static void set_batch(uint32_t mode, int32_t seqs)
                          .prefix_lens = len,
                          .q_indptr = indptr,
                          .kv_groups = &kv,
-                         .state = &state};
+                         .num_state_groups = 1,
+                         .state_groups = &state};
 }
 
 /* ---- Samples --------------------------------------------------------------------------------- */

@@ -71,7 +71,8 @@ static void fill_batch(linear_bench *b)
                                  .seq_lens = BOTH(lens),
                                  .prefix_lens = BOTH(prefix),
                                  .q_indptr = BOTH(indptr),
-                                 .state = &b->state};
+                                 .num_state_groups = 1,
+                                 .state_groups = &b->state};
 #undef BOTH
 }
 

@@ -122,10 +122,11 @@ typedef struct attn_shared_prefix {
     attn_i32_array prefix_len; /* [num_groups] keys shared, a multiple of the page size */
 } attn_shared_prefix;
 
-/* Recurrent state of linear layers, and of their convolution, which uses the same slots. State is
- * read from slot and written to dst_slot when the sequence's rows are done; equal = in place. The
- * state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No slot
- * is written twice, or written for one sequence and read for another. Slot 0 is padding, like
+/* One state group: linear layers that share slots, for their recurrent state and for that of their
+ * convolution. The slots of another state group are other slots, in pools of its own layers. State
+ * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place.
+ * The state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No
+ * slot is written twice, or written for one sequence and read for another. Slot 0 is padding, like
  * page 0: zero at first, it may be read and written for any sequence, and its contents mean
  * nothing. */
 typedef struct attn_state_batch {
@@ -157,7 +158,7 @@ typedef struct attn_sparse_batch {
  *   out_cache_loc          D X   where new keys are saved (ATTN_FORWARD_SAVE_KV)
  *   req_pool_indices, req_to_token | block_table | kv_indptr, kv_indices, last_page_len
  *                          D X   of the forms that the instance asked for (index_forms)
- *   state.slot             D X   with linear layers; its other arrays may be absent
+ *   slot                   D X   of each state group of linear layers; its others may be absent
  *   sparse                 D X   with sparse layers: the struct
  *
  * On the host: what the verdicts on the layers' problems name in host_arrays; prefix_lens and
@@ -171,7 +172,7 @@ typedef struct attn_sparse_batch {
  *   - an indptr is not negative, does not fall, and covers no more rows than there are
  *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
  *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
- *   - no state slot is written twice, or written for one sequence and read for another
+ *   - in a state group no slot is written twice, or written for one sequence and read for another
  *
  * Sequences of padding are exempt from the last three. What lies on the device alone is not looked
  * at, and neither are the contents of index arrays. */
@@ -202,19 +203,21 @@ typedef struct attn_batch {
     int32_t max_q_len;                   /* most queries of any sequence */
     int32_t max_kv_len;                  /* most keys of any sequence, in any KV group */
     uint32_t num_kv_groups;              /* elements of kv_groups */
+    uint32_t num_state_groups;           /* elements of state_groups */
+    uint32_t reserved;                   /* 0 */
     const int32_t *num_real_seqs_device; /* the same two for kernels in a graph; NULL = eager: */
     const int32_t *num_real_tokens_device; /* the host scalars count */
     attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
-    attn_i32_array prefix_lens;        /* [S] tokens before the first query; not read in DECODE */
-    attn_i32_array q_indptr;           /* [S + 1] query rows; not read in DECODE */
-    attn_i32_array positions;          /* [T] explicit positions; absent without a custom mask */
-    attn_i32_array req_pool_indices;   /* [S] row of req_to_token */
-    const attn_kv_batch *kv_groups;    /* array; walk with attn_at() */
-    const attn_mask *mask;             /* NULL = ATTN_MASK_LAYER */
-    const attn_spec *spec;             /* NULL = none */
-    const attn_multi_item *multi_item; /* NULL = none */
+    attn_i32_array prefix_lens;      /* [S] tokens before the first query; not read in DECODE */
+    attn_i32_array q_indptr;         /* [S + 1] query rows; not read in DECODE */
+    attn_i32_array positions;        /* [T] explicit positions; absent without a custom mask */
+    attn_i32_array req_pool_indices; /* [S] row of req_to_token */
+    const attn_kv_batch *kv_groups;  /* array; walk with attn_at() */
+    const attn_state_batch *state_groups; /* array; walk with attn_at(); NULL = no linear layer */
+    const attn_mask *mask;                /* NULL = ATTN_MASK_LAYER */
+    const attn_spec *spec;                /* NULL = none */
+    const attn_multi_item *multi_item;    /* NULL = none */
     const attn_shared_prefix *shared_prefix; /* NULL = none */
-    const attn_state_batch *state;           /* NULL = no linear layer */
     const attn_sparse_batch *sparse;         /* NULL = no sparse layer */
 } attn_batch;
 

@@ -227,7 +227,8 @@ typedef struct attn_layer_group {
     uint32_t kind;                 /* ATTN_KIND_* */
     uint32_t attn_type;            /* ATTN_TYPE_* */
     uint32_t flags;                /* ATTN_GROUP_* */
-    int32_t kv_group;              /* index into attn_batch.kv_groups */
+    int32_t kv_group;              /* index into attn_batch.kv_groups; -1 = no cache */
+    int32_t state_group;           /* index into attn_batch.state_groups; -1 = no state */
     int32_t num_q_heads;           /* query heads of this rank; a multiple of num_kv_heads */
     int32_t num_kv_heads;          /* query head h reads KV head h / (num_q_heads / num_kv_heads) */
     int32_t head_dim;              /* elements of q and k in one head */
@@ -240,6 +241,7 @@ typedef struct attn_layer_group {
     uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
                                    /* layout has its own; a latent has no heads: PER_TENSOR */
     uint32_t num_layers;           /* >= 1 */
+    uint32_t reserved;             /* 0 */
     const attn_layer *layers;      /* array; walk with attn_at() */
     const attn_mla_dims *mla;      /* NULL unless kind is MLA (or SPARSE over a latent cache) */
     const attn_linear_dims *linear; /* NULL unless kind is LINEAR */

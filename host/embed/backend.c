@@ -126,26 +126,31 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
 
 /* ---- Create ---------------------------------------------------------------------------------- */
 
-static int has_group(const attnhost_backend *backend, int32_t group)
+/* Add `group` to those that a batch must carry. */
+static void note_group(int32_t *groups, uint32_t *count, int32_t group)
 {
-    for (uint32_t g = 0; g < backend->num_kv_groups; g++)
-        if (backend->kv_groups[g] == group)
-            return 1;
-    return 0;
+    for (uint32_t g = 0; g < *count; g++)
+        if (groups[g] == group)
+            return;
+    groups[(*count)++] = group;
 }
 
-/* Which KV groups a batch must carry: those of the layers that have a cache; and what it must know
- * of sparse layers. */
-static attn_status note_kv_groups(attnhost_backend *backend, const attn_problem *problems,
-                                  uint32_t num_problems, attn_error *error)
+/* Which KV groups a batch must carry, those of the layers that have a cache, and which state
+ * groups; and what it must know of sparse layers. */
+static attn_status note_groups(attnhost_backend *backend, const attn_problem *problems,
+                               uint32_t num_problems, attn_error *error)
 {
     backend->kv_groups = calloc(num_problems, sizeof *backend->kv_groups);
-    if (!backend->kv_groups)
+    backend->state_groups = calloc(num_problems, sizeof *backend->state_groups);
+    if (!backend->kv_groups || !backend->state_groups)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
     for (uint32_t p = 0; p < num_problems; p++) {
         const attn_problem *problem = problem_at(problems, p);
-        if (problem->kv_layout && !has_group(backend, problem->group->kv_group))
-            backend->kv_groups[backend->num_kv_groups++] = problem->group->kv_group;
+        if (problem->kv_layout)
+            note_group(backend->kv_groups, &backend->num_kv_groups, problem->group->kv_group);
+        if (problem->group->kind == ATTN_KIND_LINEAR)
+            note_group(backend->state_groups, &backend->num_state_groups,
+                       problem->group->state_group);
         if (problem->group->sparse && problem->group->sparse->top_k > backend->max_top_k)
             backend->max_top_k = problem->group->sparse->top_k;
     }
@@ -184,7 +189,7 @@ static attn_status make_tree(attnhost_backend *backend, const char *name,
     attn_status status =
         compose_resolve(&backend->host->composer, name, backend->device, &backend->root, error);
     if (status == ATTN_OK)
-        status = note_kv_groups(backend, problems, num_problems, error);
+        status = note_groups(backend, problems, num_problems, error);
     if (status == ATTN_OK)
         status = embed_list_layers(problems, num_problems, &backend->layers, &backend->num_layers,
                                    error);
@@ -268,6 +273,7 @@ void attnhost_backend_destroy(attnhost_backend *backend)
     device_close(backend->device);
     backend->host->num_backends--;
     free(backend->kv_groups);
+    free(backend->state_groups);
     free(backend->layers);
     free(backend);
 }

@@ -42,8 +42,9 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
     if (status == ATTN_OK && batch->shared_prefix)
         status = EMBED_CHECK_SIZE(batch->shared_prefix, attn_shared_prefix, prefix_len,
                                   "batch.shared_prefix", error);
-    if (status == ATTN_OK && batch->state)
-        status = EMBED_CHECK_SIZE(batch->state, attn_state_batch, snapshots, "batch.state", error);
+    if (status == ATTN_OK && batch->num_state_groups > 0 && batch->state_groups)
+        status = EMBED_CHECK_SIZE(batch->state_groups, attn_state_batch, snapshots,
+                                  "batch.state_groups[0]", error);
     if (status == ATTN_OK && batch->sparse)
         status =
             EMBED_CHECK_SIZE(batch->sparse, attn_sparse_batch, max_count, "batch.sparse", error);
@@ -299,6 +300,13 @@ static attn_status check_kv_group(const attnhost_backend *backend, int32_t group
 
 enum { FEWEST_SLOTS = 64 };
 
+/* A state group of a batch, whose slots are looked at. */
+struct state_group {
+    const attn_batch *batch;
+    const attn_state_batch *state;
+    uint32_t number;
+};
+
 /* Who writes a slot. */
 struct embed_slot {
     uint32_t batch;
@@ -321,7 +329,8 @@ static attn_status empty_slots(struct embed_slots *slots, int64_t count, attn_er
         struct embed_slot *entries = calloc(capacity, sizeof *entries);
         if (!entries)
             return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                             "batch.state: no memory to look at %lld slots", (long long)count);
+                             "batch.state_groups: no memory to look at %lld slots",
+                             (long long)count);
         free(slots->entries);
         *slots = (struct embed_slots){.entries = entries, .capacity = capacity};
     }
@@ -343,28 +352,31 @@ static struct embed_slot *find_slot(struct embed_slots *slots, int32_t slot)
 }
 
 /* Sequence s writes `slot`, which `name`[index] says. Slot 0 is padding, and any may write it. */
-static attn_status claim_slot(struct embed_slots *slots, const char *name, int32_t index,
-                              int32_t slot, int32_t s, attn_error *error)
+static attn_status claim_slot(struct embed_slots *slots, const struct state_group *group,
+                              const char *name, int32_t index, int32_t slot, int32_t s,
+                              attn_error *error)
 {
     if (slot < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.state.%s[%d] is %d; accepted: 0 or more", name, index, slot);
+                         "batch.state_groups[%u].%s[%d] is %d; accepted: 0 or more", group->number,
+                         name, index, slot);
     if (slot == 0)
         return ATTN_OK;
     struct embed_slot *entry = find_slot(slots, slot);
     if (entry->batch == slots->batch)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.state.%s[%d] is %d, which is written for sequence %d too; "
-                         "accepted: a slot that is written once",
-                         name, index, slot, entry->sequence);
+                         "batch.state_groups[%u].%s[%d] is %d, which is written for sequence %d "
+                         "too; accepted: a slot that is written once",
+                         group->number, name, index, slot, entry->sequence);
     *entry = (struct embed_slot){.batch = slots->batch, .slot = slot, .sequence = s};
     return ATTN_OK;
 }
 
 /* Sequence s reads its slot: no other may write it. */
-static attn_status check_read(struct embed_slots *slots, const attn_state_batch *state, int32_t s,
+static attn_status check_read(struct embed_slots *slots, const struct state_group *group, int32_t s,
                               attn_error *error)
 {
+    const attn_state_batch *state = group->state;
     const int32_t *initial = state->has_initial.host;
     int is_read = initial ? initial[s] != 0 : !state->has_initial.device;
     int32_t slot = state->slot.host[s];
@@ -374,16 +386,17 @@ static attn_status check_read(struct embed_slots *slots, const attn_state_batch 
     if (entry->batch != slots->batch || entry->sequence == s)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "batch.state.slot[%d] is %d, which is written for sequence %d; accepted: a "
-                     "slot that no other sequence writes",
-                     s, slot, entry->sequence);
+                     "batch.state_groups[%u].slot[%d] is %d, which is written for sequence %d; "
+                     "accepted: a slot that no other sequence writes",
+                     group->number, s, slot, entry->sequence);
 }
 
 /* Snapshots, by the sequence whose rows they follow. */
-static attn_status claim_snapshots(struct embed_slots *slots, const attn_batch *batch, int32_t s,
-                                   attn_error *error)
+static attn_status claim_snapshots(struct embed_slots *slots, const struct state_group *group,
+                                   int32_t s, attn_error *error)
 {
-    const int32_t *snapshots = batch->state->snapshots.host, *rows = batch->q_indptr.host;
+    const attn_batch *batch = group->batch;
+    const int32_t *snapshots = group->state->snapshots.host, *rows = batch->q_indptr.host;
     int decode = batch->mode == ATTN_MODE_DECODE;
     if (!snapshots || (!decode && !rows))
         return ATTN_OK;
@@ -391,29 +404,58 @@ static attn_status claim_snapshots(struct embed_slots *slots, const attn_batch *
     attn_status status = ATTN_OK;
     for (int32_t row = begin; row < end && status == ATTN_OK; row++)
         if (snapshots[row] != -1)
-            status = claim_slot(slots, "snapshots", row, snapshots[row], s, error);
+            status = claim_slot(slots, group, "snapshots", row, snapshots[row], s, error);
     return status;
 }
 
 /* Where `slot`, and `dst_slot` where there is one, can be read here. */
-static attn_status check_slots(struct embed_slots *slots, const attn_batch *batch,
+static attn_status check_slots(struct embed_slots *slots, const struct state_group *group,
                                attn_error *error)
 {
-    const attn_state_batch *state = batch->state;
-    if (!state || !state->slot.host || (state->dst_slot.device && !state->dst_slot.host))
+    const attn_batch *batch = group->batch;
+    const attn_state_batch *state = group->state;
+    if (!state->slot.host || (state->dst_slot.device && !state->dst_slot.host))
         return ATTN_OK;
     const int32_t *written = state->dst_slot.host ? state->dst_slot.host : state->slot.host;
     const char *name = state->dst_slot.host ? "dst_slot" : "slot";
     int64_t rows = state->snapshots.host ? batch->num_tokens : 0;
     attn_status status = empty_slots(slots, batch->num_seqs + rows, error);
     for (int32_t s = 0; s < batch->num_real_seqs && status == ATTN_OK; s++) {
-        status = claim_slot(slots, name, s, written[s], s, error);
+        status = claim_slot(slots, group, name, s, written[s], s, error);
         if (status == ATTN_OK)
-            status = claim_snapshots(slots, batch, s, error);
+            status = claim_snapshots(slots, group, s, error);
     }
     for (int32_t s = 0; s < batch->num_real_seqs && status == ATTN_OK; s++)
-        status = check_read(slots, state, s, error);
+        status = check_read(slots, group, s, error);
     return status;
+}
+
+static attn_status check_all_slots(struct embed_slots *slots, const attn_batch *batch,
+                                   attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t g = 0; batch->state_groups && g < batch->num_state_groups && status == ATTN_OK;
+         g++) {
+        const struct state_group group = {batch, attn_at(batch->state_groups, g), g};
+        status = check_slots(slots, &group, error);
+    }
+    return status;
+}
+
+/* A state group that linear layers have slots in. */
+static attn_status check_state_group(int32_t group, const attn_batch *batch, attn_error *error)
+{
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (group < 0 || (uint32_t)group >= batch->num_state_groups || !batch->state_groups)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.state_groups has %u elements; accepted: one for each state group, "
+                         "and a layer uses group %d",
+                         batch->num_state_groups, group);
+    const attn_state_batch *state = attn_at(batch->state_groups, (uint32_t)group);
+    return state->slot.device ? ATTN_OK
+                              : host_fail(error, ATTN_INVALID_ARGUMENT,
+                                          "batch.state_groups[%d].slot.device is absent", group);
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
@@ -446,7 +488,9 @@ static attn_status check_contents(const attnhost_backend *backend, struct embed_
         status = check_lens(batch, error);
     for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)
         status = check_kv_group(backend, backend->kv_groups[g], batch, error);
-    return status == ATTN_OK ? check_slots(slots, batch, error) : status;
+    for (uint32_t g = 0; g < backend->num_state_groups && status == ATTN_OK; g++)
+        status = check_state_group(backend->state_groups[g], batch, error);
+    return status == ATTN_OK ? check_all_slots(slots, batch, error) : status;
 }
 
 attn_status embed_check_batch(const attnhost_backend *backend, const attn_bounds *bounds,

@@ -47,6 +47,8 @@ struct attnhost_backend {
     uint32_t host_arrays; /* ATTN_HOST_* */
     int32_t *kv_groups;   /* groups of attn_batch.kv_groups that its layers read */
     uint32_t num_kv_groups;
+    int32_t *state_groups; /* groups of attn_batch.state_groups that its linear layers use */
+    uint32_t num_state_groups;
     int32_t max_top_k;          /* of its sparse layers; 0 = it has none */
     struct embed_layer *layers; /* by layer_id */
     size_t num_layers;

@@ -89,10 +89,11 @@ static bool same_dims(const void *a, const void *b, size_t size)
 static bool same_parameters(const attn_layer_group *a, const attn_layer_group *b)
 {
     return a->kind == b->kind && a->attn_type == b->attn_type && a->flags == b->flags &&
-           a->kv_group == b->kv_group && a->num_q_heads == b->num_q_heads &&
-           a->num_kv_heads == b->num_kv_heads && a->head_dim == b->head_dim &&
-           a->v_head_dim == b->v_head_dim && a->window_left == b->window_left &&
-           a->window_right == b->window_right && a->attention_chunk == b->attention_chunk &&
+           a->kv_group == b->kv_group && a->state_group == b->state_group &&
+           a->num_q_heads == b->num_q_heads && a->num_kv_heads == b->num_kv_heads &&
+           a->head_dim == b->head_dim && a->v_head_dim == b->v_head_dim &&
+           a->window_left == b->window_left && a->window_right == b->window_right &&
+           a->attention_chunk == b->attention_chunk &&
            !(a->sm_scale < b->sm_scale || a->sm_scale > b->sm_scale) &&
            !(a->logit_cap < b->logit_cap || a->logit_cap > b->logit_cap) &&
            same_dims(a->mla, b->mla, sizeof *a->mla) &&

@@ -108,6 +108,19 @@ static int has_layer(const attn_layer_group *group, int32_t layer_id)
     return 0;
 }
 
+static attn_status find_state_group(linear_call *call, attn_error *error)
+{
+    const attn_batch *batch = call->batch;
+    int32_t index = call->group->state_group;
+    if (index < 0 || (uint32_t)index >= batch->num_state_groups || !batch->state_groups)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "state_group %d: the batch has %u of them",
+                         index, batch->num_state_groups);
+    call->slots = attn_at(batch->state_groups, (uint32_t)index);
+    return reference_i32(&call->slots->slot)
+               ? ATTN_OK
+               : host_fail(error, ATTN_INVALID_ARGUMENT, "state group %d has no slot", index);
+}
+
 attn_status linear_call_init(linear_call *call, const attn_problem *problem,
                              const attn_batch *batch, int32_t layer_id,
                              const attn_forward_args *args, attn_error *error)
@@ -117,14 +130,14 @@ attn_status linear_call_init(linear_call *call, const attn_problem *problem,
                           .group = problem->group,
                           .dims = dims,
                           .batch = batch,
-                          .slots = batch->state,
                           .num_seqs = batch->mode == ATTN_MODE_IDLE ? 0 : batch->num_seqs};
     attn_status status = reference_linear_layer_init(&call->layer, problem->group, problem->q_dtype,
                                                      problem->out_dtype, error);
     if (status != ATTN_OK)
         return status;
-    if (!batch->state || !reference_i32(&batch->state->slot))
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "the batch has no state.slot");
+    status = find_state_group(call, error);
+    if (status != ATTN_OK)
+        return status;
     if (!has_layer(problem->group, layer_id))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "layer_id %d: not of this layer group",
                          layer_id);

@@ -391,7 +391,8 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
         .q_indptr = BOTH(q_indptr),
         .req_pool_indices = BOTH(req_pool_indices),
         .kv_groups = &b->kv,
-        .state = b->params.has_state ? &b->state : NULL,
+        .num_state_groups = b->params.has_state,
+        .state_groups = b->params.has_state ? &b->state : NULL,
     };
     if (b->params.has_state)
         describe_state(b, staged, step);

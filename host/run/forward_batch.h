@@ -77,7 +77,7 @@ struct forward_batch {
     struct forward_batch_params params;
     attn_batch batch;           /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv;           /* its one KV group */
-    attn_state_batch state;     /* its states, if there are any */
+    attn_state_batch state;     /* its one state group, if there are states */
     struct step_rows rows;      /* whose its rows are; device arrays */
     struct batch_arrays arrays; /* on the device */
     void *memory;               /* of these; on the CPU staging[0]'s */

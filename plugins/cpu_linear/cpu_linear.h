@@ -72,6 +72,7 @@ typedef struct linear_group {
     int32_t delta;      /* the state's own answer is subtracted from v */
     int32_t vector;     /* a log decay for each channel of k */
     int32_t vk;         /* state.ssm.vk/1 */
+    uint32_t slots;     /* index of its slots in the metadata */
     int32_t num_blocks; /* of v heads of all k heads */
     float sm_scale;
     float dt_min;
@@ -95,6 +96,8 @@ struct attn_instance {
     linear_options options;
     uint32_t num_groups;
     linear_group *groups; /* the groups and their layers lie after the instance */
+    uint32_t num_state_groups;
+    int32_t state_groups[MAX_GROUPS]; /* of the batch, that the layers have slots in */
 };
 
 attn_status linear_create(const attn_backend_type *type, const attn_problem *problems,
@@ -113,7 +116,7 @@ void linear_group_init(linear_group *group, const attn_problem *problem,
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* A sequence of a batch. Rows are absolute. */
+/* A sequence of a batch in a state group. Rows are absolute. */
 typedef struct linear_sequence {
     int32_t first_row;
     int32_t num_rows;
@@ -122,6 +125,13 @@ typedef struct linear_sequence {
     int32_t snapshots; /* rows that have one */
 } linear_sequence;
 
+/* The sequences of a batch with their slots in a state group. */
+typedef struct linear_slots {
+    linear_sequence *sequences; /* [bounds.max_seqs] */
+    int32_t *snapshots;         /* [bounds.max_tokens] of row first_row + n */
+    int32_t most_slot;          /* largest slot of all */
+} linear_slots;
+
 struct attn_metadata {
     attn_instance *instance;
     attn_bounds bounds;
@@ -129,13 +139,11 @@ struct attn_metadata {
     uint64_t worker_bytes;
     int32_t planned;
     uint32_t mode;
-    int32_t num_seqs;           /* that are no padding */
-    linear_sequence *sequences; /* [bounds.max_seqs] */
-    int32_t *snapshots;         /* [bounds.max_tokens] of row first_row + n */
-    int32_t first_row;          /* rows of the batch: [first_row, row_end) */
+    int32_t num_seqs;    /* that are no padding */
+    linear_slots *slots; /* [instance->num_state_groups] */
+    int32_t first_row;   /* rows of the batch: [first_row, row_end) */
     int32_t row_end;
     int32_t pad_first; /* rows of padding: [pad_first, row_end) */
-    int32_t most_slot; /* largest slot of all */
 };
 
 /* Floats of a worker's scratch for a group, in the order in which kernels.inc lays it out. */
@@ -143,7 +151,7 @@ int64_t linear_scratch_floats(const linear_group *group);
 
 /* Bytes of scratch, and of host metadata. */
 uint64_t linear_worker_bytes(const linear_group *groups, uint32_t count);
-uint64_t linear_metadata_bytes(const attn_bounds *bounds);
+uint64_t linear_metadata_bytes(const attn_bounds *bounds, uint32_t num_state_groups);
 
 attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);
@@ -161,6 +169,7 @@ typedef struct linear_call {
     const attn_instance *instance;
     const attn_metadata *metadata;
     const linear_group *group;
+    const linear_slots *slots;
     const attn_tensor *mixed;
     const attn_tensor *out;
     const attn_tensor *a;

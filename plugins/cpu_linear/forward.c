@@ -18,7 +18,7 @@ static void run_block(const linear_call *call, int64_t number, uint32_t worker)
     int32_t head = k_head * g->ratio + block % blocks * HEAD_BLOCK;
     int32_t last = (k_head + 1) * g->ratio;
     call->instance->kernels->heads(
-        call, &metadata->sequences[number / g->num_blocks], head,
+        call, &call->slots->sequences[number / g->num_blocks], head,
         head + HEAD_BLOCK < last ? head + HEAD_BLOCK : last,
         (float *)(void *)(metadata->scratch + worker * metadata->worker_bytes));
 }
@@ -58,7 +58,7 @@ static attn_status inputs_task(void *arg, int64_t task, uint32_t worker)
     int64_t blocks = conv_blocks(call->group);
     int32_t from = (int32_t)(task % blocks) * CONV_BLOCK, end = from + CONV_BLOCK;
     (void)worker;
-    call->instance->kernels->inputs(call, &call->metadata->sequences[task / blocks], from,
+    call->instance->kernels->inputs(call, &call->slots->sequences[task / blocks], from,
                                     end < call->group->channels ? end : call->group->channels);
     return ATTN_OK;
 }

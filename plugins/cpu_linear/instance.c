@@ -66,6 +66,17 @@ void linear_group_init(linear_group *group, const attn_problem *problem,
     lay_out_channels(group);
 }
 
+/* The place of a state group among those of the instance. */
+static uint32_t note_state_group(attn_instance *instance, int32_t state_group)
+{
+    uint32_t at = 0;
+    while (at < instance->num_state_groups && instance->state_groups[at] != state_group)
+        at++;
+    if (at == instance->num_state_groups)
+        instance->state_groups[instance->num_state_groups++] = state_group;
+    return at;
+}
+
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
@@ -77,6 +88,7 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         ATTN_UTIL_READ(&from, problem->group);
         ATTN_UTIL_READ(&dims, from.linear);
         linear_group_init(&instance->groups[i], problem, &from, &dims);
+        instance->groups[i].slots = note_state_group(instance, from.state_group);
         instance->groups[i].layers = next;
         for (uint32_t n = 0; n < from.num_layers; n++) {
             int32_t id = ((const attn_layer *)attn_at(from.layers, n))->layer_id;

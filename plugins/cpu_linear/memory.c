@@ -3,7 +3,7 @@
  * memory.c: the regions of a metadata, and how they are laid out.
  *
  *   device scratch    [worker 0][worker 1] ...      the most any group needs
- *   host metadata     attn_metadata, sequences, snapshots
+ *   host metadata     attn_metadata, linear_slots; sequences, snapshots of each state group
  */
 #include "cpu_linear.h"
 
@@ -26,11 +26,20 @@ uint64_t linear_worker_bytes(const linear_group *groups, uint32_t count)
     return most;
 }
 
-uint64_t linear_metadata_bytes(const attn_bounds *bounds)
+static uint64_t sequences_bytes(const attn_bounds *bounds)
 {
-    return aligned(sizeof(attn_metadata)) +
-           aligned((uint64_t)bounds->max_seqs * sizeof(linear_sequence)) +
-           aligned((uint64_t)bounds->max_tokens * sizeof(int32_t));
+    return aligned((uint64_t)bounds->max_seqs * sizeof(linear_sequence));
+}
+
+static uint64_t snapshots_bytes(const attn_bounds *bounds)
+{
+    return aligned((uint64_t)bounds->max_tokens * sizeof(int32_t));
+}
+
+uint64_t linear_metadata_bytes(const attn_bounds *bounds, uint32_t num_state_groups)
+{
+    return aligned(sizeof(attn_metadata)) + aligned(num_state_groups * sizeof(linear_slots)) +
+           num_state_groups * (sequences_bytes(bounds) + snapshots_bytes(bounds));
 }
 
 /* ---- Slots of the ABI ------------------------------------------------------------------------ */
@@ -52,7 +61,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         return status;
     *scratch = linear_worker_bytes(instance->groups, instance->num_groups) *
                instance->services->num_workers;
-    *host = linear_metadata_bytes(bounds);
+    *host = linear_metadata_bytes(bounds, instance->num_state_groups);
     return ATTN_OK;
 }
 
@@ -68,6 +77,20 @@ attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const a
     return ATTN_OK;
 }
 
+static void lay_out_slots(attn_metadata *made)
+{
+    uint32_t count = made->instance->num_state_groups;
+    char *next = (char *)made + aligned(sizeof *made);
+    made->slots = (linear_slots *)(void *)next;
+    next += aligned(count * sizeof *made->slots);
+    for (uint32_t g = 0; g < count; g++) {
+        made->slots[g].sequences = (linear_sequence *)(void *)next;
+        next += sequences_bytes(&made->bounds);
+        made->slots[g].snapshots = (int32_t *)(void *)next;
+        next += snapshots_bytes(&made->bounds);
+    }
+}
+
 attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
                                    const attn_memory *memory, attn_metadata **metadata,
                                    attn_error *error)
@@ -80,15 +103,12 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[METADATA];
-    char *behind = (char *)made + aligned(sizeof *made);
-    *made = (attn_metadata){
-        .instance = instance,
-        .bounds = bounds,
-        .scratch = memory->base[SCRATCH],
-        .worker_bytes = linear_worker_bytes(instance->groups, instance->num_groups),
-        .sequences = (linear_sequence *)(void *)behind,
-        .snapshots = (int32_t *)(void *)(behind + aligned((uint64_t)bounds.max_seqs *
-                                                          sizeof(linear_sequence)))};
+    *made = (attn_metadata){.instance = instance,
+                            .bounds = bounds,
+                            .scratch = memory->base[SCRATCH],
+                            .worker_bytes =
+                                linear_worker_bytes(instance->groups, instance->num_groups)};
+    lay_out_slots(made);
     *metadata = made;
     return ATTN_OK;
 }

@@ -52,9 +52,9 @@ static attn_status get_pool(const linear_call *call, const attn_forward_args *ar
     form.shape[0] = -1;
     form.written = 1;
     attn_status status = get(args, role, form, operand, error);
-    if (status == ATTN_OK && call->metadata->most_slot >= (*operand)->shape[0])
+    if (status == ATTN_OK && call->slots->most_slot >= (*operand)->shape[0])
         status = FAIL(error, ATTN_FIELD_BATCH, "state slot %d: accepted 0..%lld, the slots of %s",
-                      call->metadata->most_slot, (long long)(*operand)->shape[0] - 1,
+                      call->slots->most_slot, (long long)(*operand)->shape[0] - 1,
                       attn_util_role_name(role));
     return status;
 }
@@ -161,8 +161,10 @@ attn_status linear_call_init(linear_call *call, attn_metadata *metadata, int32_t
     attn_status status = attn_util_read_args(given, &args, error);
     if (status == ATTN_OK)
         status = find_layer(call, layer_id, error);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK) {
+        call->slots = &metadata->slots[call->group->slots];
         status = get_tokens(call, &args, error);
+    }
     if (status == ATTN_OK)
         status = get_convolution(call, &args, error);
     if (status == ATTN_OK && call->group->family != ATTN_LINEAR_SHORT_CONV)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.c: a batch, checked against the bounds: rows and slots of its sequences. Slots are copied,
- * since host arrays do not outlive the call.
+ * plan.c: a batch, checked against the bounds: rows and slots of its sequences, in each state
+ * group. Slots are copied, since host arrays do not outlive the call.
  */
 #include "cpu_linear.h"
 
@@ -15,13 +15,12 @@
 /* What is read of a batch, in structs of ours. */
 typedef struct plan_source {
     attn_batch batch;
-    attn_state_batch state;
-    const int32_t *indptr; /* NULL in DECODE */
-    const int32_t *slot;
+    const int32_t *indptr;      /* NULL in DECODE */
+    const int32_t *seq_lens;    /* NULL = not given: nothing depends on them */
+    const int32_t *slot;        /* of a state group, as the following */
     const int32_t *dst_slot;    /* NULL = slot */
     const int32_t *has_initial; /* NULL = all 1 */
     const int32_t *snapshots;   /* NULL = none */
-    const int32_t *seq_lens;    /* NULL = not given: nothing depends on them */
 } plan_source;
 
 /* ---- The batch as a whole -------------------------------------------------------------------- */
@@ -54,23 +53,32 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
 static attn_status find_arrays(plan_source *from, attn_error *error)
 {
     const attn_batch *batch = &from->batch;
-    if (!batch->state)
-        return batch->num_seqs > 0 ? FAIL(error, "state is missing") : ATTN_OK;
-    ATTN_UTIL_READ(&from->state, batch->state);
     from->indptr = batch->mode == ATTN_MODE_DECODE ? NULL : attn_util_i32(&batch->q_indptr);
     from->seq_lens = attn_util_i32(&batch->seq_lens);
-    from->slot = attn_util_i32(&from->state.slot);
-    from->dst_slot = attn_util_i32(&from->state.dst_slot);
-    from->has_initial = attn_util_i32(&from->state.has_initial);
-    from->snapshots = attn_util_i32(&from->state.snapshots);
-    if (batch->num_seqs > 0 && !from->slot)
-        return FAIL(error, "state.slot is missing");
     if (batch->num_seqs > 0 && batch->mode != ATTN_MODE_DECODE && !from->indptr)
         return FAIL(error, "q_indptr is missing");
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens < batch->num_seqs)
         return FAIL(error, "num_tokens %d: accepted num_seqs, %d, in DECODE", batch->num_tokens,
                     batch->num_seqs);
     return ATTN_OK;
+}
+
+/* The arrays of a state group. */
+static attn_status find_slot_arrays(plan_source *from, int32_t state_group, attn_error *error)
+{
+    const attn_batch *batch = &from->batch;
+    attn_state_batch state = {0};
+    if (batch->num_seqs == 0)
+        return ATTN_OK;
+    if (state_group < 0 || (uint32_t)state_group >= batch->num_state_groups || !batch->state_groups)
+        return FAIL(error, "state_group %d: the batch has %u of them", state_group,
+                    batch->num_state_groups);
+    ATTN_UTIL_READ(&state, attn_at(batch->state_groups, (uint32_t)state_group));
+    from->slot = attn_util_i32(&state.slot);
+    from->dst_slot = attn_util_i32(&state.dst_slot);
+    from->has_initial = attn_util_i32(&state.has_initial);
+    from->snapshots = attn_util_i32(&state.snapshots);
+    return from->slot ? ATTN_OK : FAIL(error, "slot of state group %d is missing", state_group);
 }
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
@@ -90,8 +98,9 @@ static attn_status find_rows(attn_metadata *metadata, const plan_source *from, i
                                  metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);
 }
 
-static attn_status find_slots(attn_metadata *metadata, const plan_source *from, int32_t s,
-                              linear_sequence *sequence, attn_error *error)
+static attn_status find_slots(const attn_metadata *metadata, linear_slots *slots,
+                              const plan_source *from, int32_t s, linear_sequence *sequence,
+                              attn_error *error)
 {
     int32_t most = from->slot[s], least = from->slot[s];
     sequence->slot = !from->has_initial || from->has_initial[s] ? from->slot[s] : 0;
@@ -101,13 +110,13 @@ static attn_status find_slots(attn_metadata *metadata, const plan_source *from, 
     for (int32_t t = 0; t < sequence->num_rows; t++) {
         int32_t row = sequence->first_row + t;
         int32_t slot = from->snapshots ? from->snapshots[row] : -1;
-        metadata->snapshots[row - metadata->first_row] = slot > 0 ? slot : 0;
+        slots->snapshots[row - metadata->first_row] = slot > 0 ? slot : 0;
         sequence->snapshots += slot > 0;
         most = slot > most ? slot : most;
     }
     if (least < 0)
         return FAIL(error, "state slot %d of sequence %d: accepted 0 and more", least, s);
-    metadata->most_slot = most > metadata->most_slot ? most : metadata->most_slot;
+    slots->most_slot = most > slots->most_slot ? most : slots->most_slot;
     return ATTN_OK;
 }
 
@@ -131,23 +140,35 @@ static attn_status check_lengths(const attn_metadata *metadata, const plan_sourc
     return status;
 }
 
-static attn_status find_sequences(attn_metadata *metadata, const plan_source *from,
-                                  attn_error *error)
+static attn_status find_sequences(attn_metadata *metadata, linear_slots *slots,
+                                  const plan_source *from, attn_error *error)
 {
+    attn_status status = ATTN_OK;
+    slots->most_slot = 0;
+    for (int32_t s = 0; s < metadata->num_seqs && status == ATTN_OK; s++) {
+        linear_sequence *sequence = &slots->sequences[s];
+        *sequence = (linear_sequence){0};
+        status = find_rows(metadata, from, s, sequence, error);
+        if (status == ATTN_OK)
+            status = find_slots(metadata, slots, from, s, sequence, error);
+        if (sequence->num_rows > 0)
+            metadata->pad_first = sequence->first_row + sequence->num_rows;
+    }
+    return status;
+}
+
+static attn_status find_state_groups(attn_metadata *metadata, plan_source *from, attn_error *error)
+{
+    const attn_instance *instance = metadata->instance;
     attn_status status = ATTN_OK;
     metadata->first_row = from->indptr && from->batch.num_seqs > 0 ? from->indptr[0] : 0;
     metadata->row_end = metadata->pad_first = metadata->first_row;
     metadata->row_end += from->batch.num_tokens;
     metadata->num_seqs = from->batch.num_real_seqs;
-    metadata->most_slot = 0;
-    for (int32_t s = 0; s < metadata->num_seqs && status == ATTN_OK; s++) {
-        linear_sequence *sequence = &metadata->sequences[s];
-        *sequence = (linear_sequence){0};
-        status = find_rows(metadata, from, s, sequence, error);
+    for (uint32_t g = 0; g < instance->num_state_groups && status == ATTN_OK; g++) {
+        status = find_slot_arrays(from, instance->state_groups[g], error);
         if (status == ATTN_OK)
-            status = find_slots(metadata, from, s, sequence, error);
-        if (sequence->num_rows > 0)
-            metadata->pad_first = sequence->first_row + sequence->num_rows;
+            status = find_sequences(metadata, &metadata->slots[g], from, error);
     }
     return status;
 }
@@ -171,7 +192,7 @@ attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_bat
         if (status == ATTN_OK)
             status = check_lengths(metadata, &from, error);
         if (status == ATTN_OK)
-            status = find_sequences(metadata, &from, error);
+            status = find_state_groups(metadata, &from, error);
     }
     metadata->mode = from.batch.mode;
     metadata->planned = status == ATTN_OK;

@@ -228,7 +228,7 @@ static void tell_memory(const question *ask, const attn_services *services, attn
         return;
     linear_group_init(&group, &ask->problem, &ask->group, &ask->dims);
     verdict->device_bytes = linear_worker_bytes(&group, 1) * workers;
-    verdict->host_bytes = linear_metadata_bytes(&ask->bounds);
+    verdict->host_bytes = linear_metadata_bytes(&ask->bounds, 1);
 }
 
 attn_status linear_query(const attn_backend_type *type, const attn_options *options,

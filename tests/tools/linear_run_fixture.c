@@ -167,7 +167,8 @@ struct forward *forward_create(int64_t request, int32_t layer, int64_t first, in
                             .num_tokens = (int32_t)count,
                             .num_real_tokens = (int32_t)count,
                             .q_indptr = {.device = f->indptr},
-                            .state = &f->state_batch};
+                            .num_state_groups = 1,
+                            .state_groups = &f->state_batch};
     f->problem = (attn_problem){.struct_size = sizeof f->problem,
                                 .group = run.group,
                                 .state_layout = ATTN_LAYOUT_STATE_SSM_KV,

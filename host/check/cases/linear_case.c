@@ -24,6 +24,7 @@ enum {
     LINEAR_SEQ_LENS,
     LINEAR_PREFIX_LENS,
     LINEAR_REQUESTS,
+    LINEAR_OTHERS, /* slots of the other state group */
     LINEAR_PARTS
 };
 
@@ -47,7 +48,7 @@ struct linear_case {
     char *memory; /* the device's */
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_state_batch state;
+    attn_state_batch states[LINEAR_STATE_GROUPS];
     attn_batch batch;
     attn_forward_args args;
     struct far_places places; /* of slots, where they are spread */
@@ -269,7 +270,8 @@ static void fill_operand(struct linear_case *c, uint32_t role)
 static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
 {
     for (int32_t n = 0; n < count; n++) {
-        uint64_t seed = mix_absorb(c->seed, LINEAR_PARTS + (uint64_t)c->spec.turn);
+        uint64_t turn = (uint64_t)(c->spec.turn * LINEAR_STATE_GROUPS + c->spec.state_group);
+        uint64_t seed = mix_absorb(c->seed, LINEAR_PARTS + turn);
         uint32_t bits = (uint32_t)(mix_stream(seed, (uint64_t)n) >> 32);
         int32_t other = (int32_t)mix_below(bits, (uint64_t)n + 1);
         slots[n] = slots[other];
@@ -304,6 +306,7 @@ static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const i
     array_of(c, c->image, LINEAR_PREFIX_LENS)[s] = real && initial ? 7 : 0;
     array_of(c, c->image, LINEAR_SEQ_LENS)[s] = real ? rows + (initial ? 7 : 0) : 0;
     array_of(c, c->image, LINEAR_REQUESTS)[s] = real ? s + 1 : 0;
+    array_of(c, c->image, LINEAR_OTHERS)[s] = real ? c->num_slots - 1 - s : 0;
     for (int32_t t = row; t < row + rows; t++)
         array_of(c, c->image, LINEAR_SNAPSHOTS)[t] = !real                   ? 0
                                                      : has_snapshot(spec, t) ? *(*next)++
@@ -317,7 +320,7 @@ static attn_status fill_arrays(struct linear_case *c, attn_error *error)
     const int32_t *next = slots;
     if (!slots)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for slots");
-    shuffle(c, slots, c->num_slots - 1);
+    shuffle(c, slots, c->num_slots - 1 - spec->num_sequences);
     for (int32_t s = 0; s < spec->num_sequences + spec->padded; s++) {
         fill_sequence(c, s, row, &next);
         row = array_of(c, c->image, LINEAR_INDPTR)[s + 1];
@@ -390,7 +393,7 @@ static void count(struct linear_case *c)
     for (int32_t s = 0; s < spec->num_sequences; s++)
         rows += linear_sequence(spec, s)->rows;
     c->num_rows = spec->first_row + rows + spec->padded + spec->spare;
-    c->num_slots = 3 + 2 * spec->num_sequences + (spec->snapshots ? rows : 0);
+    c->num_slots = 3 + 3 * spec->num_sequences + (spec->snapshots ? rows : 0);
 }
 
 static int32_t *host_array_of(const struct linear_case *c, char *host, int part, uint32_t array)
@@ -402,16 +405,20 @@ static int32_t *host_array_of(const struct linear_case *c, char *host, int part,
 }
 
 static void point(struct linear_case *c, char *base, char *host, attn_batch *batch,
-                  attn_state_batch *state)
+                  attn_state_batch *states)
 {
 #define PAIR(part, needed)                                                                         \
     {                                                                                              \
         .host = host_array_of(c, host, part, needed), .device = array_of(c, base, part)            \
     }
     const struct linear_spec *spec = &c->spec;
+    attn_state_batch *state = &states[spec->state_group];
     int32_t sequences = spec->num_sequences + spec->padded;
     int32_t real = array_of(c, c->image, LINEAR_INDPTR)[spec->num_sequences] - spec->first_row;
-    *state = (attn_state_batch){.struct_size = sizeof *state, .slot = PAIR(LINEAR_SLOT, 0)};
+    for (int32_t g = 0; g < LINEAR_STATE_GROUPS; g++)
+        states[g] =
+            (attn_state_batch){.struct_size = sizeof *states, .slot = PAIR(LINEAR_OTHERS, 0)};
+    state->slot = (attn_i32_array)PAIR(LINEAR_SLOT, 0);
     if (!spec->absent_arrays || spec->padded > 0) {
         state->dst_slot = (attn_i32_array)PAIR(LINEAR_DST, 0);
         state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL, 0);
@@ -427,11 +434,12 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
                           .num_decode_seqs = spec->mode == ATTN_MODE_MIXED ? 1 + spec->padded : 0,
                           .max_q_len = c->posed.bounds.max_q_len,
                           .max_kv_len = c->posed.bounds.max_kv_len,
+                          .num_state_groups = LINEAR_STATE_GROUPS,
                           .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
                           .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
                           .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
                           .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
-                          .state = state};
+                          .state_groups = states};
 #undef PAIR
 }
 
@@ -451,7 +459,7 @@ static attn_status allocate(struct linear_case *c, attn_error *error)
 /* The pools as the backend has them, and the arrays of the batch that name their slots. */
 static attn_status spread_slots(struct linear_case *c, attn_error *error)
 {
-    static const int arrays[] = {LINEAR_SLOT, LINEAR_DST, LINEAR_SNAPSHOTS};
+    static const int arrays[] = {LINEAR_SLOT, LINEAR_DST, LINEAR_SNAPSHOTS, LINEAR_OTHERS};
     c->host = c->image;
     if (c->spec.spread == SPREAD_NONE)
         return ATTN_OK;
@@ -466,7 +474,7 @@ static attn_status spread_slots(struct linear_case *c, attn_error *error)
     if (!c->host)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
     memcpy(c->host, c->image, c->bytes);
-    for (int n = 0; n < 3 && status == ATTN_OK; n++)
+    for (size_t n = 0; n < sizeof arrays / sizeof arrays[0] && status == ATTN_OK; n++)
         for (uint64_t i = 0; i < c->parts[arrays[n]].bytes / sizeof(int32_t); i++) {
             int32_t *slot = &array_of(c, c->host, arrays[n])[i];
             *slot = (int32_t)far_place(&c->places, *slot);
@@ -620,7 +628,8 @@ static attn_status put_arrays(struct linear_case *c, struct case_session *sessio
                                  {-1, -1},
                                  {prefix + part->rows, 0},
                                  {prefix, 0},
-                                 {s + 1, 0}};
+                                 {s + 1, 0},
+                                 {array_of(c, c->image, LINEAR_OTHERS)[s], 0}};
     attn_status status = ATTN_OK;
     for (int n = LINEAR_INDPTR; n < LINEAR_PARTS && status == ATTN_OK; n++) {
         const int32_t *value = values[n - LINEAR_INDPTR];
@@ -655,11 +664,11 @@ static void shift_rows(const struct linear_case *c, int32_t row, attn_tensor *te
 
 /* The batch that a part is. */
 static void point_part(struct linear_case *c, char *base, char *host,
-                       const struct linear_part *part, attn_batch *batch, attn_state_batch *state)
+                       const struct linear_part *part, attn_batch *batch, attn_state_batch *states)
 {
-    point(c, base, host, batch, state);
+    point(c, base, host, batch, states);
     if (!part->snapshots)
-        state->snapshots = (attn_i32_array){NULL, NULL};
+        states[c->spec.state_group].snapshots = (attn_i32_array){NULL, NULL};
     batch->mode = part->mode;
     batch->num_seqs = batch->num_real_seqs = 1;
     batch->num_tokens = batch->num_real_tokens = part->rows;
@@ -676,7 +685,7 @@ static attn_status run_part(struct linear_case *c, struct case_session *session,
     if (status != ATTN_OK)
         return status;
     host_arrays(c, session);
-    point_part(c, c->memory, c->after, part, &c->batch, &c->state);
+    point_part(c, c->memory, c->after, part, &c->batch, c->states);
     if (part->mode == ATTN_MODE_DECODE) {
         shift_rows(c, array_of(c, c->image, LINEAR_INDPTR)[part->sequence] + part->first, tensors,
                    operands);
@@ -690,13 +699,18 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
 {
     if (part)
         return run_part(c, session, part, error);
-    point(c, c->memory, host_arrays(c, session), &c->batch, &c->state);
+    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
     return run(c, session, &c->batch, &c->args, error);
 }
 
-attn_status linear_case_plan(struct linear_case *c, struct case_session *session, attn_error *error)
+attn_status linear_case_plan(struct linear_case *c, struct linear_case *other,
+                             struct case_session *session, attn_error *error)
 {
-    point(c, c->memory, host_arrays(c, session), &c->batch, &c->state);
+    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
+    if (other) {
+        point(other, other->memory, host_arrays(other, session), &other->batch, other->states);
+        c->states[other->spec.state_group] = other->states[other->spec.state_group];
+    }
     return plan(session, &c->batch, error);
 }
 
@@ -713,7 +727,7 @@ attn_status linear_case_try_without(struct linear_case *c, struct case_session *
     memcpy(operands, c->operands, sizeof operands);
     operands[role] = NULL;
     args.operands = operands;
-    point(c, c->memory, host_arrays(c, session), &c->batch, &c->state);
+    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
     return run(c, session, &c->batch, &args, error);
 }
 
@@ -811,7 +825,7 @@ static bool compare(struct linear_case *c, const reference_result *result,
 /* Arrays that are as they were sent become what they are in the image. */
 static void take_back_arrays(struct linear_case *c)
 {
-    for (int n = LINEAR_SLOT; n <= LINEAR_SNAPSHOTS; n++) {
+    for (int n = LINEAR_SLOT; n < LINEAR_PARTS; n++) {
         uint64_t at = c->parts[n].offset, bytes = c->parts[n].bytes;
         if (memcmp(c->after + at, c->host + at, bytes) == 0)
             memcpy(c->after + at, c->image + at, bytes);
@@ -870,10 +884,10 @@ bool linear_case_judge(struct linear_case *c, struct case_session *session, bool
                        size_t size)
 {
     attn_batch batch;
-    attn_state_batch state;
+    attn_state_batch states[LINEAR_STATE_GROUPS];
     host_error error;
     host_error_init(&error);
-    point(c, c->image, NULL, &batch, &state);
+    point(c, c->image, NULL, &batch, states);
     if (linear_case_fetch(c, session, &error.base) == ATTN_OK)
         return judge(c, c->image, &batch, whole, text, size);
     snprintf(text, size, "%s", host_error_text(&error));
@@ -900,7 +914,7 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
                             const struct linear_part *part, char *text, size_t size)
 {
     attn_batch batch;
-    attn_state_batch state;
+    attn_state_batch states[LINEAR_STATE_GROUPS];
     host_error error;
     host_error_init(&error);
     char *before = malloc(c->bytes);
@@ -909,7 +923,7 @@ bool linear_case_judge_part(struct linear_case *c, struct case_session *session,
                : host_fail(&error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of a case");
     bool good = status == ATTN_OK;
     if (good) {
-        point_part(c, before, NULL, part, &batch, &state);
+        point_part(c, before, NULL, part, &batch, states);
         batch.mode = ATTN_MODE_EXTEND; /* the same row, where the batch has it */
         good = judge(c, before, &batch, false, text, size);
     } else {

@@ -28,6 +28,8 @@ struct linear_case_sequence {
     bool dropped;  /* dst_slot = 0 */
 };
 
+enum { LINEAR_STATE_GROUPS = 2 };
+
 struct linear_spec {
     uint32_t family; /* ATTN_LINEAR_* */
     uint32_t flags;  /* ATTN_LINEAR_* flags */
@@ -50,7 +52,8 @@ struct linear_spec {
     /* How far apart the slots of the pools lie; a whole batch alone, no parts of it. */
     enum page_spread spread;
     int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
-    int32_t layer; /* of those that one batch is for: its values are others */
+    int32_t layer;       /* of those that one batch is for: its values are others */
+    int32_t state_group; /* below LINEAR_STATE_GROUPS; slots of the other are other slots */
     int32_t num_sequences;
     struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS];
 };
@@ -108,10 +111,11 @@ bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int
 attn_status linear_case_forward(struct linear_case *c, struct case_session *session,
                                 const struct linear_part *part, attn_error *error);
 
-/* The same step by step, for cases that are layers of one batch: plan it, as this case has it, and
- * forward this case's layer. */
-attn_status linear_case_plan(struct linear_case *c, struct case_session *session,
-                             attn_error *error);
+/* The same step by step, for cases that are layers of one batch: plan it, as this case has it, with
+ * the slots of `other` for the other state group (NULL: slots of nobody), and forward this case's
+ * layer. */
+attn_status linear_case_plan(struct linear_case *c, struct linear_case *other,
+                             struct case_session *session, attn_error *error);
 attn_status linear_case_call(struct linear_case *c, struct case_session *session,
                              attn_error *error);
 

@@ -115,6 +115,7 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
     spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
     spec->out_dtype = below(&draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
+    spec->state_group = below(&draw, LINEAR_STATE_GROUPS);
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -127,7 +128,7 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         text, size,
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
         "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, "
-        "rows",
+        "state group %d, rows",
         families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
         dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
@@ -138,7 +139,7 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         : spec->snapshots ? ", snapshots"
                           : "",
         spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
-        spec->turn);
+        spec->turn, spec->state_group);
     if (length < size && (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8))
         length += (size_t)snprintf(text + length, size - length, " (%d sequences, %d more, %s)",
                                    spec->num_sequences, spec->spare,
@@ -197,6 +198,8 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
         .struct_size = sizeof posed->group,
         .kind = ATTN_KIND_LINEAR,
         .attn_type = ATTN_TYPE_DECODER,
+        .kv_group = -1,
+        .state_group = spec->state_group,
         .num_q_heads = spec->v_heads,
         .num_kv_heads = spec->k_heads > 0 ? spec->k_heads : 1,
         .head_dim = spec->k_dim > 0 ? spec->k_dim : spec->v_dim,

@@ -231,8 +231,8 @@ static void run_linear_contents(struct check_run *run)
 
 /* ---- Layers of one batch --------------------------------------------------------------------- */
 
-/* The first one's batch, for layers of this family. */
-static bool draw_layer(struct line *line, uint32_t family, uint64_t seed)
+/* The first one's batch, for layers of this family, in state groups by turns. */
+static bool draw_layer(struct line *line, uint32_t family, int32_t num_state_groups, uint64_t seed)
 {
     struct linear_spec *spec = &line->specs[line->count];
     char reason[LINEAR_TEXT];
@@ -241,6 +241,7 @@ static bool draw_layer(struct line *line, uint32_t family, uint64_t seed)
     if (line->count > 0)
         take_call(spec, &line->specs[0]);
     spec->layer = line->count;
+    spec->state_group = line->count % num_state_groups;
     return linear_accepts(line->run->subject, spec, reason) && add_case(line, line->run->seed);
 }
 
@@ -250,13 +251,14 @@ static bool call_all(struct line *line, attn_error *error)
     for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
         status = linear_case_reset(line->cases[n], line->session, error);
     if (status == ATTN_OK)
-        status = linear_case_plan(line->cases[0], line->session, error);
+        status = linear_case_plan(line->cases[0], line->count > 1 ? line->cases[1] : NULL,
+                                  line->session, error);
     for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
         status = linear_case_call(line->cases[n], line->session, error);
     return status == ATTN_OK;
 }
 
-static void run_linear_layers(struct check_run *run)
+static void run_layers(struct check_run *run, int32_t num_state_groups)
 {
     struct line line = {.run = run};
     uint32_t set = linear_families(run->subject);
@@ -264,7 +266,7 @@ static void run_linear_layers(struct check_run *run)
     host_error error;
     host_error_init(&error);
     for (int32_t n = 0; n < LAYERS && families > 0; n++)
-        draw_layer(&line, linear_family_at(set, (run->index + n / 2) % families),
+        draw_layer(&line, linear_family_at(set, (run->index + n / 2) % families), num_state_groups,
                    mix_absorb(run->seed, (uint64_t)n));
     if (line.count == 0)
         check_skip(run, "query refuses every case of linear layers that was drawn");
@@ -275,6 +277,16 @@ static void run_linear_layers(struct check_run *run)
             judge(&line, n, "layer");
     }
     line_finish(&line);
+}
+
+static void run_linear_layers(struct check_run *run)
+{
+    run_layers(run, 1);
+}
+
+static void run_state_groups(struct check_run *run)
+{
+    run_layers(run, LINEAR_STATE_GROUPS);
 }
 
 /* ---- Padding --------------------------------------------------------------------------------- */
@@ -317,6 +329,7 @@ static void run_linear_padded(struct check_run *run)
 CASES(linear_sequel, 4)
 CASES(linear_contents, 3)
 CASES(linear_layers, 3)
+CASES(state_groups, 1)
 CASES(linear_padded, MODES)
 
 #define ROW(rule, name, sentence)                                                                  \
@@ -327,6 +340,7 @@ CASES(linear_padded, MODES)
 const struct check check_linear_sequel[] = {
     ROW("INVAR-01", linear_sequel, "calls of linear layers leave nothing behind"),
     ROW("INVAR-01", linear_layers, "linear layers of one batch share its rows and slots alone"),
+    ROW("KV-12", state_groups, "linear layers of one batch have the slots of their state groups"),
     ROW("LIFE-06", linear_contents, "a batch at the same addresses as before is planned anew"),
     ROW("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
     {NULL, NULL, NULL, 0, NULL, NULL},

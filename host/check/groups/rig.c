@@ -85,6 +85,7 @@ static void set_question(struct rig_question *q, const attn_device *device, int 
                                           .kind = ATTN_KIND_SOFTMAX,
                                           .attn_type = ATTN_TYPE_DECODER,
                                           .kv_group = g,
+                                          .state_group = g,
                                           .num_q_heads = 4,
                                           .num_kv_heads = 2,
                                           .head_dim = dim,
@@ -318,23 +319,27 @@ static void fill_kv(struct draw *draw, const attn_batch *batch, struct rig_array
         .host = b->host->member, .device = b->device->member                                       \
     }
 
-/* Where states are: of every other sequence updated in place. */
-static void fill_state(const attn_batch *batch, struct rig_arrays *arrays)
+/* Where states are: of every other sequence updated in place, in each state group other slots. */
+static void fill_states(const attn_batch *batch, struct rig_arrays *arrays)
 {
-    for (int32_t s = 0; s < batch->num_seqs; s++) {
-        arrays->slot[s] = 1 + s;
-        arrays->dst_slot[s] = s % 2 ? 1 + s : 1 + RIG_SEQS + s;
-        arrays->has_initial[s] = 1;
-    }
+    for (int32_t s = 0; s < batch->num_seqs; s++)
+        for (int g = 0; g < RIG_GROUPS; g++) {
+            int32_t slot = 1 + (s + g) % RIG_SEQS;
+            arrays->state[g].slot[s] = slot;
+            arrays->state[g].dst_slot[s] = s % 2 ? slot : slot + RIG_SEQS;
+            arrays->state[g].has_initial[s] = 1;
+        }
 }
 
-static void set_state(struct rig_batch *b)
+static void set_states(struct rig_batch *b)
 {
-    b->state = (attn_state_batch){.struct_size = sizeof b->state,
-                                  .slot = PAIR(slot),
-                                  .dst_slot = PAIR(dst_slot),
-                                  .has_initial = PAIR(has_initial)};
-    b->batch.state = &b->state;
+    for (int g = 0; g < RIG_GROUPS; g++)
+        b->states[g] = (attn_state_batch){.struct_size = sizeof b->states[g],
+                                          .slot = PAIR(state[g].slot),
+                                          .dst_slot = PAIR(state[g].dst_slot),
+                                          .has_initial = PAIR(state[g].has_initial)};
+    b->batch.state_groups = b->states;
+    b->batch.num_state_groups = RIG_GROUPS;
 }
 
 static void set_views(struct rig_batch *b, int32_t page_size)
@@ -388,9 +393,9 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
     for (int g = 0; g < RIG_GROUPS; g++)
         fill_kv(&draw, &b->batch, b->host, g, page_size);
     set_views(b, page_size);
-    fill_state(&b->batch, b->host);
+    fill_states(&b->batch, b->host);
     if (rig_is_linear(&rig->question))
-        set_state(b);
+        set_states(b);
     return device_copy(rig->device, b->device, b->host, sizeof *b->host, rig->stream,
                        &rig->error.base);
 }

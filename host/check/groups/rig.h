@@ -54,15 +54,17 @@ struct rig_arrays {
     int32_t prefix_lens[RIG_SEQS];
     int32_t q_indptr[RIG_SEQS + 1];
     int32_t requests[RIG_SEQS];
-    int32_t slot[RIG_SEQS]; /* of states */
-    int32_t dst_slot[RIG_SEQS];
-    int32_t has_initial[RIG_SEQS];
+    struct {
+        int32_t slot[RIG_SEQS];
+        int32_t dst_slot[RIG_SEQS];
+        int32_t has_initial[RIG_SEQS];
+    } state[RIG_GROUPS];
 };
 
 struct rig_batch {
     attn_batch batch;
     attn_kv_batch kv[RIG_GROUPS];
-    attn_state_batch state;
+    attn_state_batch states[RIG_GROUPS];
     struct rig_arrays *host;   /* what host pointers point to */
     struct rig_arrays *device; /* what device pointers point to */
 };

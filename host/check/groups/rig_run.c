@@ -367,7 +367,7 @@ static void permit_states(const struct rig *rig, const struct rig_batch *b, cons
         for (int32_t s = -1; s < b->batch.num_seqs; s++) {
             const attn_tensor *state = &rig->layers[l].tensors[RIG_K_CACHE];
             uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
-            uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->dst_slot[s];
+            uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->state[l == 2].dst_slot[s];
             uint64_t at = rig->layers[l].offsets[RIG_K_CACHE] + slot * bytes;
             memcpy(expected + at, result + at, bytes);
         }

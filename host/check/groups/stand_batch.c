@@ -36,7 +36,9 @@ struct stand_arrays {
     struct stand_kv_arrays kv[STAND_GROUPS];
     int64_t mask_indptr[STAND_SEQS + 1];
     int32_t item_prefix[STAND_SEQS], item_len[STAND_SEQS];
-    int32_t slot[STAND_SEQS], dst_slot[STAND_SEQS], has_initial[STAND_SEQS], snapshots[ROWS];
+    struct {
+        int32_t slot[STAND_SEQS], dst_slot[STAND_SEQS], has_initial[STAND_SEQS], snapshots[ROWS];
+    } state[STAND_GROUPS];
     int32_t shared_indptr[STAND_SEQS + 1], shared_len[STAND_SEQS];
     int32_t num_real[2];
     uint16_t token_pos[STAND_SEQS * ITEM_STRIDE];
@@ -57,6 +59,7 @@ static void draw_group(struct stand_scene *scene, int32_t g, uint32_t kind)
                                 .kind = kind,
                                 .attn_type = type,
                                 .kv_group = no_cache ? -1 : g,
+                                .state_group = kind == ATTN_KIND_LINEAR ? g : -1,
                                 .num_q_heads = 2,
                                 .num_kv_heads = 1,
                                 .head_dim = 8 * (1 + stand_below(draw, 3)),
@@ -350,26 +353,34 @@ static void draw_items(struct stand_scene *scene, struct stand_batch *made)
     made->batch.multi_item = &made->items;
 }
 
-static void draw_state(struct stand_scene *scene, struct stand_batch *made)
+static void draw_state(struct stand_scene *scene, struct stand_batch *made, int32_t g)
 {
     struct stand_draw *draw = &scene->draw;
     struct stand_arrays *a = made->host;
+    attn_state_batch *state = &made->states[g];
     for (int32_t s = 0; s < made->batch.num_seqs; s++) {
-        a->slot[s] = 10 + s;
-        a->dst_slot[s] = 40 + s * 2;
-        a->has_initial[s] = stand_coin(draw);
+        a->state[g].slot[s] = 1000 * g + 10 + s;
+        a->state[g].dst_slot[s] = 1000 * g + 40 + s * 2;
+        a->state[g].has_initial[s] = stand_coin(draw);
     }
     for (int32_t r = 0; r < ROWS; r++)
-        a->snapshots[r] = stand_coin(draw) ? 100 + r : -1;
-    made->state = (attn_state_batch){.struct_size = sizeof made->state,
-                                     .slot = BOTH(made, slot, stand_coin(draw))};
+        a->state[g].snapshots[r] = stand_coin(draw) ? 1000 * g + 100 + r : -1;
+    *state = (attn_state_batch){.struct_size = sizeof *state,
+                                .slot = BOTH(made, state[g].slot, stand_coin(draw))};
     if (stand_coin(draw))
-        made->state.dst_slot = (attn_i32_array)BOTH(made, dst_slot, stand_coin(draw));
+        state->dst_slot = (attn_i32_array)BOTH(made, state[g].dst_slot, stand_coin(draw));
     if (stand_coin(draw))
-        made->state.has_initial = (attn_i32_array)BOTH(made, has_initial, stand_coin(draw));
+        state->has_initial = (attn_i32_array)BOTH(made, state[g].has_initial, stand_coin(draw));
     if (stand_coin(draw))
-        made->state.snapshots = (attn_i32_array)BOTH(made, snapshots, stand_coin(draw));
-    made->batch.state = &made->state;
+        state->snapshots = (attn_i32_array)BOTH(made, state[g].snapshots, stand_coin(draw));
+}
+
+static void draw_states(struct stand_scene *scene, struct stand_batch *made)
+{
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        draw_state(scene, made, g);
+    made->batch.state_groups = made->states;
+    made->batch.num_state_groups = (uint32_t)scene->num_groups;
 }
 
 static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
@@ -411,7 +422,7 @@ static void draw_parts(struct stand_scene *scene, struct stand_batch *made, bool
         made->batch.spec = &made->spec;
     }
     if (has_kind(scene, ATTN_KIND_LINEAR))
-        draw_state(scene, made);
+        draw_states(scene, made);
     if (has_kind(scene, ATTN_KIND_SPARSE))
         draw_sparse(scene, made);
     made->host->num_real[0] = made->batch.num_real_seqs;

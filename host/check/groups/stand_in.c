@@ -29,7 +29,7 @@ struct attn_metadata {
     attn_mask mask;
     attn_multi_item items;
     attn_spec spec;
-    attn_state_batch state;
+    attn_state_batch states[STAND_GROUPS];
     attn_sparse_batch sparse;
 };
 
@@ -378,6 +378,11 @@ static void copy_batch(attn_metadata *metadata, const attn_batch *batch)
     for (uint32_t g = 0; g < to->num_kv_groups; g++)
         metadata->kv[g] = *(const attn_kv_batch *)attn_at(batch->kv_groups, g);
     to->kv_groups = to->num_kv_groups ? metadata->kv : NULL;
+    to->num_state_groups =
+        batch->num_state_groups < STAND_GROUPS ? batch->num_state_groups : STAND_GROUPS;
+    for (uint32_t g = 0; g < to->num_state_groups; g++)
+        metadata->states[g] = *(const attn_state_batch *)attn_at(batch->state_groups, g);
+    to->state_groups = to->num_state_groups ? metadata->states : NULL;
 #define COPY(member, place)                                                                        \
     if (batch->member) {                                                                           \
         metadata->place = *batch->member;                                                          \
@@ -386,7 +391,6 @@ static void copy_batch(attn_metadata *metadata, const attn_batch *batch)
     COPY(mask, mask)
     COPY(multi_item, items)
     COPY(spec, spec)
-    COPY(state, state)
     COPY(sparse, sparse)
 #undef COPY
 }
@@ -433,10 +437,11 @@ static void look_at_parts(const attn_metadata *metadata, const attn_batch *batch
     for (int32_t g = 0; g < leaf->scene->num_groups; g++)
         if (leaf->share[g].layers)
             kinds |= 1u << leaf->scene->groups[g].kind;
-    if ((batch->state != NULL) != (kinds >> ATTN_KIND_LINEAR & 1u) ||
+    bool has_states = batch->num_state_groups > 0;
+    if (has_states != (kinds >> ATTN_KIND_LINEAR & 1u) ||
         (batch->sparse != NULL) != (kinds >> ATTN_KIND_SPARSE & 1u))
         stand_object(leaf->scene, "%s, which serves kinds 0x%x, is given states: %d, sparse: %d",
-                     leaf->name, kinds, batch->state != NULL, batch->sparse != NULL);
+                     leaf->name, kinds, has_states, batch->sparse != NULL);
 }
 
 static void look_at_lengths(const attn_metadata *metadata, const attn_batch *batch)

@@ -221,7 +221,7 @@ struct stand_batch {
     attn_multi_item items;
     attn_spec spec;
     attn_shared_prefix shared;
-    attn_state_batch state;
+    attn_state_batch states[STAND_GROUPS];
     attn_sparse_batch sparse;
     struct stand_arrays *host, *device;
 };

@@ -199,14 +199,16 @@ static void read_parts(const struct stand_place *place, int32_t seq, int32_t t, 
     if (batch->spec)
         to->field[STAND_DRAFT] = batch->spec->num_draft_tokens * 256 + batch->spec->top_k;
     if (place->group->kind == ATTN_KIND_LINEAR) {
-        if (!batch->state) {
+        uint32_t group = (uint32_t)place->group->state_group;
+        if (group >= batch->num_state_groups) {
             to->field[STAND_STATE_SLOT] = ABSENT;
             return;
         }
-        to->field[STAND_STATE_SLOT] = read32(&batch->state->slot, seq);
-        to->field[STAND_STATE_DST] = read32(&batch->state->dst_slot, seq);
-        to->field[STAND_STATE_INITIAL] = read32(&batch->state->has_initial, seq);
-        to->field[STAND_SNAPSHOT] = read32(&batch->state->snapshots, row);
+        const attn_state_batch *state = attn_at(batch->state_groups, group);
+        to->field[STAND_STATE_SLOT] = read32(&state->slot, seq);
+        to->field[STAND_STATE_DST] = read32(&state->dst_slot, seq);
+        to->field[STAND_STATE_INITIAL] = read32(&state->has_initial, seq);
+        to->field[STAND_SNAPSHOT] = read32(&state->snapshots, row);
     }
     if (place->group->kind == ATTN_KIND_SPARSE)
         to->field[STAND_SPARSE] = batch->sparse ? batch->sparse->max_count : ABSENT;

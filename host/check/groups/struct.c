@@ -90,8 +90,6 @@ static bool swap_services(struct rig *rig, struct sized *sized, size_t to)
 static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    if (rig_is_linear(&rig->question) && to < offsetof(attn_batch, sparse))
-        to = offsetof(attn_batch, sparse); /* the state is needed */
     for (int b = 0; b < rig->num_batches && good; b++) {
         rig->given_batches[b] =
             sized_copy(sized, &rig->batches[b].batch, sizeof(attn_batch), 1, to);
@@ -112,6 +110,17 @@ static bool swap_kv_groups(struct rig *rig, struct sized *sized, size_t to)
         rig->batches[b].batch.kv_groups =
             sized_copy(sized, rig->batches[b].kv, sizeof(attn_kv_batch), RIG_GROUPS, to);
         good = rig->batches[b].batch.kv_groups != NULL;
+    }
+    return good;
+}
+
+static bool swap_state_groups(struct rig *rig, struct sized *sized, size_t to)
+{
+    bool good = true;
+    for (int b = 0; b < rig->num_batches && good && rig_is_linear(&rig->question); b++) {
+        rig->batches[b].batch.state_groups =
+            sized_copy(sized, rig->batches[b].states, sizeof(attn_state_batch), RIG_GROUPS, to);
+        good = rig->batches[b].batch.state_groups != NULL;
     }
     return good;
 }
@@ -312,6 +321,8 @@ static const struct shape arrays[] = {
     {"attn_layer[]", WHOLE(attn_layer), BEFORE_CREATE, swap_layers, NULL, false},
     {"attn_option_value[]", WHOLE(attn_option_value), BEFORE_CREATE, swap_values, NULL, false},
     {"attn_kv_batch[]", UNTIL(attn_kv_batch, block_table), BEFORE_PLAN, swap_kv_groups, NULL,
+     false},
+    {"attn_state_batch[]", UNTIL(attn_state_batch, snapshots), BEFORE_PLAN, swap_state_groups, NULL,
      false},
     {"attn_reason[]", UNTIL(attn_reason, accepted), BY_ITSELF, NULL, judge_reasons, true},
 };

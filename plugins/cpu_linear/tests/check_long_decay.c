@@ -110,7 +110,8 @@ static void plan(attnhost_metadata *metadata)
                               .seq_lens = {lens, lens},
                               .prefix_lens = {prefixes, prefixes},
                               .q_indptr = {indptr, indptr},
-                              .state = &states};
+                              .num_state_groups = 1,
+                              .state_groups = &states};
     GOOD(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base));
 }
 

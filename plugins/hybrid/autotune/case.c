@@ -232,7 +232,7 @@ static int fill_sequences(tune_case *tune)
                                .num_real_tokens = n * tune->q_len,
                                .max_q_len = tune->q_len,
                                .max_kv_len = tune->kv_len,
-                               .num_kv_groups = tune->instance->layers.num_kv_groups,
+                               .num_kv_groups = tune->instance->layers.groups.num_kv_groups,
                                .seq_lens = both(tune, lens),
                                .prefix_lens = both(tune, prefixes),
                                .q_indptr = both(tune, indptr),
@@ -266,7 +266,7 @@ static int fill_pages(tune_case *tune)
             locations[s * tune->q_len + t] = slots[(s + 1) * stride + tune->prefix + t];
     }
     tune->block_table = table;
-    for (uint32_t g = 0; g < tune->instance->layers.num_kv_groups; g++)
+    for (uint32_t g = 0; g < tune->instance->layers.groups.num_kv_groups; g++)
         tune->kv_groups[g] = (attn_kv_batch){
             .struct_size = sizeof tune->kv_groups[g],
             .index_forms = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
@@ -481,7 +481,7 @@ attn_status tune_case_create(attn_instance *instance, const tune_group *group, u
         tune_case_destroy(tune);
         return status;
     }
-    tune->kv_groups = take(tune, instance->layers.num_kv_groups * sizeof *tune->kv_groups);
+    tune->kv_groups = take(tune, instance->layers.groups.num_kv_groups * sizeof *tune->kv_groups);
     if (!tune->kv_groups || !fill_sequences(tune) || !fill_pages(tune) || !fill_operands(tune)) {
         tune_case_destroy(tune);
         return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");

@@ -12,6 +12,7 @@
 #define HYBRID_FANOUT_H
 
 #include "attn_plugin.h"
+#include "plugins/hybrid/core/slice.h"
 
 /* Layouts that a composite passes on: all. */
 enum { FANOUT_NUM_LAYOUTS = 7 };
@@ -100,8 +101,8 @@ typedef struct fanout_layer {
 /* All layers, by ascending id. */
 typedef struct fanout_layers {
     uint32_t count;
-    uint32_t num_kv_groups; /* the highest that a layer belongs to, and one */
-    fanout_layer *items;    /* caller's memory, attn_util_count_layers() of them */
+    slice_groups groups; /* those that layers belong to, or are below one that does */
+    fanout_layer *items; /* caller's memory, attn_util_count_layers() of them */
 } fanout_layers;
 
 /* Fill in `items`, `child` as `serves` says: the first of `num_children` that does. NULL = 0. */

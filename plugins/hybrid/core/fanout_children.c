@@ -37,11 +37,11 @@ static uint32_t who_serves(fanout_serves serves, const void *ctx, uint32_t num_c
 void fanout_list_layers(const attn_problem *problems, uint32_t num_problems, fanout_serves serves,
                         const void *ctx, uint32_t num_children, fanout_layers *layers)
 {
-    layers->count = layers->num_kv_groups = 0;
+    layers->count = 0;
+    layers->groups = (slice_groups){0};
     for (uint32_t p = 0; p < num_problems; p++) {
         const attn_layer_group *group = group_at(problems, p);
-        if (group->kv_group >= 0 && (uint32_t)group->kv_group >= layers->num_kv_groups)
-            layers->num_kv_groups = (uint32_t)group->kv_group + 1;
+        slice_groups_add(&layers->groups, group);
         for (uint32_t l = 0; l < group->num_layers; l++) {
             const attn_layer *layer = attn_at(group->layers, l);
             layers->items[layers->count++] =

@@ -127,7 +127,7 @@ attn_status pick_forward_decode(attn_metadata *metadata, int32_t layer_id,
                                 attn_error *error);
 
 /* Bytes of host memory that metadata takes for itself. */
-uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups);
+uint64_t pick_metadata_bytes(uint32_t num_parts, slice_groups groups);
 
 /* ---- What comes to a child ------------------------------------------------------------------- */
 

@@ -5,7 +5,8 @@
  * Metadata is one of each child that can be picked within the bounds, a second one for decode rows
  * of split MIXED batches if extend rows may be the same child's, the choice of the batch that was
  * planned last, and the slices of a MIXED one. In its region lie, in this order, attn_metadata, the
- * KV groups of both slices, the choice of each part, and what the children need of that region.
+ * KV groups and the state groups of both slices, the choice of each part, and what the children
+ * need of that region.
  *
  * Memory is asked for every child that can be picked within the bounds, so that its size is a
  * function of them and grows with them. Made is what is picked: with GRAPH at the bounds, and of
@@ -29,20 +30,21 @@ struct attn_metadata {
     uint32_t kind;
     uint32_t mode;                  /* planned last; ATTN_MODE_COUNT = none */
     int32_t first_decode_row;       /* MIXED, split: of the tensors */
-    batch_slice slice[PICK_HALVES]; /* MIXED, split; kv_groups lie after this struct */
+    batch_slice slice[PICK_HALVES]; /* MIXED, split; their groups lie after this struct */
     uint8_t (*choice)[PICK_HALVES]; /* [num_parts] child of the batch, or of its extend rows, and */
-                                    /* of its decode rows; after the KV groups */
+                                    /* of its decode rows; after the groups */
 };
 
-uint64_t pick_metadata_bytes(uint32_t num_parts, uint32_t num_kv_groups)
+uint64_t pick_metadata_bytes(uint32_t num_parts, slice_groups groups)
 {
-    return sizeof(attn_metadata) + (uint64_t)PICK_HALVES * num_kv_groups * sizeof(attn_kv_batch) +
-           (uint64_t)PICK_HALVES * num_parts;
+    return sizeof(attn_metadata) +
+           PICK_HALVES * ((uint64_t)groups.num_kv_groups * sizeof(attn_kv_batch) +
+                          (uint64_t)groups.num_state_groups * sizeof(attn_state_batch) + num_parts);
 }
 
 static uint64_t own_bytes(const attn_instance *instance)
 {
-    return pick_metadata_bytes(instance->num_parts, instance->layers.num_kv_groups);
+    return pick_metadata_bytes(instance->num_parts, instance->layers.groups);
 }
 
 /* Add what comes to a half of a child, of all parts. */
@@ -121,18 +123,23 @@ static attn_metadata *lay_out(attn_instance *instance, uint32_t kind, const attn
                               const attn_memory *memory)
 {
     attn_metadata *made = memory->base[FANOUT_OWN_REGION];
-    uint32_t num_kv_groups = instance->layers.num_kv_groups;
+    const slice_groups groups = instance->layers.groups;
     attn_kv_batch *kv_groups = (attn_kv_batch *)(made + 1);
+    attn_state_batch *state_groups =
+        (attn_state_batch *)(kv_groups + (size_t)PICK_HALVES * groups.num_kv_groups);
     memset(made, 0, own_bytes(instance));
     made->instance = instance;
     made->kind = kind;
     made->mode = ATTN_MODE_COUNT;
     ATTN_UTIL_READ(&made->bounds, bounds);
     for (uint32_t half = 0; half < PICK_HALVES; half++) {
-        made->slice[half].kv_groups = kv_groups + (size_t)half * num_kv_groups;
-        made->slice[half].kv_capacity = num_kv_groups;
+        made->slice[half].kv_groups = kv_groups + (size_t)half * groups.num_kv_groups;
+        made->slice[half].kv_capacity = groups.num_kv_groups;
+        made->slice[half].state_groups = state_groups + (size_t)half * groups.num_state_groups;
+        made->slice[half].state_capacity = groups.num_state_groups;
     }
-    made->choice = (uint8_t(*)[PICK_HALVES])(kv_groups + (size_t)PICK_HALVES * num_kv_groups);
+    made->choice =
+        (uint8_t(*)[PICK_HALVES])(state_groups + (size_t)PICK_HALVES * groups.num_state_groups);
     return made;
 }
 
@@ -226,7 +233,7 @@ static attn_status plan_child(attn_metadata *metadata, uint32_t half, uint32_t c
     attn_instance *instance = metadata->instance;
     attn_batch shown;
     if (instance->needs[c] != instance->all_needs) {
-        slice_layers(batch, instance->needs[c], instance->layers.num_kv_groups, &shown);
+        slice_layers(batch, instance->needs[c], instance->layers.groups, &shown);
         batch = &shown;
     }
     return fanout_plan(&instance->children, c, metadata->child[half][c], batch, stream, error);

@@ -284,9 +284,9 @@ static void add_own_answer(const picker *pick, const char *const *names,
                               attn_util_dtype_name(problem->kv_dtype));
     verdict->reads_new_kv_unquantised &= modes;
     if (problem->bounds->max_seqs > 0) {
-        int32_t group = problem->group->kv_group;
-        verdict->host_bytes +=
-            pick_metadata_bytes(problem->group->num_layers, group < 0 ? 0 : (uint32_t)group + 1);
+        slice_groups groups = {0};
+        slice_groups_add(&groups, problem->group);
+        verdict->host_bytes += pick_metadata_bytes(problem->group->num_layers, groups);
     }
 }
 

@@ -57,7 +57,7 @@ static void shift_state(attn_state_batch *state, int32_t seq, int32_t row)
 }
 
 /* Copy all that hangs on a batch into the slice, so that it can be shifted there. KV groups beyond
- * the capacity belong to layers that are not ours. */
+ * the capacity, and state groups, belong to layers that are not ours. */
 static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_error *error)
 {
     attn_batch *to = &slice->batch;
@@ -71,6 +71,11 @@ static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_e
     for (uint32_t g = 0; g < to->num_kv_groups; g++)
         ATTN_UTIL_READ(&slice->kv_groups[g], attn_at(to->kv_groups, g));
     to->kv_groups = slice->kv_groups;
+    if (to->num_state_groups > slice->state_capacity)
+        to->num_state_groups = slice->state_capacity;
+    for (uint32_t g = 0; g < to->num_state_groups; g++)
+        ATTN_UTIL_READ(&slice->state_groups[g], attn_at(to->state_groups, g));
+    to->state_groups = to->num_state_groups > 0 ? slice->state_groups : NULL;
     if (to->mask) {
         ATTN_UTIL_READ(&slice->mask, to->mask);
         to->mask = &slice->mask;
@@ -78,10 +83,6 @@ static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_e
     if (to->multi_item) {
         ATTN_UTIL_READ(&slice->multi_item, to->multi_item);
         to->multi_item = &slice->multi_item;
-    }
-    if (to->state) {
-        ATTN_UTIL_READ(&slice->state, to->state);
-        to->state = &slice->state;
     }
     /* A hint whose runs need not end where the slice does; and scalars that count the whole batch,
      * which a graph would read, but a split batch is never captured. */
@@ -161,8 +162,8 @@ attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, 
         shift_i64(&slice->mask.indptr, seq);
     if (batch->multi_item)
         shift_multi_item(&slice->multi_item, seq);
-    if (batch->state)
-        shift_state(&slice->state, seq, row);
+    for (uint32_t g = 0; g < batch->num_state_groups; g++)
+        shift_state(&slice->state_groups[g], seq, row);
     *first_row = row;
     return ATTN_OK;
 }
@@ -179,18 +180,29 @@ uint32_t slice_needs(const attn_layer_group *group)
     return needs;
 }
 
-void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_groups,
-                  attn_batch *slice)
+void slice_groups_add(slice_groups *groups, const attn_layer_group *group)
+{
+    uint32_t kv = group->kv_group >= 0 ? (uint32_t)group->kv_group + 1 : 0;
+    uint32_t state = group->state_group >= 0 ? (uint32_t)group->state_group + 1 : 0;
+    groups->num_kv_groups = kv > groups->num_kv_groups ? kv : groups->num_kv_groups;
+    groups->num_state_groups = state > groups->num_state_groups ? state : groups->num_state_groups;
+}
+
+void slice_layers(const attn_batch *batch, uint32_t needs, slice_groups groups, attn_batch *slice)
 {
     ATTN_UTIL_READ(slice, batch);
     if (!(needs & SLICE_KV))
-        num_kv_groups = 0;
-    if (slice->num_kv_groups > num_kv_groups)
-        slice->num_kv_groups = num_kv_groups;
+        groups.num_kv_groups = 0;
+    if (!(needs & SLICE_STATE))
+        groups.num_state_groups = 0;
+    if (slice->num_kv_groups > groups.num_kv_groups)
+        slice->num_kv_groups = groups.num_kv_groups;
     if (slice->num_kv_groups == 0)
         slice->kv_groups = NULL;
-    if (!(needs & SLICE_STATE))
-        slice->state = NULL;
+    if (slice->num_state_groups > groups.num_state_groups)
+        slice->num_state_groups = groups.num_state_groups;
+    if (slice->num_state_groups == 0)
+        slice->state_groups = NULL;
     if (!(needs & SLICE_SPARSE))
         slice->sparse = NULL;
 }

@@ -16,9 +16,10 @@ typedef struct batch_slice {
     attn_batch batch;
     attn_mask mask;
     attn_multi_item multi_item;
-    attn_state_batch state;
     attn_kv_batch *kv_groups; /* caller's, kv_capacity elements */
     uint32_t kv_capacity;
+    uint32_t state_capacity;
+    attn_state_batch *state_groups; /* caller's, state_capacity elements */
 } batch_slice;
 
 /* Operands of a slice whose rows do not start at 0. */
@@ -45,10 +46,18 @@ enum { SLICE_KV = 1 << 0, SLICE_STATE = 1 << 1, SLICE_SPARSE = 1 << 2 };
 /* What the layers of a group need. */
 uint32_t slice_needs(const attn_layer_group *group);
 
-/* The batch for layers that need no more than `needs`, whose KV groups are below num_kv_groups. It
- * points to what the original points to. */
-void slice_layers(const attn_batch *batch, uint32_t needs, uint32_t num_kv_groups,
-                  attn_batch *slice);
+/* Groups of a batch that layers read: those below these numbers. */
+typedef struct slice_groups {
+    uint32_t num_kv_groups;
+    uint32_t num_state_groups;
+} slice_groups;
+
+/* Widen by those that a layer group reads. */
+void slice_groups_add(slice_groups *groups, const attn_layer_group *group);
+
+/* The batch for layers that need no more than `needs`, and no other groups. It points to what the
+ * original points to. */
+void slice_layers(const attn_batch *batch, uint32_t needs, slice_groups groups, attn_batch *slice);
 
 /* Do the new rows of this KV group lie where their queries lie? */
 int slice_new_rows_follow_queries(const attn_kv_batch *kv);

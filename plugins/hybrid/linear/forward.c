@@ -107,7 +107,7 @@ static attn_status plan_child(attn_metadata *metadata, uint32_t c, const attn_ba
         metadata->child[c] && fanout_is_within(&instance->limits[c], batch->mode, batch);
     if (!metadata->is_for[c])
         return ATTN_OK;
-    slice_layers(batch, instance->needs[c], instance->num_kv_groups[c], &slice);
+    slice_layers(batch, instance->needs[c], instance->groups[c], &slice);
     return fanout_plan(&instance->children, c, metadata->child[c], &slice, stream, error);
 }
 

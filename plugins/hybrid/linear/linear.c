@@ -202,13 +202,11 @@ static void note_needs(attn_instance *instance, const attn_problem *problems)
     for (uint32_t l = 0; l < instance->layers.count; l++) {
         const fanout_layer *layer = &instance->layers.items[l];
         const attn_problem *problem = attn_at(problems, layer->group);
-        uint32_t *groups = &instance->num_kv_groups[layer->child];
         const fanout_limits limits = fanout_limits_of(problem->bounds);
         instance->needs[layer->child] |= slice_needs(problem->group);
         fanout_limits_add(&instance->limits[layer->child], &limits);
         fanout_limits_add(&instance->all_limits, &limits);
-        if (layer->kv_group >= 0 && (uint32_t)layer->kv_group >= *groups)
-            *groups = (uint32_t)layer->kv_group + 1;
+        slice_groups_add(&instance->groups[layer->child], problem->group);
     }
 }
 

@@ -14,11 +14,11 @@
 enum { LINEAR_FULL = 0, LINEAR_LINEAR = 1, NUM_LINEAR = 2 };
 
 struct attn_instance {
-    fanout children;                    /* first: fanout_op_destroy() and its kin */
-    fanout_child child[NUM_LINEAR];     /* what `children` has */
-    uint32_t needs[NUM_LINEAR];         /* SLICE_*: what a child's layers need of a batch */
-    uint32_t num_kv_groups[NUM_LINEAR]; /* that a child's layers read */
-    fanout_limits limits[NUM_LINEAR];   /* of a child's layers */
+    fanout children;                  /* first: fanout_op_destroy() and its kin */
+    fanout_child child[NUM_LINEAR];   /* what `children` has */
+    uint32_t needs[NUM_LINEAR];       /* SLICE_*: what a child's layers need of a batch */
+    slice_groups groups[NUM_LINEAR];  /* that a child's layers read */
+    fanout_limits limits[NUM_LINEAR]; /* of a child's layers */
     fanout_limits all_limits;
     fanout_layers layers;
     fanout_layer items[]; /* what `layers` has */

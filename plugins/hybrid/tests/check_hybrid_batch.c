@@ -131,7 +131,8 @@ START_TEST(absent_parts_stay_absent)
     ready();
     make_mixed(0);
     ck_assert_int_eq(plan(&mixed), ATTN_OK);
-    mixed.mask = NULL, mixed.multi_item = NULL, mixed.state = NULL;
+    mixed.mask = NULL, mixed.multi_item = NULL;
+    mixed.num_state_groups = 0, mixed.state_groups = NULL;
     mixed.positions = (attn_i32_array){NULL, NULL};
     kv[0].kv_lens = kv[0].kv_indptr = (attn_i32_array){NULL, NULL};
     kv[0].out_cache_loc.host = NULL;
@@ -140,7 +141,7 @@ START_TEST(absent_parts_stay_absent)
         const mock_child *child = &mock_children[c];
         ck_assert_ptr_null(child->batch.mask);
         ck_assert_ptr_null(child->batch.multi_item);
-        ck_assert_ptr_null(child->batch.state);
+        ck_assert_ptr_null(child->batch.state_groups);
         ck_assert_ptr_null(child->batch.sparse);
         ck_assert_ptr_null(child->batch.positions.host);
         ck_assert_ptr_null(child->batch.positions.device);

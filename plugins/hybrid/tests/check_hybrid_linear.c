@@ -199,21 +199,24 @@ START_TEST(batches_have_what_the_layers_need)
     ck_assert_msg(plan(&mixed) == ATTN_OK, "%s", message);
     ck_assert_uint_eq(PRE->batch.num_kv_groups, 1);
     ck_assert_ptr_eq(PRE->batch.kv_groups, kv);
-    ck_assert_ptr_null(PRE->batch.state);
+    ck_assert_uint_eq(PRE->batch.num_state_groups, 0);
+    ck_assert_ptr_null(PRE->batch.state_groups);
     ck_assert_ptr_null(PRE->batch.sparse);
     ck_assert_uint_eq(DEC->batch.num_kv_groups, 0);
     ck_assert_ptr_null(DEC->batch.kv_groups);
-    ck_assert_ptr_eq(DEC->batch.state, &state);
+    ck_assert_uint_eq(DEC->batch.num_state_groups, 1);
+    ck_assert_ptr_eq(DEC->batch.state_groups, &state);
     for (int c = 0; c < MOCK_CHILDREN; c++) {
         attn_batch expected = mixed;
         expected.num_kv_groups = mock_children[c].batch.num_kv_groups;
         expected.kv_groups = mock_children[c].batch.kv_groups;
-        expected.state = mock_children[c].batch.state;
+        expected.num_state_groups = mock_children[c].batch.num_state_groups;
+        expected.state_groups = mock_children[c].batch.state_groups;
         expected.sparse = NULL;
         ck_assert_mem_eq(&mock_children[c].batch, &expected, sizeof expected);
         ck_assert_ptr_eq(mock_children[c].stream, (attn_stream)0x77);
     }
-    ck_assert_ptr_eq(mixed.state, &state); /* the caller's is as it was */
+    ck_assert_ptr_eq(mixed.state_groups, &state); /* the caller's is as it was */
     finish();
 }
 END_TEST

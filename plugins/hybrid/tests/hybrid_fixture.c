@@ -213,7 +213,8 @@ void make_mixed(int32_t base)
     multi_item = (attn_multi_item){sizeof multi_item, 6, array(3), token_pos, array(4)};
     state = (attn_state_batch){sizeof state, 0, array(5), array(6), array(7), array(8)};
     shared = (attn_shared_prefix){.struct_size = sizeof shared, .num_groups = 1};
-    mixed.mask = &mask, mixed.multi_item = &multi_item, mixed.state = &state;
+    mixed.mask = &mask, mixed.multi_item = &multi_item, mixed.state_groups = &state;
+    mixed.num_state_groups = 1;
     mixed.shared_prefix = &shared;
 }
 

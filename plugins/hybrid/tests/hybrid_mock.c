@@ -109,8 +109,8 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
         child->mask = *batch->mask;
     if (batch->multi_item)
         child->multi_item = *batch->multi_item;
-    if (batch->state)
-        child->state = *batch->state;
+    if (batch->num_state_groups > 0)
+        child->state = *batch->state_groups;
     return called(child, MOCK_INIT, error);
 }
 

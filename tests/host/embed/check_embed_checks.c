@@ -85,6 +85,40 @@ START_TEST(bad_sparse)
 }
 END_TEST
 
+/* Linear layers need the slots of their state group, and each group is looked at. */
+START_TEST(bad_state_groups)
+{
+    static const int32_t slots[3] = {4, 7, 9}, twice[3] = {4, 7, 4};
+    attn_state_batch states[2];
+    attnhost_backend *backend = NULL;
+    make_problems();
+    groups[1].kind = ATTN_KIND_LINEAR;
+    groups[1].state_group = 1;
+    groups[1].linear = &(const attn_linear_dims){.struct_size = sizeof(attn_linear_dims)};
+    ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, &error.base),
+                     ATTN_OK);
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    for (int g = 0; g < 2; g++)
+        states[g] = (attn_state_batch){.struct_size = sizeof states[g], .slot = {slots, slots}};
+#define STATES(count) (batch.num_state_groups = (count), batch.state_groups = states)
+    ASSERT_BAD_BATCH("batch.state_groups has 0 elements; accepted: one for each state group, and a "
+                     "layer uses group 1",
+                     (void)batch);
+    ASSERT_BAD_BATCH("batch.state_groups has 1 elements", STATES(1));
+    make_batch(ATTN_MODE_EXTEND);
+    STATES(2);
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    states[1].slot.host = twice;
+    ASSERT_BAD_BATCH("batch.state_groups[1].slot[2] is 4, which is written for sequence 0 too",
+                     STATES(2));
+    states[1].slot = (attn_i32_array){slots, NULL};
+    ASSERT_BAD_BATCH("batch.state_groups[1].slot.device is absent", STATES(2));
+#undef STATES
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* A host array is there to be read: one that contradicts the batch would make a backend write past
  * its memory. */
 START_TEST(bad_indptr)
@@ -157,8 +191,8 @@ START_TEST(bad_slots)
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
 #define STATE(...)                                                                                 \
-    (state = (attn_state_batch){.struct_size = sizeof state, __VA_ARGS__}, batch.state = &state,   \
-     batch.q_indptr.host = indptr)
+    (state = (attn_state_batch){.struct_size = sizeof state, __VA_ARGS__},                         \
+     batch.state_groups = &state, batch.num_state_groups = 1, batch.q_indptr.host = indptr)
 #define GOOD(...)                                                                                  \
     do {                                                                                           \
         make_batch(ATTN_MODE_EXTEND);                                                              \
@@ -172,18 +206,19 @@ START_TEST(bad_slots)
     GOOD(.slot = {twice, NULL}, .dst_slot = {apart, NULL}, .has_initial = {fresh, NULL});
     GOOD(.slot = {twice, NULL}, .dst_slot = {NULL, apart});
     GOOD(.slot = {apart, NULL}, .snapshots = {snapshots, NULL});
-    ASSERT_BAD_BATCH("batch.state.slot[2] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH("batch.state_groups[0].slot[2] is 4, which is written for sequence 0 too",
                      STATE(.slot = {twice, NULL}));
-    ASSERT_BAD_BATCH("batch.state.slot[1] is -7; accepted: 0 or more",
+    ASSERT_BAD_BATCH("batch.state_groups[0].slot[1] is -7; accepted: 0 or more",
                      STATE(.slot = {negative, NULL}));
-    ASSERT_BAD_BATCH("batch.state.slot[0] is 4, which is written for sequence 1; accepted: a slot "
-                     "that no other sequence writes",
-                     STATE(.slot = {apart, NULL}, .dst_slot = {swapped, NULL}));
-    ASSERT_BAD_BATCH("batch.state.dst_slot[2] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH(
+        "batch.state_groups[0].slot[0] is 4, which is written for sequence 1; accepted: a slot "
+        "that no other sequence writes",
+        STATE(.slot = {apart, NULL}, .dst_slot = {swapped, NULL}));
+    ASSERT_BAD_BATCH("batch.state_groups[0].dst_slot[2] is 4, which is written for sequence 0 too",
                      STATE(.slot = {apart, NULL}, .dst_slot = {twice, NULL}));
-    ASSERT_BAD_BATCH("batch.state.snapshots[3] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[3] is 4, which is written for sequence 0 too",
                      STATE(.slot = {apart, NULL}, .snapshots = {clash, NULL}));
-    ASSERT_BAD_BATCH("batch.state.snapshots[1] is -7; accepted: 0 or more",
+    ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[1] is -7; accepted: 0 or more",
                      STATE(.slot = {apart, NULL}, .snapshots = {below, NULL}));
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
@@ -202,7 +237,8 @@ START_TEST(many_slots)
     batch.num_seqs = batch.num_real_seqs = 8;
     batch.num_tokens = batch.num_real_tokens = 33;
     batch.max_q_len = 5;
-    batch.state = &state;
+    batch.state_groups = &state;
+    batch.num_state_groups = 1;
     batch.q_indptr.host = rows;
     for (int s = 0; s < 8; s++) {
         slots[s] = 64 * (s + 1);
@@ -214,7 +250,7 @@ START_TEST(many_slots)
     snapshots[32] = snapshots[3];
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
                      ATTN_INVALID_ARGUMENT);
-    assert_says("batch.state.snapshots[32] is 832, which is written for sequence 0 too");
+    assert_says("batch.state_groups[0].snapshots[32] is 832, which is written for sequence 0 too");
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
@@ -385,7 +421,8 @@ START_TEST(unset_sizes_of_steps)
     ASSERT_BAD_BATCH("batch: struct_size is 0; accepted: ", batch.struct_size = 0);
     ASSERT_BAD_BATCH("batch.kv_groups[0]: struct_size is 0", kv[0].struct_size = 0);
     ASSERT_BAD_BATCH("batch.mask: struct_size is 0", batch.mask = &mask);
-    ASSERT_BAD_BATCH("batch.state: struct_size is 0", batch.state = &state);
+    ASSERT_BAD_BATCH("batch.state_groups[0]: struct_size is 0",
+                     (batch.num_state_groups = 1, batch.state_groups = &state));
     ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
     ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
                      ATTN_INVALID_ARGUMENT);
@@ -417,6 +454,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, bad_batches);
     tcase_add_test(tests, bad_sparse);
+    tcase_add_test(tests, bad_state_groups);
     tcase_add_test(tests, bad_indptr);
     tcase_add_test(tests, bad_lens);
     tcase_add_test(tests, bad_slots);

@@ -218,7 +218,8 @@ static struct golden_linear *golden_create(const golden_case *record, const char
                             .num_real_seqs = g->num_seqs,
                             .num_real_tokens = g->num_rows,
                             .q_indptr = {.device = g->q_indptr},
-                            .state = &g->state_batch};
+                            .num_state_groups = 1,
+                            .state_groups = &g->state_batch};
     add_operands(g, record, dtype);
     add_pools(g, record);
     g->args = (attn_forward_args){

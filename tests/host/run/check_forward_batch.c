@@ -310,7 +310,8 @@ START_TEST(states_by_hand)
         .snapshots = snapshots,
     };
     build(&step);
-    ck_assert_ptr_eq(made.batch.state, &made.state);
+    ck_assert_uint_eq(made.batch.num_state_groups, 1);
+    ck_assert_ptr_eq(made.batch.state_groups, &made.state);
     ck_assert_uint_eq(made.state.struct_size, sizeof made.state);
     ck_assert_array(made.state.slot, 0, 9, 3);
     ck_assert_array(made.state.dst_slot, 2, 1, 3);
