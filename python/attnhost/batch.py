@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one step works on: attn_batch.h in Python."""
+import ctypes
+from typing import Any, List, Optional, Sequence, Union
+
+from . import _abi, _call, _words
+from .errors import InvalidArgument
+
+
+def operand(tensor: Any, role: str = "tensor") -> _abi.attn_tensor:
+    """A view of a tensor of torch, numpy, jax ..., which is kept alive and not copied."""
+    made = _abi.attn_tensor()
+    made.owner = _call.view(tensor, ctypes.addressof(made), role)
+    return made
+
+
+def _address(tensor: Any, name: str, dtype: int) -> int:
+    """Of a dense array of this type."""
+    seen = operand(tensor, name)
+    strides, dense = [], 1
+    for extent in reversed(seen.shape[:seen.ndim]):
+        strides.insert(0, dense)
+        dense *= extent
+    if seen.dtype != dtype:
+        raise InvalidArgument(
+            f"{name}: {_words.DTYPE_NAMES.get(seen.dtype, hex(seen.dtype))}: accepted "
+            f"{_words.DTYPE_NAMES[dtype]}", "INVALID_ARGUMENT", "batch")
+    if any(have != want for have, want, extent in
+           zip(seen.strides, strides, seen.shape[:seen.ndim]) if extent > 1):
+        raise InvalidArgument(f"{name}: strides {list(seen.strides[:seen.ndim])}: accepted "
+                              f"{strides}, a dense array", "INVALID_ARGUMENT", "batch")
+    return (seen.data or 0) + seen.byte_offset
+
+
+def _pair(kind: Any, dtype: int, array: Any, name: str) -> Any:
+    """An array in two places: `array` on the device, or (host, device); on the CPU both are one."""
+    if array is None:
+        return kind()
+    host, device = array if isinstance(array, tuple) else (array, array)
+    made = kind()
+    if host is not None:
+        if operand(host, name).device_type == _abi.ATTN_DEVICE_CPU:
+            made.host = _address(host, name, dtype)
+        elif host is not device:
+            raise InvalidArgument(f"{name}: the first of the pair is on a device: accepted host "
+                                  "memory", "INVALID_ARGUMENT", "batch")
+    if device is not None:
+        made.device = _address(device, name, dtype)
+    return made
+
+
+def i32(array: Any, name: str = "array") -> _abi.attn_i32_array:
+    return _pair(_abi.attn_i32_array, _abi.ATTN_I32, array, name)
+
+
+def i64(array: Any, name: str = "array") -> _abi.attn_i64_array:
+    return _pair(_abi.attn_i64_array, _abi.ATTN_I64, array, name)
+
+
+class KVGroup:
+    """Where the keys of a KV group lie: slots of new keys, and the slots of all keys in one or more
+    of the three forms (attn_kv_batch). Arrays are int32, `out_cache_loc` int64; on a GPU each is a
+    device array, or (host array, device array)."""
+
+    ARRAYS = ("kv_lens", "kv_new_indptr", "req_to_token", "block_table", "kv_indptr", "kv_indices",
+              "last_page_len")
+
+    def __init__(self, page_size: int, *, out_cache_loc: Any = None, **arrays: Any) -> None:
+        self.kept = (out_cache_loc, arrays)
+        forms = {"req_to_token": _abi.ATTN_INDEX_REQ_TO_TOKEN,
+                 "block_table": _abi.ATTN_INDEX_BLOCK_TABLE, "kv_indices": _abi.ATTN_INDEX_CSR}
+        self.struct = _abi.attn_kv_batch(page_size=page_size)
+        self.struct.out_cache_loc = i64(out_cache_loc, "out_cache_loc")
+        for name, array in arrays.items():
+            if name not in self.ARRAYS:
+                raise TypeError(f"KVGroup() has no array '{name}'; accepted: out_cache_loc, "
+                                + ", ".join(self.ARRAYS))
+            setattr(self.struct, name, i32(array, name))
+            if name in forms and array is not None:
+                self.struct.index_forms |= forms[name]
+            if name in ("req_to_token", "block_table") and array is not None:
+                last = array[1] if isinstance(array, tuple) else array
+                setattr(self.struct, f"{name}_stride", int(last.shape[1]))
+
+
+class Batch:
+    """A step: which sequences, how long, where their keys lie (attn_batch). For DECODE, prefix_lens
+    and q_indptr are not needed."""
+
+    def __init__(self, mode: Union[str, int], *, seq_lens: Any, kv_groups: Sequence[KVGroup],
+                 max_q_len: int, max_kv_len: int, num_tokens: int, prefix_lens: Any = None,
+                 q_indptr: Any = None, req_pool_indices: Any = None, num_decode_seqs: int = 0,
+                 num_real_seqs: Optional[int] = None, num_real_tokens: Optional[int] = None,
+                 state: Optional[_abi.attn_state_batch] = None, **members: Any) -> None:
+        last = seq_lens[1] if isinstance(seq_lens, tuple) else seq_lens
+        count = int(last.shape[0])
+        self.example = last
+        self.kept: List[Any] = [seq_lens, prefix_lens, q_indptr, req_pool_indices, kv_groups, state]
+        self._groups = (_abi.attn_kv_batch * len(kv_groups))(*(g.struct for g in kv_groups))
+        self.struct = _abi.attn_batch(
+            mode=_words.number("mode", mode, _words.MODES), num_seqs=count, num_tokens=num_tokens,
+            num_real_seqs=count if num_real_seqs is None else num_real_seqs,
+            num_real_tokens=num_tokens if num_real_tokens is None else num_real_tokens,
+            num_decode_seqs=num_decode_seqs, max_q_len=max_q_len, max_kv_len=max_kv_len,
+            num_kv_groups=len(kv_groups), state=state, **members)
+        self.struct.kv_groups = ctypes.cast(self._groups, ctypes.POINTER(_abi.attn_kv_batch))
+        for name, array in (("seq_lens", seq_lens), ("prefix_lens", prefix_lens),
+                            ("q_indptr", q_indptr), ("req_pool_indices", req_pool_indices)):
+            setattr(self.struct, name, i32(array, name))
+
+
+def state(slot: Any, dst_slot: Any = None, has_initial: Any = None) -> _abi.attn_state_batch:
+    """Slots of recurrent states, one for each sequence."""
+    made = _abi.attn_state_batch()
+    made.slot, made.dst_slot = i32(slot, "slot"), i32(dst_slot, "dst_slot")
+    made.has_initial = i32(has_initial, "has_initial")
+    made.kept = [slot, dst_slot, has_initial]
+    return made

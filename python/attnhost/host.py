@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host, Backend and Metadata: attnhost.h in Python."""
+import ctypes
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _abi, _call, _words, ini
+from ._library import call, check, text
+from ._struct import make_array
+from .batch import Batch, operand
+from .errors import InvalidArgument
+from .problem import Problem, Verdict, read_verdict
+from .selection import Selection, Unit
+from .stream import Borrowed, stream_number
+
+_LOG = logging.getLogger("attnhost")
+_LOG_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p)
+_LEVELS = {_abi.ATTN_LOG_ERROR: logging.ERROR, _abi.ATTN_LOG_WARNING: logging.WARNING,
+           _abi.ATTN_LOG_INFO: logging.INFO}
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@_LOG_TYPE
+def _log(_context: Any, level: int, message: bytes) -> None:
+    _LOG.log(_LEVELS.get(level, logging.DEBUG), "%s", text(message))
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin file on record, usable or refused."""
+
+    name: str
+    file: str
+    version: str
+    vendor: str
+    doc: str
+    usable: bool
+    reason: str  # why it was refused
+
+
+@dataclass(frozen=True)
+class BackendType:
+    """A backend of a usable plugin."""
+
+    name: str
+    doc: str
+    plugin: str
+    layouts: Tuple[str, ...]
+    options: Tuple[str, ...]
+    composite: bool
+
+
+@dataclass(frozen=True)
+class Node:
+    """A place of a composition: a backend, its children after it."""
+
+    depth: int
+    name: str
+    type: str
+    rows: int  # query rows that its forwards have computed, summed over layers
+
+
+class Host:
+    """A set of plugins, a pool of threads, and the backends that are defined.
+
+    `config` is the path of an ini, or its sections as a dict:
+
+        Host("serve.ini")
+        Host({"attention": {"attention_backend": "cpu_native"}, "kv_cache": {"page_size": 16}})
+        Host(attention={"attention_backend": "auto"})
+
+    Its [plugins] are loaded and its [backend.NAME] and routes defined; what selection reads of it
+    ([platform], [attention], [kv_cache], [workload], [cuda_graph]) holds for explain(). The
+    installed plugins are loaded too, unless `installed` is False. Messages of the library go to
+    the logger "attnhost".
+
+    One thread at a time may use a host, and its backends with their metadata each.
+    """
+
+    def __init__(self, config: Union[str, os.PathLike, Mapping, None] = None, *,
+                 threads: int = 0, installed: bool = True, **sections: Mapping[str, Any]) -> None:
+        self._host: Optional[ctypes.c_void_p] = None
+        self._living = 0  # backends
+        self.settings: Dict[str, str] = {}
+        made = ctypes.c_void_p()
+        params = _abi.attnhost_params(num_threads=threads, log_level=_abi.ATTN_LOG_WARNING)
+        params.log = ctypes.cast(_log, ctypes.c_void_p)
+        check("attnhost_create", ctypes.byref(params), ctypes.byref(made))
+        self._host = made
+        if config is not None and not isinstance(config, Mapping):
+            self._configure_file(os.fspath(config))
+        else:
+            sections = {**(config or {}), **sections}
+        if sections:
+            self._configure(ini.write(sections))
+        if installed:
+            self._load_installed()
+
+    # ---- Life --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the host; its backends must be closed before."""
+        if self._host is None:
+            return
+        if self._living:
+            raise InvalidArgument(f"close: {self._living} backends of this host are open; "
+                                  "accepted: none", "BAD_STATE")
+        call("attnhost_destroy", self._host)
+        self._host = None
+
+    def __enter__(self) -> "Host":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_host", None) is not None and not self._living:
+            self.close()
+
+    # ---- Plugins -----------------------------------------------------------------------------------
+
+    def load(self, path: Union[str, os.PathLike]) -> None:
+        """Load a plugin's file, or each *.so of a folder."""
+        path = os.fspath(path)
+        what = "directory" if os.path.isdir(path) else "plugin"
+        check(f"attnhost_load_{what}", self._host, os.path.join(".", path).encode())
+
+    def _load_installed(self) -> None:
+        bundled = os.path.join(_HERE, "plugins")
+        if os.path.isdir(bundled):  # those of a wheel that brings the library along
+            check("attnhost_load_directory", self._host, bundled.encode())
+        check("attnhost_load_installed", self._host)
+
+    def _configure_file(self, path: str) -> None:
+        check("attnhost_configure_file", self._host, path.encode())
+        with open(path, encoding="utf-8") as file:
+            self.settings.update(ini.read(file.read()))
+        if "attention.rules" in self.settings:
+            self.settings["attention.rules"] = os.path.join(
+                os.path.dirname(os.path.abspath(path)), self.settings["attention.rules"])
+
+    def _configure(self, source: str) -> None:
+        data = source.encode()
+        check("attnhost_configure_text", self._host, data, len(data), b"attnhost.Host", None)
+        self.settings.update(ini.read(source))
+
+    @property
+    def plugins(self) -> List[Plugin]:
+        """Plugins on record, in the order in which they were loaded."""
+        made = []
+        for index in range(call("attnhost_num_plugins", self._host)):
+            info = _abi.attnhost_plugin_info()
+            check("attnhost_plugin", self._host, index, ctypes.byref(info))
+            made.append(Plugin(text(info.name), text(info.file), text(info.version),
+                               text(info.vendor), text(info.doc), info.status == _abi.ATTN_OK,
+                               text(info.reason)))
+        return made
+
+    @property
+    def backends(self) -> List[BackendType]:
+        """Backend types of the usable plugins."""
+        made, plugins = [], self.plugins
+        for index in range(call("attnhost_num_types", self._host)):
+            info = _abi.attnhost_type_info()
+            check("attnhost_type", self._host, index, ctypes.byref(info))
+            kind = info.type.contents
+            layouts = ctypes.cast(kind.layouts, ctypes.POINTER(ctypes.c_char_p))
+            options = _options(kind)
+            made.append(BackendType(text(kind.name), text(kind.doc), plugins[info.plugin].name,
+                                    tuple(text(layouts[i]) for i in range(kind.num_layouts)),
+                                    options, bool(kind.flags & _abi.ATTN_BACKEND_COMPOSITE)))
+        return made
+
+    def define(self, name: str, type: Optional[str] = None, **options: Any) -> str:
+        """What a section [backend.NAME] does: `name` stands for a type with these options.
+        A list gives an option several times. Returns the name."""
+        pairs: List[str] = []
+        for key, value in options.items():
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                pairs += [key, ini.word(item)]
+        check("attnhost_define_backend", self._host, name.encode(),
+              type.encode() if type else None, make_array(ctypes.c_char_p, pairs),
+              len(pairs) // 2)
+        return name
+
+    # ---- Questions ---------------------------------------------------------------------------------
+
+    def query(self, name: str, problem: Problem) -> Verdict:
+        """Can the backend solve the problem? A no comes with all reasons."""
+        room = 8
+        while True:
+            reasons = (_abi.attn_reason * room)()
+            for reason in reasons:
+                reason.struct_size = ctypes.sizeof(reason)
+            verdict = _abi.attn_verdict(reasons_capacity=room)
+            verdict.reasons = ctypes.cast(reasons, ctypes.POINTER(_abi.attn_reason))
+            check("attnhost_query", self._host, name.encode(), ctypes.byref(problem),
+                  ctypes.byref(verdict))
+            if verdict.supported or verdict.num_reasons <= room:
+                return read_verdict(verdict, reasons[:verdict.num_reasons])
+            room = verdict.num_reasons
+
+    def explain(self, model: Any, name: str = "model", **settings: Any) -> Selection:
+        """Which backend serves which layers in which phase, and why no other.
+
+        `model` is the config of a Transformers model, its dict, the path or the text of a
+        config.json, or a list of layer groups. `settings` are keys of the ini, with two
+        underscores for the dot: explain(config, kv_cache__page_size=64). They go before the
+        host's own.
+        """
+        asked = _abi.attnhost_model(name=name)
+        if isinstance(model, (list, tuple)):
+            asked = _abi.attnhost_model(name=name, groups=list(model), num_groups=len(model))
+        else:
+            source = config_text(model).encode()
+            asked = _abi.attnhost_model(name=name)
+            asked.config, asked.config_length = source, len(source)
+        given = ini.settings({**self.settings, **{key.replace("__", ".", 1): ini.word(value)
+                                                  for key, value in settings.items()}})
+        unknown = [key for key in settings if not ini.settings({key.replace("__", ".", 1): ""})]
+        if unknown:
+            raise TypeError(f"explain() has no setting '{unknown[0]}'; accepted: SECTION__KEY of "
+                            f"{_words.join(ini.SECTIONS)}, model__dtype, model__max_context_len")
+        made = ctypes.POINTER(_abi.attnhost_selection)()
+        check("attnhost_select", self._host, ctypes.byref(asked),
+              make_array(ctypes.c_char_p, given), len(given), ctypes.byref(made))
+        return Selection(made)
+
+    # ---- Backends ----------------------------------------------------------------------------------
+
+    def compose(self, name: Union[str, Unit],
+                problems: Optional[Sequence[Problem]] = None) -> "Backend":
+        """Make a backend, with its children, for the layer groups of a model: a unit of a
+        selection, or a name with a problem for each group."""
+        if isinstance(name, Unit):
+            problems, name = name.problems, name.backend
+        if not problems:
+            raise InvalidArgument("compose: problems: none; accepted: one for each layer group",
+                                  "INVALID_ARGUMENT")
+        return Backend(self, name, problems)
+
+
+def _options(kind: _abi.attn_backend_type) -> Tuple[str, ...]:
+    from ._struct import elements
+    return tuple(text(option.key) for option in elements(kind.options, kind.num_options))
+
+
+def config_text(model: Any) -> str:
+    """The text of a config.json: of a Transformers config, a dict, a path, or a text."""
+    if hasattr(model, "config") and not hasattr(model, "to_dict"):
+        model = model.config
+    if hasattr(model, "to_dict"):
+        model = model.to_dict()
+    if isinstance(model, Mapping):
+        return json.dumps(model, default=str)
+    source = os.fspath(model)
+    if source.lstrip().startswith("{"):
+        return source
+    if os.path.isdir(source):
+        source = os.path.join(source, "config.json")
+    with open(source, encoding="utf-8") as file:
+        return file.read()
+
+
+class Backend:
+    """A backend with its children, made for the layer groups of a model (Host.compose())."""
+
+    def __init__(self, host: Host, name: str, problems: Sequence[Problem]) -> None:
+        self._backend: Optional[ctypes.c_void_p] = None
+        self._living = 0  # metadata
+        self.host = host
+        self.name = name
+        self.problems = list(problems)
+        made = ctypes.c_void_p()
+        array = make_array(_abi.attn_problem, self.problems)
+        check("attnhost_compose", host._host, name.encode(), array, len(array),
+              ctypes.byref(made))
+        self._backend = made
+        host._living += 1
+        try:
+            check("attnhost_backend_prepare", made, None, None)
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def index_forms(self) -> int:
+        """Forms of KV indices that a batch must carry: a mask of ATTN_INDEX_*."""
+        return call("attnhost_backend_index_forms", self._backend)
+
+    @property
+    def host_arrays(self) -> Tuple[str, ...]:
+        """Arrays of a batch that must be in host memory, too."""
+        return _words.names(call("attnhost_backend_host_arrays", self._backend),
+                            _words.HOST_ARRAYS)
+
+    @property
+    def nodes(self) -> List[Node]:
+        """The backend and its children, each before its children."""
+        made = []
+        for index in range(call("attnhost_backend_num_nodes", self._backend)):
+            info = _abi.attnhost_node_info()
+            check("attnhost_backend_node", self._backend, index, ctypes.byref(info))
+            made.append(Node(info.depth, text(info.name), text(info.type), info.rows))
+        return made
+
+    def metadata(self, *, graph: bool = False, **bounds: Any) -> "Metadata":
+        """Metadata for batches within the problems' bounds, or those given instead."""
+        return Metadata(self, graph, bounds)
+
+    def merge(self, outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any = None,
+              stream: Any = None) -> None:
+        """Merge partial results over disjoint keys into `out` and `lse`."""
+        views = [[operand(tensor, f"{what}[{i}]") for i, tensor in enumerate(tensors)]
+                 for what, tensors in (("outs", outs), ("lses", lses))]
+        pointers = [make_array(ctypes.POINTER(_abi.attn_tensor), made) for made in views]
+        check("attnhost_merge", self._backend, pointers[0], pointers[1], len(views[0]),
+              ctypes.byref(operand(out, "out")),
+              ctypes.byref(operand(lse, "lse")) if lse is not None else None,
+              stream_number(stream, out))
+
+    def close(self) -> None:
+        """Free the backend; its metadata must be closed before, and its streams idle."""
+        if self._backend is None:
+            return
+        if self._living:
+            raise InvalidArgument(f"close: {self._living} metadata of this backend are open; "
+                                  "accepted: none", "BAD_STATE")
+        call("attnhost_backend_destroy", self._backend)
+        self._backend = None
+        self.host._living -= 1
+
+    def __enter__(self) -> "Backend":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_backend", None) is not None and not self._living:
+            self.close()
+
+
+class Metadata(_call.Caller):
+    """What is planned for a batch; many may live at once.
+
+        metadata.bind(layer, k_cache=k, v_cache=v)       once
+        metadata.plan(batch)                             once for each batch
+        metadata.forward(layer, q=q, k=k, v=v, out=out)  once for each layer
+
+    On a GPU, what forward() and plan() were given stays alive until the stream has passed it.
+    """
+
+    def __init__(self, backend: Backend, graph: bool, bounds: Mapping[str, Any]) -> None:
+        self._metadata: Optional[ctypes.c_void_p] = None
+        self.backend = backend
+        self._scales: List[Any] = []
+        problem = backend.problems[0]
+        given = problem.bounds.contents
+        largest = _abi.attn_bounds.from_buffer_copy(given)
+        for name, value in bounds.items():
+            if not hasattr(largest, name):
+                raise TypeError(f"metadata() has no bound '{name}'")
+            setattr(largest, name, value)
+        made = ctypes.c_void_p()
+        check("attnhost_metadata_create", backend._backend,
+              _abi.ATTN_METADATA_GRAPH if graph else _abi.ATTN_METADATA_EAGER,
+              ctypes.byref(largest), None, ctypes.byref(made))
+        self._metadata = made
+        backend._living += 1
+        device = problem.device.contents
+        self._borrowed = Borrowed(device.type) if device.type != _abi.ATTN_DEVICE_CPU else None
+        self._batch: Optional[Batch] = None
+        self._open(made.value, self._borrowed is not None)
+
+    def bind(self, layer: int, *, scales: Optional[Mapping[str, Any]] = None,
+             **operands: Any) -> None:
+        """Operands that a layer has in every call: caches, sinks, slopes, states, weights.
+
+        `scales` are those of a quantised cache by the operand's name: a number, or one for each KV
+        head.
+        """
+        values = dict(scales or {})
+        for role, tensor in operands.items():
+            scale = values.pop(role, None)
+            self._bind(layer, role, tensor, self._keep_scale(scale) if scale is not None else 0)
+        if values:
+            raise TypeError(f"bind: scales of '{next(iter(values))}', which is not bound; "
+                            f"accepted: {_words.join(operands)}")
+
+    def _keep_scale(self, scale: Union[float, Iterable[float]]) -> int:
+        numbers = [float(scale)] if isinstance(scale, (int, float)) else list(map(float, scale))
+        array = (ctypes.c_float * len(numbers))(*numbers)
+        kind = _abi.ATTN_SCALE_PER_TENSOR if len(numbers) == 1 else _abi.ATTN_SCALE_PER_HEAD
+        struct = _abi.attn_scale(granularity=kind, count=len(numbers),
+                                 host=ctypes.addressof(array))
+        self._scales.append((struct, array))
+        return ctypes.addressof(struct)
+
+    def plan(self, batch: Batch, stream: Any = None) -> None:
+        """Plan a batch for all layers. Waits for nothing."""
+        if self._metadata is None:
+            raise InvalidArgument("plan: this metadata is closed", "BAD_STATE")
+        number = stream_number(stream, batch.example)
+        if self._borrowed is not None:
+            self._borrowed.release(self._take_borrowed() + [self._batch], number)
+        self._batch = batch
+        check("attnhost_init_forward_metadata", self._metadata, ctypes.byref(batch.struct), number)
+
+    def close(self) -> None:
+        """Free it; its stream must be idle."""
+        if self._metadata is None:
+            return
+        self._open(0, False)
+        call("attnhost_metadata_destroy", self._metadata)
+        self._metadata = None
+        self.backend._living -= 1
+
+    def __enter__(self) -> "Metadata":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_metadata", None) is not None:
+            self.close()

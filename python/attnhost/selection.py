@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend serves which layers in which phase, and why no other: attnhost_select() in Python."""
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, List, Optional, Tuple
+
+from . import _abi, _words
+from ._library import call, text
+from ._struct import elements
+from .errors import Unsupported
+from .problem import Reason, Verdict, read_verdict
+
+_STATES = {_abi.ATTNHOST_CAN_SERVE: "can serve", _abi.ATTNHOST_CANNOT_SERVE: "cannot serve",
+           _abi.ATTNHOST_EXCLUDED: "excluded", _abi.ATTNHOST_ABSENT: "absent"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that was thought of for a phase."""
+
+    name: str
+    state: str  # "can serve", "cannot serve", "excluded", "absent"
+    reasons: Tuple[Reason, ...]
+    verdict: Optional[Verdict]
+    what: str
+    aliases: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Who serves "prefill" or "decode" of a group."""
+
+    name: str
+    wanted: str  # "auto", or the name that was asked for
+    why: str
+    chosen: Optional[str]
+    candidates: Tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal layers, and who serves them."""
+
+    layers: Tuple[int, ...]
+    what: str  # "softmax decoder, 32 query heads, ..."
+    kv_layout: Optional[str]
+    state_layout: Optional[str]
+    decode_graph_level: str
+    phases: Tuple[Phase, ...]
+    struct: _abi.attn_layer_group = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is composed: a backend for some of the groups (Host.compose())."""
+
+    backend: str
+    type: str
+    groups: Tuple[int, ...]
+    struct: _abi.attnhost_unit = field(repr=False)
+
+    @property
+    def problems(self) -> List[_abi.attn_problem]:
+        return elements(self.struct.problems, self.struct.num_problems)
+
+
+class Selection:
+    """The answer of Host.explain(). True iff all layers are served; str() is for people."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+        told = pointer.contents
+        self.status = told.status
+        self.message = text(told.message)
+        self.device = told.device
+        self.device_name = text(told.device_name)
+        self.model = text(told.model)
+        self.architecture = text(told.architecture)
+        self.dtype = _words.DTYPE_NAMES.get(told.dtype, str(told.dtype))
+        self.max_context_len = told.max_context_len
+        self.num_layers = told.num_layers
+        self.notes = text(told.notes)
+        self.groups = tuple(map(_group, elements(told.groups, told.num_groups)))
+        self.units = tuple(map(_unit, elements(told.units, told.num_units)))
+
+    def __del__(self) -> None:
+        if self._pointer is not None:
+            call("attnhost_selection_destroy", self._pointer)
+
+    def __bool__(self) -> bool:
+        return self.status == _abi.ATTN_OK
+
+    def require(self) -> "Selection":
+        """Itself, or Unsupported with all reasons."""
+        if self:
+            return self
+        error = Unsupported(f"{self.message}\n{self}", "UNSUPPORTED")
+        error.reasons = tuple(reason for group in self.groups for phase in group.phases
+                              if phase.chosen is None
+                              for candidate in phase.candidates for reason in candidate.reasons)
+        raise error
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} ({self.architecture}) on {self.device_name}, {self.dtype}"]
+        for group in self.groups:
+            ids = ", ".join(map(str, group.layers))
+            lines.append(f"  layers {ids}: {group.what}")
+            for phase in group.phases:
+                lines.append(f"    {phase.name}: {phase.chosen or 'none'} ({phase.why})")
+                for candidate in phase.candidates:
+                    if candidate.name == phase.chosen or not candidate.reasons:
+                        continue
+                    lines.append(f"      not {candidate.name}: "
+                                 + "; ".join(map(str, candidate.reasons)))
+        return "\n".join(lines + ([self.notes.rstrip()] if self.notes else []))
+
+
+def _reason(told: _abi.attnhost_reason) -> Reason:
+    return Reason(text(told.code_name), text(told.field), text(told.got), text(told.accepted),
+                  text(told.with_field), text(told.child), text(told.rule), text(told.text))
+
+
+def _candidate(told: _abi.attnhost_candidate) -> Candidate:
+    verdict = read_verdict(told.verdict.contents, ()) if told.verdict else None
+    return Candidate(text(told.name), _STATES.get(told.state, str(told.state)),
+                     tuple(map(_reason, elements(told.reasons, told.num_reasons))), verdict,
+                     text(told.what), text(told.aliases))
+
+
+def _phase(told: _abi.attnhost_phase) -> Phase:
+    candidates = tuple(map(_candidate, elements(told.candidates, told.num_candidates)))
+    chosen = candidates[told.chosen].name if told.chosen >= 0 else None
+    return Phase(text(told.name), text(told.wanted), text(told.why), chosen, candidates)
+
+
+def _group(told: _abi.attnhost_group) -> Group:
+    struct = told.group.contents
+    layers = tuple(layer.layer_id for layer in elements(struct.layers, struct.num_layers))
+    return Group(layers, text(told.what), text(told.kv_layout) or None,
+                 text(told.state_layout) or None,
+                 _words.name(told.decode_graph_level, _words.GRAPH_LEVELS),
+                 tuple(map(_phase, elements(told.phases, told.num_phases))), struct)
+
+
+def _unit(told: _abi.attnhost_unit) -> Unit:
+    groups = ctypes.cast(told.groups, ctypes.POINTER(ctypes.c_uint32))
+    return Unit(text(told.backend), text(told.type), tuple(groups[:told.num_problems]), told)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host, Backend, Metadata and Batch on numpy arrays; bad input; lifetimes."""
+import ctypes
+import gc
+import os
+import tempfile
+import weakref
+
+import attnhost
+import numpy as np
+from attnhost import _abi
+from attnhost.errors import AttnhostError, ConfigError, InvalidArgument, Unsupported
+from attnhost.stream import Borrowed
+
+from harness import FIXTURES, SOURCE, Skip, cases, refused
+
+PAGE, HEADS, KV_HEADS, DIM = 16, 4, 2, 32
+LENS = (5, 9)
+
+
+def model(name):
+    return os.path.join(SOURCE, "tests/models", name + ".json")
+
+
+def naive(q, k, v):
+    """Causal attention of one sequence in fp64; the queries are its last tokens."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = np.einsum("thd,jhd->htj", q, k) / q.shape[-1] ** 0.5
+    seen = np.arange(len(k))[None] <= np.arange(len(k) - len(q), len(k))[:, None]
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("htj,jhd->thd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def int32(values):
+    return np.array(values, np.int32)
+
+
+class Step:
+    """Two sequences of one layer, a page each, prefilled as one batch."""
+
+    def __init__(self, dtype=np.float32):
+        self.host = attnhost.Host()
+        group = attnhost.layer_group([0], num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
+        problem = attnhost.problem(group, page_size=PAGE, max_seqs=4, max_tokens=64,
+                                   max_kv_len=PAGE)
+        self.backend = self.host.compose("cpu_native", [problem])
+        self.metadata = self.backend.metadata()
+        self.k_cache, self.v_cache = (np.zeros((4, PAGE, KV_HEADS, DIM), np.float32)
+                                      for _ in range(2))
+        self.metadata.bind(0, k_cache=self.k_cache, v_cache=self.v_cache)
+        random = np.random.default_rng(7)
+        tokens = sum(LENS)
+        self.q = random.normal(size=(tokens, HEADS, DIM)).astype(dtype)
+        self.k, self.v = (random.normal(size=(tokens, KV_HEADS, DIM)).astype(dtype)
+                          for _ in range(2))
+        self.out = np.full_like(self.q, np.nan)
+
+    def batch(self, **changes):
+        slots = np.concatenate([PAGE * (s + 1) + np.arange(n) for s, n in enumerate(LENS)])
+        group = attnhost.KVGroup(PAGE, out_cache_loc=slots.astype(np.int64),
+                                 block_table=int32([[1], [2]]))
+        given = dict(seq_lens=int32(LENS), prefix_lens=int32([0, 0]),
+                     q_indptr=int32([0, LENS[0], sum(LENS)]), num_tokens=sum(LENS),
+                     max_q_len=max(LENS), max_kv_len=max(LENS), kv_groups=[group])
+        return attnhost.Batch("extend", **{**given, **changes})
+
+    def forward(self, **changes):
+        given = dict(q=self.q, k=self.k, v=self.v, out=self.out)
+        self.metadata.forward(0, **{**given, **changes})
+
+
+# ---- What it computes ------------------------------------------------------------------------------
+
+
+def test_a_batch_of_two_sequences():
+    step = Step()
+    step.metadata.plan(step.batch())
+    step.forward()
+    first = slice(0, LENS[0])
+    second = slice(LENS[0], sum(LENS))
+    for rows in (first, second):
+        expected = naive(step.q[rows], step.k[rows], step.v[rows])
+        assert np.abs(step.out[rows] - expected).max() < 1e-5
+    assert (step.k_cache[2, :LENS[1]] == step.k[second]).all(), "keys are written where asked"
+
+
+def test_strided_views_are_not_copied():
+    step = Step()
+    step.metadata.plan(step.batch())
+    wide = np.concatenate([step.q, step.k, step.v], axis=1)  # heads of one fused projection
+    step.forward(q=wide[:, :HEADS], k=wide[:, HEADS:HEADS + KV_HEADS], v=wide[:, HEADS + KV_HEADS:])
+    rows = slice(0, LENS[0])
+    assert np.abs(step.out[rows] - naive(step.q[rows], step.k[rows], step.v[rows])).max() < 1e-5
+
+
+def test_partial_results_are_merged():
+    step = Step()
+    step.metadata.plan(step.batch())
+    lse = np.zeros((sum(LENS), HEADS), np.float32)
+    step.forward(lse=lse)
+    merged = np.zeros_like(step.out)
+    step.backend.merge([step.out, step.out], [lse, lse], merged)
+    assert np.abs(merged - step.out).max() < 1e-6
+
+
+# ---- Questions -------------------------------------------------------------------------------------
+
+
+def test_query_gives_all_reasons():
+    group = attnhost.layer_group([0], num_q_heads=4, num_kv_heads=2, head_dim=1024)
+    verdict = attnhost.Host().query("cpu_native", attnhost.problem(group, dtype="bf16"))
+    assert not verdict
+    assert [reason.field for reason in verdict.reasons] == ["head_dim", "v_head_dim"]
+    assert (verdict.reasons[0].got, verdict.reasons[0].accepted) == ("1024", "1..512")
+
+
+@cases(("llama",), ("gemma3",), ("gpt_oss",), ("qwen3_next",))
+def test_explain(name):
+    chosen = attnhost.Host().explain(model(name), name=name, platform__device="cpu")
+    assert chosen and chosen.require() is chosen
+    assert {phase.chosen for group in chosen.groups for phase in group.phases} <= {
+        "cpu_native", "cpu_linear", "hybrid_linear"}
+    assert name in str(chosen) and "prefill: cpu_" in str(chosen)
+    refusals = [reason for group in chosen.groups for phase in group.phases
+                for candidate in phase.candidates for reason in candidate.reasons]
+    assert all(reason.code and reason.text for reason in refusals)
+
+
+def test_explain_of_layer_groups():
+    groups = [attnhost.layer_group(layers, num_q_heads=8, num_kv_heads=2, head_dim=64,
+                                   window_left=window, kv_group=i)
+              for i, (layers, window) in enumerate((((0, 2), 127), ((1, 3), -1)))]
+    chosen = attnhost.Host().explain(groups, platform__device="cpu", kv_cache__page_size=16)
+    assert [group.layers for group in chosen.groups] == [(0, 2), (1, 3)]
+    assert chosen.units[0].problems[0].page_size == 16
+
+
+def test_what_nobody_serves():
+    host = attnhost.Host({"attention": {"attention_backend": "fa3_like"}})
+    chosen = host.explain(model("llama"), platform__device="cpu")
+    assert not chosen
+    error = refused(Unsupported, ["fa3_like", "device"], chosen.require)
+    assert error.status == "UNSUPPORTED" and error.reasons
+
+
+# ---- Configuration ---------------------------------------------------------------------------------
+
+
+def test_an_ini_is_read():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "serve.ini")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("[attention]\nattention_backend = mine ; the one below\n"
+                       "[kv_cache]\npage_size = 48\n"
+                       "[backend.mine]\ntype = cpu_native\nkv_split_tokens = 256\n")
+        host = attnhost.Host(path)
+        chosen = host.explain(model("llama"), platform__device="cpu")
+    assert chosen.units[0].backend == "mine"
+    assert chosen.units[0].problems[0].page_size == 48
+
+
+def test_a_misspelt_key_of_an_ini():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "serve.ini")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("[attention]\nattention_backnd = cpu_native\n")
+        error = refused(ConfigError, ["serve.ini:2", "attention_backnd", "attention_backend"],
+                        attnhost.Host, path)
+    assert error.status == "CONFIG_ERROR" and isinstance(error, ValueError)
+
+
+@cases(({"attention": {"attention_backend": "cpu_nativ"}}, ["cpu_nativ", "cpu_native"]),
+       ({"kv_cache": {"page_size": "many"}}, ["page_size", "many"]),
+       ({"kv_cach": {"page_size": 16}}, ["kv_cach"]))
+def test_wrong_settings(sections, words):
+    def ask():
+        attnhost.Host(sections).explain(model("llama"), platform__device="cpu").require()
+    refused(AttnhostError, words, ask)
+
+
+def test_a_setting_that_does_not_exist():
+    refused(TypeError, ["kv_cache_page"], attnhost.Host().explain, model("llama"), kv_cache_page=1)
+
+
+def test_options_and_composites():
+    host = attnhost.Host()
+    host.define("both", "hybrid_phase", prefill="cpu_native", decode="cpu_native")
+    group = attnhost.layer_group([0], num_q_heads=4, num_kv_heads=2, head_dim=32)
+    problem = attnhost.problem(group, max_seqs=2, max_tokens=16, max_kv_len=32)
+    assert host.query("both", problem)
+    with host.compose("both", [problem]) as backend:
+        assert [node.type for node in backend.nodes][0] == "hybrid_phase"
+        assert {(node.depth, node.type) for node in backend.nodes[1:]} == {(1, "cpu_native")}
+
+
+# ---- Bad input -------------------------------------------------------------------------------------
+
+
+class OnDevice:
+    """A tensor that says it lies on a GPU."""
+
+    def __init__(self, array, device_type=2):
+        self.array, self.device_type = array, device_type
+
+    def __dlpack_device__(self):
+        return (self.device_type, 0)
+
+    def __dlpack__(self, **_):
+        capsule = self.array.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        address = get(capsule, b"dltensor")
+        ctypes.c_int32.from_address(address + 8).value = self.device_type
+        return capsule
+
+
+def bad_operands():
+    step = Step()
+    q = step.q
+    read_only = np.zeros_like(q)
+    read_only.flags.writeable = False
+    return [
+        ("dtype", dict(q=q.astype(np.float64)), ["q", "f64", "f32"]),
+        ("shape", dict(q=q[:, :, :16].copy()), ["q", "16", "32"]),
+        ("rows", dict(q=q[:3].copy()), ["q", "3"]),
+        ("rank", dict(k=step.k[0]), ["k"]),
+        ("stride", dict(q=np.ascontiguousarray(q.transpose(0, 2, 1)).transpose(0, 2, 1)),
+         ["q", "stride", "1"]),
+        ("negative stride", dict(q=q[::-1]), ["q", "stride"]),
+        ("device", dict(q=OnDevice(q)), ["q", "device"]),
+        ("no tensor", dict(q=[1, 2, 3]), ["q", "list", "__dlpack__"]),
+        ("missing", dict(q=None), ["q"]),
+        ("read-only", dict(out=read_only), ["out", "read-only"]),
+        ("keyword", dict(qq=q), ["qq"]),
+        ("sinks", dict(sinks=np.zeros(HEADS, np.float32)), ["sinks"]),
+    ]
+
+
+@cases(*((i,) for i in range(12)))
+def test_bad_operand(index):
+    name, changes, words = bad_operands()[index]
+    step = Step()
+    step.metadata.plan(step.batch())
+    error = refused((ValueError, TypeError), words, step.forward, **changes)
+    assert name and (not isinstance(error, AttnhostError) or error.status == "INVALID_ARGUMENT")
+    step.forward()  # and it still works
+    assert np.isfinite(step.out).all()
+
+
+@cases(("int64 lengths", dict(seq_lens=np.array(LENS)), ["seq_lens", "i64", "i32"]),
+       ("strided lengths", dict(seq_lens=int32([5, 0, 9, 0])[::2]), ["seq_lens", "stride"]),
+       ("no pages", dict(kv_groups=[]), ["kv_groups"]),
+       ("lengths that contradict", dict(prefix_lens=int32([1, 0])), ["seq_lens"]),
+       ("too many tokens", dict(num_tokens=65), ["num_tokens", "65", "64"]))
+def test_bad_batch(_name, changes, words):
+    step = Step()
+    error = refused(AttnhostError, words, lambda: step.metadata.plan(step.batch(**changes)))
+    assert error.status == "INVALID_ARGUMENT"
+
+
+def test_a_mode_that_does_not_exist():
+    refused(ValueError, ["extent", "extend"], attnhost.Batch, "extent", seq_lens=int32([]),
+            kv_groups=[], max_q_len=0, max_kv_len=0, num_tokens=0)
+
+
+def test_forward_without_a_batch():
+    error = refused(AttnhostError, ["forward"], Step().forward)
+    assert error.status == "BAD_STATE"
+
+
+def test_an_unknown_layer():
+    step = Step()
+    step.metadata.plan(step.batch())
+    refused(AttnhostError, ["7"], step.metadata.forward, 7, q=step.q, out=step.out)
+
+
+def test_a_device_that_is_not_there():
+    refused(ValueError, ["gpu"], attnhost.device, "gpu")
+    refused(AttnhostError, [], attnhost.device, "vulkan:0")
+
+
+def test_no_member_by_a_misspelt_name():
+    refused(TypeError, ["page_sizes", "page_size"], _abi.attn_problem, page_sizes=1)
+
+
+# ---- Lifetimes -------------------------------------------------------------------------------------
+
+
+def test_what_is_closed_says_so():
+    step = Step()
+    refused(InvalidArgument, ["1 metadata"], step.backend.close)
+    refused(InvalidArgument, ["1 backends"], step.host.close)
+    step.metadata.close()
+    refused(ValueError, ["closed"], step.forward)
+    refused(InvalidArgument, ["closed"], step.metadata.plan, step.batch())
+    step.backend.close()
+    step.host.close()
+    step.host.close()
+
+
+class Array(np.ndarray):
+    """An array that can be watched."""
+
+
+def test_the_cpu_keeps_no_operand_but_the_bound_ones():
+    step = Step()
+    step.metadata.plan(step.batch())
+    q = step.q.view(Array)
+    watched = weakref.ref(q)
+    step.forward(q=q)
+    del q
+    gc.collect()
+    assert watched() is None
+    cache = step.k_cache.copy().view(Array)
+    watched = weakref.ref(cache)
+    step.metadata.bind(0, k_cache=cache)
+    del cache
+    gc.collect()
+    assert watched() is not None, "a cache is bound"
+
+
+def test_operands_of_a_device_are_kept():
+    step = Step()
+    step.metadata.plan(step.batch())
+    step.metadata._open(step.metadata._metadata.value, True)  # as if forwards were not done
+    q = step.q.view(Array)
+    watched = weakref.ref(q)
+    step.forward(q=q)
+    del q
+    gc.collect()
+    assert watched() is not None
+    step.metadata._take_borrowed()
+    gc.collect()
+    assert watched() is None
+
+
+def test_what_a_stream_still_reads_is_kept():
+    path = os.path.join(FIXTURES, "libcuda.so.1")
+    if not os.path.exists(path):
+        raise Skip("the fake driver is not built")
+    fake = ctypes.CDLL(os.path.join(FIXTURES, "fake_cuda.so"))
+    driver = ctypes.CDLL(path)  # found as libcuda.so.1 from now on
+    context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+    fake.fake_cuda_reset()
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(context) == 0
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    fake.fake_cuda_hold(stream, 1)
+    borrowed = Borrowed(_abi.ATTN_DEVICE_CUDA)
+    tensor = np.zeros(3).view(Array)
+    watched = weakref.ref(tensor)
+    borrowed.release([tensor], stream.value)
+    del tensor
+    borrowed.release([], stream.value)
+    gc.collect()
+    assert watched() is not None and borrowed.count == 1, "the stream has not come there"
+    fake.fake_cuda_hold(stream, 0)
+    assert driver.cuStreamSynchronize(stream) == 0
+    borrowed.release([], stream.value)
+    gc.collect()
+    assert watched() is None and borrowed.count == 0
