@@ -3,10 +3,10 @@
 
     Host, Backend, Metadata     load plugins, ask them, compose them, drive them
     problem(), layer_group()    what a backend is asked
-    Batch, KVGroup, state()     what a step works on
+    Batch, KVGroup              what a step works on
 """
 from ._library import version
-from .batch import Batch, KVGroup, operand, state
+from .batch import Batch, KVGroup, operand, state_group
 from .errors import AttnhostError, ConfigError, InvalidArgument, OutOfMemory, Unsupported
 from .host import Backend, BackendType, Host, Metadata, Node, Plugin
 from .problem import Device, LayerGroup, Problem, Reason, Verdict, device, layer_group, problem
@@ -17,5 +17,5 @@ __all__ = [
     "AttnhostError", "Backend", "BackendType", "Batch", "Candidate", "ConfigError", "Device",
     "Group", "Host", "InvalidArgument", "KVGroup", "LayerGroup", "Metadata", "Node", "OutOfMemory",
     "Phase", "Plugin", "Problem", "Reason", "Selection", "Unit", "Unsupported", "Verdict",
-    "device", "layer_group", "operand", "problem", "state", "version",
+    "device", "layer_group", "operand", "problem", "state_group", "version",
 ]

@@ -91,26 +91,28 @@ class Batch:
                  max_q_len: int, max_kv_len: int, num_tokens: int, prefix_lens: Any = None,
                  q_indptr: Any = None, req_pool_indices: Any = None, num_decode_seqs: int = 0,
                  num_real_seqs: Optional[int] = None, num_real_tokens: Optional[int] = None,
-                 state: Optional[_abi.attn_state_batch] = None, **members: Any) -> None:
+                 state_groups: Sequence[_abi.attn_state_batch] = (), **members: Any) -> None:
         last = seq_lens[1] if isinstance(seq_lens, tuple) else seq_lens
         count = int(last.shape[0])
         self.example = last
-        self.kept: List[Any] = [seq_lens, prefix_lens, q_indptr, req_pool_indices, kv_groups, state]
+        self.kept: List[Any] = [seq_lens, prefix_lens, q_indptr, req_pool_indices, kv_groups,
+                                state_groups]
         self._groups = (_abi.attn_kv_batch * len(kv_groups))(*(g.struct for g in kv_groups))
         self.struct = _abi.attn_batch(
             mode=_words.number("mode", mode, _words.MODES), num_seqs=count, num_tokens=num_tokens,
             num_real_seqs=count if num_real_seqs is None else num_real_seqs,
             num_real_tokens=num_tokens if num_real_tokens is None else num_real_tokens,
             num_decode_seqs=num_decode_seqs, max_q_len=max_q_len, max_kv_len=max_kv_len,
-            num_kv_groups=len(kv_groups), state=state, **members)
+            num_kv_groups=len(kv_groups), num_state_groups=len(state_groups),
+            state_groups=list(state_groups), **members)
         self.struct.kv_groups = ctypes.cast(self._groups, ctypes.POINTER(_abi.attn_kv_batch))
         for name, array in (("seq_lens", seq_lens), ("prefix_lens", prefix_lens),
                             ("q_indptr", q_indptr), ("req_pool_indices", req_pool_indices)):
             setattr(self.struct, name, i32(array, name))
 
 
-def state(slot: Any, dst_slot: Any = None, has_initial: Any = None) -> _abi.attn_state_batch:
-    """Slots of recurrent states, one for each sequence."""
+def state_group(slot: Any, dst_slot: Any = None, has_initial: Any = None) -> _abi.attn_state_batch:
+    """A state group: slots of recurrent states, one for each sequence (attn_state_batch)."""
     made = _abi.attn_state_batch()
     made.slot, made.dst_slot = i32(slot, "slot"), i32(dst_slot, "dst_slot")
     made.has_initial = i32(has_initial, "has_initial")

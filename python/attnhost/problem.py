@@ -38,9 +38,12 @@ def layer_group(layers: Iterable[int], *, num_q_heads: int, num_kv_heads: int, h
     -1 = all. Any other member of attn_layer_group can be given by its name.
     """
     made = [_abi.attn_layer(layer_id=layer, kv_buffer=layer) for layer in layers]
+    kind = _words.number("kind", kind, _words.KINDS)
+    recurrent = kind == _abi.ATTN_KIND_LINEAR
     flags = (_abi.ATTN_GROUP_HAS_SINKS if sinks else 0) | (_abi.ATTN_GROUP_HAS_ALIBI if alibi else 0)
     return LayerGroup(
-        kind=_words.number("kind", kind, _words.KINDS),
+        kind=kind, kv_group=members.pop("kv_group", -1 if recurrent else 0),
+        state_group=members.pop("state_group", 0 if recurrent else -1),
         attn_type=_words.number("attn_type", attn_type, _words.TYPES),
         flags=members.pop("flags", 0) | flags, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, v_head_dim=v_head_dim or head_dim, window_left=window_left,

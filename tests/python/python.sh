@@ -73,6 +73,7 @@ fi
 # ---- The binding ---------------------------------------------------------------------------------
 
 cp -R "$top/python" "$scratch/python"
+rm -rf "$scratch/python/build" # of an earlier installation: as old as all other files now
 chmod -R u+w "$scratch/python"
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
