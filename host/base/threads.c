@@ -43,6 +43,9 @@
 
 #define CACHE_LINE 64
 
+/* Bytes for a handler of signals, with room for the widest registers. */
+#define ALTERNATE_STACK ((size_t)1 << 16)
+
 struct threads {
     uint32_t num_workers;  /* threads, the caller included */
     uint32_t num_borrowed; /* workers that the runner has instead; 0 = it makes do with these */
@@ -147,14 +150,38 @@ static bool wait_for_job(struct threads *threads, uint64_t *seen)
     return joined;
 }
 
+/* So that a handler of fatal signals can speak of a stack that has overflown: the thread's
+ * alternate one, to be freed when the thread ends. NULL if there is one already, or no memory. */
+static void *take_alternate_stack(void)
+{
+    stack_t stack;
+    if (sigaltstack(NULL, &stack) != 0 || !(stack.ss_flags & SS_DISABLE))
+        return NULL;
+    stack = (stack_t){.ss_sp = malloc(ALTERNATE_STACK), .ss_size = ALTERNATE_STACK};
+    if (stack.ss_sp && sigaltstack(&stack, NULL) == 0)
+        return stack.ss_sp;
+    free(stack.ss_sp);
+    return NULL;
+}
+
+static void free_alternate_stack(void *stack)
+{
+    const stack_t none = {.ss_flags = SS_DISABLE};
+    if (stack)
+        sigaltstack(&none, NULL);
+    free(stack);
+}
+
 static void *work(void *arg)
 {
     struct worker *worker = arg;
     uint64_t seen = 0;
+    void *stack = take_alternate_stack();
     while (wait_for_job(worker->threads, &seen)) {
         run_tasks(worker->threads, worker->index);
         leave(worker->threads);
     }
+    free_alternate_stack(stack);
     return NULL;
 }
 
@@ -287,13 +314,17 @@ static uint32_t count_cpus(void)
     return count < THREADS_MAX ? (uint32_t)count : THREADS_MAX;
 }
 
-/* Signals are for the embedding program's threads. */
+/* Signals are for the embedding program's threads, but for those that a thread's own instructions
+ * raise. */
 static attn_status start_workers(struct threads *threads, uint32_t num_threads)
 {
-    sigset_t all, before;
+    static const int of_the_thread[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS, SIGTRAP};
+    sigset_t others, before;
     attn_status status = ATTN_OK;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigfillset(&others);
+    for (size_t s = 0; s < sizeof of_the_thread / sizeof *of_the_thread; s++)
+        sigdelset(&others, of_the_thread[s]);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     for (uint32_t i = 1; i < num_threads && status == ATTN_OK; i++) {
         struct worker *worker = &threads->workers[i];
         worker->threads = threads;

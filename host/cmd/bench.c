@@ -242,6 +242,7 @@ const struct command command_bench = {
              "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
     .target = TARGET_AT_MOST_ONE,
+    .calls_plugins = true,
     .about =
         "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...),\n"
         "each warmed up, on random values that rotate through more memory than the last-level\n"

@@ -124,6 +124,7 @@ const struct command command_explain = {
     .summary = "which backend is chosen for each phase and layer group, and why",
     .usage = "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
+    .calls_plugins = true,
     .about =
         "Tells which backend a run of this configuration would choose for each phase and layer\n"
         "group, and for each other candidate all reasons why it cannot serve. Nothing is computed\n"

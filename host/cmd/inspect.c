@@ -210,6 +210,7 @@ const struct command command_inspect = {
     .summary = "what a backend or a plugin file can do, and its options",
     .usage = "BACKEND|PLUGIN.so [OPTION]...",
     .names = "backend or plugin file",
+    .calls_plugins = true,
     .about =
         "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with\n"
         "their defaults and what they accept, and what it can do, found out by asking it. No GPU\n"

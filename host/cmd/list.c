@@ -240,6 +240,7 @@ const struct command command_list = {
     .usage = "[CONFIG.ini] [OPTION]...",
     .names = "CONFIG.ini",
     .target = TARGET_AT_MOST_ONE,
+    .calls_plugins = true,
     .about =
         "Lists the plugin files that were found and their backends: usable here, or why not. A\n"
         "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"

@@ -2,12 +2,12 @@
  *
  * main.c: the attnhost command: finds the command that is meant (commands.h) and runs it.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
+#include "host/cmd/warden.h"
 #include "host/base/text.h"
 
 #define COMMANDS_ADDRESS(name) &command_##name,
@@ -59,13 +59,9 @@ static int run_command(const struct command *command, int argc, char **argv)
     char name[32];
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
-    int code = arguments_run(command, argc, argv);
-    /* What could not be written must not look like an answer. */
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "%s: stdout cannot be written: %s\n", name, strerror(errno));
-        return code == EXIT_GOOD ? EXIT_RUN_TIME : code;
-    }
-    return code;
+    if (command->calls_plugins)
+        warden_begin(name);
+    return warden_end(name, arguments_run(command, argc, argv));
 }
 
 int main(int argc, char **argv)

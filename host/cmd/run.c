@@ -100,6 +100,7 @@ const struct command command_run = {
     .summary = "drive a serving trace through the backends that an ini names",
     .usage = "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
+    .calls_plugins = true,
     .about =
         "Reads a trace of requests and serves it: continuous batching, chunked prefill, decode, a\n"
         "paged KV cache with a prefix cache. Attention is computed by the backends that the ini\n"

@@ -5,7 +5,7 @@
 #include "host/plugin/compose.h"
 
 #include "host/plugin/answer.h"
-#include "host/plugin/row_count.h"
+#include "host/plugin/wrapper.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -282,6 +282,7 @@ static attn_status build(const struct composer *composer, const struct registry_
         return status;
     node->type_held = *type;
     node->type = &node->type_held;
+    node->party = (struct guard_party){type->plugin->file, node->name};
     node->context.log = composer->log;
     node->context.threads = composer->threads;
     node->context.name = node->name;
@@ -356,8 +357,11 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
     const attn_backend_type *type = node->type->type;
     host_error said;
     host_error_init(&said);
+    struct guard_call call;
+    guard_enter(&call, &node->party, "query");
     attn_status status =
         type->query(type, &node->options->view, &node->services, problem, verdict, &said.base);
+    guard_leave(&call);
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", node->name);
     return answer_check_verdict(node->name, verdict, error);
@@ -382,9 +386,13 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
     host_error said;
     host_error_init(&said);
     attn_status status = acquire(node, &said.base);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK) {
+        struct guard_call call;
+        guard_enter(&call, &node->party, "create");
         status = type->create(type, problems, num_problems, &node->options->view, &node->services,
                               &instance, &said.base);
+        guard_leave(&call);
+    }
     if (status != ATTN_OK)
         return answer_fail(status, &said, error, "%s", node->name);
     if (!instance)
@@ -392,8 +400,7 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
                          "%s: defect of the plugin: create succeeded without an instance",
                          node->name);
     attn_child made = {.struct_size = sizeof made, .type = type, .instance = instance};
-    if (node->num_children == 0)
-        status = row_count_wrap(&made, &node->rows, error);
+    status = wrapper_put(&made, &node->party, node->num_children == 0 ? &node->rows : NULL, error);
     if (status != ATTN_OK) {
         type->ops->destroy(instance);
         return status;

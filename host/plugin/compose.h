@@ -13,6 +13,7 @@
 #ifndef HOST_PLUGIN_COMPOSE_H
 #define HOST_PLUGIN_COMPOSE_H
 
+#include "host/plugin/guard.h"
 #include "host/plugin/options.h"
 #include "host/plugin/registry.h"
 #include "host/plugin/services.h"
@@ -42,13 +43,14 @@ struct compose_node {
     char *name;
     struct registry_type type_held;   /* a copy: the registry's list moves when it grows */
     const struct registry_type *type; /* &type_held */
+    struct guard_party party;         /* its plugin's file, and its name */
     struct options *options;
     struct compose_node *parent; /* NULL = the root */
     struct compose_node **children;
     uint32_t num_children;
     uint32_t depth; /* 0 = the root */
     int acquired;   /* its plugin was initialised for this node */
-    int64_t rows;   /* that its instance computed; counted in leaves (plugin/row_count.h) */
+    int64_t rows;   /* that its instance computed; counted in leaves (plugin/wrapper.h) */
 };
 
 /* Deeper trees are a mistake; with it, an ABI call nests no deeper. */

@@ -8,6 +8,7 @@
 #include "host/plugin/loader.h"
 
 #include "host/plugin/answer.h"
+#include "host/plugin/guard.h"
 #include "host/plugin/services.h"
 
 #include <dlfcn.h>
@@ -40,8 +41,12 @@ static const char *clean_dlerror(const char *file, char text[512])
 static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
 {
     char said[512];
+    const struct guard_party party = {.file = plugin->file};
+    struct guard_call call;
     dlerror();
+    guard_enter(&call, &party, "constructor");
     plugin->handle = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
+    guard_leave(&call);
     if (plugin->handle)
         return ATTN_OK;
     return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s", plugin->file,
@@ -105,7 +110,11 @@ static attn_status call_entry(const struct loader_plugin *plugin, attn_plugin_en
 {
     host_error said;
     host_error_init(&said);
+    const struct guard_party party = {.file = plugin->file};
+    struct guard_call call;
+    guard_enter(&call, &party, ATTN_PLUGIN_ENTRY);
     attn_status status = entry(host, answer, &said.base);
+    guard_leave(&call);
     if (status == ATTN_OK)
         return ATTN_OK;
     if (status == ATTN_INCOMPATIBLE_VERSION)
@@ -263,7 +272,11 @@ static attn_status initialise(const struct loader_plugin *plugin, struct library
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
     host_error said;
     host_error_init(&said);
+    const struct guard_party party = {.file = plugin->file};
+    struct guard_call call;
+    guard_enter(&call, &party, "init");
     attn_status status = plugin->table.init(services, &said.base);
+    guard_leave(&call);
     if (status == ATTN_OK) {
         library->services = services;
         return ATTN_OK;
@@ -292,7 +305,11 @@ void loader_release(const struct loader_plugin *plugin)
     pthread_mutex_lock(&libraries_mutex);
     struct library *library = find_library(plugin->handle);
     if (library && library->acquired > 0 && --library->acquired == 0 && plugin->table.fini) {
+        const struct guard_party party = {.file = plugin->file};
+        struct guard_call call;
+        guard_enter(&call, &party, "fini");
         plugin->table.fini();
+        guard_leave(&call);
         free(library->services);
         library->services = NULL;
     }
@@ -304,8 +321,13 @@ void loader_close(struct loader_plugin *plugin)
     if (!plugin)
         return;
     pthread_mutex_lock(&libraries_mutex);
-    if (plugin->handle && !find_library(plugin->handle))
+    if (plugin->handle && !find_library(plugin->handle)) {
+        const struct guard_party party = {.file = plugin->file};
+        struct guard_call call;
+        guard_enter(&call, &party, "destructor");
         dlclose(plugin->handle);
+        guard_leave(&call);
+    }
     pthread_mutex_unlock(&libraries_mutex);
     free(plugin->types);
     free(plugin->file);

@@ -5,6 +5,7 @@
 #include "host/plugin/loader.h"
 
 #include "host/plugin/answer.h"
+#include "host/plugin/guard.h"
 #include "host/plugin/options.h"
 
 #include <stdlib.h>
@@ -134,7 +135,11 @@ static attn_status describe(const struct loader_plugin *plugin, uint32_t index,
 {
     host_error said;
     host_error_init(&said);
+    const struct guard_party party = {.file = plugin->file};
+    struct guard_call call;
+    guard_enter(&call, &party, "describe");
     attn_status status = plugin->table.describe(index, type, &said.base);
+    guard_leave(&call);
     if (status == ATTN_OK)
         return ATTN_OK;
     return answer_fail(status, &said, error, "%s: backend %u of %u: describe failed", plugin->file,

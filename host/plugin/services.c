@@ -2,6 +2,7 @@
 #include "host/plugin/services.h"
 
 #include "host/base/error.h"
+#include "host/plugin/guard.h"
 
 #include <stdlib.h>
 
@@ -52,10 +53,15 @@ static void release(void *ctx, uint32_t space, void *memory)
         device_release(&device, space, memory);
 }
 
+static attn_status run_on_pool(void *ctx, int64_t num_tasks, attn_task task, void *arg)
+{
+    return threads_for(ctx, num_tasks, task, arg);
+}
+
 static attn_status parallel_for(void *ctx, int64_t num_tasks, attn_task task, void *arg)
 {
     const struct services_context *context = ctx;
-    return threads_for(context->threads, num_tasks, task, arg);
+    return guard_parallel_for(run_on_pool, context->threads, num_tasks, task, arg);
 }
 
 void services_init(attn_services *services, struct services_context *context)

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "host/check/groups/ambient.h"
+#include "host/base/ambient.h"
 #include "host/check/groups/elf_file.h"
 #include "host/base/text.h"
 

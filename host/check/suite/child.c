@@ -13,6 +13,7 @@
 #include "host/check/cases/grid.h"
 #include "host/check/suite/json.h"
 #include "host/check/spy/spy.h"
+#include "host/plugin/guard.h"
 #include "host/base/clock.h"
 #include "host/select/matrix.h"
 #include "host/select/platform.h"
@@ -302,6 +303,7 @@ struct check_child *check_child_create(const struct check_params *params, struct
                             .log_level = ATTN_LOG_WARNING,
                             .log = trail ? take_log : NULL,
                             .log_ctx = trail};
+    guard_let_be();          /* the suite compares what is around a question by itself */
     spy_install(NULL, NULL); /* before anything opens the driver; without it checks are skipped */
     if (!child || attnhost_create(&host, &child->host, NULL)) {
         free(child);

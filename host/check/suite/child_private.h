@@ -5,7 +5,7 @@
 #ifndef HOST_CHECK_SUITE_CHILD_PRIVATE_H
 #define HOST_CHECK_SUITE_CHILD_PRIVATE_H
 
-#include "host/check/groups/ambient.h"
+#include "host/base/ambient.h"
 #include "host/check/check.h"
 #include "host/check/suite/child.h"
 #include "host/base/error.h"

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "host/check/groups/ambient.h"
+#include "host/base/ambient.h"
 #include "host/check/groups/elf_file.h"
 #include "host/check/groups/groups.h"
 #include "host/check/suite/profile.h"

@@ -2,7 +2,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr, uselocale, NSIG */
 #endif
-#include "host/check/groups/ambient.h"
+#include "host/base/ambient.h"
+
+#include "host/base/fpu.h"
 
 #include <dlfcn.h>
 #include <stdint.h>
@@ -12,24 +14,6 @@
 #include <unistd.h>
 
 /* ---- Take ------------------------------------------------------------------------------------ */
-
-/* Rounding, denormals and traps, without the flags that any arithmetic raises. */
-static uint64_t fpu_control(void)
-{
-#if defined(__x86_64__)
-    uint32_t sse = 0;
-    uint16_t x87 = 0;
-    __asm__ volatile("stmxcsr %0" : "=m"(sse));
-    __asm__ volatile("fnstcw %0" : "=m"(x87));
-    return (uint64_t)x87 << 32 | (sse & ~UINT32_C(0x3f));
-#elif defined(__aarch64__)
-    uint64_t control;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
-    return control;
-#else
-    return 0;
-#endif
-}
 
 static mode_t creation_mask(void)
 {

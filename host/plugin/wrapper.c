@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host/plugin/row_count.h"
+#include "host/plugin/wrapper.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +12,7 @@ struct attn_instance {
     attn_backend_ops ops;
     const attn_backend_ops *next; /* the next one's table */
     attn_instance *instance;      /* the next one's */
+    const struct guard_party *party;
     int64_t *rows;
 };
 
@@ -26,25 +27,40 @@ static void destroy(attn_instance *layer)
 {
     if (!layer)
         return;
+    struct guard_call call;
+    guard_enter(&call, layer->party, "destroy");
     layer->next->destroy(layer->instance);
+    guard_leave(&call);
     free(layer);
 }
 
 static attn_status prepare(attn_instance *layer, attn_progress progress, void *progress_ctx,
                            attn_error *error)
 {
-    return layer->next->prepare(layer->instance, progress, progress_ctx, error);
+    struct guard_call call;
+    guard_enter(&call, layer->party, "prepare");
+    attn_status status = layer->next->prepare(layer->instance, progress, progress_ctx, error);
+    guard_leave(&call);
+    return status;
 }
 
 static uint32_t index_forms(attn_instance *layer)
 {
-    return layer->next->index_forms(layer->instance);
+    struct guard_call call;
+    guard_enter(&call, layer->party, "index_forms");
+    uint32_t forms = layer->next->index_forms(layer->instance);
+    guard_leave(&call);
+    return forms;
 }
 
 static attn_status metadata_size(attn_instance *layer, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error)
 {
-    return layer->next->metadata_size(layer->instance, kind, bounds, size, error);
+    struct guard_call call;
+    guard_enter(&call, layer->party, "metadata_size");
+    attn_status status = layer->next->metadata_size(layer->instance, kind, bounds, size, error);
+    guard_leave(&call);
+    return status;
 }
 
 static attn_status metadata_create(attn_instance *layer, uint32_t kind, const attn_bounds *bounds,
@@ -53,10 +69,13 @@ static attn_status metadata_create(attn_instance *layer, uint32_t kind, const at
 {
     attn_metadata *made = calloc(1, sizeof *made);
     if (!made)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata of a row counter");
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "wrapper: out of memory");
     made->layer = layer;
+    struct guard_call call;
+    guard_enter(&call, layer->party, "metadata_create");
     attn_status status =
         layer->next->metadata_create(layer->instance, kind, bounds, memory, &made->metadata, error);
+    guard_leave(&call);
     if (status == ATTN_OK && !made->metadata) /* a defect that the caller looks for, too */
         *metadata = NULL;
     else if (status == ATTN_OK)
@@ -70,25 +89,32 @@ static void metadata_destroy(attn_metadata *metadata)
 {
     if (!metadata)
         return;
+    struct guard_call call;
+    guard_enter(&call, metadata->layer->party, "metadata_destroy");
     metadata->layer->next->metadata_destroy(metadata->metadata);
+    guard_leave(&call);
     free(metadata);
 }
 
 static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                          attn_stream stream, attn_error *error)
 {
+    struct guard_call call;
     metadata->batch_rows = batch->num_real_tokens;
+    guard_enter_hot(&call, metadata->layer->party, "init_forward_metadata", GUARD_NO_LAYER);
     attn_status status =
         metadata->layer->next->init_forward_metadata(metadata->metadata, batch, stream, error);
+    guard_check_sometimes(&call);
+    guard_leave_hot(&call);
     /* A replay follows, and calls no forward. */
-    if (status == ATTN_OK)
+    if (status == ATTN_OK && metadata->layer->rows)
         *metadata->layer->rows += metadata->captured * metadata->batch_rows;
     return status;
 }
 
 static attn_status count(attn_metadata *metadata, const attn_forward_args *args, attn_status status)
 {
-    if (status != ATTN_OK)
+    if (status != ATTN_OK || !metadata->layer->rows)
         return status;
     if (args->flags & ATTN_FORWARD_CAPTURING)
         metadata->captured++;
@@ -101,23 +127,33 @@ static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    return count(
-        metadata, args,
-        metadata->layer->next->forward_extend(metadata->metadata, layer_id, args, stream, error));
+    struct guard_call call;
+    guard_enter_hot(&call, metadata->layer->party, "forward_extend", layer_id);
+    attn_status status =
+        metadata->layer->next->forward_extend(metadata->metadata, layer_id, args, stream, error);
+    guard_leave_hot(&call);
+    return count(metadata, args, status);
 }
 
 static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    return count(
-        metadata, args,
-        metadata->layer->next->forward_decode(metadata->metadata, layer_id, args, stream, error));
+    struct guard_call call;
+    guard_enter_hot(&call, metadata->layer->party, "forward_decode", layer_id);
+    attn_status status =
+        metadata->layer->next->forward_decode(metadata->metadata, layer_id, args, stream, error);
+    guard_leave_hot(&call);
+    return count(metadata, args, status);
 }
 
 static const void *get_extension(attn_instance *layer, const char *id)
 {
-    return layer->next->get_extension(layer->instance, id);
+    struct guard_call call;
+    guard_enter(&call, layer->party, "get_extension");
+    const void *extension = layer->next->get_extension(layer->instance, id);
+    guard_leave(&call);
+    return extension;
 }
 
 /* Our table, without the slots that the next one hides. */
@@ -140,17 +176,20 @@ static void fill_ops(const attn_backend_ops *next, attn_backend_ops *ops)
     };
 }
 
-attn_status row_count_wrap(attn_child *child, int64_t *rows, attn_error *error)
+attn_status wrapper_put(attn_child *child, const struct guard_party *party, int64_t *rows,
+                        attn_error *error)
 {
     attn_instance *layer = calloc(1, sizeof *layer);
     if (!layer)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "row counter of %s", child->type->name);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "wrapper of %s: out of memory",
+                         child->type->name);
     uint32_t size = child->type->struct_size;
     memcpy(&layer->type, child->type, size < sizeof layer->type ? size : sizeof layer->type);
     layer->type.struct_size = sizeof layer->type;
     layer->type.ops = &layer->ops;
     layer->next = child->type->ops;
     layer->instance = child->instance;
+    layer->party = party;
     layer->rows = rows;
     fill_ops(layer->next, &layer->ops);
     child->type = &layer->type;

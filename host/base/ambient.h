@@ -3,8 +3,8 @@
  * ambient.h: what a plugin leaves alone in the process it is called in (rule ERR-03): taken before
  * a case, compared after it, put back.
  */
-#ifndef HOST_CHECK_GROUPS_AMBIENT_H
-#define HOST_CHECK_GROUPS_AMBIENT_H
+#ifndef HOST_BASE_AMBIENT_H
+#define HOST_BASE_AMBIENT_H
 
 #include <fenv.h>
 #include <limits.h>
@@ -33,4 +33,4 @@ void ambient_take(struct ambient *ambient);
 /* What is not as it was, in words by kind, "" = nothing; and it is as it was again. */
 void ambient_restore(const struct ambient *before, char changes[AMBIENT_KINDS][256]);
 
-#endif /* HOST_CHECK_GROUPS_AMBIENT_H */
+#endif /* HOST_BASE_AMBIENT_H */

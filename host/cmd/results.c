@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* fopencookie, F_DUPFD_CLOEXEC */
+#endif
+#include "host/cmd/results.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/plugin/guard.h"
+
+static struct {
+    pthread_t owner;
+    int descriptor;
+    bool by_line; /* a terminal */
+    int failed;   /* errno of the first write that failed */
+    size_t used;
+    char bytes[1 << 16];
+} results = {.descriptor = STDOUT_FILENO};
+
+int results_descriptor(void)
+{
+    return results.descriptor;
+}
+
+static bool write_all(int descriptor, const char *bytes, size_t size)
+{
+    while (size > 0) {
+        ssize_t count = write(descriptor, bytes, size);
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0)
+            return false;
+        bytes += count;
+        size -= (size_t)count;
+    }
+    return true;
+}
+
+static bool flush(void)
+{
+    if (!write_all(results.descriptor, results.bytes, results.used) && results.failed == 0)
+        results.failed = errno;
+    results.used = 0;
+    return results.failed == 0;
+}
+
+static bool keep(const char *bytes, size_t size)
+{
+    while (size > 0) {
+        size_t room = sizeof results.bytes - results.used, part = size < room ? size : room;
+        memcpy(results.bytes + results.used, bytes, part);
+        results.used += part;
+        bytes += part;
+        size -= part;
+        if (results.used == sizeof results.bytes && !flush())
+            return false;
+    }
+    return true;
+}
+
+/* The stream is unbuffered: whoever prints is still here. */
+static ssize_t take(void *cookie, const char *bytes, size_t size)
+{
+    (void)cookie;
+    bool ours = !guard_current && pthread_equal(pthread_self(), results.owner);
+    bool good = ours ? keep(bytes, size) : write_all(STDERR_FILENO, bytes, size);
+    if (ours && good && results.by_line && memchr(bytes, '\n', size))
+        good = flush();
+    return good ? (ssize_t)size : 0;
+}
+
+void results_begin(void)
+{
+    const cookie_io_functions_t functions = {.write = take};
+    int descriptor = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    FILE *stream = descriptor < 0 ? NULL : fopencookie(NULL, "w", functions);
+    if (!stream)
+        return; /* stdout is closed: nothing to look after */
+    setvbuf(stream, NULL, _IONBF, 0);
+    results.owner = pthread_self();
+    results.by_line = isatty(descriptor);
+    results.descriptor = descriptor;
+    fflush(stdout);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    stdout = stream;
+}
+
+int results_end(void)
+{
+    bool good = fflush(stdout) == 0 && !ferror(stdout);
+    int why = good ? 0 : errno;
+    if (results.descriptor != STDOUT_FILENO) {
+        flush();
+        why = results.failed;
+        good = why == 0;
+    }
+    errno = why;
+    return good ? 0 : -1;
+}

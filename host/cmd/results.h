@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * results.h: stdout for results alone, though plugins print.
+ */
+#ifndef HOST_CMD_RESULTS_H
+#define HOST_CMD_RESULTS_H
+
+/* From now on the stream `stdout` takes what this thread prints outside of calls of plugins to
+ * where it went; all else that is printed, and what is written to descriptor 1, goes to stderr. */
+void results_begin(void);
+
+/* Write out what is left. 0, or -1 and errno if something could not be written. */
+int results_end(void);
+
+/* The descriptor that results go to; 1 before results_begin(). */
+int results_descriptor(void);
+
+#endif /* HOST_CMD_RESULTS_H */

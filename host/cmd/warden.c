@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* on_exit, _dl_find_object */
+#endif
+#include "host/cmd/warden.h"
+
+#include <dlfcn.h> /* _dl_find_object */
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "host/base/ambient.h"
+#include "host/cmd/exit_codes.h"
+#include "host/cmd/results.h"
+#include "host/plugin/guard.h"
+
+static struct {
+    bool armed;
+    volatile sig_atomic_t ended; /* the command has its exit code */
+    int code;
+    pid_t process;
+    pthread_t thread;
+    char command[64];
+    struct ambient ambient;
+} warden;
+
+/* ---- The last words -------------------------------------------------------------------------- */
+
+/* The process at once, without exit handlers: they may be a plugin's. */
+static _Noreturn void end_now(int code)
+{
+    for (;;)
+        syscall(SYS_exit_group, code);
+}
+
+/* Several texts at once, until NULL, so that no other thread's come between. */
+static void write_texts(const char *const *texts)
+{
+    char line[2048];
+    size_t length = 0;
+    for (; *texts; texts++)
+        for (const char *c = *texts; *c && length < sizeof line; c++)
+            line[length++] = *c;
+    if (write(STDERR_FILENO, line, length) < 0)
+        return; /* nobody is left to be told */
+}
+
+/* The first thread that comes here speaks; another one that ends the process waits for that. */
+static void speak_alone(void)
+{
+    static atomic_flag speaking = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&speaking))
+        pause();
+}
+
+/* The file that the code at `address` is of, or NULL. In a signal handler dladdr() may not be
+ * called. */
+static const char *find_object(const void *address)
+{
+    struct dl_find_object found;
+    void *at = (void *)(uintptr_t)address;
+    if (!address || _dl_find_object(at, &found) != 0 || !found.dlfo_link_map)
+        return NULL;
+    const char *name = found.dlfo_link_map->l_name;
+    return *name ? name : NULL; /* "" is the program */
+}
+
+/* "attnhost run: the process was ended by HOW in bad: forward_decode of layer 3 (/path/bad.so)". A
+ * thread that a plugin has made is in no call: its code, at `address`, says whose it is. */
+static void name_culprit(const char *how, const void *address)
+{
+    char where[1024] = "";
+    const char *file = guard_current ? NULL : find_object(address);
+    if (guard_current)
+        guard_describe(guard_current, where, sizeof where);
+    const char *when = guard_current  ? ""
+                       : warden.ended ? " after the command had ended"
+                                      : ", outside of any call of a plugin";
+    const char *const texts[] = {warden.command,
+                                 ": the process was ended by ",
+                                 how,
+                                 guard_current || file ? " in " : "",
+                                 file ? file : where,
+                                 when,
+                                 "\n",
+                                 NULL};
+    speak_alone();
+    write_texts(texts);
+}
+
+/* ---- exit() ---------------------------------------------------------------------------------- */
+
+/* A child that a plugin has forked is not this process. */
+static bool is_watching(void)
+{
+    return warden.armed && getpid() == warden.process;
+}
+
+static _Noreturn void refuse_exit(const char *function, const void *caller)
+{
+    if (warden.ended)
+        end_now(warden.code);
+    name_culprit(function, caller);
+    end_now(EXIT_RUN_TIME);
+}
+
+static void at_exit(int status, void *unused)
+{
+    (void)unused;
+    if (is_watching() && (!warden.ended || status != warden.code))
+        refuse_exit("exit()", NULL);
+}
+
+static void at_quick_exit_handler(void)
+{
+    if (is_watching())
+        refuse_exit("quick_exit()", NULL);
+}
+
+void warden_on_exit(const char *function, const void *caller)
+{
+    if (is_watching())
+        refuse_exit(function, caller);
+}
+
+/* ---- Crashes --------------------------------------------------------------------------------- */
+
+static const struct {
+    int number;
+    const char *name;
+    bool comes_again; /* when the instruction that made it is run again */
+} fatal[] = {{SIGSEGV, "SIGSEGV", true}, {SIGBUS, "SIGBUS", true},    {SIGILL, "SIGILL", true},
+             {SIGFPE, "SIGFPE", true},   {SIGABRT, "SIGABRT", false}, {SIGSYS, "SIGSYS", false},
+             {SIGTRAP, "SIGTRAP", false}};
+
+enum { NUM_FATAL = sizeof fatal / sizeof *fatal };
+
+static struct sigaction fatal_before[NUM_FATAL];
+
+/* The instruction that a signal came at. */
+static const void *instruction_of(const ucontext_t *context)
+{
+#if defined(__x86_64__)
+    return (const void *)(uintptr_t)context->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    return (const void *)(uintptr_t)context->uc_mcontext.pc;
+#else
+    return (void)context, NULL;
+#endif
+}
+
+static void on_fatal(int number, siginfo_t *info, void *context)
+{
+    size_t f = 0;
+    while (f + 1 < NUM_FATAL && fatal[f].number != number)
+        f++;
+    if (is_watching())
+        name_culprit(fatal[f].name, instruction_of(context));
+    sigaction(number, &fatal_before[f], NULL);
+    if (!fatal[f].comes_again || info->si_code <= 0)
+        raise(number); /* when this handler has returned */
+}
+
+static void take_fatal(void)
+{
+    static char stack[1 << 16];
+    const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction action = {.sa_sigaction = on_fatal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    stack_t before;
+    sigemptyset(&action.sa_mask);
+    if (sigaltstack(NULL, &before) == 0 && before.ss_flags & SS_DISABLE)
+        sigaltstack(&alternate, NULL); /* a sanitizer has its own */
+    for (size_t f = 0; f < NUM_FATAL; f++)
+        sigaction(fatal[f].number, &action, &fatal_before[f]);
+}
+
+/* ---- Surroundings ---------------------------------------------------------------------------- */
+
+static void look_around(const struct guard_call *call)
+{
+    char changes[AMBIENT_KINDS][256];
+    if (!pthread_equal(pthread_self(), warden.thread))
+        return; /* masks and locales are a thread's */
+    ambient_restore(&warden.ambient, changes);
+    for (unsigned int kind = 0; kind < AMBIENT_KINDS; kind++)
+        if (changes[kind][0])
+            guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind]);
+}
+
+/* ---- Begin and end --------------------------------------------------------------------------- */
+
+void warden_begin(const char *command)
+{
+    snprintf(warden.command, sizeof warden.command, "%s", command);
+    warden.process = getpid();
+    warden.thread = pthread_self();
+    results_begin();
+    take_fatal();
+    on_exit(at_exit, NULL);
+    at_quick_exit(at_quick_exit_handler);
+    ambient_take(&warden.ambient);
+    guard_watch = look_around;
+    warden.armed = true;
+}
+
+int warden_end(const char *command, int code)
+{
+    /* What could not be written must not look like an answer. */
+    if (results_end() != 0) {
+        fprintf(stderr, "%s: stdout cannot be written: %s\n", command, strerror(errno));
+        code = code == EXIT_GOOD ? EXIT_RUN_TIME : code;
+    }
+    warden.code = code;
+    warden.ended = 1;
+    return code;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * warden.h: the process of a command that calls plugins, kept from them.
+ *
+ *   exit()     ends the process with EXIT_RUN_TIME after a line that names who called it, never
+ *              with what the caller wanted; so do _exit() and a function of the C library that
+ *              calls exit()
+ *   a crash    is named the same way, with its signal; then the signal does what it does
+ *   stdout     carries what the command itself prints; what plugins print goes to stderr
+ *   locale, signal handlers and mask, working directory, umask
+ *              are put back after each call, but forwards, and reported (plugin/guard.h)
+ *
+ * What it cannot see is a system call that is made without the C library.
+ */
+#ifndef HOST_CMD_WARDEN_H
+#define HOST_CMD_WARDEN_H
+
+/* To be called by the main thread before it loads plugins. `command`, as in "attnhost run", begins
+ * the messages. */
+void warden_begin(const char *command);
+
+/* The command ends with this code, whatever exit handlers of plugins want. Returns `code`, or
+ * EXIT_RUN_TIME if it was EXIT_GOOD and what was printed cannot be written. Without
+ * warden_begin() it looks after stdout alone. */
+int warden_end(const char *command, int code);
+
+/* Somebody at the address `caller` calls `function`, which is to end the process: returns only if
+ * that is to be. For exits.c. */
+void warden_on_exit(const char *function, const void *caller);
+
+#endif /* HOST_CMD_WARDEN_H */

@@ -1,0 +1,154 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# trust.sh: what a plugin that misbehaves can do to the command: it is named, and no run looks good
+# because of it. tests/fixtures/villain.c does what VILLAIN says.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tools/tap.sh"
+
+command=$ATTNHOST_TEST_COMMAND
+plugins=$ATTNHOST_TEST_PLUGIN_DIR
+fixtures=$ATTNHOST_TEST_FIXTURE_DIR
+villain=$fixtures/villain.so
+
+umask 022
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+mkdir "$folder/work"
+cd "$folder/work" || exit 1
+ulimit -c 0
+
+cat >run.ini <<END
+[plugins]
+path = $villain
+path = $plugins/cpu_native.so
+[model]
+num_layers = 2
+num_q_heads = 4
+num_kv_heads = 2
+head_dim = 16
+max_context_len = 512
+[attention]
+attention_backend = villain
+[kv_cache]
+page_size = 4
+[workload]
+trace = trace.jsonl
+num_threads = 2
+[verify]
+rate = 1
+END
+sed 's/^attention_backend = .*/attention_backend = cpu_native/' run.ini >bystander.ini
+cat >trace.jsonl <<END
+{"timestamp": 0, "input_length": 20, "output_length": 4, "hash_ids": [1]}
+{"timestamp": 5, "input_length": 33, "output_length": 3, "hash_ids": [2]}
+END
+
+# ends CODE NAME DEED TEXT... -- COMMAND...: with VILLAIN=DEED the command ends with CODE and says each
+# TEXT on stderr; "!TEXT" must be absent. What it printed stays in ../out and ../err.
+ends()
+{
+    expected=$1 name=$2 villainy=$3
+    shift 3
+    : >../texts
+    while test "$1" != --; do
+        printf '%s\n' "$1" >>../texts
+        shift
+    done
+    shift
+    (VILLAIN=$villainy exec "$@") >../out 2>../err </dev/null
+    got=$?
+    {
+        test $got -eq "$expected" || echo "exit code $got, expected $expected"
+        while IFS= read -r text; do
+            case $text in
+            !*) ! grep -qF -e "${text#!}" ../err || echo "stderr has: ${text#!}" ;;
+            *) grep -qF -e "$text" ../err || echo "stderr lacks: $text" ;;
+            esac
+        done <../texts
+    } >../wrong
+    if test -s ../wrong; then
+        tap_not_ok "$name" "$(cat ../wrong ../err)"
+    else
+        tap_ok "$name"
+    fi
+}
+
+run() { ends "$@" -- "$command" run run.ini; }
+
+# ---- exit() --------------------------------------------------------------------------------------
+
+run 0 "the villain behaves" nowhere:exit
+for where in constructor:constructor entry:attn_plugin_entry describe:describe query:query \
+    create:create metadata:metadata_create init:init_forward_metadata \
+    "forward:forward_extend of layer 0" "task:forward_extend of layer 0" destroy:destroy; do
+    call=${where%%:*} said=${where#*:}
+    case $call in
+    constructor | entry | describe) said="exit() in $said ($villain)" ;;
+    *) said="exit() in villain: $said ($villain)" ;;
+    esac
+    run 5 "exit in $call ends with 5" "$call:exit" "attnhost run: the process was ended by $said"
+done
+run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_extend of layer 0"
+run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
+run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
+run 0 "an exit handler that calls _exit changes nothing of a good run" create:exit_later
+ends 5 "nor of a failed one" "forward:fail_exit_later" -- "$command" run run.ini
+for deed in entry:exit describe:exit; do
+    ends 5 "a bystander's $deed ends run with 5" $deed "exit() in" -- "$command" run bystander.ini
+    for other in list explain inspect bench; do
+        case $other in
+        inspect) set -- inspect cpu_native --set "plugins.path=$villain" ;;
+        bench) set -- bench --backend cpu_native --set "plugins.path=$villain" --shape kv_len=16 ;;
+        *) set -- $other bystander.ini ;;
+        esac
+        ends 5 "and $other" $deed "attnhost $other: the process was ended by exit() in" -- \
+            "$command" "$@"
+    done
+done
+
+# ---- Crashes -------------------------------------------------------------------------------------
+
+for where in entry:attn_plugin_entry query:query create:create destroy:destroy \
+    "forward:forward_extend of layer 0" "task:forward_extend of layer 0"; do
+    call=${where%%:*} said=${where#*:}
+    run 139 "a crash in $call is named" "$call:segv" "ended by SIGSEGV in" "$said ($villain)"
+    run 134 "and abort" "$call:abort" "ended by SIGABRT in" "$said ($villain)"
+    run 139 "and a stack that overflows" "$call:overflow" "ended by SIGSEGV in" "$said ($villain)"
+done
+
+# ---- Surroundings --------------------------------------------------------------------------------
+
+"$command" run bystander.ini >../good 2>/dev/null
+digest=$(grep '^digest' ../good)
+
+# alike NAME: the bystander's run, whose output is in ../out, has the digest of the good one.
+alike()
+{
+    tap_try "$1" grep -F -e "$digest" ../out
+}
+
+for change in "round:the FPU's control word" "flush_denormals:the FPU's control word" \
+    "locale:locale is C.UTF-8" "signal:has another handler" "move:working directory is /" \
+    "umask:umask is 000"; do
+    deed=${change%%:*} said=${change#*:}
+    for call in entry query forward task; do
+        run 0 "$deed in $call is undone" $call:"$deed" "$said" "it was put back"
+        tap_try "$deed in $call is reported once" test "$(grep -c 'put back' ../err)" -eq 1
+    done
+    ends 0 "$deed of a bystander is undone" "entry:$deed" "$said" -- "$command" run bystander.ini
+    alike "$deed of a bystander changes no output"
+done
+
+for call in constructor query forward task; do
+    ends 0 "what is printed in $call goes to stderr" $call:print villain \
+        -- "$command" run run.ini --json -
+    tap_try "and not into the report: $call" sh -c \
+        'test "$(head -c 1 ../out)" = "{" && ! grep -q villain, ../out && tail -n 1 ../out | grep -q "^}"'
+    tap_try "which has no line of the plugin's: $call" sh -c '! grep -qx -e villain ../out'
+done
+ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
+    sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
+
+tap_end
