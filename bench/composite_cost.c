@@ -274,6 +274,8 @@ static void set_batch(uint32_t mode, int32_t seqs)
                          .num_real_seqs = seqs,
                          .num_real_tokens = seqs,
                          .num_decode_seqs = mode == ATTN_MODE_MIXED ? seqs / 2 : 0,
+                         .first_decode_seq = mode == ATTN_MODE_MIXED ? seqs - seqs / 2 : 0,
+                         .decode_q_len = mode == ATTN_MODE_MIXED,
                          .max_q_len = 1,
                          .max_kv_len = 2048,
                          .num_kv_groups = 1,

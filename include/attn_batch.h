@@ -171,10 +171,11 @@ typedef struct attn_sparse_batch {
  *
  *   - an indptr is not negative, does not fall, and covers no more rows than there are
  *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
+ *   - sequences of a MIXED batch that decode have decode_q_len rows of q
  *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
  *   - in a state group no slot is written twice, or written for one sequence and read for another
  *
- * Sequences of padding are exempt from the last three. What lies on the device alone is not looked
+ * Sequences of padding are exempt from the last four. What lies on the device alone is not looked
  * at, and neither are the contents of index arrays. */
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
@@ -185,6 +186,10 @@ typedef struct attn_sparse_batch {
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
  * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
+ * The sequences of a MIXED batch that decode are its last ones (first_decode_seq = num_seqs -
+ * num_decode_seqs) or, where the bounds have ATTN_USES_DECODES_FIRST, its first ones (0). Each has
+ * decode_q_len queries: 1, or where the bounds have ATTN_USES_DECODE_DRAFTS, 1 + k with k drafted
+ * tokens. The other sequences extend, whatever number of queries they have.
  * A MIXED batch whose q_indptr does not start at 0, or ends before row T, must give the host array
  * as well: a backend that splits the batch has to know where its rows are.
  *
@@ -194,18 +199,20 @@ typedef struct attn_sparse_batch {
  * is finite; they change nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
-    uint32_t mode;                       /* ATTN_MODE_* */
-    int32_t num_seqs;                    /* S, padding included */
-    int32_t num_tokens;                  /* T, query rows, padding included */
-    int32_t num_real_seqs;               /* <= num_seqs */
-    int32_t num_real_tokens;             /* <= num_tokens */
-    int32_t num_decode_seqs;             /* MIXED: the last sequences, of one query each; else 0 */
-    int32_t max_q_len;                   /* most queries of any sequence */
-    int32_t max_kv_len;                  /* most keys of any sequence, in any KV group */
-    uint32_t num_kv_groups;              /* elements of kv_groups */
-    uint32_t num_state_groups;           /* elements of state_groups */
-    uint32_t reserved;                   /* 0 */
-    const int32_t *num_real_seqs_device; /* the same two for kernels in a graph; NULL = eager: */
+    uint32_t mode;                         /* ATTN_MODE_* */
+    int32_t num_seqs;                      /* S, padding included */
+    int32_t num_tokens;                    /* T, query rows, padding included */
+    int32_t num_real_seqs;                 /* <= num_seqs */
+    int32_t num_real_tokens;               /* <= num_tokens */
+    int32_t num_decode_seqs;               /* MIXED: sequences that decode; else 0 */
+    int32_t first_decode_seq;              /* MIXED: the first of them, as follows; else 0 */
+    int32_t decode_q_len;                  /* MIXED: queries of each, >= 1; else 0 */
+    int32_t max_q_len;                     /* most queries of any sequence */
+    int32_t max_kv_len;                    /* most keys of any sequence, in any KV group */
+    uint32_t num_kv_groups;                /* elements of kv_groups */
+    uint32_t num_state_groups;             /* elements of state_groups */
+    uint32_t reserved;                     /* 0 */
+    const int32_t *num_real_seqs_device;   /* the same two for kernels in a graph; NULL = eager: */
     const int32_t *num_real_tokens_device; /* the host scalars count */
     attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
     attn_i32_array prefix_lens;      /* [S] tokens before the first query; not read in DECODE */
@@ -220,6 +227,12 @@ typedef struct attn_batch {
     const attn_shared_prefix *shared_prefix; /* NULL = none */
     const attn_sparse_batch *sparse;         /* NULL = no sparse layer */
 } attn_batch;
+
+/* Does sequence s of a MIXED batch decode? [any-thread] */
+static inline int attn_is_decode_seq(const attn_batch *batch, int32_t s)
+{
+    return s >= batch->first_decode_seq && s - batch->first_decode_seq < batch->num_decode_seqs;
+}
 
 /* ---- Forward arguments ----------------------------------------------------------------------- */
 

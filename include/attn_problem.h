@@ -26,7 +26,7 @@ extern "C" {
 #define ATTN_MODE_MAP(X)                                                                           \
     X(EXTEND, 0, "extend") /* new tokens after a prefix that may be empty */                       \
     X(DECODE, 1, "decode") /* one query for each sequence, row s; q_indptr is not read */          \
-    X(MIXED, 2, "mixed")   /* extend rows first, then num_decode_seqs of one query each */         \
+    X(MIXED, 2, "mixed")   /* extend rows, and before or after them sequences that decode */       \
     X(IDLE, 3, "idle")     /* nothing is called, the output is empty */                            \
     X(TARGET_VERIFY, 4, "target_verify") /* drafted tokens of each sequence, target model */       \
     X(DRAFT_EXTEND, 5, "draft_extend")   /* accepted tokens through the draft model */
@@ -297,13 +297,15 @@ typedef struct attn_device {
     X(SHARED_PREFIX, 2, "shared_prefix") /* batch.shared_prefix (a hint; may be ignored) */        \
     X(UNSAVED_KV, 3, "unsaved_kv")       /* calls with k, v but without SAVE_KV */                 \
     X(LSE, 4, "lse")                     /* calls that want the LSE */                             \
-    X(OMIT_SINK, 5, "omit_sink")         /* calls with OMIT_SINK */
+    X(OMIT_SINK, 5, "omit_sink")         /* calls with OMIT_SINK */                                \
+    X(DECODES_FIRST, 6, "decodes_first") /* MIXED batches whose first sequences decode */          \
+    X(DECODE_DRAFTS, 7, "decode_drafts") /* MIXED batches whose decode_q_len is above 1 */
 
 enum {
 #define ATTN_USES_ENUM(name, bit, text) ATTN_USES_##name = 1 << (bit),
     ATTN_USES_MAP(ATTN_USES_ENUM)
 #undef ATTN_USES_ENUM
-        ATTN_USES_ALL = (1 << 6) - 1
+        ATTN_USES_ALL = (1 << 8) - 1
 };
 
 /* The two forms of latent attention. */

@@ -248,6 +248,7 @@ static void init_batch(struct bench_inputs *inputs)
     const struct bench_shape *shape = &inputs->shape;
     const struct bench_arrays *a = &inputs->arrays;
     attn_bounds bounds;
+    int mixed = shape->mode == ATTN_MODE_MIXED;
     init_bounds(shape, &bounds);
     inputs->batch = (attn_batch){
         .struct_size = sizeof inputs->batch,
@@ -257,6 +258,8 @@ static void init_batch(struct bench_inputs *inputs)
         .num_real_seqs = shape->batch,
         .num_real_tokens = bounds.max_tokens,
         .num_decode_seqs = shape->decodes,
+        .first_decode_seq = mixed ? shape->batch - shape->decodes : 0,
+        .decode_q_len = mixed,
         .max_q_len = bounds.max_q_len,
         .max_kv_len = bounds.max_kv_len,
         .num_kv_groups = 1,

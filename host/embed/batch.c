@@ -66,6 +66,38 @@ static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch
                      "batch.mode is %s; accepted: %s, the modes of the bounds", name, accepted);
 }
 
+/* Which sequences of a MIXED batch decode, and how many queries each of them has. */
+static attn_status check_decodes(const attn_bounds *bounds, const attn_batch *batch,
+                                 attn_error *error)
+{
+    int mixed = batch->mode == ATTN_MODE_MIXED;
+    int32_t most = mixed ? batch->num_seqs : 0, last = batch->num_seqs - batch->num_decode_seqs;
+    if (batch->num_decode_seqs < 0 || batch->num_decode_seqs > most)
+        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..", most);
+    if (!mixed && batch->first_decode_seq != 0)
+        return fail_batch(error, "first_decode_seq", batch->first_decode_seq, "", 0);
+    if (!mixed && batch->decode_q_len != 0)
+        return fail_batch(error, "decode_q_len", batch->decode_q_len, "", 0);
+    if (!mixed)
+        return ATTN_OK;
+    int first = bounds->uses & ATTN_USES_DECODES_FIRST && batch->first_decode_seq == 0;
+    if (batch->first_decode_seq != last && !first)
+        return fail_batch(error, "first_decode_seq", batch->first_decode_seq,
+                          bounds->uses & ATTN_USES_DECODES_FIRST
+                              ? "0, or num_seqs - num_decode_seqs, which is "
+                              : "num_seqs - num_decode_seqs (or 0 where the bounds use "
+                                "decodes_first), which is ",
+                          last);
+    if (batch->decode_q_len < 1 ||
+        (batch->decode_q_len > 1 && !(bounds->uses & ATTN_USES_DECODE_DRAFTS)))
+        return fail_batch(error, "decode_q_len", batch->decode_q_len,
+                          bounds->uses & ATTN_USES_DECODE_DRAFTS
+                              ? "1..max_q_len, which is "
+                              : "1 (more where the bounds use decode_drafts), at least ",
+                          bounds->uses & ATTN_USES_DECODE_DRAFTS ? bounds->max_q_len : 1);
+    return ATTN_OK;
+}
+
 static attn_status check_counts(const attn_bounds *bounds, const attn_batch *batch,
                                 attn_error *error)
 {
@@ -78,8 +110,6 @@ static attn_status check_counts(const attn_bounds *bounds, const attn_batch *bat
     if (batch->num_real_tokens < 0 || batch->num_real_tokens > batch->num_tokens)
         return fail_batch(error, "num_real_tokens", batch->num_real_tokens, "0..",
                           batch->num_tokens);
-    if (batch->num_decode_seqs < 0 || batch->num_decode_seqs > batch->num_seqs)
-        return fail_batch(error, "num_decode_seqs", batch->num_decode_seqs, "0..", batch->num_seqs);
     if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
         return fail_batch(error, "num_tokens", batch->num_tokens, "num_seqs in DECODE, which is ",
                           batch->num_seqs);
@@ -87,7 +117,7 @@ static attn_status check_counts(const attn_bounds *bounds, const attn_batch *bat
         return fail_batch(error, "max_kv_len", batch->max_kv_len, "0..", bounds->max_kv_len);
     if (batch->max_q_len > bounds->max_q_len)
         return fail_batch(error, "max_q_len", batch->max_q_len, "0..", bounds->max_q_len);
-    return ATTN_OK;
+    return check_decodes(bounds, batch, error);
 }
 
 /* Without sequences arrays may be absent. */
@@ -215,6 +245,13 @@ static attn_status check_lens(const attn_batch *batch, attn_error *error)
         if (new_rows > batch->max_q_len) {
             snprintf(field, sizeof field, "q_indptr[%d] - q_indptr[%d]", s + 1, s);
             return fail_batch(error, field, new_rows, "0..max_q_len, which is ", batch->max_q_len);
+        }
+        if (batch->mode == ATTN_MODE_MIXED && attn_is_decode_seq(batch, s) &&
+            new_rows != batch->decode_q_len) {
+            snprintf(field, sizeof field, "q_indptr[%d] - q_indptr[%d]", s + 1, s);
+            return fail_batch(error, field, new_rows,
+                              "decode_q_len of a sequence that decodes, which is ",
+                              batch->decode_q_len);
         }
         if (lens && prefixes && (int64_t)prefixes[s] + new_rows != lens[s])
             return host_fail(error, ATTN_INVALID_ARGUMENT,

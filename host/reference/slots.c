@@ -57,11 +57,11 @@ static attn_status find_extend_rows(reference_sequence *sequence, const referenc
     sequence->first_row = indptr[s];
     sequence->num_rows = (int64_t)indptr[s + 1] - indptr[s];
     sequence->first_position = prefix_lens ? prefix_lens[s] : 0;
-    if (batch->mode == ATTN_MODE_MIXED && s >= batch->num_seqs - batch->num_decode_seqs &&
-        sequence->num_rows != 1)
+    if (batch->mode == ATTN_MODE_MIXED && sequence->real && attn_is_decode_seq(batch, s) &&
+        sequence->num_rows != batch->decode_q_len)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d of a MIXED batch decodes %lld queries: accepted 1", s,
-                         (long long)sequence->num_rows);
+                         "sequence %d of a MIXED batch decodes %lld queries: accepted %d", s,
+                         (long long)sequence->num_rows, batch->decode_q_len);
     return ATTN_OK;
 }
 

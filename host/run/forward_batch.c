@@ -377,12 +377,16 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
                      const struct batch_step *step)
 {
     attn_batch *batch = &b->batch;
+    int mixed = step->mode == ATTN_MODE_MIXED;
+    int32_t num_seqs = step->padded > 0 ? step->padded : step->num_sequences;
     *batch = (attn_batch){
         .struct_size = sizeof *batch,
         .mode = step->mode,
-        .num_seqs = step->padded > 0 ? step->padded : step->num_sequences,
+        .num_seqs = num_seqs,
         .num_real_seqs = step->num_sequences,
-        .num_decode_seqs = step->mode == ATTN_MODE_MIXED ? step->num_decode : 0,
+        .num_decode_seqs = mixed ? step->num_decode : 0,
+        .first_decode_seq = mixed ? num_seqs - step->num_decode : 0,
+        .decode_q_len = mixed,
         .num_kv_groups = 1,
         .num_real_seqs_device = step->padded > 0 ? b->arrays.num_real_seqs : NULL,
         .num_real_tokens_device = step->padded > 0 ? b->arrays.num_real_tokens : NULL,

@@ -104,10 +104,10 @@ static attn_status find_rows(const attn_batch *batch, const cpu_group *group, in
                     s, indptr[s], indptr[s + 1]);
     if (sequence->prefix_len < 0)
         return FAIL(error, "prefix_lens[%d] %d: accepted 0 and more", s, sequence->prefix_len);
-    if (batch->mode == ATTN_MODE_MIXED && s >= batch->num_seqs - batch->num_decode_seqs &&
-        sequence->q_len != 1)
-        return FAIL(error, "sequence %d of a MIXED batch decodes %d queries: accepted 1", s,
-                    sequence->q_len);
+    if (batch->mode == ATTN_MODE_MIXED && s < batch->num_real_seqs &&
+        attn_is_decode_seq(batch, s) && sequence->q_len != batch->decode_q_len)
+        return FAIL(error, "sequence %d of a MIXED batch decodes %d queries: accepted %d", s,
+                    sequence->q_len, batch->decode_q_len);
     return ATTN_OK;
 }
 

@@ -12,7 +12,8 @@
 
 enum {
     ALL_MASKS = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
-    ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
+    ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
+               ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     NO_NOTES = 0, /* rows of a warp share the decision to take a new reference: README.md */
     BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
     MOST_PAGE = 65536

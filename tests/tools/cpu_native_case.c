@@ -187,6 +187,9 @@ static void make_lengths(attn_case *c, int32_t max_len)
         batch->num_decode_seqs = case_draw(c, batch->num_real_seqs + 1);
     if (batch->mode == ATTN_MODE_MIXED)
         batch->num_seqs = batch->num_real_seqs;
+    if (batch->mode == ATTN_MODE_MIXED)
+        batch->first_decode_seq = batch->num_seqs - batch->num_decode_seqs;
+    batch->decode_q_len = batch->mode == ATTN_MODE_MIXED;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         int single = decode || s >= batch->num_seqs - batch->num_decode_seqs;
         int real = s < batch->num_real_seqs;

@@ -262,6 +262,10 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
     }
     if (spec->num_sequences > FORWARD_CASE_MAX_SEQS)
         say(&line, " and so on, %d sequences", spec->num_sequences);
+    if (spec->decodes_first)
+        say(&line, ", decodes first");
+    if (spec->decode_q_len > 1)
+        say(&line, ", %d queries of each that decodes", spec->decode_q_len);
     if (spec->padded > 0)
         say(&line, ", padded to %d by %d", spec->padded, spec->fill);
     if (spec->spare > 0)
@@ -277,6 +281,8 @@ static uint32_t uses_of(const struct case_spec *spec)
            (spec->multi_item ? (uint32_t)ATTN_USES_MULTI_ITEM : 0u) |
            (spec->hint != HINT_NONE ? (uint32_t)ATTN_USES_SHARED_PREFIX : 0u) |
            (unsaved ? (uint32_t)ATTN_USES_UNSAVED_KV : 0u) |
+           (spec->decodes_first ? (uint32_t)ATTN_USES_DECODES_FIRST : 0u) |
+           (spec->decode_q_len > 1 ? (uint32_t)ATTN_USES_DECODE_DRAFTS : 0u) |
            (spec->wants_lse ? (uint32_t)ATTN_USES_LSE : 0u) |
            (spec->flags & ATTN_FORWARD_OMIT_SINK ? (uint32_t)ATTN_USES_OMIT_SINK : 0u);
 }

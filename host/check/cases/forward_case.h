@@ -122,6 +122,8 @@ struct case_spec {
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds;     /* bounds beyond what the batch needs */
+    bool decodes_first;    /* MIXED: the sequences that decode come before the others */
+    int32_t decode_q_len;  /* MIXED: queries of each; 0 = 1 */
     int32_t first_row;     /* where the query rows begin; DECODE: 0 whatever stands here */
     int32_t padded;        /* sequences, padding included; 0 = no padding */
     int32_t fill;          /* seq_len of padding: what the verdict says */

@@ -53,6 +53,25 @@ static void set_padding(struct case_lengths *l, const struct case_spec *spec, in
     l->kv_len[s] = spec->attn_type == ATTN_TYPE_ENCODER_ONLY ? 1 : spec->fill;
 }
 
+/* As many sequences of a MIXED batch as have the queries of one that decodes, from its end on,
+ * where padding lies, or from its beginning. */
+static void find_decodes(struct case_lengths *l, const struct case_spec *spec)
+{
+    int32_t queries = spec->decode_q_len > 0 ? spec->decode_q_len : 1, count = 0;
+    l->num_decode_seqs = l->first_decode_seq = l->decode_q_len = 0;
+    if (spec->mode != ATTN_MODE_MIXED)
+        return;
+    for (; count < l->num_seqs; count++) {
+        int32_t s = spec->decodes_first ? count : l->num_seqs - 1 - count;
+        bool is_padding = s >= l->num_real_seqs && !spec->decodes_first;
+        if (l->q_len[s] != queries && !is_padding)
+            break;
+    }
+    l->num_decode_seqs = count;
+    l->first_decode_seq = spec->decodes_first ? 0 : l->num_seqs - count;
+    l->decode_q_len = queries;
+}
+
 /* Sums, and what is largest. */
 static void finish_lengths(struct case_lengths *l, const struct case_spec *spec, bool new_rows)
 {
@@ -67,10 +86,7 @@ static void finish_lengths(struct case_lengths *l, const struct case_spec *spec,
         l->max_q_len = l->max_q_len > l->q_len[s] ? l->max_q_len : l->q_len[s];
         l->max_kv_len = l->max_kv_len > l->kv_len[s] ? l->max_kv_len : l->kv_len[s];
     }
-    l->num_decode_seqs = 0;
-    while (spec->mode == ATTN_MODE_MIXED && l->num_decode_seqs < l->num_seqs &&
-           l->q_len[l->num_seqs - 1 - l->num_decode_seqs] == 1)
-        l->num_decode_seqs++;
+    find_decodes(l, spec);
 }
 
 void case_lengths_init(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)

@@ -400,6 +400,8 @@ static void view_batch(const struct viewing *v)
                           .num_real_seqs = l->num_real_seqs,
                           .num_real_tokens = l->first_row[l->num_real_seqs] - l->first_row[0],
                           .num_decode_seqs = l->num_decode_seqs,
+                          .first_decode_seq = l->first_decode_seq,
+                          .decode_q_len = l->decode_q_len,
                           .max_q_len = l->max_q_len,
                           .max_kv_len = l->max_kv_len,
                           .seq_lens = ints(v, PART_SEQ_LENS),

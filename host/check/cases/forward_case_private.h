@@ -99,7 +99,8 @@ struct case_shape {
 
 /* Lengths of a batch, padding included. */
 struct case_lengths {
-    int32_t num_seqs, num_real_seqs, num_decode_seqs;
+    int32_t num_seqs, num_real_seqs;
+    int32_t num_decode_seqs, first_decode_seq, decode_q_len; /* MIXED; else 0 */
     int32_t q_len[CASE_MAX_SEQS];
     int32_t prefix[CASE_MAX_SEQS]; /* tokens before query 0 */
     int32_t kv_len[CASE_MAX_SEQS];

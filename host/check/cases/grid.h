@@ -44,6 +44,7 @@ enum grid_axis {
     AXIS_PADDING,
     AXIS_BOUNDS,
     AXIS_ROW,
+    AXIS_DECODES, /* of MIXED batches: where they lie, how many queries they have */
     GRID_AXES
 };
 
@@ -88,6 +89,8 @@ enum {
     LENGTHS_ROWS, /* many queries */
     LENGTHS_SINGLE
 };
+
+enum { DECODES_LAST, DECODES_FIRST, DECODES_DRAFTS, DECODES_FIRST_DRAFTS };
 
 enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
 

@@ -86,6 +86,7 @@ static const struct {
     [AXIS_PADDING] = {"padding", 2},
     [AXIS_BOUNDS] = {"bounds", 2},
     [AXIS_ROW] = {"first_row", 2},
+    [AXIS_DECODES] = {"decodes", 4},
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
@@ -142,6 +143,11 @@ static void set_rules(struct case_spec *spec, const uint8_t *value)
     spec->growing_scores = value[AXIS_SCORES];
     spec->loose_bounds = value[AXIS_BOUNDS];
     spec->first_row = value[AXIS_ROW] ? 5 : 0;
+    if (spec->mode == ATTN_MODE_MIXED) {
+        uint8_t decodes = value[AXIS_DECODES];
+        spec->decodes_first = decodes == DECODES_FIRST || decodes == DECODES_FIRST_DRAFTS;
+        spec->decode_q_len = decodes == DECODES_DRAFTS || decodes == DECODES_FIRST_DRAFTS ? 3 : 1;
+    }
 }
 
 static void set_source(struct case_spec *spec, uint8_t source)
@@ -161,6 +167,13 @@ static int32_t about_pages(int32_t length, int32_t page, int32_t s)
     return length >= 0 ? length : -length * page + s % 3 - 1;
 }
 
+/* The last two sequences of a MIXED batch decode, or its first two; one at least extends. */
+static bool is_decode(const struct case_spec *spec, int32_t s)
+{
+    int32_t last = spec->num_sequences - 1;
+    return spec->decodes_first ? s < last && s < 2 : s > 0 && s >= last - 1;
+}
+
 static void set_lengths(struct case_spec *spec, uint8_t profile)
 {
     spec->num_sequences = num_sequences[profile];
@@ -170,8 +183,8 @@ static void set_lengths(struct case_spec *spec, uint8_t profile)
         sequence->num_new = about_pages(lengths[profile][s][1], spec->page_size, s);
         if (sequence->num_new > 70)
             sequence->num_new = 70;
-        if (spec->mode == ATTN_MODE_MIXED && s > 0 && s >= spec->num_sequences - 2)
-            sequence->num_new = 1;
+        if (spec->mode == ATTN_MODE_MIXED && is_decode(spec, s))
+            sequence->num_new = spec->decode_q_len;
         if (spec->mode == ATTN_MODE_TARGET_VERIFY)
             sequence->num_new = 4; /* drafted tokens: as many of each sequence */
         if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY && spec->mode != ATTN_MODE_TARGET_VERIFY)
@@ -192,7 +205,8 @@ static bool is_of_no_use(const uint8_t *value)
     for (int32_t i = 0; value[AXIS_TYPE] == TYPE_ENCODER_ONLY && i < COUNT(of_cache); i++)
         if (value[of_cache[i]] != 0)
             return true;
-    return value[AXIS_MODE] == MODE_DECODE && value[AXIS_ROW] != 0;
+    return (value[AXIS_MODE] == MODE_DECODE && value[AXIS_ROW] != 0) ||
+           (value[AXIS_MODE] != MODE_MIXED && value[AXIS_DECODES] != DECODES_LAST);
 }
 
 bool grid_spec(const struct grid *grid, const struct grid_point *point, struct case_spec *spec)

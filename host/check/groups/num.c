@@ -60,6 +60,9 @@ static void run_product(struct check_run *run, const struct grid_choice *choices
 /* ---- Meanings -------------------------------------------------------------------------------- */
 
 PRODUCT(mixed, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_LENGTHS, ALL}, {AXIS_ROW, ALL})
+PRODUCT(mixed_decodes, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_DECODES, ALL & ~BIT(DECODES_LAST)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)}, {AXIS_ROW, ALL},
+        {AXIS_PADDING, ALL})
 PRODUCT(decode_rows, NULL, {AXIS_MODE, BIT(MODE_DECODE)}, {AXIS_LENGTHS, ALL})
 PRODUCT(absolute_rows, NULL,
         {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT)},
@@ -578,6 +581,8 @@ static void run_random(struct check_run *run)
 
 const struct check check_num[] = {
     ROW("MEAN-02", mixed, "a MIXED batch has extend rows first, then one query for each sequence"),
+    ROW("MEAN-02", mixed_decodes,
+        "sequences of a MIXED batch that decode come first, or have several queries each"),
     ROW("MEAN-03", decode_rows, "row s of a DECODE batch belongs to sequence s, whatever q_indptr"),
     ROW("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0"),
     ROW("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j"),

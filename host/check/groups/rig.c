@@ -387,7 +387,10 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
     b->batch = (attn_batch){.struct_size = sizeof b->batch,
                             .mode = mode,
                             .num_seqs = mode == ATTN_MODE_EXTEND ? 2 + below(&draw, 2) : RIG_SEQS,
-                            .num_decode_seqs = mode == ATTN_MODE_MIXED ? 2 : 0};
+                            .num_decode_seqs = mode == ATTN_MODE_MIXED ? 2 : 0,
+                            .decode_q_len = mode == ATTN_MODE_MIXED};
+    if (mode == ATTN_MODE_MIXED)
+        b->batch.first_decode_seq = b->batch.num_seqs - b->batch.num_decode_seqs;
     b->batch.num_real_seqs = b->batch.num_seqs;
     draw_lengths(&draw, &b->batch, b->host);
     for (int g = 0; g < RIG_GROUPS; g++)

@@ -108,7 +108,8 @@ static void draw_bounds(struct stand_scene *scene)
         .modes = modes,
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_COUNT) - 1,
         .uses = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM | ATTN_USES_SHARED_PREFIX |
-                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
+                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
+                ATTN_USES_DECODES_FIRST,
         .max_seqs = 5 + stand_below(&scene->draw, STAND_SEQS - 4),
         .max_tokens = STAND_TOKENS,
         .max_q_len = STAND_Q_LEN,
@@ -185,8 +186,7 @@ static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct 
     bool is_draft = batch->mode == ATTN_MODE_TARGET_VERIFY || batch->mode == ATTN_MODE_DRAFT_EXTEND;
     a->q_indptr[0] = batch->mode == ATTN_MODE_DECODE ? 0 : stand_below(draw, STAND_FIRST_ROW + 1);
     for (int32_t s = 0; s < batch->num_seqs; s++) {
-        bool decode =
-            batch->mode == ATTN_MODE_DECODE || s >= batch->num_seqs - batch->num_decode_seqs;
+        bool decode = batch->mode == ATTN_MODE_DECODE || attn_is_decode_seq(batch, s);
         bool padding = s >= batch->num_real_seqs;
         int32_t queries = decode || padding ? 1
                           : is_draft        ? uniform
@@ -215,6 +215,10 @@ static void draw_counts(struct stand_scene *scene, attn_batch *batch)
     if (batch->num_decode_seqs > 0 && padding > batch->num_decode_seqs)
         padding = batch->num_decode_seqs;
     batch->num_real_seqs = batch->num_seqs - padding;
+    if (batch->mode != ATTN_MODE_MIXED)
+        return;
+    batch->decode_q_len = 1;
+    batch->first_decode_seq = stand_below(draw, 2) ? 0 : batch->num_seqs - batch->num_decode_seqs;
 }
 
 /* ---- Keys ------------------------------------------------------------------------------------ */

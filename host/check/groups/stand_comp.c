@@ -412,6 +412,7 @@ static void expect_sequences(struct stand_scene *scene, const struct stand_batch
     struct stand_part part = {.mode = batch->batch.mode,
                               .count = batch->batch.num_seqs,
                               .num_decode = batch->batch.num_decode_seqs,
+                              .first_decode = batch->batch.first_decode_seq,
                               .max_kv_len = batch->batch.max_kv_len,
                               .layer = layer};
     stand_assign(&scene->nodes[0], &part, &bounds, expected->leaf, expected->mode);

@@ -150,6 +150,11 @@ static bool is_untouched(const attn_problem *given, const attn_problem *original
     problem.mla_expanded = first.mla_expanded = 0;
     bounds.modes = most.modes = 0;
     bounds.max_seqs = most.max_seqs = bounds.max_kv_len = most.max_kv_len = 0;
+    if (!(given->bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))) {
+        const uint32_t of_mixed = ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS;
+        bounds.uses &= ~of_mixed; /* which may be left out then */
+        most.uses &= ~of_mixed;
+    }
     if (given->bounds->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE)) {
         bounds.max_q_len = most.max_q_len; /* may be as few as one for each sequence */
         bounds.max_tokens = most.max_tokens;
@@ -413,10 +418,18 @@ static void look_at_counts(const attn_metadata *metadata, const attn_batch *batc
                      name, batch->num_seqs, batch->num_tokens, batch->max_q_len, batch->max_kv_len,
                      bounds->max_seqs, bounds->max_tokens, bounds->max_q_len, bounds->max_kv_len);
     if ((decode && (batch->num_tokens != batch->num_seqs || batch->max_q_len != 1)) ||
-        (batch->mode != ATTN_MODE_MIXED && batch->num_decode_seqs != 0))
+        (batch->mode != ATTN_MODE_MIXED &&
+         (batch->num_decode_seqs != 0 || batch->first_decode_seq != 0 || batch->decode_q_len != 0)))
         stand_object(scene, "%s is given %d rows, %d decode sequences and %d queries in mode %u",
                      name, batch->num_tokens, batch->num_decode_seqs, batch->max_q_len,
                      batch->mode);
+    if (batch->mode == ATTN_MODE_MIXED &&
+        ((batch->first_decode_seq != 0 &&
+          batch->first_decode_seq != batch->num_seqs - batch->num_decode_seqs) ||
+         batch->decode_q_len != 1))
+        stand_object(scene, "%s is told that %d of %d sequences, from %d on, decode %d queries",
+                     name, batch->num_decode_seqs, batch->num_seqs, batch->first_decode_seq,
+                     batch->decode_q_len);
     if (batch->num_real_seqs > batch->num_seqs || batch->num_real_tokens > batch->num_tokens ||
         batch->num_real_seqs < 0 || batch->num_real_tokens < 0 ||
         (batch->num_real_seqs_device && *batch->num_real_seqs_device != batch->num_real_seqs) ||

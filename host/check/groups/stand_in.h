@@ -330,7 +330,8 @@ void stand_deal(struct stand_scene *scene);
  * leaf[s], mode[s]. `bounds` are those of the node's metadata. */
 struct stand_part {
     uint32_t mode;
-    int32_t first, count, num_decode, max_kv_len;
+    int32_t first, count, max_kv_len;
+    int32_t num_decode, first_decode; /* MIXED: of its sequences */
     int32_t layer;
 };
 void stand_assign(const struct stand_node *node, const struct stand_part *part,

@@ -196,10 +196,12 @@ void stand_assign(const struct stand_node *node, const struct stand_part *part,
     }
     extend.mode = ATTN_MODE_EXTEND;
     extend.count = part->count - part->num_decode;
+    if (part->first_decode == 0)
+        extend.first += part->num_decode;
     decode.mode = ATTN_MODE_DECODE;
-    decode.first += extend.count;
+    decode.first += part->first_decode;
     decode.count = part->num_decode;
-    extend.num_decode = decode.num_decode = 0;
+    extend.num_decode = decode.num_decode = extend.first_decode = decode.first_decode = 0;
     assign_whole(node, &extend, bounds, leaf, mode);
     assign_whole(node, &decode, bounds, leaf, mode);
 }

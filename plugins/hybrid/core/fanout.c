@@ -19,6 +19,8 @@ void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds
 {
     ATTN_UTIL_READ(narrowed, bounds);
     narrowed->modes = modes;
+    if (!(modes & ATTN_MODE_BIT(ATTN_MODE_MIXED)))
+        narrowed->uses &= ~(uint32_t)(ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS);
     if (modes != ATTN_MODE_BIT(ATTN_MODE_DECODE))
         return;
     narrowed->max_q_len = 1;

@@ -28,7 +28,8 @@ int slice_new_rows_follow_queries(const attn_kv_batch *kv)
     return !kv->kv_new_indptr.host && !kv->kv_new_indptr.device;
 }
 
-/* Sequences from `seq` on; new rows from `row` on where they are the query's. */
+/* Sequences from `seq` on; new rows from `row` on where they are the query's (0 = their numbers
+ * stay what they are). */
 static void shift_kv_group(attn_kv_batch *kv, int32_t seq, int32_t row)
 {
     if (slice_new_rows_follow_queries(kv))
@@ -116,6 +117,35 @@ static int32_t num_decoded(const attn_batch *mixed, const int32_t *q_indptr)
                                                                             : decode;
 }
 
+/* Do they come before others? */
+static int decodes_first(const attn_batch *mixed)
+{
+    return mixed->first_decode_seq == 0 && mixed->num_decode_seqs < mixed->num_seqs;
+}
+
+/* Leave `count` sequences from `seq` on. `row` is 0 where rows keep their numbers, else the first
+ * of them becomes row 0. */
+static void take_sequences(batch_slice *slice, int32_t seq, int32_t count, int32_t row)
+{
+    attn_batch *batch = &slice->batch;
+    batch->num_seqs = count;
+    batch->num_real_seqs = min_i32(max_i32(0, batch->num_real_seqs - seq), count);
+    batch->num_decode_seqs = batch->first_decode_seq = batch->decode_q_len = 0;
+    shift_i32(&batch->seq_lens, seq);
+    shift_i32(&batch->prefix_lens, seq);
+    shift_i32(&batch->q_indptr, seq);
+    shift_i32(&batch->positions, row);
+    shift_i32(&batch->req_pool_indices, seq);
+    for (uint32_t g = 0; g < batch->num_kv_groups; g++)
+        shift_kv_group(&slice->kv_groups[g], seq, row);
+    if (batch->mask)
+        shift_i64(&slice->mask.indptr, seq);
+    if (batch->multi_item)
+        shift_multi_item(&slice->multi_item, seq);
+    for (uint32_t g = 0; g < batch->num_state_groups; g++)
+        shift_state(&slice->state_groups[g], seq, row);
+}
+
 /* Spare rows are padding of the extend rows' batch, as the rows between are until they are decoded
  * after it: a DECODE batch has a sequence for each row. */
 attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
@@ -125,15 +155,16 @@ attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, 
     if (status != ATTN_OK)
         return status;
     attn_batch *batch = &slice->batch;
+    int32_t decode = num_decoded(mixed, q_indptr), seq = decodes_first(mixed) ? decode : 0;
+    int32_t count = mixed->num_seqs - decode, rows = mixed->num_tokens - mixed->num_decode_seqs;
+    if (q_indptr)
+        rows = q_indptr[seq + count] - q_indptr[seq];
+    take_sequences(slice, seq, count, 0);
     batch->mode = ATTN_MODE_EXTEND;
-    batch->num_seqs -= num_decoded(mixed, q_indptr);
-    batch->num_tokens = q_indptr ? q_indptr[batch->num_seqs] - q_indptr[0]
-                                 : mixed->num_tokens - mixed->num_decode_seqs;
-    batch->num_real_seqs = min_i32(mixed->num_real_seqs, batch->num_seqs);
-    batch->num_real_tokens = min_i32(mixed->num_real_tokens, batch->num_tokens);
+    batch->num_tokens = rows;
+    batch->num_real_tokens = min_i32(max_i32(0, mixed->num_real_tokens - seq), rows);
     if (num_spare_rows(mixed, q_indptr) > 0)
-        batch->num_tokens = mixed->num_tokens;
-    batch->num_decode_seqs = 0;
+        batch->num_tokens = mixed->num_tokens - seq;
     return ATTN_OK;
 }
 
@@ -144,26 +175,15 @@ attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, 
     if (status != ATTN_OK)
         return status;
     attn_batch *batch = &slice->batch;
-    int32_t decode = num_decoded(mixed, q_indptr), seq = mixed->num_seqs - decode;
-    int32_t row = q_indptr ? q_indptr[seq] : mixed->num_tokens - decode;
+    int32_t decode = num_decoded(mixed, q_indptr);
+    int32_t seq = decodes_first(mixed) ? 0 : mixed->num_seqs - decode;
+    int32_t row = q_indptr ? q_indptr[seq] : seq == 0 ? 0 : mixed->num_tokens - decode;
+    take_sequences(slice, seq, decode, row);
     batch->mode = ATTN_MODE_DECODE;
-    batch->num_seqs = batch->num_tokens = decode;
-    batch->num_real_seqs = batch->num_real_tokens = max_i32(0, mixed->num_real_seqs - seq);
-    batch->num_decode_seqs = 0;
+    batch->num_tokens = decode;
+    batch->num_real_tokens = batch->num_real_seqs;
     batch->max_q_len = 1;
-    shift_i32(&batch->seq_lens, seq);
-    shift_i32(&batch->prefix_lens, seq);
-    shift_i32(&batch->positions, row);
-    shift_i32(&batch->req_pool_indices, seq);
     memset(&batch->q_indptr, 0, sizeof batch->q_indptr); /* DECODE reads none */
-    for (uint32_t g = 0; g < batch->num_kv_groups; g++)
-        shift_kv_group(&slice->kv_groups[g], seq, row);
-    if (batch->mask)
-        shift_i64(&slice->mask.indptr, seq);
-    if (batch->multi_item)
-        shift_multi_item(&slice->multi_item, seq);
-    for (uint32_t g = 0; g < batch->num_state_groups; g++)
-        shift_state(&slice->state_groups[g], seq, row);
     *first_row = row;
     return ATTN_OK;
 }

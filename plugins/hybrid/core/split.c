@@ -17,7 +17,8 @@ static int one_mla_form(const attn_problem *problem)
 
 int split_is_possible(const attn_problem *problem)
 {
-    return one_mla_form(problem);
+    /* Sequences of several queries are no rows of DECODE. */
+    return one_mla_form(problem) && !(problem->bounds->uses & ATTN_USES_DECODE_DRAFTS);
 }
 
 int split_is_rounded(const attn_problem *problem)

@@ -314,10 +314,11 @@ START_TEST(mixed_of_one_kind_calls_one_child)
     make_args();
     int only = _i;
     if (only == MOCK_PRE) {
-        mixed.num_decode_seqs = 0;
+        mixed.num_decode_seqs = 0, mixed.first_decode_seq = SEQS;
     } else {
         mixed.num_seqs = mixed.num_tokens = mixed.num_decode_seqs = mixed.num_real_seqs =
             mixed.num_real_tokens = DECODES;
+        mixed.first_decode_seq = 0;
         host_array[2][1] = BASE + 1, host_array[2][2] = BASE + 2;
     }
     ck_assert_msg(plan(&mixed) == ATTN_OK, "%s", message);

@@ -195,6 +195,7 @@ void make_mixed(int32_t base)
     for (int s = 0; s <= SEQS; s++)
         host_array[2][s] = device_array[2][s] = base + indptr[s];
     mixed.num_seqs = SEQS, mixed.num_tokens = ROWS, mixed.num_decode_seqs = DECODES;
+    mixed.first_decode_seq = SEQS - DECODES, mixed.decode_q_len = 1;
     mixed.num_real_seqs = SEQS - 1, mixed.num_real_tokens = ROWS - 1;
     mixed.max_q_len = 4, mixed.max_kv_len = 50;
     mixed.num_real_seqs_device = mixed.num_real_tokens_device = device_array[9];
@@ -251,6 +252,6 @@ attn_batch plain_batch(uint32_t mode)
     make_mixed(0);
     attn_batch batch = mixed;
     batch.mode = mode;
-    batch.num_decode_seqs = 0;
+    batch.num_decode_seqs = batch.first_decode_seq = batch.decode_q_len = 0;
     return batch;
 }

@@ -352,6 +352,8 @@ static void run(plan *t, uint32_t mode, int32_t seqs, int32_t tokens, int32_t de
                             .num_real_seqs = seqs,
                             .num_real_tokens = tokens,
                             .num_decode_seqs = decode_seqs,
+                            .first_decode_seq = mode == ATTN_MODE_MIXED ? seqs - decode_seqs : 0,
+                            .decode_q_len = mode == ATTN_MODE_MIXED,
                             .max_q_len = q_len,
                             .max_kv_len = 4000,
                             .num_kv_groups = 1,

@@ -175,7 +175,7 @@ END_TEST
  * then the message has what to write here. */
 START_TEST(it_is_the_same_on_every_machine)
 {
-    static const char golden[] = "92174f7a839e3e3513c6d5ed25606b67d707b9d2e0a28eed20b807065bfc3e16";
+    static const char golden[] = "fc792c2e56e658a9e5ffdbb73b498b4563dc8c1c05f9a86448c86c06384fd07b";
     static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
     attn_device *device = &f.device->info;
     ck_assert_ptr_eq(f.subject.device, f.device);
@@ -289,7 +289,7 @@ static const struct mla_choice latents = {
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
 START_TEST(latent_points_are_the_same_on_every_machine)
 {
-    static const char golden[] = "dd9daee73ef98fef58ba0356e469d1816f7f23031164cd3be5e8eadc198e0788";
+    static const char golden[] = "3a9daeeadb58f79bbac73ad069a1433a8bef10be242f2812f71622dd39bb9a75";
     struct sha256_ctx sha256;
     uint8_t digest[SHA256_DIGEST_SIZE];
     char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];

@@ -59,6 +59,48 @@ START_TEST(bad_batches)
 }
 END_TEST
 
+/* Sequences of a MIXED batch that decode: where they are, and how many queries they have. */
+START_TEST(bad_decodes)
+{
+    static const int32_t two_each[4] = {0, 1, 3, 5};
+    attnhost_backend *backend = compose("fixture_one");
+    bounds.uses = ATTN_USES_DECODES_FIRST;
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+#define MIXED(count, first, queries)                                                               \
+    (batch.mode = ATTN_MODE_MIXED, batch.num_decode_seqs = (count),                                \
+     batch.first_decode_seq = (first), batch.decode_q_len = (queries))
+    ASSERT_BAD_BATCH("num_decode_seqs is 1; accepted: 0..0", batch.num_decode_seqs = 1);
+    ASSERT_BAD_BATCH("first_decode_seq is 1; accepted: 0", batch.first_decode_seq = 1);
+    ASSERT_BAD_BATCH("decode_q_len is 1; accepted: 0", batch.decode_q_len = 1);
+    ASSERT_BAD_BATCH("num_decode_seqs is 4; accepted: 0..3", MIXED(4, 0, 1));
+    ASSERT_BAD_BATCH(
+        "first_decode_seq is 1; accepted: 0, or num_seqs - num_decode_seqs, which is 2",
+        MIXED(1, 1, 1));
+    ASSERT_BAD_BATCH("decode_q_len is 0; accepted: 1 (more where the bounds use decode_drafts)",
+                     MIXED(1, 2, 0));
+    ASSERT_BAD_BATCH("decode_q_len is 2; accepted: 1", MIXED(1, 2, 2));
+    ASSERT_BAD_BATCH("q_indptr[2] - q_indptr[1] is 2; accepted: decode_q_len of a sequence that "
+                     "decodes, which is 1",
+                     (MIXED(2, 1, 1), batch.q_indptr.host = two_each));
+    make_batch(ATTN_MODE_EXTEND);
+    MIXED(1, 0, 1);
+    batch.q_indptr.host = two_each;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+    attnhost_metadata_destroy(metadata);
+    bounds.uses = ATTN_USES_DECODE_DRAFTS;
+    metadata = make_metadata(backend, NULL);
+    ASSERT_BAD_BATCH("first_decode_seq is 0; accepted: num_seqs - num_decode_seqs (or 0 where",
+                     MIXED(1, 0, 1));
+    make_batch(ATTN_MODE_EXTEND);
+    MIXED(2, 1, 2);
+    batch.q_indptr.host = two_each;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
+#undef MIXED
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* Which keys are chosen is each call's; how many at most is the batch's. */
 START_TEST(bad_sparse)
 {
@@ -453,6 +495,7 @@ static Suite *suite(void)
     TCase *tests = tcase_create("checks");
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, bad_batches);
+    tcase_add_test(tests, bad_decodes);
     tcase_add_test(tests, bad_sparse);
     tcase_add_test(tests, bad_state_groups);
     tcase_add_test(tests, bad_indptr);

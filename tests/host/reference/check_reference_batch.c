@@ -161,10 +161,13 @@ START_TEST(mixed_and_the_other_extend_modes)
     add(3, 9), add(4, 4), add(1, 8), add(1, 21);
     f.batch.mode = modes[_i];
     f.batch.num_decode_seqs = _i == 0 ? 2 : 0;
+    f.batch.first_decode_seq = f.batch.num_decode_seqs;
+    f.batch.decode_q_len = _i == 0;
     fixture_build(&f);
     run_and_assert_plain();
     if (_i == 0) {
         f.batch.num_decode_seqs = 3;
+        f.batch.first_decode_seq = 1;
         fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "MIXED");
     }
 }
