@@ -85,11 +85,13 @@ class KVGroup:
 
 class Batch:
     """A step: which sequences, how long, where their keys lie (attn_batch). For DECODE, prefix_lens
-    and q_indptr are not needed."""
+    and q_indptr are not needed. Of a MIXED batch the last num_decode_seqs sequences decode one query
+    each, unless first_decode_seq and decode_q_len say otherwise."""
 
     def __init__(self, mode: Union[str, int], *, seq_lens: Any, kv_groups: Sequence[KVGroup],
                  max_q_len: int, max_kv_len: int, num_tokens: int, prefix_lens: Any = None,
                  q_indptr: Any = None, req_pool_indices: Any = None, num_decode_seqs: int = 0,
+                 first_decode_seq: Optional[int] = None, decode_q_len: Optional[int] = None,
                  num_real_seqs: Optional[int] = None, num_real_tokens: Optional[int] = None,
                  state_groups: Sequence[_abi.attn_state_batch] = (), **members: Any) -> None:
         last = seq_lens[1] if isinstance(seq_lens, tuple) else seq_lens
@@ -97,12 +99,18 @@ class Batch:
         self.example = last
         self.kept: List[Any] = [seq_lens, prefix_lens, q_indptr, req_pool_indices, kv_groups,
                                 state_groups]
+        mixed = _words.number("mode", mode, _words.MODES) == _words.MODES["mixed"]
+        if first_decode_seq is None:
+            first_decode_seq = count - num_decode_seqs if mixed else 0
+        if decode_q_len is None:
+            decode_q_len = 1 if mixed else 0
         self._groups = (_abi.attn_kv_batch * len(kv_groups))(*(g.struct for g in kv_groups))
         self.struct = _abi.attn_batch(
             mode=_words.number("mode", mode, _words.MODES), num_seqs=count, num_tokens=num_tokens,
             num_real_seqs=count if num_real_seqs is None else num_real_seqs,
             num_real_tokens=num_tokens if num_real_tokens is None else num_real_tokens,
-            num_decode_seqs=num_decode_seqs, max_q_len=max_q_len, max_kv_len=max_kv_len,
+            num_decode_seqs=num_decode_seqs, first_decode_seq=first_decode_seq,
+            decode_q_len=decode_q_len, max_q_len=max_q_len, max_kv_len=max_kv_len,
             num_kv_groups=len(kv_groups), num_state_groups=len(state_groups),
             state_groups=list(state_groups), **members)
         self.struct.kv_groups = ctypes.cast(self._groups, ctypes.POINTER(_abi.attn_kv_batch))
