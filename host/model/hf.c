@@ -4,12 +4,14 @@
  *
  * The table of architectures is in model/hf_table.c; a family's layers are in the file named after
  * it: model/hf_dense.c, model/hf_mla.c, model/hf_state.c, model/hf_hybrid.c, model/hf_encoder.c.
+ * What no family has read is judged by model/hf_keys.c.
  */
 #include "host/model/hf.h"
 
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "host/base/error.h"
 #include "host/base/text.h"
@@ -29,6 +31,60 @@ void hf_add(struct hf_source *source, const struct model_spec *spec, const char 
             model_add_layer(source->model, spec, stack, block, source->root.error);
 }
 
+void hf_add_shared(struct hf_source *source, const struct model_spec *spec, const char *stack,
+                   int32_t block, int32_t owner)
+{
+    if (hf_ok(source))
+        *source->root.status =
+            model_add_shared_layer(source->model, spec, stack, block, owner, source->root.error);
+}
+
+void hf_leave_out(struct hf_source *source, const char *what)
+{
+    source->model->left_out = what;
+    source->model->num_left_out++;
+}
+
+void hf_no_matter(const struct json_reader *reader, const char *keys)
+{
+    json_get(reader, keys);
+}
+
+/* ---- Lists of layers ------------------------------------------------------------------------- */
+
+void hf_fail_item(const struct hf_source *source, const char *list, int32_t index,
+                  const cJSON *item, const char *accepted)
+{
+    char key[48], got[64];
+    snprintf(key, sizeof key, "%s[%d]", list, index);
+    json_describe(item, got, sizeof got);
+    json_fail(&source->text, key, "got %s: accepted %s", got, accepted);
+}
+
+int hf_layer_type(const struct hf_source *source, const char *key, const cJSON *list, int32_t index,
+                  const struct hf_layer_name *names)
+{
+    const cJSON *item = cJSON_GetArrayItem(list, index);
+    strbuf accepted;
+    for (const struct hf_layer_name *n = names; n->name && cJSON_IsString(item); n++)
+        if (strcmp(item->valuestring, n->name) == 0)
+            return n->type;
+    strbuf_init(&accepted);
+    for (const struct hf_layer_name *n = names; n->name; n++)
+        strbuf_appendf(&accepted, "%s%s", n > names ? ", " : "", n->name);
+    hf_fail_item(source, key, index, item, strbuf_text(&accepted));
+    strbuf_finish(&accepted);
+    return names->type;
+}
+
+bool hf_is_index(const cJSON *item, int32_t most)
+{
+    return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most &&
+           !(item->valuedouble < item->valueint) && !(item->valuedouble > item->valueint);
+}
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
 int32_t hf_int(const struct hf_source *source, const char *keys, int32_t otherwise, int32_t max)
 {
     return (int32_t)json_int(&source->text, keys, otherwise ? otherwise : JSON_REQUIRED, 1, max);
@@ -36,7 +92,7 @@ int32_t hf_int(const struct hf_source *source, const char *keys, int32_t otherwi
 
 int32_t hf_num_layers(const struct hf_source *source)
 {
-    return hf_int(source, "num_hidden_layers|n_layers", source->defaults->num_layers,
+    return hf_int(source, "num_hidden_layers|n_layers|n_layer", source->defaults->num_layers,
                   MODEL_MAX_LAYERS);
 }
 
@@ -56,7 +112,8 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
 {
     const struct hf_defaults *defaults = source->defaults;
     struct hf_heads heads;
-    heads.num_heads = hf_int(source, "num_attention_heads", defaults->num_heads, MODEL_MAX_HEADS);
+    heads.num_heads =
+        hf_int(source, "num_attention_heads|n_head", defaults->num_heads, MODEL_MAX_HEADS);
     heads.num_kv_heads =
         hf_int(source, "num_key_value_heads",
                defaults->num_kv_heads ? defaults->num_kv_heads : heads.num_heads, MODEL_MAX_HEADS);
@@ -64,12 +121,26 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
         json_fail(&source->text, "num_attention_heads",
                   "got %d: accepted a multiple of num_key_value_heads = %d", heads.num_heads,
                   heads.num_kv_heads);
-    if (json_has(&source->text, "head_dim|attention_head_dim") || defaults->head_dim)
+    /* head_dim: null asks for the heads to share hidden_size, whatever the family's default is. */
+    bool shared = json_stated(&source->text, "head_dim") && !json_has(&source->text, "head_dim");
+    if (json_has(&source->text, "head_dim|attention_head_dim") || (defaults->head_dim && !shared))
         heads.head_dim =
             hf_int(source, "head_dim|attention_head_dim", defaults->head_dim, MODEL_MAX_DIM);
     else
-        heads.head_dim = hf_split_heads(&source->text, "hidden_size", heads.num_heads);
+        heads.head_dim = hf_split_heads(&source->text, "hidden_size|n_embed", heads.num_heads);
     return heads;
+}
+
+/* [lowest, highest]; Transformers writes an infinite bound, which is none, as Infinity or as
+ * {"__float__": "Infinity"}. Families with a minimum of its own key have set it before. */
+static void read_bounds(const struct hf_source *source, attn_linear_dims *dims)
+{
+    const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
+    const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
+    if (cJSON_IsNumber(low) && dims->dt_min == 0)
+        dims->dt_min = (float)low->valuedouble;
+    if (cJSON_IsNumber(high) && high->valuedouble < (double)FLT_MAX)
+        dims->dt_max = (float)high->valuedouble;
 }
 
 void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear_dims *dims)
@@ -84,13 +155,7 @@ void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear
     dims->state_dtype = hf_state_dtype(source);
     dims->conv_dtype = source->model->dtype;
     source->model->conv_bias = json_bool(&source->text, "use_conv_bias|mamba_conv_bias", true);
-    /* [lowest, highest]; an infinite bound is none. Nemotron-H's has its own key. */
-    const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
-    const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
-    if (cJSON_IsNumber(low) && dims->dt_min == 0)
-        dims->dt_min = (float)low->valuedouble;
-    if (cJSON_IsNumber(high) && high->valuedouble < (double)FLT_MAX)
-        dims->dt_max = (float)high->valuedouble;
+    read_bounds(source, dims);
 }
 
 attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dtype otherwise)
@@ -116,9 +181,10 @@ attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dty
 
 attn_dtype hf_state_dtype(const struct hf_source *source)
 {
-    attn_dtype dtype = hf_dtype(&source->text, "mamba_ssm_dtype", ATTN_F32);
+    static const char keys[] = "mamba_ssm_dtype|mamba_ssm_cache_dtype";
+    attn_dtype dtype = hf_dtype(&source->text, keys, ATTN_F32);
     if (dtype != ATTN_F32 && dtype != ATTN_BF16)
-        json_fail(&source->text, "mamba_ssm_dtype", "accepted float32, bfloat16");
+        json_fail(&source->text, keys, "accepted float32, bfloat16");
     return dtype;
 }
 
@@ -133,39 +199,41 @@ static size_t family_length(const char *name)
     return task ? (size_t)(task - name) : strlen(name);
 }
 
-/* The families of the table, each once: all names would not fit a message. */
-static void append_families(strbuf *list)
+/* A known name of the same family: LlamaForCasualLM and LlamaModel are Llama. A family that is only
+ * spelt alike is another model: Gemma is not Gemma 2. */
+static const char *same_family(const char *got)
 {
+    size_t length = family_length(got);
     for (size_t i = 0; i < hf_num_architectures; i++) {
         const char *name = hf_architectures[i].name;
-        size_t length = family_length(name);
-        const char *before = i ? hf_architectures[i - 1].name : "";
-        if (family_length(before) == length && memcmp(before, name, length) == 0)
-            continue;
-        strbuf_append(list, i ? ", " : "");
-        strbuf_append_bytes(list, name, length);
+        if (family_length(name) == length && strncasecmp(name, got, length) == 0)
+            return name;
     }
+    return NULL;
+}
+
+static const char *reason_beyond(const char *got)
+{
+    for (size_t i = 0; i < hf_num_beyond; i++)
+        if (strcmp(got, hf_beyond[i].name) == 0)
+            return hf_beyond[i].why;
+    return NULL;
 }
 
 static void fail_unknown(const struct json_reader *root, const char *got)
 {
-    const char **names = calloc(hf_num_architectures, sizeof *names);
-    if (!names) {
-        *root->status = host_fail(root->error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a message");
-        return;
-    }
-    for (size_t i = 0; i < hf_num_architectures; i++)
-        names[i] = hf_architectures[i].name;
-    const char *near = text_nearest(got, names, hf_num_architectures);
-    strbuf list;
-    strbuf_init(&list);
-    append_families(&list);
-    json_fail(root, "architectures[0]",
-              "unknown architecture \"%.60s\"%s%s%s: accepted are the families %s", got,
-              near ? " (did you mean " : "", near ? near : "", near ? "?)" : "",
-              strbuf_text(&list));
-    strbuf_finish(&list);
-    free(names);
+    static const char keys[] = "the keys of [model] describe any attention (num_layers, "
+                               "num_q_heads, head_dim, layer_types ...)";
+    const char *same = same_family(got), *beyond = reason_beyond(got);
+    if (beyond)
+        json_fail(root, "architectures[0]", "%s cannot be described: %s", got, beyond);
+    else if (same)
+        json_fail(root, "architectures[0]",
+                  "unknown architecture \"%.60s\" (did you mean %s?); or %s", got, same, keys);
+    else
+        json_fail(root, "architectures[0]",
+                  "unknown architecture \"%.60s\": accepted are the %zu of docs/MODELS.md; %s", got,
+                  hf_num_architectures, keys);
 }
 
 static const struct hf_architecture *find_architecture(const struct json_reader *root)
@@ -253,11 +321,23 @@ static int32_t image_tokens(const struct json_reader *vision)
     return side * side + 1;
 }
 
+/* What hears attends in blocks with a learned bias of the distance. */
+static void leave_out_towers(struct hf_source *source)
+{
+    static const char what[] = "its towers, whose attention the ABI does not describe";
+    if (source->defaults->flags & HF_NO_TOWER && json_has(&source->root, "vision_config"))
+        hf_leave_out(source, what);
+    if (source->defaults->flags & HF_UNIT_SCALE && json_has(&source->root, "audio_config"))
+        hf_leave_out(source, what);
+}
+
 static void add_vision_tower(struct hf_source *source)
 {
     struct json_reader vision;
     struct model_spec spec;
-    if (!json_object(&source->root, "vision_config", "vision_config.", &vision))
+    leave_out_towers(source);
+    if (source->defaults->flags & HF_NO_TOWER ||
+        !json_object(&source->root, "vision_config", "vision_config.", &vision))
         return;
     int32_t layers =
         (int32_t)json_int(&vision, "num_hidden_layers|depth|num_layers|vt_num_hidden_layers",
@@ -271,9 +351,19 @@ static void add_vision_tower(struct hf_source *source)
     if (!hf_ok(source))
         return;
     model_spec_encoder(&spec, heads, head_dim);
+    if (source->defaults->flags & HF_UNIT_SCALE)
+        spec.group.sm_scale = 1;
+    spec.group.num_kv_heads =
+        (int32_t)json_int(&vision, "num_key_value_heads", heads, 1, MODEL_MAX_HEADS);
+    if (heads % spec.group.num_kv_heads != 0)
+        json_fail(&vision, "num_key_value_heads", "got %d: accepted a divisor of the %d heads",
+                  spec.group.num_kv_heads, heads);
     for (int32_t i = 0; i < layers; i++)
         hf_add(source, &spec, "vision", i);
     source->model->max_encoder_len = image_tokens(&vision);
+    /* Qwen2.5-VL cuts an image into windows; each is a sequence of its own. */
+    hf_no_matter(&vision, "window_size|fullatt_block_indexes");
+    hf_check_unread(source, &vision);
 }
 
 /* ---- The whole ------------------------------------------------------------------------------- */
@@ -290,6 +380,9 @@ static void build(struct hf_source *source, const struct hf_architecture *archit
         architecture->build(source);
     if (hf_ok(source))
         add_vision_tower(source);
+    hf_check_unread(source, &source->root);
+    if (source->text.object != source->root.object)
+        hf_check_unread(source, &source->text);
     if (hf_ok(source) && source->model->num_layers == 0)
         json_fail(&source->text, "", "has no attention layer");
 }

@@ -4,24 +4,51 @@
  */
 #include "host/model/hf.h"
 
-/* ---- BERT, RoBERTa, DistilBERT
- * -------------------------------------------------------------------- */
+/* ---- BERT, RoBERTa, DistilBERT --------------------------------------------------------------- */
 
+/* An encoder; with is_decoder a decoder, and with add_cross_attention one that reads an encoder's
+ * states as well. */
 void hf_build_bert(struct hf_source *source)
 {
-    struct model_spec spec;
+    struct model_spec self, cross;
     int32_t num_layers = hf_num_layers(source);
     int32_t heads =
         hf_int(source, "num_attention_heads|n_heads", source->defaults->num_heads, MODEL_MAX_HEADS);
     int32_t head_dim = hf_split_heads(&source->text, "hidden_size|dim", heads);
-    model_spec_encoder(&spec, heads, head_dim);
-    source->model->max_encoder_len = source->model->max_context_len;
-    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
-        hf_add(source, &spec, "encoder", i);
+    bool decoder = json_bool(&source->text, "is_decoder", false);
+    bool crosses = json_bool(&source->text, "add_cross_attention", false);
+    if (crosses && !decoder)
+        json_fail(&source->text, "add_cross_attention",
+                  "got true: accepted with is_decoder = true");
+    if (json_bool(&source->text, "is_causal", decoder) != decoder)
+        json_fail(&source->text, "is_causal", "accepted what is_decoder says, %s",
+                  decoder ? "true" : "false");
+    model_spec_encoder(&self, heads, head_dim);
+    if (decoder)
+        model_spec_softmax(&self, heads, heads, head_dim, head_dim);
+    model_spec_cross(&cross, heads, heads, head_dim, head_dim);
+    source->model->max_encoder_len = !decoder  ? source->model->max_context_len
+                                     : crosses ? MODEL_DEFAULT_ENCODER
+                                               : 0;
+    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++) {
+        hf_add(source, &self, decoder ? "decoder" : "encoder", i);
+        if (crosses)
+            hf_add(source, &cross, "cross", i);
+    }
 }
 
-/* ---- ModernBERT: every n-th layer is global, the others see a window to both sides
- * ------------------ */
+/* ---- ModernBERT: some layers are global, the others see a window to both sides ----------------
+ */
+
+/* As layer_types says; in older files every n-th layer is global. */
+static bool modernbert_is_global(const struct hf_source *source, const cJSON *list, int32_t period,
+                                 int32_t index)
+{
+    static const struct hf_layer_name names[] = {
+        {"full_attention", 1}, {"sliding_attention", 0}, {NULL, 0}};
+    return list ? hf_layer_type(source, "layer_types", list, index, names) == 1
+                : index % period == 0;
+}
 
 void hf_build_modernbert(struct hf_source *source)
 {
@@ -32,17 +59,21 @@ void hf_build_modernbert(struct hf_source *source)
     int32_t period =
         hf_int(source, "global_attn_every_n_layers", defaults->period, MODEL_MAX_LAYERS);
     int32_t window = hf_int(source, "local_attention", defaults->window, INT32_MAX);
+    const cJSON *list = json_array(&source->text, "layer_types", num_layers);
     model_spec_encoder(&global, heads, hf_split_heads(&source->text, "hidden_size", heads));
     local = global;
     local.group.window_left = window / 2; /* local_attention counts both sides together */
     local.group.window_right = window / 2;
     source->model->max_encoder_len = source->model->max_context_len;
+    if (json_bool(&source->text, "is_decoder", false) ||
+        json_bool(&source->text, "is_causal", false))
+        json_fail(&source->text, "is_causal", "got true: accepted false, it is an encoder");
     for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
-        hf_add(source, i % period == 0 ? &global : &local, "encoder", i);
+        hf_add(source, modernbert_is_global(source, list, period, i) ? &global : &local, "encoder",
+               i);
 }
 
-/* ---- Whisper: an encoder, and a decoder with self and cross attention
- * ------------------------------- */
+/* ---- Whisper: an encoder, and a decoder with self and cross attention ---------------------- */
 
 static int32_t whisper_heads(const struct hf_source *source, const char *key, int32_t *head_dim)
 {

@@ -5,38 +5,14 @@
  */
 #include "host/model/hf.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* ---- Lists of layers ------------------------------------------------------------------------- */
-
-static void fail_item(const struct hf_source *source, const char *list, int32_t index,
-                      const cJSON *item, const char *accepted)
-{
-    char key[48], got[64];
-    snprintf(key, sizeof key, "%s[%d]", list, index);
-    json_describe(item, got, sizeof got);
-    json_fail(&source->text, key, "got %s: accepted %s", got, accepted);
-}
 
 /* Is the layer full attention? layer_types has names: full_attention, or `other`. */
 static bool named_full(const struct hf_source *source, const cJSON *list, int32_t index,
                        const char *other)
 {
-    const cJSON *item = cJSON_GetArrayItem(list, index);
-    const char *name = cJSON_IsString(item) ? item->valuestring : "";
-    char accepted[64];
-    if (strcmp(name, "full_attention") == 0 || strcmp(name, other) == 0)
-        return name[0] == 'f';
-    snprintf(accepted, sizeof accepted, "full_attention, %s", other);
-    fail_item(source, "layer_types", index, item, accepted);
-    return false;
-}
-
-static bool is_integer(const cJSON *item, int32_t most)
-{
-    return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most &&
-           !(item->valuedouble < item->valueint) && !(item->valuedouble > item->valueint);
+    const struct hf_layer_name names[] = {{"full_attention", 1}, {other, 0}, {NULL, 0}};
+    return hf_layer_type(source, "layer_types", list, index, names) == 1;
 }
 
 /* Both kinds of layers, in the order of the blocks. */
@@ -63,10 +39,10 @@ static void read_minimax_layers(const struct hf_source *source, int32_t num_laye
         const cJSON *item = cJSON_GetArrayItem(numbers, i);
         if (!numbers)
             full[i] = named_full(source, names, i, "linear_attention");
-        else if (is_integer(item, 1))
+        else if (hf_is_index(item, 1))
             full[i] = item->valueint == 1;
         else
-            fail_item(source, types, i, item, "0 (lightning attention), 1 (full)");
+            hf_fail_item(source, types, i, item, "0 (lightning attention), 1 (full)");
     }
 }
 
@@ -106,10 +82,10 @@ static void read_lfm2_layers(const struct hf_source *source, int32_t num_layers,
         full[i] = names ? named_full(source, names, i, "conv") : !indices;
     const cJSON *item = !names && indices ? indices->child : NULL;
     for (int32_t n = 0; item; item = item->next, n++) {
-        if (is_integer(item, num_layers - 1))
+        if (hf_is_index(item, num_layers - 1))
             full[item->valueint] = true;
         else
-            fail_item(source, "full_attn_idxs", n, item, "the number of a layer, from 0");
+            hf_fail_item(source, "full_attn_idxs", n, item, "the number of a layer, from 0");
     }
 }
 

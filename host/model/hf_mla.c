@@ -25,6 +25,21 @@ static double scale_correction(const struct hf_source *source)
     return mscale > 0 ? factor * factor : 1.0;
 }
 
+/* Transformers writes these beside what they follow from; head_dim is that of RoPE. */
+static void check_said_again(const struct hf_source *source, int32_t heads, int32_t nope,
+                             int32_t rope)
+{
+    int64_t kv_heads = json_int(&source->text, "num_key_value_heads", heads, 1, MODEL_MAX_HEADS);
+    int64_t head_dim = json_int(&source->text, "head_dim", rope, 1, MODEL_MAX_DIM);
+    if (kv_heads != heads)
+        json_fail(&source->text, "num_key_value_heads",
+                  "got %lld: accepted num_attention_heads = %d with kv_lora_rank",
+                  (long long)kv_heads, heads);
+    if (head_dim != rope && head_dim != nope + rope)
+        json_fail(&source->text, "head_dim", "got %lld: accepted %d or %d with kv_lora_rank",
+                  (long long)head_dim, rope, nope + rope);
+}
+
 static void read_latent(const struct hf_source *source, struct model_spec *spec)
 {
     int32_t heads = hf_int(source, "num_attention_heads", 0, MODEL_MAX_HEADS);
@@ -33,6 +48,7 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
     int32_t rope = hf_int(source, "qk_rope_head_dim", 0, MODEL_MAX_DIM);
     int32_t v_dim = hf_int(source, "v_head_dim", 0, MODEL_MAX_DIM);
     model_spec_mla(spec, heads, lora, nope, rope, v_dim);
+    check_said_again(source, heads, nope, rope);
     spec->group.sm_scale = (float)(scale_correction(source) / sqrt((double)nope + rope));
     if (!(source->defaults->flags & HF_SPARSE_INDEX))
         return;
@@ -46,19 +62,26 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
                            .label_dtype = source->model->dtype};
 }
 
-static void read_delta(const struct json_reader *config, const struct hf_source *source,
-                       struct model_spec *spec)
+/* The checkpoint's linear_attn_config, or the same fields as Transformers saves them. */
+static void read_delta(const struct hf_source *source, struct model_spec *spec)
 {
-    int32_t heads = (int32_t)json_int(config, "num_heads", JSON_REQUIRED, 1, MODEL_MAX_HEADS);
-    int32_t dim = (int32_t)json_int(config, "head_dim", JSON_REQUIRED, 1, MODEL_MAX_DIM);
+    const struct json_reader *text = &source->text;
+    struct json_reader own;
+    bool nested = json_object(text, "linear_attn_config", "linear_attn_config.", &own);
+    const struct json_reader *reader = nested ? &own : text;
+    int64_t heads = json_int(reader, nested ? "num_heads" : "linear_num_heads",
+                             nested ? JSON_REQUIRED : 32, 1, MODEL_MAX_HEADS);
+    int64_t dim = json_int(reader, nested ? "head_dim" : "linear_head_dim",
+                           nested ? JSON_REQUIRED : 128, 1, MODEL_MAX_DIM);
+    int64_t width =
+        json_int(reader, nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim", 4, 1, 64);
     attn_linear_dims dims = {.family = ATTN_LINEAR_KDA,
                              .flags = ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES,
-                             .num_k_heads = heads,
-                             .num_v_heads = heads,
-                             .head_k_dim = dim,
-                             .head_v_dim = dim,
-                             .conv_width =
-                                 (int32_t)json_int(config, "short_conv_kernel_size", 4, 1, 64),
+                             .num_k_heads = (int32_t)heads,
+                             .num_v_heads = (int32_t)heads,
+                             .head_k_dim = (int32_t)dim,
+                             .head_v_dim = (int32_t)dim,
+                             .conv_width = (int32_t)width,
                              .chunk = 64,
                              .state_dtype = hf_state_dtype(source),
                              .conv_dtype = source->model->dtype};
@@ -90,24 +113,47 @@ static const cJSON *layer_list(const struct json_reader *linear, const char *key
     return list;
 }
 
+/* The authors' two lists, which together have every layer once; false if they are not there. */
+static bool read_numbered(const struct hf_source *source, int32_t num_layers, bool *delta)
+{
+    struct json_reader linear;
+    if (!json_object(&source->text, "linear_attn_config", "linear_attn_config.", &linear))
+        return false;
+    const cJSON *kda_layers = layer_list(&linear, "kda_layers", num_layers);
+    const cJSON *full_layers = layer_list(&linear, "full_attn_layers", num_layers);
+    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++) {
+        delta[i] = is_listed(kda_layers, i);
+        if (full_layers && delta[i] == is_listed(full_layers, i))
+            json_fail(&linear, "full_attn_layers",
+                      "layer %d is in %s of kda_layers and full_attn_layers: accepted in one",
+                      i + 1, delta[i] ? "both" : "neither");
+    }
+    return kda_layers != NULL;
+}
+
+/* Which layers are delta attention: as Transformers saves it, as the authors do, or every layer but
+ * the fifth, the ninth and so on. */
+static void read_kimi_layers(const struct hf_source *source, int32_t num_layers, bool *delta)
+{
+    static const struct hf_layer_name names[] = {
+        {"full_attention", 0}, {"linear_attention", 1}, {NULL, 0}};
+    const cJSON *list = json_array(&source->text, "layer_types", num_layers);
+    bool numbered = !list && read_numbered(source, num_layers, delta);
+    for (int32_t i = 0; hf_ok(source) && !numbered && i < num_layers; i++)
+        delta[i] =
+            list ? hf_layer_type(source, "layer_types", list, i, names) == 1 : i == 0 || i % 4 != 0;
+}
+
 void hf_build_mla(struct hf_source *source)
 {
     struct model_spec latent, delta;
-    struct json_reader linear;
-    const cJSON *kda_layers = NULL, *full_layers = NULL;
+    bool is_delta[MODEL_MAX_LAYERS] = {0};
     int32_t num_layers = hf_num_layers(source);
     read_latent(source, &latent);
-    if (json_object(&source->text, "linear_attn_config", "linear_attn_config.", &linear)) {
-        read_delta(&linear, source, &delta);
-        kda_layers = layer_list(&linear, "kda_layers", num_layers);
-        full_layers = layer_list(&linear, "full_attn_layers", num_layers);
+    if (source->defaults->flags & HF_LISTED_LINEAR) {
+        read_delta(source, &delta);
+        read_kimi_layers(source, num_layers, is_delta);
     }
-    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++) {
-        bool is_delta = is_listed(kda_layers, i);
-        if (full_layers && is_delta == is_listed(full_layers, i))
-            json_fail(&linear, "full_attn_layers",
-                      "layer %d is in %s of kda_layers and full_attn_layers: accepted in one",
-                      i + 1, is_delta ? "both" : "neither");
-        hf_add(source, is_delta ? &delta : &latent, "decoder", i);
-    }
+    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
+        hf_add(source, is_delta[i] ? &delta : &latent, "decoder", i);
 }

@@ -16,6 +16,12 @@ static const struct hf_defaults qwen = {
     .window = 4096, .pattern = HF_UPPER_SLIDING, .max_positions = 32768};
 static const struct hf_defaults qwen3 = {
     .head_dim = 128, .window = 4096, .pattern = HF_UPPER_SLIDING, .max_positions = 32768};
+/* Qwen3-MoE takes its heads from hidden_size. */
+static const struct hf_defaults qwen3_moe = {.num_heads = 32,
+                                             .num_kv_heads = 4,
+                                             .window = 4096,
+                                             .pattern = HF_UPPER_SLIDING,
+                                             .max_positions = 32768};
 static const struct hf_defaults qwen3_next = {.num_layers = 48,
                                               .num_heads = 16,
                                               .num_kv_heads = 2,
@@ -23,6 +29,22 @@ static const struct hf_defaults qwen3_next = {.num_layers = 48,
                                               .pattern = HF_PERIOD_LINEAR,
                                               .period = 4,
                                               .max_positions = 32768};
+static const struct hf_defaults qwen3_5 = {.num_layers = 32,
+                                           .num_heads = 16,
+                                           .num_kv_heads = 4,
+                                           .head_dim = 256,
+                                           .pattern = HF_PERIOD_LINEAR,
+                                           .period = 4,
+                                           .max_positions = 32768};
+static const struct hf_defaults qwen3_5_moe = {.num_layers = 40,
+                                               .num_heads = 16,
+                                               .num_kv_heads = 2,
+                                               .head_dim = 256,
+                                               .pattern = HF_PERIOD_LINEAR,
+                                               .period = 4,
+                                               .max_positions = 32768};
+static const struct hf_defaults gemma = {
+    .num_layers = 28, .num_heads = 16, .num_kv_heads = 16, .head_dim = 256, .max_positions = 8192};
 static const struct hf_defaults gemma2 = {.num_layers = 26,
                                           .num_heads = 8,
                                           .num_kv_heads = 4,
@@ -42,8 +64,29 @@ static const struct hf_defaults gemma3 = {.num_layers = 26,
                                           .pattern = HF_PERIOD_SLIDING,
                                           .period = 6,
                                           .max_positions = 131072,
-                                          .flags = HF_QUERY_SCALAR | HF_SOFTCAP,
+                                          .flags = HF_QUERY_SCALAR | HF_SOFTCAP | HF_BIDIRECTIONAL,
                                           .query_scalar = 256,
+                                          .dtype = ATTN_BF16};
+static const struct hf_defaults gemma3n = {.num_layers = 35,
+                                           .num_heads = 8,
+                                           .num_kv_heads = 2,
+                                           .head_dim = 256,
+                                           .window = 512,
+                                           .pattern = HF_PERIOD_SLIDING,
+                                           .period = 5,
+                                           .max_positions = 32768,
+                                           .flags = HF_UNIT_SCALE | HF_SHARED_KV | HF_NO_TOWER,
+                                           .dtype = ATTN_BF16};
+static const struct hf_defaults gemma4 = {.num_layers = 30,
+                                          .num_heads = 8,
+                                          .num_kv_heads = 4,
+                                          .head_dim = 256,
+                                          .window = 512,
+                                          .pattern = HF_PERIOD_SLIDING,
+                                          .period = 6,
+                                          .max_positions = 131072,
+                                          .flags = HF_UNIT_SCALE | HF_SHARED_KV | HF_BIDIRECTIONAL |
+                                                   HF_LAYER_HEADS | HF_LAST_FULL,
                                           .dtype = ATTN_BF16};
 static const struct hf_defaults gpt_oss = {.num_layers = 36,
                                            .num_heads = 64,
@@ -63,9 +106,83 @@ static const struct hf_defaults llama4 = {.num_layers = 48,
                                           .period = 4,
                                           .max_positions = 131072,
                                           .dtype = ATTN_BF16};
+static const struct hf_defaults phi3 = {
+    .num_layers = 32, .num_heads = 32, .pattern = HF_ALL_SLIDING, .max_positions = 4096};
+static const struct hf_defaults phimoe = {.num_layers = 32,
+                                          .num_heads = 32,
+                                          .num_kv_heads = 8,
+                                          .pattern = HF_ALL_SLIDING,
+                                          .max_positions = 131072};
+static const struct hf_defaults phi = {.num_layers = 24, .num_heads = 32, .max_positions = 2048};
+static const struct hf_defaults olmoe = {.num_layers = 16, .num_heads = 16, .max_positions = 4096};
+static const struct hf_defaults olmo3 = {.num_layers = 32,
+                                         .num_heads = 32,
+                                         .window = 4096,
+                                         .pattern = HF_PERIOD_SLIDING,
+                                         .period = 4,
+                                         .max_positions = 2048};
+static const struct hf_defaults olmo_hybrid = {.num_layers = 32,
+                                               .num_heads = 30,
+                                               .pattern = HF_PERIOD_LINEAR,
+                                               .period = 4,
+                                               .max_positions = 65536,
+                                               .flags = HF_GATES_GIVEN};
+/* Llama's own defaults, which other families took over. */
+static const struct hf_defaults as_llama = {
+    .num_layers = 32, .num_heads = 32, .max_positions = 2048};
+static const struct hf_defaults granite = {
+    .num_layers = 32, .num_heads = 32, .max_positions = 2048, .flags = HF_MULTIPLIER};
+static const struct hf_defaults cohere = {.num_layers = 40, .num_heads = 64, .max_positions = 8192};
+static const struct hf_defaults cohere2 = {.num_layers = 40,
+                                           .num_heads = 64,
+                                           .window = 4096,
+                                           .pattern = HF_PERIOD_SLIDING,
+                                           .period = 4,
+                                           .max_positions = 8192};
+static const struct hf_defaults glm = {
+    .num_layers = 40, .num_heads = 32, .num_kv_heads = 2, .head_dim = 128, .max_positions = 131072};
+static const struct hf_defaults glm4_moe = {
+    .num_layers = 46, .num_heads = 96, .num_kv_heads = 8, .max_positions = 131072};
+static const struct hf_defaults starcoder2 = {.num_layers = 30,
+                                              .num_heads = 24,
+                                              .num_kv_heads = 2,
+                                              .pattern = HF_ALL_SLIDING,
+                                              .max_positions = 4096};
+static const struct hf_defaults smollm3 = {.num_layers = 36,
+                                           .num_heads = 16,
+                                           .num_kv_heads = 4,
+                                           .pattern = HF_LISTED_SLIDING,
+                                           .max_positions = 32768};
+static const struct hf_defaults ernie4_5 = {
+    .num_layers = 18, .num_heads = 16, .num_kv_heads = 2, .head_dim = 128, .max_positions = 131072};
+static const struct hf_defaults ernie4_5_moe = {
+    .num_layers = 28, .num_heads = 20, .num_kv_heads = 4, .max_positions = 131072};
+static const struct hf_defaults nemotron = {
+    .num_layers = 32, .num_heads = 48, .max_positions = 4096};
+static const struct hf_defaults exaone4 = {.num_layers = 32,
+                                           .num_heads = 32,
+                                           .num_kv_heads = 32,
+                                           .window = 4096,
+                                           .pattern = HF_PERIOD_SLIDING,
+                                           .period = 4,
+                                           .max_positions = 2048};
+static const struct hf_defaults stablelm = {
+    .num_layers = 32, .num_heads = 32, .num_kv_heads = 32, .max_positions = 4096};
+static const struct hf_defaults apertus = {
+    .num_layers = 32, .num_heads = 32, .max_positions = 65536};
+static const struct hf_defaults seed_oss = {
+    .num_layers = 64, .num_heads = 80, .num_kv_heads = 8, .head_dim = 128, .max_positions = 524288};
+static const struct hf_defaults bloom = {.num_layers = 2, .num_heads = 8, .flags = HF_ALIBI};
+static const struct hf_defaults kimi_linear = {.flags = HF_LISTED_LINEAR};
 static const struct hf_defaults sparse_mla = {.flags = HF_SPARSE_INDEX};
 static const struct hf_defaults falcon_h1 = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 8192};
+static const struct hf_defaults bamba = {
+    .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 262144};
+static const struct hf_defaults granite_hybrid = {
+    .num_layers = 32, .num_heads = 32, .max_positions = 2048};
+static const struct hf_defaults zamba2 = {.num_layers = 54, .max_positions = 4096};
+static const struct hf_defaults recurrent_gemma = {.num_layers = 26, .num_heads = 10};
 static const struct hf_defaults nemotron_h = {
     .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .max_positions = 4096};
 static const struct hf_defaults minimax = {
@@ -83,7 +200,11 @@ static const struct hf_defaults whisper = {.max_positions = 448};
 
 const struct hf_architecture hf_architectures[] = {
     {"LlamaForCausalLM", hf_build_dense, &plain},
+    {"OlmoForCausalLM", hf_build_dense, &as_llama},
     {"Olmo2ForCausalLM", hf_build_dense, &plain},
+    {"Olmo3ForCausalLM", hf_build_dense, &olmo3},
+    {"OlmoeForCausalLM", hf_build_dense, &olmoe},
+    {"OlmoHybridForCausalLM", hf_build_dense, &olmo_hybrid},
     {"MistralForCausalLM", hf_build_dense, &mistral},
     {"MixtralForCausalLM", hf_build_dense, &mixtral},
     {"Mistral3ForConditionalGeneration", hf_build_dense, &mistral},
@@ -92,26 +213,67 @@ const struct hf_architecture hf_architectures[] = {
     {"Qwen2VLForConditionalGeneration", hf_build_dense, &qwen},
     {"Qwen2_5_VLForConditionalGeneration", hf_build_dense, &qwen},
     {"Qwen3ForCausalLM", hf_build_dense, &qwen3},
-    {"Qwen3MoeForCausalLM", hf_build_dense, &qwen3},
+    {"Qwen3MoeForCausalLM", hf_build_dense, &qwen3_moe},
     {"Qwen3VLForConditionalGeneration", hf_build_dense, &qwen3},
-    {"Qwen3VLMoeForConditionalGeneration", hf_build_dense, &qwen3},
+    {"Qwen3VLMoeForConditionalGeneration", hf_build_dense, &qwen3_moe},
     {"Qwen3NextForCausalLM", hf_build_dense, &qwen3_next},
+    {"Qwen3_5ForCausalLM", hf_build_dense, &qwen3_5},
+    {"Qwen3_5ForConditionalGeneration", hf_build_dense, &qwen3_5},
+    {"Qwen3_5MoeForCausalLM", hf_build_dense, &qwen3_5_moe},
+    {"Qwen3_5MoeForConditionalGeneration", hf_build_dense, &qwen3_5_moe},
+    {"GemmaForCausalLM", hf_build_dense, &gemma},
     {"Gemma2ForCausalLM", hf_build_dense, &gemma2},
     {"Gemma3ForCausalLM", hf_build_dense, &gemma3},
+    {"Gemma3TextModel", hf_build_dense, &gemma3},
     {"Gemma3ForConditionalGeneration", hf_build_dense, &gemma3},
+    {"Gemma3nForCausalLM", hf_build_dense, &gemma3n},
+    {"Gemma3nForConditionalGeneration", hf_build_dense, &gemma3n},
+    {"Gemma4ForCausalLM", hf_build_dense, &gemma4},
+    {"Gemma4ForConditionalGeneration", hf_build_dense, &gemma4},
     {"GptOssForCausalLM", hf_build_dense, &gpt_oss},
     {"Llama4ForCausalLM", hf_build_dense, &llama4},
     {"Llama4ForConditionalGeneration", hf_build_dense, &llama4},
+    {"PhiForCausalLM", hf_build_dense, &phi},
+    {"Phi3ForCausalLM", hf_build_dense, &phi3},
+    {"PhimoeForCausalLM", hf_build_dense, &phimoe},
+    {"PhiMoEForCausalLM", hf_build_dense, &phimoe},
+    {"GraniteForCausalLM", hf_build_dense, &granite},
+    {"GraniteMoeForCausalLM", hf_build_dense, &granite},
+    {"GraniteMoeSharedForCausalLM", hf_build_dense, &granite},
+    {"GraniteMoeHybridForCausalLM", hf_build_granite_hybrid, &granite_hybrid},
+    {"CohereForCausalLM", hf_build_dense, &cohere},
+    {"Cohere2ForCausalLM", hf_build_dense, &cohere2},
+    {"GlmForCausalLM", hf_build_dense, &glm},
+    {"Glm4ForCausalLM", hf_build_dense, &glm},
+    {"Glm4MoeForCausalLM", hf_build_dense, &glm4_moe},
+    {"Starcoder2ForCausalLM", hf_build_dense, &starcoder2},
+    {"SmolLM3ForCausalLM", hf_build_dense, &smollm3},
+    {"Ernie4_5ForCausalLM", hf_build_dense, &ernie4_5},
+    {"Ernie4_5_MoeForCausalLM", hf_build_dense, &ernie4_5_moe},
+    {"HunYuanDenseV1ForCausalLM", hf_build_dense, &as_llama},
+    {"HunYuanMoEV1ForCausalLM", hf_build_dense, &as_llama},
+    {"NemotronForCausalLM", hf_build_dense, &nemotron},
+    {"Exaone4ForCausalLM", hf_build_dense, &exaone4},
+    {"ExaoneMoeForCausalLM", hf_build_dense, &exaone4},
+    {"StableLmForCausalLM", hf_build_dense, &stablelm},
+    {"ArceeForCausalLM", hf_build_dense, &stablelm},
+    {"ApertusForCausalLM", hf_build_dense, &apertus},
+    {"SeedOssForCausalLM", hf_build_dense, &seed_oss},
+    {"BloomForCausalLM", hf_build_dense, &bloom},
     {"DeepseekV2ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV3ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV32ForCausalLM", hf_build_mla, &sparse_mla},
-    {"KimiLinearForCausalLM", hf_build_mla, &plain},
+    {"KimiLinearForCausalLM", hf_build_mla, &kimi_linear},
     {"KimiVLForConditionalGeneration", hf_build_mla, &plain},
     {"KimiK25ForConditionalGeneration", hf_build_mla, &plain},
     {"Kimi_K25ForConditionalGeneration", hf_build_mla, &plain},
     {"FalconH1ForCausalLM", hf_build_falcon_h1, &falcon_h1},
+    {"BambaForCausalLM", hf_build_bamba, &bamba},
+    {"Zamba2ForCausalLM", hf_build_zamba2, &zamba2},
     {"NemotronHForCausalLM", hf_build_nemotron_h, &nemotron_h},
     {"Mamba2ForCausalLM", hf_build_mamba2, &plain},
+    {"JambaForCausalLM", hf_build_jamba, &bamba},
+    {"RecurrentGemmaForCausalLM", hf_build_recurrent_gemma, &recurrent_gemma},
     {"MiniMaxText01ForCausalLM", hf_build_minimax, &minimax},
     {"MiniMaxM1ForCausalLM", hf_build_minimax, &minimax},
     {"MiniMaxForCausalLM", hf_build_minimax, &minimax},
@@ -120,6 +282,7 @@ const struct hf_architecture hf_architectures[] = {
     {"BertModel", hf_build_bert, &bert},
     {"BertForMaskedLM", hf_build_bert, &bert},
     {"BertForSequenceClassification", hf_build_bert, &bert},
+    {"BertLMHeadModel", hf_build_bert, &bert},
     {"RobertaModel", hf_build_bert, &roberta},
     {"RobertaForMaskedLM", hf_build_bert, &roberta},
     {"XLMRobertaModel", hf_build_bert, &roberta},
@@ -130,3 +293,17 @@ const struct hf_architecture hf_architectures[] = {
     {"WhisperForConditionalGeneration", hf_build_whisper, &whisper},
 };
 const size_t hf_num_architectures = sizeof hf_architectures / sizeof *hf_architectures;
+
+static const char position_bias[] =
+    "it adds a learned bias of the distance to its scores, for which "
+    "the ABI has no word";
+static const char other_recurrence[] = "it has no attention, and its recurrence is none of the "
+                                       "ABI's (gdn, mamba2, kda, lightning, short_conv)";
+
+const struct hf_beyond hf_beyond[] = {
+    {"T5ForConditionalGeneration", position_bias},  {"T5EncoderModel", position_bias},
+    {"MT5ForConditionalGeneration", position_bias}, {"UMT5ForConditionalGeneration", position_bias},
+    {"MambaForCausalLM", other_recurrence},         {"FalconMambaForCausalLM", other_recurrence},
+    {"RwkvForCausalLM", other_recurrence},          {"xLSTMForCausalLM", other_recurrence},
+};
+const size_t hf_num_beyond = sizeof hf_beyond / sizeof *hf_beyond;

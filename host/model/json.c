@@ -161,21 +161,33 @@ void json_describe(const cJSON *value, char *text, size_t size)
                                          : "null");
 }
 
+/* A bit of cJSON.type above those that cJSON has a meaning for: the field was looked up. */
+enum { JSON_READ = 1 << 16 };
+
+static void mark_read(const cJSON *value)
+{
+    if (value)
+        ((cJSON *)(uintptr_t)value)->type |= JSON_READ;
+}
+
 /* The field's value, and in `name` the alternative of `keys` that was found, or the first one. */
 static const cJSON *find(const struct json_reader *reader, const char *keys,
                          char name[JSON_MAX_KEY])
 {
     const cJSON *found = NULL;
-    char first[JSON_MAX_KEY] = "";
-    for (const char *key = keys; key && !found;) {
+    char first[JSON_MAX_KEY] = "", tried[JSON_MAX_KEY];
+    for (const char *key = keys; key;) {
         const char *bar = strchr(key, '|');
         int length = bar ? (int)(bar - key) : (int)strlen(key);
-        snprintf(name, JSON_MAX_KEY, "%.*s", length, key);
+        snprintf(tried, sizeof tried, "%.*s", length, key);
         if (!*first)
-            snprintf(first, sizeof first, "%s", name);
-        found = cJSON_GetObjectItemCaseSensitive(reader->object, name);
-        if (cJSON_IsNull(found))
-            found = NULL;
+            snprintf(first, sizeof first, "%s", tried);
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(reader->object, tried);
+        mark_read(value);
+        if (value && !cJSON_IsNull(value) && !found) {
+            found = value;
+            snprintf(name, JSON_MAX_KEY, "%s", tried);
+        }
         key = bar ? bar + 1 : NULL;
     }
     if (!found)
@@ -206,6 +218,16 @@ const cJSON *json_get(const struct json_reader *reader, const char *keys)
 bool json_has(const struct json_reader *reader, const char *keys)
 {
     return json_get(reader, keys) != NULL;
+}
+
+bool json_stated(const struct json_reader *reader, const char *key)
+{
+    return cJSON_HasObjectItem(reader->object, key);
+}
+
+bool json_was_read(const cJSON *value)
+{
+    return (value->type & JSON_READ) != 0;
 }
 
 static void refuse(const struct json_reader *reader, const char *name, const cJSON *value,

@@ -32,9 +32,16 @@ cJSON *json_parse(const char *text, size_t length, const char *file, attn_error 
 /* Read the file, then parse it; at most 16 MiB. */
 cJSON *json_parse_file(const char *path, attn_error *error);
 
-/* A field that is present and not null; "a|b" tries a, then b. NULL if absent. */
+/* A field that is present and not null; "a|b" tries a, then b. NULL if absent. Whichever of them
+ * the file has counts as read from now on; every function below looks its field up by this one. */
 const cJSON *json_get(const struct json_reader *reader, const char *keys);
 bool json_has(const struct json_reader *reader, const char *keys);
+
+/* Is the field there, if only as null? Null often says "none" where absence means a default. */
+bool json_stated(const struct json_reader *reader, const char *key);
+
+/* Was this value of the file looked up by its key? */
+bool json_was_read(const cJSON *value);
 
 /* "No default: the field must be there." */
 #define JSON_REQUIRED INT64_MIN

@@ -57,6 +57,8 @@ struct model {
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
     bool conv_bias;          /* the convolutions of its linear layers have a bias */
+    const char *left_out;  /* static: what its layers are that the ABI has no words for, or NULL */
+    uint32_t num_left_out; /* how many of them there are; they are not in `layers` */
     uint32_t num_layers;
     uint32_t num_groups;
     uint32_t num_kv_groups;

@@ -82,6 +82,9 @@ void select_print_choices(const struct selection *selection, FILE *file)
     platform_text(&selection->device, device, sizeof device);
     if (selection->device_note)
         fprintf(file, "device: %s (%s)\n", device, selection->device_note);
+    if (selection->model->left_out)
+        fprintf(file, "left out: %u of %s\n", selection->model->num_left_out,
+                selection->model->left_out);
     for (uint32_t g = 0; g < selection->num_groups; g++) {
         const struct select_group *group = &selection->groups[g];
         if (same_choice(group)) {

@@ -290,6 +290,9 @@ static void tell_notes(struct told *told, const attnhost *host, const struct con
 {
     strbuf notes;
     strbuf_init(&notes);
+    if (selection->model->left_out)
+        strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
+                       selection->model->left_out);
     routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
                          "the model's context; in a run, its longest request's", &notes);
     told->base.notes = keep(told, strbuf_text(&notes));

@@ -607,8 +607,9 @@ START_TEST(bad_json)
     hf_refused("{\"a\": 1} trailing", "not valid JSON", NULL);
     hf_refused("{\"hidden_size\": 3}", "architectures", "is missing", NULL);
     hf_refused("{\"architectures\": [\"LlamaForCasualLM\"]}", "architectures[0]",
-               "did you mean LlamaForCausalLM", "Nemotron", NULL);
-    hf_refused("{\"architectures\": [\"Zzz\"]}", "unknown architecture \"Zzz\"", "Whisper", NULL);
+               "did you mean LlamaForCausalLM?", "keys of [model]", NULL);
+    hf_refused("{\"architectures\": [\"Zzz\"]}", "unknown architecture \"Zzz\"", "docs/MODELS.md",
+               NULL);
 }
 END_TEST
 
@@ -666,6 +667,114 @@ START_TEST(missing_file)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "/nonexistent/config.json"));
     ck_assert_int_eq(model_create_hf("/nonexistent/config.json", NULL, &model, NULL),
                      ATTN_CONFIG_ERROR);
+}
+END_TEST
+
+/* A name is proposed within its own family alone: Gemma 2's windows and caps are not Gemma's. */
+START_TEST(unknown_architectures)
+{
+    static const char *const others[] = {"Gemma5ForCausalLM", "Gemma7TextModel", "OlmForCausalLM",
+                                         "Qwen9ForCausalLM", "GptOsForCausalLM"};
+    char text[128];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        struct model *model = NULL;
+        host_error error;
+        host_error_init(&error);
+        snprintf(text, sizeof text, "{\"architectures\": [\"%s\"]}", others[i]);
+        hf_refused(text, others[i], "keys of [model]", "docs/MODELS.md", NULL);
+        ck_assert_int_eq(model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base),
+                         ATTN_CONFIG_ERROR);
+        ck_assert_msg(!strstr(host_error_text(&error), "did you mean"), "%s",
+                      host_error_text(&error));
+    }
+    hf_refused("{\"architectures\": [\"LLaMAForCausalLM\"]}", "did you mean LlamaForCausalLM?",
+               NULL);
+    hf_refused("{\"architectures\": [\"T5ForConditionalGeneration\"]}",
+               "T5ForConditionalGeneration cannot be described", "bias of the distance", NULL);
+    hf_refused("{\"architectures\": [\"MambaForCausalLM\"]}", "recurrence", NULL);
+}
+END_TEST
+
+/* What sounds like attention and is not read is refused by name; neutral values are not. */
+START_TEST(keys_that_nothing_reads)
+{
+#define WITH(keys) LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, " keys "}"
+    static const char *const refused[][3] = {
+        {WITH("\"sliding_window\": 4096"), "sliding_window", "got 4096"},
+        {WITH("\"use_bidirectional_attention\": true"), "use_bidirectional_attention",
+         "accepted null or false"},
+        {WITH("\"query_pre_attn_scalar\": 64"), "query_pre_attn_scalar", "got 64"},
+        {WITH("\"alibi\": true"), "alibi", "got true"},
+        {WITH("\"position_embedding_type\": \"relative_key\""), "position_embedding_type",
+         "\"absolute\", \"rope\""},
+        {WITH("\"kv_lora_rank\": 512"), "kv_lora_rank", "accepted null or 0"},
+        {WITH("\"attn_layer_indices\": [1]"), "attn_layer_indices", "got an array"},
+        {WITH("\"dual_chunk_attention_config\": {\"chunk_size\": 8}"),
+         "dual_chunk_attention_config", "got an object"},
+        {WITH("\"layers_block_type\": [\"full_attention\", \"mlp\"]"), "layers_block_type",
+         "full_attention for every layer"},
+        {WITH("\"vision_config\": {\"depth\": 1, \"num_heads\": 2, \"hidden_size\": 16, "
+              "\"sliding_window\": 9}"),
+         "vision_config.sliding_window", "got 9"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        hf_refused(refused[i][0], "x/config.json", refused[i][1], refused[i][2],
+                   "not known of LlamaForCausalLM", NULL);
+
+    static const char neutral[] = WITH(
+        "\"sliding_window\": null, \"use_bidirectional_attention\": false, \"is_causal\": true, "
+        "\"layer_types\": [\"full_attention\", \"full_attention\"], \"alibi\": false, "
+        "\"layers_block_type\": [\"full_attention\", \"full_attention\"], "
+        "\"position_embedding_type\": \"rope\", \"attn_logit_softcapping\": 0, "
+        "\"cross_attention_layers\": [], \"per_layer_config\": {}, \"x\": {\"alibi\": 1}");
+    struct model *model = NULL;
+    ck_assert_int_eq(model_create_hf_text(neutral, sizeof neutral - 1, "x", NULL, &model, NULL),
+                     ATTN_OK);
+    ck_assert_uint_eq(model->num_groups, 1);
+    model_destroy(model);
+#undef WITH
+}
+END_TEST
+
+#define GEMMA4(keys)                                                                               \
+    "{\"architectures\": [\"Gemma4ForCausalLM\"], \"num_hidden_layers\": 4, " keys "}"
+
+/* What a family reads may still be wrong. */
+START_TEST(bad_readings)
+{
+    hf_refused(GEMMA4("\"num_kv_shared_layers\": 4"), "num_kv_shared_layers", "got 4", "0 to 3",
+               NULL);
+    hf_refused(GEMMA4("\"num_kv_shared_layers\": 1"), "num_kv_shared_layers",
+               "layer 3 has no layer of its type", NULL);
+    hf_refused(GEMMA4("\"per_layer_config\": {\"03\": {\"sliding_window\": 4}}"),
+               "per_layer_config", "layer 03", "sliding_window", NULL);
+    hf_refused(GEMMA4("\"per_layer_config\": {\"3\": {\"num_key_value_heads\": 3}}"),
+               "per_layer_config.num_key_value_heads", "got 3", NULL);
+    hf_refused(GEMMA4("\"use_bidirectional_attention\": 3"), "use_bidirectional_attention", NULL);
+    hf_refused("{\"architectures\": [\"Exaone4ForCausalLM\"], \"hidden_size\": 4096, "
+               "\"sliding_window_pattern\": \"LLGL\"}",
+               "sliding_window_pattern", "LLGL", "LLLG", NULL);
+    hf_refused("{\"architectures\": [\"SmolLM3ForCausalLM\"], \"hidden_size\": 2048, "
+               "\"use_sliding_window\": true, \"sliding_window\": 8}",
+               "layer_types", "is missing", NULL);
+    hf_refused("{\"architectures\": [\"Llama4ForCausalLM\"], \"is_causal\": false}", "is_causal",
+               "accepted true with chunked or linear", NULL);
+    hf_refused("{\"architectures\": [\"BertModel\"], \"hidden_size\": 768, "
+               "\"add_cross_attention\": true}",
+               "add_cross_attention", "is_decoder = true", NULL);
+    hf_refused("{\"architectures\": [\"BambaForCausalLM\"], \"hidden_size\": 4096, "
+               "\"num_hidden_layers\": 2, \"attn_layer_indices\": [2]}",
+               "attn_layer_indices[0]", "got 2", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"num_hidden_layers\": 3, "
+               "\"layers_block_type\": [\"mlp\", \"moe\"]}",
+               "layers_block_type", "got 2 names", "num_hidden_layers = 3", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], "
+               "\"layers_block_type\": [\"mlp\", \"hybrid\"]}",
+               "layers_block_type[1]", "hybrid", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"]}", "hybrid_override_pattern",
+               "layers_block_type", NULL);
+    hf_refused("{\"architectures\": [\"ModernBertModel\"], \"hidden_size\": 768, "
+               "\"num_hidden_layers\": 1, \"layer_types\": [\"linear_attention\"]}",
+               "layer_types[0]", "full_attention, sliding_attention", NULL);
 }
 END_TEST
 
@@ -874,6 +983,9 @@ static Suite *suite(void)
     tcase_add_test(bad, bad_lists_of_layers);
     tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
     tcase_add_test(bad, bad_fields);
+    tcase_add_test(bad, bad_readings);
+    tcase_add_test(bad, keys_that_nothing_reads);
+    tcase_add_test(bad, unknown_architectures);
     tcase_add_test(bad, missing_file);
     tcase_add_test(bad, truncated_anywhere);
     tcase_add_test(ini, ini_plain);

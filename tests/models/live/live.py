@@ -1,0 +1,406 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+#
+# live.py: what the attention layers of Transformers' models do, taken from the living models.
+#
+#   live.py DIR [NAME...]   writes DIR/NAME.json, a small config.json as save_pretrained() writes it,
+#                           and DIR/NAME.txt, a line for each attention layer
+#   live.py --names         the names
+#
+# Each model of MODELS is built from a small configuration with random weights and run once over
+# LENGTH tokens, with an attention function of ours in Transformers' own registry. It sees the heads,
+# the scale, the cap and the mask of each call; the mask becomes window and chunk by trying which ones
+# draw the same matrix. Recurrent layers are read off their modules. Nothing is taken from the
+# configuration, which is what attnhost reads: tests/host/model/check_live.c compares the two.
+#
+# Needs transformers 5 and torch for the CPU; exits with 77 where they are missing.
+
+import copy
+import inspect
+import json
+import os
+import pathlib
+import re
+import sys
+
+LENGTH = 40  # tokens; more than any window and chunk below
+
+# Values for whichever of these fields a configuration class has.
+SMALL = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 8,
+    "max_position_embeddings": 128, "attention_chunk_size": 8, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "num_experts": 2, "num_local_experts": 2,
+    "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "shared_intermediate_size": 32,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
+    "mamba_n_groups": 2, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 16,
+}  # fmt: skip
+
+NO_HEAD_DIM = {"head_dim": None}
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+GEMMA = {"query_pre_attn_scalar": 20}
+LATENT = {
+    "kv_lora_rank": 32, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 24, "num_key_value_heads": 4, "head_dim": None, "n_group": 1, "topk_group": 1,
+    "num_hidden_layers": 2, "first_k_dense_replace": 2,
+}  # fmt: skip
+MAMBA = {"mamba_expand": 2, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+
+# File name: (class of the model, values beyond SMALL; None = as the class has it).
+MODELS = {
+    "apertus": ("ApertusForCausalLM", {}),
+    "arcee": ("ArceeForCausalLM", {}),
+    "bamba": ("BambaForCausalLM", MAMBA | {"attn_layer_indices": [1, 4]}),
+    "bert": ("BertModel", {}),
+    "bert_causal": ("BertModel", {"is_decoder": True}),
+    "bert_cross": ("BertModel", {"is_decoder": True, "add_cross_attention": True}),
+    "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4}),
+    "cohere": ("CohereForCausalLM", {}),
+    "cohere2": ("Cohere2ForCausalLM", {}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", LATENT),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
+    "deepseek_v3_yarn": ("DeepseekV3ForCausalLM",
+                         LATENT | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0,
+                                                       "rope_theta": 10000.0, "mscale": 1.0,
+                                                       "mscale_all_dim": 1.0, "beta_fast": 32.0,
+                                                       "beta_slow": 1.0,
+                                                       "original_max_position_embeddings": 32}}),
+    "distilbert": ("DistilBertModel", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 32}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {}),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 2, "moe_k": 1}),
+    "exaone4": ("Exaone4ForCausalLM", {}),
+    "exaone_moe": ("ExaoneMoeForCausalLM", {}),
+    "falcon_h1": ("FalconH1ForCausalLM", MAMBA | {"mamba_d_ssm": 128}),
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA),
+    "gemma3_bidirectional": ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}),
+    "gemma3n": ("Gemma3nForCausalLM", {"num_hidden_layers": 10, "num_kv_shared_layers": 4,
+                                       "intermediate_size": [32] * 10,
+                                       "activation_sparsity_pattern": [0.0] * 10}),
+    "gemma4": ("Gemma4ForCausalLM", {"num_hidden_layers": 12, "num_kv_shared_layers": 5,
+                                     "global_head_dim": 40}),
+    "gemma4_bidirectional": ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}),
+    "gemma4_k_eq_v": ("Gemma4ForCausalLM", {"attention_k_eq_v": True, "global_head_dim": 40,
+                                            "num_global_key_value_heads": 1}),
+    "glm": ("GlmForCausalLM", {}),
+    "glm4": ("Glm4ForCausalLM", {}),
+    "glm4_moe": ("Glm4MoeForCausalLM", {}),
+    "gpt_oss": ("GptOssForCausalLM", {}),
+    "granite": ("GraniteForCausalLM", {"attention_multiplier": 0.015625}),
+    "granite_moe": ("GraniteMoeForCausalLM", {"attention_multiplier": 0.0078125}),
+    "granite_moe_hybrid": ("GraniteMoeHybridForCausalLM",
+                           MAMBA | {"attention_multiplier": 0.0625,
+                                    "layer_types": [LINEAR, LINEAR, FULL] * 2}),
+    "granite_moe_shared": ("GraniteMoeSharedForCausalLM", {"attention_multiplier": 0.125}),
+    "hunyuan_dense": ("HunYuanDenseV1ForCausalLM", {}),
+    "hunyuan_moe": ("HunYuanMoEV1ForCausalLM", {}),
+    "jamba": ("JambaForCausalLM", {"num_hidden_layers": 8, "attn_layer_period": 4,
+                                   "attn_layer_offset": 2, "use_mamba_kernels": False}),
+    "kimi_linear": ("KimiLinearForCausalLM", LATENT | {"num_hidden_layers": 5, "q_lora_rank": None,
+                                                       "linear_head_dim": 16,
+                                                       "linear_num_heads": 2}),
+    "lfm2": ("Lfm2ForCausalLM", {"full_attn_idxs": [2, 4], "block_multiple_of": 16}),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", {"layer_types": ["conv", "conv", FULL] * 2,
+                                        "num_dense_layers": 1}),
+    "llama": ("LlamaForCausalLM", {}),
+    "llama_bidirectional": ("LlamaForCausalLM", {"is_causal": False}),
+    "llama4": ("Llama4ForCausalLM", {"intermediate_size_mlp": 32}),
+    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16,
+                                     "n_groups": 2, "num_hidden_layers": 2}),
+    "minimax": ("MiniMaxForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {}),
+    "mistral_bidirectional": ("MistralForCausalLM", {"is_causal": False}),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "modernbert": ("ModernBertModel", {"local_attention": 8}),
+    "modernbert_listed": ("ModernBertModel", {"local_attention": 8,
+                                              "layer_types": [SLIDING, FULL, FULL] * 2}),
+    "nemotron": ("NemotronForCausalLM", {}),
+    "nemotron_h": ("NemotronHForCausalLM", {"layers_block_type": [LINEAR, "moe", FULL, "mlp", LINEAR],
+                                            "sliding_window": None,
+                                            "mamba_num_heads": 8, "mamba_head_dim": 16,
+                                            "ssm_state_size": 16, "n_groups": 2,
+                                            "moe_shared_expert_intermediate_size": 32}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {}),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", {"linear_num_key_heads": 4}),
+    "olmoe": ("OlmoeForCausalLM", {}),
+    "phi": ("PhiForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "phi3_no_window": ("Phi3ForCausalLM", {"sliding_window": None}),
+    "phimoe": ("PhimoeForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 4}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", NO_HEAD_DIM),
+    "qwen3_next": ("Qwen3NextForCausalLM", {}),
+    "recurrent_gemma": ("RecurrentGemmaForCausalLM", {"attention_window_size": 8, "lru_width": 64}),
+    "roberta": ("RobertaModel", {}),
+    "seed_oss": ("SeedOssForCausalLM", {}),
+    "smollm3": ("SmolLM3ForCausalLM", {}),
+    "smollm3_sliding": ("SmolLM3ForCausalLM", {"use_sliding_window": True}),
+    "stablelm": ("StableLmForCausalLM", {}),
+    "starcoder2": ("Starcoder2ForCausalLM", {}),
+    "whisper": ("WhisperForConditionalGeneration",
+                {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8,
+                 "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+                 "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": LENGTH,
+                 "max_target_positions": 64, "decoder_start_token_id": 1}),
+    "zamba2": ("Zamba2ForCausalLM", {"layers_block_type": [LINEAR, "hybrid", LINEAR, "hybrid"],
+                                     "num_hidden_layers": 4, "n_mamba_heads": 8,
+                                     "mamba_ngroups": 2, "chunk_size": 16}),
+}  # fmt: skip
+
+
+# ---- Masks ---------------------------------------------------------------------------------------
+
+
+def drawn(left, right, chunk):
+    """The mask that a window and a chunk mean: host/reference/reference.h."""
+    i = torch.arange(LENGTH)[:, None]
+    j = torch.arange(LENGTH)[None, :]
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    if left >= 0:
+        seen &= j >= i - left
+    if right >= 0:
+        seen &= j <= i + right
+    if chunk:
+        seen &= (j // chunk == i // chunk) & (j <= i)
+    return seen
+
+
+def borders(seen):
+    """window_left, window_right and chunk that draw this matrix."""
+    sides = [-1, *range(LENGTH)]
+    for left, right, chunk in [(a, b, 0) for b in sides for a in sides] + [
+        (-1, 0, c) for c in range(1, LENGTH)
+    ]:
+        if torch.equal(drawn(left, right, chunk), seen):
+            return left, right, chunk
+    raise ValueError("the mask is no window and no chunk")
+
+
+def visible(mask, module):
+    """A boolean [queries, keys] of the mask that an attention function is given."""
+    if mask is None:
+        if getattr(module, "is_causal", True):
+            raise ValueError(f"{type(module).__name__}: causal without a mask")
+        return None
+    mask = mask[0, 0]
+    return mask.clone() if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+# ---- Layers --------------------------------------------------------------------------------------
+
+
+class Probe:
+    """The lines of one model."""
+
+    def __init__(self, model):
+        self.lines = {"decoder": [], "encoder": []}
+        self.others = 0
+        self.keys = []  # of every decoder layer so far: layers that share them are the same tensor
+        self.names = {module: name for name, module in model.named_modules()}
+        for module in model.modules():
+            self.watch(module)
+
+    def block(self, module):
+        numbers = re.findall(r"\.(\d+)(?:\.|$)", "." + self.names[module])
+        return int(numbers[0])
+
+    def stack(self, module):
+        return "encoder" if "encoder." in self.names[module] and "decoder." in str(
+            list(self.names.values())) else "decoder"
+
+    def add(self, module, kind, text):
+        self.lines[self.stack(module)].append(f"{kind} block {self.block(module)}: {text}")
+
+    def attention(self, module, query, key, value, mask, scale, cap, sinks, alibi=False):
+        """One call of softmax attention; query, key, value are [batch, heads, tokens, dim]."""
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        if type(module).__name__ == "WhisperAttention":
+            scale *= module.scaling  # it multiplies its queries itself
+        seen = visible(mask, module)
+        left, right, chunk = (-1, -1, 0) if seen is None or bool(seen.all()) else borders(seen)
+        cross = re.search("cross|encoder_attn", self.names[module])
+        encoder = right != 0 and not cross
+        text = f"heads {query.shape[1]}/{key.shape[1]} dims {query.shape[-1]}/{value.shape[-1]}"
+        if hasattr(module, "kv_lora_rank"):
+            text += f" latent {module.kv_lora_rank}+{module.qk_rope_head_dim}"
+        text += f" scale {scale:.6g} window {left}/{right}"
+        text += f" chunk {chunk}" if chunk else ""
+        text += f" cap {float(cap):.6g}" if cap else ""
+        text += " sinks" if sinks is not None else ""
+        text += " alibi" if alibi else ""
+        owner = next((n for n, k in enumerate(self.keys) if k is key), None)
+        text += f" reads {owner}" if owner is not None and not cross else ""
+        self.keys.append(key)
+        self.add(module, "cross" if cross else "encoder_only" if encoder else "decoder", text)
+
+    def watch(self, module):
+        name = type(module).__name__
+        if re.search(r"GatedDeltaNet$", name):
+            self.recurrence(module, gated_delta_net)
+        elif re.search(r"DeltaAttention$", name):
+            self.recurrence(module, kimi_delta)
+        elif re.search(r"LightningAttention$", name):
+            self.recurrence(module, lightning)
+        elif re.search(r"ShortConv$", name):
+            self.recurrence(module, short_convolution)
+        elif re.search(r"JambaMambaMixer$|RecurrentBlock$", name):
+            self.others += 1
+        elif hasattr(module, "ssm_state_size") and hasattr(module, "n_groups"):
+            self.recurrence(module, mamba2)
+        elif name == "BloomAttention":
+            watch_bloom(self, module)
+
+    def recurrence(self, module, describe):
+        module.register_forward_pre_hook(
+            lambda module, *_: self.add(module, "linear", describe(module)))
+
+    def text(self):
+        lines = self.lines["decoder"] + self.lines["encoder"]
+        if self.others:
+            lines.append(f"left out: {self.others} layers")
+        return "\n".join(lines) + "\n"
+
+
+def has_bias(convolution):
+    return " bias" if convolution.bias is not None else ""
+
+
+def gated_delta_net(module):
+    own_gate = " gates" if getattr(module, "allow_neg_eigval", False) else ""
+    convolution = getattr(module, "conv1d", None) or module.q_conv1d
+    return (f"gdn k {module.num_k_heads}x{module.head_k_dim} v {module.num_v_heads}x"
+            f"{module.head_v_dim} width {convolution.kernel_size[0]}{has_bias(convolution)}"
+            f" scale {module.head_k_dim ** -0.5:.6g}{own_gate}")  # fmt: skip
+
+
+def kimi_delta(module):
+    heads = f"{module.num_heads}x{module.head_dim}"
+    return f"kda k {heads} v {heads} width {module.conv_kernel_size} scale {module.head_dim ** -0.5:.6g}"
+
+
+def lightning(module):
+    heads = f"{module.num_attention_heads}x{module.head_dim}"
+    return f"lightning k {heads} v {heads} width 0 scale 1"
+
+
+def short_convolution(module):
+    channels = module.conv.in_channels
+    return f"short_conv channels {channels} width {module.conv_kernel_size}{has_bias(module.conv)}"
+
+
+def mamba2(module):
+    low, high = module.time_step_limit
+    bounds = f" dt {low:.6g}/{0 if high == float('inf') else high:.6g}"
+    return (f"mamba2 k {module.n_groups}x{module.ssm_state_size} v {module.num_heads}x"
+            f"{module.head_dim} width {module.conv_kernel_size}{has_bias(module.conv1d)} scale 1"
+            + (bounds if low or high != float("inf") else ""))  # fmt: skip
+
+
+def watch_bloom(probe, module):
+    """BLOOM calls no attention function; its biases must be straight lines over the keys."""
+
+    def hook(module, args, kwargs):
+        alibi, mask = kwargs["alibi"], kwargs["attention_mask"]
+        steps = alibi[..., 1:] - alibi[..., :-1]
+        assert module.beta == 1 and torch.allclose(steps, steps[..., :1].expand_as(steps), atol=1e-5)
+        query, key, value = module._reshape(module.query_key_value(args[0]))
+        probe.attention(module, query, key, value, mask, module.inv_norm_factor, 0, None, True)
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+# ---- Models --------------------------------------------------------------------------------------
+
+
+def probe_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
+                    softcap=None, s_aux=None, **_):
+    current.attention(module, query, key, value, attention_mask, scaling, softcap, s_aux)
+    out = value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    return out, None
+
+
+def probe_mask(*args, **kwargs):
+    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, **kwargs)
+
+
+def configuration(cls, values):
+    """The class' configuration with small values in the fields it has."""
+    fields = set(inspect.signature(cls.config_class.__init__).parameters)
+    fields |= set(cls.config_class().to_dict())
+    wanted = {k: v for k, v in SMALL.items() if k in fields}
+    wanted |= {k: copy.deepcopy(v) for k, v in values.items()}
+    if wanted.get("head_dim", 0) is None:
+        del wanted["head_dim"]
+    return cls.config_class(**wanted)
+
+
+def inputs(model):
+    tokens = torch.arange(LENGTH)[None] % 60 + 3
+    if model.config.model_type == "whisper":
+        features = torch.zeros(1, model.config.num_mel_bins, 2 * LENGTH)
+        return {"input_features": features, "decoder_input_ids": tokens}
+    if getattr(model.config, "add_cross_attention", False):
+        states = torch.zeros(1, LENGTH // 2, model.config.hidden_size)
+        return {"input_ids": tokens, "encoder_hidden_states": states}
+    return {"input_ids": tokens}
+
+
+def make(name, folder):
+    global current
+    architecture, values = MODELS[name]
+    cls = getattr(transformers, architecture)
+    config = configuration(cls, values)
+    torch.manual_seed(1)
+    eager = architecture.startswith("Bloom")
+    model = cls._from_config(config, attn_implementation="eager" if eager else "probe").eval()
+    current = Probe(model)
+    with torch.no_grad():
+        model(**inputs(model), use_cache=False)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    (folder / "config.json").rename(folder / f"{name}.json")
+    (folder / f"{name}.txt").write_text(current.text())
+
+
+def main():
+    if sys.argv[1:] == ["--names"]:
+        print("\n".join(MODELS))
+        return 0
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in sys.argv[2:] or MODELS:
+        try:
+            make(name, folder)
+        except Exception as problem:  # the others are still worth comparing
+            print(f"{name}: {type(problem).__name__}: {problem}", file=sys.stderr)
+            if os.environ.get("LIVE_TRACE"):
+                raise
+            failed += 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        import torch
+        import transformers
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError as missing:
+        print(f"live.py: {missing}", file=sys.stderr)
+        sys.exit(77)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    AttentionInterface.register("probe", probe_attention)
+    AttentionMaskInterface.register("probe", probe_mask)
+    sys.exit(main())
