@@ -236,8 +236,12 @@ config_json()
 edit '/^num_/d;/^head_dim/d;s/^\[model\]/&\nconfig = config.json/'
 mv "$folder/bad.ini" "$folder/model.ini"
 llama=$top/tests/models/llama.json
-sed 's/LlamaForCausalLM/LamaForCausalLM/' "$llama" >"$folder/config.json"
-config_json "an unknown architecture" "LamaForCausalLM" "did you mean LlamaForCausalLM?"
+sed 's/LlamaForCausalLM/LlamaForCasualLM/' "$llama" >"$folder/config.json"
+config_json "a misspelt architecture" "LlamaForCasualLM" "did you mean LlamaForCausalLM?"
+sed 's/LlamaForCausalLM/Llama9ForCausalLM/' "$llama" >"$folder/config.json"
+config_json "an unknown architecture" "Llama9ForCausalLM" "docs/MODELS.md" "the keys of [model]"
+sed 's/^{/{"sliding_window": 4096, /' "$llama" >"$folder/config.json"
+config_json "a key that the family does not read" ": sliding_window: got 4096" "accepted null"
 head -c 200 "$llama" >"$folder/config.json"
 config_json "a truncated config.json" "the file ends before its object does"
 echo '[1, 2]' >"$folder/config.json"
