@@ -227,13 +227,12 @@ static void fail_unknown(const struct json_reader *root, const char *got)
     const char *same = same_family(got), *beyond = reason_beyond(got);
     if (beyond)
         json_fail(root, "architectures[0]", "%s cannot be described: %s", got, beyond);
-    else if (same)
-        json_fail(root, "architectures[0]",
-                  "unknown architecture \"%.60s\" (did you mean %s?); or %s", got, same, keys);
     else
-        json_fail(root, "architectures[0]",
-                  "unknown architecture \"%.60s\": accepted are the %zu of docs/MODELS.md; %s", got,
-                  hf_num_architectures, keys);
+        json_fail(
+            root, "architectures[0]",
+            "unknown architecture \"%.60s\"%s%s%s: accepted are the %zu of docs/MODELS.md; %s", got,
+            same ? " (did you mean " : "", same ? same : "", same ? "?)" : "", hf_num_architectures,
+            keys);
 }
 
 static const struct hf_architecture *find_architecture(const struct json_reader *root)
