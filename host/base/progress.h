@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * progress.h: one line on stderr that shows how far a long job is; on a terminal only.
+ * progress.h: how far a long job is, on stderr. On a terminal a line that is redrawn in place and
+ * as wide as the terminal at most; elsewhere, as in a pipe or a log, a line of its own every 30 s.
  */
 #ifndef HOST_BASE_PROGRESS_H
 #define HOST_BASE_PROGRESS_H
@@ -10,18 +11,18 @@
 
 struct progress {
     const char *what; /* static */
-    int64_t total;
-    int64_t next_ns; /* the line is redrawn at most ten times a second */
+    int64_t total;    /* 0 = not known */
+    int64_t next_ns;  /* when something is shown again */
     int64_t start_ns;
-    bool shown; /* stderr is a terminal, and a line stands there */
-    bool enabled;
+    bool terminal; /* stderr is one */
+    bool shown;    /* a line stands there, to be wiped */
 };
 
-/* Begin a job of `total` units, called `what`. Nothing is ever shown unless stderr is a terminal.
- */
+/* Begin a job of `total` units (0: nobody knows how many), called `what`. */
 void progress_begin(struct progress *progress, const char *what, int64_t total);
 
-/* `done` of the total so far, with a word on what is at work (may be NULL). */
+/* `done` of the total so far, with a word on what is at work (may be NULL). Cheap: call it as often
+ * as there is something to tell. */
 void progress_update(struct progress *progress, int64_t done, const char *note);
 
 /* Wipe the line, so that what is printed next stands on a clean one. */

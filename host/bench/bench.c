@@ -28,11 +28,21 @@ enum {
 #define SAMPLE_US     1000.0
 #define SAMPLE_US_CPU 2000.0
 
+/* A call that takes longer, and of which fewer than MEASURE_CALLS fit into a backend's share of the
+ * time, is not repeated. */
+#define SLOW_US 50000.0
+enum { MEASURE_CALLS = LEAST_ROUNDS + 3 };
+
+/* Once the time has passed, no entry begins whose shortest call at the device's ceilings takes
+ * longer. */
+#define LATE_US 5000.0
+
 /* One backend of an entry, while it is measured. */
 struct contender {
     const struct bench_params *params;
     const struct bench_timer *timer;
     const struct bench_inputs *inputs;
+    double seconds; /* its share of the time */
     struct bench_run *run;
     attnhost_backend *backend;
     attnhost_metadata *metadata;
@@ -86,6 +96,22 @@ void bench_report_finish(struct bench_report *report)
     free(report->entries);
     bench_ceilings_finish(&report->ceilings);
     memset(report, 0, sizeof *report);
+}
+
+/* How far it is. */
+static void tell(const struct bench_params *params, const struct bench_report *report, size_t done,
+                 const char *what)
+{
+    if (params->progress)
+        params->progress(params->progress_ctx, done, report->num_entries, what);
+}
+
+static void tell_entry(const struct bench_params *params, const struct bench_report *report,
+                       const struct bench_entry *entry)
+{
+    char text[256];
+    bench_shape_text(&entry->shape, text, sizeof text);
+    tell(params, report, (size_t)(entry - report->entries), text);
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
@@ -205,7 +231,7 @@ static attn_status list_calls(struct contender *c, attn_error *error)
 }
 
 /* Forwards of a sample, from a first look at their time. A graph begins with the same copy at every
- * launch, so it goes through all of them. */
+ * launch, so it goes through all of them. The first look at a slow backend is its only sample. */
 static attn_status choose_calls(struct contender *c, attn_error *error)
 {
     uint32_t copies = c->inputs->copies;
@@ -213,7 +239,14 @@ static attn_status choose_calls(struct contender *c, attn_error *error)
     double us = 0;
     const struct bench_work work = work_of(c);
     c->run->calls = cpu ? 1 : copies < WARM_CALLS ? copies : WARM_CALLS;
-    attn_status status = bench_timer_estimate(c->timer, &work, &us, error);
+    double slow_us = fmax(SLOW_US * c->run->calls, c->seconds * 1e6 / MEASURE_CALLS);
+    attn_status status = bench_timer_estimate(c->timer, &work, slow_us, &us, error);
+    if (status == ATTN_OK && us > slow_us) {
+        us /= c->run->calls;
+        c->run->one_call = true;
+        c->run->graph = false;
+        return bench_samples_add(&c->run->samples, &us, 1, error);
+    }
     double wanted = ceil((cpu ? SAMPLE_US_CPU : SAMPLE_US) * c->run->calls / (us > 0 ? us : 1));
     wanted = wanted < 1 ? 1 : wanted > MAX_CALLS ? MAX_CALLS : wanted;
     c->run->calls = (uint32_t)wanted;
@@ -251,7 +284,7 @@ static attn_status make_contender(struct contender *c, const struct bench_entry 
         status = choose_calls(c, error);
     if (status == ATTN_OK && c->run->graph)
         status = capture(c, error);
-    if (status == ATTN_OK) {
+    if (status == ATTN_OK && !c->run->one_call) {
         const struct bench_work work = work_of(c);
         status = bench_timer_block(c->timer, &work, us, error);
     }
@@ -308,7 +341,7 @@ static attn_status run_rounds(struct contender *contenders, uint32_t count, doub
         if (round >= LEAST_ROUNDS && clock_now_ns() > end_ns)
             break;
         for (uint32_t i = 0; i < count && status == ATTN_OK; i++)
-            if (contenders[i].run->outcome == BENCH_RAN)
+            if (contenders[i].run->outcome == BENCH_RAN && !contenders[i].run->one_call)
                 status = time_block(&contenders[i], error);
     }
     return status;
@@ -333,17 +366,24 @@ static attn_status sustain(struct contender *contenders, uint32_t count, double 
 /* ---- Figures --------------------------------------------------------------------------------- */
 
 /* The time that each ceiling alone would take; the longer one is the nearer ceiling. */
+static double floor_of(const struct bench_ceilings *ceilings, const struct bench_count *count,
+                       uint32_t *bound)
+{
+    double memory = fmax(ceilings->read.rate, ceilings->copy.rate);
+    double memory_us = memory > 0 ? count->bytes / memory * 1e6 : 0;
+    double compute_us = ceilings->matrix.rate > 0 ? count->flop / ceilings->matrix.rate * 1e6 : 0;
+    *bound = memory_us > compute_us ? BENCH_BOUND_MEMORY : BENCH_BOUND_COMPUTE;
+    return fmax(memory_us, compute_us);
+}
+
 static void set_fraction(const struct bench_ceilings *ceilings, const struct bench_count *count,
                          struct bench_run *run)
 {
-    double memory =
-        ceilings->read.rate > ceilings->copy.rate ? ceilings->read.rate : ceilings->copy.rate;
-    double memory_us = memory > 0 ? count->bytes / memory * 1e6 : 0;
-    double compute_us = ceilings->matrix.rate > 0 ? count->flop / ceilings->matrix.rate * 1e6 : 0;
-    double floor_us = memory_us > compute_us ? memory_us : compute_us;
+    uint32_t bound;
+    double floor_us = floor_of(ceilings, count, &bound);
     if (floor_us <= 0)
         return;
-    run->bound = memory_us > compute_us ? BENCH_BOUND_MEMORY : BENCH_BOUND_COMPUTE;
+    run->bound = bound;
     run->fraction = floor_us / run->us.median;
 }
 
@@ -352,6 +392,10 @@ static attn_status set_ratios(const struct bench_run *first, struct bench_run *r
                               attn_error *error)
 {
     size_t block = run->per_round, rounds = run->samples.count / block;
+    if (first->one_call || run->one_call) {
+        run->ratio = run->ratio_p10 = run->ratio_p90 = run->us.median / first->us.median;
+        return ATTN_OK;
+    }
     if (first->samples.count / block < rounds)
         rounds = first->samples.count / block;
     double *ratios = calloc(rounds, sizeof *ratios), ours[BENCH_BLOCK], theirs[BENCH_BLOCK];
@@ -397,7 +441,8 @@ static attn_status set_figures(const struct bench_report *report, struct bench_e
 
 static attn_status make_contenders(const struct bench_params *params,
                                    const struct bench_timer *timer,
-                                   const struct bench_inputs *inputs, struct bench_entry *entry,
+                                   const struct bench_inputs *inputs,
+                                   const struct bench_report *report, struct bench_entry *entry,
                                    struct contender *contenders, attn_error *error)
 {
     attn_status status = ATTN_OK;
@@ -405,12 +450,16 @@ static attn_status make_contenders(const struct bench_params *params,
         struct contender *c = &contenders[r];
         host_error said;
         host_error_init(&said);
-        *c = (struct contender){
-            .params = params, .timer = timer, .inputs = inputs, .run = &entry->runs[r]};
+        tell_entry(params, report, entry);
+        *c = (struct contender){.params = params,
+                                .timer = timer,
+                                .inputs = inputs,
+                                .seconds = report->seconds,
+                                .run = &entry->runs[r]};
         if (!c->run->layout || status != ATTN_OK)
             continue;
         attn_status made = make_contender(c, entry, &said.base);
-        c->run->per_round = timer->samples;
+        c->run->per_round = c->run->one_call ? 1 : timer->samples;
         c->run->outcome = BENCH_RAN;
         if (made != ATTN_OK)
             status = note_failure(c, made, &said, error);
@@ -427,7 +476,7 @@ static attn_status run_contenders(const struct bench_params *params,
     if (!contenders)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %u backends",
                          entry->num_runs);
-    attn_status status = make_contenders(params, timer, inputs, entry, contenders, error);
+    attn_status status = make_contenders(params, timer, inputs, report, entry, contenders, error);
     if (status == ATTN_OK)
         status = sustain(contenders, entry->num_runs, report->sustain, error);
     if (status == ATTN_OK)
@@ -481,6 +530,50 @@ static attn_status measure_entry(const struct bench_params *params, const struct
     return status;
 }
 
+/* ---- Time ------------------------------------------------------------------------------------ */
+
+/* Microseconds that the fastest possible forward of the entry takes. */
+static double floor_us(const struct bench_report *report, const struct bench_entry *entry)
+{
+    uint32_t bound;
+    return floor_of(&report->ceilings, &entry->count, &bound);
+}
+
+/* What is ahead of us, now that the ceilings are known: everybody's share, or a call that is
+ * longer.
+ */
+static double predicted_seconds(const struct bench_report *report)
+{
+    double seconds = 0;
+    for (size_t e = 0; e < report->num_entries; e++)
+        for (uint32_t r = 0; r < report->entries[e].num_runs; r++)
+            if (report->entries[e].runs[r].layout)
+                seconds += report->sustain +
+                           fmax(report->seconds, floor_us(report, &report->entries[e]) / 1e6);
+    return seconds;
+}
+
+/* Is it too late to begin this entry? The first one and short ones always have their turn. */
+static int too_late(const struct bench_report *report, const struct bench_entry *entry,
+                    int64_t begin_ns)
+{
+    double passed = (double)(clock_now_ns() - begin_ns) * 1e-9;
+    return report->total > 0 && entry > report->entries && passed > report->total &&
+           floor_us(report, entry) > LATE_US;
+}
+
+static void leave_out(const struct bench_report *report, struct bench_entry *entry)
+{
+    for (uint32_t r = 0; r < entry->num_runs; r++) {
+        struct bench_run *run = &entry->runs[r];
+        if (!run->layout)
+            continue;
+        run->outcome = BENCH_LEFT_OUT;
+        strbuf_appendf(&run->why, "%g s had passed; a call takes %.2g s at the device's ceilings",
+                       report->total, floor_us(report, entry) / 1e6);
+    }
+}
+
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 /* The processor's name, as Linux reports it. */
@@ -525,17 +618,11 @@ static void describe(const struct bench_params *params, const struct bench_timer
         name_gpu(report->device.id, report->device_name, sizeof report->device_name);
 }
 
-static void tell(const struct bench_params *params, const struct bench_report *report, size_t done,
-                 const char *what)
-{
-    if (params->progress)
-        params->progress(params->progress_ctx, done, report->num_entries, what);
-}
-
 static attn_status measure_all(const struct bench_params *params, const struct bench_timer *timer,
                                struct bench_report *report, attn_error *error)
 {
     attn_status status = ATTN_OK;
+    int64_t begin_ns = clock_now_ns();
     for (size_t e = 0; e < report->num_entries && status == ATTN_OK; e++)
         for (uint32_t r = 0; r < report->entries[e].num_runs && status == ATTN_OK; r++)
             status = ask(params, &report->entries[e], &report->entries[e].runs[r], error);
@@ -543,11 +630,14 @@ static attn_status measure_all(const struct bench_params *params, const struct b
     if (status == ATTN_OK)
         status = bench_ceilings_measure(timer, params->threads, report->seconds, report->sustain,
                                         &report->ceilings, error);
+    if (status == ATTN_OK && params->predict)
+        params->predict(params->progress_ctx, predicted_seconds(report));
     for (size_t e = 0; e < report->num_entries && status == ATTN_OK; e++) {
-        char text[256];
-        bench_shape_text(&report->entries[e].shape, text, sizeof text);
-        tell(params, report, e, text);
-        status = measure_entry(params, timer, report, &report->entries[e], error);
+        tell_entry(params, report, &report->entries[e]);
+        if (too_late(report, &report->entries[e], begin_ns))
+            leave_out(report, &report->entries[e]);
+        else
+            status = measure_entry(params, timer, report, &report->entries[e], error);
     }
     tell(params, report, report->num_entries, "");
     return status;

@@ -22,7 +22,8 @@
 enum {
     BENCH_REFUSED = 0, /* the backend cannot serve the shape: `why` */
     BENCH_RAN = 1,
-    BENCH_FAILED = 2 /* it said that it can, and failed: `why` */
+    BENCH_FAILED = 2,  /* it said that it can, and failed: `why` */
+    BENCH_LEFT_OUT = 3 /* the time had passed: `why` */
 };
 
 /* Which ceiling is the nearer one. */
@@ -36,6 +37,7 @@ struct bench_run {
     const char *layout;           /* static layout id; NULL = none was accepted */
     bool graph;                   /* replayed from a graph, else called */
     uint32_t calls;               /* forwards of a sample */
+    bool one_call;                /* so slow that its first call is all that was measured */
     struct bench_samples samples; /* microseconds of one forward: the mean of a sample */
     uint32_t per_round;           /* samples */
     struct bench_summary us;
@@ -62,6 +64,7 @@ struct bench_report {
     uint32_t num_threads;
     uint64_t seed;
     double seconds; /* each backend of an entry is measured for about so long */
+    double total;   /* ... and all of it takes about so long at most; 0 = however long */
     double sustain; /* seconds of load before an entry is measured; 0 = the device stays cool */
     double rest;    /* pause after a block of samples, in times its length */
     struct bench_ceilings ceilings;
@@ -79,14 +82,16 @@ attn_status bench_set_backend(struct bench_entry *entry, uint32_t run, const cha
 /* A zeroed one is fine. */
 void bench_report_finish(struct bench_report *report);
 
-/* Called before each entry, and once at the end with `done` = `total`. */
+/* Called at the beginning of each entry and from time to time, and once at the end with `done` =
+ * `total`. */
 typedef void (*bench_progress)(void *ctx, size_t done, size_t total, const char *what);
 
 struct bench_params {
-    attnhost *host;              /* with its plugins and backends */
-    const struct device *device; /* open */
-    struct threads *threads;     /* of the host, for the ceilings */
-    bench_progress progress;     /* NULL = none */
+    attnhost *host;                             /* with its plugins and backends */
+    const struct device *device;                /* open */
+    struct threads *threads;                    /* of the host, for the ceilings */
+    bench_progress progress;                    /* NULL = none */
+    void (*predict)(void *ctx, double seconds); /* once, as soon as it is known; NULL = none */
     void *progress_ctx;
 };
 

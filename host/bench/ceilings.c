@@ -4,6 +4,7 @@
  */
 #include "host/bench/ceilings.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,7 +285,7 @@ static attn_status measure(const struct bench_timer *timer, const struct bench_w
 {
     struct bench_summary summary;
     double us[BENCH_BLOCK];
-    attn_status status = bench_timer_estimate(timer, work, us, error);
+    attn_status status = bench_timer_estimate(timer, work, INFINITY, us, error);
     if (status == ATTN_OK)
         status = bench_timer_sustain(timer, work, 1, sustain, error);
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * 1e9);

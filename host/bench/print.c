@@ -13,7 +13,10 @@
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-enum { TEXT = 288 };
+enum { TEXT = 288, MAX_BACKEND = 12 };
+
+/* By BENCH_REFUSED and so on. */
+static const char *const outcomes[] = {"refused", "ran", "failed", "left out"};
 
 /* "layers 0-3: decode B32 ..." */
 static void entry_text(const struct bench_entry *entry, char text[TEXT])
@@ -66,69 +69,70 @@ static void print_ceiling(const char *name, const struct bench_ceiling *ceiling,
         fprintf(file, "  %s -", name);
 }
 
+/* "1 call": so slow that its first one is all there is. */
+static const char *how_text(const struct bench_run *run)
+{
+    return run->one_call ? "1 call" : run->graph ? "graph" : "eager";
+}
+
 static void print_row(const struct bench_run *run, FILE *file)
 {
     static const char *const bounds[] = {"", " memory", " compute"};
-    char a[32], b[32], c[32], d[32], e[32];
-    fprintf(file, "%-5s  %9s  %9s  %9s  %8s  %8s  ", run->graph ? "graph" : "eager",
-            number(run->us.median, a), number(run->us.p10, b), number(run->us.p90, c),
-            number(run->flops / 1e12, d), number(run->bytes_rate / 1e9, e));
+    char a[32], b[32], c[32], d[32], e[32], share[16] = "-";
     if (run->fraction > 0)
-        fprintf(file, "%3.0f%%%-8s", 100 * run->fraction, bounds[run->bound]);
-    else
-        fprintf(file, "%4s%8s", "-", "");
-    fprintf(file, "  %.3f%s\n", run->ratio, layout_note(run));
+        snprintf(share, sizeof share, "%.0f%%%s", 100 * run->fraction, bounds[run->bound]);
+    fprintf(file, " %-6s %8s %7s %7s %7s %5s %-11s %.3f%s\n", how_text(run),
+            number(run->us.median, a), number(run->us.p10, b), number(run->us.p90, c),
+            number(run->flops / 1e12, d), number(run->bytes_rate / 1e9, e), share, run->ratio,
+            layout_note(run));
 }
 
-static void print_entry(const struct bench_entry *entry, int shape_width, int backend_width,
-                        FILE *file)
+/* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its own.
+ */
+static void print_entry(const struct bench_entry *entry, int width, FILE *file)
 {
     char text[TEXT];
     entry_text(entry, text);
+    fprintf(file, "%s%s\n", text, entry->num_runs ? "" : ": no backend serves it");
     for (uint32_t r = 0; r < entry->num_runs; r++) {
         const struct bench_run *run = &entry->runs[r];
-        fprintf(file, "%-*s  %-*s  ", shape_width, text, backend_width, run->backend);
+        bool folded = (int)strlen(run->backend) > width;
+        fprintf(file, "  %-*s", width, run->backend);
+        if (folded)
+            fprintf(file, "\n  %*s", width, "");
         if (run->outcome == BENCH_RAN)
             print_row(run, file);
         else
-            fprintf(file, "%s: %s\n", run->outcome == BENCH_FAILED ? "failed" : "refused",
-                    strbuf_text(&run->why));
+            fprintf(file, " %s: %s\n", outcomes[run->outcome], strbuf_text(&run->why));
     }
-    if (entry->num_runs == 0)
-        fprintf(file, "%-*s  no backend serves it\n", shape_width, text);
 }
 
-static void find_widths(const struct bench_report *report, int *shape, int *backend)
+/* Of the names, within reason. */
+static int backend_width(const struct bench_report *report)
 {
-    *shape = (int)strlen("shape");
-    *backend = (int)strlen("backend");
-    for (size_t e = 0; e < report->num_entries; e++) {
-        char text[TEXT];
-        entry_text(&report->entries[e], text);
-        *shape = (int)strlen(text) > *shape ? (int)strlen(text) : *shape;
+    int width = (int)strlen("backend");
+    for (size_t e = 0; e < report->num_entries; e++)
         for (uint32_t r = 0; r < report->entries[e].num_runs; r++) {
             int length = (int)strlen(report->entries[e].runs[r].backend);
-            *backend = length > *backend ? length : *backend;
+            width = length > width ? length : width;
         }
-    }
+    return width < MAX_BACKEND ? width : MAX_BACKEND;
 }
 
 void bench_print(const struct bench_report *report, FILE *file)
 {
     const struct bench_ceilings *ceilings = &report->ceilings;
     const char *unit = report->device.type == ATTN_DEVICE_CPU ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
-    int shape, backend;
-    find_widths(report, &shape, &backend);
+    int width = backend_width(report);
     print_device(report, file);
     fputs("ceilings", file);
     print_ceiling("copy", &ceilings->copy, 1e9, "GB/s", file);
     print_ceiling("read", &ceilings->read, 1e9, "GB/s", file);
     print_ceiling("matrix", &ceilings->matrix, 1e12, unit, file);
-    fprintf(file, "\n\n%-*s  %-*s  %-5s  %9s  %9s  %9s  %8s  %8s  %-12s  %s\n", shape, "shape",
-            backend, "backend", "how", "us", "p10", "p90", "TFLOP/s", "GB/s", "of ceiling",
-            "ratio");
+    fprintf(file, "\n\n  %-*s %-6s %8s %7s %7s %7s %5s %-11s %s\n", width, "backend", "how", "us",
+            "p10", "p90", "TFLOP/s", "GB/s", "of ceiling", "ratio");
     for (size_t e = 0; e < report->num_entries; e++)
-        print_entry(&report->entries[e], shape, backend, file);
+        print_entry(&report->entries[e], width, file);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -262,6 +266,7 @@ static bool add_figures(cJSON *object, const struct bench_run *run)
     return cJSON_AddBoolToObject(object, "graph", run->graph) &&
            add_text(object, "layout", run->layout) && add_uint(object, "calls", run->calls) &&
            add_uint(object, "samples_per_round", run->per_round) &&
+           cJSON_AddBoolToObject(object, "one_call", run->one_call) &&
            add_number(object, "median_us", run->us.median) &&
            add_number(object, "p10_us", run->us.p10) && add_number(object, "p90_us", run->us.p90) &&
            add_number(object, "best_us", run->us.best) &&
@@ -277,7 +282,6 @@ static bool add_figures(cJSON *object, const struct bench_run *run)
 
 static bool add_run(cJSON *list, const struct bench_run *run)
 {
-    static const char *const outcomes[] = {"refused", "ran", "failed"};
     cJSON *object = cJSON_CreateObject();
     return cJSON_AddItemToArray(list, object) && add_text(object, "backend", run->backend) &&
            add_text(object, "outcome", outcomes[run->outcome]) &&
@@ -309,7 +313,9 @@ static bool add_all(cJSON *root, const struct bench_report *report)
 {
     bool ok = add_text(root, "attnhost", attnhost_version()) && add_device(root, report) &&
               add_regime(root, report) && add_uint(root, "seed", report->seed) &&
-              add_number(root, "seconds", report->seconds) && add_ceilings(root, &report->ceilings);
+              add_number(root, "seconds", report->seconds) &&
+              add_number(root, "total_seconds", report->total) &&
+              add_ceilings(root, &report->ceilings);
     cJSON *list = ok ? cJSON_AddArrayToObject(root, "results") : NULL;
     ok = list != NULL;
     for (size_t e = 0; ok && e < report->num_entries; e++)

@@ -40,9 +40,10 @@ void bench_timer_finish(struct bench_timer *timer);
 attn_status bench_timer_block(const struct bench_timer *timer, const struct bench_work *work,
                               double *us, attn_error *error);
 
-/* Microseconds of one unit of work, by the host's clock and roughly: the second of two. */
+/* Microseconds of one unit of work, by the host's clock and roughly: the second of two, or the
+ * first, if that took more than `slow_us`. */
 attn_status bench_timer_estimate(const struct bench_timer *timer, const struct bench_work *work,
-                                 double *us, attn_error *error);
+                                 double slow_us, double *us, attn_error *error);
 
 /* Keep the device busy with works[0 .. count) in turn for this many seconds. */
 attn_status bench_timer_sustain(const struct bench_timer *timer, const struct bench_work *works,

@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = os.environ.get("ATTNHOST_TEST_COMMAND", "./attnhost")
@@ -90,8 +91,9 @@ def quantile(values, p):
 
 # ---- Checks of a report --------------------------------------------------------------------------
 
-TOP_KEYS = {"attnhost", "device", "regime", "seed", "seconds", "ceilings", "results"}
-RUN_KEYS = {"backend", "outcome", "graph", "layout", "calls", "samples_per_round", "median_us",
+TOP_KEYS = {"attnhost", "device", "regime", "seed", "seconds", "total_seconds", "ceilings",
+            "results"}
+RUN_KEYS = {"backend", "outcome", "graph", "layout", "calls", "samples_per_round", "one_call", "median_us",
             "p10_us", "p90_us", "best_us", "flop_per_s", "bytes_per_s", "fraction", "bound", "ratio",
             "ratio_p10", "ratio_p90", "samples_us"}
 
@@ -105,7 +107,7 @@ def check_run(run, entry, first, ceilings):
     samples = run["samples_us"]
     if set(run) != RUN_KEYS:
         return [f"keys {sorted(set(run) ^ RUN_KEYS)}"]
-    if len(samples) < 5 or min(samples) <= 0 or run["calls"] < 1:
+    if len(samples) < (1 if run["one_call"] else 5) or min(samples) <= 0 or run["calls"] < 1:
         problems.append(f"{len(samples)} samples, the least {min(samples)}, {run['calls']} calls")
     median = quantile(samples, 0.5)
     memory = max(ceilings["read"]["bytes_per_s"], ceilings["copy"]["bytes_per_s"])
@@ -120,7 +122,8 @@ def check_run(run, entry, first, ceilings):
                 "flop_per_s": entry["flop"] / (median * 1e-6),
                 "bytes_per_s": entry["bytes"] / (median * 1e-6),
                 "fraction": max(floors.values()) / (median * 1e-6),
-                "ratio": quantile(ratios, 0.5), "ratio_p10": quantile(ratios, 0.1),
+                "ratio": run["median_us"] / first["median_us"] if run["one_call"] or first["one_call"]
+                else quantile(ratios, 0.5), "ratio_p10": quantile(ratios, 0.1),
                 "ratio_p90": quantile(ratios, 0.9)}
     problems += [f"{key}: {run[key]}, expected {value}" for key, value in expected.items()
                  if not close(run[key], value)]
@@ -209,11 +212,34 @@ def table_and_file(folder):
         report = json.load(file)
     problems = check_report(report, 1, 1, ["cpu_native", "example_rows"])
     text = report["results"][0]["text"]
-    rows = [line for line in done.stdout.splitlines() if line.startswith(text)]
-    if len(rows) != 2 or "cpu_native" not in rows[0] or "example_rows" not in rows[1]:
+    rows = done.stdout.partition(text + "\n")[2].splitlines()
+    if [row.split()[0] for row in rows] != ["cpu_native", "example_rows"]:
         problems.append(f"rows of the table: {rows}")
+    problems += [f"wider than 80 columns: {line}" for line in done.stdout.splitlines() if len(line) > 80]
     if "ceilings  copy " not in done.stdout or "of ceiling" not in done.stdout:
         problems.append(done.stdout)
+    return problems
+
+
+def too_slow():
+    """A call that takes long is made once, and the time that is given is kept."""
+    begin = time.monotonic()
+    done = bench("--backend", "portable", *LOAD, "--set", "backend.portable.type=cpu_native", "--set",
+                 "backend.portable.isa=generic", "--seconds", "0.1", "--json", "-", "--shape",
+                 "mode=prefill,batch=1,kv_len=1024:1025:1026:1027:1028:1029:1030:1031:1032")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    report = json.loads(done.stdout)
+    first, *others = [entry["backends"][0] for entry in report["results"]]
+    problems = []
+    if not first["one_call"] or len(first["samples_us"]) != 1 or first["calls"] != 1:
+        problems.append(f"first: {first}")
+    for other in others:
+        if other["outcome"] != "left out" or not other["why"].startswith("0.1 s had passed; a call "):
+            problems.append(f"another: {other}")
+    # Eight more calls would have taken so long.
+    if time.monotonic() - begin > 30 + 8 * first["median_us"] * 1e-6:
+        problems.append(f"{time.monotonic() - begin} s")
     return problems
 
 
@@ -408,6 +434,7 @@ def main():
         result("two backends, shapes and figures", two_backends())
         result("all kinds of shapes", shapes_of_one_backend())
         result("a table and a file", table_and_file(folder))
+        result("a slow backend is called once, and the time is kept", too_slow())
         result("kept up by a load", kept_up())
         result("a model's layer groups on the backends that it chooses", model(folder))
         result("platform.device = auto", automatic_device(folder))

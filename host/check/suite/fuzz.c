@@ -156,11 +156,17 @@ static void run_chunk(struct fuzz *fuzz, uint64_t chunk)
 static void run_chunks(struct fuzz *fuzz)
 {
     int64_t start = clock_now_ns(), end = start + (int64_t)(fuzz->params->time * 1e9);
+    char note[64];
+    progress_begin(&fuzz->suite.progress, "seconds", (int64_t)fuzz->params->time);
     for (uint64_t n = 0; clock_now_ns() < end && fuzz->failures < MAX_FAILURES; n++) {
         run_chunk(fuzz, n);
+        snprintf(note, sizeof note, "%llu chunks, %d failed", (unsigned long long)fuzz->chunks,
+                 fuzz->failures);
+        progress_update(&fuzz->suite.progress, (clock_now_ns() - start) / 1000000000, note);
         if (fuzz->suite.stopped)
             break;
     }
+    progress_end(&fuzz->suite.progress);
     fprintf(fuzz->out, "chunks %llu in %.1f s, %d failed\n", (unsigned long long)fuzz->chunks,
             (double)(clock_now_ns() - start) * 1e-9, fuzz->failures);
 }

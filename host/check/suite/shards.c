@@ -156,7 +156,11 @@ static size_t count_working(struct shards *shards)
 void shards_wait(struct shards *shards, struct suite *suite)
 {
     bool told = false;
-    while (count_working(shards)) {
+    size_t working;
+    while ((working = count_working(shards))) {
+        char note[64];
+        snprintf(note, sizeof note, "%zu of %zu processes at work", working, shards->count);
+        progress_update(&suite->progress, 0, note);
         sandbox_pause(&suite->sandbox, 100);
         for (size_t s = 0; s < shards->count && suite->sandbox.interrupted && !told; s++)
             if (shards->items[s].process)

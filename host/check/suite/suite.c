@@ -311,6 +311,8 @@ static void run_one(struct suite *suite, const struct suite_case *what, int *hun
         put(suite, what, id);
         return;
     }
+    if (!suite->shard.count)
+        progress_update(&suite->progress, 0, id);
     suite_run_case(suite, what, &result);
     *hung += result.code == CHECK_TIMEOUT;
     if (!suite->stopped)
@@ -510,6 +512,7 @@ enum check_outcome suite_run(const struct check_params *params, const struct rep
     struct suite suite = {.list = list};
     struct shards shards = {.count = 0};
     int64_t start = clock_now_ns();
+    progress_begin(&suite.progress, "checking", 0);
     size_t jobs = params->jobs ? params->jobs : shards_default();
     bool side_by_side = jobs > 1 && !params->fail_fast; /* or which is the first? */
     if (side_by_side && !replay && !list && !params->in_process) {
@@ -525,6 +528,7 @@ enum check_outcome suite_run(const struct check_params *params, const struct rep
         give_up(&suite, CHECK_USAGE,
                 "--filter matches no case; accepted: patterns of the ids "
                 "that --list prints");
+    progress_end(&suite.progress);
     suite_finish(&suite);
     shards_finish(&shards);
     report->ns = clock_now_ns() - start;

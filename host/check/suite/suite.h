@@ -8,6 +8,7 @@
 #include <nettle/sha2.h>
 
 #include "host/check/groups/groups.h"
+#include "host/base/progress.h"
 #include "host/check/suite/outcome.h"
 #include "host/check/suite/replay.h"
 #include "host/check/suite/result.h"
@@ -37,6 +38,7 @@ struct suite {
     struct sandbox sandbox;
     struct suite_surroundings *surroundings;
     size_t num_surroundings;
+    struct progress progress;
     FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
     struct sha256_ctx cases;    /* of report->cases_sha256 */

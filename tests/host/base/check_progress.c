@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_progress.c: silence where stderr is no terminal; on one, a line that is wiped again.
+ * check_progress.c: a line every 30 s where stderr is no terminal; on one, a line that fits it and
+ * is wiped again.
  */
 #define _GNU_SOURCE /* posix_openpt() */
 #include "host/base/progress.h"
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "host/base/clock.h"
@@ -49,14 +51,16 @@ static const char *written(void)
     return shown;
 }
 
-/* A pseudo-terminal as stderr; false where the system has none. */
-static int redirect_to_terminal(void)
+/* A pseudo-terminal of so many columns as stderr (0: it does not say); false where the system has
+ * none. */
+static int redirect_to_terminal(unsigned short columns)
 {
     int controller = posix_openpt(O_RDWR | O_NOCTTY);
     if (controller < 0 || grantpt(controller) != 0 || unlockpt(controller) != 0)
         return 0;
     int terminal = open(ptsname(controller), O_RDWR | O_NOCTTY);
-    if (terminal < 0)
+    const struct winsize size = {.ws_row = 24, .ws_col = columns};
+    if (terminal < 0 || ioctl(terminal, TIOCSWINSZ, &size) != 0)
         return 0;
     redirect(terminal, controller);
     return 1;
@@ -69,27 +73,91 @@ static void update(struct progress *progress, int64_t done, const char *note)
     progress_update(progress, done, note);
 }
 
-START_TEST(silent_in_a_pipe)
+/* As if the job had begun so many seconds ago. */
+static void set_back(struct progress *progress, int64_t seconds)
+{
+    progress->start_ns -= seconds * 1000000000;
+    progress->next_ns -= seconds * 1000000000;
+}
+
+START_TEST(a_line_every_30_s_in_a_pipe)
 {
     int ends[2];
     struct progress progress;
     ck_assert_int_eq(pipe(ends), 0);
     redirect(ends[1], ends[0]);
-    progress_begin(&progress, "work", 10);
+    progress_begin(&progress, "tokens", 10);
     for (int i = 0; i <= 10; i++)
-        update(&progress, i, "note");
+        progress_update(&progress, i, "note");
+    char *soon = strdup(written());
+    set_back(&progress, 29);
+    progress_update(&progress, 1, "note");
+    char *later = strdup(written());
+    set_back(&progress, 1);
+    progress_update(&progress, 1, "decode");
+    progress_update(&progress, 2, "decode");
+    char *first = strdup(written());
+    set_back(&progress, 30);
+    progress_update(&progress, 9, NULL);
     progress_end(&progress);
-    const char *got = written();
+    char *second = strdup(written());
     restore();
-    ck_assert_str_eq(got, "");
-    ck_assert(!progress.shown);
+    ck_assert_str_eq(soon, "");
+    ck_assert_str_eq(later, "");
+    ck_assert_str_eq(first, "attnhost: tokens 1/10, 30 s, 270 s left: decode\n");
+    ck_assert_str_eq(second, "attnhost: tokens 9/10, 60 s, 7 s left\n");
+    free(soon);
+    free(later);
+    free(first);
+    free(second);
+}
+END_TEST
+
+START_TEST(no_line_is_wider_than_the_terminal)
+{
+    static const unsigned short widths[] = {0, 1, 2, 20, 40, 79, 80, 200};
+    char note[400];
+    memset(note, 'n', sizeof note - 1);
+    note[sizeof note - 1] = '\0';
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        struct progress progress;
+        if (!redirect_to_terminal(widths[w]))
+            return;
+        size_t most = widths[w] == 0 ? 79 : widths[w] == 1 ? 1 : widths[w] - 1u;
+        progress_begin(&progress, "work", 8);
+        update(&progress, 4, note);
+        char *line = strdup(written());
+        restore();
+        ck_assert_msg(strlen(line) == strlen("\r\033[K") + most, "%u columns: %s", widths[w], line);
+        free(line);
+    }
+}
+END_TEST
+
+START_TEST(what_is_left)
+{
+    struct progress progress;
+    if (!redirect_to_terminal(80))
+        return;
+    progress_begin(&progress, "work", 8);
+    set_back(&progress, 20);
+    update(&progress, 2, NULL);
+    char *line = strdup(written());
+    progress_begin(&progress, "checking", 0);
+    update(&progress, 7, "a");
+    char *unknown = strdup(written());
+    restore();
+    ck_assert_str_eq(line, "\r\033[Kwork [######..................] 2/8  20.0 s, 60 s left  ");
+    ck_assert_str_eq(unknown, "\r\033[Kchecking  0.0 s  a");
+    free(line);
+    free(unknown);
 }
 END_TEST
 
 START_TEST(a_line_on_a_terminal)
 {
     struct progress progress;
-    if (!redirect_to_terminal()) {
+    if (!redirect_to_terminal(80)) {
         puts("# a_line_on_a_terminal: skipped, this system gives no pseudo-terminal");
         return;
     }
@@ -129,7 +197,7 @@ END_TEST
 START_TEST(drawn_ten_times_a_second_at_most)
 {
     struct progress progress;
-    if (!redirect_to_terminal())
+    if (!redirect_to_terminal(80))
         return;
     int64_t begin = clock_now_ns();
     progress_begin(&progress, "work", 1000);
@@ -146,27 +214,15 @@ START_TEST(drawn_ten_times_a_second_at_most)
 }
 END_TEST
 
-START_TEST(nothing_to_do)
-{
-    struct progress progress;
-    if (!redirect_to_terminal())
-        return;
-    progress_begin(&progress, "work", 0);
-    progress_update(&progress, 0, NULL);
-    const char *got = written();
-    restore();
-    ck_assert_ptr_nonnull(strstr(got, "work [........................] 0/1"));
-}
-END_TEST
-
 static Suite *suite(void)
 {
     Suite *suite = suite_create("progress");
     TCase *line = tcase_create("line");
-    tcase_add_test(line, silent_in_a_pipe);
+    tcase_add_test(line, a_line_every_30_s_in_a_pipe);
     tcase_add_test(line, a_line_on_a_terminal);
     tcase_add_test(line, drawn_ten_times_a_second_at_most);
-    tcase_add_test(line, nothing_to_do);
+    tcase_add_test(line, no_line_is_wider_than_the_terminal);
+    tcase_add_test(line, what_is_left);
     suite_add_tcase(suite, line);
     return suite;
 }
