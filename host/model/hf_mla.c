@@ -144,6 +144,16 @@ static void read_kimi_layers(const struct hf_source *source, int32_t num_layers,
             list ? hf_layer_type(source, "layer_types", list, i, names) == 1 : i == 0 || i % 4 != 0;
 }
 
+/* Transformers names the layers that choose their keys; all of a model's do. */
+static void check_indexed(const struct hf_source *source, int32_t num_layers)
+{
+    static const struct hf_layer_name names[] = {
+        {"indexed_attention", 0}, {"deepseek_sparse_attention", 0}, {NULL, 0}};
+    const cJSON *list = json_array(&source->text, "layer_types", num_layers);
+    for (int32_t i = 0; list && hf_ok(source) && i < num_layers; i++)
+        hf_layer_type(source, "layer_types", list, i, names);
+}
+
 void hf_build_mla(struct hf_source *source)
 {
     struct model_spec latent, delta;
@@ -154,6 +164,8 @@ void hf_build_mla(struct hf_source *source)
         read_delta(source, &delta);
         read_kimi_layers(source, num_layers, is_delta);
     }
+    if (source->defaults->flags & HF_SPARSE_INDEX)
+        check_indexed(source, num_layers);
     for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
         hf_add(source, is_delta[i] ? &delta : &latent, "decoder", i);
 }

@@ -34,8 +34,8 @@ SMALL = {
     "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32, "shared_intermediate_size": 32,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
-    "mamba_n_groups": 2, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 16,
+    "linear_value_head_dim": 8, "depth": 3, "num_heads": 4, "mamba_n_heads": 8,
+    "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 16,
 }  # fmt: skip
 
 NO_HEAD_DIM = {"head_dim": None}
@@ -46,6 +46,7 @@ LATENT = {
     "v_head_dim": 24, "num_key_value_heads": 4, "head_dim": None, "n_group": 1, "topk_group": 1,
     "num_hidden_layers": 2, "first_k_dense_replace": 2,
 }  # fmt: skip
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 MAMBA = {"mamba_expand": 2, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 
 # File name: (class of the model, values beyond SMALL; None = as the class has it).
@@ -60,6 +61,8 @@ MODELS = {
     "cohere": ("CohereForCausalLM", {}),
     "cohere2": ("Cohere2ForCausalLM", {}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", LATENT),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", LATENT | {"index_topk": LENGTH, "index_n_heads": 2,
+                                                         "index_head_dim": 16}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
     "deepseek_v3_yarn": ("DeepseekV3ForCausalLM",
                          LATENT | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0,
@@ -77,6 +80,9 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
     "gemma3_bidirectional": ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}),
+    "gemma3_vision": ("Gemma3ForConditionalGeneration",
+                      {"text_config": GEMMA, "vision_config": {"image_size": 56, "patch_size": 14},
+                       "mm_tokens_per_image": 4}),
     "gemma3n": ("Gemma3nForCausalLM", {"num_hidden_layers": 10, "num_kv_shared_layers": 4,
                                        "intermediate_size": [32] * 10,
                                        "activation_sparsity_pattern": [0.0] * 10}),
@@ -85,6 +91,8 @@ MODELS = {
     "gemma4_bidirectional": ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}),
     "gemma4_k_eq_v": ("Gemma4ForCausalLM", {"attention_k_eq_v": True, "global_head_dim": 40,
                                             "num_global_key_value_heads": 1}),
+    "gemma4_vision": ("Gemma4ForConditionalGeneration",
+                      {"text_config": {}, "vision_config": {"pooling_kernel_size": 2}}),
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {}),
     "glm4_moe": ("Glm4MoeForCausalLM", {}),
@@ -108,10 +116,17 @@ MODELS = {
     "llama": ("LlamaForCausalLM", {}),
     "llama_bidirectional": ("LlamaForCausalLM", {"is_causal": False}),
     "llama4": ("Llama4ForCausalLM", {"intermediate_size_mlp": 32}),
+    "llama4_vision": ("Llama4ForConditionalGeneration",
+                      {"text_config": {"intermediate_size_mlp": 32},
+                       "vision_config": {"image_size": 56, "intermediate_size": 256,
+                                         "projector_input_dim": 64, "projector_output_dim": 64,
+                                         "vision_output_dim": 64}}),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16,
                                      "n_groups": 2, "num_hidden_layers": 2}),
     "minimax": ("MiniMaxForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
+    "mistral3": ("Mistral3ForConditionalGeneration",
+                 {"text_config": {}, "vision_config": {"image_size": 112, "head_dim": 16}}),
     "mistral_bidirectional": ("MistralForCausalLM", {"is_causal": False}),
     "mixtral": ("MixtralForCausalLM", {}),
     "modernbert": ("ModernBertModel", {"local_attention": 8}),
@@ -138,6 +153,16 @@ MODELS = {
     "qwen3_5": ("Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", NO_HEAD_DIM),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration",
+                 {"text_config": MROPE, "vision_config": {"embed_dim": 64}}),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",
+                   {"text_config": MROPE, "vision_config": {"out_hidden_size": 64}}),
+    "qwen3_5_vision": ("Qwen3_5ForConditionalGeneration",
+                       {"text_config": {}, "vision_config": {"out_hidden_size": 64}}),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration",
+                 {"text_config": {}, "vision_config": {"out_hidden_size": 64}}),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",
+                     {"text_config": {}, "vision_config": {"out_hidden_size": 64}}),
     "qwen3_next": ("Qwen3NextForCausalLM", {}),
     "recurrent_gemma": ("RecurrentGemmaForCausalLM", {"attention_window_size": 8, "lru_width": 64}),
     "roberta": ("RobertaModel", {}),
@@ -185,10 +210,10 @@ def borders(seen):
     raise ValueError("the mask is no window and no chunk")
 
 
-def visible(mask, module):
-    """A boolean [queries, keys] of the mask that an attention function is given."""
+def visible(mask, module, causal):
+    """A boolean [queries, keys] of the mask that an attention function is given; None = all."""
     if mask is None:
-        if getattr(module, "is_causal", True):
+        if getattr(module, "is_causal", True) if causal is None else causal:
             raise ValueError(f"{type(module).__name__}: causal without a mask")
         return None
     mask = mask[0, 0]
@@ -214,24 +239,26 @@ class Probe:
         return int(numbers[0])
 
     def stack(self, module):
-        return "encoder" if "encoder." in self.names[module] and "decoder." in str(
-            list(self.names.values())) else "decoder"
+        """Encoders and towers come after the decoder, whatever runs first."""
+        return "encoder" if re.search(r"\bencoder\.|vis", self.names[module]) else "decoder"
 
     def add(self, module, kind, text):
         self.lines[self.stack(module)].append(f"{kind} block {self.block(module)}: {text}")
 
-    def attention(self, module, query, key, value, mask, scale, cap, sinks, alibi=False):
+    def attention(self, module, query, key, value, mask, causal, scale, cap, sinks, alibi=False):
         """One call of softmax attention; query, key, value are [batch, heads, tokens, dim]."""
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         if type(module).__name__ == "WhisperAttention":
             scale *= module.scaling  # it multiplies its queries itself
-        seen = visible(mask, module)
+        seen = visible(mask, module, causal)
         left, right, chunk = (-1, -1, 0) if seen is None or bool(seen.all()) else borders(seen)
         cross = re.search("cross|encoder_attn", self.names[module])
         encoder = right != 0 and not cross
         text = f"heads {query.shape[1]}/{key.shape[1]} dims {query.shape[-1]}/{value.shape[-1]}"
         if hasattr(module, "kv_lora_rank"):
             text += f" latent {module.kv_lora_rank}+{module.qk_rope_head_dim}"
+        if hasattr(module, "indexer"):
+            text += f" top_k {module.indexer.index_topk}"
         text += f" scale {scale:.6g} window {left}/{right}"
         text += f" chunk {chunk}" if chunk else ""
         text += f" cap {float(cap):.6g}" if cap else ""
@@ -313,7 +340,9 @@ def watch_bloom(probe, module):
         steps = alibi[..., 1:] - alibi[..., :-1]
         assert module.beta == 1 and torch.allclose(steps, steps[..., :1].expand_as(steps), atol=1e-5)
         query, key, value = module._reshape(module.query_key_value(args[0]))
-        probe.attention(module, query, key, value, mask, module.inv_norm_factor, 0, None, True)
+        probe.attention(
+            module, query, key, value, mask, None, module.inv_norm_factor, 0, None, True
+        )
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -322,8 +351,10 @@ def watch_bloom(probe, module):
 
 
 def probe_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
-                    softcap=None, s_aux=None, **_):
-    current.attention(module, query, key, value, attention_mask, scaling, softcap, s_aux)
+                    softcap=None, s_aux=None, is_causal=None, **_):
+    current.attention(
+        module, query, key, value, attention_mask, is_causal, scaling, softcap, s_aux
+    )
     out = value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
     return out, None
 
@@ -334,14 +365,37 @@ def probe_mask(*args, **kwargs):
 
 
 def configuration(cls, values):
-    """The class' configuration with small values in the fields it has."""
-    fields = set(inspect.signature(cls.config_class.__init__).parameters)
-    fields |= set(cls.config_class().to_dict())
+    """The class' configuration with small values in the fields it has, and so for its parts."""
+    usual = cls()
+    fields = set(inspect.signature(cls.__init__).parameters) | set(usual.to_dict())
     wanted = {k: v for k, v in SMALL.items() if k in fields}
     wanted |= {k: copy.deepcopy(v) for k, v in values.items()}
+    for part in {"text_config", "vision_config"} & set(values):
+        own = getattr(usual, part)
+        part_cls = cls.sub_configs[part] if own is None else type(own)
+        wanted[part] = configuration(part_cls, values[part]).to_dict()
     if wanted.get("head_dim", 0) is None:
         del wanted["head_dim"]
-    return cls.config_class(**wanted)
+    return cls(**wanted)
+
+
+def run_tower(model):
+    """A small image through the tower, as each family takes it."""
+    vision = model.config.vision_config
+    takes = inspect.signature(model.get_image_features).parameters
+    patch = 3 * vision.patch_size**2
+    side = torch.arange(16)
+    if "image_grid_thw" in takes:
+        image = {"pixel_values": torch.zeros(16, patch * vision.temporal_patch_size),
+                 "image_grid_thw": torch.tensor([[1, 4, 4]])}  # fmt: skip
+    elif "image_position_ids" in takes:
+        image = {"pixel_values": torch.zeros(1, 16, patch),
+                 "image_position_ids": torch.stack([side % 4, side // 4], -1)[None]}  # fmt: skip
+    else:
+        image = {"pixel_values": torch.zeros(1, 3, vision.image_size, vision.image_size)}
+    if "image_sizes" in takes:
+        image["image_sizes"] = torch.tensor([[vision.image_size] * 2])
+    model.get_image_features(**image)
 
 
 def inputs(model):
@@ -359,13 +413,15 @@ def make(name, folder):
     global current
     architecture, values = MODELS[name]
     cls = getattr(transformers, architecture)
-    config = configuration(cls, values)
+    config = configuration(cls.config_class, values)
     torch.manual_seed(1)
     eager = architecture.startswith("Bloom")
     model = cls._from_config(config, attn_implementation="eager" if eager else "probe").eval()
     current = Probe(model)
     with torch.no_grad():
         model(**inputs(model), use_cache=False)
+        if hasattr(config, "vision_config"):
+            run_tower(model)
     config.architectures = [architecture]
     config.save_pretrained(folder)
     (folder / "config.json").rename(folder / f"{name}.json")
