@@ -413,8 +413,15 @@ void strbuf_append(strbuf *buffer, const char *text)
 
 void strbuf_appendf(strbuf *buffer, const char *format, ...)
 {
-    va_list args, again;
+    va_list args;
     va_start(args, format);
+    strbuf_appendv(buffer, format, args);
+    va_end(args);
+}
+
+void strbuf_appendv(strbuf *buffer, const char *format, va_list args)
+{
+    va_list again;
     va_copy(again, args);
     int length = vsnprintf(NULL, 0, format, args);
     if (length < 0)
@@ -424,7 +431,6 @@ void strbuf_appendf(strbuf *buffer, const char *format, ...)
         buffer->length += (size_t)length;
     }
     va_end(again);
-    va_end(args);
 }
 
 const char *strbuf_text(const strbuf *buffer)
@@ -442,4 +448,24 @@ char *strbuf_steal(strbuf *buffer)
     }
     strbuf_init(buffer);
     return data;
+}
+
+/* ---- Lines ----------------------------------------------------------------------------------- */
+
+void text_wrap(FILE *file, const char *text, size_t column, size_t indent)
+{
+    size_t at = column;
+    bool first = true;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (!first && at + 1 + length > TEXT_WIDTH) {
+            fprintf(file, "\n%*s", (int)indent, "");
+            at = indent;
+            first = true;
+        }
+        fprintf(file, "%s%.*s", first ? "" : " ", (int)length, text);
+        at += length + (first ? 0 : 1);
+        first = false;
+        text += length + strspn(text + length, " ");
+    }
 }

@@ -9,9 +9,11 @@
 #ifndef HOST_BASE_TEXT_H
 #define HOST_BASE_TEXT_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* ---- Parsers --------------------------------------------------------------------------------- */
 
@@ -105,6 +107,8 @@ void strbuf_finish(strbuf *buffer);
 void strbuf_append(strbuf *buffer, const char *text);
 void strbuf_append_bytes(strbuf *buffer, const char *bytes, size_t length);
 void strbuf_appendf(strbuf *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void strbuf_appendv(strbuf *buffer, const char *format, va_list args)
+    __attribute__((format(printf, 2, 0)));
 
 /* What is there so far, never NULL; valid until the next call. */
 const char *strbuf_text(const strbuf *buffer);
@@ -112,5 +116,14 @@ const char *strbuf_text(const strbuf *buffer);
 /* Hand the string to the caller, who frees it, and leave the buffer empty. NULL when memory ran out
  * on the way. */
 char *strbuf_steal(strbuf *buffer);
+
+/* ---- Lines ----------------------------------------------------------------------------------- */
+
+/* What a terminal shows side by side, at least. */
+enum { TEXT_WIDTH = 80 };
+
+/* Print words where the cursor stands, at `column`; lines that would be wider than TEXT_WIDTH go on
+ * below, at `indent`. A longer word is not cut. No line end after the last one. */
+void text_wrap(FILE *file, const char *text, size_t column, size_t indent);
 
 #endif /* HOST_BASE_TEXT_H */

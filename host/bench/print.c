@@ -87,7 +87,8 @@ static void print_row(const struct bench_run *run, FILE *file)
             layout_note(run));
 }
 
-/* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its own.
+/* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its
+ * own.
  */
 static void print_entry(const struct bench_entry *entry, int width, FILE *file)
 {

@@ -115,11 +115,16 @@ static void append_accepted(const struct key *key, strbuf *text)
 void bench_shape_print_keys(FILE *file)
 {
     for (int k = 0; k < NUM_KEYS; k++) {
-        strbuf accepted;
-        strbuf_init(&accepted);
-        append_accepted(&keys[k], &accepted);
-        fprintf(file, "  %-10s  %s (%s)\n", keys[k].name, keys[k].help, strbuf_text(&accepted));
-        strbuf_finish(&accepted);
+        enum { COLUMN = 2 + 10 + 2 };
+        strbuf text;
+        strbuf_init(&text);
+        strbuf_appendf(&text, "%s (", keys[k].help);
+        append_accepted(&keys[k], &text);
+        strbuf_append(&text, ")");
+        fprintf(file, "  %-10s  ", keys[k].name);
+        text_wrap(file, strbuf_text(&text), COLUMN, COLUMN);
+        putc('\n', file);
+        strbuf_finish(&text);
     }
 }
 

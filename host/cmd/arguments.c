@@ -12,7 +12,7 @@
 
 /* FIRST_ROW + r gives getopt the row; GO_ON is no exit code: the command line is still being read.
  */
-enum { FIRST_ROW = 256, GO_ON = -1, HELP_WIDTH = 98 };
+enum { FIRST_ROW = 256, GO_ON = -1 };
 
 static size_t num_rows(const struct command *command)
 {
@@ -72,22 +72,6 @@ static void print_usage(const struct command *command)
     }
 }
 
-/* Words in lines that begin at a column, where the cursor is. */
-static void print_wrapped(const char *text, size_t column)
-{
-    size_t at = column;
-    while (*text) {
-        size_t length = strcspn(text, " ");
-        if (at > column && at + 1 + length > HELP_WIDTH) {
-            printf("\n%*s", (int)column, "");
-            at = column;
-        }
-        at += (size_t)printf("%s%.*s", at > column ? " " : "", (int)length, text);
-        text += length + strspn(text + length, " ");
-    }
-    putchar('\n');
-}
-
 /* "--name VALUE" */
 static size_t write_left(const struct option_row *row, char *text, size_t size)
 {
@@ -106,20 +90,44 @@ static void print_options(const struct command *command)
     for (const struct option_row *row = command->options; row->name; row++) {
         write_left(row, left, sizeof left);
         printf("  %-*s   ", (int)widest, left);
-        print_wrapped(row->help ? row->help : row->key, 2 + widest + 3);
+        text_wrap(stdout, row->help ? row->help : row->key, 2 + widest + 3, 2 + widest + 3);
+        putchar('\n');
     }
     puts("  --help");
+}
+
+void arguments_print_text(FILE *file, const char *text)
+{
+    strbuf paragraph;
+    strbuf_init(&paragraph);
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        bool verbatim = length == 0 || *text == ' ';
+        if (!verbatim)
+            strbuf_appendf(&paragraph, "%s%.*s", paragraph.length ? " " : "", (int)length, text);
+        text += length + (text[length] == '\n');
+        if (paragraph.length && (verbatim || !*text || *text == '\n' || *text == ' ')) {
+            text_wrap(file, strbuf_text(&paragraph), 0, 0);
+            putc('\n', file);
+            strbuf_finish(&paragraph);
+        }
+        if (verbatim)
+            fprintf(file, "%.*s\n", (int)length, text - length - 1);
+    }
+    strbuf_finish(&paragraph);
 }
 
 static int print_help(const struct command *command)
 {
     print_usage(command);
-    printf("\n%s\n", command->about);
+    putchar('\n');
+    arguments_print_text(stdout, command->about);
+    putchar('\n');
     print_options(command);
     putchar('\n');
     if (command->more)
         command->more(stdout);
-    fputs(command->ending, stdout);
+    arguments_print_text(stdout, command->ending);
     return EXIT_GOOD;
 }
 
@@ -165,6 +173,11 @@ static bool add_set(struct arguments *arguments, const char *key, const char *te
     snprintf(set, size, "%s%s%s", key ? key : "", key ? "=" : "", text);
     sets[arguments->num_sets++] = set;
     return true;
+}
+
+bool arguments_set(struct arguments *arguments, const char *key, const char *value)
+{
+    return add_set(arguments, key, value);
 }
 
 static int take_value(struct arguments *arguments, const struct option_row *row, const char *value)

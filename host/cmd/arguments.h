@@ -89,6 +89,13 @@ struct arguments {
  * NAME", as getopt's messages begin with it. */
 int arguments_run(const struct command *command, int argc, char **argv);
 
+/* Text of a help: paragraphs are folded to the width of a terminal; lines that begin with a space
+ * stay as they are. Each line of it ends with a '\n'. */
+void arguments_print_text(FILE *file, const char *text);
+
+/* As --set KEY=VALUE does. false when memory ran out. */
+bool arguments_set(struct arguments *arguments, const char *key, const char *value);
+
 /* The ini `path` (NULL = none) with the --set of the command line. EXIT_GOOD and *config, the
  * caller's, or an exit code after a line on stderr. */
 int arguments_load_config(const struct arguments *arguments, const char *path,

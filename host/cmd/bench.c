@@ -83,12 +83,12 @@ static const struct option_row options[] = {
 
 static void print_shapes(FILE *file)
 {
-    fputs(
+    arguments_print_text(
+        file,
         "A VALUE is one or more items separated by ':', each of which makes a shape; of several\n"
         "keys all combinations are measured. An item is a word or a number, A-BxF (A, A*F ... B),\n"
         "A-B/S (A, A+S ... B), or for lengths N+N+N: those of a batch's sequences in turn.\n"
-        "\n",
-        file);
+        "\n");
     bench_shape_print_keys(file);
     fputc('\n', file);
 }
@@ -270,7 +270,7 @@ static int run(struct arguments *arguments)
 const struct command command_bench = {
     .name = "bench",
     .summary = "how fast backends are, side by side",
-    .usage = "--backend NAME[,NAME]... --shape KEY=VALUE[,KEY=VALUE]... [OPTION]...\n"
+    .usage = "--backend NAME[,...] --shape KEY=VALUE[,...] [OPTION]...\n"
              "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
     .target = TARGET_AT_MOST_ONE,
@@ -295,9 +295,8 @@ const struct command command_bench = {
         "backend failed while running.\n"
         "\n"
         "examples:\n"
-        "  attnhost bench --backend cpu_native --shape mode=decode,batch=8,kv_len=1024-4096x2\n"
-        "  attnhost bench --device cuda:0 --backend triton_like --shape "
-        "mode=prefill,kv_len=2048:8192\n"
+        "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
+        "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
         "  attnhost bench examples/quickstart.ini --json -\n",
     .size = sizeof(struct bench_values),
     .run = run,

@@ -110,10 +110,22 @@ static int open_and_explain(const struct arguments *arguments, struct config *co
     return code;
 }
 
+/* A model's config.json by itself, with nothing else configured? */
+static bool is_model(const char *target)
+{
+    size_t length = strlen(target);
+    return length > 5 && strcmp(target + length - 5, ".json") == 0;
+}
+
 static int run(struct arguments *arguments)
 {
     struct config *config = NULL;
-    int code = arguments_load_config(arguments, arguments->target, &config);
+    bool bare = is_model(arguments->target);
+    if (bare && !arguments_set(arguments, "model.config", arguments->target)) {
+        arguments_complain(arguments, "no memory");
+        return EXIT_RUN_TIME;
+    }
+    int code = arguments_load_config(arguments, bare ? NULL : arguments->target, &config);
     if (code == EXIT_GOOD)
         return open_and_explain(arguments, config);
     return code;
@@ -122,15 +134,16 @@ static int run(struct arguments *arguments)
 const struct command command_explain = {
     .name = "explain",
     .summary = "which backend is chosen for each phase and layer group, and why",
-    .usage = "CONFIG.ini [OPTION]...",
-    .names = "CONFIG.ini",
+    .usage = "CONFIG.ini|config.json [OPTION]...",
+    .names = "CONFIG.ini or config.json",
     .calls_plugins = true,
     .about =
         "Tells which backend a run of this configuration would choose for each phase and layer\n"
         "group, and for each other candidate all reasons why it cannot serve. Nothing is computed\n"
         "and no GPU is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks "
         "as\n"
-        "if it were that platform, and names what would be chosen there, installed here or not.\n",
+        "if it were that platform, and names what would be chosen there, installed here or not.\n"
+        "A model's config.json by itself stands for an ini with model.config alone.\n",
     .options = options,
     .ending =
         "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is\n"
@@ -139,6 +152,7 @@ const struct command command_explain = {
         "\n"
         "examples:\n"
         "  attnhost explain examples/quickstart.ini\n"
+        "  attnhost explain examples/models/qwen3_next.json\n"
         "  attnhost explain examples/quickstart.ini --set platform.simulate=sm90 --json\n",
     .size = sizeof(struct values),
     .run = run,

@@ -35,10 +35,13 @@ static const struct option_row options[] = {
 
 static void print_option(const attn_option *option)
 {
+    enum { COLUMN = 4 + 19 + 1 };
     char accepted[256];
     options_accepted(option, accepted, sizeof accepted);
-    printf("    %-28s %s\n", option->key, option->doc);
-    printf("    %-28s %s%s%s%s", "", options_type_name(option->type),
+    printf("    %-19s ", option->key);
+    text_wrap(stdout, option->doc, strlen(option->key) > 19 ? 5 + strlen(option->key) : COLUMN,
+              COLUMN);
+    printf("\n%*s%s%s%s%s", COLUMN, "", options_type_name(option->type),
            option->flags & ATTN_OPTION_REPEATED ? ", repeatable" : "", accepted[0] ? ": " : "",
            accepted);
     if (option->flags & ATTN_OPTION_REQUIRED)
@@ -114,7 +117,9 @@ static int fail_unknown(const attnhost *host, const char *name)
             near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
     for (uint32_t i = 0; i < count; i++)
         fprintf(stderr, "%s %s", i ? "," : "", names[i] ? names[i] : "?");
-    fputs(count ? "\n" : " none: no plugin is loaded\n", stderr);
+    fputs(count ? "; plugins.path names other folders of plugins\n"
+                : " none: no plugin is loaded; plugins.path names folders of them\n",
+          stderr);
     free(names);
     return EXIT_USAGE;
 }
@@ -152,10 +157,15 @@ static int inspect_name(const attnhost *host, const struct rules *rules, const c
     if (!alias && !rules_backend(rules, name))
         return fail_unknown(host, name);
     if (alias)
-        fprintf(stderr, "attnhost inspect: %s stands for %s, which is not installed\n", name,
-                alias);
+        fprintf(stderr,
+                "attnhost inspect: %s stands for %s, which is not installed; plugins.path names "
+                "other folders of plugins\n",
+                name, alias);
     else
-        fprintf(stderr, "attnhost inspect: %s is not installed\n", name);
+        fprintf(stderr,
+                "attnhost inspect: %s is not installed; plugins.path names other folders "
+                "of plugins\n",
+                name);
     return EXIT_NO_BACKEND;
 }
 

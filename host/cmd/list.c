@@ -2,6 +2,7 @@
  *
  * attnhost list: plugins and backends found, usable here or why not.
  */
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,16 +40,46 @@ static const struct option_row options[] = {
 /* "usable", "composite", or "not here: ..." */
 static void state_of(const attnhost *host, const attn_backend_type *type, char *text, size_t size)
 {
+    static const char other_kind[] = "kind softmax: accepted ";
     char why[320];
     if (type->flags & ATTN_BACKEND_COMPOSITE)
         snprintf(text, size, "usable, a composite");
     else if (probe_here(host, type, why, sizeof why))
         snprintf(text, size, "usable");
+    else if (strncmp(why, other_kind, strlen(other_kind)) == 0)
+        snprintf(text, size, "usable, serves %s layers", why + strlen(other_kind));
     else
         snprintf(text, size, "not on this machine's cpu%s%s", why[0] ? ": " : "", why);
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
+
+/* A line that goes on at `column`, folded to `indent`. */
+static void print_wrapped(size_t column, size_t indent, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void print_wrapped(size_t column, size_t indent, const char *format, ...)
+{
+    strbuf line;
+    va_list args;
+    va_start(args, format);
+    strbuf_init(&line);
+    strbuf_appendv(&line, format, args);
+    va_end(args);
+    text_wrap(stdout, strbuf_text(&line), column, indent);
+    putchar('\n');
+    strbuf_finish(&line);
+}
+
+/* The name in a column of its own, and beside it what the backend is and whether it can be used. */
+static void print_backend(const char *name, const char *doc, const char *state)
+{
+    enum { COLUMN = 4 + 16 + 1 };
+    printf("    %-16s ", name);
+    text_wrap(stdout, doc, strlen(name) > 16 ? 4 + strlen(name) + 1 : COLUMN, COLUMN);
+    printf("\n%*s", COLUMN, "");
+    text_wrap(stdout, state, COLUMN, COLUMN);
+    putchar('\n');
+}
 
 static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugin,
                          const char *shadowed_by)
@@ -62,15 +93,16 @@ static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugi
                plugin->reason);
         return;
     }
-    printf("%s\n  %s %s by %s, ABI %u.%u: %s\n", plugin->file, plugin->name, plugin->version,
-           plugin->vendor, plugin->abi_major, plugin->abi_minor, plugin->doc);
+    printf("%s\n  ", plugin->file);
+    print_wrapped(2, 6, "%s %s by %s, ABI %u.%u: %s", plugin->name, plugin->version, plugin->vendor,
+                  plugin->abi_major, plugin->abi_minor, plugin->doc);
     for (uint32_t i = 0; i < plugin->num_backends; i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         char state[384];
         if (attnhost_type(host, plugin->first_backend + i, &info, NULL))
             continue;
         state_of(host, info.type, state, sizeof state);
-        printf("    %-20s %s\n    %-20s %s\n", info.type->name, info.type->doc, "", state);
+        print_backend(info.type->name, info.type->doc, state);
     }
 }
 

@@ -2,6 +2,7 @@
  *
  * main.c: the attnhost command: finds the command that is meant (commands.h) and runs it.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +28,7 @@ static void print_help(FILE *file)
         if (commands[c]->summary)
             fprintf(file, "  %-8s  %s\n", commands[c]->name, commands[c]->summary);
     fputs("\n"
-          "`attnhost COMMAND --help` explains a command; `attnhost --version` prints the version.\n"
+          "`attnhost help COMMAND` explains a command; `attnhost -V` prints the version.\n"
           "\n"
           "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration;\n"
           "3 a plugin file is refused; 4 no backend can serve; 5 the run failed;\n"
@@ -53,6 +54,14 @@ static int unknown_command(const char *name)
     return EXIT_USAGE;
 }
 
+static const struct command *find_command(const char *name)
+{
+    for (size_t c = 0; c < NUM_COMMANDS; c++)
+        if (strcmp(name, commands[c]->name) == 0)
+            return commands[c];
+    return NULL;
+}
+
 /* getopt's messages begin with argv[0]. */
 static int run_command(const struct command *command, int argc, char **argv)
 {
@@ -70,17 +79,23 @@ int main(int argc, char **argv)
         print_help(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
+    bool help = strcmp(argv[1], "help") == 0;
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || (help && argc == 2)) {
         print_help(stdout);
         return EXIT_GOOD;
     }
-    if (strcmp(argv[1], "--version") == 0) {
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
         printf("attnhost %s, plugin ABI %u.%u\n", ATTNHOST_VERSION, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
         return EXIT_GOOD;
     }
-    for (size_t c = 0; c < NUM_COMMANDS; c++)
-        if (strcmp(argv[1], commands[c]->name) == 0)
-            return run_command(commands[c], argc - 1, argv + 1);
-    return unknown_command(argv[1]);
+    const char *name = help ? argv[2] : argv[1];
+    const struct command *command = find_command(name);
+    if (!command)
+        return unknown_command(name);
+    if (help) {
+        char option[] = "--help";
+        char *words[] = {argv[0], option, NULL};
+        return run_command(command, 2, words);
+    }
+    return run_command(command, argc - 1, argv + 1);
 }

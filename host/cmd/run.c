@@ -114,7 +114,7 @@ const struct command command_run = {
         "\n"
         "examples:\n"
         "  attnhost run examples/quickstart.ini\n"
-        "  attnhost run examples/quickstart.ini --set verify.rate=1 --max-requests 5 --json -\n",
+        "  attnhost run examples/quickstart.ini --max-requests 5 --json -\n",
     .size = sizeof(struct values),
     .run = run,
 };

@@ -434,25 +434,39 @@ static void cut_append(struct cut_text *out, const char *format, ...)
     }
 }
 
+static int32_t layer_id(const attn_layer_group *group, uint32_t index)
+{
+    return ((const attn_layer *)attn_at(group->layers, index))->layer_id;
+}
+
+/* How many layers from this one on follow each other at the same distance: two next to each other,
+ * or three and more that are apart; else 1. */
+static uint32_t run_of(const attn_layer_group *group, uint32_t begin, int32_t *step)
+{
+    uint32_t end = begin + 1;
+    *step = end < group->num_layers ? layer_id(group, end) - layer_id(group, begin) : 1;
+    while (end < group->num_layers && layer_id(group, end) - layer_id(group, end - 1) == *step)
+        end++;
+    uint32_t count = end - begin;
+    return *step == 1 || (*step > 1 && count > 2) ? count : 1;
+}
+
 void model_layers_text(const attn_layer_group *group, char *text, size_t size)
 {
     struct cut_text out = {text, size, 0};
     if (size > 0)
         text[0] = '\0';
-    for (uint32_t i = 0; i < group->num_layers;) {
-        const attn_layer *first = attn_at(group->layers, i);
-        int32_t last = first->layer_id;
-        for (i++; i < group->num_layers; i++) {
-            const attn_layer *next = attn_at(group->layers, i);
-            if (next->layer_id != last + 1)
-                break;
-            last++;
-        }
+    for (uint32_t i = 0, count; i < group->num_layers; i += count) {
+        int32_t first = layer_id(group, i), step;
         const char *comma = out.length > 0 ? "," : "";
-        if (last == first->layer_id)
-            cut_append(&out, "%s%d", comma, last);
+        count = run_of(group, i, &step);
+        int32_t last = first + step * (int32_t)(count - 1);
+        if (count == 1)
+            cut_append(&out, "%s%d", comma, first);
+        else if (step == 1)
+            cut_append(&out, "%s%d-%d", comma, first, last);
         else
-            cut_append(&out, "%s%d-%d", comma, first->layer_id, last);
+            cut_append(&out, "%s%d-%d/%d", comma, first, last, step);
     }
 }
 

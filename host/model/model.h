@@ -106,7 +106,8 @@ bool model_group_has_state(const attn_layer_group *group);
 /* Does the group have a decode phase? Encoders run once, in EXTEND. */
 bool model_group_decodes(const attn_layer_group *group);
 
-/* "0-3,5" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
+/* "0-3,5,8-40/2" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
+enum { MODEL_LAYERS_TEXT = 1024 };
 void model_layers_text(const attn_layer_group *group, char *text, size_t size);
 
 /* "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, sm_scale 0.0883883, window_left

@@ -134,7 +134,8 @@ static attn_status resolve(struct selector *selector, const char *key, const cha
         strbuf_appendf(absent, "its backend type %s is not installed", type);
     else
         strbuf_append(absent, "not installed");
-    strbuf_appendf(absent, " (%s); installed: %s", known->text, selector->selection->installed);
+    strbuf_appendf(absent, " (%s); installed: %s; plugins.path names other folders of plugins",
+                   known->text, selector->selection->installed);
     return ATTN_OK;
 }
 

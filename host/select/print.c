@@ -4,9 +4,11 @@
  */
 #include "host/select/told.h"
 
+#include <stdarg.h>
 #include <string.h>
 
 #include "host/base/dtype.h"
+#include "host/base/text.h"
 #include "host/select/platform.h"
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -69,7 +71,7 @@ static bool same_choice(const struct select_group *group)
 static void print_choice(const struct selection *selection, uint32_t group, uint32_t phase,
                          const char *phases, FILE *file)
 {
-    char layers[64];
+    char layers[MODEL_LAYERS_TEXT];
     const char *backend = select_backend(selection, group, phase);
     model_layers_text(&selection->model->groups[group], layers, sizeof layers);
     fprintf(file, "layers %s %s: %s (%s)\n", layers, phases, backend ? backend : "none",
@@ -130,33 +132,72 @@ static bool decodes(const attnhost_group *group)
     return group->num_phases == SELECT_PHASES;
 }
 
-/* What the rules would choose, next to a candidate that is not here. */
-static void print_absent(const attnhost_candidate *candidate, bool preferred, FILE *file)
+/* A line that begins at `indent`, folded where it has to be. */
+static void put(FILE *file, size_t indent, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void put(FILE *file, size_t indent, const char *format, ...)
 {
-    fprintf(file, "%s%s", preferred ? "would be chosen; " : "", reason_at(candidate, 0)->text);
-    if (preferred && candidate->what[0])
-        fprintf(file, " (%s%s%s)", candidate->what, candidate->aliases[0] ? "; in SGLang: " : "",
-                candidate->aliases);
+    strbuf line;
+    va_list args;
+    va_start(args, format);
+    strbuf_init(&line);
+    strbuf_appendv(&line, format, args);
+    va_end(args);
+    fprintf(file, "%*s", (int)indent, "");
+    text_wrap(file, strbuf_text(&line), indent, indent + 2);
     putc('\n', file);
+    strbuf_finish(&line);
+}
+
+/* What the rules would choose, next to a candidate that is not here. */
+static void put_absent(const attnhost_candidate *candidate, bool preferred, FILE *file)
+{
+    const char *why = reason_at(candidate, 0)->text;
+    if (preferred && candidate->what[0])
+        put(file, 6, "%s: would be chosen; %s (%s%s%s)", candidate->name, why, candidate->what,
+            candidate->aliases[0] ? "; in SGLang: " : "", candidate->aliases);
+    else
+        put(file, 6, "%s: %s%s", candidate->name, preferred ? "would be chosen; " : "", why);
+}
+
+/* What model.dtype could be, if that is all that stands in the way; or NULL. */
+static const char *other_dtype(const attnhost_candidate *candidate)
+{
+    const char *accepted = NULL;
+    for (uint32_t r = 0; r < candidate->num_reasons; r++) {
+        const attnhost_reason *reason = reason_at(candidate, r);
+        if (strcmp(reason->code_name, "DTYPE") != 0)
+            return NULL;
+        if (strcmp(reason->field, "q_dtype") == 0)
+            accepted = reason->accepted;
+    }
+    return accepted;
 }
 
 static void print_candidate(const attnhost_phase *phase, uint32_t index, FILE *file)
 {
     const attnhost_candidate *candidate = candidate_at(phase, index);
-    fprintf(file, "    %s %s: ", (int32_t)index == phase->chosen ? "*" : " ", candidate->name);
-    if (candidate->state == ATTNHOST_EXCLUDED) {
-        const attnhost_reason *reason = reason_at(candidate, 0);
-        fprintf(file, "excluded\n        %s [RULE %s]\n", reason->text, reason->rule);
+    const attnhost_reason *first = candidate->num_reasons ? reason_at(candidate, 0) : NULL;
+    const char *dtype = other_dtype(candidate);
+    switch (candidate->state) {
+    case ATTNHOST_EXCLUDED:
+        put(file, 6, "%s: excluded", candidate->name);
+        put(file, 8, "%s [RULE %s]", first->text, first->rule);
         return;
-    }
-    if (candidate->state == ATTNHOST_ABSENT) {
-        print_absent(candidate, (int32_t)index == phase->preferred, file);
+    case ATTNHOST_ABSENT:
+        put_absent(candidate, (int32_t)index == phase->preferred, file);
         return;
+    case ATTNHOST_CAN_SERVE:
+        put(file, 4, "%s %s: can serve", (int32_t)index == phase->chosen ? "*" : " ",
+            candidate->name);
+        return;
+    default:
+        put(file, 6, "%s: cannot serve", candidate->name);
     }
-    fputs(candidate->state == ATTNHOST_CAN_SERVE ? "can serve\n" : "cannot serve\n", file);
     for (uint32_t r = 0; r < candidate->num_reasons; r++)
-        fprintf(file, "        %s [%s]\n", reason_at(candidate, r)->text,
-                reason_at(candidate, r)->code_name);
+        put(file, 8, "%s [%s]", reason_at(candidate, r)->text, reason_at(candidate, r)->code_name);
+    if (dtype)
+        put(file, 8, "it could with model.dtype = %s", dtype);
 }
 
 static bool same_answer(const attnhost_candidate *a, const attnhost_candidate *b)
@@ -172,18 +213,40 @@ static bool same_answer(const attnhost_candidate *a, const attnhost_candidate *b
 }
 
 /* Is all that is said of one phase said of the other? */
+static bool same_phase(const attnhost_phase *a, const attnhost_phase *b)
+{
+    bool same = a->chosen == b->chosen && a->preferred == b->preferred &&
+                strcmp(a->why, b->why) == 0 && a->num_candidates == b->num_candidates;
+    for (uint32_t i = 0; same && i < a->num_candidates; i++)
+        same = same_answer(candidate_at(a, i), candidate_at(b, i));
+    return same;
+}
+
 static bool same_phases(const attnhost_group *group)
 {
-    if (!decodes(group))
-        return false;
-    const attnhost_phase *prefill = phase_at(group, SELECT_PREFILL);
-    const attnhost_phase *decode = phase_at(group, SELECT_DECODE);
-    bool same = prefill->chosen == decode->chosen && prefill->preferred == decode->preferred &&
-                strcmp(prefill->why, decode->why) == 0 &&
-                prefill->num_candidates == decode->num_candidates;
-    for (uint32_t i = 0; same && i < prefill->num_candidates; i++)
-        same = same_answer(candidate_at(prefill, i), candidate_at(decode, i));
+    return decodes(group) &&
+           same_phase(phase_at(group, SELECT_PREFILL), phase_at(group, SELECT_DECODE));
+}
+
+static bool same_group(const attnhost_group *a, const attnhost_group *b)
+{
+    bool same = a->num_phases == b->num_phases;
+    for (uint32_t p = 0; same && p < a->num_phases; p++)
+        same = same_phase(phase_at(a, p), phase_at(b, p));
     return same;
+}
+
+/* The first group before this one of which the same is said, or NULL. */
+static const attnhost_group *find_same(const attnhost_selection *told, const attnhost_group *group)
+{
+    for (uint32_t g = 0; g < told->num_groups; g++) {
+        const attnhost_group *before = attn_at(told->groups, g);
+        if (before == group)
+            return NULL;
+        if (same_group(before, group))
+            return before;
+    }
+    return NULL;
 }
 
 static const char *graph_level_name(uint32_t level)
@@ -212,7 +275,7 @@ static void print_graph_level(const attnhost_selection *told, const attnhost_gro
 static void print_phase(const attnhost_phase *phase, const char *name, FILE *file)
 {
     const char *backend = backend_of(phase);
-    fprintf(file, "  %s: %s (%s)\n", name, backend ? backend : "none", phase->why);
+    put(file, 2, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
     for (uint32_t c = 0; c < phase->num_candidates; c++)
         print_candidate(phase, c, file);
 }
@@ -220,16 +283,20 @@ static void print_phase(const attnhost_phase *phase, const char *name, FILE *fil
 static void print_group(const attnhost_selection *told, const attnhost_group *group, FILE *file)
 {
     const attnhost_unit *unit = unit_of(told, group);
-    char ids[64];
-    model_layers_text(group->group, ids, sizeof ids);
-    fprintf(file, "\nlayers %s: %s\n", ids, group->what);
+    const attnhost_group *same_as = find_same(told, group);
+    putc('\n', file);
+    put(file, 0, "layers %s: %s", group->layers, group->what);
     if (unit) {
         const char *layout = group->kv_layout ? group->kv_layout : group->state_layout;
         bool joined = strcmp(unit->type, unit->backend) != 0;
-        fprintf(file, "  served by %s%s%s%s%s%s\n", unit->backend, joined ? " (" : "",
-                joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
-                layout ? layout : "");
+        put(file, 2, "served by %s%s%s%s%s%s", unit->backend, joined ? " (" : "",
+            joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
+            layout ? layout : "");
         print_graph_level(told, group, file);
+    }
+    if (same_as) {
+        put(file, 2, "candidates and reasons: as for layers %s", same_as->layers);
+        return;
     }
     bool same = same_phases(group);
     for (uint32_t p = 0; p < (same ? 1 : group->num_phases); p++)
@@ -239,13 +306,12 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
 void told_print(const attnhost_selection *told, FILE *file)
 {
     if (told->simulated)
-        fprintf(file, "device: %s, simulated: %s\n", told->device_name, told->simulated);
+        put(file, 0, "device: %s, simulated: %s", told->device_name, told->simulated);
     else
-        fprintf(file, "device: %s%s%s%s\n", told->device_name, told->device_note ? " (" : "",
-                told->device_note ? told->device_note : "", told->device_note ? ")" : "");
-    fprintf(file, "model: %s (%s), %u attention layers, %s, context %d tokens\n",
-            told->architecture, told->model, told->num_layers, dtype_name(told->dtype),
-            told->max_context_len);
+        put(file, 0, "device: %s%s%s%s", told->device_name, told->device_note ? " (" : "",
+            told->device_note ? told->device_note : "", told->device_note ? ")" : "");
+    put(file, 0, "model: %s (%s), %u attention layers, %s, context %d tokens", told->architecture,
+        told->model, told->num_layers, dtype_name(told->dtype), told->max_context_len);
     for (uint32_t g = 0; g < told->num_groups; g++)
         print_group(told, attn_at(told->groups, g), file);
 }

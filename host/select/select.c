@@ -261,7 +261,7 @@ static void append_mismatch(const struct selector *selector, const struct select
 static attn_status note_failure(struct selector *selector, uint32_t group)
 {
     const struct select_group *chosen = &selector->selection->groups[group];
-    char layers[64];
+    char layers[MODEL_LAYERS_TEXT];
     strbuf text;
     if (selector->failure.base.code)
         return ATTN_OK;

@@ -205,7 +205,7 @@ static attnhost_group tell_group(struct told *told, const struct selection *sele
 {
     const struct select_group *group = &selection->groups[index];
     const attn_layer_group *layers = &selection->model->groups[index];
-    char ids[256], what[256];
+    char ids[MODEL_LAYERS_TEXT], what[512];
     uint32_t num_phases = 0;
     attnhost_phase *phases = take(told, SELECT_PHASES, sizeof *phases);
     model_layers_text(layers, ids, sizeof ids);

@@ -5,6 +5,7 @@
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "host/base/text.h"
@@ -318,6 +319,36 @@ START_TEST(strbuf_remembers_failure)
 }
 END_TEST
 
+static void assert_wrapped(const char *words, size_t column, size_t indent, const char *wanted)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    text_wrap(file, words, column, indent);
+    fclose(file);
+    ck_assert_str_eq(text, wanted);
+    free(text);
+}
+
+/* 79 and 80 columns are taken, 81 are not; a word that fits nowhere has a line of its own. */
+START_TEST(lines_are_folded)
+{
+    char word[101];
+    memset(word, 'w', 100);
+    word[100] = '\0';
+    assert_wrapped("", 0, 0, "");
+    assert_wrapped("a  b", 0, 0, "a b");
+    assert_wrapped("a b", 76, 2, "a b");
+    assert_wrapped("a b", 77, 2, "a b");
+    assert_wrapped("a b", 78, 2, "a\n  b");
+    assert_wrapped("a b c", 78, 0, "a\nb c");
+    char text[256], wanted[256];
+    snprintf(text, sizeof text, "a %s b", word);
+    snprintf(wanted, sizeof wanted, "a\n  %s\n  b", word);
+    assert_wrapped(text, 0, 2, wanted);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *text = suite_create("text");
@@ -341,6 +372,7 @@ static Suite *suite(void)
     suite_add_tcase(text, words);
     TCase *strings = tcase_create("strbuf");
     tcase_add_test(strings, strbuf_grows);
+    tcase_add_test(strings, lines_are_folded);
     tcase_add_test(strings, strbuf_remembers_failure);
     suite_add_tcase(text, strings);
     return text;

@@ -542,8 +542,9 @@ START_TEST(test_table)
     fclose(file);
     assert_says(text, "sm_90");
     assert_says(text, "ceilings  copy -  read -  matrix -");
-    assert_says(text, "decode B2 kv5+7 H32/8 D128 bf16\n"
-                      "  a       graph     0.333   0.000  123457   0.000 0.000 50% memory  1.000 hnd\n");
+    assert_says(text,
+                "decode B2 kv5+7 H32/8 D128 bf16\n"
+                "  a       graph     0.333   0.000  123457   0.000 0.000 50% memory  1.000 hnd\n");
     assert_says(text, "  b       refused: head_dim 1024: accepted \"64\"\n");
     assert_says(text, "  c       failed: broke\n");
     free(text);

@@ -200,7 +200,7 @@ END_TEST
 START_TEST(gemma_alternates_and_scales)
 {
     struct model *two = load_hf("gemma2"), *three = load_hf("gemma3");
-    assert_layers(two, 0, "0,2,4"); /* sliding first */
+    assert_layers(two, 0, "0-4/2"); /* sliding first */
     ck_assert_int_eq(two->groups[0].window_left, 4095);
     ck_assert_int_eq(two->groups[1].window_left, -1);
     assert_close(two->groups[0].sm_scale, 1 / sqrt(144));
@@ -349,8 +349,8 @@ END_TEST
 START_TEST(convolution_layers)
 {
     struct model *named = load_hf("lfm2"), *listed = load_hf("lfm2_indices");
-    assert_layers(named, 0, "0-1,3-4,6-7,9,11,13,15");
-    assert_layers(named, 1, "2,5,8,10,12,14");
+    assert_layers(named, 0, "0-1,3-4,6-7,9-15/2");
+    assert_layers(named, 1, "2-8/3,10-14/2");
     const attn_linear_dims *dims = named->groups[0].linear;
     ck_assert_uint_eq(dims->family, ATTN_LINEAR_SHORT_CONV);
     ck_assert_uint_eq(dims->flags, ATTN_LINEAR_CONV_IDENTITY);
@@ -483,8 +483,8 @@ START_TEST(mamba2_layers)
 {
     struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
     struct model *mamba = load_hf("mamba2");
-    assert_layers(falcon, 0, "0,2,4");
-    assert_layers(falcon, 1, "1,3,5");
+    assert_layers(falcon, 0, "0-4/2");
+    assert_layers(falcon, 1, "1-5/2");
     ck_assert_int_eq(falcon->layers[4].block, 2); /* two layers a block */
     ck_assert_int_eq(falcon->groups[0].linear->num_v_heads, 48);
     ck_assert_int_eq(falcon->groups[0].linear->head_k_dim, 256);
@@ -944,13 +944,25 @@ START_TEST(layer_text_is_cut_visibly)
 {
     struct model *model = model_new("m", "test");
     struct model_spec even, odd;
-    char text[12], one[1];
+    char text[12], one[1], whole[64];
+    static const char kinds[] = "oooeeeoeoeoeooooooooeoooooooooe"; /* even, odd */
     model_spec_softmax(&even, 4, 4, 8, 8);
     model_spec_softmax(&odd, 4, 4, 16, 16);
     for (int i = 0; i < 40; i++)
         ck_assert_int_eq(model_add_layer(model, i % 2 ? &odd : &even, "decoder", i, NULL), ATTN_OK);
-    model_layers_text(&model->groups[0], text, sizeof text);
-    ck_assert_str_eq(text, "0,2,4,6,...");
+    model_layers_text(&model->groups[0], whole, sizeof whole);
+    ck_assert_str_eq(whole, "0-38/2");
+    model_layers_text(&model->groups[1], whole, sizeof whole);
+    ck_assert_str_eq(whole, "1-39/2");
+    model_destroy(model);
+    model = model_new("m", "test");
+    for (int i = 0; kinds[i]; i++)
+        ck_assert_int_eq(model_add_layer(model, kinds[i] == 'o' ? &odd : &even, "decoder", i, NULL),
+                         ATTN_OK);
+    model_layers_text(&model->groups[1], whole, sizeof whole);
+    ck_assert_str_eq(whole, "3-5,7-11/2,20,30");
+    model_layers_text(&model->groups[1], text, sizeof text);
+    ck_assert_str_eq(text, "3-5,7-11...");
     model_layers_text(&model->groups[0], one, sizeof one);
     ck_assert_str_eq(one, "");
     model_destroy(model);

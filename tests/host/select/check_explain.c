@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/base/text.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
@@ -393,6 +394,8 @@ static void compare(const char *text, FILE *file, const char *path)
     while (fgets(wanted, sizeof wanted, file)) {
         size_t length = strlen(wanted);
         number++;
+        ck_assert_msg(length <= TEXT_WIDTH + 1, "%s:%d: wider than %d columns", path, number,
+                      TEXT_WIDTH);
         ck_assert_msg(strncmp(text, wanted, length) == 0,
                       "%s:%d: got '%.*s', the file has '%.*s' (make explain-update)", path, number,
                       (int)strcspn(text, "\n"), text, (int)strcspn(wanted, "\n"), wanted);

@@ -1,0 +1,63 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# first_hour.sh: what a newcomer types first, from another folder and with nothing set up: it answers,
+# it fits 80 columns, and where something is missing it says where to look.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
+. "$top/tests/tools/tap.sh"
+
+attnhost=$ATTNHOST_TEST_COMMAND
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+unset ATTNHOST_PLUGIN_PATH
+cd "$folder" || exit 1
+cp "$top/examples/models/qwen3_next.json" config.json
+
+# says CODE NAME TEXT -- COMMAND...: the exit code, and a text on stdout or stderr.
+says()
+{
+    code=$1 what=$2 text=$3
+    shift 4
+    "$@" >output 2>&1 </dev/null
+    got=$?
+    if test $got -eq "$code" && tr -s '\n ' ' ' <output | grep -qF -- "$text"; then
+        tap_ok "$what"
+    else
+        tap_not_ok "$what" "exit code $got: $(cat output)"
+    fi
+}
+
+# narrow NAME COMMAND...: no line of stdout is wider than 80 columns; a path, which has no spaces, may be.
+narrow()
+{
+    what=$1
+    shift
+    "$@" >output 2>/dev/null </dev/null
+    wide=$(awk 'length($0) > 80 && NF > 1' output)
+    if test -s output && test -z "$wide"; then
+        tap_ok "$what fits 80 columns"
+    else
+        tap_not_ok "$what fits 80 columns" "$wide"
+    fi
+}
+
+says 0 "list finds what was built" "usable, serves linear layers" -- "$attnhost" list
+says 0 "explain takes a bare config.json" "served by cpu_native-with-cpu_linear" \
+    -- "$attnhost" explain config.json --set platform.device=cpu
+says 2 "a config.json that is not there" "none.json" -- "$attnhost" explain none.json
+says 4 "explain hints at model.dtype" "it could with model.dtype = f16, bf16" \
+    -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=sm90 \
+    --set model.dtype=f32 --set attention.attention_backend=auto
+says 4 "an error that lacks a plugin says where to look" "plugins.path names other folders" \
+    -- "$attnhost" run "$top/examples/quickstart.ini" --attention-backend trtllm_mha_like
+says 4 "inspect says it, too" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
+for command in run list inspect explain bench check fuzz; do
+    says 0 "help $command" "usage: attnhost $command " -- "$attnhost" help "$command"
+    narrow "$command --help" "$attnhost" "$command" --help
+done
+says 2 "help of a command that is none" "did you mean 'explain'?" -- "$attnhost" help explan
+says 0 "-V" "$("$attnhost" --version)" -- "$attnhost" -V
+narrow "list" "$attnhost" list
+narrow "explain config.json" "$attnhost" explain config.json --set platform.device=cpu
+tap_end
