@@ -6,11 +6,13 @@
  * inih does the parsing. It has a line buffer of 200 bytes and one of 50 for the section, cuts what
  * is longer, takes the rest of a long line for the next line, ends a line at a NUL, drops what
  * follows `[section]`, and takes an indented line for more of the value above. So it reads through
- * a reader of ours that refuses what would be cut or dropped, removes indentation and counts lines.
+ * a reader of ours that refuses what would be dropped, removes indentation, counts lines, and keeps
+ * values, which may be longer than inih's buffer, to itself: inih sees a word in their place.
  *
  *   [section]     alone on its line
  *   key = value   or key : value; spaces around both are removed
  *   # or ;        at the start of a line: a comment; " ;" ends a value
+ *   "value"       may hold " ;" and spaces at its ends; \" and \\ in it are " and \
  *
  * A UTF-8 byte order mark, CRLF line ends and a missing last line end are fine.
  */
@@ -40,8 +42,9 @@ attn_status config_ini_read(const char *text, size_t length, const char *name,
  * than an ini can be. */
 attn_status config_ini_read_file(const char *path, char **text, size_t *length, attn_error *error);
 
-/* Would `key = value` be read back as it is? */
-bool config_ini_can_hold(const char *key, const char *value);
+/* How `key = value` has to be written to be read back as it is. */
+enum config_ini_form { CONFIG_INI_PLAIN, CONFIG_INI_QUOTED, CONFIG_INI_NOT_AT_ALL };
+enum config_ini_form config_ini_form_of(const char *key, const char *value);
 
 /* A byte that has no place in a value: below space other than a tab, or DEL. */
 bool config_ini_is_control(char c);

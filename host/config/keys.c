@@ -141,7 +141,8 @@ const struct config_key config_keys[] = {
     KEY(attention, "layers", layers, set, "", WORDS(wraps),
         .help = "What is wrapped around the backends, outermost first."),
     KEY(attention, "route.<n>", routes, route, "", .flags = CONFIG_NUMBERED,
-        .help = "The first route whose conditions hold, by ascending n, names the backend."),
+        .help = "The first route whose conditions hold, by ascending n, names the backend; up "
+                "to 31 with conditions, and a last one without."),
 
     KEY(kv_cache, "page_size", page_size, int, "1", RANGE(1, 65536),
         .help = "Tokens of a page."),

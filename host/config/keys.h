@@ -93,7 +93,7 @@ enum {
     CONFIG_MAX_KEYS = 128,
     CONFIG_MEMBER_SIZE = 64,      /* no member of the table is larger */
     CONFIG_MAX_NUMBER = 9999,     /* of <n> */
-    CONFIG_MAX_LINE = 198,        /* bytes of a line that inih reads whole, line end not counted */
+    CONFIG_MAX_LINE = 64 << 10,   /* bytes of a line, its end not counted */
     CONFIG_MAX_SECTION = 49,      /* bytes of a section's name that inih keeps */
     CONFIG_MAX_BACKEND_NAME = 41, /* so that [backend.NAME] fits a section */
     /* Both are searched from the start; the bounds keep a mistaken file from taking minutes. */

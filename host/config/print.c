@@ -24,16 +24,30 @@ static void print_place(FILE *file, const char *place)
     fputs(".\n", file);
 }
 
-/* `prefix` `key = value`; as comments when the line would not be read back as it is. */
+/* In quotes, as ini.h reads it. */
+static void print_quoted(FILE *file, const char *text)
+{
+    putc('"', file);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            putc('\\', file);
+        putc(*text, file);
+    }
+    putc('"', file);
+}
+
+/* `prefix` `key = value`; as comments when no line of an ini could hold it. */
 static void print_line(FILE *file, const char *prefix, const char *key, const char *value)
 {
-    if (*value && !config_ini_can_hold(key, value)) {
-        fputs("# Too long for a line of an ini, or it holds a comment sign; give it with --set:\n",
+    enum config_ini_form form = config_ini_form_of(key, value);
+    if (form == CONFIG_INI_NOT_AT_ALL) {
+        fputs("# Too long for a line of an ini, or it holds a control character; give it with "
+              "--set:\n",
               file);
         prefix = "; ";
     }
     fprintf(file, "%s%s =%s", prefix, key, *value ? " " : "");
-    print_text(file, value);
+    (form == CONFIG_INI_QUOTED ? print_quoted : print_text)(file, value);
     fputc('\n', file);
 }
 

@@ -173,8 +173,8 @@ edited "a line without a meaning" 's/^page_size = 4/page_size 4/' 12 "'page_size
 edited "a key before the first section" '1i page_size = 4' 1 "'page_size'" "accepted: [section]"
 edited "a key twice" 's/^page_size = 4/&\n&/' 13 "kv_cache.page_size is given twice" \
     "first at $folder/bad.ini:12" "accepted: once"
-edited "an over-long line" "s/^page_size = 4/page_size = $(printf '%0300d' 4)/" 12 \
-    "the line has 312 bytes" "accepted: up to "
+edited "an over-long line" "s/^page_size = 4/page_size = $(printf '%070000d' 4)/" 12 \
+    "the line has 70012 bytes" "accepted: up to 65536"
 edited "an over-long section" "s/^.kv_cache./[$(printf 'k%.0s' $(seq 60))]/" 11 \
     "the section's name has 60 bytes" "accepted: up to "
 edited "a control character" 's/^page_size = 4/page_size = \x01/' 12 "control character (0x01)" \

@@ -181,25 +181,25 @@ START_TEST(help_is_made_from_the_rows)
 {
     ck_assert_int_eq(call(_i ? "f --help" : "-h"), EXIT_GOOD);
     ck_assert_str_eq(seen, "");
-    ck_assert_str_eq(printed,
-                     "usage: attnhost try FILE [OPTION]...\n"
-                     "       attnhost try --quick\n"
-                     "\n"
-                     "Tries.\n"
-                     "\n"
-                     "  --quick                   a switch whose help is so long that it does\n"
-                     "                            not fit on one line of a terminal, and so goes on\n"
-                     "                            below where it began\n"
-                     "  --text TEXT               a text\n"
-                     "  --name NAME               one of many\n"
-                     "  --number N                a number\n"
-                     "  --seconds S               a time\n"
-                     "  --device DEVICE           a device\n"
-                     "  --seed N                  workload.seed\n"
-                     "  --set section.key=value   override any key of the ini; may be repeated\n"
-                     "  --help\n"
-                     "\n"
-                     "The end.\n");
+    ck_assert_str_eq(
+        printed, "usage: attnhost try FILE [OPTION]...\n"
+                 "       attnhost try --quick\n"
+                 "\n"
+                 "Tries.\n"
+                 "\n"
+                 "  --quick                   a switch whose help is so long that it does\n"
+                 "                            not fit on one line of a terminal, and so goes on\n"
+                 "                            below where it began\n"
+                 "  --text TEXT               a text\n"
+                 "  --name NAME               one of many\n"
+                 "  --number N                a number\n"
+                 "  --seconds S               a time\n"
+                 "  --device DEVICE           a device\n"
+                 "  --seed N                  workload.seed\n"
+                 "  --set section.key=value   override any key of the ini; may be repeated\n"
+                 "  --help\n"
+                 "\n"
+                 "The end.\n");
 }
 END_TEST
 
