@@ -327,13 +327,16 @@ enum {
 /* The largest batch that metadata is made for. 0 = not known yet (query only). */
 typedef struct attn_bounds {
     uint32_t struct_size;
-    uint32_t modes;        /* ATTN_MODE_BIT set */
-    uint32_t mask_kinds;   /* ATTN_MASK_BIT set */
-    uint32_t uses;         /* ATTN_USES_* */
-    int32_t max_seqs;      /* sequences of a batch */
-    int32_t max_tokens;    /* query rows of a batch */
-    int32_t max_q_len;     /* queries of one sequence */
-    int32_t max_kv_len;    /* keys of one sequence, in any KV group */
+    uint32_t modes;      /* ATTN_MODE_BIT set */
+    uint32_t mask_kinds; /* ATTN_MASK_BIT set */
+    uint32_t uses;       /* ATTN_USES_* */
+    int32_t max_seqs;    /* sequences of a batch */
+    int32_t max_tokens;  /* query rows of a batch */
+    int32_t max_q_len;   /* queries of one sequence */
+    int32_t max_kv_len;  /* keys of one sequence, in any KV group */
+    int32_t max_sms;     /* CUDA: multiprocessors that launches may count on; 0 = all there are. */
+                         /* Fewer where others are busy (overlap) or not ours (green contexts) */
+    uint32_t reserved;   /* 0 */
     int64_t max_kv_tokens; /* keys of a batch in one KV group, each sequence rounded up to pages */
 } attn_bounds;
 
@@ -350,7 +353,8 @@ typedef struct attn_problem {
     attn_dtype kv_dtype;         /* of the KV cache; = q_dtype where there is none */
     attn_dtype out_dtype;        /* of the output; the LSE is always fp32 */
     int32_t page_size;           /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;         /* ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT if wanted */
+    uint32_t need_notes;         /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
+                                 /* wanted */
     uint32_t mla_expanded;       /* ATTN_MODE_BIT set of the modes called in the expanded form */
     int32_t tp_rank;             /* information only: heads are already this rank's */
     int32_t tp_size;             /* >= 1 */
@@ -369,13 +373,14 @@ typedef struct attn_problem {
     X(RUNTIME_COMPILATION, 3, "runtime_compilation") /* prepare() compiles */                      \
     X(FIRST_CALL_SLOW, 4, "first_call_slow")                                                       \
     X(COOPERATIVE_LAUNCH, 5, "cooperative_launch")                                                 \
-    X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */
+    X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */                 \
+    X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */
 
 enum {
 #define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
     ATTN_NOTE_MAP(ATTN_NOTE_ENUM)
 #undef ATTN_NOTE_ENUM
-        ATTN_NOTE_ALL = (1 << 7) - 1
+        ATTN_NOTE_ALL = (1 << 8) - 1
 };
 
 /* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in

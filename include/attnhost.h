@@ -319,8 +319,9 @@ struct attnhost_selection {
                     /* UNSUPPORTED, DEPENDENCY_MISSING: some are not */
     const char *message; /* why not; "" */
     attn_device device;
-    const char *device_name;  /* "cpu", "cuda sm90" */
-    const char *device_note;  /* why `auto` took this device and not the one before it; or NULL */
+    const char *device_name; /* "cpu", "cuda sm90" */
+    const char *device_note; /* why `auto` took this device and not the one before it; or NULL */
+    int32_t max_sms; /* multiprocessors that launches may count on; 0 = all (platform.max_sms) */
     const char *simulated;    /* the platform in the place of a real one; or NULL */
     const char *model;        /* its name */
     const char *architecture; /* "LlamaForCausalLM"; "groups" */

@@ -77,6 +77,8 @@ const struct config_key config_keys[] = {
         .help = "Where attention runs; auto: a CUDA device if it serves and no CPU backend is named."),
     KEY(platform, "simulate", simulate, word, "",
         .help = "Select as if on this platform: sm90, gfx942, npu, cpu_amx ... (for explain)."),
+    KEY(platform, "max_sms", max_sms, int, "0", RANGE(0, 65535),
+        .help = "CUDA: multiprocessors that launches may count on, the others being busy; 0 = all."),
 
     KEY(model, "config", config, path, "",
         .help = "A Hugging Face config.json that describes the model."),

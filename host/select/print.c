@@ -310,6 +310,9 @@ void told_print(const attnhost_selection *told, FILE *file)
     else
         put(file, 0, "device: %s%s%s%s", told->device_name, told->device_note ? " (" : "",
             told->device_note ? told->device_note : "", told->device_note ? ")" : "");
+    if (told->max_sms > 0)
+        put(file, 0, "multiprocessors: launches may count on %d of %u", told->max_sms,
+            told->device.num_sms);
     put(file, 0, "model: %s (%s), %u attention layers, %s, context %d tokens", told->architecture,
         told->model, told->num_layers, dtype_name(told->dtype), told->max_context_len);
     for (uint32_t g = 0; g < told->num_groups; g++)
@@ -419,6 +422,7 @@ cJSON *told_to_json(const attnhost_selection *told)
     bool ok = object && add_text(object, "device", told->device_name) &&
               add_text(object, "simulated", told->simulated) &&
               add_text(object, "device_note", told->device_note) &&
+              (told->max_sms == 0 || cJSON_AddNumberToObject(object, "max_sms", told->max_sms)) &&
               add_text(object, "model", told->model) &&
               add_text(object, "architecture", told->architecture) &&
               add_text(object, "dtype", dtype_name(told->dtype)) &&

@@ -164,6 +164,7 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_q_len = extends ? min_i64(chunk > 0 ? chunk : longest, longest) : 1;
     bounds->max_kv_len = longest;
     bounds->max_kv_tokens = seqs * round_up(longest, page);
+    bounds->max_sms = (int32_t)config->platform.max_sms;
 }
 
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,

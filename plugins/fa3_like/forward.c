@@ -102,6 +102,12 @@ static int is_for_tiles(const layer_call *call)
     return is_aligned(call) && keys->shape[0] > 0 && has_scale;
 }
 
+/* Multiprocessors to launch for. */
+static int64_t num_sms(const layer_call *call)
+{
+    return cuda_plan_num_sms(&call->metadata->plan, call->instance->facts.num_sms);
+}
+
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
 static attn_status launch_rows(layer_call *call, int all_slow, attn_stream stream,
@@ -112,7 +118,7 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     fa3_rows_call *p = &call->rows;
     const cuda_launch launch = {.function = instance->rows,
                                 .name = "fa3_rows",
-                                .grid = {(int64_t)instance->facts.num_sms * ROWS_BLOCKS, 1, 1},
+                                .grid = {num_sms(call) * ROWS_BLOCKS, 1, 1},
                                 .block = {FA3_ROWS_THREADS}};
     void *params[] = {p};
     cuda_plan_fill(&call->metadata->plan, group, call->kv, &p->batch);
@@ -320,7 +326,7 @@ static attn_status set_maps(const layer_call *call, int form, struct fa3_forward
 static int64_t count_blocks(const layer_call *call, const struct fa3_forward_params *p)
 {
     cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
-    int64_t tiles = extent.seqs, most = call->instance->facts.num_sms;
+    int64_t tiles = extent.seqs, most = num_sms(call);
     if (call->view->cu_seqlens_q)
         tiles += extent.tokens / call->group->tile->queries;
     return tiles * p->heads_q < most ? tiles * p->heads_q : most;

@@ -14,7 +14,8 @@ enum {
     ALL_MASKS = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
     ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
                ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
-    NO_NOTES = 0, /* rows of a warp share the decision to take a new reference: README.md */
+    /* None of equal bits: rows of a warp share the decision to take a new reference (README.md). */
+    NOTES = ATTN_NOTE_SM_BUDGET,
     BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
     MOST_PAGE = 65536
 };
@@ -38,7 +39,7 @@ static const attn_util_limits limits = {
     .mask_kinds = ALL_MASKS,
     .uses = ALL_USES,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = NO_NOTES,
+    .notes = NOTES,
 };
 
 static void check_device(const cuda_question *ask, attn_verdict *verdict)
@@ -142,7 +143,7 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         checks[i](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = NO_NOTES;
+        verdict.notes = NOTES;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;

@@ -49,6 +49,9 @@ typedef struct fi_grid {
 
 fi_grid fi_find_grid(const fi_group *group, int kernel);
 
+/* The same within the bounds' share of the multiprocessors. */
+fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds, int kernel);
+
 /* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
  * left to the caller. */
 void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms);

@@ -63,7 +63,7 @@ static void fill_params(layer_call *call)
 {
     const cuda_group *group = &call->group->base;
     fi_workspace_layout workspace = fi_layout_workspace(call->group, call->kernel);
-    fi_grid grid = fi_find_grid(call->group, call->kernel);
+    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds, call->kernel);
     fi_call *p = &call->params;
     fi_plan_call plan;
     fi_plan_of(call->metadata, call->index, &plan);
@@ -149,7 +149,9 @@ static attn_status launch_save(layer_call *call, attn_stream stream, attn_error 
     const cuda_launch launch = {
         .function = call->instance->save,
         .name = "fi_save",
-        .grid = {(int64_t)call->instance->facts.num_sms * SAVE_BLOCKS, 1, 1},
+        .grid = {(int64_t)cuda_plan_num_sms(&call->metadata->plan, call->instance->facts.num_sms) *
+                     SAVE_BLOCKS,
+                 1, 1},
         .block = {FI_SAVE_THREADS}};
     int dim = call->group->base.dim, v_dim = call->group->base.v_dim;
     void *params[] = {&call->params, &dim, &v_dim};
@@ -159,7 +161,7 @@ static attn_status launch_save(layer_call *call, attn_stream stream, attn_error 
 static attn_status launch_attend(layer_call *call, attn_stream stream, attn_error *error)
 {
     const fi_kernel *kernel = &call->group->shape->kernels[call->kernel];
-    fi_grid grid = fi_find_grid(call->group, call->kernel);
+    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds, call->kernel);
     const cuda_launch launch = {.function = call->group->functions[call->kernel],
                                 .name = kernel->name,
                                 .grid = {(int64_t)grid.lanes * grid.columns, 1, 1},

@@ -108,6 +108,13 @@ fi_grid fi_find_grid(const fi_group *group, int kernel)
     return grid;
 }
 
+fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds, int kernel)
+{
+    fi_group bounded = *group;
+    bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
+    return fi_find_grid(&bounded, kernel);
+}
+
 static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
                                attn_util_layer *layers, attn_error *error)
 {

@@ -43,6 +43,7 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* Of all multiprocessors: with fewer there are no more blocks. */
 static uint64_t grid_of(const fi_group *group, int kernel)
 {
     fi_grid grid = fi_find_grid(group, kernel);
@@ -53,8 +54,8 @@ static uint64_t grid_of(const fi_group *group, int kernel)
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs, rows = (uint64_t)bounds->max_tokens;
-    uint64_t columns = larger(fi_find_grid(group, KERNEL_ATTEND).columns,
-                              fi_find_grid(group, KERNEL_PREFILL).columns);
+    uint64_t columns = larger(fi_bounded_grid(group, bounds, KERNEL_ATTEND).columns,
+                              fi_bounded_grid(group, bounds, KERNEL_PREFILL).columns);
     fi_plan_layout layout;
     layout.most_tiles =
         (int64_t)(rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
@@ -192,7 +193,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *cal
     const attn_instance *instance = metadata->instance;
     const fi_group *group = &instance->groups[index];
     int kernel = fi_find_kernel(metadata, group);
-    fi_grid grid = fi_find_grid(group, kernel);
+    fi_grid grid = fi_bounded_grid(group, &metadata->plan.bounds, kernel);
     char *base = metadata->plans;
     for (uint32_t i = 0; i < index; i++)
         base += fi_layout_plan(&instance->groups[i], &metadata->plan.bounds).size;

@@ -16,7 +16,8 @@ enum {
                ATTN_USES_LSE | ATTN_USES_OMIT_SINK | ATTN_USES_DECODES_FIRST |
                ATTN_USES_DECODE_DRAFTS,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
-    ALL_NOTES = ATTN_NOTE_DETERMINISTIC, /* how a sequence is shared out depends on the batch */
+    /* How a sequence is shared out depends on the batch. */
+    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
 };
 
 /* What the kernels are compiled for; flashinfer_like_GENCODE of Makefile.am.inc. */

@@ -103,7 +103,8 @@ static attn_status launch_split(layer_call *call, attn_stream stream, attn_error
     int all = call->params.split_part == SPLIT_ALL;
     int64_t seqs = all ? e.seqs : e.decode_seqs, rows = all ? e.tokens : e.decode_seqs;
     int64_t row_tiles = ((all ? e.q_len : 1) * group->base.ratio + 15) / 16;
-    int64_t blocks = (int64_t)group->num_sms * shape->decode_blocks;
+    int64_t blocks =
+        (int64_t)cuda_plan_num_sms(&call->metadata->plan, group->num_sms) * shape->decode_blocks;
     int64_t work = seqs * row_tiles * group->base.kv_heads * call->params.num_splits;
     int padded = call->metadata->plan.kind == ATTN_METADATA_GRAPH ||
                  batch->mode != ATTN_MODE_DECODE || e.tokens > e.seqs;

@@ -14,7 +14,7 @@ trap 'rm -rf "$folder"' EXIT
 point='--filter PURE-0[134].*/1 --filter PURE-07.waits*/1 --filter PURE-07.staging/2
     --filter CAPT-01.captures/2 --filter CAPT-01.beyond* --filter CAPT-02.*/1
     --filter CAPT-03.*/1 --filter CAPT-04.padding/1 --filter CAPT-05.bits/1
-    --filter LIFE-09.* --filter ERR-04.* --filter WORK-07.*/1'
+    --filter LIFE-09.* --filter ERR-04.* --filter WORK-07.*/1 --filter WORK-08.*/[01]'
 names=$(sed -n 's/^\([a-z_0-9]*\) | cuda |.*/\1/p' "$top/tests/conformance/zoo.txt" | tr '\n' ' ')
 
 # check PLUGIN FAULT OPTION...: the report, in TAP, is $folder/out.

@@ -308,6 +308,75 @@ static void run_shapes(struct check_run *run)
     gpu_case_close(&g);
 }
 
+/* ---- WORK-08: few multiprocessors ---------------------------------------------------------- */
+
+enum { BUDGET = 1, BLOCKS_OF_SM = 32 };
+
+/* A launch of more blocks than the multiprocessors of the budget hold; NULL = none. */
+static const struct spy_record *find_large(const struct spy_record *records, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t *grid = records[i].grid;
+        if (is_work(&records[i]) && records[i].function &&
+            (uint64_t)grid[0] * grid[1] * grid[2] > BUDGET * BLOCKS_OF_SM)
+            return &records[i];
+    }
+    return NULL;
+}
+
+/* Plan and forward, spied on. */
+static void look_at_budget(struct gpu_case *g, struct case_session *session,
+                           const struct spy_cuda *spy)
+{
+    const struct spy_record *records;
+    char text[160];
+    attn_status status = gpu_upload(g, session, GPU_REAL);
+    spy->begin();
+    if (status == ATTN_OK)
+        status = gpu_plan(g, session, GPU_REAL);
+    if (status == ATTN_OK)
+        status = gpu_forward(g, session, GPU_REAL, 0);
+    spy->end();
+    uint32_t count = spy->records(&records);
+    if (!gpu_good(g, status, "a forward with max_sms 1"))
+        return;
+    const struct spy_record *large =
+        find_large(records, count < SPY_MAX_RECORDS ? count : SPY_MAX_RECORDS);
+    if (large)
+        describe(large, text, sizeof text);
+    if (large)
+        check_fail(g->run, "with max_sms %d: %s; accepted: up to %d blocks; %s", BUDGET, text,
+                   BUDGET * BLOCKS_OF_SM, g->what);
+    gpu_good(g, device_synchronize(session->device, session->stream, &g->error.base),
+             "the stream's work");
+}
+
+static void run_budget(struct check_run *run)
+{
+    struct gpu_case g;
+    struct spy_cuda spy;
+    struct case_session *session = NULL;
+    if (!gpu_find_spy(run, &spy) || !gpu_case_open(&g, run, run->index))
+        return;
+    if (!(g.notes & ATTN_NOTE_SM_BUDGET)) {
+        check_skip(run, "query does not report sm_budget; %s", g.what);
+    } else {
+        attn_bounds bounds = *forward_case_problem(g.c)->bounds;
+        struct case_backend backend = numerics_backend(run->subject, g.options);
+        struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .bounds = &bounds};
+        bounds.max_sms = BUDGET;
+        attn_status status = case_session_create(&backend, g.c, &setup, &session, &g.error.base);
+        if (status == ATTN_DEPENDENCY_MISSING)
+            check_skip(run, "%s", host_error_text(&g.error));
+        else if (gpu_good(&g, status, "metadata with max_sms 1"))
+            look_at_budget(&g, session, &spy);
+        if (run->code == CHECK_PASS && gpu_case_refill(&g, 0, g.spec.num_sequences))
+            numerics_judge(run, session, g.c, &g.c->spec);
+    }
+    case_session_destroy(session);
+    gpu_case_close(&g);
+}
+
 /* ---- CAPT-04: padding ------------------------------------------------------------------------ */
 
 /* The judge sees to it that rows of padding are finite, that all else is what it would be without
@@ -498,6 +567,9 @@ const struct check check_capt[] = {
      run_replans},
     {"CAPT-03", "shapes", "what a forward with GRAPH metadata enqueues does not depend on lengths",
      CHECK_NEEDS_CUDA, gpu_num_points, run_shapes},
+    {"WORK-08", "budget",
+     "launches keep to the multiprocessors of max_sms, and their results are right", COMPUTES,
+     gpu_num_points, run_budget},
     {"CAPT-04", "padding", "rows of padding are finite and change nothing else", COMPUTES,
      gpu_num_points, run_padding},
     {"CAPT-05", "bits", "a replay of a deterministic backend equals the eager run bit for bit",

@@ -207,6 +207,17 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
+uint32_t cuda_num_sms(const attn_bounds *bounds, uint32_t most)
+{
+    return bounds->max_sms > 0 && (uint32_t)bounds->max_sms < most ? (uint32_t)bounds->max_sms
+                                                                   : most;
+}
+
+uint32_t cuda_plan_num_sms(const cuda_plan *plan, uint32_t most)
+{
+    return cuda_num_sms(&plan->bounds, most);
+}
+
 int cuda_plan_has_rows(const cuda_plan *plan)
 {
     return plan->batch.mode != ATTN_MODE_IDLE && plan->batch.num_tokens > 0;

@@ -45,6 +45,11 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
 /* Can it be forwarded, by forward_decode or forward_extend? BAD_STATE. */
 attn_status cuda_plan_check_forward(const cuda_plan *plan, int decode, attn_error *error);
 
+/* Multiprocessors that launches may count on, of `most` that the device has: attn_bounds.max_sms.
+ */
+uint32_t cuda_num_sms(const attn_bounds *bounds, uint32_t most);
+uint32_t cuda_plan_num_sms(const cuda_plan *plan, uint32_t most);
+
 /* Has it rows at all? */
 int cuda_plan_has_rows(const cuda_plan *plan);
 

@@ -99,6 +99,23 @@ START_TEST(extend_reads_pages)
 }
 END_TEST
 
+/* The smaller of max_sms and what the device has. */
+START_TEST(launches_keep_to_max_sms)
+{
+    static const int32_t budgets[] = {1, 7, TEST_SMS, TEST_SMS + 1};
+    const uint32_t sms[] = {1, 7, TEST_SMS, TEST_SMS};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.max_sms = budgets[_i];
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
+    ck_assert_uint_eq(launches[1].grid, sms[_i] * ROWS_BLOCKS);
+    ck_assert_uint_eq(launches[2].grid, sms[_i]);
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(layouts_differ_in_strides)
 {
     test_problem of;
@@ -443,6 +460,7 @@ static Suite *suite(void)
     Suite *s = suite_create("fa3_like_plan");
     TCase *tc = tcase_create("launches");
     tcase_add_test(tc, extend_reads_pages);
+    tcase_add_loop_test(tc, launches_keep_to_max_sms, 0, 4);
     tcase_add_test(tc, layouts_differ_in_strides);
     tcase_add_test(tc, one_sequence_needs_no_list);
     tcase_add_test(tc, masks_and_caps);

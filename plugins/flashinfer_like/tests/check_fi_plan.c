@@ -459,6 +459,10 @@ START_TEST(grids)
                 REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= most);
                 REQUIRE((uint32_t)heads % (grid.lanes << grid.side_shift) == 0);
                 REQUIRE(most - grid.lanes * grid.columns < grid.lanes);
+                /* Memory is that of all multiprocessors. */
+                attn_bounds few = {.struct_size = sizeof few, .max_sms = 1 + (int)(sms * 5 / 7)};
+                fi_grid fewer = fi_bounded_grid(&group, &few, kernel);
+                REQUIRE(fewer.lanes * fewer.columns <= grid.lanes * grid.columns);
             }
 }
 END_TEST

@@ -246,6 +246,27 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
     ck_assert_float_eq_tol(seen->params.call.scale, 0.125f * 1.442695f, 1e-6f);
 }
 
+/* The smaller of max_sms and what the device has. */
+START_TEST(launches_keep_to_max_sms)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.max_sms = 3;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.group.num_sms = 3;
+    fi_grid three = fi_find_grid(&t.group, KERNEL_ATTEND);
+    t.group.num_sms = TEST_SMS;
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    ck_assert_uint_eq(launches[1].grid, three.lanes * three.columns);
+    ck_assert_int_eq(launches[0].params.plan.columns, (int)three.columns);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
+    ck_assert_uint_eq(launches[1].grid, 3 * SAVE_BLOCKS);
+    ck_assert_uint_le(launches[2].grid, 3 * t.group.shape->kernels[KERNEL_PREFILL].blocks);
+    run_end(&t);
+}
+END_TEST
+
 /* The new key goes into the cache on the way; the first kernel after a plan waits for it. */
 START_TEST(decode_saves_on_its_way)
 {
@@ -402,6 +423,7 @@ static Suite *suite(void)
     tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, memory_grows_with_bounds);
+    tcase_add_test(tc, launches_keep_to_max_sms);
     tcase_add_test(tc, decode_saves_on_its_way);
     tcase_add_test(tc, extend_saves_before);
     tcase_add_test(tc, encoders_have_no_cache);
