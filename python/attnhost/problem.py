@@ -67,6 +67,7 @@ def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
         mask_kinds=_words.bits("mask", masks, _words.MASKS),
         uses=_words.bits("use", uses, _words.USES), max_seqs=max_seqs, max_tokens=max_tokens,
         max_q_len=members.pop("max_q_len", max_tokens), max_kv_len=max_kv_len,
+        max_sms=members.pop("max_sms", 0),
         max_kv_tokens=max_seqs * -(-max_kv_len // max(page_size, 1)) * max(page_size, 1))
     on = device if isinstance(device, Device) else globals()["device"](device)
     return Problem(
