@@ -1,0 +1,29 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# bindgen.sh: Rust's bindgen reads the headers as the stored layout has them: every constant, the size of
+# every struct, the place of every member.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tools/tap.sh"
+
+for tool in bindgen python3; do
+    if ! command -v "$tool" >/dev/null; then
+        tap_skip "bindgen reads the headers" "no $tool here (Debian: $tool)"
+        tap_end
+    fi
+done
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+if ! message=$(bindgen "$top/include/attn_plugin.h" -o "$scratch/attn.rs" -- \
+    -I"$top/include" 2>&1); then
+    tap_not_ok "bindgen reads the headers" "$message"
+    tap_end
+fi
+if message=$(python3 "$top/tests/abi/bindgen.py" "$top/tests/abi/layout.golden" \
+    "$scratch/attn.rs"); then
+    tap_ok "bindgen reads the headers: $message"
+else
+    tap_not_ok "bindgen reads the headers" "$message"
+fi
+tap_end
