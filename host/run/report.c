@@ -175,6 +175,19 @@ static bool add_choice(cJSON *list, const struct report_choice *choice)
            add_text(object, "phase", choice->phase) && add_text(object, "backend", choice->backend);
 }
 
+/* A second of the wall clock; 0 where none has passed. */
+static double per_second(const struct report *report, int64_t tokens)
+{
+    return report->wall_s > 0 ? (double)tokens / report->wall_s : 0;
+}
+
+static bool add_rates(cJSON *root, const struct report *report)
+{
+    cJSON *rates = cJSON_AddObjectToObject(root, "tokens_per_s");
+    return add_number(rates, "prefill", per_second(report, report->tokens.prefill)) &&
+           add_number(rates, "decode", per_second(report, report->tokens.decode));
+}
+
 static bool add_composition(cJSON *root, const struct report *report)
 {
     cJSON *list = cJSON_AddArrayToObject(root, "composition");
@@ -260,10 +273,11 @@ static bool add_all(cJSON *root, const struct report *report)
 {
     return add_count(root, "requests", report->requests) &&
            add_count(root, "steps", report->steps) && add_tokens(root, report) &&
-           add_number(root, "wall_s", report->wall_s) && add_composition(root, report) &&
-           add_paths(root, report) && add_verify(root, report) && add_kv(root, report) &&
-           add_states(root, report) && add_latency(root, report) && add_device(root, report) &&
-           add_text(root, "digest", report->digest) && add_seed(root, "seed", report->seed);
+           add_number(root, "wall_s", report->wall_s) && add_rates(root, report) &&
+           add_composition(root, report) && add_paths(root, report) && add_verify(root, report) &&
+           add_kv(root, report) && add_states(root, report) && add_latency(root, report) &&
+           add_device(root, report) && add_text(root, "digest", report->digest) &&
+           add_seed(root, "seed", report->seed);
 }
 
 char *report_json(const struct report *report)
@@ -306,6 +320,8 @@ void report_print(const struct report *report, FILE *file)
     fprintf(file, "tokens       prefill %lld  decode %lld  prefix hit %lld  recomputed %lld\n",
             (long long)report->tokens.prefill, (long long)report->tokens.decode,
             (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);
+    fprintf(file, "tokens/s     prefill %.1f  decode %.1f  (wall clock)\n",
+            per_second(report, report->tokens.prefill), per_second(report, report->tokens.decode));
     for (uint32_t p = 0; p < report->num_paths; p++)
         fprintf(file, "%-12s %s: %lld rows\n", p == 0 ? "paths" : "", report->paths[p].name,
                 (long long)report->paths[p].rows);

@@ -136,4 +136,5 @@ documented "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch/guide" "$scratch/auth
 PATH=$ATTNHOST_TEST_BINDIR:$PATH
 export PATH
 documented "$ATTNHOST_TEST_DOCS/README.md" "$scratch/readme" "$scratch"
+documented "$ATTNHOST_TEST_DOCS/RUN.md" "$scratch/run" "$scratch"
 tap_end

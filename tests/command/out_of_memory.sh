@@ -78,7 +78,7 @@ run_select()
 # What of an answer is the same in each run; the digest of all outputs among it.
 essence()
 {
-    grep -vE '"(wall_s|p50|p99)":' "$1"
+    awk '/"tokens_per_s":/ { timed = 1 } !timed; /}/ { timed = 0 }' "$1" | grep -vE '"(wall_s|p50|p99)":'
 }
 
 # refuse_each NAME COMMAND: COMMAND's allocations are refused, evenly spread.

@@ -50,6 +50,7 @@ REPORT = {
     "steps": COUNT,
     "tokens": dict.fromkeys(("prefill", "decode", "prefix_hit", "recomputed"), COUNT),
     "wall_s": NUMBER,
+    "tokens_per_s": dict.fromkeys(("prefill", "decode"), NUMBER),
     "composition": [{"layers": TEXT, "phase": TEXT, "backend": TEXT}],
     "paths": collections.defaultdict(lambda: COUNT),
     "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "max_abs_err": NUMBER,

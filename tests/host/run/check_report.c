@@ -178,8 +178,8 @@ START_TEST(json_has_every_key)
     struct report report;
     make_report(&report);
     cJSON *root = parse(&report);
-    keys_are(root,
-             "requests steps tokens wall_s composition paths verify kv latency_us digest seed");
+    keys_are(root, "requests steps tokens wall_s tokens_per_s composition paths verify kv "
+                   "latency_us digest seed");
     ck_assert_double_eq(number(root, "requests"), 3);
     ck_assert_double_eq(number(root, "steps"), 41);
     const cJSON *tokens = keys_are(get(root, "tokens"), "prefill decode prefix_hit recomputed");
@@ -188,6 +188,9 @@ START_TEST(json_has_every_key)
     ck_assert_double_eq(number(tokens, "prefix_hit"), 32);
     ck_assert_double_eq(number(tokens, "recomputed"), 7);
     ck_assert_double_eq(number(root, "wall_s"), 0.1);
+    const cJSON *rates = keys_are(get(root, "tokens_per_s"), "prefill decode");
+    ck_assert_double_eq_tol(number(rates, "prefill"), 90071992547409910.0, 100);
+    ck_assert_double_eq_tol(number(rates, "decode"), 10000030, 1e-6);
     const cJSON *verify =
         keys_are(get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err");
     ck_assert_double_eq(number(verify, "rows_checked"), 25);
@@ -240,12 +243,13 @@ START_TEST(json_of_an_empty_run)
     struct report report;
     report_init(&report);
     cJSON *root = parse(&report);
-    keys_are(root,
-             "requests steps tokens wall_s composition paths verify kv latency_us digest seed");
+    keys_are(root, "requests steps tokens wall_s tokens_per_s composition paths verify kv "
+                   "latency_us digest seed");
     ck_assert(cJSON_IsArray(get(root, "composition")));
     ck_assert_int_eq(cJSON_GetArraySize(get(root, "composition")), 0);
     keys_are(get(root, "paths"), "");
     ck_assert_double_eq(number(get(get(root, "latency_us"), "decode"), "p99"), 0);
+    ck_assert_double_eq(number(get(root, "tokens_per_s"), "decode"), 0);
     cJSON_Delete(root);
     report_finish(&report);
 }
@@ -376,6 +380,7 @@ START_TEST(lines_for_people)
     static const char *const parts[] = {
         "requests     3 in 41 steps, 0.100 s\n",
         "tokens       prefill 99  decode 1000003  prefix hit 32  recomputed 7\n",
+        "tokens/s     prefill 990.0  decode 10000030.0  (wall clock)\n",
         "paths        cpu_native: 12 rows\n",
         "             hybrid/decode: 13 rows\n",
         "verify       25 rows checked, 2 failed, max abs error 0.333, relative 2e-300\n",
