@@ -19,3 +19,15 @@ __all__ = [
     "Phase", "Plugin", "Problem", "Reason", "Selection", "Unit", "Unsupported", "Verdict",
     "device", "layer_group", "operand", "problem", "state_group", "version",
 ]
+
+# What needs PyTorch and Transformers comes when it is asked for.
+_LAZY = {"Cache": "transformers", "Engine": "engine", "Sequence": "engine", "describe": "transformers",
+         "generate": "transformers", "use": "transformers"}
+__all__ += list(_LAZY)
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'attnhost' has no attribute '{name}'")
+    from importlib import import_module
+    return getattr(import_module("." + _LAZY[name], __name__), name)

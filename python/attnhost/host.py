@@ -207,7 +207,7 @@ class Host:
     def explain(self, model: Any, name: str = "model", **settings: Any) -> Selection:
         """Which backend serves which layers in which phase, and why no other.
 
-        `model` is the config of a Transformers model, its dict, the path or the text of a
+        `model` is a Transformers model or its config, a dict, the path or the text of a
         config.json, or a list of layer groups. `settings` are keys of the ini, with two
         underscores for the dot: explain(config, kv_cache__page_size=64). They go before the
         host's own.
@@ -250,10 +250,10 @@ def _options(kind: _abi.attn_backend_type) -> Tuple[str, ...]:
 
 
 def config_text(model: Any) -> str:
-    """The text of a config.json: of a Transformers config, a dict, a path, or a text."""
-    if hasattr(model, "config") and not hasattr(model, "to_dict"):
-        model = model.config
-    if hasattr(model, "to_dict"):
+    """The text of a config.json: of a Transformers model or its config, a dict, a path, a text."""
+    if hasattr(model, "config"):
+        model = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    elif hasattr(model, "to_dict"):
         model = model.to_dict()
     if isinstance(model, Mapping):
         return json.dumps(model, default=str)

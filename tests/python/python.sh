@@ -78,4 +78,32 @@ chmod -R u+w "$scratch/python"
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
 run test_generate test_binding test_docs
+
+# ---- Models ----------------------------------------------------------------------------------------
+
+# PyTorch and Transformers, 600 MB to download and a minute to install. The wheel of PyPI is built with
+# CUDA; its libraries, 2 GB more, are replaced by ones that answer that there is no device. Elsewhere
+# pip may find a wheel for the CPU (PIP_EXTRA_INDEX_URL), which needs nothing of that.
+if ! test -f "$venv/models"; then
+    # shellcheck disable=SC2046
+    has --no-deps $(sed -n 's/^torch==/torch==/p' "$top/tests/python/requirements.txt") &&
+        has $(grep -v -e '^#' -e '^torch==' "$top/tests/python/requirements.txt") &&
+        lib=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch/lib &&
+        "$python" "$top/tests/python/torch_without_cuda.py" "$lib" ||
+        skip_all "models of Transformers" "pip installs no PyTorch here: $(tail -n 1 "$scratch/pip")"
+    : >"$venv/models"
+fi
+OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
+export OMP_NUM_THREADS
+run test_models test_docs_models
+
+# What the README's commands for Python end with.
+cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$scratch/example.so"
+for backend in cpu_native example_rows; do
+    tap_try "generate.py: text through $backend" sh -c '
+        "$0" "$1" attention.attention_backend="$2" plugins.path="$3" >"$4" 2>"$4.rows" &&
+        grep -q "$2" "$4.rows"' "$venv/bin/python" "$top/examples/generate.py" \
+        "$backend" "$scratch/example.so" "$scratch/$backend"
+done
+tap_try "the same text" cmp "$scratch/cpu_native" "$scratch/example_rows"
 tap_end

@@ -4,7 +4,7 @@
 
 The wheels of PyPI link CUDA's libraries, and importing torch fails where they are missing, even if
 no GPU is ever used. For each of those libraries this writes one into LIB_DIR (torch/lib), where
-the wheel looks first, whose functions all answer "no device" (100, in the runtime and the driver).
+the wheel looks first, whose functions all answer "no device": 100, in the runtime and the driver.
 For tests on machines without a GPU; a wheel built for the CPU needs nothing of this.
 """
 import os
@@ -44,7 +44,10 @@ def write_library(folder, name, symbols):
         source, script = os.path.join(scratch, "none.c"), os.path.join(scratch, "none.map")
         with open(source, "w", encoding="utf-8") as file:
             for symbol in sorted(set().union(*symbols.values())):
-                file.write(f"int {symbol}(void) {{ return {NO_DEVICE}; }}\n")
+                if re.search(r"(String|Name)$", symbol):
+                    file.write(f'const char *{symbol}(void) {{ return "no device"; }}\n')
+                else:
+                    file.write(f"int {symbol}(void) {{ return {NO_DEVICE}; }}\n")
         with open(script, "w", encoding="utf-8") as file:
             for version in sorted(filter(None, symbols)):
                 file.write(f"{version} {{ {''.join(s + '; ' for s in sorted(symbols[version]))}}};\n")

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's side of attention: pages, sequences that share prefixes, batches of unequal lengths.
+
+    engine = Engine(host, groups, dtype=torch.bfloat16)   layer groups of a model
+    sequence = engine.add(tokens)                         pages of a known prefix are shared
+    engine.plan([(sequence, 5), ...])                     the next 5 tokens of it
+    engine.forward(layer, q, k, v, out)                   for each layer
+    engine.free(sequence)
+
+Needs PyTorch and nothing of Transformers. Softmax layers alone: layers with recurrent states, and
+latent attention in its absorbed form, are refused.
+"""
+from collections import OrderedDict
+from typing import Any, Dict, List, Optional, Sequence as Many, Tuple
+
+import torch
+
+from . import _abi, _words
+from ._struct import elements
+from .batch import Batch, KVGroup
+from .errors import InvalidArgument, OutOfMemory, Unsupported
+from .host import Host
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+          "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Sequence:
+    """A request: its tokens, the pages of its keys, and how many tokens have keys there."""
+
+    def __init__(self, tokens: Many[int]) -> None:
+        self.tokens = list(tokens)
+        self.pages: List[int] = []
+        self.length = 0
+        self.shared = 0  # of these, tokens whose keys another sequence had computed
+
+
+class Pages:
+    """Pages with counts of their users. Full pages are known by their tokens and all before them;
+    one that nobody uses any more is kept until its room is needed. Page 0 is padding."""
+
+    def __init__(self, count: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.free = list(range(count - 1, 0, -1))
+        self.users = [0] * count
+        self.by_prefix: Dict[Tuple, int] = {}
+        self.prefix_of: Dict[int, Tuple] = {}
+        self.unused: "OrderedDict[int, None]" = OrderedDict()  # known pages without users, oldest first
+
+    @property
+    def available(self) -> int:
+        return len(self.free) + len(self.unused)
+
+    def take(self) -> int:
+        if not self.available:
+            raise OutOfMemory(f"the pool has no page of {self.page_size} tokens left; accepted: "
+                              "fewer or shorter sequences, or a larger num_tokens",
+                              "OUT_OF_DEVICE_MEMORY")
+        if not self.free:
+            page, _ = self.unused.popitem(last=False)
+            del self.by_prefix[self.prefix_of.pop(page)]
+        else:
+            page = self.free.pop()
+        self.users[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        self.users[page] += 1
+        self.unused.pop(page, None)
+
+    def drop(self, page: int) -> None:
+        self.users[page] -= 1
+        if self.users[page]:
+            return
+        if page in self.prefix_of:
+            self.unused[page] = None
+        else:
+            self.free.append(page)
+
+    def publish(self, page: int, prefix: Tuple) -> Tuple:
+        """Its keys are computed: others may share it. The first one with this prefix stays."""
+        if prefix not in self.by_prefix and page not in self.prefix_of:
+            self.by_prefix[prefix] = page
+            self.prefix_of[page] = prefix
+        return prefix
+
+
+class Engine:
+    """Pools and batches for the layer groups of a model, on whatever backends the host chooses.
+
+    `num_tokens` is the room for keys; a batch has `max_seqs` sequences and `max_tokens` rows at
+    most, a sequence `max_len` tokens. Settings of the host's ini hold where nothing is given
+    (kv_cache.max_total_tokens, workload.max_running_requests, workload.chunked_prefill_size).
+    """
+
+    def __init__(self, host: Host, groups: Many[_abi.attn_layer_group], *,
+                 dtype: torch.dtype = torch.float32, device: Any = "cpu",
+                 num_tokens: Optional[int] = None, max_seqs: Optional[int] = None,
+                 max_tokens: Optional[int] = None, max_len: Optional[int] = None,
+                 name: str = "model") -> None:
+        def number(given: Optional[int], key: str, default: int) -> int:
+            return int(given if given is not None else host.settings.get(key, default))
+
+        self.host = host
+        self.device = torch.device(device)
+        self.max_seqs = number(max_seqs, "workload.max_running_requests", 16)
+        self.max_tokens = max(number(max_tokens, "workload.chunked_prefill_size", 2048),
+                              self.max_seqs)
+        self.num_tokens = number(num_tokens, "kv_cache.max_total_tokens", 16384)
+        self.max_len = min(max_len or self.num_tokens, self.num_tokens)
+        self._refuse_states(groups)
+        place = "cpu" if self.device.type == "cpu" else f"cuda:{self.device.index or 0}"
+        self.choice = host.explain(
+            list(groups), name, platform__device=place, model__dtype=DTYPE_NAMES[dtype],
+            model__max_context_len=self.max_len, workload__max_running_requests=self.max_seqs,
+            workload__chunked_prefill_size=self.max_tokens).require()
+        self.page_size = self.choice.units[0].problems[0].page_size
+        self.pages = Pages(-(-self.num_tokens // self.page_size) + 1, self.page_size)
+        self.metadata: Dict[int, Any] = {}  # by layer
+        self.caches: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}  # by kv_buffer
+        self.layers: Dict[int, Tuple[Any, _abi.attn_layer_group]] = {}
+        self._units = [self._open(unit) for unit in self.choice.units]
+        self._planned: List[Tuple[Sequence, int]] = []
+
+    @staticmethod
+    def _refuse_states(groups: Many[_abi.attn_layer_group]) -> None:
+        for group in groups:
+            if group.kind != _abi.ATTN_KIND_SOFTMAX:
+                raise Unsupported(f"kind {_words.name(group.kind, _words.KINDS)}: accepted softmax",
+                                  "UNSUPPORTED", "kind")
+
+    # ---- Set-up ------------------------------------------------------------------------------------
+
+    def _open(self, unit: Any) -> Tuple[Any, Any]:
+        backend = self.host.compose(unit)
+        metadata = backend.metadata()
+        for problem in unit.problems:
+            group = problem.group.contents
+            for layer in elements(group.layers, group.num_layers):
+                self._bind(metadata, problem, group, layer)
+                self.layers[layer.layer_id] = (metadata, group)
+        return backend, metadata
+
+    def _bind(self, metadata: Any, problem: Any, group: Any, layer: Any) -> None:
+        if not problem.kv_layout:
+            return  # encoder-only: no cache
+        if layer.kv_buffer not in self.caches:
+            dtype = DTYPES[_words.DTYPE_NAMES[problem.kv_dtype]]
+            self.caches[layer.kv_buffer] = tuple(
+                self._pool(problem.kv_layout.decode(), group.num_kv_heads, width, dtype)
+                for width in (group.head_dim, group.v_head_dim))
+        k_cache, v_cache = self.caches[layer.kv_buffer]
+        metadata.bind(layer.layer_id, k_cache=k_cache, v_cache=v_cache,
+                      scales=self._scales() if group.kv_scale_granularity else None)
+
+    def _pool(self, layout: str, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        pages = len(self.pages.users)
+        shape = {"kv.nhd/1": (pages, self.page_size, heads, width),
+                 "kv.hnd/1": (pages, heads, self.page_size, width)}[layout]
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _scales(self) -> Dict[str, List[float]]:
+        return {f"{which}_cache": [float(x) for x in
+                                   self.host.settings[f"kv_cache.{which}_scale"].split()]
+                for which in "kv"}
+
+    def close(self) -> None:
+        """Free backends and metadata; the streams must be idle."""
+        for backend, metadata in self._units:
+            metadata.close()
+            backend.close()
+        self._units = []
+
+    # ---- Sequences ---------------------------------------------------------------------------------
+
+    def add(self, tokens: Many[int] = (), share: bool = True) -> Sequence:
+        """A new sequence. Pages that hold the keys of its first tokens are shared; the last token
+        is left to be computed, as somebody wants its output."""
+        sequence, prefix = Sequence(tokens), ()
+        while share and sequence.length + self.page_size < len(sequence.tokens):
+            end = sequence.length + self.page_size
+            prefix = (prefix, tuple(sequence.tokens[sequence.length:end]))
+            page = self.pages.by_prefix.get(prefix)
+            if page is None:
+                break
+            self.pages.share(page)
+            sequence.pages.append(page)
+            sequence.length = end
+        sequence.shared = sequence.length
+        return sequence
+
+    def free(self, sequence: Sequence) -> None:
+        """Its pages go back; those that others could share are kept while there is room."""
+        for page in sequence.pages:
+            self.pages.drop(page)
+        sequence.pages, sequence.length = [], 0
+
+    def _grow(self, sequence: Sequence, length: int) -> None:
+        while len(sequence.pages) * self.page_size < length:
+            sequence.pages.append(self.pages.take())
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Every full page whose tokens are known."""
+        prefix: Tuple = ()
+        known = min(sequence.length, len(sequence.tokens))
+        for index in range(known // self.page_size):
+            start = index * self.page_size
+            prefix = (prefix, tuple(sequence.tokens[start:start + self.page_size]))
+            self.pages.publish(sequence.pages[index], prefix)
+
+    # ---- A step ------------------------------------------------------------------------------------
+
+    def plan(self, work: Many[Tuple[Sequence, int]]) -> None:
+        """The next step: so many new rows of each of these sequences, in this order."""
+        rows = sum(count for _, count in work)
+        longest = max((s.length + count for s, count in work), default=0)
+        for what, got, limit in (("sequences", len(work), self.max_seqs),
+                                 ("rows", rows, self.max_tokens),
+                                 ("tokens of a sequence", longest, self.max_len)):
+            if got > limit:
+                raise InvalidArgument(f"a step of {got} {what}: accepted {limit}; prompts can be "
+                                      "given in chunks", "INVALID_ARGUMENT", "batch", str(got),
+                                      str(limit))
+        for sequence, count in work:
+            self._grow(sequence, sequence.length + count)
+        for backend, metadata in self._units:
+            metadata.plan(self._batch(work, backend.index_forms))
+        for sequence, count in work:
+            sequence.length += count
+        self._planned = list(work)
+
+    def confirm(self) -> None:
+        """All layers of the step have been called: its keys may be shared from now on."""
+        for sequence, _ in self._planned:
+            self._publish(sequence)
+        self._planned = []
+
+    def _pair(self, values: Any, dtype: torch.dtype = torch.int32) -> Any:
+        """An array of the batch, on the host and on the device."""
+        host = torch.as_tensor(values, dtype=dtype)
+        return host if self.device.type == "cpu" else (host, host.to(self.device))
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> List[int]:
+        size, pages = self.page_size, sequence.pages
+        return [pages[i // size] * size + i % size for i in range(start, end)]
+
+    def _batch(self, work: Many[Tuple[Sequence, int]], forms: int) -> Batch:
+        counts = [count for _, count in work]
+        prefixes = [s.length for s, _ in work]
+        lens = [prefix + count for prefix, count in zip(prefixes, counts)]
+        indptr = [0]
+        for count in counts:
+            indptr.append(indptr[-1] + count)
+        slots = [slot for (s, count), end in zip(work, lens)
+                 for slot in self._slots(s, end - count, end)]
+        arrays, members = self._index(work, lens, forms)
+        group = KVGroup(self.page_size, out_cache_loc=self._pair(slots, torch.int64), **arrays)
+        kinds = 1 + max(g.kv_group for _, g in self.layers.values())
+        return Batch("decode" if all(count == 1 for count in counts) else "extend",
+                     seq_lens=self._pair(lens), prefix_lens=self._pair(prefixes),
+                     q_indptr=self._pair(indptr), num_tokens=indptr[-1], max_q_len=max(counts),
+                     max_kv_len=max(lens), kv_groups=[group] * kinds, **members)
+
+    def _index(self, work: Many[Tuple[Sequence, int]], lens: List[int],
+               forms: int) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """Where the keys lie, in the forms that the backend reads."""
+        used = [s.pages[:-(-length // self.page_size)] for (s, _), length in zip(work, lens)]
+        arrays: Dict[str, Any] = {}
+        members: Dict[str, Any] = {}
+        if forms & _abi.ATTN_INDEX_BLOCK_TABLE:
+            widest = max(map(len, used))
+            arrays["block_table"] = self._pair([p + [0] * (widest - len(p)) for p in used])
+        if forms & _abi.ATTN_INDEX_CSR:
+            indptr = [0]
+            for pages in used:
+                indptr.append(indptr[-1] + len(pages))
+            arrays["kv_indptr"] = self._pair(indptr)
+            arrays["kv_indices"] = self._pair([page for pages in used for page in pages])
+            arrays["last_page_len"] = self._pair([(n - 1) % self.page_size + 1 for n in lens])
+        if forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
+            longest = max(lens)
+            rows = [[0] * longest] + [self._slots(s, 0, n) + [0] * (longest - n)
+                                      for (s, _), n in zip(work, lens)]
+            arrays["req_to_token"] = self._pair(rows)
+            members["req_pool_indices"] = self._pair(range(1, len(work) + 1))
+        return arrays, members
+
+    def forward(self, layer: int, q: torch.Tensor, k: Optional[torch.Tensor],
+                v: Optional[torch.Tensor], out: torch.Tensor, **operands: Any) -> None:
+        """A layer of the planned step: [rows, heads, dim] each; k and v None where another layer
+        owns the keys."""
+        self.layers[layer][0].forward(layer, q=q, k=k, v=v, out=out, **operands)
+
+    @property
+    def rows(self) -> Dict[str, int]:
+        """Query rows that each backend has computed, summed over layers."""
+        counts: Dict[str, int] = {}
+        for backend, _ in self._units:
+            for node in backend.nodes:
+                counts[node.name] = counts.get(node.name, 0) + node.rows
+        return {name: count for name, count in counts.items() if count}

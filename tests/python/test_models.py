@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of Transformers on a backend, held to their own eager code."""
+import itertools
+
+import attnhost
+import torch
+from attnhost.errors import AttnhostError, InvalidArgument, Unsupported
+from attnhost.transformers import describe
+from transformers import AutoModelForCausalLM
+
+from harness import cases, refused
+from models import MODELS, config, make, weights
+
+PROMPTS = (21, 34, 9)  # tokens of the three sequences
+CHUNK, DECODES = 11, 16
+
+
+def tokens(count, seed):
+    return torch.randint(1, 97, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+torch.set_num_threads(1)  # tiny models: threads would wait for each other
+
+
+def use(page_size=16, backend="cpu_native"):
+    return attnhost.use(attnhost.Host({"attention": {"attention_backend": backend},
+                                       "kv_cache": {"page_size": page_size}}, threads=1))
+
+
+def padded(sequences):
+    """[sequences, tokens] with padding on the left, and its mask."""
+    width = max(map(len, sequences))
+    ids = torch.zeros(len(sequences), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, sequence in enumerate(sequences):
+        ids[row, width - len(sequence):] = sequence
+        mask[row, width - len(sequence):] = 1
+    return ids, mask
+
+
+@torch.no_grad()
+def logits_in_steps(model, cache, sequences):
+    """Chunks of the prompts, then a token at a time; the logits of each sequence's tokens."""
+    ids, mask = padded(sequences)
+    width = ids.shape[1]
+    borders = list(range(0, width - DECODES, CHUNK)) + list(range(width - DECODES, width + 1))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = [model(input_ids=ids[:, a:b], attention_mask=mask[:, :b], position_ids=positions[:, a:b],
+                   past_key_values=cache, use_cache=True).logits
+             for a, b in itertools.pairwise(borders)]
+    logits = torch.cat(found, 1).float()
+    return [logits[row, width - len(s):] for row, s in enumerate(sequences)]
+
+
+@torch.no_grad()
+def logits_at_once(model, sequences):
+    return [model(input_ids=s[None], use_cache=False).logits[0].float() for s in sequences]
+
+
+def distance(one, other):
+    return max((a - b).abs().max().item() for a, b in zip(one, other))
+
+
+def sequences_of(name):
+    return [tokens(count + DECODES, seed) for seed, count in enumerate(PROMPTS)]
+
+
+@cases(*itertools.product(MODELS, (1, 16, 48)))
+def test_logits_in_fp32(name, page_size):
+    use(page_size)
+    sequences = sequences_of(name)
+    expected = logits_at_once(weights(name), sequences)
+    model = make(name, "attnhost")
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
+    assert distance(logits_in_steps(model, cache, sequences), expected) < 2e-5 * max(
+        1, max(x.abs().max().item() for x in expected))
+    assert cache.engine.rows["cpu_native"] == 4 * sum(map(len, sequences)), "attnhost did it all"
+
+
+@cases(*itertools.product(MODELS, (1, 16, 48)))
+def test_logits_in_bf16(name, page_size):
+    """No further from fp32 than the model's own code in bf16, by much."""
+    use(page_size)
+    sequences = sequences_of(name)
+    exact = make(name, "eager", torch.bfloat16).float()  # weights as rounded
+    expected = logits_at_once(exact, sequences)
+    own = distance(logits_at_once(make(name, "eager", torch.bfloat16), sequences), expected)
+    model = make(name, "attnhost", torch.bfloat16)
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
+    assert distance(logits_in_steps(model, cache, sequences), expected) < 2 * own
+
+
+@cases(*((name,) for name in MODELS))
+def test_greedy_tokens(name):
+    """64 tokens are those of the greatest logits of the model's own code, up to ties."""
+    use(16)
+    prompts = [tokens(count, seed).tolist() for seed, count in enumerate(PROMPTS)]
+    made = attnhost.generate(make(name, "attnhost"), prompts, 64, num_tokens=512, max_seqs=4,
+                             max_tokens=24)
+    assert [len(tail) for tail in made] == [64] * 3
+    whole = [torch.tensor(prompt + tail) for prompt, tail in zip(prompts, made)]
+    for prompt, tail, logits in zip(prompts, made, logits_at_once(weights(name), whole)):
+        steps = logits[len(prompt) - 1:-1]
+        short = steps.max(1).values - steps.gather(1, torch.tensor(tail)[:, None])[:, 0]
+        assert short.max() < 1e-4, f"token {int(short.argmax())} is not the greatest"
+
+
+def test_a_wrong_window_would_be_noticed():
+    use()
+    sequences = sequences_of("mistral")
+    expected = logits_at_once(weights("mistral"), sequences)
+    model = make("mistral", "attnhost")
+    for layer in model.model.layers:
+        layer.self_attn.config.sliding_window = 9
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
+    assert distance(logits_in_steps(model, cache, sequences), expected) > 1e-2
+
+
+# ---- The two ways to know a model ------------------------------------------------------------------
+
+
+def facts(group):
+    names = ("attn_type", "flags", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
+             "window_left", "window_right", "attention_chunk", "sm_scale", "logit_cap")
+    layers = tuple(sorted(group.layers[i].layer_id for i in range(group.num_layers)))
+    return layers, tuple(getattr(group, name) for name in names)
+
+
+@cases(*((name,) for name in MODELS if name != "deepseek_v3"))
+def test_a_live_model_is_what_its_config_says(name):
+    """deepseek_v3: attention of the live model has whole heads, its config's is latent."""
+    host = use()
+    model = make(name, "attnhost")
+    told = host.explain(model, name, platform__device="cpu")
+    assert sorted(facts(group.struct) for group in told.groups) == sorted(map(facts, describe(model)))
+
+
+# ---- Generation ------------------------------------------------------------------------------------
+
+
+def test_transformers_own_loop():
+    use(16)
+    ids, mask = padded([tokens(count, seed) for seed, count in enumerate(PROMPTS)])
+    settings = dict(attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    expected = weights("gemma2").generate(ids, **settings)
+    model = make("gemma2", "attnhost")
+    made = model.generate(ids, past_key_values=attnhost.Cache(model, num_tokens=512), **settings)
+    assert (made == expected).all()
+
+
+def test_shared_prefixes_are_computed_once():
+    use(16)
+    model = make("llama", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=2)
+    start = tokens(40, 1).tolist()
+    prompts = [start + tokens(5, seed).tolist() for seed in (2, 3, 4)]
+    alone = [attnhost.generate(model, [prompt], 8, num_tokens=512)[0] for prompt in prompts]
+    before = cache.engine.rows.get("cpu_native", 0)
+    assert attnhost.generate(model, prompts, 8, cache=cache) == alone
+    computed = (cache.engine.rows["cpu_native"] - before) // 4
+    whole = sum(len(prompt) + 7 for prompt in prompts)
+    assert computed == whole - 32, "the third starts after the first two, with two pages of 16"
+    pages = cache.engine.pages
+    assert pages.available == len(pages.users) - 1, "no page is lost"
+    again = attnhost.generate(model, prompts[:1], 8, cache=cache)
+    assert again == alone[:1]
+
+
+def test_more_prompts_than_room():
+    use(16)
+    model = make("llama", "attnhost")
+    prompts = [tokens(20 + seed, seed).tolist() for seed in range(9)]
+    alone = [attnhost.generate(model, [prompt], 6, num_tokens=512)[0] for prompt in prompts]
+    assert attnhost.generate(model, prompts, 6, num_tokens=96, max_seqs=8, max_tokens=16) == alone
+
+
+# ---- Bad input -------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_cache_of_ours():
+    use()
+    with torch.no_grad():
+        refused(InvalidArgument, ["layer 0", "attnhost.Cache"], make("llama", "attnhost"),
+                tokens(4, 0)[None])
+
+
+def test_a_model_whose_attention_is_another():
+    use()
+    refused(InvalidArgument, ["eager", "attnhost"], attnhost.Cache, weights("llama"))
+
+
+def test_a_backend_that_cannot():
+    use(backend="fa3_like")
+    error = refused(Unsupported, ["fa3_like"], attnhost.Cache, make("llama", "attnhost"))
+    assert error.reasons, "and says why, before the first token"
+
+
+def test_a_model_that_nobody_serves():
+    attnhost.use()
+    large = config("llama")
+    large.head_dim = 1024
+    made = AutoModelForCausalLM.from_config(large, attn_implementation="attnhost").eval()
+    error = refused(Unsupported, ["head_dim 1024"], attnhost.Cache, made)
+    assert any(reason.field == "head_dim" for reason in error.reasons)
+
+
+def test_gradients():
+    use()
+    model = make("llama", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=64)
+    refused(Unsupported, ["no_grad"], model, tokens(4, 0)[None], past_key_values=cache)
+
+
+def test_prompts_that_do_not_fit():
+    use()
+    model = make("llama", "attnhost")
+    refused(InvalidArgument, ["prompt 1", "64"], attnhost.generate, model, [[1], [1] * 80], 4,
+            num_tokens=64)
+    refused(InvalidArgument, ["prompt 0"], attnhost.generate, model, [[]], 4, num_tokens=64)
+
+
+def test_a_pool_that_is_full():
+    use()
+    model = make("llama", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=64, max_seqs=4)
+    with torch.no_grad():
+        refused(AttnhostError, ["page", "num_tokens"], model,
+                torch.ones(4, 40, dtype=torch.long), past_key_values=cache)
+
+
+def test_another_batch_in_the_same_cache():
+    use()
+    model = make("llama", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=256)
+    with torch.no_grad():
+        model(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
+        refused(InvalidArgument, ["3 sequences", "2"], model, torch.ones(3, 1, dtype=torch.long),
+                past_key_values=cache)
+        cache.clear()
+        model(torch.ones(3, 1, dtype=torch.long), past_key_values=cache)
