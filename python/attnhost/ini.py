@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings as the library takes them. The library reads, checks and judges an ini (with file and
 line); here only the texts "section.key=value" are taken out of one that it has accepted."""
+import re
 from typing import Any, Dict, List, Mapping
 
 # What attnhost_select() takes; the other sections are for `attnhost run`.
@@ -17,6 +18,21 @@ def word(value: Any) -> str:
     return str(value)
 
 
+def quote(value: str) -> str:
+    """As it has to stand in an ini."""
+    if value == value.strip() and not value.startswith('"') and ";" not in value:
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def unquote(value: str) -> str:
+    """What a value of an ini stands for."""
+    quoted = re.match(r'"((?:[^"\\]|\\.)*)"', value)
+    if quoted:
+        return re.sub(r"\\(.)", r"\1", quoted.group(1))
+    return re.split(r"\s;", value)[0].strip()
+
+
 def write(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """The ini of {"attention": {"attention_backend": "auto"}, ...}; a list in [plugins] or
     [backend.NAME] is a key that is given several times."""
@@ -26,7 +42,7 @@ def write(sections: Mapping[str, Mapping[str, Any]]) -> str:
         for key, value in keys.items():
             repeated = section == "plugins" or section.startswith("backend.")
             values = value if repeated and isinstance(value, (list, tuple)) else [value]
-            lines += [f"{key} = {word(item)}" for item in values]
+            lines += [f"{key} = {quote(word(item))}" for item in values]
     return "\n".join(lines + [""])
 
 
@@ -40,8 +56,7 @@ def read(text: str) -> Dict[str, str]:
             section = line[1:line.index("]")].strip()
         elif line and line[0] not in ";#":
             key, _, value = line.partition("=" if "=" in line else ":")
-            value = value.split(" ;")[0].split("\t;")[0].strip()
-            found[f"{section}.{key.strip()}"] = value
+            found[f"{section}.{key.strip()}"] = unquote(value.strip())
     return found
 
 

@@ -303,8 +303,8 @@ class _Request:
 
 
 def _schedule(running: List[_Request], budget: int) -> List[Tuple[_Request, int]]:
-    """Rows of the next step: decodes alone if there are any and no prompt waits, else prompts in
-    chunks together with the decodes."""
+    """Rows of the next step within the budget: first those that decode, then prompts, the shortest
+    first, in chunks."""
     work = []
     for request in sorted(running, key=lambda r: r.left):
         count = min(request.left, budget)

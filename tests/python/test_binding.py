@@ -8,7 +8,7 @@ import weakref
 
 import attnhost
 import numpy as np
-from attnhost import _abi
+from attnhost import _abi, ini
 from attnhost.errors import AttnhostError, ConfigError, InvalidArgument, Unsupported
 from attnhost.stream import Borrowed
 
@@ -159,6 +159,12 @@ def test_an_ini_is_read():
         chosen = host.explain(model("llama"), platform__device="cpu")
     assert chosen.units[0].backend == "mine"
     assert chosen.units[0].problems[0].page_size == 48
+
+
+@cases(("plain",), (" spaces ",), ("a ; b",), ('"quoted" \\',), ("a;b",))
+def test_values_of_an_ini(value):
+    assert ini.read(ini.write({"model": {"name": value}})) == {"model.name": value}
+    assert ini.read("[model]\nname = word ; what it is\n") == {"model.name": "word"}
 
 
 def test_a_misspelt_key_of_an_ini():
