@@ -182,7 +182,11 @@ static double read_scale(const struct hf_source *source, double otherwise)
                                       defaults->query_scalar, 1e-6, 1e9));
     if (defaults->flags & HF_MULTIPLIER)
         return json_double(&source->text, "attention_multiplier", 1, 1e-9, 1e9);
-    return defaults->flags & HF_UNIT_SCALE ? 1 : otherwise;
+    if (defaults->flags & HF_UNIT_SCALE) {
+        hf_no_matter(&source->text, "query_pre_attn_scalar"); /* Gemma 3's, left in 3n's files */
+        return 1;
+    }
+    return otherwise;
 }
 
 static void read_softmax(const struct hf_source *source, struct model_spec *spec)

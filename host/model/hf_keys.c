@@ -68,7 +68,7 @@ static const struct neutral_key keys[] = {
     {"attn_logit_softcap", "0"},
     {"alibi", "false"},
     {"use_alibi", "false"},
-    {"position_embedding_type", "\"absolute\"|\"rope\"|\"nope\"|\"rotary\""},
+    {"position_embedding_type", "\"absolute\"|\"rope\"|\"nope\"|\"rotary\"|\"rope_gptj\""},
     {"relative_attention", "false"},
     {"relative_attention_num_buckets", ""},
     {"add_swa_attention_sink_bias", "false"},
@@ -145,12 +145,23 @@ static void accepted_text(const char *neutral, char *text, size_t size)
     }
 }
 
+/* Does the root only repeat what its text_config says? Some files have the text model's keys in
+ * both. */
+static bool is_repeated(const struct hf_source *source, const struct json_reader *reader,
+                        const char *name, const cJSON *value)
+{
+    const cJSON *text = source->text.object;
+    return reader->object == source->root.object && text != source->root.object &&
+           cJSON_Compare(value, cJSON_GetObjectItemCaseSensitive(text, name), true);
+}
+
 void hf_check_unread(const struct hf_source *source, const struct json_reader *reader)
 {
     for (size_t i = 0; i < sizeof keys / sizeof *keys && hf_ok(source); i++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(reader->object, keys[i].name);
-        char got[64], accepted[128];
-        if (!value || json_was_read(value) || is_neutral(value, keys[i].neutral))
+        char got[64], accepted[160];
+        if (!value || json_was_read(value) || is_neutral(value, keys[i].neutral) ||
+            is_repeated(source, reader, keys[i].name, value))
             continue;
         json_describe(value, got, sizeof got);
         accepted_text(keys[i].neutral, accepted, sizeof accepted);

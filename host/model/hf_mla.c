@@ -25,19 +25,16 @@ static double scale_correction(const struct hf_source *source)
     return mscale > 0 ? factor * factor : 1.0;
 }
 
-/* Transformers writes these beside what they follow from; head_dim is that of RoPE. */
-static void check_said_again(const struct hf_source *source, int32_t heads, int32_t nope,
-                             int32_t rope)
+/* Every head has keys of its own, made from the latent. head_dim is none of a head's dimensions:
+ * files have RoPE's part there, or hidden_size over the heads. */
+static void check_said_again(const struct hf_source *source, int32_t heads)
 {
     int64_t kv_heads = json_int(&source->text, "num_key_value_heads", heads, 1, MODEL_MAX_HEADS);
-    int64_t head_dim = json_int(&source->text, "head_dim", rope, 1, MODEL_MAX_DIM);
     if (kv_heads != heads)
         json_fail(&source->text, "num_key_value_heads",
                   "got %lld: accepted num_attention_heads = %d with kv_lora_rank",
                   (long long)kv_heads, heads);
-    if (head_dim != rope && head_dim != nope + rope)
-        json_fail(&source->text, "head_dim", "got %lld: accepted %d or %d with kv_lora_rank",
-                  (long long)head_dim, rope, nope + rope);
+    hf_no_matter(&source->text, "head_dim");
 }
 
 static void read_latent(const struct hf_source *source, struct model_spec *spec)
@@ -48,7 +45,7 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
     int32_t rope = hf_int(source, "qk_rope_head_dim", 0, MODEL_MAX_DIM);
     int32_t v_dim = hf_int(source, "v_head_dim", 0, MODEL_MAX_DIM);
     model_spec_mla(spec, heads, lora, nope, rope, v_dim);
-    check_said_again(source, heads, nope, rope);
+    check_said_again(source, heads);
     spec->group.sm_scale = (float)(scale_correction(source) / sqrt((double)nope + rope));
     if (!(source->defaults->flags & HF_SPARSE_INDEX))
         return;

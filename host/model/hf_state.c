@@ -134,9 +134,11 @@ void hf_build_granite_hybrid(struct hf_source *source)
     read_attention(source, &attention);
     attention.group.sm_scale =
         (float)json_double(&source->text, "attention_multiplier", 1, 1e-9, 1e9);
-    read_recurrence(source, &recurrence);
     if (list)
         read_named_blocks(source, "layer_types", list, num_layers, "-EH", blocks);
+    /* The small ones are all attention, and their mamba_* fields fit nothing. */
+    if (memchr(blocks, BLOCK_MAMBA, (size_t)num_layers))
+        read_recurrence(source, &recurrence);
     add_blocks(source, blocks, num_layers, &attention, &recurrence);
 }
 

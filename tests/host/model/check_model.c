@@ -735,6 +735,45 @@ START_TEST(keys_that_nothing_reads)
 }
 END_TEST
 
+static void hf_taken(const char *text)
+{
+    struct model *model = NULL;
+    host_error error;
+    host_error_init(&error);
+    ck_assert_msg(model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base) ==
+                      ATTN_OK,
+                  "%s", host_error_text(&error));
+    model_destroy(model);
+}
+
+/* Published files say some things twice, or say what their model does not use. */
+START_TEST(keys_of_published_files)
+{
+#define QWEN_VL(window)                                                                            \
+    "{\"architectures\": [\"Qwen2_5_VLForConditionalGeneration\"], \"sliding_window\": " window    \
+    ", \"num_key_value_heads\": 2, \"text_config\": {\"hidden_size\": 64, "                        \
+    "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "           \
+    "\"sliding_window\": 9, \"use_sliding_window\": false}}"
+    hf_taken(QWEN_VL("9"));
+    hf_refused(QWEN_VL("10"), "x/config.json: sliding_window: got 10", NULL);
+#undef QWEN_VL
+    hf_taken("{\"architectures\": [\"Cohere2ForCausalLM\"], \"hidden_size\": 4096, "
+             "\"position_embedding_type\": \"rope_gptj\"}");
+    hf_taken("{\"architectures\": [\"Gemma3nForCausalLM\"], \"query_pre_attn_scalar\": 256}");
+    hf_taken("{\"architectures\": [\"GraniteMoeHybridForCausalLM\"], \"hidden_size\": 2560, "
+             "\"num_hidden_layers\": 1, \"layer_types\": [\"attention\"], "
+             "\"mamba_n_heads\": 7}");
+    hf_refused("{\"architectures\": [\"GraniteMoeHybridForCausalLM\"], \"hidden_size\": 2560, "
+               "\"num_hidden_layers\": 1, \"layer_types\": [\"mamba\"], \"mamba_n_heads\": 7}",
+               "mamba_d_ssm", NULL);
+    char text[4096];
+    load_text_with("kimi_linear", "\"head_dim\": 72", text);
+    hf_taken(text);
+    load_text_with("kimi_linear", "\"num_key_value_heads\": 1", text);
+    hf_refused(text, "num_key_value_heads", "got 1", "kv_lora_rank", NULL);
+}
+END_TEST
+
 #define GEMMA4(keys)                                                                               \
     "{\"architectures\": [\"Gemma4ForCausalLM\"], \"num_hidden_layers\": 4, " keys "}"
 
@@ -996,6 +1035,7 @@ static Suite *suite(void)
     tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
     tcase_add_test(bad, bad_fields);
     tcase_add_test(bad, bad_readings);
+    tcase_add_test(bad, keys_of_published_files);
     tcase_add_test(bad, keys_that_nothing_reads);
     tcase_add_test(bad, unknown_architectures);
     tcase_add_test(bad, missing_file);
