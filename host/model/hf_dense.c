@@ -155,7 +155,9 @@ static int layer_type(const struct hf_source *source, const struct dense *dense,
 
 static void read_delta_net(const struct hf_source *source, struct model_spec *spec)
 {
-    bool given = source->defaults->flags & HF_GATES_GIVEN;
+    /* OLMo's beta is twice the sigmoid, so that the state may change its sign. */
+    bool given = source->defaults->flags & HF_GATES_GIVEN &&
+                 json_bool(&source->text, "linear_allow_neg_eigval", true);
     attn_linear_dims dims = {
         .family = ATTN_LINEAR_GDN,
         .flags = given ? ATTN_LINEAR_QK_L2NORM : ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES,

@@ -142,6 +142,7 @@ MODELS = {
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {}),
     "olmo_hybrid": ("OlmoHybridForCausalLM", {"linear_num_key_heads": 4}),
+    "olmo_hybrid_positive": ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False}),
     "olmoe": ("OlmoeForCausalLM", {}),
     "phi": ("PhiForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
