@@ -9,7 +9,8 @@
 
 #include "host/cmd/arguments.h"
 
-/* In the order of `attnhost --help`. The last two are what `check` starts; help does not list them.
+/* In the order of `attnhost --help`. The last three are what other commands start; help does not
+ * list them.
  */
 #define COMMANDS(ROW)                                                                              \
     ROW(run)                                                                                       \
@@ -19,6 +20,7 @@
     ROW(bench)                                                                                     \
     ROW(check)                                                                                     \
     ROW(fuzz)                                                                                      \
+    ROW(scan)                                                                                      \
     ROW(check_child)                                                                               \
     ROW(check_load)
 

@@ -10,6 +10,7 @@
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/warden.h"
 #include "host/base/text.h"
+#include "host/plugin/scan.h"
 
 #define COMMANDS_ADDRESS(name) &command_##name,
 static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};
@@ -68,8 +69,10 @@ static int run_command(const struct command *command, int argc, char **argv)
     char name[32];
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
-    if (command->calls_plugins)
+    if (command->calls_plugins) {
         warden_begin(name);
+        scan_configure("/proc/self/exe");
+    }
     return warden_end(name, arguments_run(command, argc, argv));
 }
 

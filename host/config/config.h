@@ -61,6 +61,7 @@ struct config_plugins {
     struct config_texts path; /* directories and .so files, in search order */
     struct config_pins pins;
     struct config_texts critical; /* plugins whose refusal is fatal */
+    double scan_seconds;          /* for each */
 };
 
 /* ---- [platform] ------------------------------------------------------------------------------ */

@@ -72,6 +72,8 @@ const struct config_key config_keys[] = {
         .help = "This plugin file is loaded only if its content has this digest."),
     KEY(plugins, "critical", critical, words, "", .flags = CONFIG_REPEATABLE,
         .help = "A plugin whose refusal ends the program instead of being noted."),
+    KEY(plugins, "scan_seconds", scan_seconds, double, "10", RANGE(0.01, 3600),
+        .help = "How long a new plugin may take to be opened in a process of its own."),
 
     KEY(platform, "device", device, device, "auto",
         .help = "Where attention runs; auto: a CUDA device if it serves and no CPU backend is named."),

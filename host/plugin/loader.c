@@ -9,6 +9,7 @@
 
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
+#include "host/plugin/scan.h"
 #include "host/plugin/services.h"
 
 #include <dlfcn.h>
@@ -44,7 +45,7 @@ static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
     const struct guard_party party = {.file = plugin->file};
     struct guard_call call;
     dlerror();
-    guard_enter(&call, &party, "constructor");
+    guard_enter(&call, &party, "dlopen");
     plugin->handle = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
     guard_leave(&call);
     if (plugin->handle)
@@ -167,6 +168,8 @@ static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256
 {
     attn_plugin_entry_fn entry = NULL;
     attn_status status = check_content(plugin, sha256, error);
+    if (status == ATTN_OK)
+        status = scan_file(plugin->file, error);
     if (status == ATTN_OK)
         status = open_object(plugin, error);
     if (status == ATTN_OK)
@@ -324,7 +327,7 @@ void loader_close(struct loader_plugin *plugin)
     if (plugin->handle && !find_library(plugin->handle)) {
         const struct guard_party party = {.file = plugin->file};
         struct guard_call call;
-        guard_enter(&call, &party, "destructor");
+        guard_enter(&call, &party, "dlclose");
         dlclose(plugin->handle);
         guard_leave(&call);
     }

@@ -5,6 +5,7 @@
  *   check file   a regular file, not writable by others        loader_trust.c
  *   pin          its SHA-256 is the one the user wrote down    loader_trust.c
  *   object       a whole shared object for this machine        loader_object.c
+ *   scan         in another process, it is opened without harm    scan.c
  *   open         dlopen(RTLD_NOW | RTLD_LOCAL)                 loader.c
  *   resolve      attn_plugin_entry, in that very object        loader.c
  *   negotiate    the plugin picks an ABI major                 loader.c

@@ -7,6 +7,7 @@
 #include "host/base/beside.h"
 #include "host/base/error.h"
 #include "host/embed/embed.h"
+#include "host/plugin/scan.h"
 #include "host/select/routes.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
@@ -38,6 +39,7 @@ attn_status open_host_load_plugins(attnhost *host, const struct config *config, 
 {
     const struct config_plugins *plugins = &config->plugins;
     attn_status status = ATTN_OK;
+    scan_set_limit(plugins->scan_seconds);
     for (size_t p = 0; p < plugins->pins.count && status == ATTN_OK; p++) {
         const struct config_pin *pin = &plugins->pins.items[p];
         host_error said;

@@ -18,6 +18,8 @@ trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/work"
 cd "$folder/work" || exit 1
 ulimit -c 0
+XDG_CACHE_HOME=/dev/null VILLAIN_SLY=yes # nothing is remembered of scans, in which it behaves
+export XDG_CACHE_HOME VILLAIN_SLY
 
 cat >run.ini <<END
 [plugins]
@@ -80,12 +82,12 @@ run() { ends "$@" -- "$command" run run.ini; }
 # ---- exit() --------------------------------------------------------------------------------------
 
 run 0 "the villain behaves" nowhere:exit
-for where in constructor:constructor entry:attn_plugin_entry describe:describe query:query \
+for where in dlopen:dlopen entry:attn_plugin_entry describe:describe query:query \
     create:create metadata:metadata_create init:init_forward_metadata \
     "forward:forward_extend of layer 0" "task:forward_extend of layer 0" destroy:destroy; do
     call=${where%%:*} said=${where#*:}
     case $call in
-    constructor | entry | describe) said="exit() in $said ($villain)" ;;
+    dlopen | entry | describe) said="exit() in $said ($villain)" ;;
     *) said="exit() in villain: $said ($villain)" ;;
     esac
     run 5 "exit in $call ends with 5" "$call:exit" "attnhost run: the process was ended by $said"
@@ -103,6 +105,7 @@ for deed in entry:exit describe:exit; do
         bench) set -- bench --backend cpu_native --set "plugins.path=$villain" --shape kv_len=16 ;;
         *) set -- $other bystander.ini ;;
         esac
+        test $deed = entry:exit || continue
         ends 5 "and $other" $deed "attnhost $other: the process was ended by exit() in" -- \
             "$command" "$@"
     done
@@ -117,6 +120,72 @@ for where in entry:attn_plugin_entry query:query create:create destroy:destroy \
     run 134 "and abort" "$call:abort" "ended by SIGABRT in" "$said ($villain)"
     run 139 "and a stack that overflows" "$call:overflow" "ended by SIGSEGV in" "$said ($villain)"
 done
+
+# ---- Scans ---------------------------------------------------------------------------------------
+
+unset VILLAIN_SLY
+for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:segv query:abort \
+    describe:overflow entry:data entry:hang; do
+    others="run list"
+    test $deed != entry:segv || others="run list explain inspect bench"
+    for other in $others; do
+        case $other in
+        inspect) set -- inspect cpu_native ;;
+        bench) set -- bench --backend cpu_native --shape kv_len=16 --seconds 0.1 ;;
+        *) set -- $other bystander.ini ;;
+        esac
+        ends 0 "$other survives a bystander's $deed" $deed -- \
+            "$command" "$@" --set "plugins.path=$villain" --set plugins.scan_seconds=0.5
+        case $other in
+        run | bench) told=../err ;;
+        list) told=../out ;;
+        *) continue ;;
+        esac
+        tap_try "and says so" grep -F -e "$villain: opened in a process of its own, it" $told
+    done
+done
+ends 3 "inspect of such a file says it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
+    "$command" inspect "$villain"
+ends 2 "and so does a run that needs it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
+    "$command" run run.ini
+
+mkdir ../corrupt
+size=$(wc -c <"$villain")
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    cp "$villain" ../corrupt/$i.so
+    for j in 1 2 3 4 5 6 7 8; do
+        printf '\377' | dd of=../corrupt/$i.so bs=1 conv=notrunc \
+            seek=$(((i * 7919 * j * j + 64 * i) % size)) 2>/dev/null
+    done
+done
+ends 0 "corrupt files harm nobody" nowhere:exit -- "$command" list --set plugins.path="$folder/corrupt"
+tap_try "each is listed" test "$(grep -c '^/.*/corrupt/[0-9]*\.so$' ../out)" -eq 12
+
+XDG_CACHE_HOME=$folder/cache
+export XDG_CACHE_HOME
+cp "$villain" ../copy.so
+# listed DEED FILE: what `list` says about a file.
+listed()
+{
+    VILLAIN=$1 "$command" list --set "plugins.path=$2" 2>&1 | grep -F -A 1 -e "$2"
+}
+listed entry:segv "$folder/copy.so" >../first
+listed nowhere:exit "$folder/copy.so" >../second
+tap_try "a verdict is kept" grep -F -e "(remembered in $folder/cache/attnhost/scanned)" ../second
+cp ../copy.so ../copy2.so
+listed nowhere:exit "$folder/copy2.so" >../second
+tap_try "and holds for a copy" grep -F -e "(remembered in" ../second
+echo >>../copy.so
+listed nowhere:exit "$folder/copy.so" >../second
+tap_try "until the file changes" sh -c '! grep -F -e "refused" ../second'
+listed entry:segv "$folder/copy.so" >../second
+tap_try "a good one is kept, too: the command itself is ended" grep -q "attnhost list: the process" ../second
+ln -s /dev/null ../link && rm -r ../cache/attnhost && mkdir ../cache/attnhost
+ln -s ../../target ../cache/attnhost/scanned
+listed nowhere:exit "$folder/copy.so" >/dev/null
+tap_try "a link in the cache's place is neither followed nor replaced" \
+    test -L ../cache/attnhost/scanned -a ! -e ../target
+XDG_CACHE_HOME=/dev/null
 
 # ---- Surroundings --------------------------------------------------------------------------------
 
@@ -141,7 +210,7 @@ for change in "round:the FPU's control word" "flush_denormals:the FPU's control 
     alike "$deed of a bystander changes no output"
 done
 
-for call in constructor query forward task; do
+for call in dlopen query forward task; do
     ends 0 "what is printed in $call goes to stderr" $call:print villain \
         -- "$command" run run.ini --json -
     tap_try "and not into the report: $call" sh -c \

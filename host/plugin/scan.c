@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* pipe2, POSIX_SPAWN_SETPGROUP */
+#endif
+#include "host/plugin/scan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "host/base/clock.h"
+#include "host/plugin/scan_cache.h"
+
+extern char **environ;
+
+static const char *scanner;
+static double limit_s = 10;
+
+void scan_configure(const char *program)
+{
+    scanner = program;
+}
+
+void scan_set_limit(double seconds)
+{
+    limit_s = seconds;
+}
+
+/* ---- The process ----------------------------------------------------------------------------- */
+
+enum { OUT, ERR, NUM_PIPES };
+
+/* A scan that is going on. */
+struct scan {
+    pid_t process;
+    int pipes[NUM_PIPES];
+    char said[NUM_PIPES][4096]; /* the end of what it prints */
+    size_t length[NUM_PIPES];
+};
+
+static bool start(const char *file, struct scan *scan)
+{
+    int ends[NUM_PIPES][2] = {{-1, -1}, {-1, -1}};
+    char *const words[] = {(char *)(uintptr_t)scanner, "scan", (char *)(uintptr_t)file, NULL};
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
+    bool good = pipe2(ends[OUT], O_CLOEXEC) == 0 && pipe2(ends[ERR], O_CLOEXEC) == 0;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, ends[OUT][1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&files, ends[ERR][1], STDERR_FILENO);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP); /* to be killed as a whole */
+    good = good && posix_spawn(&scan->process, scanner, &files, &attributes, words, environ) == 0;
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&files);
+    for (int p = 0; p < NUM_PIPES; p++) {
+        scan->pipes[p] = good ? ends[p][0] : -1;
+        if (ends[p][1] >= 0)
+            close(ends[p][1]);
+        if (!good && ends[p][0] >= 0)
+            close(ends[p][0]);
+    }
+    return good;
+}
+
+/* Read what is there; false at the end. The first half is dropped when there is no room. */
+static bool listen(struct scan *scan, int p)
+{
+    size_t room = sizeof scan->said[p] - 1 - scan->length[p];
+    if (room == 0) {
+        size_t half = sizeof scan->said[p] / 2;
+        memmove(scan->said[p], scan->said[p] + half, scan->length[p] - half);
+        scan->length[p] -= half;
+        room = half;
+    }
+    ssize_t count = read(scan->pipes[p], scan->said[p] + scan->length[p], room);
+    if (count > 0)
+        scan->length[p] += (size_t)count;
+    scan->said[p][scan->length[p]] = '\0';
+    return count > 0 || (count < 0 && errno == EINTR);
+}
+
+/* Until the scanner has closed its stdout and stderr, or `end`; false when the time is over. A
+ * process that it leaves behind may hold them open: so it is enough that the scanner is gone. */
+static bool follow(struct scan *scan, int64_t end_ns)
+{
+    struct pollfd wait[NUM_PIPES] = {{.fd = scan->pipes[OUT], .events = POLLIN},
+                                     {.fd = scan->pipes[ERR], .events = POLLIN}};
+    while (wait[OUT].fd >= 0 || wait[ERR].fd >= 0) {
+        int64_t left = end_ns - clock_now_ns();
+        if (left <= 0)
+            return false;
+        siginfo_t info = {.si_pid = 0};
+        int milliseconds = left > 50000000 ? 50 : (int)(left / 1000000) + 1;
+        int ready = poll(wait, NUM_PIPES, milliseconds);
+        for (int p = 0; p < NUM_PIPES; p++)
+            if (ready > 0 && wait[p].fd >= 0 && wait[p].revents && !listen(scan, p))
+                wait[p].fd = -1;
+        bool gone = waitid(P_PID, (id_t)scan->process, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                    info.si_pid == scan->process;
+        if (gone && ready == 0)
+            return true;
+    }
+    return true;
+}
+
+static void end(struct scan *scan)
+{
+    kill(-scan->process, SIGKILL);
+    while (waitpid(scan->process, NULL, 0) < 0 && errno == EINTR)
+        ;
+    for (int p = 0; p < NUM_PIPES; p++)
+        close(scan->pipes[p]);
+}
+
+/* ---- Its verdict ----------------------------------------------------------------------------- */
+
+/* The part of the warden's last words that says who did what; NULL if it said nothing. */
+static char *last_words(struct scan *scan, const char *after)
+{
+    char *found = NULL, *next = strstr(scan->said[ERR], after);
+    for (; next; next = strstr(next, after))
+        found = next += strlen(after);
+    if (found)
+        found[strcspn(found, "\n")] = '\0';
+    return found;
+}
+
+static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
+{
+    const char *words;
+    *verdict = (struct scan_verdict){.survived = false};
+    if (in_time && strcmp(scan->said[OUT], SCAN_SURVIVED "\n") == 0) {
+        verdict->survived = true;
+    } else if (!in_time) {
+        words = last_words(scan, "was ended by SIGABRT in ");
+        snprintf(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s", limit_s,
+                 words ? words : "where is not known");
+    } else {
+        words = last_words(scan, "the process was ended by ");
+        snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
+                 words ? words : "a way that is not known");
+    }
+}
+
+/* false where it cannot be scanned. */
+static bool scan(const char *file, struct scan_verdict *verdict)
+{
+    struct scan scan = {.process = 0};
+    if (!start(file, &scan))
+        return false;
+    bool in_time = follow(&scan, clock_now_ns() + (int64_t)(limit_s * 1e9));
+    if (!in_time) {
+        kill(scan.process, SIGABRT); /* it says where it is */
+        follow(&scan, clock_now_ns() + 500000000);
+    }
+    end(&scan);
+    judge(&scan, in_time, verdict);
+    return true;
+}
+
+static attn_status tell(const char *file, const struct scan_verdict *verdict, bool kept,
+                        attn_error *error)
+{
+    char path[4096];
+    if (verdict->survived)
+        return ATTN_OK;
+    return host_fail(error, ATTN_INTERNAL, "%s: opened in a process of its own, %s%s%s%s", file,
+                     verdict->reason, kept ? " (remembered in " : "",
+                     kept ? scan_cache_path(path) : "", kept ? ")" : "");
+}
+
+attn_status scan_file(const char *file, attn_error *error)
+{
+    struct scan_key key;
+    struct scan_verdict verdict;
+    if (!scanner || !scan_key_make(file, &key))
+        return ATTN_OK;
+    if (scan_cache_find(file, &key, &verdict))
+        return tell(file, &verdict, true, error);
+    if (!scan(file, &verdict))
+        return ATTN_OK;
+    scan_cache_keep(file, &key, &verdict);
+    return tell(file, &verdict, false, error);
+}

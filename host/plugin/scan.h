@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scan.h: a plugin's file is opened in another process first, so that one that crashes, hangs or
+ * ends the process there is refused with that as the reason, and harms nobody.
+ *
+ * The scanner is the command itself (cmd/scan.c): it does what the loader will do, and asks every
+ * backend one question. What it found out is kept (scan_cache.h) until the file changes.
+ */
+#ifndef HOST_PLUGIN_SCAN_H
+#define HOST_PLUGIN_SCAN_H
+
+#include "host/base/error.h"
+
+/* From now on files are scanned: by `program`, called as `program scan FILE`, which prints
+ * SCAN_SURVIVED on stdout in the end; static. */
+void scan_configure(const char *program);
+
+/* How long a scan may take; 10 unless set. */
+void scan_set_limit(double seconds);
+
+#define SCAN_SURVIVED "survived"
+
+/* Can this file be opened? ATTN_OK too where nothing scans, or where that is not possible here;
+ * INTERNAL with what happened. */
+attn_status scan_file(const char *file, attn_error *error);
+
+#endif /* HOST_PLUGIN_SCAN_H */

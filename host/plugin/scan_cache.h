@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scan_cache.h: verdicts of scans, in the file attnhost/scanned of the user's cache folder
+ * (XDG_CACHE_HOME, else ~/.cache), by what the file is: device, inode, size, times; or else by its
+ * SHA-256, so that a copy need not be scanned. What another build of the program found out does not
+ * count.
+ */
+#ifndef HOST_PLUGIN_SCAN_CACHE_H
+#define HOST_PLUGIN_SCAN_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct scan_key {
+    char identity[160];
+    uint8_t sha256[32]; /* of the content, once it was needed */
+    bool hashed;
+};
+
+struct scan_verdict {
+    bool survived;
+    char reason[600]; /* "" if it did; one line */
+};
+
+/* What the file is; false if it cannot be looked at. */
+bool scan_key_make(const char *file, struct scan_key *key);
+
+/* The verdict that is kept; false if there is none. */
+bool scan_cache_find(const char *file, struct scan_key *key, struct scan_verdict *verdict);
+
+/* Keep it. What cannot be kept is found out again. */
+void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_verdict *verdict);
+
+/* The cache's file, or NULL if there is none. */
+const char *scan_cache_path(char path[4096]);
+
+#endif /* HOST_PLUGIN_SCAN_CACHE_H */
