@@ -30,9 +30,9 @@ static inline void fpu_set_control(uint64_t control)
 {
     uint32_t sse = (uint32_t)control;
     uint16_t x87 = (uint16_t)(control >> 32);
-    __asm__ volatile("ldmxcsr %0" : : "m"(sse));
+    __asm__ volatile("ldmxcsr %0" : : "m"(sse) : "memory");
     /* A flag that is raised already would trap as soon as it is not masked. */
-    __asm__ volatile("fnclex\n\tfldcw %0" : : "m"(x87));
+    __asm__ volatile("fnclex\n\tfldcw %0" : : "m"(x87) : "memory");
 }
 
 #elif defined(__aarch64__)
@@ -48,7 +48,7 @@ static inline uint64_t fpu_control(void)
 
 static inline void fpu_set_control(uint64_t control)
 {
-    __asm__ volatile("msr fpcr, %0" : : "r"(control));
+    __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory");
 }
 
 #else

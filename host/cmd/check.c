@@ -12,6 +12,7 @@
 #include "host/check/suite/suite.h"
 #include "host/cmd/commands.h"
 #include "host/base/error.h"
+#include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
 
 enum { MAX_JOBS = 64 };
@@ -175,11 +176,12 @@ static int open_output(struct inputs *inputs)
     inputs->output = stdout;
     if (!path || inputs->params->list)
         return EXIT_GOOD;
-    inputs->output = fopen(path, "we");
-    if (inputs->output)
+    char why[160] = "is the plugin itself; accepted: another file";
+    bool is_plugin = inputs->params->plugin && output_is_same(path, inputs->params->plugin);
+    inputs->output = is_plugin ? NULL : output_open(path, why);
+    if (inputs->output && output_clear(inputs->output) == 0)
         return EXIT_GOOD;
-    arguments_complain(inputs->arguments, "--output %s: %s; accepted: a file that can be written",
-                       path, strerror(errno));
+    arguments_complain(inputs->arguments, "--output %s: %s", path, why);
     return EXIT_USAGE;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
 
 int json_file_open(struct json_file *json, const struct arguments *arguments, const char *path)
@@ -12,12 +13,12 @@ int json_file_open(struct json_file *json, const struct arguments *arguments, co
     *json = (struct json_file){.arguments = arguments, .path = path};
     if (!path)
         return EXIT_GOOD;
+    char why[160];
     json->is_new = access(path, F_OK) != 0;
-    json->file = strcmp(path, "-") == 0 ? stdout : fopen(path, "a");
+    json->file = strcmp(path, "-") == 0 ? stdout : output_open(path, why);
     if (json->file)
         return EXIT_GOOD;
-    arguments_complain(arguments, "--json %s: %s; accepted: a file that can be written, or -", path,
-                       strerror(errno));
+    arguments_complain(arguments, "--json %s: %s, or -", path, why);
     return EXIT_USAGE;
 }
 
@@ -28,9 +29,8 @@ int json_file_close(struct json_file *json, const char *text, int ended)
         return EXIT_GOOD;
     int failed = 0;
     if (ended) {
-        if (json->file != stdout && ftruncate(fileno(json->file), 0) != 0)
-            errno = 0; /* a pipe or a device */
-        failed = !text || fputs(text, json->file) == EOF;
+        failed = json->file != stdout && output_clear(json->file) != 0;
+        failed |= !text || fputs(text, json->file) == EOF;
     }
     failed |= (json->file == stdout ? fflush(stdout) : fclose(json->file)) != 0;
     if (failed)

@@ -8,6 +8,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/fpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -306,10 +307,11 @@ static attn_status compute_all(const reference_call *call, const reference_optio
     return status;
 }
 
-attn_status reference_forward(const attn_problem *problem, const attn_batch *batch,
-                              int32_t layer_id, const attn_forward_args *args,
-                              const reference_options *options, reference_result *result,
-                              attn_error *error)
+static __attribute__((noinline)) attn_status forward(const attn_problem *problem,
+                                                     const attn_batch *batch, int32_t layer_id,
+                                                     const attn_forward_args *args,
+                                                     const reference_options *options,
+                                                     reference_result *result, attn_error *error)
 {
     int has_bars = !(options && options->without_bars);
     if (batch->mode == ATTN_MODE_IDLE) {
@@ -334,5 +336,16 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
         *result = made;
     else
         reference_result_finish(&made);
+    return status;
+}
+
+attn_status reference_forward(const attn_problem *problem, const attn_batch *batch,
+                              int32_t layer_id, const attn_forward_args *args,
+                              const reference_options *options, reference_result *result,
+                              attn_error *error)
+{
+    uint64_t fpu = fpu_pin();
+    attn_status status = forward(problem, batch, layer_id, args, options, result, error);
+    fpu_unpin(fpu);
     return status;
 }

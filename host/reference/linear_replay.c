@@ -5,6 +5,7 @@
 #include "host/reference/linear_step.h"
 
 #include "host/base/error.h"
+#include "host/base/fpu.h"
 
 #include <stdlib.h>
 
@@ -330,11 +331,9 @@ static void keep_row(const reference_linear_layer *layer, const struct work *wor
     kept->bar = naive_factor * naive_error + floor_factor * kept->terms;
 }
 
-attn_status reference_linear_replay_advance(reference_linear_replay *replay,
-                                            const reference_linear_rows *rows,
-                                            const uint8_t *wanted, reference_scratch *scratch,
-                                            double *out, reference_row_result *results,
-                                            attn_error *error)
+static __attribute__((noinline)) attn_status
+advance(reference_linear_replay *replay, const reference_linear_rows *rows, const uint8_t *wanted,
+        reference_scratch *scratch, double *out, reference_row_result *results, attn_error *error)
 {
     struct work work = {0};
     attn_status status = lay_out(replay, rows->count, scratch, &work, error);
@@ -355,6 +354,18 @@ attn_status reference_linear_replay_advance(reference_linear_replay *replay,
                      out + entry * replay->layer->dims.head_v_dim, &results[entry]);
         }
     return ATTN_OK;
+}
+
+attn_status reference_linear_replay_advance(reference_linear_replay *replay,
+                                            const reference_linear_rows *rows,
+                                            const uint8_t *wanted, reference_scratch *scratch,
+                                            double *out, reference_row_result *results,
+                                            attn_error *error)
+{
+    uint64_t fpu = fpu_pin();
+    attn_status status = advance(replay, rows, wanted, scratch, out, results, error);
+    fpu_unpin(fpu);
+    return status;
 }
 
 void reference_linear_replay_store(reference_linear_replay *replay)

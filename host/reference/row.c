@@ -6,6 +6,7 @@
 #include "host/reference/row.h"
 
 #include "host/base/error.h"
+#include "host/base/fpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -146,9 +147,9 @@ static void add_values(const reference_kv *kv, struct work *work, double largest
     }
 }
 
-attn_status reference_row_compute(const reference_row *row, const reference_kv *kv,
-                                  reference_scratch *scratch, double *out, double *bars,
-                                  reference_row_result *result, attn_error *error)
+static __attribute__((noinline)) attn_status
+compute_row(const reference_row *row, const reference_kv *kv, reference_scratch *scratch,
+            double *out, double *bars, reference_row_result *result, attn_error *error)
 {
     if (row->head_dim < 1 || row->v_head_dim < 1 || row->kv_len < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -170,4 +171,14 @@ attn_status reference_row_compute(const reference_row *row, const reference_kv *
     if (bars)
         result->lse_bar = rounding_bars(&work.sums, &model, row, out, lse, bars);
     return ATTN_OK;
+}
+
+attn_status reference_row_compute(const reference_row *row, const reference_kv *kv,
+                                  reference_scratch *scratch, double *out, double *bars,
+                                  reference_row_result *result, attn_error *error)
+{
+    uint64_t fpu = fpu_pin();
+    attn_status status = compute_row(row, kv, scratch, out, bars, result, error);
+    fpu_unpin(fpu);
+    return status;
 }

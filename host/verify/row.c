@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "host/base/dtype.h"
+#include "host/base/fpu.h"
 
 void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const double *truth,
                       const double *bars, int32_t dim, const reference_row_result *result,
@@ -16,11 +17,13 @@ void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const d
     const char *at =
         (const char *)out->data + out->byte_offset +
         (row * out->strides[0] + head * out->strides[1]) * (int64_t)attn_dtype_size(out->dtype);
+    uint64_t fpu = fpu_pin(); /* a verdict is arithmetic too */
     dtype_to_double(out->dtype, at, dim, actual);
     found->verdict = reference_check_row(actual, truth, bars, dim, out->dtype, result);
     found->largest = 0;
     for (int32_t d = 0; d < dim; d++)
         found->largest = fmax(found->largest, fabs(truth[d]));
+    fpu_unpin(fpu);
 }
 
 void row_verdict_add_error(const struct row_verdict *found, struct verify_result *result)

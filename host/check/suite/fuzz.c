@@ -7,6 +7,7 @@
 
 #include "host/check/suite/json.h"
 #include "host/check/suite/suite.h"
+#include "host/base/output.h"
 #include "host/base/clock.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
@@ -105,11 +106,13 @@ static void write_down(struct fuzz *fuzz, const struct suite_case *what, const c
     const char *folder = fuzz->params->output ? fuzz->params->output : ".";
     snprintf(path, sizeof path, "%s/fuzz-%s-%s.%s-%016llx.replay", folder, what->backend,
              what->check->rule, what->check->name, (unsigned long long)what->seed);
-    FILE *file = fopen(path, "we");
-    if (file)
+    char why[160];
+    FILE *file = output_open(path, why);
+    if (file && output_clear(file) == 0)
         replay_write(fuzz->params, id, what->seed, what->without, what->device, file);
     if (!file || fclose(file) != 0)
-        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path, strerror(errno));
+        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path,
+                file ? strerror(errno) : why);
     else
         fprintf(fuzz->out, "  attnhost check --replay %s\n", path);
 }

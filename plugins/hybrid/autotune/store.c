@@ -14,14 +14,18 @@
 #include "attn_plugin_util.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char header[] = "attnhost autotune decisions 1";
 
 enum { DEVICE, GROUP, CANDIDATES, CLASS, CHOICE, TIMES, NUM_FIELDS };
+
+enum { MAX_STORE = 16 << 20 }; /* bytes */
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -120,18 +124,53 @@ static attn_status read_lines(attn_instance *instance, FILE *file, attn_error *e
     return status;
 }
 
+/* The store, if it is a regular file of a size that a store has: a device, a pipe or a link is not
+ * ours. NULL and errno. */
+static FILE *open_store(const char *path)
+{
+    struct stat info;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (descriptor < 0)
+        return NULL;
+    FILE *file = NULL;
+    if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode))
+        errno = EINVAL;
+    else if (info.st_size > MAX_STORE)
+        errno = EFBIG;
+    else
+        file = fdopen(descriptor, "r");
+    if (!file) {
+        int why = errno;
+        close(descriptor);
+        errno = why;
+    }
+    return file;
+}
+
+static const char *store_defect(int why)
+{
+    return why == EINVAL  ? "it is not a regular file"
+           : why == ELOOP ? "it is a symbolic link"
+                          : strerror(why);
+}
+
 attn_status tune_store_read(attn_instance *instance, attn_error *error)
 {
     const char *path = ((const tuning *)instance->own)->options.store;
-    FILE *file = fopen(path, "re");
+    FILE *file = open_store(path);
     if (!file && errno == ENOENT) {
         tune_log(instance, ATTN_LOG_INFO, "%s does not exist yet", path);
         return ATTN_OK;
     }
     if (!file)
         return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                    "store = %s cannot be read: %s", path, strerror(errno));
+                                    "store = %s cannot be read: %s; accepted: a regular file of "
+                                    "at most %d bytes, or a name that is free",
+                                    path, store_defect(errno), MAX_STORE);
     attn_status status = read_lines(instance, file, error);
+    if (status == ATTN_OK && ferror(file))
+        status = attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                      "store = %s cannot be read: %s", path, strerror(errno));
     fclose(file);
     return status;
 }
@@ -184,27 +223,40 @@ static void copy_others(const attn_instance *instance, FILE *from, FILE *to)
     free(line);
 }
 
+/* A new file beside the store, which takes its place when it is whole. */
+static FILE *open_new(const char *path)
+{
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
+    if (!file && descriptor >= 0)
+        close(descriptor);
+    return file;
+}
+
+/* Nothing is written over what is no store, nor over one that could not be read to its end. */
 void tune_store_write(attn_instance *instance)
 {
     const tuning *own = instance->own;
     char path[sizeof own->options.store + 32];
     snprintf(path, sizeof path, "%s.%ld.new", own->options.store, (long)getpid());
-    FILE *file = fopen(path, "we"), *old = fopen(own->options.store, "re");
+    FILE *old = open_store(own->options.store);
+    FILE *file = old || errno == ENOENT ? open_new(path) : NULL;
     int good = file != NULL;
     if (file) {
         fprintf(file, "%s\n", header);
         if (old)
             copy_others(instance, old, file);
         write_ours(instance, file);
-        good = !ferror(file);
+        good = !ferror(file) && !(old && ferror(old));
         good = fclose(file) == 0 && good && rename(path, own->options.store) == 0;
     }
+    int why = errno;
     if (old)
         fclose(old);
     if (good)
         return;
     tune_log(instance, ATTN_LOG_WARNING, "store = %s cannot be written: %s", own->options.store,
-             strerror(errno));
+             store_defect(why));
     if (file)
         unlink(path);
 }
