@@ -220,4 +220,26 @@ done
 ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
 
+# ---- Files that are written ----------------------------------------------------------------------
+
+mkfifo ../pipe
+echo kept >../target
+ln -s target ../link
+cp "$villain" ../checked.so
+for place in pipe link; do
+    ends 2 "--json $place is refused" nowhere:exit "--json ../$place: is" "accepted: a regular file" -- \
+        "$command" run run.ini --json ../$place
+    ends 2 "check --output $place, too" nowhere:exit "--output ../$place: is" -- \
+        "$command" check "$villain" --output ../$place --filter 'LOAD-02*'
+    sed "s|^attention_backend = .*|attention_backend = tuned|; \$a [backend.tuned]\ntype = autotune\ncandidate = cpu_native\ncandidate = villain\nstore = $folder/$place" \
+        run.ini >store.ini
+    ends 2 "and autotune's store" nowhere:exit "store = $folder/$place cannot be read: it is" -- \
+        timeout 20 "$command" run store.ini
+done
+tap_try "the pipe and the link are still there" test -p ../pipe -a -L ../link
+tap_try "and what the link names is as it was" grep -qx kept ../target
+ends 2 "check does not write its report over the plugin" nowhere:exit "is the plugin itself" -- \
+    "$command" check ../checked.so --output ../checked.so
+tap_try "which is as it was" cmp ../checked.so "$villain"
+
 tap_end
