@@ -12,6 +12,7 @@
 
 #include "host/bench/inputs.h"
 #include "host/base/clock.h"
+#include "host/base/interrupt.h"
 #include "host/device/cuda_driver.h"
 #include "host/base/error.h"
 #include "host/select/select.h"
@@ -338,7 +339,7 @@ static attn_status run_rounds(struct contender *contenders, uint32_t count, doub
     attn_status status = ATTN_OK;
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * count * 1e9);
     for (int round = 0; round < MAX_ROUNDS && status == ATTN_OK; round++) {
-        if (round >= LEAST_ROUNDS && clock_now_ns() > end_ns)
+        if (interrupt_seen() || (round >= LEAST_ROUNDS && clock_now_ns() > end_ns))
             break;
         for (uint32_t i = 0; i < count && status == ATTN_OK; i++)
             if (contenders[i].run->outcome == BENCH_RAN && !contenders[i].run->one_call)
@@ -564,13 +565,18 @@ static int too_late(const struct bench_report *report, const struct bench_entry 
 
 static void leave_out(const struct bench_report *report, struct bench_entry *entry)
 {
+    bool interrupted = interrupt_seen() != 0;
     for (uint32_t r = 0; r < entry->num_runs; r++) {
         struct bench_run *run = &entry->runs[r];
         if (!run->layout)
             continue;
         run->outcome = BENCH_LEFT_OUT;
-        strbuf_appendf(&run->why, "%g s had passed; a call takes %.2g s at the device's ceilings",
-                       report->total, floor_us(report, entry) / 1e6);
+        if (interrupted)
+            strbuf_appendf(&run->why, "interrupted");
+        else
+            strbuf_appendf(&run->why,
+                           "%g s had passed; a call takes %.2g s at the device's ceilings",
+                           report->total, floor_us(report, entry) / 1e6);
     }
 }
 
@@ -634,12 +640,13 @@ static attn_status measure_all(const struct bench_params *params, const struct b
         params->predict(params->progress_ctx, predicted_seconds(report));
     for (size_t e = 0; e < report->num_entries && status == ATTN_OK; e++) {
         tell_entry(params, report, &report->entries[e]);
-        if (too_late(report, &report->entries[e], begin_ns))
+        if (interrupt_seen() || too_late(report, &report->entries[e], begin_ns))
             leave_out(report, &report->entries[e]);
         else
             status = measure_entry(params, timer, report, &report->entries[e], error);
     }
     tell(params, report, report->num_entries, "");
+    report->interrupted = interrupt_seen() != 0;
     return status;
 }
 

@@ -63,10 +63,11 @@ struct bench_report {
     char device_name[128];
     uint32_t num_threads;
     uint64_t seed;
-    double seconds; /* each backend of an entry is measured for about so long */
-    double total;   /* ... and all of it takes about so long at most; 0 = however long */
-    double sustain; /* seconds of load before an entry is measured; 0 = the device stays cool */
-    double rest;    /* pause after a block of samples, in times its length */
+    int interrupted; /* what was left is left out */
+    double seconds;  /* each backend of an entry is measured for about so long */
+    double total;    /* ... and all of it takes about so long at most; 0 = however long */
+    double sustain;  /* seconds of load before an entry is measured; 0 = the device stays cool */
+    double rest;     /* pause after a block of samples, in times its length */
     struct bench_ceilings ceilings;
     struct bench_entry *entries;
     size_t num_entries;

@@ -316,7 +316,8 @@ static bool add_all(cJSON *root, const struct bench_report *report)
               add_regime(root, report) && add_uint(root, "seed", report->seed) &&
               add_number(root, "seconds", report->seconds) &&
               add_number(root, "total_seconds", report->total) &&
-              add_ceilings(root, &report->ceilings);
+              add_ceilings(root, &report->ceilings) &&
+              (!report->interrupted || cJSON_AddTrueToObject(root, "interrupted"));
     cJSON *list = ok ? cJSON_AddArrayToObject(root, "results") : NULL;
     ok = list != NULL;
     for (size_t e = 0; ok && e < report->num_entries; e++)

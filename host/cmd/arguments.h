@@ -67,6 +67,7 @@ struct command {
     const char *usage;   /* "CONFIG.ini [OPTION]..."; a line for each way to call it */
     const char *names;   /* what is named, in messages: "CONFIG.ini" */
     enum arguments_target target;
+    bool ends_early;                  /* when it is interrupted, with a report (interrupt.h) */
     bool calls_plugins;               /* in this process, which a warden looks after (warden.h) */
     const char *about;                /* help before the options, each line with its '\n' */
     const struct option_row *options; /* until OPTION_END */

@@ -12,6 +12,7 @@
 #include "host/config/config.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/json_file.h"
 #include "host/select/open_host.h"
@@ -235,7 +236,9 @@ static int run_bench(struct bench *bench, struct json_file *json)
     char *text = json->file ? bench_json(&bench->report) : NULL;
     int written = json_file_close(json, text, 1);
     free(text);
-    return written == EXIT_GOOD ? judge(&bench->report) : written;
+    if (written != EXIT_GOOD)
+        return written;
+    return bench->report.interrupted ? 128 + interrupt_seen() : judge(&bench->report);
 }
 
 static int bench_config(const struct arguments *arguments, const struct config *config)
@@ -274,6 +277,7 @@ const struct command command_bench = {
              "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
     .target = TARGET_AT_MOST_ONE,
+    .ends_early = true,
     .calls_plugins = true,
     .about =
         "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...),\n"

@@ -33,8 +33,10 @@ int exit_code_of(attn_status status)
     return EXIT_RUN_TIME;
 }
 
-int exit_code_of_run(attn_status status, const struct session_result *result)
+int exit_code_of_run(attn_status status, const struct session_result *result, int interrupted)
 {
+    if (interrupted)
+        return 128 + interrupted;
     if (status == ATTN_OK)
         return result->passed ? EXIT_GOOD : EXIT_CHECK_FAILED;
     return result->began ? EXIT_RUN_TIME : exit_code_of(status);

@@ -24,8 +24,9 @@ enum {
 /* Of a failure while loading or selecting (open_host.h has its own status). */
 int exit_code_of(attn_status status);
 
-/* Of a whole run: what fails once steps were run has failed while running. */
-int exit_code_of_run(attn_status status, const struct session_result *result);
+/* Of a whole run: what fails once steps were run has failed while running. `interrupted`: the
+ * signal, 0 = none. */
+int exit_code_of_run(attn_status status, const struct session_result *result, int interrupted);
 
 /* Of `attnhost check` and `attnhost fuzz`; `interrupted`: the signal, 0 = none. */
 int exit_code_of_check(enum check_outcome outcome, int interrupted);

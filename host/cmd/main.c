@@ -9,6 +9,7 @@
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/warden.h"
+#include "host/base/interrupt.h"
 #include "host/base/text.h"
 #include "host/plugin/scan.h"
 
@@ -69,6 +70,8 @@ static int run_command(const struct command *command, int argc, char **argv)
     char name[32];
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
+    if (command->ends_early)
+        interrupt_take();
     if (command->calls_plugins) {
         warden_begin(name);
         scan_configure("/proc/self/exe");

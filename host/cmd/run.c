@@ -9,6 +9,7 @@
 #include "host/cmd/commands.h"
 #include "host/config/config.h"
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/json_file.h"
 #include "host/run/report.h"
@@ -70,16 +71,17 @@ static int run_config(const struct arguments *arguments, const struct config *co
     report_init(&report);
     struct session_params params = {.config = config, .choices = values->quiet ? NULL : stderr};
     attn_status status = session_run(&params, &report, &result, &error.base);
-    int ended = status == ATTN_OK;
-    if (!ended)
+    int ended = result.reported;
+    if (status != ATTN_OK)
         arguments_complain(arguments, "%s", host_error_text(&error));
-    else if (json.file != stdout)
+    if (ended && json.file != stdout)
         report_print(&report, stdout);
     char *text = ended && json.file ? report_json(&report) : NULL;
     int written = json_file_close(&json, text, ended);
     free(text);
     report_finish(&report);
-    return ended && written != EXIT_GOOD ? written : exit_code_of_run(status, &result);
+    return ended && written != EXIT_GOOD ? written
+                                         : exit_code_of_run(status, &result, interrupt_seen());
 }
 
 static int run(struct arguments *arguments)
@@ -100,6 +102,7 @@ const struct command command_run = {
     .summary = "drive a serving trace through the backends that an ini names",
     .usage = "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
+    .ends_early = true,
     .calls_plugins = true,
     .about =
         "Reads a trace of requests and serves it: continuous batching, chunked prefill, decode, a\n"

@@ -269,6 +269,15 @@ static bool add_device(cJSON *root, const struct report *report)
            add_count(device, "losses", report->device_losses);
 }
 
+/* What did not come to its end. */
+static bool add_end(cJSON *root, const struct report *report)
+{
+    if (report->failed_steps > 0 && !(add_count(root, "failed_steps", report->failed_steps) &&
+                                      add_count(root, "dropped", report->dropped)))
+        return false;
+    return !report->interrupted || cJSON_AddTrueToObject(root, "interrupted") != NULL;
+}
+
 static bool add_all(cJSON *root, const struct report *report)
 {
     return add_count(root, "requests", report->requests) &&
@@ -277,7 +286,7 @@ static bool add_all(cJSON *root, const struct report *report)
            add_composition(root, report) && add_paths(root, report) && add_verify(root, report) &&
            add_kv(root, report) && add_states(root, report) && add_latency(root, report) &&
            add_device(root, report) && add_text(root, "digest", report->digest) &&
-           add_seed(root, "seed", report->seed);
+           add_seed(root, "seed", report->seed) && add_end(root, report);
 }
 
 char *report_json(const struct report *report)
@@ -347,4 +356,9 @@ void report_print(const struct report *report, FILE *file)
     if (report_has_device(report))
         print_device(report, file);
     fprintf(file, "digest       %s\n", report->digest);
+    if (report->failed_steps > 0)
+        fprintf(file, "failed       %lld steps; %lld requests were dropped\n",
+                (long long)report->failed_steps, (long long)report->dropped);
+    if (report->interrupted)
+        fputs("interrupted  by a signal, before all requests had ended\n", file);
 }

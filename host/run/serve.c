@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "host/base/clock.h"
+#include "host/base/interrupt.h"
 #include "host/base/progress.h"
 
 struct serve {
@@ -33,12 +34,15 @@ static void note_failure(struct session *s, const host_error *said)
  * an error is the run's. */
 static attn_status recover(struct session *s, host_error *said, attn_error *error)
 {
+    host_error why;
+    host_error_init(&why);
     scheduler_device_lost(s->scheduler);
-    attn_status status = executor_report(s->executor, &said->base);
+    attn_status status = executor_report(s->executor, &why.base);
     if (status == ATTN_OK)
-        status = session_reset_device(s, &said->base);
-    if (status != ATTN_OK)
-        return host_fail(error, status, "%s", host_error_text(said));
+        status = session_reset_device(s, &why.base);
+    if (status != ATTN_OK) /* the loss comes first: it may be what a plugin says of it */
+        return host_fail(error, status, "%s%s%s", host_error_text(said),
+                         *host_error_text(&why) ? "; " : "", host_error_text(&why));
     return session_make_device_side(s, error);
 }
 
@@ -131,7 +135,7 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
 {
     struct session *s = serve->s;
     attn_status status = ATTN_OK;
-    while (status == ATTN_OK) {
+    while (status == ATTN_OK && !interrupt_seen()) {
         const struct scheduler_step *planned;
         int64_t wake_us;
         switch (scheduler_next(s->scheduler, &planned, &wake_us)) {
@@ -148,6 +152,9 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
             return ATTN_OK;
         }
     }
+    while (status == ATTN_OK && executor_in_flight(s->executor) > 0)
+        status = finish(serve, error);
+    s->report->interrupted = status == ATTN_OK;
     return status;
 }
 

@@ -499,12 +499,15 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->tokens.recomputed = counts.recomputed;
     report->kv.capacity = counts.kv_capacity;
     report->kv.peak = counts.kv_peak;
-    report->kv.leaked = scheduler_leaked(s->scheduler);
+    report->kv.leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler);
     report->states.present = s->has_state;
     report->states.capacity = counts.state_capacity;
     report->states.peak = counts.state_peak;
-    report->states.leaked = scheduler_leaked_states(s->scheduler);
+    report->states.leaked = report->interrupted ? 0 : scheduler_leaked_states(s->scheduler);
     report->seed = s->config->workload.seed;
+    report->failed_steps = s->failed_steps;
+    report->dropped = counts.dropped;
+    s->result->reported = true;
     if (s->failed_steps > 0)
         return host_fail(error, s->failure.base.code,
                          "%lld steps failed and %lld requests were dropped; "

@@ -27,12 +27,14 @@ struct session_params {
 };
 
 struct session_result {
-    bool began;  /* steps were run: a failure is one while running */
-    bool passed; /* with ATTN_OK: no row that was looked at is wrong, no memory leaked */
+    bool began;    /* steps were run: a failure is one while running */
+    bool reported; /* the report is whole, though steps may have failed */
+    bool passed;   /* with ATTN_OK: no row that was looked at is wrong, no memory leaked */
 };
 
-/* Run to the end. ATTN_OK comes with a full report, which the caller releases in any case; other
- * statuses, OPEN_HOST_REFUSED (open_host.h) among them, with an error. */
+/* Run to the end, or until the process is interrupted. ATTN_OK comes with a full report, which the
+ * caller releases in any case; other statuses, OPEN_HOST_REFUSED (open_host.h) among them, with an
+ * error. */
 attn_status session_run(const struct session_params *params, struct report *report,
                         struct session_result *result, attn_error *error);
 

@@ -242,4 +242,41 @@ ends 2 "check does not write its report over the plugin" nowhere:exit "is the pl
     "$command" check ../checked.so --output ../checked.so
 tap_try "which is as it was" cmp ../checked.so "$villain"
 
+# ---- Runs that do not come to their end ----------------------------------------------------------
+
+ends 5 "a failed step keeps the report of the rest" forward:fail_once "1 steps failed" \
+    "the villain does not feel like it" -- \
+    "$command" run run.ini --json - --set workload.max_running_requests=1
+tap_try "with the steps that did not fail" sh -c \
+    'grep -qx "	\"requests\":	1," ../out && grep -q "\"failed_steps\":	1" ../out'
+run 5 "a plugin's own words about a loss survive" forward:lose "the villain has lost it"
+
+i=0
+while test $i -lt 2000; do
+    echo '{"timestamp": 0, "input_length": 200, "output_length": 100, "hash_ids": ['$i']}'
+    i=$((i + 1))
+done >long.jsonl
+for signal in INT:130 TERM:143; do
+    number=${signal#*:} signal=${signal%:*}
+    ends "$number" "SIG$signal ends a run with $number" nowhere:exit -- timeout --preserve-status \
+        -s $signal 2 "$command" run run.ini --trace long.jsonl --json ../report.json
+    tap_try "its report so far is printed" grep -q '^interrupted' ../out
+    tap_try "and written" grep -q '"interrupted":	true' ../report.json
+    ends "$number" "SIG$signal ends bench with $number" nowhere:exit -- timeout --preserve-status \
+        -s $signal 2 "$command" bench --backend cpu_native --set plugins.path="$plugins" \
+        --shape mode=decode,kv_len=512-4096x2 --seconds 9 --json ../report.json
+    tap_try "its report is written, too" grep -q '"interrupted":	true' ../report.json
+done
+
+(VILLAIN=init:hang exec "$command" run run.ini) >../out 2>../err </dev/null &
+process=$!
+until grep -q '^layers' ../err; do sleep 0.1; done
+sleep 0.5
+kill -TERM $process
+sleep 0.6
+kill -0 $process 2>/dev/null || echo "# it did not wait for the step"
+kill -TERM $process 2>/dev/null
+wait $process
+tap_try "a second signal ends it at once" test $? -eq 143
+
 tap_end

@@ -244,10 +244,11 @@ START_TEST(exit_codes)
     ck_assert_int_eq(exit_code_of(ATTN_UNSUPPORTED), 4);
     ck_assert_int_eq(exit_code_of(ATTN_DEPENDENCY_MISSING), 4);
     ck_assert_int_eq(exit_code_of(ATTN_OUT_OF_HOST_MEMORY), 5);
-    ck_assert_int_eq(exit_code_of_run(ATTN_OK, &passed), 0);
-    ck_assert_int_eq(exit_code_of_run(ATTN_OK, &after), 1);
-    ck_assert_int_eq(exit_code_of_run(ATTN_UNSUPPORTED, &before), 4);
-    ck_assert_int_eq(exit_code_of_run(ATTN_UNSUPPORTED, &after), 5);
+    ck_assert_int_eq(exit_code_of_run(ATTN_OK, &passed, 0), 0);
+    ck_assert_int_eq(exit_code_of_run(ATTN_OK, &passed, 15), 143);
+    ck_assert_int_eq(exit_code_of_run(ATTN_OK, &after, 0), 1);
+    ck_assert_int_eq(exit_code_of_run(ATTN_UNSUPPORTED, &before, 0), 4);
+    ck_assert_int_eq(exit_code_of_run(ATTN_UNSUPPORTED, &after, 0), 5);
     ck_assert_int_eq(exit_code_of_check(CHECK_GOOD, 0), 0);
     ck_assert_int_eq(exit_code_of_check(CHECK_FAILURES, 0), 1);
     ck_assert_int_eq(exit_code_of_check(CHECK_USAGE, 0), 2);

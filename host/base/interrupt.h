@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * interrupt.h: SIGINT and SIGTERM as a wish to end soon: a job looks whether it was told to, ends
+ * what it is at, and reports. The second signal ends the process at once.
+ */
+#ifndef HOST_BASE_INTERRUPT_H
+#define HOST_BASE_INTERRUPT_H
+
+/* From now on both are such a wish; what is ignored stays so. For a process of our own. */
+void interrupt_take(void);
+
+/* The signal that came, or 0. */
+int interrupt_seen(void);
+
+#endif /* HOST_BASE_INTERRUPT_H */
