@@ -94,7 +94,7 @@ static inline void go(struct run *run)
     };
     struct session_result result;
     status = session_run(&params, &run->report, &result, &run->error.base);
-    run->code = exit_code_of_run(status, &result);
+    run->code = exit_code_of_run(status, &result, 0);
     fclose(notes);
     config_destroy(config);
 }
