@@ -400,7 +400,7 @@ START_TEST(eager_launches)
     ck_assert_int_eq(launches[0].params.split_part, SPLIT_ALL);
     ck_assert_uint_eq(launches[0].grid[0], resident);
     ck_assert_int_eq(launches[0].params.num_splits, 10); /* 2 x 10 / 2, for 5000 keys */
-    t.metadata->plan.bounds.max_sms = 1; /* fewer blocks, as many splits */
+    t.metadata->plan.bounds.max_sms = 1;                 /* fewer blocks, as many splits */
     run(&t, ATTN_MODE_DECODE, 6, 6, 0, 1);
     ck_assert_uint_eq(launches[0].grid[0], resident / SMS);
     ck_assert_int_eq(launches[0].params.num_splits, 10);
