@@ -44,13 +44,18 @@ typedef struct fi_group {
 
 /* A kernel's grid: plan.h. */
 typedef struct fi_grid {
-    uint32_t side_shift, lanes, columns;
+    uint32_t lanes, columns;
 } fi_grid;
 
-fi_grid fi_find_grid(const fi_group *group, int kernel);
+fi_grid fi_find_grid(const fi_group *group);
 
 /* The same within the bounds' share of the multiprocessors. */
-fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds, int kernel);
+fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds);
+
+/* Keys that a kernel's warp copies at a time, and of them those that come from the cache in one
+ * box: they lie in one page. 1: page by page is row by row. */
+int fi_warp_keys(const fi_group *group, int kernel);
+int fi_box_keys(const fi_group *group, int kernel);
 
 /* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
  * left to the caller. */

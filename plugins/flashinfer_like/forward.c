@@ -63,7 +63,7 @@ static void fill_params(layer_call *call)
 {
     const cuda_group *group = &call->group->base;
     fi_workspace_layout workspace = fi_layout_workspace(call->group, call->kernel);
-    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds, call->kernel);
+    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds);
     fi_call *p = &call->params;
     fi_plan_call plan;
     fi_plan_of(call->metadata, call->index, &plan);
@@ -76,7 +76,6 @@ static void fill_params(layer_call *call)
     p->arrived = call->metadata->arrived;
     p->kv_heads = group->kv_heads;
     p->lanes = (int)grid.lanes;
-    p->side_shift = (int)grid.side_shift;
     p->ratio = group->ratio;
     p->page_size = group->page_size;
     p->page_shift = shift_of(group->page_size);
@@ -91,10 +90,10 @@ static void fill_params(layer_call *call)
     p->save = p->operands.save && !p->batch.q_indptr && !p->batch.new_indptr;
 }
 
-/* Boxes of FI_GROUP keys of a head: `token`, `head` and `page` are dimensions of the tensor, of
+/* Boxes of so many keys of a head: `token`, `head` and `page` are dimensions of the tensor, of
  * which k and v have no page. */
-static attn_status set_map(layer_call *call, const char *name, uint32_t role, int token, int head,
-                           int page, fi_tensor_map *to, attn_error *error)
+static attn_status set_map(layer_call *call, const char *name, uint32_t role, int keys, int token,
+                           int head, int page, fi_tensor_map *to, attn_error *error)
 {
     const attn_tensor *tensor = attn_operand(&call->args, role);
     const int dims[] = {(int)tensor->ndim - 1, token, head, page};
@@ -103,7 +102,7 @@ static attn_status set_map(layer_call *call, const char *name, uint32_t role, in
                            .data = attn_util_data(tensor),
                            .dtype = call->group->base.q_dtype,
                            .rank = 4,
-                           .box = {PANEL, FI_GROUP, 1, 1},
+                           .box = {PANEL, keys, 1, 1},
                            .swizzle = 128,
                            .l2 = 128};
     for (int d = 0; d < 4; d++) {
@@ -129,18 +128,22 @@ static attn_status set_maps(layer_call *call, attn_error *error)
 {
     fi_call *p = &call->params;
     int token = call->group->base.hnd ? 2 : 1, head = 3 - token;
+    int keys = fi_warp_keys(call->group, call->kernel);
     attn_status status = ATTN_OK;
-    p->has_maps = cuda_group_has_cache(&call->group->base) && p->page_size % FI_GROUP == 0 &&
+    p->box_keys = fi_box_keys(call->group, call->kernel);
+    p->has_maps = cuda_group_has_cache(&call->group->base) && p->box_keys > 1 &&
                   has_rows(call, ATTN_ROLE_K_CACHE, CALL_ALIGNED_CACHE);
     p->has_new_maps = has_rows(call, ATTN_ROLE_K, CALL_ALIGNED_NEW);
     if (p->has_maps)
-        status = set_map(call, "k_cache", ATTN_ROLE_K_CACHE, token, head, 0, &p->k_map, error);
+        status = set_map(call, "k_cache", ATTN_ROLE_K_CACHE, p->box_keys, token, head, 0, &p->k_map,
+                         error);
     if (p->has_maps && status == ATTN_OK)
-        status = set_map(call, "v_cache", ATTN_ROLE_V_CACHE, token, head, 0, &p->v_map, error);
+        status = set_map(call, "v_cache", ATTN_ROLE_V_CACHE, p->box_keys, token, head, 0, &p->v_map,
+                         error);
     if (p->has_new_maps && status == ATTN_OK)
-        status = set_map(call, "k", ATTN_ROLE_K, 0, 1, -1, &p->k_new_map, error);
+        status = set_map(call, "k", ATTN_ROLE_K, keys, 0, 1, -1, &p->k_new_map, error);
     if (p->has_new_maps && status == ATTN_OK)
-        status = set_map(call, "v", ATTN_ROLE_V, 0, 1, -1, &p->v_new_map, error);
+        status = set_map(call, "v", ATTN_ROLE_V, keys, 0, 1, -1, &p->v_new_map, error);
     return status;
 }
 
@@ -161,11 +164,11 @@ static attn_status launch_save(layer_call *call, attn_stream stream, attn_error 
 static attn_status launch_attend(layer_call *call, attn_stream stream, attn_error *error)
 {
     const fi_kernel *kernel = &call->group->shape->kernels[call->kernel];
-    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds, call->kernel);
+    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds);
     const cuda_launch launch = {.function = call->group->functions[call->kernel],
                                 .name = kernel->name,
                                 .grid = {(int64_t)grid.lanes * grid.columns, 1, 1},
-                                .block = {kernel->threads},
+                                .block = {KERNEL_THREADS},
                                 .shared = kernel->shared,
                                 .programmatic = call->metadata->is_settled};
     void *params[] = {&call->params};

@@ -96,11 +96,11 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
     group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
 }
 
-/* As many blocks as the device runs at once, or fewer, so that all lanes have as many. */
-fi_grid fi_find_grid(const fi_group *group, int kernel)
+/* As many blocks as the device runs at once, or fewer, so that all lanes have as many. Heads of the
+ * same keys are read at the same time where there are blocks for them. */
+fi_grid fi_find_grid(const fi_group *group)
 {
-    uint32_t blocks = group->num_sms * group->shape->kernels[kernel].blocks;
-    uint32_t heads = (uint32_t)group->base.kv_heads;
+    uint32_t heads = (uint32_t)group->base.kv_heads, blocks = group->num_sms;
     fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
     while (heads % grid.lanes)
         grid.lanes--;
@@ -108,11 +108,24 @@ fi_grid fi_find_grid(const fi_group *group, int kernel)
     return grid;
 }
 
-fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds, int kernel)
+fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds)
 {
     fi_group bounded = *group;
     bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
-    return fi_find_grid(&bounded, kernel);
+    return fi_find_grid(&bounded);
+}
+
+int fi_warp_keys(const fi_group *group, int kernel)
+{
+    return group->shape->kernels[kernel].keys / WARPS_OF_A_UNIT;
+}
+
+int fi_box_keys(const fi_group *group, int kernel)
+{
+    int keys = fi_warp_keys(group, kernel), page = group->base.page_size;
+    while (keys >= FI_GROUP && page % keys)
+        keys /= 2;
+    return keys >= FI_GROUP ? keys : 1;
 }
 
 static attn_status fill_groups(attn_instance *made, const attn_problem *problems,

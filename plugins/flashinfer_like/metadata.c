@@ -44,18 +44,17 @@ static uint64_t larger(uint64_t a, uint64_t b)
 }
 
 /* Of all multiprocessors: with fewer there are no more blocks. */
-static uint64_t grid_of(const fi_group *group, int kernel)
+static uint64_t grid_of(const fi_group *group)
 {
-    fi_grid grid = fi_find_grid(group, kernel);
-    return ((uint64_t)grid.lanes * grid.columns) << grid.side_shift;
+    fi_grid grid = fi_find_grid(group);
+    return (uint64_t)grid.lanes * grid.columns;
 }
 
 /* Room for either kernel's plan. */
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs, rows = (uint64_t)bounds->max_tokens;
-    uint64_t columns = larger(fi_bounded_grid(group, bounds, KERNEL_ATTEND).columns,
-                              fi_bounded_grid(group, bounds, KERNEL_PREFILL).columns);
+    uint64_t columns = fi_bounded_grid(group, bounds).columns;
     fi_plan_layout layout;
     layout.most_tiles =
         (int64_t)(rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
@@ -70,7 +69,7 @@ fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
 
 fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
 {
-    uint64_t rows = grid_of(group, kernel) * 2 * (uint64_t)group->shape->kernels[kernel].rows;
+    uint64_t rows = grid_of(group) * 2 * (uint64_t)group->shape->kernels[kernel].rows;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
@@ -85,7 +84,7 @@ static uint64_t workspace_bytes(const fi_group *group)
 
 static uint64_t arrived_bytes(const fi_group *group)
 {
-    return larger(grid_of(group, KERNEL_ATTEND), grid_of(group, KERNEL_PREFILL)) * sizeof(int32_t);
+    return grid_of(group) * sizeof(int32_t);
 }
 
 static uint64_t host_bytes(uint32_t num_groups)
@@ -193,7 +192,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *cal
     const attn_instance *instance = metadata->instance;
     const fi_group *group = &instance->groups[index];
     int kernel = fi_find_kernel(metadata, group);
-    fi_grid grid = fi_bounded_grid(group, &metadata->plan.bounds, kernel);
+    fi_grid grid = fi_bounded_grid(group, &metadata->plan.bounds);
     char *base = metadata->plans;
     for (uint32_t i = 0; i < index; i++)
         base += fi_layout_plan(&instance->groups[i], &metadata->plan.bounds).size;
@@ -207,11 +206,12 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *cal
                            .chunk = group->base.chunk,
                            .custom = is_custom(&metadata->plan),
                            .rows = group->shape->kernels[kernel].rows,
-                           .align = group->base.page_size % FI_GROUP == 0 ? FI_GROUP : 1,
+                           .align = fi_box_keys(group, kernel),
                            .ratio = group->base.ratio,
-                           .unit = FI_KEYS >> grid.side_shift,
-                           .rounds = group->base.kv_heads / (int)(grid.lanes << grid.side_shift),
-                           .columns = (int)grid.columns};
+                           .unit = group->shape->kernels[kernel].keys,
+                           .rounds = group->base.kv_heads / (int)grid.lanes,
+                           .columns = (int)grid.columns,
+                           .hands = kernel == KERNEL_PREFILL ? FI_HANDS : 1};
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
 }
 

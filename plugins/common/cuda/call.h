@@ -14,11 +14,12 @@
 #define CALL_MAX_SCALES 64
 
 /* call_operands.aligned: all rows of this operand begin at multiples of 16 bytes; those of the
- * output at multiples of two elements. */
-#define CALL_ALIGNED_Q     1
-#define CALL_ALIGNED_NEW   2
-#define CALL_ALIGNED_CACHE 4
-#define CALL_ALIGNED_OUT   8
+ * output at multiples of two elements, or of 16 bytes. */
+#define CALL_ALIGNED_Q      1
+#define CALL_ALIGNED_NEW    2
+#define CALL_ALIGNED_CACHE  4
+#define CALL_ALIGNED_OUT    8
+#define CALL_ALIGNED_OUT_16 16
 
 typedef struct call_operands {
     const void *q; /* [tokens, q_heads, dim] */

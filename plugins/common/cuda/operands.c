@@ -85,6 +85,7 @@ static attn_status take_queries(const taking *t, attn_error *error)
     to->aligned |= is_aligned(q, 16) ? CALL_ALIGNED_Q : 0;
     to->aligned |=
         is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)) ? CALL_ALIGNED_OUT : 0;
+    to->aligned |= is_aligned(out, 16) ? CALL_ALIGNED_OUT_16 : 0;
     return ATTN_OK;
 }
 

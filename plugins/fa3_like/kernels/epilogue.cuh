@@ -11,14 +11,31 @@
 #ifndef FA3_LIKE_EPILOGUE_CUH
 #define FA3_LIKE_EPILOGUE_CUH
 
-#include "plugins/fa3_like/kernels/softmax.cuh"
+#include "plugins/common/cuda/warpgroup_softmax.cuh"
+#include "plugins/fa3_like/kernels/pipeline.cuh"
 
 #define BARRIER_GROUP 5 /* named barriers 5, 6, 7: a warpgroup's own */
 
-/* Place of a 16-byte piece under the 128-byte swizzle. */
-DEVICE unsigned swizzled(int row, int piece)
+/* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
+ * multiplied by, 0 for a row without keys. */
+DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
+                           float (&lse)[2])
 {
-    return row * ROW_BYTES + ((piece ^ (row % 8)) * 16);
+    const float ln2 = 0.693147180559945309f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = quad_sum(x->sum[r]), top = -x->shift[r];
+        float share = 1.0f;
+        if (sink) {
+            const float logit = *sink * 1.44269504088896341f;
+            const float next = fmaxf(top, logit);
+            share = top == NEGATIVE_INFINITY ? 0.0f : exp2_fast(top - next);
+            sum = sum * share + exp2_fast(logit - next);
+            top = next;
+        }
+        factor[r] = sum > 0.0f ? share / sum : 0.0f;
+        lse[r] = sum > 0.0f ? (top + __log2f(sum)) * ln2 : NEGATIVE_INFINITY;
+    }
 }
 
 template <typename T>

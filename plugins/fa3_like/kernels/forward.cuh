@@ -14,9 +14,7 @@
 #define FA3_LIKE_FORWARD_CUH
 
 #include "plugins/fa3_like/kernels/epilogue.cuh"
-#include "plugins/fa3_like/kernels/products.cuh"
 #include "plugins/fa3_like/kernels/schedule.cuh"
-#include "plugins/fa3_like/kernels/softmax.cuh"
 
 /* With FA3_TRACE: when block 0 came to places of its loop; kernel_race.py trace prints them. */
 #ifdef FA3_TRACE
@@ -111,14 +109,6 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
 /* ---- Consumers ---------------------------------------------------------------------------------
  */
 
-/* A warp is done with what `barrier` guards. */
-DEVICE void release(unsigned barrier)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        barrier_arrive(barrier);
-}
-
 template <typename T> struct consumer {
     work_ring works;
     ring<T::stages> k, v;
@@ -203,7 +193,8 @@ DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work 
     const int begin = n * T::keys;
     const int thread = thread_here();
     const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4 - begin;
-    scores_mask(s, row - p.window_left, row + p.window_right + 1, w.keys - begin);
+    const int low = row - p.window_left, high = row + p.window_right + 1, end = w.keys - begin;
+    scores_mask(s, low, min(high, end), low + 8, min(high + 8, end));
 }
 
 /* From the probabilities of tile n in `now` to those of tile n - 1 in `next`:

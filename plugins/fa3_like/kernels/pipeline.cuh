@@ -14,11 +14,8 @@
 #ifndef FA3_LIKE_PIPELINE_CUH
 #define FA3_LIKE_PIPELINE_CUH
 
-#include "plugins/common/cuda/ptx.cuh"
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/tiles.cuh"
-
-#define DEVICE static __device__ __forceinline__
 
 #define WORK_SLOTS 2
 
@@ -28,33 +25,12 @@ struct work {
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
 };
 
-/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane.
- */
-DEVICE int uniform(int x)
-{
-    return __shfl_sync(0xffffffff, x, 0);
-}
-
 /* Barriers and work, after the tiles. */
 struct control {
     unsigned long long q_full, q_empty;
     unsigned long long k_full[4], k_empty[4], v_full[4], v_empty[4];
     unsigned long long work_full[WORK_SLOTS], work_empty[WORK_SLOTS];
     struct work work[WORK_SLOTS];
-};
-
-/* A place in a ring of `count` slots; the phase turns with each round. */
-template <int count> struct ring {
-    int slot = 0;
-    unsigned phase = 0;
-
-    __device__ __forceinline__ void advance()
-    {
-        if (++slot == count) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
 };
 
 /* The same for work, of which only the count is kept. */

@@ -5,10 +5,7 @@
 #ifndef FA3_LIKE_TILES_CUH
 #define FA3_LIKE_TILES_CUH
 
-#define GROUP_THREADS 128 /* a warpgroup */
-#define GROUP_ROWS    64  /* query rows of a consumer warpgroup: the m of its products */
-#define PANEL         64  /* elements of a row that the 128-byte swizzle keeps together */
-#define ROW_BYTES     128 /* of a panel */
+#include "plugins/common/cuda/warpgroup.cuh"
 
 /* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: tiles of keys
  * and of values in flight. What the kernels use, and what keeps them from more:

@@ -150,7 +150,7 @@ static __device__ __forceinline__ void take_queries(const fi_call &c, const curs
     for (int h = 0; h < 2; h++) {
         i64 row;
         int head;
-        find_row(c, it.q, at, warp_head(c, at), min(h * 8 + lane / 4, last), &row, &head);
+        find_row(c, it.q, at, at.head, min(h * 8 + lane / 4, last), &row, &head);
         const char *from = (const char *)c.operands.q + row * c.operands.q_row +
                            head * c.operands.q_head + (lane & 3) * 4;
 #pragma unroll
@@ -201,7 +201,7 @@ static __device__ __forceinline__ void score_keys(const item<S> &it, const char 
                                                   const char *k, float (&score)[2][4])
 {
     int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
-    u32 keys = shared_address(k) + piece_at(row, lane >> 3 & 1);
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
     u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
     float odd[2][4] = {}; /* two sums for each: half as many products wait for one another */
 #pragma unroll
@@ -227,7 +227,7 @@ static __device__ u32 hide_keys(const fi_call &c, const cursor &at, const item<S
                                 float (&score)[2][4])
 {
     mask_rule rule = rule_of(c);
-    int lane = (int)threadIdx.x & 31, from = cursor_key(c, at);
+    int lane = (int)threadIdx.x & 31, from = cursor_key(at);
     u32 seen = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -236,7 +236,7 @@ static __device__ u32 hide_keys(const fi_call &c, const cursor &at, const item<S
         int there = row < it.q.q_len * c.ratio;
         mask_find_view(&rule, &c.batch, &it.q, at.tile.seq, there ? row / c.ratio : -1, &view);
         const float *slopes = there ? c.operands.slopes : 0;
-        float slope = slopes ? slopes[warp_head(c, at) * c.ratio + row % c.ratio] : 0.0f;
+        float slope = slopes ? slopes[at.head * c.ratio + row % c.ratio] : 0.0f;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
@@ -294,10 +294,10 @@ static __device__ __forceinline__ void add_values(const float (&score)[2][4], co
 {
     int lane = (int)threadIdx.x & 31;
     u32 p[4], kept[2];
-    u32 values = shared_address(v) + piece_at(lane & 15, lane >> 4);
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
 #pragma unroll
     for (int e = 0; e < 4; e++)
-        p[e] = pack16<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+        p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
     for (int j = 0; j < 2; j++)
         kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
@@ -315,7 +315,7 @@ static __device__ __forceinline__ void attend_group(const fi_call &c, const curs
                                                     const char *shared, const char *stage)
 {
     float score[2][4] = {};
-    int from = cursor_key(c, at);
+    int from = cursor_key(at);
     u32 seen = 15;
     score_keys<S>(it, shared, stage + warp_part() * S::k_bytes, score);
 #pragma unroll
@@ -330,22 +330,21 @@ static __device__ __forceinline__ void attend_group(const fi_call &c, const curs
 /* ---- Results ----------------------------------------------------------------------------------
  */
 
-/* Row r of the item's head `side` from the warps' parts of it in shared memory: four columns of it,
- * from d on. */
+/* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
 template <typename S>
 static __device__ __forceinline__ void
-finish_row(const fi_call &c, const cursor &at, const item<S> &it, int side, int r, int d,
+finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
            const float *exchange, const float *tops, const parts *shared_by)
 {
     i64 row;
-    int head, step = 1 << c.side_shift;
-    find_row(c, it.q, at, at.head + side, r, &row, &head);
+    int head;
+    find_row(c, it.q, at, at.head, r, &row, &head);
     float sink = shared_by ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
-    for (int w = side; w < WARPS; w += step)
+    for (int w = 0; w < WARPS; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
     float base = softmax_base(top), total = softmax_exp2(sink - base);
     float4 x = {0, 0, 0, 0};
-    for (int w = side; w < WARPS; w += step) {
+    for (int w = 0; w < WARPS; w++) {
         float weight = softmax_exp2(tops[w * FI_ROWS + r] - base);
         const float4 y =
             *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
@@ -356,7 +355,7 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int side, int 
         x.w += weight * y.w;
     }
     if (shared_by) {
-        i64 slot = (((i64)shared_by->mine << c.side_shift) + side) * FI_ROWS + r;
+        i64 slot = (i64)shared_by->mine * FI_ROWS + r;
         *(float4 *)(c.partial + slot * S::v_dim + d) = x;
         if (d == 0)
             *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
@@ -374,15 +373,14 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int side, int 
  * column. The numbers and sums of several parts are on their way together, as each wait costs as
  * much as a unit of keys. */
 template <typename S>
-static __device__ void merge_row(const fi_call &c, const parts &p, int side, int r, i64 row,
-                                 int head)
+static __device__ void merge_row(const fi_call &c, const parts &p, int r, i64 row, int head)
 {
     constexpr int columns = S::v_dim / 32;
     int lane = (int)threadIdx.x & 31;
     float sink = sink_of(c, head), top = sink, total = 0.0f, x[columns] = {};
     if (lane == 0)
         total = softmax_exp2(sink - softmax_base(sink));
-    auto row_of = [&](int i) { return ((part_slot(p, i) << c.side_shift) + side) * FI_ROWS + r; };
+    auto row_of = [&](int i) { return part_slot(p, i) * FI_ROWS + r; };
     for (int begin = 0; begin < p.count; begin += S::merged) {
         int here = min(S::merged, p.count - begin);
         float y[S::merged][columns];
@@ -434,11 +432,11 @@ static __device__ void merge_parts(const fi_call &c, const cursor &at, const ite
     if (!*is_last)
         return;
     __threadfence();
-    for (int i = (int)threadIdx.x / 32; i < rows << c.side_shift; i += WARPS) {
+    for (int r = (int)threadIdx.x / 32; r < rows; r += WARPS) {
         i64 row;
-        int head, r = i >> c.side_shift, side = i & ((1 << c.side_shift) - 1);
-        find_row(c, it.q, at, at.head + side, r, &row, &head);
-        merge_row<S>(c, p, side, r, row, head);
+        int head;
+        find_row(c, it.q, at, at.head, r, &row, &head);
+        merge_row<S>(c, p, r, row, head);
     }
 }
 
@@ -475,11 +473,10 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
                             (lane & 3) * 2) = make_float2(it.out[d][h * 2], it.out[d][h * 2 + 1]);
         }
         named_sync(1, WARPS * 32);
-        for (int i = (int)threadIdx.x; i < PASS_ROWS * (S::v_dim / 4) << c.side_shift;
-             i += WARPS * 32) {
-            int d = i % (S::v_dim / 4) * 4, n = i / (S::v_dim / 4), r = first + n % PASS_ROWS;
+        for (int i = (int)threadIdx.x; i < PASS_ROWS * (S::v_dim / 4); i += WARPS * 32) {
+            int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
             if (r < rows)
-                finish_row<S>(c, at, it, n / PASS_ROWS, r, d, exchange, tops, whole ? 0 : &p);
+                finish_row<S>(c, at, it, r, d, exchange, tops, whole ? 0 : &p);
         }
         named_sync(1, WARPS * 32);
     }
@@ -505,7 +502,7 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
         PROFILE(0);
         barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
         PROFILE(1);
-        if (cursor_key(c, at) < at.tile.hi)
+        if (cursor_key(at) < at.tile.hi)
             attend_group<S>(c, at, it, shared, shared + r.stage * S::stage_bytes);
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
@@ -516,7 +513,7 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
         if (ends)
             item_end<S>(c, at, start, is_first, it, shared);
         PROFILE(3);
-        cursor_next(c, at);
+        walk_next(&c, (int)blockIdx.x, &at, FI_KEYS);
         if (at.left == 0)
             break;
         if (ends) {
@@ -531,21 +528,21 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
 template <typename S> static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
 {
     const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
-    const cursor at = walk_begin(&c, (int)blockIdx.x, &start);
+    const cursor at = walk_begin(&c, (int)blockIdx.x, &start, FI_KEYS);
     if (threadIdx.x < S::stages) {
         barrier_init(full_barrier<S>(shared, (int)threadIdx.x), WARPS);
         barrier_init(empty_barrier<S>(shared, (int)threadIdx.x), WARPS);
     }
     __syncthreads();
     if (threadIdx.x >= WARPS * 32) {
-        registers_lower<112>();
+        registers_release<112>();
         if (at.left > 0)
             copy_units<S>(c, at, shared);
         grid_wait();
         grid_launch_dependents();
     } else {
         item<S> it;
-        registers_raise<240>();
+        registers_take<240>();
         if (at.left > 0)
             item_find<S>(c, at, it);
         grid_wait();
@@ -560,6 +557,13 @@ template <typename S> static __device__ __forceinline__ void attend(const fi_cal
 #endif
 }
 
+#define CHECK_SHAPE(name, dim, v_dim, stages, shared, ...)                                         \
+    static_assert(attend_shape<dim, v_dim, stages, false>::shared_bytes == shared,                 \
+                  #name ": the table's bytes of shared memory");
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+
+/* A kernel; its line in shapes.h has the same numbers. */
 #define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
     extern "C" __global__ void __launch_bounds__((1 + TEAMS) * WARPS * 32, 1)                      \
         name(const __grid_constant__ fi_call c)                                                    \

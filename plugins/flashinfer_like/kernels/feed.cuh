@@ -52,21 +52,15 @@ static __device__ int fi_launches;
 #define GROUP_KEYS  16 /* of a unit, that a warp has */
 #define PANEL_BYTES (GROUP_KEYS * 128)
 
-/* Of a unit, what this warp copies, or multiplies: 16 keys of a head. */
+/* Of a unit, what this warp copies, or multiplies: 16 keys. */
 static __device__ __forceinline__ int warp_part(void)
 {
     return (int)(threadIdx.x / 32) % WARPS;
 }
 
-static __device__ __forceinline__ int warp_head(const fi_call &c, const cursor &at)
+static __device__ __forceinline__ int cursor_key(const cursor &at)
 {
-    return at.head + (warp_part() & ((1 << c.side_shift) - 1));
-}
-
-static __device__ __forceinline__ int cursor_key(const fi_call &c, const cursor &at)
-{
-    return at.tile.lo + at.unit * (FI_KEYS >> c.side_shift) +
-           (warp_part() >> c.side_shift) * GROUP_KEYS;
+    return at.tile.lo + at.unit * FI_KEYS + warp_part() * GROUP_KEYS;
 }
 
 /* ---- Copies -----------------------------------------------------------------------------------
@@ -82,12 +76,12 @@ struct feed {
 /* This lane's key; keys after the end are read as the last one, and then not seen. */
 static __device__ __forceinline__ int feed_key(const fi_call &c, const cursor &at)
 {
-    return min(cursor_key(c, at) + (int)(threadIdx.x & 15), at.tile.hi - 1);
+    return min(cursor_key(at) + (int)(threadIdx.x & 15), at.tile.hi - 1);
 }
 
 static __device__ __forceinline__ bool feed_is_live(const fi_call &c, const cursor &at)
 {
-    return at.left > 0 && cursor_key(c, at) < at.tile.hi;
+    return at.left > 0 && cursor_key(at) < at.tile.hi;
 }
 
 static __device__ __forceinline__ void feed_look_up(const fi_call &c, feed &f)
@@ -99,40 +93,51 @@ static __device__ __forceinline__ void feed_look_up(const fi_call &c, feed &f)
 static __device__ __forceinline__ void feed_next(const fi_call &c, feed &f)
 {
     int before = f.at.at;
-    cursor_next(c, f.at);
+    walk_next(&c, (int)blockIdx.x, &f.at, FI_KEYS);
     if (f.at.at != before && f.at.left > 0)
         index_find_sequence(&c.batch, c.operands.k != 0, f.at.tile.seq, &f.q);
 }
 
-/* Where piece p, of 16 bytes, of row r of a group lies. */
-static __device__ __forceinline__ int piece_at(int r, int p)
+/* Where piece p, of 16 bytes, of row r lies. */
+template <int panel_bytes> static __device__ __forceinline__ int piece_at(int r, int p)
 {
-    return (p >> 3) * PANEL_BYTES + r * 128 + ((p ^ r) & 7) * 16;
+    return (p >> 3) * panel_bytes + r * 128 + ((p ^ r) & 7) * 16;
 }
 
-/* Rows of a group, whose places are those of lanes 0 to 15. */
-template <int dim> static __device__ __forceinline__ void copy_rows(u64 mine, char *to)
+/* Rows of a group, whose places are those of 16 lanes from the first on. */
+template <int dim, int panel_bytes>
+static __device__ __forceinline__ void copy_rows(u64 mine, int first, char *to)
 {
     constexpr int pieces = dim / 8; /* of a row */
     int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
         int row = (i + lane) / pieces, piece = (i + lane) % pieces;
-        const char *from = (const char *)__shfl_sync(~0u, mine, row);
-        copy16(shared_address(to) + piece_at(row, piece), from + piece * 16);
+        const char *from = (const char *)__shfl_sync(~0u, mine, first + row);
+        copy16(shared_address(to) + piece_at<panel_bytes>(row, piece), from + piece * 16);
     }
 }
 
 /* The same where rows do not begin at multiples of 16 bytes. */
-template <int dim> static __device__ void copy_rows_slow(u64 mine, char *to)
+template <int dim, int panel_bytes>
+static __device__ __forceinline__ void copy_rows_slow(u64 mine, int first, char *to)
 {
 #pragma unroll 1
     for (int row = 0; row < GROUP_KEYS; row++) {
-        const u16 *from = (const u16 *)__shfl_sync(~0u, mine, row);
+        const u16 *from = (const u16 *)__shfl_sync(~0u, mine, first + row);
 #pragma unroll 1
         for (int d = (int)threadIdx.x & 31; d < dim; d += 32)
-            *(u16 *)(to + piece_at(row, d / 8) + d % 8 * 2) = from[d];
+            *(u16 *)(to + piece_at<panel_bytes>(row, d / 8) + d % 8 * 2) = from[d];
     }
+}
+
+/* Do all rows of the group that begins with this key begin at multiples of 16 bytes? */
+static __device__ __forceinline__ bool has_aligned(const fi_call &c, const index_sequence &q,
+                                                   int first)
+{
+    int needed = (q.first_new > first ? CALL_ALIGNED_CACHE : 0) |
+                 (q.first_new < first + GROUP_KEYS ? CALL_ALIGNED_NEW : 0);
+    return !(needed & ~c.operands.aligned);
 }
 
 /* A group's box coordinates: all of its keys lie in one page. */
@@ -145,8 +150,8 @@ static __device__ __forceinline__ int box_offset(const fi_call &c, int key)
 template <typename S> static __device__ void save_new(const fi_call &c, const feed &f)
 {
     const call_operands &o = c.operands;
-    int from = cursor_key(c, f.at), key = f.q.kv_len - 1, lane = (int)threadIdx.x & 31;
-    int head = warp_head(c, f.at);
+    int from = cursor_key(f.at), key = f.q.kv_len - 1, lane = (int)threadIdx.x & 31;
+    int head = f.at.head;
     if (f.at.tile.row0 != 0 || key < from || key >= from + GROUP_KEYS)
         return;
     i64 slot = c.batch.out_cache_loc[f.q.new_row];
@@ -166,7 +171,7 @@ template <typename S> static __device__ void save_new(const fi_call &c, const fe
 /* Is the group at hand a box, of the cache or of the new keys? */
 static __device__ __forceinline__ bool feed_is_box(const fi_call &c, const feed &f)
 {
-    int key = cursor_key(c, f.at);
+    int key = cursor_key(f.at);
     return key >= f.q.first_new ? c.has_new_maps : c.has_maps && key + GROUP_KEYS <= f.q.first_new;
 }
 
@@ -178,7 +183,7 @@ struct box_place {
 
 static __device__ __forceinline__ box_place find_box(const fi_call &c, const feed &f)
 {
-    int key = cursor_key(c, f.at), head = warp_head(c, f.at);
+    int key = cursor_key(f.at), head = f.at.head;
     if (key >= f.q.first_new) {
         box_place box = {&c.k_new_map, &c.v_new_map, f.q.new_row + key - f.q.new_key, head, 0};
         return box;
@@ -194,29 +199,27 @@ static __device__ __forceinline__ void start_boxes(const box_place &box, char *k
     barrier_arrive_expect(barrier, S::k_bytes + S::v_bytes);
 #pragma unroll
     for (int d = 0; d < S::dim; d += 64)
-        copy_box(shared_address(keys) + d / 64 * PANEL_BYTES, box.k_map, barrier, d, box.at,
-                 box.head, box.page);
+        tensor_load(shared_address(keys) + d / 64 * PANEL_BYTES, box.k_map, barrier, d, box.at,
+                    box.head, box.page);
 #pragma unroll
     for (int d = 0; d < S::v_dim; d += 64)
-        copy_box(shared_address(values) + d / 64 * PANEL_BYTES, box.v_map, barrier, d, box.at,
-                 box.head, box.page);
+        tensor_load(shared_address(values) + d / 64 * PANEL_BYTES, box.v_map, barrier, d, box.at,
+                    box.head, box.page);
 }
 
 template <typename S>
 static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &f, char *keys,
                                                   char *values, u32 barrier)
 {
-    int first = cursor_key(c, f.at);
-    index_place place = find_key(c, f.q, warp_head(c, f.at), feed_key(c, f.at), f.entry);
-    int needed = (f.q.first_new > first ? CALL_ALIGNED_CACHE : 0) |
-                 (f.q.first_new < first + GROUP_KEYS ? CALL_ALIGNED_NEW : 0);
-    if (!(needed & ~c.operands.aligned)) {
-        copy_rows<S::dim>((u64)place.k, keys);
-        copy_rows<S::v_dim>((u64)place.v, values);
+    int first = cursor_key(f.at);
+    index_place place = find_key(c, f.q, f.at.head, feed_key(c, f.at), f.entry);
+    if (has_aligned(c, f.q, first)) {
+        copy_rows<S::dim, PANEL_BYTES>((u64)place.k, 0, keys);
+        copy_rows<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values);
         barrier_expect_copies(barrier);
     } else {
-        copy_rows_slow<S::dim>((u64)place.k, keys);
-        copy_rows_slow<S::v_dim>((u64)place.v, values);
+        copy_rows_slow<S::dim, PANEL_BYTES>((u64)place.k, 0, keys);
+        copy_rows_slow<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values);
     }
 }
 

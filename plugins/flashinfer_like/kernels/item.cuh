@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * item.cuh: what the attention kernels share: where a block is in its work, which rows an item has,
- * and how results are stored.
+ * item.cuh: what the attention kernels share: where keys lie, which rows an item has, and how
+ * results are stored.
  */
 #ifndef FLASHINFER_LIKE_ITEM_CUH
 #define FLASHINFER_LIKE_ITEM_CUH
@@ -10,19 +10,6 @@
 #include "plugins/common/cuda/softmax.cuh"
 #include "plugins/flashinfer_like/kernels/mma.cuh"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
-
-/* ---- Where a block is -------------------------------------------------------------------------
- */
-
-static __device__ __forceinline__ int cursor_first_head(const fi_call &c)
-{
-    return walk_first_head(&c, (int)blockIdx.x);
-}
-
-static __device__ __forceinline__ void cursor_next(const fi_call &c, cursor &at)
-{
-    walk_next(&c, (int)blockIdx.x, &at);
-}
 
 /* ---- Keys -------------------------------------------------------------------------------------
  */
@@ -102,8 +89,8 @@ static __device__ __forceinline__ void store_four(const fi_call &c, char *row, i
 {
     if (c.out_dtype != ELEMENT_F32 && c.operands.aligned & CALL_ALIGNED_OUT) {
         bool half = c.out_dtype == ELEMENT_F16;
-        ((u32 *)row)[d / 2] = half ? pack16<true>(x.x, x.y) : pack16<false>(x.x, x.y);
-        ((u32 *)row)[d / 2 + 1] = half ? pack16<true>(x.z, x.w) : pack16<false>(x.z, x.w);
+        ((u32 *)row)[d / 2] = half ? pack_pair<true>(x.x, x.y) : pack_pair<false>(x.x, x.y);
+        ((u32 *)row)[d / 2 + 1] = half ? pack_pair<true>(x.z, x.w) : pack_pair<false>(x.z, x.w);
         return;
     }
     store_one(c.out_dtype, row, d, x.x);

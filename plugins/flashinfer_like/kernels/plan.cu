@@ -65,7 +65,7 @@ static __device__ i64 plan_tiles(const fi_plan_call &p, int tiles, i64 *room)
     i64 units = 0, all;
     share(tiles, &first, &end);
     for (int i = first; i < end; i++) {
-        fi_tile tile = plan_make_tile(&p, i);
+        fi_tile tile = plan_make_tile(&p, plan_deal(&p, tiles, i));
         p.tiles[i] = tile;
         units += plan_tile_units(&tile, p.unit);
     }

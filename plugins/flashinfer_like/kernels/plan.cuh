@@ -34,6 +34,27 @@ PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int i)
     return tile;
 }
 
+/* Which of the batch's tiles has place n of the plan's. Columns do parts of the plan's list one
+ * after the other, so in the batch's order each would be at keys of its own. Dealt to h hands, one
+ * hand's tiles after the other's, a hand has tiles h apart: then tiles of one sequence are worked
+ * on side by side, from their first key on, and what one reads the others find in the L2. Every
+ * other round is dealt backwards, since in a causal sequence a tile has more keys than the one
+ * before it. */
+PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
+{
+    if (p->hands <= 1)
+        return n;
+    /* The last round, of `rest` tiles, goes to the first hands or, dealt backwards, to the last: of
+     * hands in two groups, those of the first have `first_rounds`. */
+    int rounds = tiles / p->hands, rest = tiles % p->hands, back = rounds % 2;
+    int group = back ? p->hands - rest : rest;
+    int first_rounds = back ? rounds : rounds + 1, other_rounds = back ? rounds + 1 : rounds;
+    int is_first = n < group * first_rounds, here = is_first ? n : n - group * first_rounds;
+    int mine = is_first ? first_rounds : other_rounds;
+    int hand = (is_first ? 0 : group) + here / mine, round = here % mine;
+    return round * p->hands + (round % 2 ? p->hands - 1 - hand : hand);
+}
+
 PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
 {
     return int_max(1, (tile->hi - tile->lo + unit - 1) / unit);
@@ -121,7 +142,7 @@ static inline void fi_plan_all(const fi_plan_call *p)
     }
     *PORTABLE_AT(p->first_tile + seqs) = tiles;
     for (int i = 0; i < tiles; i++) {
-        fi_tile tile = plan_make_tile(p, i);
+        fi_tile tile = plan_make_tile(p, plan_deal(p, tiles, i));
         *PORTABLE_AT(p->tiles + i) = tile;
         *PORTABLE_AT(p->before + i) = units;
         units += plan_tile_units(&tile, p->unit);

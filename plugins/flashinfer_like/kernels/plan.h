@@ -5,13 +5,13 @@
  *
  *   tile    `rows` rows of a KV head: row r of a sequence is query r / ratio of query head
  *           r % ratio of the head's group, so that grouped heads share each key that is read
- *   side    KV heads that a block has side by side, one for each warp, pair of warps, or four
- *   unit    FI_KEYS / side keys of a tile: what work is counted in. A tile without keys has one
- *   item    a tile of `side` KV heads
+ *   unit    64 or 128 keys of a tile, by the kernel: what work is counted in. A tile without keys
+ *           has one
+ *   item    a tile of one KV head
  *   lane    blocks that have the same heads: block b is of lane b % lanes and has the items of that
  *           number, that + lanes ...; where there are no more of them than blocks, one
- *   column  blocks of all lanes that have the same part of the batch: block b is of column b /
- * lanes
+ *   column  blocks of all lanes that have the same part of the batch: block b is of column
+ *           b / lanes
  *
  * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
  * from units * c / columns to units * (c + 1) / columns, so that no two blocks differ by more than
@@ -28,7 +28,8 @@
 enum {
     FI_ROWS = 16,
     FI_PREFILL_ROWS = 128,
-    FI_KEYS = 64,
+    FI_HANDS = 16, /* of a prefill plan */
+    FI_KEYS = 64,  /* of a unit of few rows */
     FI_GROUP = 16,
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
@@ -69,17 +70,18 @@ typedef struct fi_plan_call {
     fi_plan *plan;
     int *first_tile;   /* [max_seqs + 1] tiles of the sequences before */
     long long *before; /* [most_tiles + 1] units of a head in the tiles before */
-    fi_tile *tiles;    /* [most_tiles] */
+    fi_tile *tiles;    /* [most_tiles], in the batch's order or dealt */
     fi_start *starts;  /* [columns] */
     int window_left;   /* -1 = no limit */
     int chunk;         /* 0 = off */
     int custom;        /* a custom mask, or positions */
     int rows;          /* of a tile */
-    int align;   /* tiles begin with keys that are multiples of this: a page, or part of one */
-    int ratio;   /* query heads of a KV head */
-    int unit;    /* keys */
-    int rounds;  /* items that a lane has of a tile */
-    int columns; /* of the attention kernel's grid */
+    int align;         /* tiles begin with keys that are multiples of this: fi_call.box_keys */
+    int ratio;         /* query heads of a KV head */
+    int unit;          /* keys */
+    int rounds;        /* items that a lane has of a tile */
+    int columns;       /* of the attention kernel's grid */
+    int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
 } fi_plan_call;
 
 /* A descriptor of the copy engine's, as the driver makes it. */
@@ -89,21 +91,20 @@ typedef struct fi_tensor_map {
 
 /* Once a layer. */
 typedef struct fi_call {
-    fi_tensor_map k_map, v_map; /* of the caches, if has_maps: boxes of FI_GROUP keys of a head */
+    fi_tensor_map k_map, v_map; /* of the caches, if has_maps: boxes of box_keys keys of a head */
     fi_tensor_map k_new_map, v_new_map; /* of k and v, if has_new_maps */
     call_operands operands;
     call_batch batch;
     const fi_plan *plan;
     const fi_tile *tiles;
     const fi_start *starts;
-    float *partial;     /* [2 * grid][side][FI_ROWS][v_dim] sums of blocks that share an item */
-    float *partial_row; /* [2 * grid][side][FI_ROWS][2] largest logit, in units of log 2, and
+    float *partial;     /* [2 * grid][rows][v_dim] sums of blocks that share an item */
+    float *partial_row; /* [2 * grid][rows][2] largest logit, in units of log 2, and
                            denominator */
     int *arrived;       /* [grid] blocks that have left their part of the item that begins in this
                            one; 0 between launches */
     int kv_heads;
     int lanes;
-    int side_shift; /* side = 2^side_shift */
     int ratio;
     int page_size;
     int page_shift; /* page_size = 2^page_shift; -1 = it is no power of two */
@@ -111,6 +112,7 @@ typedef struct fi_call {
     int chunk;
     int custom;
     int has_maps; /* whole groups of keys in the cache come in boxes */
+    int box_keys; /* of such a box; those of new keys have what a warp of the kernel copies */
     int has_new_maps;
     int save;  /* each sequence's one new key goes to its slot on the way (DECODE) */
     int dtype; /* ELEMENT_F16, ELEMENT_BF16 */

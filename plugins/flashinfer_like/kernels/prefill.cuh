@@ -1,611 +1,1017 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill.cuh: tiles of 128 rows against 64 keys at a time: bound by how fast products are made.
+ * prefill.cuh: tiles of 128 rows against 64 or 128 keys at a time, bound by products, which are
+ * wgmma's. One warpgroup copies, two multiply, 64 rows each:
  *
- *   unit n      | wait for n, barrier | copies of n + 1 begin | S = Q K | softmax | O += P V |
- *   unit n + 1                                                           | wait for n + 1 ...
+ *   copies      Q | K V | K V | K V | ...          units of keys into stages, as they come free
+ *   rows 0      S . [S PV][S PV][S PV] ... PV out  [S PV]: the scores of a unit, then the values of
+ *   rows 64         S . [S PV][S PV] ... PV out    the one before among its exponentials
  *
- * Each warp has 16 or 32 rows, and all keys of a unit: matrices of keys and values are loaded once
- * for both halves of its rows. Four of the warps also start the copies of a unit while the one
- * before it is worked on (feed.cuh); where they are in their work lies in shared memory meanwhile,
- * as registers are for the sums. New keys are read from k and v, the others from the cache: a batch
- * without a prefix reads no page, one with a prefix goes from the one to the other within a tile,
- * without partial results to be merged.
- *
- * Two blocks of a multiprocessor fill each other's waits where registers allow it (dimensions up to
- * 128). A unit of D 128 is 1024 products of 4096 operations: some 1650 cycles of the tensor cores
- * by these instructions, which reach about 0.62 of what wgmma does; 512 cycles of exponentials.
+ * Nothing orders the two: while one waits for scores, the other has exponentials to do. A warp that
+ * copies has 16 keys of each 64, which it looks up a unit before; it goes on to the next item while
+ * this one is worked on, and tells those who multiply what the item is. New keys are read from k
+ * and v, the others from the cache: a batch without a prefix reads no page, one with a prefix goes
+ * from the one to the other within a tile, without partial results to be merged.
  */
 #ifndef FLASHINFER_LIKE_PREFILL_CUH
 #define FLASHINFER_LIKE_PREFILL_CUH
 
+#include "plugins/common/cuda/warpgroup_softmax.cuh"
 #include "plugins/flashinfer_like/kernels/feed.cuh"
 #include "plugins/flashinfer_like/kernels/shapes.h"
 
-#define FEED_BYTES 128
+/* Built with -DFI_PROFILE, the 20th launch tells how many cycles a warp spent on what. */
+#ifdef FI_PROFILE
+#define STEPS_MEMBERS unsigned last = clock(), begun = last, spent[8] = {}, units = 0;
+#define STEP(at, n)                                                                                \
+    {                                                                                              \
+        unsigned now = clock();                                                                    \
+        (at).spent[n] += now - (at).last;                                                          \
+        (at).last = now;                                                                           \
+    }
+#define STEPS_END(at, name)                                                                        \
+    if (threadIdx.x % 128 == 0 && blockIdx.x % 32 == 3 && fi_launches == 20)                       \
+    printf("%s block %d: %u units, %u cycles: %u %u %u %u %u %u %u\n", name, (int)blockIdx.x,      \
+           (at).units, (unsigned)clock() - (at).begun, (at).spent[0], (at).spent[1],               \
+           (at).spent[2], (at).spent[3], (at).spent[4], (at).spent[5], (at).spent[6])
+#else
+#define STEPS_MEMBERS
+#define STEP(at, n)
+#define STEPS_END(at, name)
+#endif
 
-template <int dim_, int v_dim_, int warps_, bool half_> struct prefill_shape {
+#define BARRIER_CONSUMERS 1 /* named barrier of those who multiply */
+#define BARRIER_GROUP     2 /* 2, 3: a warpgroup's own */
+
+/* keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
+ * queries, of which the next one comes while this one is worked on where there is room for two. */
+template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, bool half_>
+struct prefill_shape {
     static constexpr int dim = dim_;
-    static constexpr int v_dim = v_dim_;
-    static constexpr int warps = warps_;
+    static constexpr int dim_v = dim_v_;
+    static constexpr int keys = keys_;
+    static constexpr int stages = stages_;
+    static constexpr int q_slots = q_slots_;
     static constexpr bool half = half_;
-    static constexpr int threads = warps * 32;
-    static constexpr int tiles = FI_PREFILL_ROWS / 16 / warps; /* of 16 rows, that a warp has */
 
-    static constexpr int k_bytes = (dim + 63) / 64 * PANEL_BYTES; /* of a group */
-    static constexpr int v_bytes = (v_dim + 63) / 64 * PANEL_BYTES;
-    static constexpr int stage_bytes = WARPS * (k_bytes + v_bytes);
-    static constexpr int q_bytes =
-        FI_PREFILL_ROWS / GROUP_KEYS * k_bytes; /* as groups of 16 rows */
-    static constexpr int stages_at = q_bytes;
-    static constexpr int feeds_at = stages_at + 2 * stage_bytes;
-    static constexpr int items_at = feeds_at + WARPS * FEED_BYTES;
-    static constexpr int barriers_at = items_at + warps * FEED_BYTES;
-    static constexpr int flag_at = barriers_at + 16;
-    static constexpr int shared_bytes = flag_at + 16;
+    static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
+    static constexpr int consumers = groups * GROUP_THREADS;
+    static constexpr int threads = consumers + GROUP_THREADS;
+    static constexpr int panels = (dim + PANEL - 1) / PANEL;
+    static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
+    static constexpr int panel_bytes = keys * ROW_BYTES; /* of a unit */
+    static constexpr int k_bytes = panels * panel_bytes;
+    static constexpr int v_bytes = panels_v * panel_bytes;
+    static constexpr int q_bytes = panels * FI_PREFILL_ROWS * ROW_BYTES;
+    static constexpr int warp_keys = keys / WARPS; /* of a unit, that a warp copies */
+    static constexpr int parts = warp_keys / FI_GROUP;
+
+    static constexpr int k_at = q_slots * q_bytes;
+    static constexpr int v_at = k_at + stages * k_bytes;
+    static constexpr int control_at = v_at + stages * v_bytes;
+    static constexpr int control_bytes = 1536;
+    static constexpr int shared_bytes = control_at + control_bytes;
+
+    /* A thread's. Those who copy need few and hand the others what they were launched with: more
+     * is not to be had, and who asks for it waits for ever. */
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
+    static constexpr int producer_registers = 56;
+    static constexpr int consumer_registers = 224;
+    static_assert(producer_registers + groups * consumer_registers <=
+                      (groups + 1) * launch_registers,
+                  "registers are handed on, not made");
+
+    static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
+    static_assert(parts == 1 || parts == 2, "a lane looks up one key");
+    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
+
+/* An item, or what the block has of it. units == 0: there is no more work. */
+struct work {
+    cursor at;
+    index_sequence q;
+    int units;
+    int lo, hi; /* keys that any query of the sequence sees; a custom mask thins them out */
+    bool is_whole, is_first;
+    bool has_rows; /* some of its keys come row by row */
+};
+
+struct control {
+    unsigned long long q_full[2], q_empty[2], k_full[3], k_empty[3], v_full[3], v_empty[3];
+    struct work work[2];         /* told to those who multiply */
+    struct work feeds[WARPS][2]; /* what a warp that copies is at, and what comes next: registers
+                                    are few */
+    u32 seen[8][4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
+    int is_last;
+};
+
+template <typename S> DEVICE void control_init(struct control *control)
+{
+    const int warps = S::consumers / 32;
+    for (int i = 0; i < S::q_slots; i++) {
+        barrier_init(shared_address(&control->q_full[i]), WARPS);
+        barrier_init(shared_address(&control->q_empty[i]), warps);
+    }
+    for (int i = 0; i < S::stages; i++) {
+        barrier_init(shared_address(&control->k_full[i]), WARPS);
+        barrier_init(shared_address(&control->v_full[i]), WARPS);
+        barrier_init(shared_address(&control->k_empty[i]), warps);
+        barrier_init(shared_address(&control->v_empty[i]), warps);
+    }
+    fence_barrier_init();
+}
 
 /* ---- Copies -----------------------------------------------------------------------------------
  */
 
-/* Of a feed, or of the item that a warp multiplies, what all lanes have alike: in shared memory, as
- * registers are for the sums. */
-struct feed_home {
-    cursor at;
-    index_sequence q;
+/* Where those who copy are in the stages. */
+template <typename S> struct feed_place : ring<S::stages> {
+    STEPS_MEMBERS
 };
-static_assert(sizeof(feed_home) <= FEED_BYTES, "the homes have room");
 
-/* Units of the item at hand that the block does. */
-static __device__ __forceinline__ int units_here(const cursor &at)
+/* A warp's keys of a unit. `key`, `entry`: this lane's, and what the table has for it; `hi`: the
+ * end of what is copied; `boxes`, `rows`: lanes whose key comes in a box of `box` keys, or row by
+ * row. */
+struct unit_feed {
+    int key, entry, hi, head, box;
+    u32 boxes, rows;
+};
+
+DEVICE int look_up(const fi_call &c, const index_sequence &q, int key, int hi)
+{
+    if (key - (int)(threadIdx.x & 15) >= hi)
+        return 0;
+    const int *entry = find_entry(c, q, min(key, hi - 1));
+    return entry ? *entry : 0;
+}
+
+/* New keys come in one box, those of the cache in one or two; where a box would have keys of both,
+ * and after them, row by row. */
+template <typename S>
+DEVICE void unit_begin(const fi_call &c, const index_sequence &q, unit_feed &f)
+{
+    int lane = (int)threadIdx.x & 31, mine = lane % S::warp_keys;
+    bool is_new = f.key - mine >= q.first_new, is_mine = lane < S::warp_keys;
+    f.box = is_new ? S::warp_keys : min(c.box_keys, S::warp_keys);
+    int first = f.key - mine % f.box;
+    bool is_box =
+        first < f.hi && (is_new ? c.has_new_maps : c.has_maps && first + f.box <= q.first_new);
+    bool is_row = !is_box && f.key - mine % FI_GROUP < f.hi;
+    f.boxes = __ballot_sync(~0u, is_box && is_mine);
+    f.rows = __ballot_sync(~0u, is_row && is_mine);
+}
+
+/* Groups of the unit that come row by row. */
+template <typename S, int dim>
+DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_feed &f, bool values,
+                       char *to, u32 barrier)
+{
+    index_place place = find_key(c, q, f.head, min(f.key, f.hi - 1), f.entry);
+    u64 mine = (u64)(values ? place.v : place.k);
+#pragma unroll 1
+    for (int part = 0; part < S::parts; part++) {
+        int first = __shfl_sync(~0u, f.key, part * FI_GROUP);
+        bool aligned = has_aligned(c, q, first);
+        if (!(f.rows >> part * FI_GROUP & 1))
+            continue;
+        char *group = to + part * FI_GROUP * ROW_BYTES;
+        if (aligned)
+            copy_rows<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
+        else
+            copy_rows_slow<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
+    }
+    barrier_expect_copies(barrier);
+}
+
+/* The boxes, a lane each. */
+template <typename S, int panels>
+DEVICE void start_boxes(const fi_call &c, const index_sequence &q, const unit_feed &f,
+                        const fi_tensor_map *cache, const fi_tensor_map *fresh, u32 to, u32 barrier)
+{
+    int lane = (int)threadIdx.x & 31, panel = lane % panels;
+    int mine = lane / panels * f.box; /* of this warp's keys, the box's first */
+    int first = __shfl_sync(~0u, f.key, mine & 31), page = __shfl_sync(~0u, f.entry, mine & 31);
+    bool is_new = first >= q.first_new;
+    if (lane == 0)
+        barrier_arrive_expect(barrier, __popc(f.boxes) * panels * ROW_BYTES);
+    __syncwarp();
+    if (mine < S::warp_keys && f.boxes >> mine & 1)
+        tensor_load(to + panel * S::panel_bytes + mine * ROW_BYTES, is_new ? fresh : cache, barrier,
+                    panel * PANEL, is_new ? q.new_row + first - q.new_key : box_offset(c, first),
+                    f.head, is_new ? 0 : page);
+}
+
+/* Rows of an item without a division for each: (row0 % ratio + r) / ratio is small. */
+struct row_finder {
+    i64 row; /* of q and out: that of row 0 */
+    int head, past, ratio;
+    float inverse;
+};
+
+DEVICE row_finder find_rows(const fi_call &c, const struct work &w)
+{
+    int row0 = w.at.tile.row0, before = row0 / c.ratio;
+    row_finder f = {w.q.first_row + before, w.at.head * c.ratio, row0 - before * c.ratio, c.ratio,
+                    __fdividef(1.0f, (float)c.ratio)};
+    return f;
+}
+
+DEVICE void find_row(const row_finder &f, int r, i64 *row, int *head)
+{
+    int n = f.past + r, before = (int)(((float)n + 0.5f) * f.inverse);
+    *row = f.row + before;
+    *head = f.head + n - before * f.ratio;
+}
+
+/* A warp's part of an item's queries: 32 rows. Rows that are not there are copies of the last. */
+template <typename S> DEVICE void copy_queries(const fi_call &c, const struct work &w, char *to)
+{
+    constexpr int pieces = S::dim / 8, rows = FI_PREFILL_ROWS / WARPS;
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) - 1;
+    const row_finder finder = find_rows(c, w);
+    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+#pragma unroll 4
+    for (int i = lane; i < rows * pieces; i += 32) {
+        int r = warp_part() * rows + i / pieces, piece = i % pieces, head;
+        i64 row;
+        find_row(finder, min(r, last), &row, &head);
+        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                           head * c.operands.q_head + piece * 16;
+        char *there = to + r / GROUP_ROWS * (S::panels * GROUP_ROWS * ROW_BYTES) +
+                      piece_at<GROUP_ROWS * ROW_BYTES>(r % GROUP_ROWS, piece);
+        if (aligned)
+            copy16(shared_address(there), from);
+        else
+            for (int n = 0; n < 8; n++)
+                ((u16 *)there)[n] = ((const u16 *)from)[n];
+    }
+}
+
+DEVICE int units_here(const cursor &at)
 {
     return min(at.units - at.unit, at.left);
 }
 
-/* What of its feed a warp that copies has at hand: within an item it goes on by a unit at a time.
- */
-struct feed_steps {
-    int key;   /* the first of its group that comes next */
-    int entry; /* its page */
-    int units; /* of the item, still to come */
-    int left;  /* of the block */
+/* Tell the item to those who multiply, and start the copy of its queries. */
+template <typename S>
+DEVICE void start_item(const fi_call &c, const struct work &w, char *shared,
+                       struct control *control, int slot)
+{
+    u32 full = shared_address(&control->q_full[slot]);
+    if (threadIdx.x == 0)
+        control->work[slot] = w;
+    if (w.units > 0)
+        copy_queries<S>(c, w, shared + slot * S::q_bytes);
+    barrier_expect_copies(full);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(full);
+}
+
+/* Where a warp's keys and values of a unit go, and the barriers of the stages. */
+struct feed_memory {
+    char *keys, *values;
+    u32 k_full, k_empty, v_full, v_empty;
 };
 
-/* Look up the page of the group that comes next. */
-static __device__ __forceinline__ void steps_look_up(const fi_call &c, const feed_home *home,
-                                                     feed_steps &steps)
-{
-    bool is_cached = steps.left > 0 && steps.key < min(home->at.tile.hi, home->q.first_new);
-    steps.entry = is_cached ? *find_entry(c, home->q, steps.key) : 0;
-}
-
-static __device__ __forceinline__ void steps_begin(const fi_call &c, const cursor &at,
-                                                   const index_sequence &q, feed_home *home,
-                                                   feed_steps &steps)
-{
-    steps.left = at.left;
-    steps.units = units_here(at);
-    steps.key = cursor_key(c, at);
-    __syncwarp(); /* all lanes have read what was there */
-    if ((threadIdx.x & 31) == 0) {
-        home->at = at;
-        home->q = q;
-    }
-    __syncwarp();
-    steps_look_up(c, home, steps);
-}
-
-/* The item after the one at hand. */
-static __device__ void steps_next_item(const fi_call &c, feed_home *home, feed_steps &steps)
-{
-    cursor at = home->at;
-    at.unit = at.units - 1;
-    at.left = steps.left + 1;
-    cursor_next(c, at);
-    index_sequence q;
-    index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &q);
-    steps_begin(c, at, q, home, steps);
-}
-
-/* Start the copies of the unit that comes next, and look up the one after it. */
+/* A unit whose keys come in any way. */
 template <typename S>
-static __device__ __forceinline__ void feed_unit(const fi_call &c, feed_home *home,
-                                                 feed_steps &steps, char *stage, u32 barrier)
+DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                      feed_place<S> &stage)
 {
-    if (steps.left <= 0)
-        return;
-    int key = steps.key, first_new = home->q.first_new;
-    bool is_new = key >= first_new;
-    if (key < home->at.tile.hi &&
-        (is_new ? c.has_new_maps : c.has_maps && key + GROUP_KEYS <= first_new)) {
-        if ((threadIdx.x & 31) == 0) {
-            box_place box = {is_new ? &c.k_new_map : &c.k_map, is_new ? &c.v_new_map : &c.v_map,
-                             is_new ? home->q.new_row + key - home->q.new_key : box_offset(c, key),
-                             home->at.head, is_new ? 0 : steps.entry};
-            start_boxes<S>(box, stage + warp_part() * S::k_bytes,
-                           stage + WARPS * S::k_bytes + warp_part() * S::v_bytes, barrier);
+    unit_feed f;
+    f.key = first + (int)(threadIdx.x & 31) % S::warp_keys;
+    f.hi = w.hi;
+    f.head = w.at.head;
+    f.entry = look_up(c, w.q, f.key, f.hi);
+    unit_begin<S>(c, w.q, f);
+    barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+    char *to = m.keys + stage.slot * S::k_bytes;
+    if (f.rows)
+        start_rows<S, S::dim>(c, w.q, f, false, to, m.k_full + 8 * stage.slot);
+    start_boxes<S, S::panels>(c, w.q, f, &c.k_map, &c.k_new_map, shared_address(to),
+                              m.k_full + 8 * stage.slot);
+    barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
+    to = m.values + stage.slot * S::v_bytes;
+    if (f.rows)
+        start_rows<S, S::dim_v>(c, w.q, f, true, to, m.v_full + 8 * stage.slot);
+    start_boxes<S, S::panels_v>(c, w.q, f, &c.v_map, &c.v_new_map, shared_address(to),
+                                m.v_full + 8 * stage.slot);
+    stage.advance();
+}
+
+/* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. A warp
+ * that waits for nothing takes some five cycles an instruction, so there are few here. Boxes after
+ * the sequence's end are copied too, whatever is there: nobody sees it. */
+template <typename S, bool is_new>
+DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                       int units, feed_place<S> &stage)
+{
+    const int lane = (int)threadIdx.x & 31, i = lane % 16;
+    const bool is_value = lane >= 16;
+    const int box = is_new ? S::warp_keys : min(c.box_keys, S::warp_keys);
+    const int part = box * (is_value ? i / S::panels_v : i / S::panels);
+    const int panel = is_value ? i % S::panels_v : i % S::panels;
+    const bool is_key_box = !is_value && part < S::warp_keys;
+    const bool is_value_box = is_value && part < S::warp_keys;
+    const fi_tensor_map *map = is_value ? is_new ? &c.v_new_map : &c.v_map
+                               : is_new ? &c.k_new_map
+                                        : &c.k_map;
+    const u32 to =
+        shared_address(is_value ? m.values : m.keys) + panel * S::panel_bytes + part * ROW_BYTES;
+    const int head = w.at.head, column = panel * PANEL, last = w.hi - 1;
+    const int *table = is_new ? 0 : w.q.table;
+    int key = first + part, at = is_new ? w.q.new_row + key - w.q.new_key : 0;
+    int page = is_new ? 0 : table[min(key, last) >> c.page_shift];
+#pragma unroll 1
+    for (; units > 0; units--) {
+        int next = 0;
+        if (!is_new) {
+            at = key & ((1 << c.page_shift) - 1);
+            key += S::keys;
+            next = table[min(key, last) >> c.page_shift];
         }
-    } else {
-        feed f = {home->at, home->q, 0};
-        f.at.unit = (key - f.at.tile.lo) / FI_KEYS;
-        f.at.left = steps.left;
-        feed_look_up(c, f);
-        feed_start<S>(c, f, stage, barrier);
+        STEP(stage, 0);
+        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+        STEP(stage, 1);
+        if (lane == 0)
+            barrier_arrive_expect(m.k_full + 8 * stage.slot, S::warp_keys * S::panels * ROW_BYTES);
+        __syncwarp();
+        if (is_key_box)
+            tensor_load(to + stage.slot * S::k_bytes, map, m.k_full + 8 * stage.slot, column, at,
+                        head, page);
+        __syncwarp();
+        STEP(stage, 2);
+        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
+        STEP(stage, 3);
+        if (lane == 0)
+            barrier_arrive_expect(m.v_full + 8 * stage.slot,
+                                  S::warp_keys * S::panels_v * ROW_BYTES);
+        __syncwarp();
+        if (is_value_box)
+            tensor_load(to + stage.slot * S::v_bytes, map, m.v_full + 8 * stage.slot, column, at,
+                        head, page);
+        __syncwarp();
+        STEP(stage, 4);
+        if (is_new)
+            at += S::keys;
+        else
+            page = next;
+        stage.advance();
     }
-    steps.key += FI_KEYS;
-    steps.left--;
-    if (--steps.units > 0)
-        steps_look_up(c, home, steps);
-    else if (steps.left > 0)
-        steps_next_item(c, home, steps);
+}
+
+/* Keys and values of some of an item's units, from the `begin`th on. */
+template <typename S>
+DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
+                       int units, feed_place<S> &stage)
+{
+    int first = w.at.tile.lo + (w.at.unit + begin) * S::keys + warp_part() * S::warp_keys;
+#pragma unroll 1
+    while (units > 0) {
+        int count = 1, cached = w.q.first_new - S::warp_keys - first;
+        if (first >= w.q.first_new && c.has_new_maps) {
+            feed_boxes<S, true>(c, w, m, first, units, stage);
+            return;
+        }
+        if (cached >= 0 && c.has_maps && c.page_shift >= 0) {
+            count = min(units, cached / S::keys + 1);
+            feed_boxes<S, false>(c, w, m, first, count, stage);
+        } else {
+            feed_unit<S>(c, w, m, first, stage);
+        }
+        first += count * S::keys;
+        units -= count;
+    }
+}
+
+/* The item that the cursor is at. Values that the sequence's other queries see may be multiplied by
+ * 0, so they are copied too where they lie in a unit; of a tile without keys nothing is. */
+template <typename S>
+DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct work *to)
+{
+    const mask_rule rule = rule_of(c);
+    struct work w = {at};
+    w.units = max(units_here(at), 0);
+    w.is_whole = w.units == at.units;
+    w.is_first = is_first;
+    if (w.units > 0)
+        index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &w.q);
+    if (w.units > 0 && at.tile.hi > at.tile.lo)
+        mask_outline(&rule, &c.batch, &w.q, 0, w.q.q_len - 1, &w.lo, &w.hi);
+    w.has_rows = !c.has_new_maps;
+    if (w.units > 0 && w.q.first_new > at.tile.lo)
+        w.has_rows |= !c.has_maps || (w.q.first_new - at.tile.lo) % S::warp_keys;
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        *to = w;
+    __syncwarp();
+}
+
+/* The item after this one. */
+template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w)
+{
+    cursor at = w.at;
+    at.unit += w.units - 1;
+    at.left -= w.units - 1;
+    walk_next(&c, (int)blockIdx.x, &at, S::keys);
+    return at;
+}
+
+/* The next item is looked up, and where there is room its queries are fetched, when as much of this
+ * one is on its way as the stages hold. */
+template <typename S>
+DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
+{
+    struct work *w = control->feeds[warp_part()], *next = w + 1;
+    const int mine = warp_part() * S::warp_keys * ROW_BYTES;
+    const feed_memory m = {shared + S::k_at + mine,         shared + S::v_at + mine,
+                           shared_address(control->k_full), shared_address(control->k_empty),
+                           shared_address(control->v_full), shared_address(control->v_empty)};
+    feed_place<S> stage;
+    ring<S::q_slots> slot;
+    auto start = [&](const struct work &item) {
+        barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
+        start_item<S>(c, item, shared, control, slot.slot);
+        slot.advance();
+    };
+    find_work<S>(c, at, true, w);
+    start(*w);
+#pragma unroll 1
+    while (w->units > 0) {
+#pragma unroll 1
+        for (int begin = 0, count = min(w->units, S::stages); count > 0;
+             begin += count, count = w->units - begin) {
+            feed_units<S>(c, *w, m, begin, count, stage);
+            if (begin > 0)
+                continue;
+            find_work<S>(c, after<S>(c, *w), false, next);
+            STEP(stage, 5);
+            if (S::q_slots > 1)
+                start(*next);
+            STEP(stage, 6);
+        }
+        if (S::q_slots == 1)
+            start(*next);
+        struct work *done = w;
+        w = next;
+        next = done;
+    }
+    STEPS_END(stage, "copies");
 }
 
 /* ---- An item ----------------------------------------------------------------------------------
  */
 
-/* What a warp holds of an item. Of tile i of its rows a thread has rows lane / 4 and that + 8. */
+/* What a warpgroup holds of an item. A thread has rows lane / 4 and that + 8 of its warp's 16. */
 template <typename S> struct rows {
-    int all_lo,
-        all_hi; /* keys that every row sees; none, if there is more to a logit than a product */
-    bool is_special; /* there is */
-    float top[S::tiles][2], sum[S::tiles][2];
-    float out[S::tiles][S::v_dim / 8][4];
+    u32 q;              /* its queries in shared memory */
+    int all_lo, all_hi; /* keys that every row of the item sees; none, if there is more to a logit
+                           than a product */
+    bool is_special;    /* there is; then scores become logits before the softmax */
+    float scale;        /* of scores, to units of log 2 */
+    int add;            /* 0: o holds nothing yet */
+    struct softmax x;
+    float o[S::dim_v / 2];
 };
 
-template <typename S> static __device__ __forceinline__ int first_row(void)
+/* Where those who multiply are in the stages. */
+template <typename S> struct place {
+    ring<S::stages> k, v;
+    STEPS_MEMBERS
+};
+
+DEVICE int consumer_thread(void)
 {
-    return (int)(threadIdx.x / 32) * S::tiles * 16;
+    return thread_here() - GROUP_THREADS;
 }
 
-/* A warp copies its own rows' queries, which no other reads. */
+/* The thread's first row of the item; the other is 8 further on. */
+DEVICE int first_row(void)
+{
+    int thread = consumer_thread();
+    return thread / 32 * 16 + thread % 32 / 4;
+}
+
 template <typename S>
-static __device__ __forceinline__ void copy_queries(const fi_call &c, const cursor &at,
-                                                    const index_sequence &q, char *shared)
+DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows<S> &r)
 {
-    constexpr int pieces = S::dim / 8;
-    int lane = (int)threadIdx.x & 31, last = item_rows(c, q, at.tile, FI_PREFILL_ROWS) - 1;
-    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-    __syncwarp();
-#pragma unroll 4
-    for (int i = lane; i < S::tiles * 16 * pieces; i += 32) {
-        int r = first_row<S>() + i / pieces, piece = i % pieces, head;
-        i64 row;
-        find_row(c, q, at, at.head, min(r, last), &row, &head);
-        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + piece * 16;
-        char *to = shared + r / GROUP_KEYS * S::k_bytes + piece_at(r % GROUP_KEYS, piece);
-        if (aligned)
-            copy16(shared_address(to), from);
-        else
-            for (int n = 0; n < 8; n++)
-                ((u16 *)to)[n] = ((const u16 *)from)[n];
-    }
-    copy_commit();
+    const mask_rule rule = rule_of(c);
+    const fi_tile tile = w.at.tile;
+    int first = tile.row0 / c.ratio;
+    int last = (tile.row0 + item_rows(c, w.q, tile, FI_PREFILL_ROWS) - 1) / c.ratio, ignored;
+    bool is_special = c.custom || c.cap != 0 || c.operands.slopes || !(c.scale > 0);
+    r.q =
+        queries + uniform(consumer_thread() / GROUP_THREADS) * (S::panels * GROUP_ROWS * ROW_BYTES);
+    mask_positions(&rule, w.q.prefix_len + last, &r.all_lo, &ignored);
+    mask_positions(&rule, w.q.prefix_len + first, &ignored, &r.all_hi);
+    r.all_lo = uniform(r.all_lo);
+    r.all_hi = uniform(is_special ? -0x7fffffff : min(r.all_hi, tile.hi));
+    r.is_special = is_special;
+    r.scale = is_special ? 1.0f : c.scale;
+    r.add = 0;
+    softmax_begin(&r.x);
 }
 
-/* Begin the item at hand: its sequence is looked up, its queries are on their way. */
-template <typename S>
-static __device__ __forceinline__ void rows_begin(const fi_call &c, const cursor &at, rows<S> &it,
-                                                  feed_home *home, char *shared)
-{
-    mask_rule rule = rule_of(c);
-    index_sequence q;
-    int ignored;
-    index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &q);
-    int last = at.tile.row0 + item_rows(c, q, at.tile, FI_PREFILL_ROWS) - 1;
-    mask_positions(&rule, q.prefix_len + last / c.ratio, &it.all_lo, &ignored);
-    mask_positions(&rule, q.prefix_len + at.tile.row0 / c.ratio, &ignored, &it.all_hi);
-    it.all_hi = min(it.all_hi, at.tile.hi);
-    it.is_special = c.custom || c.cap != 0 || c.operands.slopes;
-    if (it.is_special || !(c.scale > 0))
-        it.all_hi = 0;
-    copy_queries<S>(c, at, q, shared);
-    if ((threadIdx.x & 31) == 0) {
-        home->at = at;
-        home->q = q;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < S::tiles; i++) {
-        for (int h = 0; h < 2; h++) {
-            it.top[i][h] = SOFTMAX_EMPTY;
-            it.sum[i][h] = 0.0f;
-        }
-#pragma unroll
-        for (int d = 0; d < S::v_dim / 8; d++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                it.out[i][d][e] = 0.0f;
-    }
-}
-
-/* ---- A unit -----------------------------------------------------------------------------------
+/* ---- Scores ------------------------------------------------------------------------------------
  */
 
-/* score[i][j]: products of tile i with keys 8j to 8j + 7. */
-template <typename S>
-static __device__ __forceinline__ void score_unit(const char *shared, const char *k,
-                                                  float (&score)[S::tiles][8][4])
+/* A scaled product, biased already, under the cap. tanh(x) = 1 - 2 / (e^2x + 1): in absolute terms,
+ * which is what a logit needs, as exact as the product. */
+DEVICE float capped(float x, float cap)
 {
-    int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
-    u32 keys = shared_address(k) + piece_at(row, lane >> 3 & 1);
-    u32 queries = shared_address(shared) + first_row<S>() / GROUP_KEYS * S::k_bytes +
-                  piece_at(lane & 15, lane >> 4);
+    float e = softmax_exp2(x * __fdividef(2 * SOFTMAX_LOG2E, cap));
+    return cap * SOFTMAX_LOG2E * (1.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+/* Products to logits where there is more to them: cap, slopes, a scale that is not positive. */
+template <typename S>
+DEVICE void scores_weigh(const fi_call &c, const struct work &w, const mask_view (&view)[2],
+                         int from, float (&s)[S::keys / 2])
+{
+    const mask_rule rule = rule_of(c);
 #pragma unroll
-    for (int d = 0; d < S::dim / 16; d++) {
-        u32 a[S::tiles][4], b[4];
-        u32 q_at = (queries ^ (d & 3) << 5) + d / 4 * PANEL_BYTES;
-        u32 k_at = (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES;
-#pragma unroll
-        for (int i = 0; i < S::tiles; i++)
-            load_matrices(a[i], q_at + i * S::k_bytes);
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            load_matrices(b, k_at + j / 2 * S::k_bytes);
-#pragma unroll
-            for (int i = 0; i < S::tiles; i++) {
-                multiply<S::half>(score[i][j], a[i], b[0], b[1]);
-                multiply<S::half>(score[i][j + 1], a[i], b[2], b[3]);
-            }
+    for (int i = 0; i < S::keys / 2; i++)
+        s[i] *= c.scale;
+    if (c.operands.slopes) {
+        float slope[2];
+        for (int h = 0; h < 2; h++) {
+            int row = min(w.at.tile.row0 + first_row() + 8 * h, w.q.q_len * c.ratio - 1);
+            slope[h] = c.operands.slopes[w.at.head * c.ratio + row % c.ratio];
         }
+#pragma unroll
+        for (int i = 0; i < S::keys / 2; i += 4)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int key = from + i * 2 + thread_here() % 4 * 2 + e;
+                int at = mask_key_position(&rule, &c.batch, &w.q, key);
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    s[i + h * 2 + e] -= slope[h] * fabsf((float)(view[h].position - at));
+            }
+    }
+    if (c.cap != 0) {
+#pragma unroll
+        for (int i = 0; i < S::keys / 2; i++)
+            s[i] = capped(s[i], c.cap);
+    } else if (c.operands.slopes) {
+#pragma unroll
+        for (int i = 0; i < S::keys / 2; i++)
+            s[i] *= SOFTMAX_LOG2E;
     }
 }
 
-/* A logit of what there is more to than a product: cap, slope, custom mask. */
-static __device__ __noinline__ float finish_logit(const fi_call &c, const feed_home *home,
-                                                  mask_view view, int key, int head, float x,
-                                                  int *seen)
-{
-    mask_rule rule = rule_of(c);
-    const float *slopes = c.operands.slopes;
-    *seen = mask_sees(&rule, &c.batch, &home->q, &view, key, home->at.tile.hi);
-    int position = *seen ? mask_key_position(&rule, &c.batch, &home->q, key) : key;
-    return softmax_logit(x, c.cap, slopes != 0, slopes ? slopes[head] : 0.0f,
-                         fabsf((float)(view.position - position)));
-}
-
-/* Scores, already scaled, to logits of what is seen. Returns which keys any row of the warp sees:
- * bit 2j + e for key e of this lane's two of the j-th 8. */
+/* Which of this thread's keys its rows see by a custom mask: bit 2i + e for key 8i + e of its. */
 template <typename S>
-static __device__ u32 hide_unit(const fi_call &c, const feed_home *home, const rows<S> &it,
-                                int from, float (&score)[S::tiles][8][4])
+DEVICE u32 custom_bits(const fi_call &c, const struct work &w, const mask_view &view, int from)
 {
-    mask_rule rule = rule_of(c);
-    const cursor at = home->at;
-    const index_sequence q = home->q;
-    int lane = (int)threadIdx.x & 31;
+    const mask_rule rule = rule_of(c);
     u32 seen = 0;
-#pragma unroll
-    for (int i = 0; i < S::tiles; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            mask_view view;
-            int row = at.tile.row0 + first_row<S>() + i * 16 + h * 8 + lane / 4;
-            int there = row < q.q_len * c.ratio;
-            mask_find_view(&rule, &c.batch, &q, at.tile.seq, there ? row / c.ratio : -1, &view);
-            int head = at.head * c.ratio + (there ? row % c.ratio : 0);
-#pragma unroll
-            for (int n = 0; n < 16; n++) {
-                int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
-                float &x = score[i][n / 2][h * 2 + n % 2];
-                int sees = view.lo <= key && key < min(view.hi, at.tile.hi);
-                if (it.is_special)
-                    x = finish_logit(c, home, view, key, head, x, &sees);
-                x = sees ? x : SOFTMAX_EMPTY;
-                seen |= sees ? 1u << n : 0;
-            }
-        }
-    seen |= __shfl_xor_sync(~0u, seen, 4);
-    seen |= __shfl_xor_sync(~0u, seen, 8);
-    return seen | __shfl_xor_sync(~0u, seen, 16);
-}
-
-/* Scores become logits, and probabilities by the largest so far; what was summed up follows it. */
-template <typename S>
-static __device__ __forceinline__ void weigh_unit(float (&score)[S::tiles][8][4], rows<S> &it,
-                                                  float scale)
-{
-#pragma unroll
-    for (int i = 0; i < S::tiles; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float here = score[i][0][h * 2];
-#pragma unroll
-            for (int n = 1; n < 16; n++)
-                here = fmaxf(here, score[i][n / 2][h * 2 + n % 2]);
-            float top = fmaxf(it.top[i][h], softmax_quad_max(here) * scale);
-            float base = softmax_base(top), shrink = softmax_exp2(it.top[i][h] - base), sum = 0.0f;
-            it.top[i][h] = top;
-#pragma unroll
-            for (int n = 0; n < 16; n++) {
-                float &x = score[i][n / 2][h * 2 + n % 2];
-                x = softmax_exp2(fmaf(x, scale, -base));
-                sum += x;
-            }
-            it.sum[i][h] = it.sum[i][h] * shrink + sum;
-#pragma unroll
-            for (int d = 0; d < S::v_dim / 8; d++) {
-                it.out[i][d][h * 2] *= shrink;
-                it.out[i][d][h * 2 + 1] *= shrink;
-            }
-        }
-}
-
-/* out += probabilities x values; of values that no row sees nothing is left, whatever they are. */
-template <typename S, bool all>
-static __device__ __forceinline__ void add_unit(const float (&score)[S::tiles][8][4], const char *v,
-                                                u32 seen, rows<S> &it)
-{
-    int lane = (int)threadIdx.x & 31;
-    u32 values = shared_address(v) + piece_at(lane & 15, lane >> 4);
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-        u32 p[S::tiles][4], kept[2] = {~0u, ~0u};
-#pragma unroll
-        for (int i = 0; i < S::tiles; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                p[i][e] = pack16<S::half>(score[i][j + e / 2][e % 2 * 2],
-                                          score[i][j + e / 2][e % 2 * 2 + 1]);
-        if (!all)
-            for (int n = 0; n < 2; n++)
-                kept[n] = (seen >> 2 * (j + n) & 1 ? 0xffffu : 0) |
-                          (seen >> 2 * (j + n) & 2 ? 0xffff0000u : 0);
-#pragma unroll
-        for (int d = 0; d < S::v_dim / 16; d++) {
-            u32 b[4];
-            load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES +
-                                            j / 2 * S::v_bytes);
-#pragma unroll
-            for (int i = 0; i < S::tiles; i++) {
-                multiply<S::half>(it.out[i][d * 2], p[i], all ? b[0] : b[0] & kept[0],
-                                  all ? b[1] : b[1] & kept[1]);
-                multiply<S::half>(it.out[i][d * 2 + 1], p[i], all ? b[2] : b[2] & kept[0],
-                                  all ? b[3] : b[3] & kept[1]);
-            }
-        }
+#pragma unroll 1
+    for (int i = 0; i < S::keys / 4; i++) {
+        int key = from + i / 2 * 8 + thread_here() % 4 * 2 + i % 2;
+        seen |= (u32)mask_sees(&rule, &c.batch, &w.q, &view, key, w.at.tile.hi) << i;
     }
+    return seen;
 }
 
+/* Values that no query of the sequence sees become 0: probabilities there are 0, but 0 times what
+ * lies there need not be. Under a custom mask, those that no row of the item sees. All who multiply
+ * take part. */
 template <typename S>
-static __device__ __forceinline__ void attend_unit(const fi_call &c, int from, rows<S> &it,
-                                                   const feed_home *home, const char *shared,
-                                                   const char *stage)
+DEVICE void values_clear(const fi_call &c, const struct work &w, struct control *control,
+                         const ring<S::stages> &at, int from, u32 seen, u32 base)
 {
-    float score[S::tiles][8][4] = {};
-    score_unit<S>(shared, stage, score);
-    if (from >= it.all_lo && from + FI_KEYS <= it.all_hi) {
-        weigh_unit<S>(score, it, c.scale);
-        add_unit<S, true>(score, stage + WARPS * S::k_bytes, ~0u, it);
+    if (!c.custom && from >= w.lo && from + S::keys <= w.hi)
         return;
+    int thread = consumer_thread();
+    u32 v = base + S::v_at + at.slot * S::v_bytes;
+    if (c.custom) {
+        for (int step = 4; step < 32; step *= 2)
+            seen |= __shfl_xor_sync(~0u, seen, step);
+        if (thread % 32 < 4)
+            control->seen[thread / 32][thread % 4] = seen;
+        named_sync(BARRIER_CONSUMERS, S::consumers);
     }
-    /* Here scores are scaled first: cap and slopes need them so. */
+    barrier_wait(shared_address(&control->v_full[at.slot]), at.phase);
+#pragma unroll 1
+    for (int i = thread; i < S::keys * 8; i += S::consumers) {
+        int key = i / 8;
+        bool is_seen = from + key >= w.lo && from + key < w.hi;
+        if (c.custom) {
+            u32 any = 0;
+            for (int warp = 0; warp < S::consumers / 32; warp++)
+                any |= control->seen[warp][key % 8 / 2];
+            is_seen = any >> (key / 8 * 2 + key % 2) & 1;
+        }
+        for (int panel = 0; panel < S::panels_v && !is_seen; panel++)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                             v + panel * S::panel_bytes + i * 16),
+                         "r"(0)
+                         : "memory");
+    }
+    fence_async_shared();
+    named_sync(BARRIER_CONSUMERS, S::consumers);
+}
+
+/* Scores of a unit to logits of what is seen. `at`: where its values come. */
+template <typename S>
+DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control *control,
+                          const rows<S> &r, const ring<S::stages> &at, int from, u32 base,
+                          float (&s)[S::keys / 2])
+{
+    if (from >= r.all_lo && from + S::keys <= r.all_hi)
+        return;
+    const mask_rule rule = rule_of(c);
+    mask_view view[2];
+    u32 seen = 0;
+    for (int h = 0; h < 2; h++) {
+        int row = w.at.tile.row0 + first_row() + 8 * h;
+        mask_find_view(&rule, &c.batch, &w.q, w.at.tile.seq,
+                       row < w.q.q_len * c.ratio ? row / c.ratio : -1, &view[h]);
+    }
+    if (r.is_special)
+        scores_weigh<S>(c, w, view, from, s);
+    if (c.custom) {
+        u32 bits[2] = {custom_bits<S>(c, w, view[0], from), custom_bits<S>(c, w, view[1], from)};
+        seen = bits[0] | bits[1];
 #pragma unroll
-    for (int i = 0; i < S::tiles; i++)
+        for (int i = 0; i < S::keys / 2; i++)
+            s[i] = bits[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1 ? s[i] : SOFTMAX_EMPTY;
+    } else {
+        int end = w.at.tile.hi;
+        scores_mask(s, max(view[0].lo, 0) - from, min(view[0].hi, end) - from,
+                    max(view[1].lo, 0) - from, min(view[1].hi, end) - from);
+    }
+    values_clear<S>(c, w, control, at, from, seen, base);
+}
+
+/* ---- Units -------------------------------------------------------------------------------------
+ */
+
+/* Copies row by row are ordinary stores, which products see only after a fence. */
+template <typename S>
+DEVICE void keys_wait(const struct work &w, struct control *control, const place<S> &at)
+{
+    barrier_wait(shared_address(&control->k_full[at.k.slot]), at.k.phase);
+    if (__builtin_expect(w.has_rows, 0))
+        fence_async_shared();
+}
+
+template <typename S>
+DEVICE void values_wait(const struct work &w, struct control *control, const place<S> &at)
+{
+    barrier_wait(shared_address(&control->v_full[at.v.slot]), at.v.phase);
+    if (__builtin_expect(w.has_rows, 0))
+        fence_async_shared();
+}
+
+/* The scores of the unit that comes next. */
+template <typename S>
+DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at, u32 base,
+                        float (&s)[S::keys / 2])
+{
+    products_fence();
+    product_scores<S>(s, r.q, base + S::k_at + at.k.slot * S::k_bytes);
+    products_commit();
+    products_wait<0>();
+    products_arrived(s);
+    release(shared_address(&control->k_empty[at.k.slot]));
+    at.k.advance();
+}
+
+/* From the probabilities `p` of a unit to those of the next one, at `from`. The
+ * values' products are issued among the exponentials, and the waits for what comes next stand
+ * before the wait for them: fa3_like's step(), which tells why. */
+template <typename S>
+DEVICE void step(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                 rows<S> &r, place<S> &at, int from, bool more, u32 (&p)[S::keys / 4])
+{
+    constexpr int half = S::keys / 4 / 4 * 4;
+    float s[S::keys / 2], factor[2], sum[2] = {0.0f, 0.0f};
+    float early[half], late[S::keys / 2 - half];
+    u32 packed[S::keys / 4];
+    const u32 v = base + S::v_at + at.v.slot * S::v_bytes;
+    const u32 v_empty = shared_address(&control->v_empty[at.v.slot]);
+
+    STEP(at, 0); /* waits for keys and values, or an item's begin */
+    next_scores<S>(control, r, at, base, s);
+    STEP(at, 1);
+    at.v.advance();
+    scores_finish<S>(c, w, control, r, at.v, from, base, s);
+
+    products_fence();
+    product_values<S>(r.o, p, v, r.add);
+    products_commit();
+    softmax_exp<0>(r.x, s, r.scale, early);
+    softmax_exp<half>(r.x, s, r.scale, late);
+    softmax_join<S::half, 0>(early, sum, packed);
+    softmax_join<S::half, half>(late, sum, packed);
+    STEP(at, 2);
+    if (more)
+        keys_wait<S>(w, control, at);
+    values_wait<S>(w, control, at);
+    STEP(at, 0);
+    const bool again = softmax_grown(sum);
+    if (__builtin_expect(again, 0))
+        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, packed);
+    r.x.sum[0] += sum[0];
+    r.x.sum[1] += sum[1];
+
+    products_wait<0>();
+    products_arrived(r.o);
+    STEP(at, 3);
+    release(v_empty);
+    if (again) {
 #pragma unroll
-        for (int n = 0; n < 32; n++)
-            score[i][n / 4][n % 4] *= c.scale;
-    u32 seen = hide_unit<S>(c, home, it, from, score);
-    weigh_unit<S>(score, it, 1.0f);
-    add_unit<S, false>(score, stage + WARPS * S::k_bytes, seen, it);
+        for (int i = 0; i < S::dim_v / 2; i++)
+            r.o[i] *= factor[i / 2 % 2];
+    }
+    r.add = 1;
+#pragma unroll
+    for (int i = 0; i < S::keys / 4; i++)
+        asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(packed[i]));
+}
+
+/* An item's units, of which there is one at least. */
+template <typename S>
+DEVICE void attend(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                   rows<S> &r, place<S> &at)
+{
+    u32 p[S::keys / 4];
+    int left = uniform(w.units) - 1;
+    int from = uniform(w.at.tile.lo + w.at.unit * S::keys);
+    {
+        float s[S::keys / 2], factor[2], sum[2];
+        keys_wait<S>(w, control, at);
+        next_scores<S>(control, r, at, base, s);
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        r.x.sum[0] = sum[0];
+        r.x.sum[1] = sum[1];
+    }
+    values_wait<S>(w, control, at);
+    if (left > 0)
+        keys_wait<S>(w, control, at);
+#pragma unroll 1
+    for (; left > 0; left--) {
+        from += S::keys;
+        step<S>(c, w, control, base, r, at, from, left > 1, p);
+    }
+    products_fence();
+    product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
+    products_commit();
+    products_wait<0>();
+    products_arrived(r.o);
+    release(shared_address(&control->v_empty[at.v.slot]));
+    at.v.advance();
 }
 
 /* ---- Results ----------------------------------------------------------------------------------
  */
 
+/* What a thread's two rows came to: the largest logit, or a number near it, in units of log 2, and
+ * the sum relative to it. */
+struct totals {
+    float top[2], sum[2];
+};
+
 /* A thread's part of the block's part of an item, for the block that merges. */
 template <typename S>
-static __device__ void leave_part(const fi_call &c, const parts &p, const rows<S> &it)
+DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const totals &t)
 {
-    int lane = (int)threadIdx.x & 31;
+    int lane = thread_here() & 31;
 #pragma unroll
-    for (int i = 0; i < S::tiles; i++)
+    for (int h = 0; h < 2; h++) {
+        i64 slot = (i64)p.mine * FI_PREFILL_ROWS + first_row() + h * 8;
+        float *to = c.partial + slot * S::dim_v + (lane & 3) * 2;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            i64 slot = (i64)p.mine * FI_PREFILL_ROWS + first_row<S>() + i * 16 + h * 8 + lane / 4;
-            float *to = c.partial + slot * S::v_dim + (lane & 3) * 2;
-#pragma unroll
-            for (int d = 0; d < S::v_dim / 8; d++)
-                *(float2 *)(to + d * 8) = make_float2(it.out[i][d][h * 2], it.out[i][d][h * 2 + 1]);
-            if ((lane & 3) == 0)
-                *(float2 *)(c.partial_row + slot * 2) = make_float2(it.top[i][h], it.sum[i][h]);
-        }
+        for (int d = 0; d < S::dim_v / 8; d++)
+            *(float2 *)(to + d * 8) = make_float2(r.o[d * 4 + h * 2], r.o[d * 4 + h * 2 + 1]);
+        if ((lane & 3) == 0)
+            *(float2 *)(c.partial_row + slot * 2) = make_float2(t.top[h], t.sum[h]);
+    }
 }
 
 /* All parts of the item, in their order, into this thread's rows. */
 template <typename S>
-static __device__ void take_parts(const fi_call &c, const parts &p, rows<S> &it)
+DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
 {
-    int lane = (int)threadIdx.x & 31;
+    int lane = thread_here() & 31;
 #pragma unroll
-    for (int i = 0; i < S::tiles; i++)
+    for (int h = 0; h < 2; h++) {
+        float top = SOFTMAX_EMPTY, total = 0.0f;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int r = first_row<S>() + i * 16 + h * 8 + lane / 4;
-            float top = SOFTMAX_EMPTY, total = 0.0f;
-#pragma unroll
-            for (int d = 0; d < S::v_dim / 8; d++)
-                it.out[i][d][h * 2] = it.out[i][d][h * 2 + 1] = 0.0f;
+        for (int d = 0; d < S::dim_v / 8; d++)
+            r.o[d * 4 + h * 2] = r.o[d * 4 + h * 2 + 1] = 0.0f;
 #pragma unroll 1
-            for (int n = 0; n < p.count; n++) {
-                i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + r;
-                const float *from = c.partial + slot * S::v_dim + (lane & 3) * 2;
-                float2 numbers = __ldcg((const float2 *)(c.partial_row + slot * 2));
-                float higher = fmaxf(top, numbers.x), base = softmax_base(higher);
-                float shrink = softmax_exp2(top - base), share = softmax_exp2(numbers.x - base);
-                top = higher;
-                total = total * shrink + numbers.y * share;
+        for (int n = 0; n < p.count; n++) {
+            i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + first_row() + h * 8;
+            const float *from = c.partial + slot * S::dim_v + (lane & 3) * 2;
+            float2 numbers = __ldcg((const float2 *)(c.partial_row + slot * 2));
+            float higher = fmaxf(top, numbers.x), zero = softmax_base(higher);
+            float shrink = softmax_exp2(top - zero), share = softmax_exp2(numbers.x - zero);
+            top = higher;
+            total = total * shrink + numbers.y * share;
 #pragma unroll
-                for (int d = 0; d < S::v_dim / 8; d++) {
-                    float2 x = __ldcg((const float2 *)(from + d * 8));
-                    it.out[i][d][h * 2] = it.out[i][d][h * 2] * shrink + x.x * share;
-                    it.out[i][d][h * 2 + 1] = it.out[i][d][h * 2 + 1] * shrink + x.y * share;
-                }
+            for (int d = 0; d < S::dim_v / 8; d++) {
+                float2 x = __ldcg((const float2 *)(from + d * 8));
+                float *o = &r.o[d * 4 + h * 2];
+                o[0] = o[0] * shrink + x.x * share;
+                o[1] = o[1] * shrink + x.y * share;
             }
-            it.top[i][h] = top;
-            it.sum[i][h] = total;
         }
+        t.top[h] = top;
+        t.sum[h] = total;
+    }
 }
 
-static __device__ __forceinline__ void store_two(const fi_call &c, char *row, int d, float x,
-                                                 float y)
+DEVICE void store_two(const fi_call &c, char *row, int d, float x, float y)
 {
     if (c.out_dtype != ELEMENT_F32 && c.operands.aligned & CALL_ALIGNED_OUT) {
-        ((u32 *)row)[d / 2] = c.out_dtype == ELEMENT_F16 ? pack16<true>(x, y) : pack16<false>(x, y);
+        ((u32 *)row)[d / 2] =
+            c.out_dtype == ELEMENT_F16 ? pack_pair<true>(x, y) : pack_pair<false>(x, y);
         return;
     }
-    store_one(c.out_dtype, row, d, x);
-    store_one(c.out_dtype, row, d + 1, y);
+    element_store(c.out_dtype, row, d, x);
+    element_store(c.out_dtype, row, d + 1, y);
+}
+
+/* Rows as they are stored otherwise: a thread's columns, two at a time. */
+template <typename S>
+DEVICE void store_columns(const fi_call &c, const struct work &w, const rows<S> &r,
+                          const float (&factor)[2], int count)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, n, &row, &head);
+        if (n >= count)
+            continue;
+        char *to = out_row(c, row, head);
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            store_two(c, to, d * 8 + thread_here() % 4 * 2, r.o[d * 4 + h * 2] * factor[h],
+                      r.o[d * 4 + h * 2 + 1] * factor[h]);
+    }
+}
+
+/* Rows of the operands' type, 16 bytes at a time: by way of shared memory, where the warpgroup's
+ * queries were. */
+template <typename S>
+DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &r,
+                         const float (&factor)[2], int count)
+{
+    constexpr int pieces = S::dim_v / 8;
+    const int thread = thread_here() % GROUP_THREADS, lane = thread % 32;
+    const int group = uniform(consumer_thread() / GROUP_THREADS);
+    const int mine = thread / 32 * 16 + lane % 16;
+    const row_finder finder = find_rows(c, w);
+#pragma unroll
+    for (int d = 0; d < S::dim_v / 16; d++) {
+        const float *x = r.o + 8 * d;
+        store_matrices(r.q + d / 4 * GROUP_ROWS * ROW_BYTES + swizzled(mine, d % 4 * 2 + lane / 16),
+                       pack_pair<S::half>(x[0] * factor[0], x[1] * factor[0]),
+                       pack_pair<S::half>(x[2] * factor[1], x[3] * factor[1]),
+                       pack_pair<S::half>(x[4] * factor[0], x[5] * factor[0]),
+                       pack_pair<S::half>(x[6] * factor[1], x[7] * factor[1]));
+    }
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+#pragma unroll 4
+    for (int i = thread; i < GROUP_ROWS * pieces; i += GROUP_THREADS) {
+        int n = i / pieces, piece = i % pieces, head;
+        i64 row;
+        uint4 x;
+        if (group * GROUP_ROWS + n >= count)
+            break;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(r.q + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(n, piece % 8)));
+        find_row(finder, group * GROUP_ROWS + n, &row, &head);
+        *(uint4 *)(out_row(c, row, head) + piece * 16) = x;
+    }
 }
 
 template <typename S>
-static __device__ void store_rows(const fi_call &c, const feed_home *home, const rows<S> &it)
+DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
 {
-    const cursor at = home->at;
-    const index_sequence q = home->q;
-    int lane = (int)threadIdx.x & 31, count = item_rows(c, q, at.tile, FI_PREFILL_ROWS);
+    int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+    float factor[2];
 #pragma unroll
-    for (int i = 0; i < S::tiles; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            i64 row;
-            int head, r = first_row<S>() + i * 16 + h * 8 + lane / 4;
-            find_row(c, q, at, at.head, r, &row, &head);
-            float sink = sink_of(c, r < count ? head : 0), top = fmaxf(it.top[i][h], sink);
-            float base = softmax_base(top), shrink = softmax_exp2(it.top[i][h] - base);
-            softmax_row end = {top, it.sum[i][h] * shrink + softmax_exp2(sink - base)};
-            float factor = softmax_end(&end) * shrink;
-            if (r >= count)
-                continue;
-            char *to = out_row(c, row, head);
-#pragma unroll
-            for (int d = 0; d < S::v_dim / 8; d++)
-                store_two(c, to, d * 8 + (lane & 3) * 2, it.out[i][d][h * 2] * factor,
-                          it.out[i][d][h * 2 + 1] * factor);
-            if ((lane & 3) == 0)
-                store_lse(c, row, head, softmax_lse(&end));
-        }
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, min(n, count - 1), &row, &head);
+        float sink = sink_of(c, head), top = fmaxf(t.top[h], sink);
+        float zero = softmax_base(top), shrink = softmax_exp2(t.top[h] - zero);
+        softmax_row end = {top, t.sum[h] * shrink + softmax_exp2(sink - zero)};
+        factor[h] = end.sum == 0.0f ? 0.0f : __fdividef(shrink, end.sum);
+        if (n < count && thread_here() % 4 == 0)
+            store_lse(c, row, head, softmax_lse(&end));
+    }
+    if (c.operands.aligned & CALL_ALIGNED_OUT_16 &&
+        c.out_dtype == (S::half ? ELEMENT_F16 : ELEMENT_BF16))
+        store_pieces<S>(c, w, r, factor, count);
+    else
+        store_columns<S>(c, w, r, factor, count);
 }
 
-/* The block's part of an item has ended; `is_whole` if that is all of it. */
+/* The block's part of an item has ended. */
 template <typename S>
-static __device__ __forceinline__ void rows_end(const fi_call &c, bool is_whole, bool is_first,
-                                                rows<S> &it, const feed_home *home, char *shared)
+DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *control, rows<S> &r)
 {
-    int *is_last = (int *)(shared + S::flag_at);
-#pragma unroll
-    for (int i = 0; i < S::tiles; i++)
-        for (int h = 0; h < 2; h++)
-            it.sum[i][h] = softmax_quad_sum(it.sum[i][h]);
-    if (!is_whole) {
-        const parts p = find_parts(c, c.starts[(int)blockIdx.x / c.lanes], is_first);
-        leave_part<S>(c, p, it);
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            *is_last = add_acq_rel(p.counter, 1) == p.count - 1;
-            if (*is_last)
+    totals t;
+    for (int h = 0; h < 2; h++) {
+        t.top[h] = -r.x.shift[h];
+        t.sum[h] = quad_sum(r.x.sum[h]);
+    }
+    if (!w.is_whole) {
+        const parts p = find_parts(c, c.starts[(int)blockIdx.x / c.lanes], w.is_first);
+        leave_part<S>(c, p, r, t);
+        named_sync(BARRIER_CONSUMERS, S::consumers);
+        if (consumer_thread() == 0) {
+            control->is_last = add_acq_rel(p.counter, 1) == p.count - 1;
+            if (control->is_last)
                 *p.counter = 0;
         }
-        __syncthreads();
-        if (!*is_last)
+        named_sync(BARRIER_CONSUMERS, S::consumers);
+        if (!control->is_last)
             return;
         __threadfence();
-        take_parts<S>(c, p, it);
+        take_parts<S>(c, p, r, t);
     }
-    store_rows<S>(c, home, it);
+    store_rows<S>(c, w, r, t);
+}
+
+template <typename S> DEVICE void consume(const fi_call &c, struct control *control, u32 base)
+{
+    place<S> at;
+    ring<S::q_slots> slot;
+#pragma unroll 1
+    for (;;) {
+        barrier_wait(shared_address(&control->q_full[slot.slot]), slot.phase);
+        const struct work &w = control->work[slot.slot];
+        if (w.units == 0)
+            break;
+        rows<S> r;
+        fence_async_shared(); /* the queries */
+        STEP(at, 4);
+        rows_begin<S>(c, w, base + slot.slot * S::q_bytes, r);
+        attend<S>(c, w, control, base, r, at);
+        STEP(at, 5);
+        rows_end<S>(c, w, control, r);
+        STEP(at, 6);
+#ifdef FI_PROFILE
+        at.units += w.units;
+#endif
+        release(shared_address(&control->q_empty[slot.slot]));
+        slot.advance();
+    }
+    STEPS_END(at, "products");
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------
  */
 
-/* Go on to the item after the one at hand, of which the block has done its units; 0 if it has no
- * more. */
-static __device__ __forceinline__ int next_item(const fi_call &c, const feed_home *home, cursor &at)
+template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 {
-    at = home->at;
-    int skipped = units_here(at) - 1;
-    at.unit += skipped;
-    at.left -= skipped;
-    cursor_next(c, at);
-    return at.left > 0;
-}
-
-template <typename S>
-static __device__ __forceinline__ void prefill_units(const fi_call &c, cursor at, char *shared)
-{
-    u32 full = shared_address(shared) + S::barriers_at, parity = 0;
-    char *stages = shared + S::stages_at;
-    bool copies = threadIdx.x < WARPS * 32, is_first = true, is_whole = false;
-    feed_home *feeds = (feed_home *)(shared + S::feeds_at + warp_part() * FEED_BYTES);
-    feed_home *home = (feed_home *)(shared + S::items_at + threadIdx.x / 32 * FEED_BYTES);
-    int left = 0, from = 0;
-    feed_steps steps = {};
-    rows<S> it;
-    if (copies) {
-        index_sequence q;
-        index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &q);
-        steps_begin(c, at, q, feeds, steps);
-        feed_unit<S>(c, feeds, steps, stages, full);
-    }
-    PROFILE_BEGIN;
-#pragma unroll 1
-    for (int stage = 0;; stage ^= 1) {
-        if (left == 0) { /* an item begins */
-            left = units_here(at);
-            from = at.tile.lo + at.unit * FI_KEYS;
-            is_whole = left == at.units;
-            rows_begin<S>(c, at, it, home, shared);
-        }
-        PROFILE_UNIT;
-        PROFILE(0);
-        barrier_wait(full + stage * 8, parity);
-        parity ^= stage;
-        copy_wait<0>(); /* the queries, of a new item */
-        __syncthreads();
-        PROFILE(1);
-        if (copies)
-            feed_unit<S>(c, feeds, steps, stages + (stage ^ 1) * S::stage_bytes,
-                         full + (stage ^ 1) * 8);
-        PROFILE(2);
-        attend_unit<S>(c, from, it, home, shared, stages + stage * S::stage_bytes);
-        PROFILE(3);
-        from += FI_KEYS;
-        if (--left > 0)
-            continue;
-        rows_end<S>(c, is_whole, is_first, it, home, shared);
-        is_first = false;
-        if (!next_item(c, home, at))
-            break;
-        __syncwarp(); /* all lanes have read where they were */
-        PROFILE(4);
-    }
-    PROFILE_END("prefill");
-}
-
-template <typename S> static __device__ __forceinline__ void prefill(const fi_call &c, char *shared)
-{
+    struct control *control = (struct control *)(shared + S::control_at);
+    static_assert(sizeof(struct control) <= S::control_bytes, "room for barriers and work");
     const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
-    const cursor at = walk_begin(&c, (int)blockIdx.x, &start);
-    if (threadIdx.x < 2)
-        barrier_init(shared_address(shared) + S::barriers_at + (int)threadIdx.x * 8, WARPS);
+    const cursor at = walk_begin(&c, (int)blockIdx.x, &start, S::keys);
+    if (threadIdx.x == 0)
+        control_init<S>(control);
     __syncthreads();
     grid_wait();
     grid_launch_dependents();
-    if (at.left > 0)
-        prefill_units<S>(c, at, shared);
-    clear_padding(c, S::v_dim);
+    clear_padding(c, S::dim_v);
+    if (uniform((int)threadIdx.x / GROUP_THREADS) == 0) {
+        registers_release<S::producer_registers>();
+        produce<S>(c, at, shared, control);
+    } else {
+        registers_take<S::consumer_registers>();
+        consume<S>(c, control, shared_address(shared));
+    }
 #ifdef FI_PROFILE
     if (threadIdx.x == 0 && blockIdx.x == 0)
         fi_launches++;
 #endif
 }
 
-#define FI_PREFILL(name, dim, v_dim, warps, blocks, half)                                          \
-    extern "C" __global__ void __launch_bounds__(warps * 32, blocks)                               \
+#define CHECK_SHAPE(name, dim, v_dim, ignored, ignored_too, keys, stages, q_slots, shared)         \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, false>::shared_bytes == shared, \
+                  #name ": the table's bytes of shared memory");
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+
+/* A kernel; its line in shapes.h has the same numbers. */
+#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
+    extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        prefill<prefill_shape<dim, v_dim, warps, half>>(c, shared);                                \
+        prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, half>>(c, shared);                \
     }
 
 #endif /* FLASHINFER_LIKE_PREFILL_CUH */

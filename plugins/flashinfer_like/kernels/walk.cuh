@@ -13,44 +13,40 @@
 
 typedef struct cursor {
     fi_tile tile;
-    int at;    /* the tile's number */
-    int head;  /* the first of the item */
+    int at; /* the tile's number */
+    int head;
     int unit;  /* of the item */
     int units; /* that the item has */
     int left;  /* that the block has, this one included */
 } cursor;
 
-PORTABLE int walk_first_head(const fi_call *c, int block)
-{
-    return block % c->lanes << c->side_shift;
-}
-
-PORTABLE cursor walk_begin(const fi_call *c, int block, const fi_start *start)
+/* `unit`: keys of one. */
+PORTABLE cursor walk_begin(const fi_call *c, int block, const fi_start *start, int unit)
 {
     cursor at = {start->first,
                  start->tile,
-                 walk_first_head(c, block) + (start->round * c->lanes << c->side_shift),
+                 block % c->lanes + start->round * c->lanes,
                  start->unit,
-                 plan_tile_units(&start->first, FI_KEYS >> c->side_shift),
+                 plan_tile_units(&start->first, unit),
                  start->count};
     return at;
 }
 
-PORTABLE void walk_next(const fi_call *c, int block, cursor *at)
+PORTABLE void walk_next(const fi_call *c, int block, cursor *at, int unit)
 {
     at->left--;
     at->unit++;
     if (at->unit < at->units)
         return;
     at->unit = 0;
-    at->head += c->lanes << c->side_shift;
+    at->head += c->lanes;
     if (at->head < c->kv_heads)
         return;
-    at->head = walk_first_head(c, block);
+    at->head = block % c->lanes;
     at->at++;
     if (at->left > 0) {
         at->tile = *PORTABLE_AT(c->tiles + at->at);
-        at->units = plan_tile_units(&at->tile, FI_KEYS >> c->side_shift);
+        at->units = plan_tile_units(&at->tile, unit);
     }
 }
 

@@ -115,17 +115,7 @@ static void draw_group(test_case *t)
     t->group.base.v_dim = 128;
     t->group.base.window_left = between(t, 0, 3) == 0 ? between(t, 0, 300) : -1;
     t->group.base.chunk = between(t, 0, 5) == 0 ? between(t, 1, 500) : 0;
-    t->grid = fi_find_grid(&t->group, t->kernel);
-    /* Heads side by side: the grid of half as many. */
-    while (t->grid.side_shift < 2 && t->group.base.kv_heads % 2 == 0 && between(t, 0, 3) == 0) {
-        uint32_t shift = t->grid.side_shift + 1;
-        fi_group half = t->group;
-        half.base.kv_heads >>= shift;
-        if (half.base.kv_heads << shift != t->group.base.kv_heads)
-            break;
-        t->grid = fi_find_grid(&half, t->kernel);
-        t->grid.side_shift = shift;
-    }
+    t->grid = fi_find_grid(&t->group);
 }
 
 /* Room for the batch and hardly more, every byte of it known. */
@@ -162,18 +152,18 @@ static void begin(test_case *t, uint64_t seed)
     p->custom = between(t, 0, 4) == 0;
     p->batch.positions = p->custom && between(t, 0, 1) ? t->positions : NULL;
     p->rows = t->group.shape->kernels[t->kernel].rows;
-    p->align = between(t, 0, 1) ? FI_GROUP : 1;
+    p->align = between(t, 0, 1) ? fi_warp_keys(&t->group, t->kernel) : 1;
     p->ratio = t->group.base.ratio;
-    p->unit = FI_KEYS >> t->grid.side_shift;
-    p->rounds = t->group.base.kv_heads / (int)(t->grid.lanes << t->grid.side_shift);
+    p->unit = t->group.shape->kernels[t->kernel].keys;
+    p->rounds = t->group.base.kv_heads / (int)t->grid.lanes;
     p->columns = (int)t->grid.columns;
+    p->hands = between(t, 0, 1) ? between(t, 1, 40) : 1;
     t->call = (fi_call){.batch = p->batch,
                         .plan = p->plan,
                         .tiles = p->tiles,
                         .starts = p->starts,
                         .kv_heads = t->group.base.kv_heads,
                         .lanes = (int)t->grid.lanes,
-                        .side_shift = (int)t->grid.side_shift,
                         .ratio = p->ratio};
     fi_plan_all(p);
 }
@@ -256,23 +246,42 @@ static void check_keys(const test_case *t, const fi_tile *tile, int rows)
     REQUIRE(tile->hi == hi);
 }
 
+/* place[i]: where the plan has tile i of the batch; every one is somewhere. */
+static int place[MAX_UNITS];
+
+static void find_places(const test_case *t, int tiles)
+{
+    for (int i = 0; i < tiles; i++)
+        place[i] = -1;
+    for (int n = 0; n < tiles; n++) {
+        int i = plan_deal(&t->plan, tiles, n);
+        REQUIRE(i >= 0 && i < tiles && place[i] < 0);
+        REQUIRE(t->plan.hands > 1 || i == n);
+        place[i] = n;
+    }
+}
+
 static void check_tiles(const test_case *t)
 {
     const fi_plan_call *p = &t->plan;
     int tiles = 0;
     i64 units = 0;
+    find_places(t, p->plan->tiles);
     for (int s = 0; s < t->seqs; s++) {
         int rows = (p->batch.q_indptr ? t->indptr[s + 1] - t->indptr[s] : 1) * p->ratio;
         REQUIRE(p->first_tile[s] == tiles);
         for (int row = 0; row < rows; row += p->rows, tiles++) {
-            const fi_tile *tile = &p->tiles[tiles];
+            REQUIRE(tiles < p->plan->tiles);
+            const fi_tile *tile = &p->tiles[place[tiles]];
             REQUIRE(tile->seq == s);
             REQUIRE(tile->row0 == row);
             check_keys(t, tile, int_min(p->rows, rows - row));
-            REQUIRE(p->before[tiles] == units);
-            int keys = tile->hi - tile->lo;
-            units += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
         }
+    }
+    for (int n = 0; n < tiles; n++) {
+        int keys = p->tiles[n].hi - p->tiles[n].lo;
+        REQUIRE(p->before[n] == units);
+        units += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
     }
     REQUIRE(p->first_tile[t->seqs] == tiles);
     REQUIRE(p->plan->tiles == tiles);
@@ -289,9 +298,8 @@ static int owner[MAX_UNITS], seen[MAX_UNITS];
 /* Where the unit is among the lane's, by tile, item, key. */
 static i64 number_of(const test_case *t, int block, const cursor *at)
 {
-    int side = 1 << t->call.side_shift, lane = block % t->call.lanes;
-    int round = (at->head / side - lane) / t->call.lanes;
-    REQUIRE(at->head == (lane + round * t->call.lanes) * side);
+    int lane = block % t->call.lanes, round = (at->head - lane) / t->call.lanes;
+    REQUIRE(at->head == lane + round * t->call.lanes);
     REQUIRE(at->head < t->call.kv_heads);
     REQUIRE(at->at < t->plan.plan->tiles);
     REQUIRE(memcmp(&at->tile, &t->plan.tiles[at->at], sizeof at->tile) == 0);
@@ -312,8 +320,8 @@ static void walk_lane(const test_case *t, int lane)
         }
         least = int_min(least, start->count);
         most = int_max(most, start->count);
-        for (cursor at = walk_begin(&t->call, block, start); at.left > 0;
-             walk_next(&t->call, block, &at)) {
+        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
+             walk_next(&t->call, block, &at, t->plan.unit)) {
             i64 n = number_of(t, block, &at);
             REQUIRE(n >= 0 && n < units);
             seen[n]++;
@@ -399,8 +407,8 @@ static void check_parts(const test_case *t)
     for (int block = 0; block < grid; block++) {
         const fi_start *start = &t->plan.starts[block / t->call.lanes];
         int is_first = 1;
-        for (cursor at = walk_begin(&t->call, block, start); at.left > 0;
-             walk_next(&t->call, block, &at)) {
+        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
+             walk_next(&t->call, block, &at, t->plan.unit)) {
             if (at.left > 1 && at.unit < at.units - 1)
                 continue;
             i64 first, last;
@@ -450,20 +458,18 @@ END_TEST
 START_TEST(grids)
 {
     for (int heads = 1; heads <= 200; heads++)
-        for (uint32_t sms = 1; sms <= 150; sms++)
-            for (int kernel = 0; kernel < KERNEL_COUNT; kernel++) {
-                fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes], .num_sms = sms};
-                uint32_t most = sms * group.shape->kernels[kernel].blocks;
-                group.base.kv_heads = heads;
-                fi_grid grid = fi_find_grid(&group, kernel);
-                REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= most);
-                REQUIRE((uint32_t)heads % (grid.lanes << grid.side_shift) == 0);
-                REQUIRE(most - grid.lanes * grid.columns < grid.lanes);
-                /* Memory is that of all multiprocessors. */
-                attn_bounds few = {.struct_size = sizeof few, .max_sms = 1 + (int)(sms * 5 / 7)};
-                fi_grid fewer = fi_bounded_grid(&group, &few, kernel);
-                REQUIRE(fewer.lanes * fewer.columns <= grid.lanes * grid.columns);
-            }
+        for (uint32_t sms = 1; sms <= 150; sms++) {
+            fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes], .num_sms = sms};
+            group.base.kv_heads = heads;
+            fi_grid grid = fi_find_grid(&group);
+            REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= sms);
+            REQUIRE((uint32_t)heads % grid.lanes == 0);
+            REQUIRE(sms - grid.lanes * grid.columns < grid.lanes);
+            /* Memory is that of all multiprocessors. */
+            attn_bounds few = {.struct_size = sizeof few, .max_sms = 1 + (int)(sms * 5 / 7)};
+            fi_grid fewer = fi_bounded_grid(&group, &few);
+            REQUIRE(fewer.lanes * fewer.columns <= grid.lanes * grid.columns);
+        }
 }
 END_TEST
 

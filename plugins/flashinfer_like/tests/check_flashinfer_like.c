@@ -131,10 +131,11 @@ static void expect_kernel(const fi_kernel *kernel, const char *type_name, const 
 START_TEST(shapes_are_those_of_the_kernels)
 {
     static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
-    static const int stages[] = {
-#define STAGES(name, dim, dim_v, stages, ...) stages,
-        FI_SHAPES(STAGES)
-#undef STAGES
+    static const char *const numbers[][KERNEL_COUNT] = {
+#define NUMBERS(name, dim, dim_v, stages, shared, keys, prefill_stages, q_slots, ...)              \
+    {#stages, #keys ", " #prefill_stages ", " #q_slots},
+        FI_SHAPES(NUMBERS)
+#undef NUMBERS
     };
     for (uint32_t i = 0; i < fi_num_shapes; i++)
         for (int n = 0; n < TYPE_COUNT; n++) {
@@ -142,12 +143,11 @@ START_TEST(shapes_are_those_of_the_kernels)
             const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
             const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
             char expected[256];
-            snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %d, %s)", attend->name,
-                     types[n], shape->dim, shape->dim_v, stages[i], halves[n]);
+            snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %s, %s)", attend->name,
+                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
             expect_kernel(attend, types[n], expected);
-            snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %u, %u, %s)",
-                     prefill->name, types[n], shape->dim, shape->dim_v, prefill->threads / 32,
-                     prefill->blocks, halves[n]);
+            snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %s, %s)", prefill->name,
+                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_PREFILL], halves[n]);
             expect_kernel(prefill, types[n], expected);
         }
 }
@@ -235,10 +235,10 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
 {
     const fi_kernel *wanted = &t->group.shape->kernels[kernel];
     const seen_launch *seen = &launches[num_launches - 1];
-    fi_grid grid = fi_find_grid(&t->group, kernel);
+    fi_grid grid = fi_find_grid(&t->group);
     ck_assert_str_eq(seen->name, wanted->name);
     ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
-    ck_assert_uint_eq(seen->threads, wanted->threads);
+    ck_assert_uint_eq(seen->threads, KERNEL_THREADS);
     ck_assert_uint_eq(seen->shared, wanted->shared);
     ck_assert_int_eq(seen->programmatic, programmatic);
     ck_assert_int_eq(seen->params.call.lanes, (int)grid.lanes);
@@ -255,7 +255,7 @@ START_TEST(launches_keep_to_max_sms)
     of.bounds.max_sms = 3;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.group.num_sms = 3;
-    fi_grid three = fi_find_grid(&t.group, KERNEL_ATTEND);
+    fi_grid three = fi_find_grid(&t.group);
     t.group.num_sms = TEST_SMS;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     ck_assert_uint_eq(launches[1].grid, three.lanes * three.columns);

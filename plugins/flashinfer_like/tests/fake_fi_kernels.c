@@ -34,7 +34,7 @@ static void *look_up(const void *address, size_t bytes)
 #include <math.h>
 #include <stdlib.h>
 
-enum { MAX_DIM = 256, MAX_SIDE = 4 };
+enum { MAX_DIM = 256 };
 
 static attn_dtype dtype_of(int element)
 {
@@ -95,12 +95,13 @@ struct sums {
 struct block {
     const fi_call *c;
     const fi_shape *shape;
-    int number, most_rows; /* of a tile */
+    const fi_kernel *kernel;
+    int number;
     fi_start start;
     cursor at;
     int is_first; /* its first item */
     index_sequence q;
-    struct sums sums[MAX_SIDE][FI_PREFILL_ROWS];
+    struct sums sums[FI_PREFILL_ROWS];
 };
 
 static mask_rule rule_of(const fi_call *c)
@@ -110,14 +111,14 @@ static mask_rule rule_of(const fi_call *c)
 
 static int num_rows(const struct block *b)
 {
-    return int_min(b->most_rows, b->q.q_len * b->c->ratio - b->at.tile.row0);
+    return int_min(b->kernel->rows, b->q.q_len * b->c->ratio - b->at.tile.row0);
 }
 
 /* Row r as a row of q and out, and its query head. */
-static i64 find_row(const struct block *b, int side, int r, int *head)
+static i64 find_row(const struct block *b, int r, int *head)
 {
     int n = b->at.tile.row0 + r, ratio = b->c->ratio;
-    *head = (b->at.head + side) * ratio + n % ratio;
+    *head = (b->at.head) * ratio + n % ratio;
     return (i64)b->q.first_row + n / ratio;
 }
 
@@ -138,9 +139,8 @@ static void sums_add(struct sums *x, double top, double total, attn_dtype dtype,
 static void item_begin(struct block *b)
 {
     index_find_sequence(&b->c->batch, b->c->operands.k != NULL, b->at.tile.seq, &b->q);
-    for (int side = 0; side < 1 << b->c->side_shift; side++)
-        for (int r = 0; r < b->most_rows; r++)
-            b->sums[side][r] = (struct sums){.top = -(double)INFINITY};
+    for (int r = 0; r < b->kernel->rows; r++)
+        b->sums[r] = (struct sums){.top = -(double)INFINITY};
 }
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
@@ -165,19 +165,19 @@ static double logit(const struct block *b, int head, const mask_view *view, int 
                                  fabsf((float)(view->position - position)));
 }
 
-static void attend_key(struct block *b, int side, int j)
+static void attend_key(struct block *b, int j)
 {
     const fi_call *c = b->c;
     const int *entry = index_entry(&c->batch, &b->q, c->page_size, j);
     mask_rule rule = rule_of(c);
-    index_place at = index_find_key(&c->operands, &c->batch, &b->q, c->page_size, b->at.head + side,
-                                    j, entry ? index_int(entry, 0) : 0);
+    index_place at = index_find_key(&c->operands, &c->batch, &b->q, c->page_size, b->at.head, j,
+                                    entry ? index_int(entry, 0) : 0);
     const char *k = look_up(at.k, 2 * (size_t)b->shape->dim);
     const char *v = look_up(at.v, 2 * (size_t)b->shape->dim_v);
     for (int r = 0; r < num_rows(b); r++) {
         mask_view view;
         int head;
-        i64 row = find_row(b, side, r, &head);
+        i64 row = find_row(b, r, &head);
         mask_find_view(&rule, &c->batch, &b->q, b->at.tile.seq, (b->at.tile.row0 + r) / c->ratio,
                        &view);
         if (!mask_sees(&rule, &c->batch, &b->q, &view, j, b->at.tile.hi))
@@ -185,7 +185,7 @@ static void attend_key(struct block *b, int side, int j)
         const char *q =
             (const char *)c->operands.q + row * c->operands.q_row + head * c->operands.q_head;
         double x = score(b, look_up(q, 2 * (size_t)b->shape->dim), k);
-        sums_add(&b->sums[side][r], logit(b, head, &view, j, x), 1, dtype_of(c->dtype), v,
+        sums_add(&b->sums[r], logit(b, head, &view, j, x), 1, dtype_of(c->dtype), v,
                  b->shape->dim_v);
     }
 }
@@ -193,13 +193,12 @@ static void attend_key(struct block *b, int side, int j)
 static void attend_unit(struct block *b)
 {
     const fi_call *c = b->c;
-    int unit = FI_KEYS >> c->side_shift, from = b->at.tile.lo + b->at.unit * unit;
-    for (int side = 0; side < 1 << c->side_shift; side++)
-        for (int j = from; j < int_min(from + unit, b->at.tile.hi); j++) {
-            if (c->save && j == b->q.kv_len - 1 && b->at.tile.row0 == 0)
-                save_head(c, b->q.new_row, b->at.head + side, b->shape->dim, b->shape->dim_v);
-            attend_key(b, side, j);
-        }
+    int from = b->at.tile.lo + b->at.unit * b->kernel->keys;
+    for (int j = from; j < int_min(from + b->kernel->keys, b->at.tile.hi); j++) {
+        if (c->save && j == b->q.kv_len - 1 && b->at.tile.row0 == 0)
+            save_head(c, b->q.new_row, b->at.head, b->shape->dim, b->shape->dim_v);
+        attend_key(b, j);
+    }
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */
@@ -218,10 +217,10 @@ static void store_row(const fi_call *c, const fi_shape *shape, i64 row, int head
             x->total > 0 ? (float)((x->top + log2(x->total)) * (double)SOFTMAX_LN2) : -INFINITY;
 }
 
-static void finish_row(const struct block *b, int side, int r, struct sums *x)
+static void finish_row(const struct block *b, int r, struct sums *x)
 {
     int head;
-    i64 row = find_row(b, side, r, &head);
+    i64 row = find_row(b, r, &head);
     const float *sinks = b->c->operands.sinks;
     if (sinks)
         sums_add(x, (double)(*PORTABLE_AT(sinks + head) * SOFTMAX_LOG2E), 1, ATTN_F32, NULL,
@@ -230,31 +229,31 @@ static void finish_row(const struct block *b, int side, int r, struct sums *x)
 }
 
 /* Row r of a part, in device memory: its sums, and its largest logit and denominator. */
-static float *part_of(const struct block *b, i64 slot, int side, int r, float **numbers)
+static float *part_of(const struct block *b, i64 slot, int r, float **numbers)
 {
-    i64 row = ((slot << b->c->side_shift) + side) * b->most_rows + r;
+    i64 row = slot * b->kernel->rows + r;
     *numbers = look_up(b->c->partial_row + row * 2, 2 * sizeof(float));
     return look_up(b->c->partial + row * b->shape->dim_v, (size_t)b->shape->dim_v * sizeof(float));
 }
 
-static void leave_row(const struct block *b, i64 slot, int side, int r)
+static void leave_row(const struct block *b, i64 slot, int r)
 {
-    const struct sums *x = &b->sums[side][r];
-    float *numbers, *values = part_of(b, slot, side, r, &numbers);
+    const struct sums *x = &b->sums[r];
+    float *numbers, *values = part_of(b, slot, r, &numbers);
     for (int d = 0; d < b->shape->dim_v; d++)
         values[d] = (float)x->values[d];
     numbers[0] = (float)x->top;
     numbers[1] = (float)x->total;
 }
 
-static void merge_row(struct block *b, parts p, int side, int r)
+static void merge_row(struct block *b, parts p, int r)
 {
     struct sums x = {.top = -(double)INFINITY};
     for (int i = 0; i < p.count; i++) {
-        float *numbers, *values = part_of(b, part_slot(p, i), side, r, &numbers);
+        float *numbers, *values = part_of(b, part_slot(p, i), r, &numbers);
         sums_add(&x, (double)numbers[0], (double)numbers[1], ATTN_F32, values, b->shape->dim_v);
     }
-    finish_row(b, side, r, &x);
+    finish_row(b, r, &x);
 }
 
 static void item_end(struct block *b)
@@ -266,24 +265,23 @@ static void item_end(struct block *b)
         is_last = ++*counter == p.count;
         *counter = is_last ? 0 : *counter;
     }
-    for (int side = 0; side < 1 << b->c->side_shift; side++)
-        for (int r = 0; r < num_rows(b); r++) {
-            if (whole)
-                finish_row(b, side, r, &b->sums[side][r]);
-            else
-                leave_row(b, p.mine, side, r);
-            if (is_last)
-                merge_row(b, p, side, r);
-        }
+    for (int r = 0; r < num_rows(b); r++) {
+        if (whole)
+            finish_row(b, r, &b->sums[r]);
+        else
+            leave_row(b, p.mine, r);
+        if (is_last)
+            merge_row(b, p, r);
+    }
     b->is_first = 0;
 }
 
 static void run_block(struct block *b)
 {
     b->start = *PORTABLE_AT(b->c->starts + b->number / b->c->lanes);
-    b->at = walk_begin(b->c, b->number, &b->start);
+    b->at = walk_begin(b->c, b->number, &b->start, b->kernel->keys);
     b->is_first = 1;
-    for (int begins = 1; b->at.left > 0; walk_next(b->c, b->number, &b->at)) {
+    for (int begins = 1; b->at.left > 0; walk_next(b->c, b->number, &b->at, b->kernel->keys)) {
         if (begins)
             item_begin(b);
         attend_unit(b);
@@ -314,12 +312,11 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape,
     const fi_call *c = launch->arguments[0];
     const fi_kernel *wanted = &shape->kernels[kernel];
     struct block *b = calloc(1, sizeof *b);
-    if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
-        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->dtype) == dtype &&
-        1 << c->side_shift <= MAX_SIDE) {
+    if (b && launch->block[0] == KERNEL_THREADS && launch->shared_bytes == wanted->shared &&
+        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->dtype) == dtype) {
         b->c = c;
         b->shape = shape;
-        b->most_rows = wanted->rows;
+        b->kernel = wanted;
         for (b->number = (int)launch->grid[0] - 1; b->number >= 0; b->number--)
             run_block(b);
         clear_padding(c, shape);

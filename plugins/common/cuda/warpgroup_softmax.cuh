@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * softmax.cuh: scores into probabilities, a tile of keys after the other.
+ * warpgroup_softmax.cuh: a warpgroup's scores into probabilities, a tile of keys after the other.
  *
  * A thread has two rows, r and r + 8, and in each of them two columns of every eight:
  *
@@ -15,10 +15,10 @@
  * reference, and what is there already is scaled to it. A number up to 2^13 loses nothing as a
  * 16-bit float or in sums of fp32.
  */
-#ifndef FA3_LIKE_SOFTMAX_CUH
-#define FA3_LIKE_SOFTMAX_CUH
+#ifndef PLUGINS_CUDA_WARPGROUP_SOFTMAX_CUH
+#define PLUGINS_CUDA_WARPGROUP_SOFTMAX_CUH
 
-#include "plugins/fa3_like/kernels/pipeline.cuh"
+#include "plugins/common/cuda/warpgroup.cuh"
 
 #define NEGATIVE_INFINITY __int_as_float((int)0xff800000)
 #define POSITIVE_INFINITY __int_as_float(0x7f800000)
@@ -56,12 +56,12 @@ template <int count> DEVICE void scores_cap(float (&s)[count], float factor)
 }
 
 /* Hides the keys of a border tile that a row does not see: those outside of [low, high), places in
- * the tile, for row r; for row r + 8 both bounds are 8 further on, high at most `end`. */
-template <int count> DEVICE void scores_mask(float (&s)[count], int low, int high, int end)
+ * the tile, of rows r and r + 8. */
+template <int count>
+DEVICE void scores_mask(float (&s)[count], int low0, int high0, int low1, int high1)
 {
     const int lane = 2 * (thread_here() % 4);
-    const int high0 = min(high, end) - lane, high1 = min(high + 8, end) - lane;
-    const int low0 = low - lane, low1 = low + 8 - lane;
+    low0 -= lane, high0 -= lane, low1 -= lane, high1 -= lane;
 #pragma unroll
     for (int i = 0; i < count; i++) {
         const int column = i / 4 * 8 + i % 2;
@@ -140,28 +140,6 @@ DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scal
     }
     sum[0] = (sums[0] + sums[1]) + (sums[4] + sums[5]);
     sum[1] = (sums[2] + sums[3]) + (sums[6] + sums[7]);
-}
-
-/* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
- * multiplied by, 0 for a row without keys. */
-DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
-                           float (&lse)[2])
-{
-    const float ln2 = 0.693147180559945309f;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = quad_sum(x->sum[r]), top = -x->shift[r];
-        float share = 1.0f;
-        if (sink) {
-            const float logit = *sink * 1.44269504088896341f;
-            const float next = fmaxf(top, logit);
-            share = top == NEGATIVE_INFINITY ? 0.0f : exp2_fast(top - next);
-            sum = sum * share + exp2_fast(logit - next);
-            top = next;
-        }
-        factor[r] = sum > 0.0f ? share / sum : 0.0f;
-        lse[r] = sum > 0.0f ? (top + __log2f(sum)) * ln2 : NEGATIVE_INFINITY;
-    }
 }
 
 #endif
