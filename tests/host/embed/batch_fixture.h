@@ -16,7 +16,7 @@ static inline attnhost_metadata *make_metadata(attnhost_backend *backend, const 
     return metadata;
 }
 
-/* Three sequences: of 1, 4 and no new rows. */
+/* Three sequences: of 1, 4 and no new rows. None of them decodes in a MIXED batch. */
 static const int32_t lens[3] = {1, 9, 4}, prefixes[3] = {0, 5, 4}, indptr[4] = {0, 1, 5, 5};
 static const int32_t table[3 * 7];
 static attn_kv_batch kv[2];
@@ -32,12 +32,15 @@ static inline void make_batch(uint32_t mode)
                                 .block_table_stride = 7,
                                 .block_table = {NULL, table}};
     int32_t tokens = mode == ATTN_MODE_DECODE ? 3 : 5;
+    bool mixed = mode == ATTN_MODE_MIXED;
     batch = (attn_batch){.struct_size = sizeof batch,
                          .mode = mode,
                          .num_seqs = 3,
                          .num_tokens = tokens,
                          .num_real_seqs = 3,
                          .num_real_tokens = tokens,
+                         .first_decode_seq = mixed ? 3 : 0,
+                         .decode_q_len = mixed ? 1 : 0,
                          .max_q_len = 4,
                          .max_kv_len = 9,
                          .num_kv_groups = 2,
