@@ -415,7 +415,7 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
     attn_state_batch *state = &states[spec->state_group];
     int32_t sequences = spec->num_sequences + spec->padded;
     int32_t real = array_of(c, c->image, LINEAR_INDPTR)[spec->num_sequences] - spec->first_row;
-    int mixed = spec->mode == ATTN_MODE_MIXED;
+    int mixed = spec->mode == ATTN_MODE_MIXED, last = mixed && !spec->decodes_first;
     for (int32_t g = 0; g < LINEAR_STATE_GROUPS; g++)
         states[g] =
             (attn_state_batch){.struct_size = sizeof *states, .slot = PAIR(LINEAR_OTHERS, 0)};
@@ -432,9 +432,9 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
                           .num_tokens = real + spec->padded + spec->spare,
                           .num_real_seqs = spec->num_sequences,
                           .num_real_tokens = real,
-                          .num_decode_seqs = mixed ? 1 + spec->padded : 0,
-                          .first_decode_seq = mixed ? spec->num_sequences - 1 : 0,
-                          .decode_q_len = mixed,
+                          .num_decode_seqs = last ? 1 + spec->padded : mixed,
+                          .first_decode_seq = last ? spec->num_sequences - 1 : 0,
+                          .decode_q_len = mixed ? spec->decode_q_len : 0,
                           .max_q_len = c->posed.bounds.max_q_len,
                           .max_kv_len = c->posed.bounds.max_kv_len,
                           .num_state_groups = LINEAR_STATE_GROUPS,

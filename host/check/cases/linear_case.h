@@ -36,7 +36,9 @@ struct linear_spec {
     uint32_t mode;   /* ATTN_MODE_* */
     uint32_t modes;  /* ATTN_MODE_BIT set: others that parts of the case have */
     attn_dtype q_dtype, out_dtype, state_dtype, conv_dtype;
-    bool vk; /* state.ssm.vk/1 */
+    bool decodes_first;   /* MIXED: the first sequence decodes, not the last one */
+    int32_t decode_q_len; /* MIXED: its rows, 1 or more */
+    bool vk;              /* state.ssm.vk/1 */
     int32_t k_heads, v_heads, k_dim, v_dim, width;
     bool bias, z;
     int32_t skip; /* D: 0 = none, 1 = one for a head, 2 = one for an element */
@@ -67,6 +69,9 @@ static inline const struct linear_case_sequence *linear_sequence(const struct li
 
 /* A spec of this family drawn from the seed, whether a backend accepts it or not. */
 void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed);
+
+/* MIXED, with what the spec says of the sequence that decodes. */
+void linear_spec_mix(struct linear_spec *spec);
 void linear_spec_describe(const struct linear_spec *spec, char *text, size_t size);
 
 struct linear_case;

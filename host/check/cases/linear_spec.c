@@ -85,8 +85,7 @@ static void draw_sequences(struct linear_spec *spec, struct draw *draw)
     spec->num_sequences = 1 + below(draw, 4);
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         struct linear_case_sequence *sequence = &spec->sequences[s];
-        bool decodes = spec->mode == ATTN_MODE_DECODE ||
-                       (spec->mode == ATTN_MODE_MIXED && s == spec->num_sequences - 1);
+        bool decodes = spec->mode == ATTN_MODE_DECODE;
         sequence->rows = decodes  ? 1
                          : verify ? few[below(draw, 6)]
                                   : lengths[below(draw, sizeof lengths / sizeof lengths[0])];
@@ -116,6 +115,16 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
     spec->out_dtype = below(&draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
     spec->state_group = below(&draw, LINEAR_STATE_GROUPS);
+    spec->decodes_first = below(&draw, 2);
+    spec->decode_q_len = below(&draw, 2) ? 3 : 1;
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+}
+
+void linear_spec_mix(struct linear_spec *spec)
+{
+    spec->mode = ATTN_MODE_MIXED;
+    spec->sequences[spec->decodes_first ? 0 : spec->num_sequences - 1].rows = spec->decode_q_len;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -140,6 +149,9 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
                           : "",
         spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
         spec->turn, spec->state_group);
+    if (length < size && spec->mode == ATTN_MODE_MIXED)
+        length += (size_t)snprintf(text + length, size - length, " (decodes %s, of %d)",
+                                   spec->decodes_first ? "first" : "last", spec->decode_q_len);
     if (length < size && (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8))
         length += (size_t)snprintf(text + length, size - length, " (%d sequences, %d more, %s)",
                                    spec->num_sequences, spec->spare,
@@ -155,6 +167,13 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
 
 /* ---- The problem ----------------------------------------------------------------------------- */
 
+static uint32_t uses_of(const struct linear_spec *spec)
+{
+    bool mixed = spec->mode == ATTN_MODE_MIXED;
+    return (mixed && spec->decodes_first ? (uint32_t)ATTN_USES_DECODES_FIRST : 0u) |
+           (mixed && spec->decode_q_len > 1 ? (uint32_t)ATTN_USES_DECODE_DRAFTS : 0u);
+}
+
 static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
 {
     int32_t longest = 1, rows = spec->padded + spec->spare;
@@ -166,6 +185,7 @@ static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
     *bounds = (attn_bounds){.struct_size = sizeof *bounds,
                             .modes = ATTN_MODE_BIT(spec->mode) | spec->modes,
                             .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+                            .uses = uses_of(spec),
                             .max_seqs = spec->num_sequences + spec->padded,
                             .max_tokens = rows > 0 ? rows : 1,
                             .max_q_len = longest,

@@ -20,7 +20,8 @@
 enum {
     RUN_EVERY = 8,      /* accepted problems, unless the run is exhaustive */
     COMPILE_EVERY = 64, /* where each is likely to be compiled first */
-    SIZE_EVERY = 8      /* refused bounds */
+    SIZE_EVERY = 8,     /* refused bounds */
+    LARGE_DIM = 512     /* heads beyond it are few among the problems: all of them are run */
 };
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
@@ -125,7 +126,8 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
 {
     struct case_spec spec;
     int64_t every = visit->grid->notes & ATTN_NOTE_RUNTIME_COMPILATION ? COMPILE_EVERY : RUN_EVERY;
-    bool chosen = visit->run->subject->exhaustive || visit->accepted % every == 0;
+    bool chosen = visit->run->subject->exhaustive || visit->accepted % every == 0 ||
+                  p->group.head_dim > LARGE_DIM;
     if (answer->status != ATTN_OK || !answer->verdict.supported || !chosen ||
         !caps_problem_spec(p, visit->seed, &spec))
         return true;

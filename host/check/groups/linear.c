@@ -41,10 +41,10 @@ static void vary_mode(struct linear_spec *spec, int32_t index)
     spec->mode = modes[index % 6];
     spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : spec->first_row;
     spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY;
-    for (int32_t s = 0; s < spec->num_sequences; s++)
-        if (spec->mode == ATTN_MODE_DECODE ||
-            (spec->mode == ATTN_MODE_MIXED && s == spec->num_sequences - 1))
-            spec->sequences[s].rows = 1;
+    for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
+        spec->sequences[s].rows = 1;
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
 }
 
 static void run_family(struct check_run *run, uint32_t family)

@@ -42,6 +42,8 @@ static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
 static void take_call(struct linear_spec *spec, const struct linear_spec *from)
 {
     spec->mode = from->mode;
+    spec->decodes_first = from->decodes_first;
+    spec->decode_q_len = from->decode_q_len;
     spec->snapshots = from->snapshots;
     spec->sparse = from->sparse;
     spec->absent_arrays = from->absent_arrays;
@@ -207,7 +209,7 @@ static void change_nothing(struct linear_spec *spec, int32_t index)
     (void)index;
     for (int32_t s = 0; s < spec->num_sequences; s++)
         spec->sequences[s].rows = spec->sequences[s].rows > 70 ? 70 : spec->sequences[s].rows;
-    if (spec->mode == ATTN_MODE_MIXED) /* whose last sequence stays the last */
+    if (spec->mode == ATTN_MODE_MIXED) /* a turn would move the one that decodes */
         spec->mode = ATTN_MODE_EXTEND;
 }
 
@@ -308,6 +310,8 @@ static void change_padded(struct linear_spec *spec, int32_t index)
     spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : index % 4;
     for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
         spec->sequences[s].rows = 1;
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
 }
 
 static void run_linear_padded(struct check_run *run)
