@@ -423,7 +423,7 @@ REFUSED = [
     ("a simulated device", ["platform.simulate", "cannot run"],
      *NATIVE, "--shape", "kv_len=64", "--set", "platform.simulate=sm90"),
     ("no such ini", ["none.ini"], "none.ini"),
-    ("JSON that cannot be written", ["--json /nowhere/x.json", "accepted: a file"],
+    ("JSON that cannot be written", ["--json /nowhere/x.json", "accepted: a regular file"],
      *NATIVE, "--shape", "kv_len=64", "--json", "/nowhere/x.json"),
     ("an unknown option", ["--help"], "--shapes", "kv_len=64", "--bach=2"),
 ]
