@@ -90,27 +90,28 @@ static void fill_params(layer_call *call)
     p->save = p->operands.save && !p->batch.q_indptr && !p->batch.new_indptr;
 }
 
-/* Boxes of so many keys of a head: `token`, `head` and `page` are dimensions of the tensor, of
- * which k and v have no page. */
-static attn_status set_map(layer_call *call, const char *name, uint32_t role, int keys, int token,
-                           int head, int page, fi_tensor_map *to, attn_error *error)
+/* Boxes of 64 columns and of `box` elements along the tensor's dimensions `dims`; -1: a dimension
+ * that it has not. */
+static attn_status set_map(const layer_call *call, const char *name, uint32_t role,
+                           const int dims[3], const uint32_t box[3], fi_tensor_map *to,
+                           attn_error *error)
 {
     const attn_tensor *tensor = attn_operand(&call->args, role);
-    const int dims[] = {(int)tensor->ndim - 1, token, head, page};
+    const int all[] = {(int)tensor->ndim - 1, dims[0], dims[1], dims[2]};
     cuda_tensor_map map;
-    cuda_tensor_box box = {.name = name,
-                           .data = attn_util_data(tensor),
-                           .dtype = call->group->base.q_dtype,
-                           .rank = 4,
-                           .box = {PANEL, keys, 1, 1},
-                           .swizzle = 128,
-                           .l2 = 128};
+    cuda_tensor_box wanted = {.name = name,
+                              .data = attn_util_data(tensor),
+                              .dtype = call->group->base.q_dtype,
+                              .rank = 4,
+                              .box = {PANEL, box[0], box[1], box[2]},
+                              .swizzle = 128,
+                              .l2 = 128};
     for (int d = 0; d < 4; d++) {
-        box.shape[d] = dims[d] < 0 ? 1 : tensor->shape[dims[d]];
+        wanted.shape[d] = all[d] < 0 ? 1 : tensor->shape[all[d]];
         /* Of one element there is no next one. */
-        box.strides[d] = box.shape[d] > 1 ? tensor->strides[dims[d]] * ELEMENT_BYTES : 16;
+        wanted.strides[d] = wanted.shape[d] > 1 ? tensor->strides[all[d]] * ELEMENT_BYTES : 16;
     }
-    attn_status status = cuda_tensor_map_make(call->instance->cuda, &box, &map, error);
+    attn_status status = cuda_tensor_map_make(call->instance->cuda, &wanted, &map, error);
     if (status == ATTN_OK)
         memcpy(to, &map, sizeof *to);
     return status;
@@ -124,27 +125,39 @@ static int has_rows(const layer_call *call, uint32_t role, int aligned)
 }
 
 /* Groups of keys come in boxes where a page has whole ones, and where they are new. */
-static attn_status set_maps(layer_call *call, attn_error *error)
+static attn_status set_key_maps(layer_call *call, attn_error *error)
 {
     fi_call *p = &call->params;
-    int token = call->group->base.hnd ? 2 : 1, head = 3 - token;
-    int keys = fi_warp_keys(call->group, call->kernel);
+    int hnd = call->group->base.hnd;
+    const int cached[] = {1 + hnd, 2 - hnd, 0}, fresh[] = {0, 1, -1}; /* token, head, page */
+    const uint32_t new_box[] = {(uint32_t)fi_warp_keys(call->group, call->kernel), 1, 1};
     attn_status status = ATTN_OK;
     p->box_keys = fi_box_keys(call->group, call->kernel);
+    const uint32_t box[] = {(uint32_t)p->box_keys, 1, 1};
     p->has_maps = cuda_group_has_cache(&call->group->base) && p->box_keys > 1 &&
                   has_rows(call, ATTN_ROLE_K_CACHE, CALL_ALIGNED_CACHE);
     p->has_new_maps = has_rows(call, ATTN_ROLE_K, CALL_ALIGNED_NEW);
     if (p->has_maps)
-        status = set_map(call, "k_cache", ATTN_ROLE_K_CACHE, p->box_keys, token, head, 0, &p->k_map,
-                         error);
+        status = set_map(call, "k_cache", ATTN_ROLE_K_CACHE, cached, box, &p->k_map, error);
     if (p->has_maps && status == ATTN_OK)
-        status = set_map(call, "v_cache", ATTN_ROLE_V_CACHE, p->box_keys, token, head, 0, &p->v_map,
-                         error);
+        status = set_map(call, "v_cache", ATTN_ROLE_V_CACHE, cached, box, &p->v_map, error);
     if (p->has_new_maps && status == ATTN_OK)
-        status = set_map(call, "k", ATTN_ROLE_K, keys, 0, 1, -1, &p->k_new_map, error);
+        status = set_map(call, "k", ATTN_ROLE_K, fresh, new_box, &p->k_new_map, error);
     if (p->has_new_maps && status == ATTN_OK)
-        status = set_map(call, "v", ATTN_ROLE_V, keys, 0, 1, -1, &p->v_new_map, error);
+        status = set_map(call, "v", ATTN_ROLE_V, fresh, new_box, &p->v_new_map, error);
     return status;
+}
+
+/* Rows of many queries leave in boxes where a box has whole queries. */
+static attn_status set_out_map(layer_call *call, attn_error *error)
+{
+    fi_call *p = &call->params;
+    static const int dims[] = {1, 0, -1}; /* head, token */
+    const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
+    p->has_out_map = call->kernel == KERNEL_PREFILL && FI_STORE_ROWS % p->ratio == 0 &&
+                     p->out_dtype == p->dtype && has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
+    return p->has_out_map ? set_map(call, "out", ATTN_ROLE_OUT, dims, box, &p->out_map, error)
+                          : ATTN_OK;
 }
 
 static attn_status launch_save(layer_call *call, attn_stream stream, attn_error *error)
@@ -193,7 +206,9 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     if (status != ATTN_OK)
         return status;
     fill_params(&call);
-    status = set_maps(&call, error);
+    status = set_key_maps(&call, error);
+    if (status == ATTN_OK)
+        status = set_out_map(&call, error);
     if (status != ATTN_OK)
         return status;
     if (call.params.operands.save && !call.params.save)

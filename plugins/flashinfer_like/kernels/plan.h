@@ -28,8 +28,9 @@
 enum {
     FI_ROWS = 16,
     FI_PREFILL_ROWS = 128,
-    FI_HANDS = 16, /* of a prefill plan */
-    FI_KEYS = 64,  /* of a unit of few rows */
+    FI_STORE_ROWS = 64, /* of a prefill tile, that leave together */
+    FI_HANDS = 16,      /* of a prefill plan */
+    FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
@@ -93,6 +94,7 @@ typedef struct fi_tensor_map {
 typedef struct fi_call {
     fi_tensor_map k_map, v_map; /* of the caches, if has_maps: boxes of box_keys keys of a head */
     fi_tensor_map k_new_map, v_new_map; /* of k and v, if has_new_maps */
+    fi_tensor_map out_map; /* if has_out_map: boxes of FI_STORE_ROWS rows, query by head */
     call_operands operands;
     call_batch batch;
     const fi_plan *plan;
@@ -114,6 +116,7 @@ typedef struct fi_call {
     int has_maps; /* whole groups of keys in the cache come in boxes */
     int box_keys; /* of such a box; those of new keys have what a warp of the kernel copies */
     int has_new_maps;
+    int has_out_map;
     int save;  /* each sequence's one new key goes to its slot on the way (DECODE) */
     int dtype; /* ELEMENT_F16, ELEMENT_BF16 */
     int out_dtype;

@@ -82,6 +82,7 @@ struct prefill_shape {
                   "registers are handed on, not made");
 
     static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
+    static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
     static_assert(parts == 1 || parts == 2, "a lane looks up one key");
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
@@ -857,17 +858,11 @@ DEVICE void store_columns(const fi_call &c, const struct work &w, const rows<S> 
     }
 }
 
-/* Rows of the operands' type, 16 bytes at a time: by way of shared memory, where the warpgroup's
- * queries were. */
-template <typename S>
-DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &r,
-                         const float (&factor)[2], int count)
+/* A warpgroup's rows in the operands' type to where its queries were. */
+template <typename S> DEVICE void stage_rows(const rows<S> &r, const float (&factor)[2])
 {
-    constexpr int pieces = S::dim_v / 8;
     const int thread = thread_here() % GROUP_THREADS, lane = thread % 32;
-    const int group = uniform(consumer_thread() / GROUP_THREADS);
     const int mine = thread / 32 * 16 + lane % 16;
-    const row_finder finder = find_rows(c, w);
 #pragma unroll
     for (int d = 0; d < S::dim_v / 16; d++) {
         const float *x = r.o + 8 * d;
@@ -877,6 +872,32 @@ DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &
                        pack_pair<S::half>(x[4] * factor[0], x[5] * factor[0]),
                        pack_pair<S::half>(x[6] * factor[1], x[7] * factor[1]));
     }
+}
+
+/* All of them are there: the copy engine stores them, a box for each panel. */
+template <typename S>
+DEVICE void store_boxes(const fi_call &c, const struct work &w, const rows<S> &r, int group)
+{
+    fence_async_shared();
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+    if (thread_here() % GROUP_THREADS != 0)
+        return;
+    const int row = w.q.first_row + (w.at.tile.row0 + group * GROUP_ROWS) / c.ratio;
+    for (int panel = 0; panel < S::panels_v; panel++)
+        tensor_store(&c.out_map, r.q + panel * GROUP_ROWS * ROW_BYTES, panel * PANEL,
+                     w.at.head * c.ratio, row, 0);
+    store_commit();
+    store_wait_read(); /* before its warp lets the next queries come */
+}
+
+/* Those that are there, 16 bytes at a time. */
+template <typename S>
+DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &r, int group,
+                         int count)
+{
+    constexpr int pieces = S::dim_v / 8;
+    const int thread = thread_here() % GROUP_THREADS;
+    const row_finder finder = find_rows(c, w);
     named_sync(BARRIER_GROUP + group, GROUP_THREADS);
 #pragma unroll 4
     for (int i = thread; i < GROUP_ROWS * pieces; i += GROUP_THREADS) {
@@ -910,11 +931,17 @@ DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r,
         if (n < count && thread_here() % 4 == 0)
             store_lse(c, row, head, softmax_lse(&end));
     }
-    if (c.operands.aligned & CALL_ALIGNED_OUT_16 &&
-        c.out_dtype == (S::half ? ELEMENT_F16 : ELEMENT_BF16))
-        store_pieces<S>(c, w, r, factor, count);
-    else
+    if (!(c.operands.aligned & CALL_ALIGNED_OUT_16) ||
+        c.out_dtype != (S::half ? ELEMENT_F16 : ELEMENT_BF16)) {
         store_columns<S>(c, w, r, factor, count);
+        return;
+    }
+    const int group = uniform(consumer_thread() / GROUP_THREADS);
+    stage_rows<S>(r, factor);
+    if (c.has_out_map && (group + 1) * GROUP_ROWS <= count)
+        store_boxes<S>(c, w, r, group);
+    else
+        store_pieces<S>(c, w, r, group, count);
 }
 
 /* The block's part of an item has ended. */
