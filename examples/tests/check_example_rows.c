@@ -28,6 +28,8 @@ static void make_batch(uint32_t mode, int32_t num_seqs, int32_t num_tokens, cons
                          .mode = mode,
                          .num_seqs = num_seqs,
                          .num_tokens = num_tokens,
+                         .first_decode_seq = mode == ATTN_MODE_MIXED ? num_seqs : 0,
+                         .decode_q_len = mode == ATTN_MODE_MIXED,
                          .max_kv_len = 9,
                          .num_kv_groups = 2,
                          .seq_lens = {NULL, lens},

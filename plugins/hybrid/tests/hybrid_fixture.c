@@ -27,7 +27,14 @@ void start(void)
     mock_reset();
     composite = &hybrid_phase_type;
     device = (attn_device){.struct_size = sizeof device, .type = ATTN_DEVICE_CPU};
-    bounds = (attn_bounds){sizeof bounds, ALL_MODES, 1, 0, 6, 40, 20, 100, 600};
+    bounds = (attn_bounds){.struct_size = sizeof bounds,
+                           .modes = ALL_MODES,
+                           .mask_kinds = 1,
+                           .max_seqs = 6,
+                           .max_tokens = 40,
+                           .max_q_len = 20,
+                           .max_kv_len = 100,
+                           .max_kv_tokens = 600};
     for (int l = 0; l < 3; l++)
         layers[l] = (attn_layer){sizeof(attn_layer), 0, l < 2 ? 4 + l : 9, l};
     for (int g = 0; g < 2; g++) {
