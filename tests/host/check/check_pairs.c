@@ -84,15 +84,15 @@ START_TEST(other_layouts_allocate_nothing)
                               .sm_scale = 0.125f,
                               .num_layers = 1,
                               .layers = &layer};
-    attn_bounds bounds = {sizeof bounds,
-                          ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE),
-                          1,
-                          0,
-                          4,
-                          16,
-                          16,
-                          64,
-                          256};
+    attn_bounds bounds = {.struct_size = sizeof bounds,
+                          .modes =
+                              ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE),
+                          .mask_kinds = 1,
+                          .max_seqs = 4,
+                          .max_tokens = 16,
+                          .max_q_len = 16,
+                          .max_kv_len = 64,
+                          .max_kv_tokens = 256};
     attn_problem problem = {.struct_size = sizeof problem,
                             .device = &device,
                             .group = &group,
