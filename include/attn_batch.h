@@ -303,7 +303,7 @@ enum {
 typedef struct attn_scale {
     uint32_t struct_size;
     uint32_t granularity; /* ATTN_SCALE_* */
-    uint32_t count;       /* values: 1, or the number of KV heads */
+    uint32_t count;       /* values, as many as the granularity says; the last index is a KV head */
     uint32_t reserved;    /* 0 */
     const float *host;    /* NULL only if `device` is given and no host copy exists */
     const float *device;  /* NULL = use `host`, whose values are baked into a capture */

@@ -237,7 +237,8 @@ static inline const char *attn_util_attn_type_name(uint32_t attn_type)
 /* ATTN_SCALE_*; "unknown" for others. */
 static inline const char *attn_util_granularity_name(uint32_t granularity)
 {
-    static const char *const names[ATTN_SCALE_COUNT] = {"none", "per_tensor", "per_head"};
+    static const char *const names[ATTN_SCALE_COUNT] = {"none", "per_tensor", "per_head",
+                                                        "per_seq_head", "per_token_head"};
     return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
 }
 
@@ -1585,16 +1586,49 @@ static inline void attn_util_save_kv(const attn_util_operands *operands, const a
     }
 }
 
-/* The scale of a role of `granularity` with `heads` KV heads: its values on the host, each checked
- * to be finite and above 0. INVALID_ARGUMENT if it is missing, of another granularity or count, or
- * has no value that this process can read. */
+/* Values of a scale of this granularity: of `heads` KV heads, for a batch of `seqs` sequences and a
+ * cache of `slots`. */
+static inline uint32_t attn_util_scale_count(uint32_t granularity, int32_t heads, int32_t seqs,
+                                             int64_t slots)
+{
+    switch (granularity) {
+    case ATTN_SCALE_PER_HEAD:
+        return (uint32_t)heads;
+    case ATTN_SCALE_PER_SEQ_HEAD:
+        return (uint32_t)seqs * (uint32_t)heads;
+    case ATTN_SCALE_PER_TOKEN_HEAD:
+        return (uint32_t)slots * (uint32_t)heads;
+    default:
+        return 1;
+    }
+}
+
+/* The place of a value: of KV head `head` of `heads`, sequence `seq`, slot `slot`, of those that
+ * the granularity tells apart. */
+static inline int64_t attn_util_scale_at(uint32_t granularity, int32_t heads, int64_t seq,
+                                         int64_t slot, int64_t head)
+{
+    switch (granularity) {
+    case ATTN_SCALE_PER_HEAD:
+        return head;
+    case ATTN_SCALE_PER_SEQ_HEAD:
+        return seq * heads + head;
+    case ATTN_SCALE_PER_TOKEN_HEAD:
+        return slot * heads + head;
+    default:
+        return 0;
+    }
+}
+
+/* The scale of a role of `granularity` with `count` values: its values on the host, each checked
+ * to be finite and above 0, but those of slots, which may not all be in use. INVALID_ARGUMENT if it
+ * is missing, of another granularity or count, or has no value that this process can read. */
 static inline attn_status attn_util_scale(const attn_forward_args *args, uint32_t role,
-                                          uint32_t granularity, int32_t heads, const float **values,
-                                          attn_error *error)
+                                          uint32_t granularity, uint32_t count,
+                                          const float **values, attn_error *error)
 {
     const char *name = attn_util_role_name(role);
     const attn_scale *scale = attn_operand_scale(args, role);
-    uint32_t count = granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)heads : 1;
     if (!scale)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
                                     "scale of %s is missing", name);
@@ -1610,7 +1644,7 @@ static inline attn_status attn_util_scale(const attn_forward_args *args, uint32_
     if (!given)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
                                     "scale of %s: both pointers are NULL", name);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count && granularity != ATTN_SCALE_PER_TOKEN_HEAD; i++)
         if (!(given[i] > 0) || !isfinite(given[i]))
             return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
                                         "scale of %s: value %u is %g: accepted finite, above 0",

@@ -84,10 +84,13 @@ enum {
 
 /* Granularity of quantisation scales: how many there are and what each one covers. */
 enum {
-    ATTN_SCALE_NONE = 0,       /* the operand is not quantised */
-    ATTN_SCALE_PER_TENSOR = 1, /* one */
-    ATTN_SCALE_PER_HEAD = 2,   /* one for each KV head */
-    ATTN_SCALE_COUNT = 3
+    ATTN_SCALE_NONE = 0,           /* the operand is not quantised */
+    ATTN_SCALE_PER_TENSOR = 1,     /* one */
+    ATTN_SCALE_PER_HEAD = 2,       /* one for each KV head */
+    ATTN_SCALE_PER_SEQ_HEAD = 3,   /* [S, kv_heads]: of the batch's sequences, padding included */
+    ATTN_SCALE_PER_TOKEN_HEAD = 4, /* [slots, kv_heads], given for slots that are written, too; */
+                                   /* new tokens are read as given, never as rounded (KV-14) */
+    ATTN_SCALE_COUNT = 5
 };
 
 /* attn_layer.flags. X(NAME, bit, "name in texts") */

@@ -23,10 +23,8 @@ struct reader {
 };
 
 /* A new vector as a reader of the cache will find it. */
-static void round_as_stored(attn_dtype dtype, const attn_scale *scale, int32_t kv_head,
-                            int32_t count, double *vector)
+static void round_as_stored(attn_dtype dtype, float factor, int32_t count, double *vector)
 {
-    float factor = reference_scale(scale, kv_head);
     double element;
     for (int32_t d = 0; d < count; d++) {
         dtype_quantise(dtype, &element, 0, (float)vector[d], factor);
@@ -41,14 +39,17 @@ static void read_new(const struct reader *reader, const attn_tensor *from, const
     int64_t index[] = {new_row, reader->kv_head};
     dtype_to_double(from->dtype, reference_element(from, index, 2), count, vector);
     if (call->kv && call->as_stored)
-        round_as_stored(call->problem->kv_dtype, scale, reader->kv_head, count, vector);
+        round_as_stored(call->problem->kv_dtype,
+                        reference_scale(call, scale, reader->sequence->index, 0, reader->kv_head),
+                        count, vector);
 }
 
 static void read_cached(const struct reader *reader, const attn_tensor *cache,
                         const attn_scale *scale, int64_t slot, int32_t count, double *vector)
 {
     const char *from = reference_slot_vector(reader->call, cache, slot, reader->kv_head);
-    float factor = reference_scale(scale, reader->kv_head);
+    float factor =
+        reference_scale(reader->call, scale, reader->sequence->index, slot, reader->kv_head);
     for (int32_t d = 0; d < count; d++)
         vector[d] = dtype_dequantise(cache->dtype, from, d, factor);
 }

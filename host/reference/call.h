@@ -78,8 +78,10 @@ attn_status reference_find_scale(const attn_scale **scale, const reference_call 
 /* The element pointer of [i0, i1, ...], strides in elements. */
 char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim);
 
-/* The scale of a KV head; 1 for a cache without scales. */
-float reference_scale(const attn_scale *scale, int32_t kv_head);
+/* The scale of a KV head, of sequence `s` and slot `slot` where these have their own; 1 for a cache
+ * without scales. */
+float reference_scale(const reference_call *call, const attn_scale *scale, int32_t s, int64_t slot,
+                      int32_t kv_head);
 
 /* The vector of one slot and head in a cache of the call's layout. */
 char *reference_slot_vector(const reference_call *call, const attn_tensor *cache, int64_t slot,

@@ -213,7 +213,7 @@ void reference_mla_store(const reference_call *call, int64_t new_row, const attn
         reference_mla_pack(call->group->mla, call->c_kv->dtype, c_kv, k_pe, to);
         return;
     }
-    float scale = reference_scale(call->latent_scale, 0);
+    float scale = reference_scale(call, call->latent_scale, 0, 0, 0);
     for (int32_t d = 0; d < lora + call->group->mla->rope_dim; d++) {
         double x = d < lora ? dtype_load(call->c_kv->dtype, c_kv, d)
                             : dtype_load(call->k_pe->dtype, k_pe, d - lora);
@@ -235,7 +235,7 @@ static void round_latent(const reference_call *call, int32_t count, double *x)
 {
     int32_t lora = call->group->mla->kv_lora_rank;
     attn_dtype dtype = call->packed ? ATTN_FP8_E4M3 : call->problem->kv_dtype;
-    float scale = reference_scale(call->latent_scale, 0);
+    float scale = reference_scale(call, call->latent_scale, 0, 0, 0);
     for (int32_t d = 0; d < count; d++) {
         if (call->packed && d < lora && d % SCALED == 0)
             scale = scale_of(x + d);
@@ -277,7 +277,7 @@ void reference_mla_read(const reference_call *call, const reference_sequence *se
         return;
     }
     const char *from = latent_row(call, call->latent_cache, reference_slot(call, sequence, j));
-    float scale = reference_scale(call->latent_scale, 0);
+    float scale = reference_scale(call, call->latent_scale, 0, 0, 0);
     if (call->packed) {
         reference_mla_unpack(call->group->mla, from, count, x);
         return;

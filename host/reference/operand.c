@@ -22,12 +22,21 @@ char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_
            offset * (int64_t)attn_dtype_size(tensor->dtype);
 }
 
-float reference_scale(const attn_scale *scale, int32_t kv_head)
+static const float *scale_values(const attn_scale *scale)
+{
+    return scale->device ? scale->device : scale->host;
+}
+
+float reference_scale(const reference_call *call, const attn_scale *scale, int32_t s, int64_t slot,
+                      int32_t kv_head)
 {
     if (!scale)
         return 1;
-    const float *values = scale->device ? scale->device : scale->host;
-    return values[scale->granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
+    const int64_t heads = call->group->num_kv_heads;
+    const int64_t places[ATTN_SCALE_COUNT] = {[ATTN_SCALE_PER_HEAD] = kv_head,
+                                              [ATTN_SCALE_PER_SEQ_HEAD] = s * heads + kv_head,
+                                              [ATTN_SCALE_PER_TOKEN_HEAD] = slot * heads + kv_head};
+    return scale_values(scale)[places[scale->granularity]];
 }
 
 const int32_t *reference_i32(const attn_i32_array *array)
@@ -148,12 +157,17 @@ attn_status reference_find_scale(const attn_scale **scale, const reference_call 
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "the scale of %s has granularity %u: accepted %u", role_name(role),
                          granularity, call->group->kv_scale_granularity);
-    uint32_t count = granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)call->group->num_kv_heads : 1;
+    const int64_t heads = call->group->num_kv_heads;
+    const int64_t counts[ATTN_SCALE_COUNT] = {1, 1, heads, call->batch->num_seqs * heads,
+                                              call->num_slots * heads};
+    uint32_t count = (uint32_t)counts[granularity];
     if ((*scale)->count != count)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "the scale of %s has %u values: accepted %u",
                          role_name(role), (*scale)->count, count);
+    if (granularity == ATTN_SCALE_PER_TOKEN_HEAD) /* slots that are not in use have none */
+        return ATTN_OK;
     for (uint32_t n = 0; n < count; n++) {
-        float value = reference_scale(*scale, (int32_t)n);
+        float value = scale_values(*scale)[n];
         if (!(value > 0) || isinf(value))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
                              "the scale of %s has the value %g: accepted finite and above 0",
@@ -295,7 +309,8 @@ static attn_status find_cache_side(reference_call *call, const attn_forward_args
     if (status != ATTN_OK)
         return status;
     uint32_t unquantised = options ? options->reads_new_unquantised : 0;
-    call->as_stored = !call->expanded && !(unquantised & ATTN_MODE_BIT(call->batch->mode));
+    call->as_stored = !call->expanded && !(unquantised & ATTN_MODE_BIT(call->batch->mode)) &&
+                      call->group->kv_scale_granularity != ATTN_SCALE_PER_TOKEN_HEAD;
     if (call->save_kv && !reference_i64(&call->kv->out_cache_loc))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "SAVE_KV without out_cache_loc of KV group %d", call->group->kv_group);

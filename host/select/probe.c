@@ -196,6 +196,10 @@ static void visit_caches(const struct visit *visit)
     see(visit, "fp8 scales", "per_tensor");
     group->kv_scale_granularity = ATTN_SCALE_PER_HEAD;
     see(visit, "fp8 scales", "per_head");
+    group->kv_scale_granularity = ATTN_SCALE_PER_SEQ_HEAD;
+    see(visit, "fp8 scales", "per_seq_head");
+    group->kv_scale_granularity = ATTN_SCALE_PER_TOKEN_HEAD;
+    see(visit, "fp8 scales", "per_token_head");
     group->kv_scale_granularity = ATTN_SCALE_NONE;
     *problem = before;
 }

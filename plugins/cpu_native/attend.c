@@ -10,6 +10,7 @@
  */
 #include "attend.h"
 
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <math.h>
@@ -182,6 +183,16 @@ static int64_t find_slot(const layer_call *call, int32_t slot, int32_t kv_head, 
     return slot - cursor->first;
 }
 
+/* Scales of a key and its value that have their own. */
+static void find_scales(const layer_call *call, int64_t slot, int32_t kv_head, int key,
+                        worker_scratch *w)
+{
+    int64_t at =
+        attn_util_scale_at(ATTN_SCALE_PER_TOKEN_HEAD, call->group->kv_heads, 0, slot, kv_head);
+    w->keys.scales[key] = call->k_cache.scales[at];
+    w->next_values->scales[key] = call->v_cache.scales[at];
+}
+
 /* Rows of the keys and values of `seen`, all in the cache, by the indices that this batch gives. */
 static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
                                uint64_t seen, worker_scratch *w)
@@ -210,6 +221,8 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
             return cpu_call_fault(call, seq, first + key, fault);
         w->keys.rows[key] = cursor.k + offset * k_token;
         w->next_values->rows[key] = cursor.v + offset * v_token;
+        if (w->keys.scaled)
+            find_scales(call, cursor.number * call->group->page_size + offset, kv_head, key, w);
     }
     return ATTN_OK;
 }
@@ -241,19 +254,21 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
 }
 
 /* How rows of the cache and new rows are read. */
-static void set_formats(const layer_call *call, const cache_view *cache, int32_t kv_head,
-                        tile_source *source)
+static void set_formats(const layer_call *call, const cache_view *cache, int32_t seq,
+                        int32_t kv_head, tile_source *source)
 {
     const cpu_group *group = call->group;
     float scale = 1;
-    if (cache->scales)
-        scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? kv_head : 0];
+    source->scaled = group->scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD;
+    if (cache->scales && !source->scaled)
+        scale = cache->scales[attn_util_scale_at(group->scale_granularity, group->kv_heads, seq, 0,
+                                                 kv_head)];
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
     source->formats[0].packed = group->mla.packed;
     source->formats[1] = (row_format){
         .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
-    if (group->mla.expanded) /* what the cache holds is not what is read */
+    if (group->mla.expanded || source->scaled) /* what the cache holds is not what is read */
         source->formats[1].stored_as = NULL;
 }
 
@@ -466,9 +481,9 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
         mla_load_queries(call, unit, &w);
     else
         load_queries(call, unit, kv_head, &w.block);
-    set_formats(call, &call->k_cache, kv_head, &w.keys);
-    set_formats(call, &call->v_cache, kv_head, w.values);
-    set_formats(call, &call->v_cache, kv_head, w.next_values);
+    set_formats(call, &call->k_cache, unit->seq, kv_head, &w.keys);
+    set_formats(call, &call->v_cache, unit->seq, kv_head, w.values);
+    set_formats(call, &call->v_cache, unit->seq, kv_head, w.next_values);
     attn_status status = attend_splits(call, unit, kv_head, &v, &w);
     if (status == ATTN_OK && unit->num_parts == 0)
         write_rows(call, unit, kv_head, &w);

@@ -226,7 +226,7 @@ typedef struct cache_view {
     int64_t token;
     int64_t head;
     int64_t num_pages;
-    const float *scales; /* fp8: one, or one for each KV head */
+    const float *scales; /* fp8: as the group's granularity says */
 } cache_view;
 
 /* One layer's operands. A view's data is NULL where the operand is absent. */
@@ -272,8 +272,8 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
 
 /* Write `dim` elements of one head of a new row as the cache holds them. */
-void cpu_save_head(const layer_call *call, const void *from, const cache_view *cache, int32_t head,
-                   int32_t dim, char *to);
+void cpu_save_head(const layer_call *call, const void *from, const float *scale, int32_t dim,
+                   char *to);
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);

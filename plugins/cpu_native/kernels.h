@@ -56,6 +56,8 @@ typedef struct tile_source {
     const void *rows[TILE_KEYS]; /* NULL: no row sees it and nothing is read; zeros are packed */
     uint64_t fresh;              /* bit j: row j comes from the arguments, else from the cache */
     row_format formats[2];       /* of the cache, of the arguments */
+    int32_t scaled;              /* rows of the cache have scales of their own: */
+    float scales[TILE_KEYS];
 } tile_source;
 
 /* What makes a score of q.k. */

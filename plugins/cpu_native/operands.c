@@ -125,6 +125,20 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, ui
     return ATTN_OK;
 }
 
+/* A cache that is not there has no slots with scales either. */
+static attn_status get_scale(const layer_call *call, const attn_forward_args *args, uint32_t role,
+                             cache_view *view, attn_error *error)
+{
+    const cpu_group *group = call->group;
+    uint32_t granularity = group->scale_granularity;
+    if (granularity == ATTN_SCALE_PER_TOKEN_HEAD && !view->data)
+        return ATTN_OK;
+    uint32_t count =
+        attn_util_scale_count(granularity, group->kv_heads, call->metadata->batch.num_seqs,
+                              view->num_pages * group->page_size);
+    return attn_util_scale(args, role, granularity, count, &view->scales, error);
+}
+
 static attn_status get_caches(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
@@ -140,11 +154,9 @@ static attn_status get_caches(layer_call *call, const attn_forward_args *args, a
         status = FAIL(error, ATTN_FIELD_OPERAND, "k_cache has %lld pages, v_cache %lld",
                       (long long)call->k_cache.num_pages, (long long)call->v_cache.num_pages);
     if (status == ATTN_OK && group->fp8)
-        status = attn_util_scale(args, ATTN_ROLE_K_CACHE, group->scale_granularity, group->kv_heads,
-                                 &call->k_cache.scales, error);
+        status = get_scale(call, args, ATTN_ROLE_K_CACHE, &call->k_cache, error);
     if (status == ATTN_OK && group->fp8)
-        status = attn_util_scale(args, ATTN_ROLE_V_CACHE, group->scale_granularity, group->kv_heads,
-                                 &call->v_cache.scales, error);
+        status = get_scale(call, args, ATTN_ROLE_V_CACHE, &call->v_cache, error);
     return status;
 }
 

@@ -173,13 +173,14 @@ void query_check_scales(const question *ask, int scaled_cache, int per_head, att
     int scaled = scaled_cache && is_fp8(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
     if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
-        (per_head || granularity != ATTN_SCALE_PER_HEAD))
+        (per_head || granularity <= ATTN_SCALE_PER_TENSOR))
         return;
-    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
-           open     ? per_head ? "none, per_tensor, per_head" : "none, per_tensor"
-           : scaled ? per_head ? "per_tensor, per_head" : "per_tensor"
-                    : "none",
-           "%s", attn_util_granularity_name(granularity));
+    char accepted[64];
+    snprintf(accepted, sizeof accepted, "%s%s%s%s", scaled ? "" : "none", open ? ", " : "",
+             open || scaled ? "per_tensor" : "",
+             (open || scaled) && per_head ? ", per_head, per_seq_head, per_token_head" : "");
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, accepted, "%s",
+           attn_util_granularity_name(granularity));
 }
 
 static void check_scales(const question *ask, attn_verdict *verdict)
@@ -254,7 +255,8 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
         verdict.notes = ALL_NOTES;
-        verdict.reads_new_kv_unquantised = 0;
+        verdict.reads_new_kv_unquantised =
+            ask.group.kv_scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD ? ATTN_UTIL_ALL_MODES : 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;
         tell_memory(&ask, services, &verdict);

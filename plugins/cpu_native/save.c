@@ -4,6 +4,7 @@
  */
 #include "cpu_native.h"
 
+#include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
 
 #include <string.h>
@@ -18,8 +19,8 @@ int64_t cpu_save_tasks(const layer_call *call)
 
 /* Copied, or quantised as KV-04 of docs/ABI.md says: an fp32 division by the scale, one rounding.
  */
-void cpu_save_head(const layer_call *call, const void *from, const cache_view *cache, int32_t head,
-                   int32_t dim, char *to)
+void cpu_save_head(const layer_call *call, const void *from, const float *scale, int32_t dim,
+                   char *to)
 {
     const cpu_group *group = call->group;
     float x[MAX_DIM];
@@ -27,20 +28,24 @@ void cpu_save_head(const layer_call *call, const void *from, const cache_view *c
         memcpy(to, from, (size_t)dim * attn_dtype_size(group->kv_dtype));
         return;
     }
-    float scale = cache->scales[group->scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0];
     row_format format = {.dtype = group->q_dtype};
     call->instance->kernels->convert(from, &format, dim, x);
     for (int32_t d = 0; d < dim; d++)
-        ((uint8_t *)to)[d] = f32_to_fp8(x[d] / scale, group->fp8);
+        ((uint8_t *)to)[d] = f32_to_fp8(x[d] / *scale, group->fp8);
 }
 
-static void save_row(const layer_call *call, const attn_tensor *rows, int64_t row, int64_t slot,
-                     const cache_view *cache, int32_t dim)
+static void save_row(const layer_call *call, const attn_tensor *rows, int32_t seq, int64_t row,
+                     int64_t slot, const cache_view *cache, int32_t dim)
 {
+    const cpu_group *group = call->group;
     int64_t page = slot / call->group->page_size, offset = slot % call->group->page_size;
     char *to = cache->data + page * cache->page + offset * cache->token;
-    for (int32_t head = 0; head < call->group->kv_heads; head++)
-        cpu_save_head(call, new_row(rows, row, head), cache, head, dim, to + head * cache->head);
+    for (int32_t head = 0; head < group->kv_heads; head++) {
+        const float *scale = cache->scales;
+        if (scale)
+            scale += attn_util_scale_at(group->scale_granularity, group->kv_heads, seq, slot, head);
+        cpu_save_head(call, new_row(rows, row, head), scale, dim, to + head * cache->head);
+    }
 }
 
 attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
@@ -49,9 +54,12 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
     const group_plan *plan = call->plan;
     const int64_t *slots = plan->kv.out_cache_loc.device;
     int64_t first = plan->new_first + task * ROWS_PER_TASK, end = first + ROWS_PER_TASK;
+    int32_t seq = 0;
     (void)worker;
     for (int64_t row = first; row < end && row < plan->new_end; row++) {
         int64_t slot = slots[row];
+        while (row >= (int64_t)plan->sequences[seq].first_new + plan->sequences[seq].num_new)
+            seq++;
         if (slot == -1)
             continue;
         if (slot < 0 || slot / call->group->page_size >= call->k_cache.num_pages)
@@ -60,8 +68,8 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
             mla_save_row(call, row, slot);
             continue;
         }
-        save_row(call, call->k, row, slot, &call->k_cache, call->group->dim);
-        save_row(call, call->v, row, slot, &call->v_cache, call->group->v_dim);
+        save_row(call, call->k, seq, row, slot, &call->k_cache, call->group->dim);
+        save_row(call, call->v, seq, row, slot, &call->v_cache, call->group->v_dim);
     }
     return ATTN_OK;
 }

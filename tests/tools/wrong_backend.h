@@ -8,6 +8,7 @@
 #define WRONG_BACKEND_H
 
 #include "attn_plugin.h"
+#include "attn_plugin_util.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -248,7 +249,7 @@ struct wrong_args {
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_scale scale[2];
     const attn_scale *scales[ATTN_ROLE_COUNT];
-    float slopes[64], factors[2][64];
+    float slopes[64];
 };
 
 static void copy_args(struct wrong_args *w, const attn_forward_args *args)
@@ -269,18 +270,22 @@ static attn_tensor *change_tensor(struct wrong_args *w, uint32_t role)
 
 static void change_scales(struct wrong_args *w)
 {
+    static float factors[2][1 << 18];
+    const attn_layer_group *group = &wrong_backend.group;
+    const attn_tensor *cache = w->operands[ATTN_ROLE_K_CACHE];
     for (uint32_t i = 0; i < 2; i++) {
         const attn_scale *scale = w->scales[ATTN_ROLE_K_CACHE + i];
-        uint32_t count = scale ? scale->count : 64;
+        uint32_t count = attn_util_scale_count(
+            group->kv_scale_granularity, group->num_kv_heads, wrong_backend.batch.num_seqs,
+            cache ? cache->shape[0] * wrong_backend.kv.page_size : 0);
+        ck_assert_uint_le(count, 1 << 18);
         for (uint32_t n = 0; n < count; n++)
-            w->factors[i][n] = scale ? scale->host[n] * 1.13f : 1;
+            factors[i][n] = scale ? scale->host[n] * 1.13f : 1;
         w->scale[i] = scale ? *scale
                             : (attn_scale){.struct_size = sizeof(attn_scale),
-                                           .granularity = wrong_backend.group.kv_scale_granularity,
-                                           .count = 1};
-        if (!scale && w->scale[i].granularity == ATTN_SCALE_PER_HEAD)
-            w->scale[i].count = (uint32_t)wrong_backend.group.num_kv_heads;
-        w->scale[i].host = w->factors[i];
+                                           .granularity = group->kv_scale_granularity,
+                                           .count = count};
+        w->scale[i].host = factors[i];
         w->scale[i].device = NULL;
         if (scale ? wrong_backend.wrong == SCALES_OFF : wrong_backend.wrong == SCALE_MISSING_IS_ONE)
             w->scales[ATTN_ROLE_K_CACHE + i] = &w->scale[i];

@@ -99,7 +99,8 @@ static bool shares_wrongly(const struct case_spec *spec)
         if (s == 0 || spec->num_sequences > FORWARD_CASE_MAX_SEQS || shared < 0 ||
             shared % spec->page_size != 0 || shared > spec->sequences[s].prefix_len ||
             shared > spec->sequences[s - 1].prefix_len || spec->attn_type != ATTN_TYPE_DECODER ||
-            case_is_expanded(spec) || spec->special_values)
+            case_is_expanded(spec) || spec->special_values ||
+            spec->scale_granularity == ATTN_SCALE_PER_SEQ_HEAD)
             return true;
     }
     return spec->hint != HINT_NONE && !spec->kv_layout;
@@ -142,7 +143,8 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "special_values";
     if (shares_wrongly(spec))
         return "shared";
-    if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec))
+    if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec) ||
+        (spec->scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD && spec->spread != SPREAD_NONE))
         return "scale_granularity";
     return NULL;
 }
@@ -158,7 +160,8 @@ static const char *const slot_names[] = {"contiguous", "shuffled_pages", "interl
                                          "non_monotonic_extend"};
 static const char *const spread_names[] = {"", ", pages to beyond 131072",
                                            ", pages to beyond 4 GiB"};
-static const char *const scale_names[] = {"unscaled", "per_tensor", "per_head"};
+static const char *const scale_names[] = {"unscaled", "per_tensor", "per_head", "per_seq_head",
+                                          "per_token_head"};
 
 /* A line that is written piece by piece and cut where it ends. */
 struct line {
@@ -183,8 +186,8 @@ static void say_cache(struct line *line, const struct case_spec *spec)
     if (!spec->kv_layout)
         return;
     say(line, ", %s %s %s page %d %s%s", spec->kv_layout, dtype_name(spec->kv_dtype),
-        scale_names[spec->scale_granularity % 3], spec->page_size, slot_names[spec->slots % 4],
-        spread_names[spec->spread % PAGE_SPREADS]);
+        scale_names[spec->scale_granularity % ATTN_SCALE_COUNT], spec->page_size,
+        slot_names[spec->slots % 4], spread_names[spec->spread % PAGE_SPREADS]);
     say(line, ", k, v %s%s%s",
         spec->from_cache                     ? "absent"
         : spec->flags & ATTN_FORWARD_SAVE_KV ? "saved"

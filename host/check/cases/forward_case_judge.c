@@ -290,7 +290,7 @@ static bool judge_outputs(struct run *run, bool second)
     reference_result result = {0};
     reference_report report = {0};
     reference_options options = {.reads_new_unquantised =
-                                     run->session->verdict.reads_new_kv_unquantised,
+                                     session_reads_new(run->session, &c->posed.problem),
                                  .probes = probe_needles(run->c),
                                  .num_probes = run->c->num_needles};
     oracle_view(&truth, run, second ? run->expected : c->image, second);

@@ -42,7 +42,7 @@ const char *case_latent_defect(const struct case_spec *spec)
     if (case_is_packed(spec) &&
         (latent->kv_lora_rank % 128 != 0 || spec->kv_dtype != ATTN_FP8_E4M3))
         return "kv_layout";
-    if (spec->scale_granularity == ATTN_SCALE_PER_HEAD)
+    if (spec->scale_granularity > ATTN_SCALE_PER_TENSOR)
         return "scale_granularity";
     if (latent->expanded && spec->from_cache)
         return "from_cache";

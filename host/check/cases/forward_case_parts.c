@@ -96,6 +96,29 @@ static void lay_out_arrays(struct forward_case *c)
     }
 }
 
+int64_t case_num_scales(const struct forward_case *c, int32_t num_seqs)
+{
+    const struct case_spec *spec = &c->spec;
+    const int64_t heads = spec->num_kv_heads, slots = (int64_t)c->num_pages * spec->page_size;
+    const int64_t counts[ATTN_SCALE_COUNT] = {1, 1, heads, num_seqs * heads, slots * heads};
+    return counts[spec->scale_granularity];
+}
+
+int64_t case_scale_place(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
+{
+    const int64_t heads = c->spec.num_kv_heads;
+    switch (c->spec.scale_granularity) {
+    case ATTN_SCALE_PER_HEAD:
+        return head;
+    case ATTN_SCALE_PER_SEQ_HEAD:
+        return s * heads + head;
+    case ATTN_SCALE_PER_TOKEN_HEAD:
+        return case_slot(c, s, j) * heads + head;
+    default:
+        return 0;
+    }
+}
+
 static void lay_out_caches(struct forward_case *c)
 {
     const struct case_spec *spec = &c->spec;
@@ -113,8 +136,8 @@ static void lay_out_caches(struct forward_case *c)
     extents[3] = spec->v_head_dim;
     add_tensor(c, PART_V_CACHE, spec->kv_dtype, 4, extents);
     if (spec->scale_granularity != ATTN_SCALE_NONE) {
-        add_ints(c, PART_K_SCALE, heads);
-        add_ints(c, PART_V_SCALE, heads);
+        add_ints(c, PART_K_SCALE, case_num_scales(c, c->lengths.num_seqs));
+        add_ints(c, PART_V_SCALE, case_num_scales(c, c->lengths.num_seqs));
     }
 }
 
@@ -486,12 +509,11 @@ static void view_operands(const struct viewing *v)
 static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
 {
     const struct case_spec *spec = &v->c->spec;
-    bool per_head = spec->scale_granularity == ATTN_SCALE_PER_HEAD;
     bool alone = spec->device_scales && v->place->arena == v->c->memory;
     return (attn_scale){
         .struct_size = sizeof(attn_scale),
         .granularity = spec->scale_granularity,
-        .count = per_head ? (uint32_t)spec->num_kv_heads : 1,
+        .count = (uint32_t)case_num_scales(v->c, v->view->batch.num_seqs),
         .host = alone ? NULL : case_part(v->c, part),
         .device = alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
     };

@@ -313,6 +313,11 @@ void case_tokens_destroy(struct case_tokens *tokens);
 /* Put them into `image`: q, k, v, caches; poison what no query sees. */
 attn_status case_place_tokens(struct forward_case *c, attn_error *error);
 
+/* Values of a scale of the cache, for batches of `num_seqs` sequences, and the place of that of key
+ * `j` of sequence `s`. */
+int64_t case_num_scales(const struct forward_case *c, int32_t num_seqs);
+int64_t case_scale_place(const struct forward_case *c, int32_t s, int32_t j, int32_t head);
+
 /* Write sinks, slopes and scales. */
 void case_fill_constants(struct forward_case *c);
 

@@ -262,6 +262,12 @@ attn_status session_create(const struct case_backend *backend, const attn_proble
     return status;
 }
 
+uint32_t session_reads_new(struct case_session *session, const attn_problem *problem)
+{
+    attn_verdict verdict;
+    return ask(session, problem, &verdict, NULL) == ATTN_OK ? verdict.reads_new_kv_unquantised : 0;
+}
+
 const attn_verdict *case_session_verdict(const struct case_session *session)
 {
     return &session->verdict;

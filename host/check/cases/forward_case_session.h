@@ -49,6 +49,9 @@ void session_leave(const struct case_session *session);
 void session_place(const struct case_session *session, const struct forward_case *c, bool second,
                    struct case_place *place);
 
+/* Modes in which query says that new tokens are read from the arguments, of this problem. */
+uint32_t session_reads_new(struct case_session *session, const attn_problem *problem);
+
 /* The steps of case_session_judge() one by one, for a batch that somebody else has planned, in
  * which the case is a layer: its forwards, between session_enter() and session_leave(); and what is
  * to be said of what they have left. */

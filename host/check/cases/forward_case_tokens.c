@@ -438,10 +438,11 @@ static void quantise(const struct forward_case *c, char *to, const float *from, 
         dtype_quantise(c->spec.kv_dtype, to, d, from[d], scale);
 }
 
-static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t head)
+static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
+                      int32_t head)
 {
     const float *scales = case_part(c, part);
-    return scales ? scales[c->spec.scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0] : 1;
+    return scales ? scales[case_scale_place(c, s, j, head)] : 1;
 }
 
 /* The row of k and v that holds key j; -1 = it is in the cache. */
@@ -469,9 +470,9 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
         return;
     int64_t slot = case_slot(c, s, j);
     quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
-             scale_of(c, PART_K_SCALE, head));
+             scale_of(c, PART_K_SCALE, s, j, head));
     quantise(c, case_slot_vector(c, c->image, PART_V_CACHE, slot, head), value, v_dim,
-             scale_of(c, PART_V_SCALE, head));
+             scale_of(c, PART_V_SCALE, s, j, head));
 }
 
 /* ---- What is not seen ------------------------------------------------------------------------ */
@@ -549,7 +550,7 @@ static void make_special_vector(struct forward_case *c, int32_t s, int32_t head,
     bool latent = c->spec.latent.kv_lora_rank > 0, packed = case_is_packed(&c->spec) && v == 0;
     uint64_t stream = case_stream(c->seed, DRAW_SPECIAL, (uint64_t)s, (uint64_t)head, 0);
     enum case_part_id part = parts[2 * latent + v];
-    float scale = scale_of(c, scales[2 * latent + v], head);
+    float scale = scale_of(c, scales[2 * latent + v], s, c->lengths.kv_len[s] - 1, head);
     int64_t row = new_row_of(c, s, c->lengths.kv_len[s] - 1);
     char *to = case_vector(c, c->image, part, row, head, 0);
     for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
@@ -685,10 +686,11 @@ void case_fill_constants(struct forward_case *c)
     }
     case_latent_fill_scale(c);
     float *k_scales = case_part(c, PART_K_SCALE), *v_scales = case_part(c, PART_V_SCALE);
-    for (int32_t h = 0; k_scales && h < c->spec.num_kv_heads; h++) {
-        k_scales[h] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * h), 10);
-        v_scales[h] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * h + 1), 10);
+    int64_t count = k_scales ? case_num_scales(c, c->lengths.num_seqs) : 0;
+    for (int64_t n = 0; n < count; n++) {
+        k_scales[n] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n), 10);
+        v_scales[n] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n + 1), 10);
         if (c->spec.special_values)
-            k_scales[h] = v_scales[h] = 0x1p-4f / (float)(1 << h % 3);
+            k_scales[n] = v_scales[n] = 0x1p-4f / (float)(1 << n % 3);
     }
 }

@@ -19,11 +19,11 @@ static const attn_dtype out_dtypes[] = {ATTN_DTYPE_NONE, ATTN_F32, ATTN_BF16, AT
 static const struct {
     attn_dtype dtype; /* NONE = q's */
     uint32_t granularity;
-} kv_dtypes[] = {{ATTN_DTYPE_NONE, ATTN_SCALE_NONE},
-                 {ATTN_FP8_E4M3, ATTN_SCALE_PER_TENSOR},
-                 {ATTN_FP8_E4M3, ATTN_SCALE_PER_HEAD},
-                 {ATTN_FP8_E5M2, ATTN_SCALE_PER_TENSOR},
-                 {ATTN_FP8_E5M2, ATTN_SCALE_PER_HEAD}};
+} kv_dtypes[] = {
+    {ATTN_DTYPE_NONE, ATTN_SCALE_NONE},        {ATTN_FP8_E4M3, ATTN_SCALE_PER_TENSOR},
+    {ATTN_FP8_E4M3, ATTN_SCALE_PER_HEAD},      {ATTN_FP8_E5M2, ATTN_SCALE_PER_TENSOR},
+    {ATTN_FP8_E5M2, ATTN_SCALE_PER_HEAD},      {ATTN_FP8_E4M3, ATTN_SCALE_PER_SEQ_HEAD},
+    {ATTN_FP8_E4M3, ATTN_SCALE_PER_TOKEN_HEAD}};
 
 static const int32_t dims[] = {64, 128, 16, 32, 80, 96, 192, 256, 1, 7, 20, 129, 512};
 static const int32_t v_dims[] = {0, 64, 128, 33, 1}; /* 0 = as head_dim */

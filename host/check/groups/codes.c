@@ -56,10 +56,11 @@ static void fill_codes(struct coding *coding, bool value, int32_t count, char *r
         row[d] = (char)next_code(coding, value);
 }
 
-static float scale_at(const struct forward_case *c, enum case_part_id part, int32_t head)
+static float scale_at(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
+                      int32_t head)
 {
     const float *scales = case_part(c, part);
-    return scales ? scales[c->spec.scale_granularity == ATTN_SCALE_PER_HEAD ? head : 0] : 1;
+    return scales ? scales[case_scale_place(c, s, j, head)] : 1;
 }
 
 /* An element of a query, so that its product with this one of the key adds `share` to the score; as
@@ -78,7 +79,7 @@ static void set_query(struct forward_case *c, enum case_part_id part, int32_t s,
 static void set_queries(struct forward_case *c, int32_t s, int32_t kv_head, const char *row)
 {
     int32_t ratio = c->spec.num_q_heads / c->spec.num_kv_heads, dim = c->spec.head_dim;
-    double scale = (double)scale_at(c, PART_K_SCALE, kv_head);
+    double scale = (double)scale_at(c, PART_K_SCALE, s, 0, kv_head);
     for (int32_t n = 0; n < ratio; n++)
         for (int32_t d = 0; d < dim; d++)
             set_query(c, PART_Q, s, kv_head * ratio + n, d,
@@ -113,7 +114,8 @@ static double latent_at(const struct forward_case *c, const char *row, int32_t d
 {
     int32_t lora = c->spec.latent.kv_lora_rank;
     if (!case_is_packed(&c->spec))
-        return dtype_load(c->spec.kv_dtype, row, d) * (double)scale_at(c, PART_LATENT_SCALE, 0);
+        return dtype_load(c->spec.kv_dtype, row, d) *
+               (double)scale_at(c, PART_LATENT_SCALE, 0, 0, 0);
     if (d >= lora)
         return dtype_load(ATTN_BF16, row + lora + lora / PACKED_BLOCK * 4, d - lora);
     return dtype_load(ATTN_FP8_E4M3, row, d) * dtype_load(ATTN_F32, row + lora, d / PACKED_BLOCK);

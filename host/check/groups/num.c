@@ -120,6 +120,10 @@ PRODUCT(partials, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_
         {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
 PRODUCT(read_only_layers, NULL, {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, ALL}, BOTH_PHASES)
 PRODUCT(quantised, NULL, {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, {AXIS_MODE, ALL}, {AXIS_LAYOUT, ALL})
+PRODUCT(sequence_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE, ALL},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+PRODUCT(token_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
+        {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})
 PRODUCT(limits, make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})
 PRODUCT(pages, NULL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})
@@ -615,6 +619,8 @@ const struct check check_num[] = {
     ROW("KV-03", read_only_layers, "a layer that reads another's buffer finds what that one wrote"),
     ROW("KV-04", quantised, "stored = x / scale rounded to nearest even, read = stored * scale"),
     ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
+    ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
+    ROW("KV-14", token_scales, "each slot has scales of its own; new tokens are read as given"),
     {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
      count_missing_scale, run_missing_scale},
     ROW("KV-06", pages,

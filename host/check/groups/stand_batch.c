@@ -123,6 +123,7 @@ void stand_draw_question(struct stand_scene *scene)
     struct stand_draw *draw = &scene->draw;
     bool plain = scene->measured || scene->reading;
     bool is_rounded = stand_below(draw, scene->reading ? 2 : 3) == 0;
+    bool by_sequence = is_rounded && stand_coin(draw);
     uint32_t expanded = stand_coin(draw) ? 0 : stand_coin(draw) ? 0x3f : 1;
     scene->mla = (attn_mla_dims){
         .struct_size = sizeof scene->mla, .kv_lora_rank = 16, .rope_dim = 8, .nope_dim = 8};
@@ -156,7 +157,9 @@ void stand_draw_question(struct stand_scene *scene)
         attn_layer_group *group = &scene->groups[g];
         bool cached = group->kv_group >= 0, linear = group->kind == ATTN_KIND_LINEAR;
         bool rounded = is_rounded && cached && group->kind == ATTN_KIND_SOFTMAX;
-        group->kv_scale_granularity = rounded ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+        group->kv_scale_granularity = !rounded      ? ATTN_SCALE_NONE
+                                      : by_sequence ? ATTN_SCALE_PER_SEQ_HEAD
+                                                    : ATTN_SCALE_PER_TENSOR;
         scene->problems[g] = (attn_problem){
             .struct_size = sizeof scene->problems[g],
             .device = &scene->run->subject->cpu->info,
@@ -510,15 +513,17 @@ static void draw_tensor(struct stand_scene *scene, uint32_t role, int64_t rows,
     args->operands[role] = tensor;
 }
 
-static void draw_scales(struct stand_scene *scene, struct stand_args *args)
+static void draw_scales(struct stand_scene *scene, const attn_layer_group *group,
+                        const attn_batch *batch, struct stand_args *args)
 {
-    static const float values[2] = {0.5f, 0.25f};
+    static const float values[2][STAND_SEQS] = {{0.5f}, {0.25f}}; /* nobody computes */
+    bool by_sequence = group->kv_scale_granularity == ATTN_SCALE_PER_SEQ_HEAD;
     for (int i = 0; i < 2; i++) {
         args->scale[i] = (attn_scale){.struct_size = sizeof args->scale[i],
-                                      .granularity = ATTN_SCALE_PER_TENSOR,
-                                      .count = 1,
-                                      .host = stand_coin(&scene->draw) ? &values[i] : NULL,
-                                      .device = &values[i]};
+                                      .granularity = group->kv_scale_granularity,
+                                      .count = by_sequence ? (uint32_t)batch->num_seqs : 1,
+                                      .host = stand_coin(&scene->draw) ? values[i] : NULL,
+                                      .device = values[i]};
         args->scales[ATTN_ROLE_K_CACHE + i] = &args->scale[i];
     }
 }
@@ -565,7 +570,7 @@ void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch,
                                      .num_operands = ATTN_ROLE_COUNT,
                                      .operands = args->operands};
     if (group->kv_scale_granularity != ATTN_SCALE_NONE) {
-        draw_scales(scene, args);
+        draw_scales(scene, group, &batch->batch, args);
         args->args.scales = args->scales;
         args->args.num_scales = ATTN_ROLE_COUNT;
     }

@@ -273,8 +273,21 @@ static void read_operand(const attn_tensor *tensor, uint32_t role, int64_t row, 
         to->field[STAND_FORM + role] = ABSENT; /* the row is not within the tensor */
 }
 
-static void read_operands(const struct stand_place *place, int64_t row, int64_t first_new,
-                          struct stand_row *to)
+/* Where the values for a sequence lie, and how many. */
+static void read_scale(const struct stand_place *place, const attn_scale *scale, int32_t seq,
+                       uint64_t *hash)
+{
+    bool by_sequence = scale->granularity == ATTN_SCALE_PER_SEQ_HEAD;
+    uint32_t all = by_sequence ? (uint32_t)place->batch->num_seqs : 1;
+    int64_t first = by_sequence ? seq * (int64_t)(scale->count / all) : 0;
+    absorb(hash, scale->host ? (int64_t)(uintptr_t)(scale->host + first) : 0);
+    absorb(hash, scale->device ? (int64_t)(uintptr_t)(scale->device + first) : 0);
+    absorb(hash, (int64_t)(scale->count / all) * 256 + scale->granularity);
+    absorb(hash, scale->count % all);
+}
+
+static void read_operands(const struct stand_place *place, int32_t seq, int64_t row,
+                          int64_t first_new, struct stand_row *to)
 {
     const attn_forward_args *args = place->args;
     uint64_t hash = 0;
@@ -285,11 +298,8 @@ static void read_operands(const struct stand_place *place, int64_t row, int64_t 
         to->field[STAND_ADDRESS + role] = ABSENT;
         if (tensor)
             read_operand(tensor, role, row, first_new, to);
-        if (scale) {
-            absorb(&hash, (int64_t)(uintptr_t)scale->host);
-            absorb(&hash, (int64_t)(uintptr_t)scale->device);
-            absorb(&hash, (int64_t)scale->count * 256 + scale->granularity);
-        }
+        if (scale)
+            read_scale(place, scale, seq, &hash);
         absorb(&hash, scale != NULL);
     }
     to->field[STAND_SCALES] = (int64_t)(hash >> 1);
@@ -303,7 +313,7 @@ void stand_read_row(const struct stand_place *place, int32_t seq, int32_t t, str
     read_sequence(place, seq, at, count, row);
     read_keys(place, seq, first, count, row, &first_new);
     read_parts(place, seq, t, at, row);
-    read_operands(place, at, first_new, row);
+    read_operands(place, seq, at, first_new, row);
     row->field[STAND_REAL_ROW] =
         place->batch->mode == ATTN_MODE_DECODE
             ? at < place->batch->num_real_tokens

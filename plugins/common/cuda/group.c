@@ -190,7 +190,7 @@ void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
     int open = may_quantise(takes, group) && !scaled && !is_operand_dtype(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
     int few = group->num_kv_heads <= CALL_MAX_SCALES;
-    if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
+    if (granularity <= ATTN_SCALE_PER_HEAD && (open || scaled == given) &&
         (few || granularity != ATTN_SCALE_PER_HEAD))
         return;
     const char *some = few ? "per_tensor, per_head" : "per_tensor";

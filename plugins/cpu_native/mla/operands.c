@@ -96,7 +96,7 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, at
                              .token = cache->strides[1] * element,
                              .num_pages = cache->shape[0]};
     if (group->fp8 && !group->mla.packed && (group->mla.absorbed || needed))
-        status = attn_util_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1,
+        status = attn_util_scale(args, ATTN_ROLE_LATENT_CACHE, group->scale_granularity, 1u,
                                  &view->scales, error);
     call->v_cache = *view;
     return status;

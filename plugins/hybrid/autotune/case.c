@@ -382,15 +382,17 @@ static int fill_operands(tune_case *tune)
     const attn_problem *problem = &tune->group->problem;
     const attn_layer_group *g = &tune->group->group;
     int64_t rows = tune->batch.num_tokens;
-    float *ones = take(tune, (uint64_t)g->num_kv_heads * sizeof *ones);
+    uint32_t scales =
+        attn_util_scale_count(g->kv_scale_granularity, g->num_kv_heads, tune->batch.num_seqs,
+                              (int64_t)tune->num_pages * tune->page);
+    float *ones = take(tune, (uint64_t)scales * sizeof *ones);
     if (!ones)
         return 0;
-    for (int32_t h = 0; h < g->num_kv_heads; h++)
-        ones[h] = 1;
-    int per_head = g->kv_scale_granularity == ATTN_SCALE_PER_HEAD;
+    for (uint32_t n = 0; n < scales; n++)
+        ones[n] = 1;
     tune->scale = (attn_scale){.struct_size = sizeof tune->scale,
                                .granularity = g->kv_scale_granularity,
-                               .count = per_head ? (uint32_t)g->num_kv_heads : 1,
+                               .count = scales,
                                .host = ones};
     int good = give(tune, ATTN_ROLE_Q, problem->q_dtype, 3,
                     (const int64_t[]){rows, g->num_q_heads, g->head_dim}) &&

@@ -330,17 +330,32 @@ static int new_rows_follow(const attn_metadata *metadata, const fanout_layer *la
            slice_new_rows_follow_queries(&batch->kv_groups[layer->kv_group]);
 }
 
+/* Operands keep their rows; scales of sequences are those of the part. */
+static attn_status forward_extend_rows(attn_metadata *metadata, const fanout_layer *layer,
+                                       const attn_forward_args *args, attn_stream stream,
+                                       attn_error *error)
+{
+    if (!slice_has_sequence_scales(args))
+        return forward_child(metadata, PICK_WHOLE, 0, layer, args, stream, error);
+    args_slice sliced;
+    slice_args(args, 0, 0, &sliced);
+    slice_scales(args, &metadata->slice[PICK_WHOLE], &sliced);
+    return forward_child(metadata, PICK_WHOLE, 0, layer, &sliced.args, stream, error);
+}
+
 static attn_status forward_split(attn_metadata *metadata, const fanout_layer *layer,
                                  const attn_forward_args *args, attn_stream stream,
                                  attn_error *error)
 {
     attn_status status = ATTN_OK;
     if (metadata->slice[PICK_WHOLE].batch.num_seqs > 0)
-        status = forward_child(metadata, PICK_WHOLE, 0, layer, args, stream, error);
+        status = forward_extend_rows(metadata, layer, args, stream, error);
     if (status != ATTN_OK || metadata->slice[PICK_ROWS].batch.num_seqs == 0)
         return status;
     args_slice sliced;
     slice_args(args, metadata->first_decode_row, new_rows_follow(metadata, layer), &sliced);
+    if (slice_has_sequence_scales(args))
+        slice_scales(args, &metadata->slice[PICK_ROWS], &sliced);
     return forward_child(metadata, PICK_ROWS, 1, layer, &sliced.args, stream, error);
 }
 

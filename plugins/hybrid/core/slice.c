@@ -128,6 +128,8 @@ static int decodes_first(const attn_batch *mixed)
 static void take_sequences(batch_slice *slice, int32_t seq, int32_t count, int32_t row)
 {
     attn_batch *batch = &slice->batch;
+    slice->first_seq = seq;
+    slice->all_seqs = batch->num_seqs;
     batch->num_seqs = count;
     batch->num_real_seqs = min_i32(max_i32(0, batch->num_real_seqs - seq), count);
     batch->num_decode_seqs = batch->first_decode_seq = batch->decode_q_len = 0;
@@ -266,4 +268,38 @@ void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_f
         }
     slice->args.operands = slice->operands;
     slice->args.num_operands = ATTN_ROLE_COUNT;
+}
+
+/* ---- Scales ---------------------------------------------------------------------------------- */
+
+static int is_by_sequence(const attn_forward_args *args, uint32_t role)
+{
+    const attn_scale *scale = attn_operand_scale(args, role);
+    return scale && scale->granularity == ATTN_SCALE_PER_SEQ_HEAD;
+}
+
+int slice_has_sequence_scales(const attn_forward_args *args)
+{
+    for (uint32_t role = 0; role < args->num_scales && role < ATTN_ROLE_COUNT; role++)
+        if (is_by_sequence(args, role))
+            return 1;
+    return 0;
+}
+
+void slice_scales(const attn_forward_args *args, const batch_slice *part, args_slice *slice)
+{
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        attn_scale *to = &slice->scale[role];
+        slice->scales[role] = attn_operand_scale(args, role);
+        if (!is_by_sequence(args, role))
+            continue;
+        ATTN_UTIL_READ(to, slice->scales[role]);
+        int64_t heads = part->all_seqs > 0 ? to->count / (uint32_t)part->all_seqs : 0;
+        to->host += to->host ? part->first_seq * heads : 0;
+        to->device += to->device ? part->first_seq * heads : 0;
+        to->count = (uint32_t)(part->batch.num_seqs * heads);
+        slice->scales[role] = to;
+    }
+    slice->args.scales = slice->scales;
+    slice->args.num_scales = ATTN_ROLE_COUNT;
 }

@@ -19,6 +19,8 @@ typedef struct batch_slice {
     attn_kv_batch *kv_groups; /* caller's, kv_capacity elements */
     uint32_t kv_capacity;
     uint32_t state_capacity;
+    int32_t first_seq; /* its first sequence, of all_seqs of the batch it is a part of */
+    int32_t all_seqs;
     attn_state_batch *state_groups; /* caller's, state_capacity elements */
 } batch_slice;
 
@@ -27,6 +29,8 @@ typedef struct args_slice {
     attn_forward_args args;
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_scale scale[ATTN_ROLE_COUNT];
+    const attn_scale *scales[ATTN_ROLE_COUNT];
 } args_slice;
 
 /* The extend rows of a MIXED batch as an EXTEND batch. `q_indptr` is the batch's, where the host
@@ -66,5 +70,11 @@ int slice_new_rows_follow_queries(const attn_kv_batch *kv);
  * their kin where new_rows_follow_queries. */
 void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_follow_queries,
                 args_slice *slice);
+
+/* Are there scales that each sequence has its own of? */
+int slice_has_sequence_scales(const attn_forward_args *args);
+
+/* Of those the ones of the sequences of a part, in a slice that was made. */
+void slice_scales(const attn_forward_args *args, const batch_slice *part, args_slice *slice);
 
 #endif /* HYBRID_SLICE_H */

@@ -175,7 +175,7 @@ END_TEST
  * then the message has what to write here. */
 START_TEST(it_is_the_same_on_every_machine)
 {
-    static const char golden[] = "fc792c2e56e658a9e5ffdbb73b498b4563dc8c1c05f9a86448c86c06384fd07b";
+    static const char golden[] = "a1b05e6fa347e54efd26e6c962de35a851607c64e1b1adcbcdb007bed29ef645";
     static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
     attn_device *device = &f.device->info;
     ck_assert_ptr_eq(f.subject.device, f.device);
@@ -289,7 +289,7 @@ static const struct mla_choice latents = {
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
 START_TEST(latent_points_are_the_same_on_every_machine)
 {
-    static const char golden[] = "3a9daeeadb58f79bbac73ad069a1433a8bef10be242f2812f71622dd39bb9a75";
+    static const char golden[] = "a198574b3885ee82381c224244ac0a599f3b2f6aa717a88113618ac87edfd6a6";
     struct sha256_ctx sha256;
     uint8_t digest[SHA256_DIGEST_SIZE];
     char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
