@@ -3,8 +3,12 @@
 
 #include "host/base/error.h"
 #include "host/plugin/guard.h"
+#include "host/reference/reference.h"
+
+#include "attn_backend.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Memory that needs no open device. */
 static const struct device host_memory = {.type = ATTN_DEVICE_CPU, .ops = &device_cpu};
@@ -12,6 +16,28 @@ static const struct device host_memory = {.type = ATTN_DEVICE_CPU, .ops = &devic
 static int is_power_of_two(uint64_t value)
 {
     return value != 0 && (value & (value - 1)) == 0;
+}
+
+/* ---- Extensions ------------------------------------------------------------------------------ */
+
+static attn_status judge(const attn_problem *problem, const attn_batch *batch, int32_t layer_id,
+                         const attn_forward_args *args, uint32_t reads_new_unquantised, int64_t row,
+                         int32_t head, double *bars_off, attn_error *error)
+{
+    const reference_options options = {.reads_new_unquantised = reads_new_unquantised};
+    reference_verdict verdict;
+    attn_status status =
+        reference_judge_row(problem, batch, layer_id, args, &options, row, head, &verdict, error);
+    if (status == ATTN_OK)
+        *bars_off = reference_verdict_ratio(&verdict);
+    return status;
+}
+
+static const void *get_extension(void *ctx, const char *id)
+{
+    static const attn_judge table = {.struct_size = sizeof table, .judge = judge};
+    (void)ctx;
+    return id && strcmp(id, ATTN_EXTENSION_JUDGE) == 0 ? &table : NULL;
 }
 
 /* ---- For an instance ------------------------------------------------------------------------- */
@@ -74,6 +100,7 @@ void services_init(attn_services *services, struct services_context *context)
         .allocate = allocate,
         .release = release,
         .parallel_for = parallel_for,
+        .get_extension = get_extension,
     };
 }
 

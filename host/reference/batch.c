@@ -144,7 +144,7 @@ static attn_status set_items(reference_sight *sight, const reference_call *call,
 struct forward {
     const reference_call *call;
     const reference_options *options; /* NULL = defaults */
-    reference_result *result;
+    reference_result *result;         /* NULL = of one head alone */
     reference_scratch scratch;
     double *query;  /* [call->dim] */
     double *vector; /* [max(dim, v_dim)] of a key that is asked about */
@@ -204,33 +204,58 @@ static void answer_all(const struct forward *forward, const reference_row *row,
             answer(forward, row, kv, entry, &options->probes[n]);
 }
 
+/* What the queries of row `t` see, whatever their head. */
+static attn_status set_sight(reference_sight *sight, const reference_call *call,
+                             const reference_sequence *sequence, int64_t t, attn_error *error)
+{
+    *sight = reference_sight_all();
+    set_mask(sight, call, sequence, t);
+    set_positions(sight, call, sequence, t);
+    return set_items(sight, call, sequence, error);
+}
+
+/* One head: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
+struct head_result {
+    double *out, *bars;
+    reference_row_result *row;
+};
+
+static attn_status compute_head(struct forward *forward, const reference_sequence *sequence,
+                                const reference_sight *sight, int64_t t, int32_t head,
+                                const struct head_result *into, attn_error *error)
+{
+    const reference_call *call = forward->call;
+    int32_t heads = call->group->num_q_heads, group = heads / call->kv_heads;
+    int64_t index[] = {sequence->first_row + t, head};
+    if (call->absorbed)
+        reference_mla_query(call, index[0], head, forward->query);
+    else
+        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->dim,
+                        forward->query);
+    struct reader reader = {call, sequence, head / group};
+    reference_kv kv = {read_key, &reader};
+    reference_row row = make_row(forward, sequence, head);
+    row.sight = *sight;
+    attn_status status = reference_row_compute(&row, &kv, &forward->scratch, into->out, into->bars,
+                                               into->row, error);
+    if (status == ATTN_OK && forward->result)
+        answer_all(forward, &row, &kv, index[0] * heads + head);
+    return status;
+}
+
 static attn_status compute_heads(struct forward *forward, const reference_sequence *sequence,
                                  int64_t t, attn_error *error)
 {
     const reference_call *call = forward->call;
-    reference_sight sight = reference_sight_all();
-    set_mask(&sight, call, sequence, t);
-    set_positions(&sight, call, sequence, t);
-    attn_status status = set_items(&sight, call, sequence, error);
-    int32_t heads = call->group->num_q_heads, group = heads / call->kv_heads;
+    reference_result *result = forward->result;
+    reference_sight sight;
+    attn_status status = set_sight(&sight, call, sequence, t, error);
+    int32_t heads = call->group->num_q_heads;
     for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
-        int64_t index[] = {sequence->first_row + t, h}, entry = index[0] * heads + h;
-        if (call->absorbed)
-            reference_mla_query(call, index[0], h, forward->query);
-        else
-            dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->dim,
-                            forward->query);
-        struct reader reader = {call, sequence, h / group};
-        reference_kv kv = {read_key, &reader};
-        reference_row row = make_row(forward, sequence, h);
-        row.sight = sight;
-        reference_result *result = forward->result;
-        int64_t first = entry * row.v_head_dim;
-        status = reference_row_compute(&row, &kv, &forward->scratch, result->out + first,
-                                       result->bars ? result->bars + first : NULL,
-                                       &result->rows[entry], error);
-        if (status == ATTN_OK)
-            answer_all(forward, &row, &kv, entry);
+        int64_t entry = (sequence->first_row + t) * heads + h, first = entry * call->v_dim;
+        struct head_result into = {result->out + first, result->bars ? result->bars + first : NULL,
+                                   &result->rows[entry]};
+        status = compute_head(forward, sequence, &sight, t, h, &into, error);
     }
     return status;
 }
@@ -347,6 +372,89 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
 {
     uint64_t fpu = fpu_pin();
     attn_status status = forward(problem, batch, layer_id, args, options, result, error);
+    fpu_unpin(fpu);
+    return status;
+}
+
+/* ---- One row of it -----------------------------------------------------------------------------
+ */
+
+/* The sequence that `row` belongs to, and which of its rows that is. */
+static attn_status find_row(const reference_call *call, int64_t row, reference_sequence *sequence,
+                            int64_t *t, attn_error *error)
+{
+    for (int32_t s = 0; s < call->batch->num_seqs; s++) {
+        attn_status status = reference_sequence_init(sequence, call, s, error);
+        if (status != ATTN_OK)
+            return status;
+        *t = row - sequence->first_row;
+        if (*t >= 0 && *t < sequence->num_rows && reference_row_is_real(call, sequence, *t))
+            return call->index_form ? reference_check_slots(call, sequence, error) : ATTN_OK;
+    }
+    return host_fail(error, ATTN_INVALID_ARGUMENT, "row %lld is none of the batch", (long long)row);
+}
+
+/* `memory` has room for four vectors as long as the longer of a key and a value. */
+static attn_status judge(const reference_call *call, const attn_tensor *out, int64_t row,
+                         int32_t head, double *memory, reference_verdict *verdict,
+                         attn_error *error)
+{
+    int32_t wide = call->dim > call->v_dim ? call->dim : call->v_dim;
+    struct forward forward = {.call = call, .query = memory};
+    double *truth = memory + wide, *bars = truth + wide, *actual = bars + wide;
+    reference_row_result result;
+    struct head_result into = {truth, bars, &result};
+    reference_sequence sequence;
+    reference_sight sight;
+    int64_t t = 0, index[] = {row, head};
+    attn_status status = find_row(call, row, &sequence, &t, error);
+    if (status == ATTN_OK)
+        status = set_sight(&sight, call, &sequence, t, error);
+    reference_scratch_init(&forward.scratch);
+    if (status == ATTN_OK)
+        status = compute_head(&forward, &sequence, &sight, t, head, &into, error);
+    reference_scratch_finish(&forward.scratch);
+    if (status != ATTN_OK)
+        return status;
+    dtype_to_double(out->dtype, reference_element(out, index, 2), call->v_dim, actual);
+    *verdict = reference_check_row(actual, truth, bars, call->v_dim, out->dtype, &result);
+    return ATTN_OK;
+}
+
+static __attribute__((noinline)) attn_status
+judge_row(const attn_problem *problem, const attn_batch *batch, int32_t layer_id,
+          const attn_forward_args *args, const reference_options *options, int64_t row,
+          int32_t head, reference_verdict *verdict, attn_error *error)
+{
+    reference_call call;
+    attn_status status = reference_call_init(&call, problem, batch, layer_id, args, options, error);
+    if (status != ATTN_OK)
+        return status;
+    const attn_tensor *out = attn_operand(args, ATTN_ROLE_OUT);
+    const int64_t shape[] = {call.num_rows, call.group->num_q_heads, call.v_dim};
+    status = reference_check_tensor(out, ATTN_ROLE_OUT, problem->out_dtype, 3, shape, error);
+    if (status == ATTN_OK && (head < 0 || head >= call.group->num_q_heads))
+        status = host_fail(error, ATTN_INVALID_ARGUMENT, "head %d; accepted: below %d", head,
+                           call.group->num_q_heads);
+    if (status != ATTN_OK)
+        return status;
+    double *memory =
+        calloc(4 * (size_t)(call.dim > call.v_dim ? call.dim : call.v_dim), sizeof *memory);
+    if (!memory)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a row");
+    status = judge(&call, out, row, head, memory, verdict, error);
+    free(memory);
+    return status;
+}
+
+attn_status reference_judge_row(const attn_problem *problem, const attn_batch *batch,
+                                int32_t layer_id, const attn_forward_args *args,
+                                const reference_options *options, int64_t row, int32_t head,
+                                reference_verdict *verdict, attn_error *error)
+{
+    uint64_t fpu = fpu_pin();
+    attn_status status =
+        judge_row(problem, batch, layer_id, args, options, row, head, verdict, error);
     fpu_unpin(fpu);
     return status;
 }

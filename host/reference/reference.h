@@ -221,6 +221,13 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
                               const reference_options *options, reference_result *result,
                               attn_error *error);
 
+/* Judge the output of one head in one row of a forward alone: operand OUT of `args`, by the same
+ * reading of everything. INVALID_ARGUMENT as above, and for a row that is no real one. */
+attn_status reference_judge_row(const attn_problem *problem, const attn_batch *batch,
+                                int32_t layer_id, const attn_forward_args *args,
+                                const reference_options *options, int64_t row, int32_t head,
+                                reference_verdict *verdict, attn_error *error);
+
 /* Release what a result holds. NULL, zeroed and finished ones are fine. */
 void reference_result_finish(reference_result *result);
 

@@ -37,6 +37,7 @@ static void scene_free(struct stand_scene *scene)
     stand_fell(scene);
     free(scene->log);
     free(scene->heap);
+    stand_free_truth(scene);
     free(scene);
 }
 

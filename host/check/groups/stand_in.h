@@ -268,13 +268,23 @@ struct stand_scene {
     struct stand_row *log; /* [STAND_LOG] rows of the call under way */
     int32_t logged;
     bool recording;
-    char *heap;      /* what operands point to */
-    char wrong[512]; /* the first thing that a child has seen; "" = none */
+    char *heap;                /* what operands point to */
+    struct stand_truth *truth; /* stand_truth.c */
+    char wrong[512];           /* the first thing that a child has seen; "" = none */
 };
 
 /* A child has seen something that is not right. The first one stays. */
 void stand_object(struct stand_scene *scene, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* ---- stand_truth.c --------------------------------------------------------------------------- */
+
+/* Write what attention gives into operand OUT; `reads` is the verdict's reads_new_kv_unquantised.
+ * What the oracle says of a call that makes no sense to it. */
+attn_status stand_give_truth(struct stand_scene *scene, const attn_problem *problem,
+                             const attn_batch *batch, int32_t layer_id,
+                             const attn_forward_args *args, uint32_t reads);
+void stand_free_truth(struct stand_scene *scene);
 
 /* ---- stand_batch.c --------------------------------------------------------------------------- */
 

@@ -30,8 +30,7 @@ static const attn_option option_list[NUM_OPTIONS] = {
      .flags = ATTN_OPTION_REQUIRED | ATTN_OPTION_REPEATED,
      .key = "candidate",
      .min = 1,
-     .doc = "a backend to choose from; the first one serves what is not measured, and is the "
-            "reference"},
+     .doc = "a backend to choose from; the first one serves what is not measured"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "store",
@@ -189,6 +188,14 @@ static const tune_group *find_group(const tuning *own, uint32_t part)
     return NULL;
 }
 
+uint32_t tune_first_left(const tuning *own)
+{
+    uint32_t c = 0;
+    while (c < own->rules.num_children && own->dropped >> c & 1u)
+        c++;
+    return c < own->rules.num_children ? c : 0;
+}
+
 static uint32_t choose(const void *ctx, uint32_t part, uint32_t phase, int32_t num_seqs,
                        int32_t max_kv_len)
 {
@@ -196,9 +203,10 @@ static uint32_t choose(const void *ctx, uint32_t part, uint32_t phase, int32_t n
     uint32_t batch = find_range(tune_batch_ends, num_seqs);
     uint32_t length = find_range(tune_length_ends, max_kv_len);
     if (!group || phase > PICK_DECODE)
-        return 0;
+        return tune_first_left(ctx);
     uint32_t own_phase = phase == PICK_DECODE ? TUNE_DECODE : TUNE_PREFILL;
-    return group->classes[tune_class_index(own_phase, batch, length)].choice;
+    const tune_class *at = &group->classes[tune_class_index(own_phase, batch, length)];
+    return at->from == TUNE_UNDECIDED ? tune_first_left(ctx) : at->choice;
 }
 
 /* What comes to a child by the decisions. */
@@ -379,29 +387,6 @@ void tune_log(const attn_instance *instance, uint32_t level, const char *format,
     services->log(services->ctx, level, text);
 }
 
-/* Decisions as text, a line for each; those of classes that exist. */
-static void tell(attn_instance *instance)
-{
-    static const char *const from[] = {"not measured", "stored", "measured"};
-    tuning *own = instance->own;
-    size_t length = 0, size = sizeof own->told;
-    for (uint32_t i = 0; i < own->num_groups * TUNE_CLASSES; i++) {
-        const tune_group *group = &own->groups[i / TUNE_CLASSES];
-        const tune_class *at = &group->classes[i % TUNE_CLASSES];
-        int32_t seqs, keys;
-        char what[128], times[96] = "";
-        if (!tune_class_exists(group, i % TUNE_CLASSES, &seqs, &keys) || length >= size)
-            continue;
-        tune_class_text(i % TUNE_CLASSES, what, sizeof what);
-        if (at->us[0] > 0)
-            snprintf(times, sizeof times, ", %.1f us; %s %.1f us", (double)at->us[1],
-                     instance->child[0].name, (double)at->us[0]);
-        length += (size_t)snprintf(own->told + length, size - length, "%slayers %s, %s: %s (%s%s)",
-                                   length ? "\n" : "", group->layers, what,
-                                   instance->child[at->choice].name, from[at->from], times);
-    }
-}
-
 static attn_status prepare(attn_instance *instance, attn_progress progress, void *progress_ctx,
                            attn_error *error)
 {
@@ -415,15 +400,23 @@ static attn_status prepare(attn_instance *instance, attn_progress progress, void
         return status;
     if (own->options.store[0])
         tune_store_write(instance);
-    tell(instance);
-    tune_log(instance, ATTN_LOG_DEBUG, "%s", own->told);
-    return ATTN_OK;
+    return tune_tell(instance, error);
+}
+
+static void destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    const attn_services *services = instance->children.services;
+    services->release(services->ctx, ATTN_SPACE_HOST, ((tuning *)instance->own)->told);
+    fanout_op_destroy(instance);
 }
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
+    const char *told = ((const tuning *)instance->own)->told;
     if (strcmp(id, ATTN_EXTENSION_EXPLAIN) == 0)
-        return ((const tuning *)instance->own)->told;
+        return told ? told : "";
     return fanout_op_get_extension(instance, id);
 }
 
@@ -431,7 +424,7 @@ static const void *get_extension(attn_instance *instance, const char *id)
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof ops,
-    .destroy = fanout_op_destroy,
+    .destroy = destroy,
     .prepare = prepare,
     .index_forms = fanout_op_index_forms,
     .metadata_size = pick_metadata_size,

@@ -4,14 +4,16 @@
  *
  *   autotune.c options, rules, query, create, prepare; the type
  *   measure.c  who is right and who is fastest, class by class
+ *   judge.c    which rows the host's judge looks at
  *   samples.c  what samples say
  *   case.c     a batch of random numbers for a class, run through one candidate
+ *   tell.c     what came out, for people
  *   store.c    the file of decisions
  *
  * A class is a layer group, a phase (prefill, decode), a range of sequences and a range of keys.
  * Its candidate is chosen in prepare(), on made-up batches, so that forward stays what it is
  * without autotune: it measures nothing and changes its mind never. Before prepare(), and for what
- * is not measured, the first candidate serves.
+ * is not measured, the first candidate serves that was not found wrong.
  */
 #ifndef HYBRID_AUTOTUNE_H
 #define HYBRID_AUTOTUNE_H
@@ -36,10 +38,9 @@ enum { TUNE_UNDECIDED = 0, TUNE_STORED = 1, TUNE_MEASURED = 2 };
 
 /* A decision. */
 typedef struct tune_class {
-    uint8_t choice; /* candidate */
-    uint8_t from;   /* TUNE_* */
-    float us[2];    /* microseconds of a sample, the first candidate's and the choice's; 0 = not */
-                    /* measured here */
+    uint8_t choice;              /* candidate */
+    uint8_t from;                /* TUNE_* */
+    float us[PICK_MAX_CHILDREN]; /* of a forward of each candidate; 0 = not measured here */
 } tune_class;
 
 /* A layer group, as far as it is needed after create. */
@@ -70,9 +71,10 @@ typedef struct tuning {
     attn_device device;
     char device_text[64];
     char versions[PICK_MAX_CHILDREN][96]; /* of the candidates: a stored decision was for these */
-    uint32_t dropped;                     /* candidates that were found wrong, as a mask */
+    uint32_t dropped;                     /* candidates that were found wrong, as a mask, */
+    char why[PICK_MAX_CHILDREN][512];     /* and why */
     uint32_t num_groups;
-    char told[4096]; /* decisions, for people */
+    char *told; /* decisions, for people; memory of the services, NULL before prepare() */
     tune_group groups[];
 } tuning;
 
@@ -100,6 +102,9 @@ void tune_class_text(uint32_t index, char *text, size_t size);
 /* Why nothing can be measured for this group, or NULL. */
 const char *tune_why_not(const tune_group *group);
 
+/* Who serves what is not decided: the first that was not found wrong; 0 if all were. */
+uint32_t tune_first_left(const tuning *own);
+
 /* ---- A case ---------------------------------------------------------------------------------- */
 
 typedef struct tune_case tune_case;
@@ -121,13 +126,57 @@ attn_status tune_case_replan(tune_case *tune, uint32_t candidate, attn_error *er
 attn_status tune_case_run(tune_case *tune, uint32_t candidate, attn_error *error);
 attn_status tune_case_wait(tune_case *tune, attn_error *error);
 
-/* Fill the output with what is not a number, so that it is seen where nothing is written; keep it
- * as what others are compared with; and compare. The largest difference, as a multiple of what two
- * right answers may differ by: above 1, or not a number, is wrong. */
+/* Fill the output with what is not a number, so that it is seen where nothing is written; bring it
+ * to the host when it has been computed; keep it for tune_case_find_farthest(). */
 void tune_case_poison(tune_case *tune);
-attn_status tune_case_fetch(tune_case *tune, attn_error *error); /* when it has been computed */
+attn_status tune_case_fetch(tune_case *tune, attn_error *error);
 void tune_case_keep_output(tune_case *tune);
-double tune_case_difference(const tune_case *tune);
+
+/* ---- Who is right ---------------------------------------------------------------------------- */
+
+/* One head of one row of the output, and by how many bars it is off: above 1 is wrong. */
+typedef struct tune_row {
+    int64_t row;
+    int32_t head;
+    double off;
+} tune_row;
+
+enum { TUNE_MAX_SAMPLED = 64, TUNE_FARTHEST = 4 };
+
+/* Rows from the first to the last, with all heads by turns; fewer where keys are many. Returns how
+ * many. */
+uint32_t tune_sample_rows(const tune_case *tune, tune_row rows[TUNE_MAX_SAMPLED]);
+
+/* The rows in which the output is farthest from the one that was kept. Returns how many. */
+uint32_t tune_find_farthest(const tune_case *tune, tune_row rows[TUNE_FARTHEST]);
+
+/* Ask the host's judge about these rows of the candidate's output, which was fetched, or of the one
+ * that was kept, which is its own then. *worst = one of them. */
+attn_status tune_judge(tune_case *tune, uint32_t candidate, int kept, tune_row *rows,
+                       uint32_t count, const tune_row **worst, attn_error *error);
+
+/* The host's judge, or NULL: then nothing is measured. */
+const attn_judge *tune_find_judge(const attn_instance *instance);
+
+/* What a judge is told of a case: all of it in host memory. */
+typedef struct tune_view {
+    attn_problem problem; /* of this batch alone */
+    attn_bounds bounds;
+    attn_layer_group group;
+    attn_layer layer;
+    attn_batch batch;
+    attn_forward_args args;
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    const void *out, *kept; /* outputs, of the shape of operand OUT */
+    const attn_instance *instance;
+} tune_view;
+
+/* It lives as long as the case. */
+const tune_view *tune_case_view(const tune_case *tune);
+
+/* The number at an index of an array of that type, which is not 8-byte wide. */
+double tune_number(const void *from, uint64_t index, attn_dtype dtype);
 
 /* ---- Measuring ------------------------------------------------------------------------------- */
 
@@ -149,6 +198,15 @@ attn_status tune_store_read(attn_instance *instance, attn_error *error);
 /* Write the decisions; entries that speak of other devices and layers stay. A failure is a message
  * alone. */
 void tune_store_write(attn_instance *instance);
+
+/* ---- For people ------------------------------------------------------------------------------ */
+
+/* Write all decisions to `told`: a line for each class, one for each candidate that was dropped. */
+attn_status tune_tell(attn_instance *instance, attn_error *error);
+
+/* "steady 12.3 us, alone 4.5 us", of those that were measured; "" = none. Returns its length. */
+size_t tune_times_text(const attn_instance *instance, const tune_class *at, char *text,
+                       size_t size);
 
 /* "message" to the user, printf's. */
 void tune_log(const attn_instance *instance, uint32_t level, const char *format, ...)

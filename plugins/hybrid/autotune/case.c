@@ -44,7 +44,7 @@ struct tune_case {
     int32_t page, pages_of_seq, first_tail; /* pages from first_tail on are written */
     int64_t num_pages;
     uint64_t random;
-    double factor, peak; /* a query is this many times its key, and their score is near the peak */
+    double factor; /* a query is this many times its key */
     struct planned planned[PICK_MAX_CHILDREN];
     struct block blocks[MAX_BLOCKS];
     uint32_t num_blocks;
@@ -58,7 +58,8 @@ struct tune_case {
     attn_forward_args args;
     uint64_t out_bytes;
     void *out;  /* output as the host sees it */
-    void *kept; /* output of the first candidate */
+    void *kept; /* output of another candidate */
+    tune_view view;
 };
 
 /* A block of the host, and of the device where that is another. */
@@ -133,7 +134,7 @@ static void fill(tune_case *tune, void *to, uint64_t count, attn_dtype dtype)
 }
 
 /* A normal number, which is all that is made here but for outputs. */
-static double get(const void *from, uint64_t index, attn_dtype dtype)
+double tune_number(const void *from, uint64_t index, attn_dtype dtype)
 {
     int exponent, mantissa;
     format_of(dtype, &exponent, &mantissa);
@@ -351,18 +352,18 @@ static void aim(tune_case *tune, int32_t seq, int32_t t, int32_t head)
     const attn_tensor *source = fresh ? k : &tune->tensors[ATTN_ROLE_K_CACHE];
     for (int32_t d = 0; d < g->head_dim; d++)
         put(q->data, to + (uint64_t)d, q->dtype,
-            bits_of(tune->factor * get(source->data, from + (uint64_t)d, source->dtype), q->dtype));
+            bits_of(tune->factor * tune_number(source->data, from + (uint64_t)d, source->dtype),
+                    q->dtype));
 }
 
 /* High enough that one key outweighs all the others; |k|^2 is some 0.4 * head_dim. A power of two,
  * so that nothing is rounded. */
-static void choose_peak(tune_case *tune)
+static void choose_factor(tune_case *tune)
 {
     const attn_layer_group *g = &tune->group->group;
     double length = 0.4 * g->head_dim * fabs((double)g->sm_scale);
     double wanted = 3 + log((double)tune->kv_len);
     tune->factor = length > 0 ? exp2(round(log2(wanted / length))) : 1;
-    tune->peak = tune->factor * length;
 }
 
 static int give_per_head(tune_case *tune, uint32_t role, uint32_t flag, float value)
@@ -408,7 +409,7 @@ static int fill_operands(tune_case *tune)
                give_per_head(tune, ATTN_ROLE_ALIBI_SLOPES, ATTN_GROUP_HAS_ALIBI, 0.01f);
     if (!good)
         return 0;
-    choose_peak(tune);
+    choose_factor(tune);
     for (int32_t s = 0; s < tune->num_seqs; s++)
         for (int32_t t = 0; t < tune->q_len; t++)
             for (int32_t h = 0; h < g->num_q_heads; h++)
@@ -423,6 +424,86 @@ static int fill_operands(tune_case *tune)
                                      .operands = tune->operands,
                                      .scales = tune->scales};
     return tune->kept != NULL;
+}
+
+/* The bounds of this batch. */
+static attn_bounds bounds_of(const tune_case *tune)
+{
+    attn_bounds bounds = tune->group->bounds;
+    bounds.modes = ATTN_MODE_BIT(tune->batch.mode);
+    bounds.max_seqs = tune->num_seqs;
+    bounds.max_tokens = tune->batch.num_tokens;
+    bounds.max_q_len = tune->q_len;
+    bounds.max_kv_len = tune->kv_len;
+    bounds.max_kv_tokens = (int64_t)tune->num_seqs * tune->pages_of_seq * tune->page;
+    return bounds;
+}
+
+static attn_i32_array of_host(attn_i32_array array)
+{
+    return (attn_i32_array){array.host, NULL};
+}
+
+/* The batch without what lies on the device; a layer's one KV group is like the others. */
+static int view_batch(tune_case *tune)
+{
+    attn_batch *batch = &tune->view.batch;
+    attn_kv_batch *groups = take(tune, batch->num_kv_groups * sizeof *groups);
+    if (!groups)
+        return 0;
+    batch->seq_lens = of_host(batch->seq_lens);
+    batch->prefix_lens = of_host(batch->prefix_lens);
+    batch->q_indptr = of_host(batch->q_indptr);
+    batch->req_pool_indices = of_host(batch->req_pool_indices);
+    for (uint32_t g = 0; g < batch->num_kv_groups; g++) {
+        groups[g] = tune->kv_groups[g];
+        groups[g].kv_lens = of_host(groups[g].kv_lens);
+        groups[g].req_to_token = of_host(groups[g].req_to_token);
+        groups[g].block_table = of_host(groups[g].block_table);
+        groups[g].kv_indptr = of_host(groups[g].kv_indptr);
+        groups[g].kv_indices = of_host(groups[g].kv_indices);
+        groups[g].last_page_len = of_host(groups[g].last_page_len);
+        groups[g].out_cache_loc.device = NULL;
+    }
+    batch->kv_groups = groups;
+    return 1;
+}
+
+/* Before upload(): tensors lie on the host still. */
+static int make_view(tune_case *tune)
+{
+    tune_view *view = &tune->view;
+    const tune_group *group = tune->group;
+    view->instance = tune->instance;
+    view->problem = group->problem;
+    view->problem.device = &((const tuning *)tune->instance->own)->device;
+    view->bounds = bounds_of(tune);
+    view->problem.bounds = &view->bounds;
+    view->problem.kv_layout = group->is_hnd ? ATTN_LAYOUT_KV_HND : ATTN_LAYOUT_KV_NHD;
+    view->layer = (attn_layer){.struct_size = sizeof view->layer,
+                               .layer_id = group->layer_id,
+                               .kv_buffer = group->layer_id};
+    view->group = group->group;
+    view->group.num_layers = 1;
+    view->group.layers = &view->layer;
+    view->problem.group = &view->group;
+    view->batch = tune->batch;
+    view->args = tune->args;
+    view->args.operands = view->operands;
+    memcpy(view->tensors, tune->tensors, sizeof view->tensors);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        view->tensors[role].device_type = ATTN_DEVICE_CPU;
+        view->tensors[role].device_id = 0;
+        view->operands[role] = tune->operands[role] ? &view->tensors[role] : NULL;
+    }
+    view->out = tune->tensors[ATTN_ROLE_OUT].data;
+    view->kept = tune->kept;
+    return view_batch(tune);
+}
+
+const tune_view *tune_case_view(const tune_case *tune)
+{
+    return &tune->view;
 }
 
 /* Copy all blocks to the device, and let the tensors lie there. */
@@ -484,7 +565,8 @@ attn_status tune_case_create(attn_instance *instance, const tune_group *group, u
         return status;
     }
     tune->kv_groups = take(tune, instance->layers.groups.num_kv_groups * sizeof *tune->kv_groups);
-    if (!tune->kv_groups || !fill_sequences(tune) || !fill_pages(tune) || !fill_operands(tune)) {
+    if (!tune->kv_groups || !fill_sequences(tune) || !fill_pages(tune) || !fill_operands(tune) ||
+        !make_view(tune)) {
         tune_case_destroy(tune);
         return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a batch to measure");
     }
@@ -524,19 +606,6 @@ void tune_case_destroy(tune_case *tune)
     if (tune->stream)
         tune->cuda->cuStreamDestroy_v2(tune->stream);
     tune->services->release(tune->services->ctx, ATTN_SPACE_HOST, tune);
-}
-
-/* The bounds of this batch. */
-static attn_bounds bounds_of(const tune_case *tune)
-{
-    attn_bounds bounds = tune->group->bounds;
-    bounds.modes = ATTN_MODE_BIT(tune->batch.mode);
-    bounds.max_seqs = tune->num_seqs;
-    bounds.max_tokens = tune->batch.num_tokens;
-    bounds.max_q_len = tune->q_len;
-    bounds.max_kv_len = tune->kv_len;
-    bounds.max_kv_tokens = (int64_t)tune->num_seqs * tune->pages_of_seq * tune->page;
-    return bounds;
 }
 
 /* Memory of the device. */
@@ -635,33 +704,4 @@ attn_status tune_case_fetch(tune_case *tune, attn_error *error)
 void tune_case_keep_output(tune_case *tune)
 {
     memcpy(tune->kept, tune->out, tune->out_bytes);
-}
-
-/* What the pass rule of docs/ABI.md lets each of two be off by at most, where values are below 1:
- * rounded probabilities on their own and together, the output, and scores as high as the peak,
- * which are fp32, with a coarser tanh under a cap. */
-static double most_apart(const tune_case *tune)
-{
-    int exponent, mantissa;
-    format_of(tune->group->problem.q_dtype, &exponent, &mantissa);
-    double half_ulp = ldexp(0.5, -mantissa);
-    double score = tune->group->group.logit_cap > 0 ? 0x1p-11 : 1e-5;
-    return 2 * (3 * half_ulp + score * (tune->peak + 2));
-}
-
-double tune_case_difference(const tune_case *tune)
-{
-    const attn_problem *problem = &tune->group->problem;
-    const void *out = tune->out;
-    uint64_t count = tune->out_bytes / attn_dtype_size(problem->out_dtype);
-    double most = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        double apart =
-            fabs(get(out, i, problem->out_dtype) - get(tune->kept, i, problem->out_dtype));
-        if (!(apart <= most))
-            most = apart;
-        if (isnan(apart))
-            break;
-    }
-    return most / most_apart(tune);
 }

@@ -2,17 +2,18 @@
  *
  * measure.c: who is right, and then who is fastest.
  *
- * In each class each candidate computes the batch once; one whose output is not the first
- * candidate's within what the pass rule leaves to two right answers, or that fails, is dropped for
- * good and for all classes. Those that are left take turns, and one takes the place of the one
- * before it if its median and its best sample are lower by the margin and most of its samples are
- * lower than those of the same round: noise that hits both, or one of them now and then, decides
- * nothing, and neither does what hits one of them nearly always, for it only ever adds.
+ * In each class each candidate computes the batch once; one that fails, or whose output the host's
+ * judge finds wrong (judge.c), is dropped for good and for all classes. Those that are left take
+ * turns, and one takes the place of the one before it if its median and its best sample are lower
+ * by the margin and most of its samples are lower than those of the same round: noise that hits
+ * both, or one of them now and then, decides nothing, and neither does what hits one of them nearly
+ * always, for it only ever adds.
  */
 #include "autotune.h"
 
 #include "attn_plugin_util.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,11 +81,11 @@ static uint32_t count_left(const struct walk *walk)
 
 static void drop(struct walk *walk, uint32_t c, const struct class_id *id, const char *why)
 {
-    char what[128];
+    char what[128], *kept = walk->own->why[c];
     tune_class_text(id->index, what, sizeof what);
     walk->own->dropped |= 1u << c;
-    tune_log(walk->instance, ATTN_LOG_WARNING, "%s is dropped: layers %s, %s: %s", name_of(walk, c),
-             id->group->layers, what, why);
+    snprintf(kept, sizeof walk->own->why[c], "layers %s, %s: %s", id->group->layers, what, why);
+    tune_log(walk->instance, ATTN_LOG_WARNING, "%s is dropped: %s", name_of(walk, c), kept);
 }
 
 /* ---- Who is right ---------------------------------------------------------------------------- */
@@ -103,35 +104,65 @@ static attn_error *listen(struct said *said)
     return &said->error;
 }
 
-/* Compare all candidates in one class. The first one's failure ends the class. */
+/* Drop the candidate if the worst of these rows is wrong: of its output, or of the one kept. */
+static void judge(struct walk *walk, const struct class_id *id, tune_case *tune, uint32_t c,
+                  int kept, tune_row *rows, uint32_t count)
+{
+    struct said said;
+    char why[400];
+    const tune_row *worst;
+    attn_status status = tune_judge(tune, c, kept, rows, count, &worst, listen(&said));
+    if (status == ATTN_OK && worst->off <= 1)
+        return;
+    if (status != ATTN_OK)
+        snprintf(why, sizeof why, "its output cannot be judged: %s", said.text);
+    else if (!isfinite(worst->off))
+        snprintf(why, sizeof why, "row %lld of query head %d is not written, or not finite",
+                 (long long)worst->row, worst->head);
+    else
+        snprintf(why, sizeof why,
+                 "row %lld of query head %d is off by %.3g times what the pass rule allows",
+                 (long long)worst->row, worst->head, worst->off);
+    drop(walk, c, id, why);
+}
+
+/* Compute the class with a candidate, from the plan to the output. */
+static attn_status compute(tune_case *tune, uint32_t c, attn_error *error)
+{
+    tune_case_poison(tune);
+    attn_status status = tune_case_plan(tune, c, error);
+    if (status == ATTN_OK)
+        status = tune_case_run(tune, c, error);
+    return status == ATTN_OK ? tune_case_fetch(tune, error) : status;
+}
+
+/* Judge all candidates in one class: a sample of each, and where it is farthest from the first. */
 static void compare(struct walk *walk, const struct class_id *id, tune_case *tune)
 {
     struct said said;
     char why[320];
+    tune_row rows[TUNE_MAX_SAMPLED];
+    uint32_t first = PICK_MAX_CHILDREN;
     for (uint32_t c = 0; c < walk->instance->children.num_children; c++) {
         if (is_dropped(walk, c))
             continue;
-        tune_case_poison(tune);
-        attn_status status = tune_case_plan(tune, c, listen(&said));
-        if (status == ATTN_OK)
-            status = tune_case_run(tune, c, &said.error);
-        if (status == ATTN_OK)
-            status = tune_case_fetch(tune, &said.error);
-        if (c == 0)
-            tune_case_keep_output(tune);
-        double difference = status == ATTN_OK ? tune_case_difference(tune) : 0;
-        if (status != ATTN_OK)
+        if (compute(tune, c, listen(&said)) != ATTN_OK) {
             snprintf(why, sizeof why, "it fails: %s", said.text);
-        else if (!(difference <= 1))
-            snprintf(why, sizeof why,
-                     c == 0 ? "its output is not finite%s"
-                            : "its output differs from that of %s by %.3g times what is allowed",
-                     c == 0 ? "" : name_of(walk, 0), difference);
-        else
+            drop(walk, c, id, why);
             continue;
-        drop(walk, c, id, why);
-        if (c == 0)
-            return;
+        }
+        judge(walk, id, tune, c, 0, rows, tune_sample_rows(tune, rows));
+        if (is_dropped(walk, c))
+            continue;
+        if (first == PICK_MAX_CHILDREN) {
+            first = c;
+            tune_case_keep_output(tune);
+            continue;
+        }
+        uint32_t count = tune_find_farthest(tune, rows);
+        judge(walk, id, tune, c, 0, rows, count);
+        if (!is_dropped(walk, first))
+            judge(walk, id, tune, first, 1, rows, count);
     }
 }
 
@@ -202,15 +233,17 @@ static void decide(struct walk *walk, const struct class_id *id, tune_case *tune
         walk->late++;
         return;
     }
-    uint32_t holder = 0;
-    for (uint32_t c = 1; c < walk->instance->children.num_children; c++)
-        if (!is_dropped(walk, c) && tune_is_faster(samples.ns[c], samples.ns[holder],
-                                                   samples.rounds, walk->own->options.margin))
+    uint32_t holder = tune_first_left(walk->own);
+    for (uint32_t c = 0; c < walk->instance->children.num_children; c++) {
+        if (is_dropped(walk, c))
+            continue;
+        at->us[c] = (float)(tune_median(samples.ns[c], samples.rounds) / samples.forwards / 1e3);
+        if (tune_is_faster(samples.ns[c], samples.ns[holder], samples.rounds,
+                           walk->own->options.margin))
             holder = c;
+    }
     at->choice = (uint8_t)holder;
     at->from = TUNE_MEASURED;
-    at->us[0] = (float)(tune_median(samples.ns[0], samples.rounds) / samples.forwards / 1e3);
-    at->us[1] = (float)(tune_median(samples.ns[holder], samples.rounds) / samples.forwards / 1e3);
 }
 
 /* ---- All classes ----------------------------------------------------------------------------- */
@@ -241,7 +274,7 @@ static void measure_class(struct walk *walk, const struct class_id *id, const ch
     compare(walk, id, tune);
     if (walk->own->dropped != dropped)
         forget_dropped(walk);
-    if (count_left(walk) > 1 && !is_dropped(walk, 0))
+    if (count_left(walk) > 1)
         decide(walk, id, tune);
     tune_case_destroy(tune);
 }
@@ -283,7 +316,7 @@ static uint32_t each_class(struct walk *walk, int count_only)
                 !tune_class_exists(id.group, id.index, &id.num_seqs, &id.kv_len))
                 continue;
             found++;
-            if (!count_only && count_left(walk) > 1 && !is_dropped(walk, 0))
+            if (!count_only && count_left(walk) > 1)
                 visit(walk, &id);
         }
     }
@@ -296,7 +329,7 @@ static void tell_why_not(const struct walk *walk)
         const char *why = tune_why_not(&walk->own->groups[g]);
         if (why)
             tune_log(walk->instance, ATTN_LOG_INFO, "layers %s are %s's: %s",
-                     walk->own->groups[g].layers, name_of(walk, 0), why);
+                     walk->own->groups[g].layers, name_of(walk, tune_first_left(walk->own)), why);
     }
 }
 
@@ -309,9 +342,13 @@ attn_status tune_measure(attn_instance *instance, attn_progress progress, void *
                         .progress_ctx = progress_ctx};
     (void)error;
     walk.end_ns = now_ns() + (int64_t)(walk.own->options.seconds * 1e9);
-    tell_why_not(&walk);
     if (instance->children.num_children < 2)
         return ATTN_OK;
+    if (!tune_find_judge(instance)) {
+        tune_log(instance, ATTN_LOG_WARNING, "nothing is measured: the host lacks %s",
+                 ATTN_EXTENSION_JUDGE);
+        return ATTN_OK;
+    }
     /* Again, if one was dropped that had been chosen before. */
     for (uint32_t before = ~0u; before != walk.own->dropped;) {
         before = walk.own->dropped;
@@ -322,6 +359,7 @@ attn_status tune_measure(attn_instance *instance, attn_progress progress, void *
     if (walk.late > 0)
         tune_log(instance, ATTN_LOG_WARNING,
                  "%u classes were not reached in %g s and go to %s; accepted: a larger `seconds`",
-                 walk.late, walk.own->options.seconds, name_of(&walk, 0));
+                 walk.late, walk.own->options.seconds, name_of(&walk, tune_first_left(walk.own)));
+    tell_why_not(&walk);
     return ATTN_OK;
 }

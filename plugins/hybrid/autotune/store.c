@@ -189,7 +189,7 @@ static int is_first(const tuning *own, uint32_t g)
 static void write_ours(const attn_instance *instance, FILE *file)
 {
     const tuning *own = instance->own;
-    char candidates[4096], what[128];
+    char candidates[4096], what[128], times[PICK_MAX_CHILDREN * 96];
     candidates_text(instance, candidates, sizeof candidates);
     for (uint32_t g = 0; g < own->num_groups; g++)
         for (uint32_t i = 0; i < TUNE_CLASSES && is_first(own, g); i++) {
@@ -197,13 +197,10 @@ static void write_ours(const attn_instance *instance, FILE *file)
             if (at->from == TUNE_UNDECIDED)
                 continue;
             tune_class_text(i, what, sizeof what);
-            fprintf(file, "%s\t%s\t%s\t%s\t%s\t", own->device_text, own->groups[g].text, candidates,
-                    what, instance->child[at->choice].name);
-            if (at->from == TUNE_MEASURED)
-                fprintf(file, "%.1f us; %s %.1f us\n", (double)at->us[1], instance->child[0].name,
-                        (double)at->us[0]);
-            else
-                fputs("stored\n", file);
+            tune_times_text(instance, at, times, sizeof times);
+            fprintf(file, "%s\t%s\t%s\t%s\t%s\t%s\n", own->device_text, own->groups[g].text,
+                    candidates, what, instance->child[at->choice].name,
+                    at->from == TUNE_MEASURED ? times : "stored");
         }
 }
 

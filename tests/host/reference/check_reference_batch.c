@@ -525,6 +525,40 @@ START_TEST(one_wrong_element_fails)
 }
 END_TEST
 
+/* A row that is judged alone has the verdict that it has among all. */
+START_TEST(rows_are_judged_alone)
+{
+    add(3, 9), add(2, 4);
+    fixture_build(&f);
+    reference_result result = fixture_forward(&f, NULL);
+    write_outputs(&result);
+    float *out = f.tensors[ATTN_ROLE_OUT].data;
+    out[(2 * HEADS + 1) * V_DIM + 2] += (float)(10 * result.bars[(2 * HEADS + 1) * V_DIM + 2]);
+    out[(4 * HEADS + 3) * V_DIM] = NAN;
+    reference_result_finish(&result);
+    for (int64_t row = 0; row < 5; row++)
+        for (int32_t head = 0; head < HEADS; head++) {
+            reference_verdict verdict;
+            ck_assert_int_eq(reference_judge_row(&f.problem, &f.batch, 3, &f.args, NULL, row, head,
+                                                 &verdict, &f.error.base),
+                             ATTN_OK);
+            int bent = row == 2 && head == 1, nan = row == 4 && head == 3;
+            ck_assert_int_eq(verdict.code, bent  ? REFERENCE_ERROR_TOO_LARGE
+                                           : nan ? REFERENCE_NOT_FINITE_HERE
+                                                 : REFERENCE_PASS);
+            if (bent)
+                ck_assert_double_eq_tol(reference_verdict_ratio(&verdict), 10, 0.5);
+        }
+    static const int64_t none[][2] = {{5, 0}, {-1, 0}, {0, HEADS}, {0, -1}};
+    for (size_t n = 0; n < sizeof none / sizeof *none; n++) {
+        reference_verdict verdict;
+        ck_assert_int_eq(reference_judge_row(&f.problem, &f.batch, 3, &f.args, NULL, none[n][0],
+                                             (int32_t)none[n][1], &verdict, &f.error.base),
+                         ATTN_INVALID_ARGUMENT);
+    }
+}
+END_TEST
+
 START_TEST(a_changed_value_of_the_cache_fails)
 {
     add(3, 9);
@@ -782,6 +816,7 @@ static Suite *suite(void)
     tcase_add_test(cache, new_keys_are_read_as_stored_unless_told);
     tcase_add_loop_test(comparing, perfect_outputs_pass, 0, 3);
     tcase_add_test(comparing, one_wrong_element_fails);
+    tcase_add_test(comparing, rows_are_judged_alone);
     tcase_add_test(comparing, a_changed_value_of_the_cache_fails);
     tcase_add_test(comparing, nan_and_wrong_lse_fail);
     tcase_add_test(comparing, a_report_only_gets_worse);
