@@ -44,18 +44,30 @@ static attn_status make_inputs(struct executor *executor, int32_t layer,
                              : status;
 }
 
-static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
-                           const struct layer_operands *o, attn_error *error)
+/* The call, timed. */
+static attn_status call(struct executor *executor, const struct layers_run *run, int32_t layer,
+                        const struct layer_operands *o, attn_error *error)
 {
-    const struct executor_params *p = &executor->params;
-    if (p->probe && run->step)
-        p->probe(p->probe_ctx, run->step, layer, o->operands);
     int64_t start = clock_now_ns();
     attn_status status = attnhost_forward(run->metadata[executor_unit_of(executor, layer)], layer,
                                           &o->args, executor->stream, error);
     if (run->flight)
         run->flight->forward_ns += clock_now_ns() - start;
     return status;
+}
+
+static attn_status forward(struct executor *executor, const struct layers_run *run, int32_t layer,
+                           const struct layer_operands *o, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    struct fence_sums sums = {.count = 0};
+    if (p->probe && run->step)
+        p->probe(p->probe_ctx, run->step, layer, o->operands);
+    attn_status status = executor_fences_raise(executor, layer, o, &sums, error);
+    if (status == ATTN_OK)
+        status = call(executor, run, layer, o, error);
+    return status == ATTN_OK ? executor_fences_look(executor, run->flight, layer, o, &sums, error)
+                             : status;
 }
 
 static attn_status run_layer(struct executor *executor, const struct layers_run *run, int32_t layer,

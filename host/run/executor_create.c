@@ -129,6 +129,8 @@ static attn_status make_flights(struct executor *executor, attn_error *error)
         if (status == ATTN_OK)
             status = device_event_create(device, 1, &executor->flights[f].end, error);
     }
+    if (status == ATTN_OK)
+        status = executor_fences_create(executor, error);
     return status == ATTN_OK ? executor_rows_create(executor, error) : status;
 }
 
@@ -188,6 +190,7 @@ static void release_step(struct executor *executor)
     executor_constants_destroy(executor);
     executor_operands_destroy(executor);
     executor_rows_destroy(executor);
+    executor_fences_destroy(executor);
     for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++) {
         device_event_destroy(device, executor->flights[f].start);
         device_event_destroy(device, executor->flights[f].end);

@@ -43,8 +43,8 @@ attn_status executor_operands_create(struct executor *executor, attn_error *erro
         uint64_t bytes = (uint64_t)p->bounds.max_tokens * widest[role];
         if (bytes == 0)
             continue;
-        executor->operands[role] =
-            device_allocate(p->device, ATTN_SPACE_DEVICE, bytes, EXECUTOR_ALIGNMENT);
+        executor->operands[role] = device_allocate(p->device, ATTN_SPACE_DEVICE,
+                                                   bytes + EXECUTOR_FENCE, EXECUTOR_ALIGNMENT);
         if (!executor->operands[role])
             return device_no_memory(
                 p->device, ATTN_SPACE_DEVICE, error,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * executor_private.h: what executor.c (a step), executor_operands.c (what its forwards are given),
- * executor_create.c (its making), executor_rows.c (its sampled rows) and graph_runner.c (captured
- * steps) share.
+ * executor_create.c (its making), executor_rows.c (its sampled rows), executor_fences.c (writes
+ * beside its outputs) and graph_runner.c (captured steps) share.
  *
  * Memory of a step: the rows of one layer's operands, for the widest layer and the largest step;
  * they are made again for each layer, so memory never holds more than one layer's vectors. Steps in
@@ -16,6 +16,7 @@
 #include "host/run/step_kernels.h"
 
 #define EXECUTOR_ALIGNMENT 256u
+#define EXECUTOR_FENCE     256u /* bytes behind the rows of an operand's memory */
 
 /* A composed backend. */
 struct unit {
@@ -37,6 +38,7 @@ struct flight {
     struct sample_arrays sample; /* pinned, list's arrays; the device's own on the CPU */
     char *outputs;               /* pinned: sampled rows that came back */
     uint64_t *watch;             /* pinned */
+    char *fences;                /* pinned: [num_layers] of EXECUTOR_FENCE bytes that came back */
     int32_t judged;              /* layers whose rows are judged */
     bool settled;                /* waited for and judged */
     struct device_event *start, *end;
@@ -91,6 +93,7 @@ struct executor {
     struct forward_batch batch;
     void *operands[ATTN_ROLE_COUNT]; /* by role: [max_tokens, widest]; NULL = no layer has it */
     struct sample_arrays sample;
+    char *fences;   /* [num_layers], on the device; on the CPU flights[0].fences */
     char *gathered; /* sampled rows; on the CPU flights[0].outputs */
     int64_t gathered_capacity;
 
@@ -203,6 +206,31 @@ attn_status executor_rows_fetch(struct executor *executor, struct flight *flight
 /* The step is over and everything has come back: judge it. */
 attn_status executor_rows_judge(struct executor *executor, struct flight *flight,
                                 attn_error *error);
+
+/* ---- Fences (executor_fences.c) ---------------------------------------------------------------
+ */
+
+/* Sums over what a layer reads. */
+struct fence_sums {
+    uint32_t count;
+    uint64_t of[OPERANDS_MAX + KIND_MAX_CONSTANTS];
+};
+
+attn_status executor_fences_create(struct executor *executor, attn_error *error);
+void executor_fences_destroy(struct executor *executor);
+
+/* Before a layer's forward, and after it; enqueued as it is. Nothing if no rows are looked at. */
+attn_status executor_fences_raise(struct executor *executor, int32_t layer,
+                                  const struct layer_operands *operands, struct fence_sums *sums,
+                                  attn_error *error);
+attn_status executor_fences_look(struct executor *executor, struct flight *flight, int32_t layer,
+                                 const struct layer_operands *operands,
+                                 const struct fence_sums *before, attn_error *error);
+
+/* Enqueue: bring the fences back. When the step is over: judge them. */
+attn_status executor_fences_fetch(struct executor *executor, struct flight *flight,
+                                  attn_error *error);
+void executor_fences_judge(struct executor *executor, const struct flight *flight);
 
 /* ---- Graphs (graph_runner.c) ----------------------------------------------------------------- */
 

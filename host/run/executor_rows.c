@@ -248,6 +248,8 @@ attn_status executor_rows_fetch(struct executor *executor, struct flight *flight
         int32_t last = (int32_t)executor->params.model->num_layers - 1;
         status = fetch_outputs(executor, flight, end_of(executor, flight, last), error);
     }
+    if (status == ATTN_OK)
+        status = executor_fences_fetch(executor, flight, error);
     if (status != ATTN_OK)
         return status;
     return device_copy(executor->params.device, flight->watch, executor->batch.arrays.watch,
@@ -261,6 +263,7 @@ attn_status executor_rows_judge(struct executor *executor, struct flight *flight
     const struct executor_params *p = &executor->params;
     attn_status status = ATTN_OK;
     row_check_watch(p->check, &flight->list, *flight->watch);
+    executor_fences_judge(executor, flight);
     if (is_sampling(executor))
         status = judge_layers(executor, flight, (int32_t)p->model->num_layers, error);
     return status == ATTN_OK ? row_check_end(p->check, &flight->list, error) : status;

@@ -216,6 +216,8 @@ static bool add_verify(cJSON *root, const struct report *report)
            add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
            (report->verify.steps_not_finite == 0 ||
             add_count(verify, "steps_not_finite", report->verify.steps_not_finite)) &&
+           (report->verify.trespasses == 0 ||
+            add_count(verify, "trespasses", report->verify.trespasses)) &&
            (!failure[0] || add_text(verify, "first_failure", failure));
 }
 
@@ -341,6 +343,9 @@ void report_print(const struct report *report, FILE *file)
     if (report->verify.steps_not_finite > 0)
         fprintf(file, "             %lld steps with an output that is not finite\n",
                 (long long)report->verify.steps_not_finite);
+    if (report->verify.trespasses > 0)
+        fprintf(file, "             %lld forwards wrote into their inputs or past their output\n",
+                (long long)report->verify.trespasses);
     if (report->verify.first_failure[0])
         fprintf(file, "             first failure: %s\n", report->verify.first_failure);
     fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",

@@ -46,6 +46,7 @@ struct report {
     struct {
         int64_t rows_checked, rows_failed; /* (request, position, layer) */
         int64_t steps_not_finite;          /* steps with an output that is NaN or infinite */
+        int64_t trespasses;                /* forwards that wrote beside their outputs */
         double max_abs_err, max_rel_err;
         char first_failure[256];
     } verify;

@@ -17,6 +17,8 @@ struct row_check {
     int64_t rows_checked;
     int64_t steps_not_finite;
     char first_not_finite[VERIFY_FAILURE_TEXT];
+    int64_t trespasses;
+    char first_trespass[VERIFY_FAILURE_TEXT];
     uint64_t threshold;
     uint64_t *row_states; /* [max_tokens] of a step's rows */
     int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
@@ -276,6 +278,12 @@ void row_check_watch(struct row_check *check, const struct row_list *list, uint6
                  (unsigned int)(watch >> 32));
 }
 
+void row_check_trespass(struct row_check *check, const char *text)
+{
+    if (check->trespasses++ == 0)
+        snprintf(check->first_trespass, sizeof check->first_trespass, "%s", text);
+}
+
 static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
                                  attn_error *error)
 {
@@ -312,8 +320,11 @@ void row_check_report(struct row_check *check, struct report *report)
     report->verify.steps_not_finite = check->steps_not_finite;
     report->verify.max_abs_err = result.max_abs_error;
     report->verify.max_rel_err = result.max_rel_error;
+    report->verify.trespasses = check->trespasses;
     memcpy(report->verify.first_failure,
-           result.first_failure[0] ? result.first_failure : check->first_not_finite,
+           check->first_trespass[0]  ? check->first_trespass
+           : result.first_failure[0] ? result.first_failure
+                                     : check->first_not_finite,
            sizeof report->verify.first_failure);
     digest_finish(&check->digest, report->digest);
 }

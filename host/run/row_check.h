@@ -74,6 +74,9 @@ attn_status row_check_layer(struct row_check *check, const struct row_list *list
 /* A row that is not finite: `watch` as step_kernels_watch() leaves it; all bits set = none. */
 void row_check_watch(struct row_check *check, const struct row_list *list, uint64_t watch);
 
+/* A forward wrote where it has no business; in words. */
+void row_check_trespass(struct row_check *check, const char *text);
+
 /* The step is over: its rows count as computed from now on. */
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error);
 

@@ -515,7 +515,8 @@ static attn_status conclude(struct session *s, attn_error *error)
                          (long long)s->failed_steps, (long long)counts.dropped,
                          host_error_text(&s->failure));
     s->result->passed = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
-                        report->kv.leaked == 0 && report->states.leaked == 0;
+                        report->verify.trespasses == 0 && report->kv.leaked == 0 &&
+                        report->states.leaked == 0;
     return ATTN_OK;
 }
 

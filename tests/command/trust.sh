@@ -220,6 +220,17 @@ done
 ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
 
+# ---- Writes beside the output --------------------------------------------------------------------
+
+for change in "past_out:behind the last row of operand out" "into_q:into operand q" \
+    "into_v:into operand v"; do
+    deed=${change%%:*} said=${change#*:}
+    run 1 "$deed fails a run that verifies" "forward:$deed"
+    tap_try "and is named: $deed" grep -qF -e "first failure: layer 0: villain wrote $said" ../out
+    ends 0 "without verification nothing is looked at: $deed" "forward:$deed" -- \
+        "$command" run run.ini --set verify.rate=0
+done
+
 # ---- Files that are written ----------------------------------------------------------------------
 
 mkfifo ../pipe

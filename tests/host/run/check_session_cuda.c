@@ -118,6 +118,7 @@ static void check_good(const struct run *run)
     ck_assert_int_gt(r->verify.rows_checked, 0);
     ck_assert_int_eq(r->verify.rows_failed, 0);
     ck_assert_int_eq(r->verify.steps_not_finite, 0);
+    ck_assert_int_eq(r->verify.trespasses, 0);
     ck_assert_int_eq(r->kv.leaked, 0);
     ck_assert_uint_eq(strlen(r->digest), 64);
 }
@@ -498,6 +499,45 @@ START_TEST(a_wrong_row_fails)
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_int_gt(run.report.verify.rows_failed, 0);
     ck_assert_int_eq(run.report.verify.steps_not_finite, 0);
+    tear_down();
+    finish(&run);
+}
+END_TEST
+
+/* The first float behind the output's last row, of an eager step or of a replay. */
+static void write_past(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    const attn_tensor *out = &p->tensors[ATTN_ROLE_OUT];
+    uint64_t end = (uint64_t)(out->shape[0] * out->strides[0]) * attn_dtype_size(out->dtype);
+    float *past = fake.access((cuda_pointer)(uintptr_t)out->data + end, sizeof *past);
+    *past += 1;
+}
+
+static void write_past_a_step(const struct fake_cuda_launch *launch)
+{
+    if (spy.extends == 3)
+        write_past(launch);
+}
+
+static void write_past_a_replay(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    if (p->counts && spy.graph_rows == LAYERS * 3 + 4)
+        write_past(launch);
+}
+
+START_TEST(a_write_past_the_output_fails)
+{
+    struct run run;
+    set_up();
+    watch_launches(_i ? write_past_a_replay : write_past_a_step);
+    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_eq(run.report.verify.rows_failed, 0);
+    ck_assert_int_eq(run.report.verify.trespasses, 1);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure,
+                                 "fixture wrote behind the last row of operand out"));
     tear_down();
     finish(&run);
 }
@@ -901,6 +941,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, other_decodes_are_eager, 0, 3);
     tcase_add_test(runs, no_memory_for_graphs);
     tcase_add_test(runs, a_wrong_row_fails);
+    tcase_add_loop_test(runs, a_write_past_the_output_fails, 0, 2);
     tcase_add_test(runs, an_infinite_output_fails);
     tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 3);
     suite_add_tcase(s, runs);
