@@ -22,7 +22,7 @@ make -C "$build" -s --no-print-directory print-distfiles >"$scratch/packed" 2>/d
 forgotten()
 {
     printf '%s\n' "$1" | awk '
-        NR == FNR { sub(/.*\.\.\//, ""); packed[$0] = 1; next }
+        NR == FNR { sub(/^(.*\.)?\.\//, ""); packed[$0] = 1; next }
         {
             path = $0
             do {

@@ -13,7 +13,6 @@
 #include "host/bench/inputs.h"
 #include "host/base/clock.h"
 #include "host/base/interrupt.h"
-#include "host/device/cuda_driver.h"
 #include "host/base/error.h"
 #include "host/select/select.h"
 
@@ -95,6 +94,7 @@ void bench_report_finish(struct bench_report *report)
         free(entry->runs);
     }
     free(report->entries);
+    provenance_finish(&report->from);
     bench_ceilings_finish(&report->ceilings);
     memset(report, 0, sizeof *report);
 }
@@ -582,48 +582,6 @@ static void leave_out(const struct bench_report *report, struct bench_entry *ent
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-/* The processor's name, as Linux reports it. */
-static void name_processor(char *name, size_t size)
-{
-    char line[256];
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon)
-            continue;
-        snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
-        name[strcspn(name, "\n")] = '\0';
-        break;
-    }
-    if (file)
-        fclose(file);
-}
-
-/* As the driver reports it, or "". */
-static void name_gpu(int32_t id, char *name, size_t size)
-{
-    struct cuda_driver driver;
-    cuda_device device;
-    if (cuda_driver_init(&driver, NULL, NULL) != ATTN_OK)
-        return;
-    if (driver.cuDeviceGet(&device, id) != CUDA_SUCCESS ||
-        driver.cuDeviceGetName(name, (int)size, device) != CUDA_SUCCESS)
-        name[0] = '\0';
-    cuda_driver_finish(&driver);
-}
-
-static void describe(const struct bench_params *params, const struct bench_timer *timer,
-                     struct bench_report *report)
-{
-    report->device = params->device->info;
-    report->num_threads = threads_num_workers(params->threads);
-    report->rest = timer->rest;
-    if (report->device.type == ATTN_DEVICE_CPU)
-        name_processor(report->device_name, sizeof report->device_name);
-    else
-        name_gpu(report->device.id, report->device_name, sizeof report->device_name);
-}
-
 static attn_status measure_all(const struct bench_params *params, const struct bench_timer *timer,
                                struct bench_report *report, attn_error *error)
 {
@@ -657,7 +615,8 @@ attn_status bench_measure(const struct bench_params *params, struct bench_report
     attn_status status = bench_timer_init(&timer, params->device, report->sustain > 0, error);
     if (status != ATTN_OK)
         return status;
-    describe(params, &timer, report);
+    provenance_take_device(&report->from, &params->device->info);
+    report->rest = timer.rest;
     status = measure_all(params, &timer, report, error);
     bench_timer_finish(&timer);
     return status;

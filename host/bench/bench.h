@@ -16,6 +16,7 @@
 #include "host/bench/ceilings.h"
 #include "host/bench/shape.h"
 #include "host/bench/timer.h"
+#include "host/embed/provenance.h"
 #include "host/base/text.h"
 
 /* bench_run.outcome */
@@ -59,9 +60,7 @@ struct bench_entry {
 
 /* All that was asked for, and what it came to. */
 struct bench_report {
-    attn_device device;
-    char device_name[128];
-    uint32_t num_threads;
+    struct provenance from; /* its device is set by bench_measure() */
     uint64_t seed;
     int interrupted; /* what was left is left out */
     double seconds;  /* each backend of an entry is measured for about so long */

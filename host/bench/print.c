@@ -4,12 +4,10 @@
  */
 #include "host/bench/bench.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "host/base/dtype.h"
+#include "host/base/json_add.h"
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -41,10 +39,10 @@ static const char *number(double value, char text[32])
 
 static void print_device(const struct bench_report *report, FILE *file)
 {
-    const attn_device *device = &report->device;
-    fprintf(file, "device    %s", report->device_name[0] ? report->device_name : "unnamed");
+    const attn_device *device = &report->from.device;
+    fprintf(file, "device    %s", report->from.names.name[0] ? report->from.names.name : "unnamed");
     if (device->type == ATTN_DEVICE_CPU)
-        fprintf(file, ", %u threads\n", report->num_threads);
+        fprintf(file, ", %u threads\n", report->from.num_threads);
     else
         fprintf(file, ", cuda:%d, sm_%u, %u multiprocessors, CUDA %u.%u\n", device->id, device->sm,
                 device->num_sms, device->driver_version / 1000, device->driver_version % 1000 / 10);
@@ -123,7 +121,8 @@ static int backend_width(const struct bench_report *report)
 void bench_print(const struct bench_report *report, FILE *file)
 {
     const struct bench_ceilings *ceilings = &report->ceilings;
-    const char *unit = report->device.type == ATTN_DEVICE_CPU ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
+    const char *unit =
+        report->from.device.type == ATTN_DEVICE_CPU ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
     int width = backend_width(report);
     print_device(report, file);
     fputs("ceilings", file);
@@ -138,70 +137,19 @@ void bench_print(const struct bench_report *report, FILE *file)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
-
-/* As many digits as the value needs; cJSON's own numbers may lose the last one. */
-static cJSON *make_number(double value)
-{
-    char digits[40];
-    snprintf(digits, sizeof digits, "%.17g", value);
-    return cJSON_CreateRaw(digits);
-}
-
-static bool add_number(cJSON *object, const char *name, double value)
-{
-    return cJSON_AddItemToObject(object, name, make_number(value));
-}
-
-static bool add_int(cJSON *object, const char *name, int64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
-    return cJSON_AddRawToObject(object, name, digits) != NULL;
-}
-
-static bool add_uint(cJSON *object, const char *name, uint64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
-    return cJSON_AddRawToObject(object, name, digits) != NULL;
-}
-
-static bool add_text(cJSON *object, const char *name, const char *text)
-{
-    return cJSON_AddStringToObject(object, name, text) != NULL;
-}
+/* Each of these is false when memory ran out. */
 
 static bool add_samples(cJSON *object, const struct bench_samples *samples)
 {
-    cJSON *list = cJSON_AddArrayToObject(object, "samples_us");
-    bool ok = list != NULL;
-    for (size_t s = 0; ok && s < samples->count; s++)
-        ok = cJSON_AddItemToArray(list, make_number(samples->us[s]));
-    return ok;
-}
-
-static bool add_device(cJSON *root, const struct bench_report *report)
-{
-    const attn_device *device = &report->device;
-    cJSON *object = cJSON_AddObjectToObject(root, "device");
-    return add_text(object, "name", report->device_name) &&
-           add_text(object, "type", device->type == ATTN_DEVICE_CPU ? "cpu" : "cuda") &&
-           add_int(object, "id", device->id) && add_uint(object, "sm", device->sm) &&
-           add_uint(object, "num_sms", device->num_sms) &&
-           add_uint(object, "driver_version", device->driver_version) &&
-           add_uint(object, "cpu_isa", device->cpu_isa) &&
-           add_uint(object, "memory_bytes", device->memory_bytes) &&
-           add_uint(object, "l2_bytes", device->l2_bytes) &&
-           add_uint(object, "threads", report->num_threads);
+    return json_add_numbers(object, "samples_us", samples->us, samples->count, sizeof *samples->us);
 }
 
 static bool add_regime(cJSON *root, const struct bench_report *report)
 {
     cJSON *object = cJSON_AddObjectToObject(root, "regime");
-    return add_text(object, "name", report->sustain > 0 ? "kept up" : "cool") &&
-           add_number(object, "sustain_s", report->sustain) &&
-           add_number(object, "rest", report->rest);
+    return json_add_text(object, "name", report->sustain > 0 ? "kept up" : "cool") &&
+           json_add_number(object, "sustain_s", report->sustain) &&
+           json_add_number(object, "rest", report->rest);
 }
 
 /* null where it was not measured. */
@@ -211,8 +159,8 @@ static bool add_ceiling(cJSON *object, const char *name, const struct bench_ceil
     if (ceiling->rate <= 0)
         return cJSON_AddNullToObject(object, name) != NULL;
     cJSON *made = cJSON_AddObjectToObject(object, name);
-    return add_number(made, amount, ceiling->amount) && add_number(made, rate, ceiling->rate) &&
-           add_samples(made, &ceiling->samples);
+    return json_add_number(made, amount, ceiling->amount) &&
+           json_add_number(made, rate, ceiling->rate) && add_samples(made, &ceiling->samples);
 }
 
 static bool add_ceilings(cJSON *root, const struct bench_ceilings *ceilings)
@@ -234,30 +182,32 @@ static bool add_lens(cJSON *object, const char *name, const struct bench_lens *l
 
 static bool add_sizes(cJSON *object, const struct bench_shape *shape)
 {
-    return add_int(object, "batch", shape->batch) && add_int(object, "decodes", shape->decodes) &&
+    return json_add_int(object, "batch", shape->batch) &&
+           json_add_int(object, "decodes", shape->decodes) &&
            add_lens(object, "q_len", &shape->q_len) && add_lens(object, "kv_len", &shape->kv_len) &&
-           add_int(object, "q_heads", shape->q_heads) &&
-           add_int(object, "kv_heads", shape->kv_heads) &&
-           add_int(object, "head_dim", shape->head_dim) &&
-           add_int(object, "v_head_dim", shape->v_head_dim) &&
-           add_int(object, "page_size", shape->page_size) &&
-           add_int(object, "window", shape->window) && add_int(object, "chunk", shape->chunk);
+           json_add_int(object, "q_heads", shape->q_heads) &&
+           json_add_int(object, "kv_heads", shape->kv_heads) &&
+           json_add_int(object, "head_dim", shape->head_dim) &&
+           json_add_int(object, "v_head_dim", shape->v_head_dim) &&
+           json_add_int(object, "page_size", shape->page_size) &&
+           json_add_int(object, "window", shape->window) &&
+           json_add_int(object, "chunk", shape->chunk);
 }
 
 static bool add_shape(cJSON *entry, const struct bench_shape *shape)
 {
     cJSON *object = cJSON_AddObjectToObject(entry, "shape");
-    return add_text(object, "mode", bench_shape_mode_name(shape)) && add_sizes(object, shape) &&
-           add_text(object, "dtype", dtype_name(shape->dtype)) &&
-           add_text(object, "kv_dtype", dtype_name(shape->kv_dtype)) &&
+    return json_add_text(object, "mode", bench_shape_mode_name(shape)) &&
+           add_sizes(object, shape) && json_add_text(object, "dtype", dtype_name(shape->dtype)) &&
+           json_add_text(object, "kv_dtype", dtype_name(shape->kv_dtype)) &&
            cJSON_AddBoolToObject(object, "causal", shape->causal) &&
-           add_number(object, "logit_cap", shape->logit_cap) &&
-           add_number(object, "sm_scale", shape->sm_scale) &&
+           json_add_number(object, "logit_cap", shape->logit_cap) &&
+           json_add_number(object, "sm_scale", shape->sm_scale) &&
            cJSON_AddBoolToObject(object, "sinks", shape->sinks) &&
            cJSON_AddBoolToObject(object, "alibi", shape->alibi) &&
-           add_text(object, "layout", bench_shape_layout_name(shape)) &&
-           add_text(object, "new_kv", bench_shape_new_kv_name(shape)) &&
-           add_text(object, "scales", bench_shape_scales_name(shape));
+           json_add_text(object, "layout", bench_shape_layout_name(shape)) &&
+           json_add_text(object, "new_kv", bench_shape_new_kv_name(shape)) &&
+           json_add_text(object, "scales", bench_shape_scales_name(shape));
 }
 
 static bool add_figures(cJSON *object, const struct bench_run *run)
@@ -265,29 +215,32 @@ static bool add_figures(cJSON *object, const struct bench_run *run)
     static const char *const bounds[] = {"none", "memory", "compute"};
     bool known = run->fraction > 0;
     return cJSON_AddBoolToObject(object, "graph", run->graph) &&
-           add_text(object, "layout", run->layout) && add_uint(object, "calls", run->calls) &&
-           add_uint(object, "samples_per_round", run->per_round) &&
+           json_add_text(object, "layout", run->layout) &&
+           json_add_uint(object, "calls", run->calls) &&
+           json_add_uint(object, "samples_per_round", run->per_round) &&
            cJSON_AddBoolToObject(object, "one_call", run->one_call) &&
-           add_number(object, "median_us", run->us.median) &&
-           add_number(object, "p10_us", run->us.p10) && add_number(object, "p90_us", run->us.p90) &&
-           add_number(object, "best_us", run->us.best) &&
-           add_number(object, "flop_per_s", run->flops) &&
-           add_number(object, "bytes_per_s", run->bytes_rate) &&
-           (known ? add_number(object, "fraction", run->fraction)
+           json_add_number(object, "median_us", run->us.median) &&
+           json_add_number(object, "p10_us", run->us.p10) &&
+           json_add_number(object, "p90_us", run->us.p90) &&
+           json_add_number(object, "best_us", run->us.best) &&
+           json_add_number(object, "flop_per_s", run->flops) &&
+           json_add_number(object, "bytes_per_s", run->bytes_rate) &&
+           (known ? json_add_number(object, "fraction", run->fraction)
                   : cJSON_AddNullToObject(object, "fraction") != NULL) &&
-           add_text(object, "bound", bounds[run->bound]) &&
-           add_number(object, "ratio", run->ratio) &&
-           add_number(object, "ratio_p10", run->ratio_p10) &&
-           add_number(object, "ratio_p90", run->ratio_p90) && add_samples(object, &run->samples);
+           json_add_text(object, "bound", bounds[run->bound]) &&
+           json_add_number(object, "ratio", run->ratio) &&
+           json_add_number(object, "ratio_p10", run->ratio_p10) &&
+           json_add_number(object, "ratio_p90", run->ratio_p90) &&
+           add_samples(object, &run->samples);
 }
 
 static bool add_run(cJSON *list, const struct bench_run *run)
 {
     cJSON *object = cJSON_CreateObject();
-    return cJSON_AddItemToArray(list, object) && add_text(object, "backend", run->backend) &&
-           add_text(object, "outcome", outcomes[run->outcome]) &&
+    return cJSON_AddItemToArray(list, object) && json_add_text(object, "backend", run->backend) &&
+           json_add_text(object, "outcome", outcomes[run->outcome]) &&
            (run->outcome == BENCH_RAN ? add_figures(object, run)
-                                      : add_text(object, "why", strbuf_text(&run->why)));
+                                      : json_add_text(object, "why", strbuf_text(&run->why)));
 }
 
 static bool add_entry(cJSON *list, const struct bench_entry *entry)
@@ -295,14 +248,14 @@ static bool add_entry(cJSON *list, const struct bench_entry *entry)
     char text[TEXT];
     cJSON *object = cJSON_CreateObject();
     entry_text(entry, text);
-    bool ok = cJSON_AddItemToArray(list, object) && add_text(object, "text", text) &&
-              add_text(object, "origin", entry->origin) && add_shape(object, &entry->shape) &&
-              add_int(object, "tokens", entry->count.tokens) &&
-              add_int(object, "pairs", entry->count.pairs) &&
-              add_int(object, "seen_keys", entry->count.seen_keys) &&
-              add_number(object, "flop", entry->count.flop) &&
-              add_number(object, "bytes", entry->count.bytes) &&
-              add_uint(object, "copies", entry->copies);
+    bool ok = cJSON_AddItemToArray(list, object) && json_add_text(object, "text", text) &&
+              json_add_text(object, "origin", entry->origin) && add_shape(object, &entry->shape) &&
+              json_add_int(object, "tokens", entry->count.tokens) &&
+              json_add_int(object, "pairs", entry->count.pairs) &&
+              json_add_int(object, "seen_keys", entry->count.seen_keys) &&
+              json_add_number(object, "flop", entry->count.flop) &&
+              json_add_number(object, "bytes", entry->count.bytes) &&
+              json_add_uint(object, "copies", entry->copies);
     cJSON *runs = ok ? cJSON_AddArrayToObject(object, "backends") : NULL;
     ok = runs != NULL;
     for (uint32_t r = 0; ok && r < entry->num_runs; r++)
@@ -312,10 +265,11 @@ static bool add_entry(cJSON *list, const struct bench_entry *entry)
 
 static bool add_all(cJSON *root, const struct bench_report *report)
 {
-    bool ok = add_text(root, "attnhost", attnhost_version()) && add_device(root, report) &&
-              add_regime(root, report) && add_uint(root, "seed", report->seed) &&
-              add_number(root, "seconds", report->seconds) &&
-              add_number(root, "total_seconds", report->total) &&
+    bool ok = provenance_add_json(root, &report->from) &&
+              provenance_add_device(root, &report->from) && add_regime(root, report) &&
+              json_add_uint(root, "seed", report->seed) &&
+              json_add_number(root, "seconds", report->seconds) &&
+              json_add_number(root, "total_seconds", report->total) &&
               add_ceilings(root, &report->ceilings) &&
               (!report->interrupted || cJSON_AddTrueToObject(root, "interrupted"));
     cJSON *list = ok ? cJSON_AddArrayToObject(root, "results") : NULL;
@@ -328,12 +282,5 @@ static bool add_all(cJSON *root, const struct bench_report *report)
 char *bench_json(const struct bench_report *report)
 {
     cJSON *root = cJSON_CreateObject();
-    char *text = add_all(root, report) ? cJSON_Print(root) : NULL;
-    cJSON_Delete(root);
-    size_t length = text ? strlen(text) : 0;
-    char *line = text ? malloc(length + 2) : NULL;
-    if (line)
-        snprintf(line, length + 2, "%s\n", text);
-    cJSON_free(text);
-    return line;
+    return json_take_text(root, add_all(root, report));
 }

@@ -258,9 +258,41 @@ static int parse(struct arguments *arguments, int argc, char **argv)
     return code == GO_ON ? take_target(arguments, argc - optind, argv + optind) : code;
 }
 
+/* ---- The command line as text ---------------------------------------------------------------- */
+
+/* A word as a shell reads it back. */
+static void append_word(strbuf *line, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-+=./,:@%";
+    if (*word && word[strspn(word, plain)] == '\0') {
+        strbuf_append(line, word);
+        return;
+    }
+    strbuf_append(line, "'");
+    for (; *word; word++)
+        strbuf_append(line, *word == '\'' ? "'\\''" : (char[]){*word, '\0'});
+    strbuf_append(line, "'");
+}
+
+/* Before getopt sorts the words. NULL when memory ran out. */
+static char *line_of(int argc, char **argv)
+{
+    strbuf line;
+    strbuf_init(&line);
+    strbuf_append(&line, argv[0]); /* "attnhost NAME" */
+    for (int w = 1; w < argc; w++) {
+        strbuf_append(&line, " ");
+        append_word(&line, argv[w]);
+    }
+    return strbuf_steal(&line);
+}
+
 static void finish(struct arguments *arguments)
 {
-    for (const struct option_row *row = arguments->command->options; row->name; row++)
+    free(arguments->line);
+    const struct option_row *row = arguments->command->options;
+    for (; arguments->values && row->name; row++)
         if (row->kind == OPTION_LIST)
             text_list_finish((void *)((char *)arguments->values + row->place));
     for (size_t s = 0; s < arguments->num_sets; s++)
@@ -271,9 +303,12 @@ static void finish(struct arguments *arguments)
 
 int arguments_run(const struct command *command, int argc, char **argv)
 {
-    struct arguments arguments = {.command = command, .values = calloc(1, command->size + 1)};
-    if (!arguments.values)
+    struct arguments arguments = {
+        .command = command, .values = calloc(1, command->size + 1), .line = line_of(argc, argv)};
+    if (!arguments.values || !arguments.line) {
+        finish(&arguments);
         return no_memory(&arguments);
+    }
     if (command->defaults)
         memcpy(arguments.values, command->defaults, command->size);
     int code = parse(&arguments, argc, argv);

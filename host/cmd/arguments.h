@@ -84,6 +84,7 @@ struct arguments {
     void *values;       /* the command's own struct */
     char **sets;        /* "section.key=value" */
     size_t num_sets;
+    char *line; /* the command line, as a shell takes it */
 };
 
 /* Read the command line, run the command, release everything: the exit code. argv[0] is "attnhost

@@ -178,6 +178,8 @@ static int measure(struct bench *bench, attn_error *error)
     attn_status status =
         bench_plan(bench->arguments, bench->config, bench->host, &described, &bench->report, error);
     if (status == ATTN_OK)
+        status = provenance_take(&bench->report.from, bench->host, bench->arguments->line, error);
+    if (status == ATTN_OK)
         status = device_open(described.type, described.id, &bench->device, error);
     params.device = bench->device;
     share_time(bench->arguments->values, &bench->report);

@@ -69,7 +69,8 @@ static int run_config(const struct arguments *arguments, const struct config *co
         return code;
     host_error_init(&error);
     report_init(&report);
-    struct session_params params = {.config = config, .choices = values->quiet ? NULL : stderr};
+    struct session_params params = {
+        .config = config, .command = arguments->line, .choices = values->quiet ? NULL : stderr};
     attn_status status = session_run(&params, &report, &result, &error.base);
     int ended = result.reported;
     if (status != ATTN_OK)

@@ -8,6 +8,8 @@
 #include "host/base/clock.h"
 #include "host/base/error.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -91,6 +93,25 @@ static attn_status cpu_describe(attn_device *info, attn_error *error)
     info->l2_bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
 #endif
     return ATTN_OK;
+}
+
+/* The first "model name", as Linux reports it. No memory is taken, so that the name does not depend
+ * on there being some. */
+static void cpu_identify(const attn_device *info, struct device_names *names)
+{
+    static const char key[] = "\nmodel name";
+    char text[4096];
+    int descriptor = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    ssize_t size = descriptor < 0 ? 0 : read(descriptor, text, sizeof text - 1);
+    (void)info;
+    if (descriptor >= 0)
+        close(descriptor);
+    text[size > 0 ? size : 0] = '\0';
+    const char *line = strstr(text, key), *colon = line ? strchr(line, ':') : NULL;
+    if (!colon)
+        return;
+    const char *name = colon + 1 + strspn(colon + 1, " \t");
+    snprintf(names->name, sizeof names->name, "%.*s", (int)strcspn(name, "\n"), name);
 }
 
 static attn_status cpu_open(struct device *device, attn_error *error)
@@ -347,6 +368,7 @@ static attn_status cpu_launch(const struct device *device, struct device_functio
 const struct device_ops device_cpu = {
     .type = ATTN_DEVICE_CPU,
     .describe = cpu_describe,
+    .identify = cpu_identify,
     .open = cpu_open,
     .close = cpu_close,
     .is_entered = cpu_is_entered,

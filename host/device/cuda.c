@@ -13,8 +13,10 @@
 
 #include "host/base/error.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Memory whose address was rounded up: what the driver gave is not what the caller has. */
 struct rounded {
@@ -126,6 +128,30 @@ static attn_status retain(struct cuda *cuda, attn_error *error)
 {
     return cuda_check(cuda, cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->device),
                       "cuDevicePrimaryCtxRetain", error);
+}
+
+/* The module's version, as Linux reports it. */
+static void read_driver(char *text, size_t size)
+{
+    int descriptor = open("/sys/module/nvidia/version", O_RDONLY | O_CLOEXEC);
+    ssize_t length = descriptor < 0 ? 0 : read(descriptor, text, size - 1);
+    text[length > 0 ? length : 0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    if (descriptor >= 0)
+        close(descriptor);
+}
+
+static void cuda_identify(const attn_device *info, struct device_names *names)
+{
+    struct cuda_driver driver;
+    cuda_device device;
+    if (cuda_driver_init(&driver, NULL, NULL) != ATTN_OK)
+        return;
+    if (driver.cuDeviceGet(&device, info->id) != CUDA_SUCCESS ||
+        driver.cuDeviceGetName(names->name, (int)sizeof names->name, device) != CUDA_SUCCESS)
+        names->name[0] = '\0';
+    cuda_driver_finish(&driver);
+    read_driver(names->driver, sizeof names->driver);
 }
 
 static attn_status cuda_open(struct device *device, attn_error *error)
@@ -363,6 +389,7 @@ static attn_status cuda_copy(const struct device *device, void *to, const void *
 const struct device_ops device_cuda = {
     .type = ATTN_DEVICE_CUDA,
     .describe = cuda_describe,
+    .identify = cuda_identify,
     .open = cuda_open,
     .close = cuda_close,
     .is_entered = cuda_is_entered,

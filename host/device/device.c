@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const struct device_ops *const kinds[] = {&device_cpu, &device_cuda};
 
@@ -40,6 +41,14 @@ attn_status device_describe(int32_t type, int32_t id, attn_device *info, attn_er
     if (status == ATTN_OK)
         *info = made;
     return status;
+}
+
+void device_identify(const attn_device *info, struct device_names *names)
+{
+    const struct device_ops *ops = find_kind(info->type);
+    memset(names, 0, sizeof *names);
+    if (ops)
+        ops->identify(info, names);
 }
 
 attn_status device_open(int32_t type, int32_t id, struct device **device, attn_error *error)

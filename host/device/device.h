@@ -22,6 +22,12 @@ struct device_graph; /* captured work, ready to be launched */
 struct device_module;
 struct device_function; /* a kernel of a module */
 
+/* What people call a device; "" where nobody says. */
+struct device_names {
+    char name[128];  /* "NVIDIA H200", or the processor's model */
+    char driver[64]; /* of the kernel: "580.95.05"; "" on the CPU */
+};
+
 /* What a kind of device can do. `device` is an open one of that kind. The functions device_*()
  * below call these slots and say what each one does. */
 struct device_ops {
@@ -29,6 +35,9 @@ struct device_ops {
 
     /* `info` has struct_size, type and id, and is zero else. */
     attn_status (*describe)(attn_device *info, attn_error *error);
+
+    /* What it is called; *names is empty. */
+    void (*identify)(const attn_device *info, struct device_names *names);
 
     /* Make device->state; the rest of *device is set already. */
     attn_status (*open)(struct device *device, attn_error *error);
@@ -112,6 +121,9 @@ struct device {
 /* Describe a device of this machine without taking anything of it. DEPENDENCY_MISSING if there is
  * no driver for its type in this host or machine, or no such device. */
 attn_status device_describe(int32_t type, int32_t id, attn_device *info, attn_error *error);
+
+/* The names of a device that device_describe() has described. */
+void device_identify(const attn_device *info, struct device_names *names);
 
 /* Describe a device and open it: on CUDA this makes its primary context, or shares the one that is
  * there. Errors as above, and DEVICE_LOST if it cannot be used now. The caller closes it. */

@@ -213,18 +213,19 @@ attn_status executor_settle_earlier(struct executor *executor, attn_error *error
 /* On the CPU a step's duration is that of the backends' work alone; on a device that works by
  * itself it is the device's for the whole step, and the host's own work is reported next to it. */
 static attn_status add_times(struct executor *executor, const struct flight *flight,
-                             attn_error *error)
+                             int64_t *step_ns, attn_error *error)
 {
     struct report *report = executor->params.report;
     bool decode = flight->mode == ATTN_MODE_DECODE;
     struct report_times *steps = decode ? &report->decode : &report->prefill;
+    *step_ns = flight->forward_ns;
     if (executor_on_cpu(executor))
-        return report_add_time(steps, flight->forward_ns, error);
+        return report_add_time(steps, *step_ns, error);
     double microseconds;
     attn_status status = device_event_elapsed(executor->params.device, flight->start, flight->end,
                                               &microseconds, error);
     if (status == ATTN_OK)
-        status = report_add_time(steps, (int64_t)(microseconds * 1000), error);
+        status = report_add_time(steps, *step_ns = (int64_t)(microseconds * 1000), error);
     if (status == ATTN_OK)
         status = report_add_time(decode ? &report->host.decode : &report->host.prefill,
                                  flight->submit_ns, error);
@@ -235,13 +236,15 @@ static attn_status add_times(struct executor *executor, const struct flight *fli
     return status;
 }
 
-attn_status executor_finish(struct executor *executor, attn_error *error)
+attn_status executor_finish(struct executor *executor, int64_t *step_ns, attn_error *error)
 {
+    int64_t unused;
     struct flight *flight = &executor->flights[executor->first];
     attn_status status = settle(executor, flight, error);
     executor->first = (executor->first + 1) % executor->num_flights;
     executor->in_flight--;
-    return status == ATTN_OK ? add_times(executor, flight, error) : status;
+    return status == ATTN_OK ? add_times(executor, flight, step_ns ? step_ns : &unused, error)
+                             : status;
 }
 
 uint32_t executor_in_flight(const struct executor *executor)

@@ -79,9 +79,10 @@ void executor_destroy(struct executor *executor);
 attn_status executor_submit(struct executor *executor, const struct batch_step *step,
                             attn_error *error);
 
-/* Wait for the end of the oldest step in flight, judge its rows, add its times to the report. After
- * a failure the step is not in flight any more. */
-attn_status executor_finish(struct executor *executor, attn_error *error);
+/* Wait for the end of the oldest step in flight, judge its rows, add its times to the report.
+ * *step_ns (may be NULL) is what it took, as it stands in the report. After a failure the step is
+ * not in flight any more. */
+attn_status executor_finish(struct executor *executor, int64_t *step_ns, attn_error *error);
 
 uint32_t executor_in_flight(const struct executor *executor);
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/run/report.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/json_add.h"
 
 void report_init(struct report *report)
 {
@@ -25,6 +25,13 @@ void report_finish(struct report *report)
         free(report->choices[c].backend);
     }
     free(report->choices);
+    for (int clock = 0; clock < REPORT_CLOCKS; clock++) {
+        free(report->ttft[clock].ns);
+        free(report->tpot[clock].ns);
+    }
+    for (int phase = 0; phase < REPORT_PHASES; phase++)
+        free(report->verify.of_bar[phase]);
+    provenance_finish(&report->from);
     free(report->prefill.ns);
     free(report->decode.ns);
     free(report->host.prefill.ns);
@@ -42,7 +49,8 @@ attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *
         size_t capacity = times->capacity ? 2 * times->capacity : 1024;
         int64_t *grown = realloc(times->ns, capacity * sizeof *grown);
         if (!grown)
-            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "durations of %zu steps", capacity);
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "durations of %zu steps or requests",
+                             capacity);
         times->ns = grown;
         times->capacity = capacity;
     }
@@ -56,17 +64,27 @@ static int compare_ns(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double report_quantile_us(const struct report_times *times, double p)
+/* Ascending; NULL without any, or without memory. The caller frees it. */
+static int64_t *sort_times(const struct report_times *times)
 {
-    if (times->count == 0)
-        return 0;
-    int64_t *sorted = malloc(times->count * sizeof *sorted);
+    int64_t *sorted = times->count ? malloc(times->count * sizeof *sorted) : NULL;
     if (!sorted)
-        return 0;
+        return NULL;
     memcpy(sorted, times->ns, times->count * sizeof *sorted);
     qsort(sorted, times->count, sizeof *sorted, compare_ns);
-    size_t rank = (size_t)ceil(p * (double)times->count);
-    double us = (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
+    return sorted;
+}
+
+static double quantile_us(const int64_t *sorted, size_t count, double p)
+{
+    size_t rank = (size_t)ceil(p * (double)count - 1e-9); /* 0.07 * 100 is more than 7 */
+    return (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
+}
+
+double report_quantile_us(const struct report_times *times, double p)
+{
+    int64_t *sorted = sort_times(times);
+    double us = sorted ? quantile_us(sorted, times->count, p) : 0;
     free(sorted);
     return us;
 }
@@ -74,6 +92,43 @@ double report_quantile_us(const struct report_times *times, double p)
 bool report_has_device(const struct report *report)
 {
     return report->host.prefill.count + report->host.decode.count > 0;
+}
+
+/* Both in a row. */
+static void join_bins(struct report_bin *bin, const struct report_bin *next)
+{
+    memcpy(bin->end_ns, next->end_ns, sizeof bin->end_ns);
+    bin->prefill += next->prefill;
+    bin->decode += next->decode;
+    bin->kv_tokens = next->kv_tokens > bin->kv_tokens ? next->kv_tokens : bin->kv_tokens;
+    bin->running = next->running > bin->running ? next->running : bin->running;
+}
+
+/* Two and two become one; the last one is full then, as all are. */
+static void halve(struct report_series *series)
+{
+    series->count /= 2;
+    series->steps_per_bin *= 2;
+    series->steps_in_last = series->steps_per_bin;
+    for (size_t b = 0; b < series->count; b++) {
+        struct report_bin joined = series->bins[2 * b];
+        join_bins(&joined, &series->bins[2 * b + 1]);
+        series->bins[b] = joined;
+    }
+}
+
+void report_add_step(struct report_series *series, const struct report_bin *step)
+{
+    if (series->count == 0)
+        series->steps_per_bin = 1;
+    if (series->count == REPORT_BINS && series->steps_in_last == series->steps_per_bin)
+        halve(series);
+    if (series->count == 0 || series->steps_in_last == series->steps_per_bin) {
+        series->bins[series->count++] = (struct report_bin){.prefill = 0};
+        series->steps_in_last = 0;
+    }
+    join_bins(&series->bins[series->count - 1], step);
+    series->steps_in_last++;
 }
 
 static double sum_ns(const struct report_times *times)
@@ -128,64 +183,51 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* What stands for a NaN or an infinity, which JSON does not know. */
-#define NOT_FINITE 1e308
-
-/* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
-
-/* 15 significant digits, whatever the locale. */
-static bool add_number(cJSON *object, const char *name, double value)
-{
-    return cJSON_AddNumberToObject(object, name, isfinite(value) ? value : NOT_FINITE) != NULL;
-}
-
-static bool add_text(cJSON *object, const char *name, const char *text)
-{
-    return cJSON_AddStringToObject(object, name, text) != NULL;
-}
-
-/* As digits: cJSON's own numbers are doubles, printed with 15 of theirs. */
-static bool add_count(cJSON *object, const char *name, int64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
-    return cJSON_AddRawToObject(object, name, digits) != NULL;
-}
-
-static bool add_seed(cJSON *object, const char *name, uint64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
-    return cJSON_AddRawToObject(object, name, digits) != NULL;
-}
-
 static bool add_tokens(cJSON *root, const struct report *report)
 {
     cJSON *tokens = cJSON_AddObjectToObject(root, "tokens");
-    return add_count(tokens, "prefill", report->tokens.prefill) &&
-           add_count(tokens, "decode", report->tokens.decode) &&
-           add_count(tokens, "prefix_hit", report->tokens.prefix_hit) &&
-           add_count(tokens, "recomputed", report->tokens.recomputed);
+    return json_add_int(tokens, "prefill", report->tokens.prefill) &&
+           json_add_int(tokens, "decode", report->tokens.decode) &&
+           json_add_int(tokens, "prefix_hit", report->tokens.prefix_hit) &&
+           json_add_int(tokens, "recomputed", report->tokens.recomputed);
 }
 
 static bool add_choice(cJSON *list, const struct report_choice *choice)
 {
     cJSON *object = cJSON_CreateObject();
-    return cJSON_AddItemToArray(list, object) && add_text(object, "layers", choice->layers) &&
-           add_text(object, "phase", choice->phase) && add_text(object, "backend", choice->backend);
+    return cJSON_AddItemToArray(list, object) && json_add_text(object, "layers", choice->layers) &&
+           json_add_text(object, "phase", choice->phase) &&
+           json_add_text(object, "backend", choice->backend);
 }
 
-/* A second of the wall clock; 0 where none has passed. */
-static double per_second(const struct report *report, int64_t tokens)
+/* By REPORT_VIRTUAL and REPORT_WALL. */
+static const char *const clocks[] = {"virtual", "wall"};
+
+/* How long the run took. */
+static double run_seconds(const struct report *report, int clock)
 {
-    return report->wall_s > 0 ? (double)tokens / report->wall_s : 0;
+    return clock == REPORT_WALL ? report->wall_s
+                                : (sum_ns(&report->prefill) + sum_ns(&report->decode)) * 1e-9;
+}
+
+/* 0 where no time has passed. */
+static double per_second(const struct report *report, int clock, int64_t tokens)
+{
+    double seconds = run_seconds(report, clock);
+    return seconds > 0 ? (double)tokens / seconds : 0;
 }
 
 static bool add_rates(cJSON *root, const struct report *report)
 {
     cJSON *rates = cJSON_AddObjectToObject(root, "tokens_per_s");
-    return add_number(rates, "prefill", per_second(report, report->tokens.prefill)) &&
-           add_number(rates, "decode", per_second(report, report->tokens.decode));
+    bool good = rates != NULL;
+    for (int clock = 0; good && clock < REPORT_CLOCKS; clock++) {
+        cJSON *object = cJSON_AddObjectToObject(rates, clocks[clock]);
+        good =
+            json_add_number(object, "prefill", per_second(report, clock, report->tokens.prefill)) &&
+            json_add_number(object, "decode", per_second(report, clock, report->tokens.decode));
+    }
+    return good;
 }
 
 static bool add_composition(cJSON *root, const struct report *report)
@@ -202,30 +244,56 @@ static bool add_paths(cJSON *root, const struct report *report)
     cJSON *paths = cJSON_AddObjectToObject(root, "paths");
     bool ok = paths != NULL;
     for (uint32_t p = 0; ok && p < report->num_paths; p++)
-        ok = add_count(paths, report->paths[p].name, report->paths[p].rows);
+        ok = json_add_int(paths, report->paths[p].name, report->paths[p].rows);
     return ok;
+}
+
+/* The layers of a phase in order; null where no row was checked. */
+static bool add_of_bar(cJSON *object, const char *name, const double *of_bar, uint32_t count)
+{
+    cJSON *list = cJSON_AddArrayToObject(object, name);
+    bool good = list != NULL;
+    for (uint32_t layer = 0; good && layer < count; layer++)
+        good = of_bar[layer] < 0 ? json_add_null_item(list)
+                                 : json_add_number_item(list, of_bar[layer]);
+    return good;
+}
+
+static bool add_bars(cJSON *verify, const struct report *report)
+{
+    static const char *const phases[] = {"prefill", "decode"};
+    if (!report->verify.of_bar[0])
+        return true;
+    cJSON *object = cJSON_AddObjectToObject(verify, "of_bar");
+    bool good = object != NULL;
+    for (int phase = 0; good && phase < REPORT_PHASES; phase++)
+        good = add_of_bar(object, phases[phase], report->verify.of_bar[phase],
+                          report->verify.num_layers);
+    return good;
 }
 
 static bool add_verify(cJSON *root, const struct report *report)
 {
     cJSON *verify = cJSON_AddObjectToObject(root, "verify");
     const char *failure = report->verify.first_failure;
-    return add_count(verify, "rows_checked", report->verify.rows_checked) &&
-           add_count(verify, "rows_failed", report->verify.rows_failed) &&
-           add_number(verify, "max_abs_err", report->verify.max_abs_err) &&
-           add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
+    return json_add_int(verify, "rows_checked", report->verify.rows_checked) &&
+           json_add_int(verify, "rows_failed", report->verify.rows_failed) &&
+           json_add_number(verify, "max_abs_err", report->verify.max_abs_err) &&
+           json_add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
            (report->verify.steps_not_finite == 0 ||
-            add_count(verify, "steps_not_finite", report->verify.steps_not_finite)) &&
+            json_add_int(verify, "steps_not_finite", report->verify.steps_not_finite)) &&
            (report->verify.trespasses == 0 ||
-            add_count(verify, "trespasses", report->verify.trespasses)) &&
-           (!failure[0] || add_text(verify, "first_failure", failure));
+            json_add_int(verify, "trespasses", report->verify.trespasses)) &&
+           (!failure[0] || json_add_text(verify, "first_failure", failure)) &&
+           add_bars(verify, report);
 }
 
 static bool add_kv(cJSON *root, const struct report *report)
 {
     cJSON *kv = cJSON_AddObjectToObject(root, "kv");
-    return add_count(kv, "capacity", report->kv.capacity) &&
-           add_count(kv, "peak", report->kv.peak) && add_count(kv, "leaked", report->kv.leaked);
+    return json_add_int(kv, "capacity", report->kv.capacity) &&
+           json_add_int(kv, "peak", report->kv.peak) &&
+           json_add_int(kv, "leaked", report->kv.leaked);
 }
 
 static bool add_states(cJSON *root, const struct report *report)
@@ -233,77 +301,126 @@ static bool add_states(cJSON *root, const struct report *report)
     if (!report->states.present)
         return true;
     cJSON *states = cJSON_AddObjectToObject(root, "states");
-    return add_count(states, "capacity", report->states.capacity) &&
-           add_count(states, "peak", report->states.peak) &&
-           add_count(states, "leaked", report->states.leaked);
+    return json_add_int(states, "capacity", report->states.capacity) &&
+           json_add_int(states, "peak", report->states.peak) &&
+           json_add_int(states, "leaked", report->states.leaked);
 }
 
-static bool add_times(cJSON *latency, const char *phase, const struct report_times *times)
+/* Percentiles 0 to 100, so that a distribution can be drawn whatever the number of durations. */
+enum { PERCENTILES = 101 };
+
+/* In units of so many microseconds. */
+static bool add_times(cJSON *parent, const char *name, const struct report_times *times,
+                      double unit_us)
 {
-    cJSON *object = cJSON_AddObjectToObject(latency, phase);
-    return add_number(object, "p50", report_quantile_us(times, 0.5)) &&
-           add_number(object, "p99", report_quantile_us(times, 0.99));
+    double percentiles[PERCENTILES] = {0};
+    int64_t *sorted = sort_times(times);
+    for (int p = 0; sorted && p < PERCENTILES; p++)
+        percentiles[p] = quantile_us(sorted, times->count, p / 100.0) / unit_us;
+    bool good = sorted || times->count == 0;
+    free(sorted);
+    cJSON *object = good ? cJSON_AddObjectToObject(parent, name) : NULL;
+    return json_add_uint(object, "count", times->count) &&
+           json_add_number(object, "p50", percentiles[50]) &&
+           json_add_number(object, "p90", percentiles[90]) &&
+           json_add_number(object, "p99", percentiles[99]) &&
+           json_add_numbers(object, "percentiles", percentiles, times->count ? PERCENTILES : 0,
+                            sizeof *percentiles);
 }
 
 static bool add_latency(cJSON *root, const struct report *report)
 {
     cJSON *latency = cJSON_AddObjectToObject(root, "latency_us");
-    return add_times(latency, "prefill", &report->prefill) &&
-           add_times(latency, "decode", &report->decode);
+    return add_times(latency, "prefill", &report->prefill, 1) &&
+           add_times(latency, "decode", &report->decode, 1);
+}
+
+/* Of requests, on both clocks, in milliseconds. */
+static bool add_waits(cJSON *root, const char *name, const struct report_times *times)
+{
+    cJSON *object = cJSON_AddObjectToObject(root, name);
+    bool good = object != NULL;
+    for (int clock = 0; good && clock < REPORT_CLOCKS; clock++)
+        good = add_times(object, clocks[clock], &times[clock], 1e3);
+    return good;
+}
+
+static bool add_seconds(cJSON *object, const char *name, const struct report_series *series,
+                        int clock)
+{
+    double seconds[REPORT_BINS];
+    for (size_t b = 0; b < series->count; b++)
+        seconds[b] = (double)series->bins[b].end_ns[clock] * 1e-9;
+    return json_add_numbers(object, name, seconds, series->count, sizeof *seconds);
+}
+
+/* Columns: one entry for each bin. */
+static bool add_series(cJSON *root, const struct report *report)
+{
+    const struct report_series *series = &report->series;
+    const struct report_bin *bins = series->bins;
+    const size_t count = series->count, stride = sizeof *bins;
+    cJSON *object = cJSON_AddObjectToObject(root, "series");
+    return json_add_int(object, "steps_per_bin", series->steps_per_bin) &&
+           add_seconds(object, "virtual_s", series, REPORT_VIRTUAL) &&
+           add_seconds(object, "wall_s", series, REPORT_WALL) &&
+           json_add_ints(object, "prefill", &bins->prefill, count, stride) &&
+           json_add_ints(object, "decode", &bins->decode, count, stride) &&
+           json_add_ints(object, "kv_tokens", &bins->kv_tokens, count, stride) &&
+           json_add_ints(object, "running", &bins->running, count, stride);
 }
 
 /* What only a device that works by itself has. */
-static bool add_device(cJSON *root, const struct report *report)
+static bool add_own_device(cJSON *device, const struct report *report)
 {
-    if (!report_has_device(report))
-        return true;
-    cJSON *device = cJSON_AddObjectToObject(root, "device");
     cJSON *host = cJSON_AddObjectToObject(device, "host_us");
     cJSON *graphs = cJSON_AddObjectToObject(device, "graphs");
-    return add_times(host, "prefill", &report->host.prefill) &&
-           add_times(host, "decode", &report->host.decode) &&
-           add_times(host, "prefill_launch", &report->host.prefill_launch) &&
-           add_times(host, "decode_launch", &report->host.decode_launch) &&
-           add_number(device, "host_share", report_host_share(report)) &&
-           add_count(graphs, "count", report->graphs.count) &&
-           add_count(graphs, "metadata_bytes", report->graphs.metadata_bytes) &&
-           add_count(graphs, "bytes", report->graphs.bytes) &&
-           add_count(device, "losses", report->device_losses);
+    return add_times(host, "prefill", &report->host.prefill, 1) &&
+           add_times(host, "decode", &report->host.decode, 1) &&
+           add_times(host, "prefill_launch", &report->host.prefill_launch, 1) &&
+           add_times(host, "decode_launch", &report->host.decode_launch, 1) &&
+           json_add_number(device, "host_share", report_host_share(report)) &&
+           json_add_int(graphs, "count", report->graphs.count) &&
+           json_add_int(graphs, "metadata_bytes", report->graphs.metadata_bytes) &&
+           json_add_int(graphs, "bytes", report->graphs.bytes) &&
+           json_add_int(device, "losses", report->device_losses);
+}
+
+static bool add_device(cJSON *root, const struct report *report)
+{
+    cJSON *device = provenance_add_device(root, &report->from);
+    return device && (!report_has_device(report) || add_own_device(device, report));
 }
 
 /* What did not come to its end. */
 static bool add_end(cJSON *root, const struct report *report)
 {
-    if (report->failed_steps > 0 && !(add_count(root, "failed_steps", report->failed_steps) &&
-                                      add_count(root, "dropped", report->dropped)))
+    if (report->failed_steps > 0 && !(json_add_int(root, "failed_steps", report->failed_steps) &&
+                                      json_add_int(root, "dropped", report->dropped)))
         return false;
     return !report->interrupted || cJSON_AddTrueToObject(root, "interrupted") != NULL;
 }
 
 static bool add_all(cJSON *root, const struct report *report)
 {
-    return add_count(root, "requests", report->requests) &&
-           add_count(root, "steps", report->steps) && add_tokens(root, report) &&
-           add_number(root, "wall_s", report->wall_s) && add_rates(root, report) &&
+    return provenance_add_json(root, &report->from) && add_device(root, report) &&
+           json_add_uint(root, "seed", report->seed) &&
+           json_add_int(root, "requests", report->requests) &&
+           json_add_int(root, "steps", report->steps) && add_tokens(root, report) &&
+           json_add_number(root, "wall_s", report->wall_s) &&
+           json_add_number(root, "virtual_s", run_seconds(report, REPORT_VIRTUAL)) &&
+           add_rates(root, report) && add_waits(root, "ttft_ms", report->ttft) &&
+           add_waits(root, "tpot_ms", report->tpot) && add_latency(root, report) &&
            add_composition(root, report) && add_paths(root, report) && add_verify(root, report) &&
-           add_kv(root, report) && add_states(root, report) && add_latency(root, report) &&
-           add_device(root, report) && add_text(root, "digest", report->digest) &&
-           add_seed(root, "seed", report->seed) && add_end(root, report);
+           add_kv(root, report) && add_states(root, report) &&
+           json_add_text(root, "digest", report->digest) && add_end(root, report) &&
+           add_series(root, report);
 }
 
 char *report_json(const struct report *report)
 {
     cJSON *root = cJSON_CreateObject();
-    char *text = add_all(root, report) ? cJSON_Print(root) : NULL;
-    cJSON_Delete(root);
-    if (!text)
-        return NULL;
-    size_t length = strlen(text);
-    char *line = malloc(length + 2);
-    if (line)
-        snprintf(line, length + 2, "%s\n", text);
-    cJSON_free(text);
-    return line;
+    return json_take_text(root, add_all(root, report));
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
@@ -324,6 +441,16 @@ static void print_device(const struct report *report, FILE *file)
                 (long long)report->device_losses);
 }
 
+/* Nothing where no request has such a time. */
+static void print_waits(const char *name, const struct report_times *times, FILE *file)
+{
+    for (int clock = REPORT_CLOCKS - 1; clock >= 0 && times[clock].count > 0; clock--)
+        fprintf(file, "%-12s p50 %.3f ms  p90 %.3f ms  p99 %.3f ms  (%s clock)\n",
+                clock == REPORT_WALL ? name : "", report_quantile_us(&times[clock], 0.5) * 1e-3,
+                report_quantile_us(&times[clock], 0.9) * 1e-3,
+                report_quantile_us(&times[clock], 0.99) * 1e-3, clocks[clock]);
+}
+
 void report_print(const struct report *report, FILE *file)
 {
     fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
@@ -331,8 +458,13 @@ void report_print(const struct report *report, FILE *file)
     fprintf(file, "tokens       prefill %lld  decode %lld  prefix hit %lld  recomputed %lld\n",
             (long long)report->tokens.prefill, (long long)report->tokens.decode,
             (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);
-    fprintf(file, "tokens/s     prefill %.1f  decode %.1f  (wall clock)\n",
-            per_second(report, report->tokens.prefill), per_second(report, report->tokens.decode));
+    for (int clock = REPORT_CLOCKS - 1; clock >= 0; clock--)
+        fprintf(file, "%-12s prefill %.1f  decode %.1f  (%s clock)\n",
+                clock == REPORT_WALL ? "tokens/s" : "",
+                per_second(report, clock, report->tokens.prefill),
+                per_second(report, clock, report->tokens.decode), clocks[clock]);
+    print_waits("TTFT", report->ttft, file);
+    print_waits("TPOT", report->tpot, file);
     for (uint32_t p = 0; p < report->num_paths; p++)
         fprintf(file, "%-12s %s: %lld rows\n", p == 0 ? "paths" : "", report->paths[p].name,
                 (long long)report->paths[p].rows);

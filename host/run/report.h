@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "attn_plugin.h"
+#include "host/embed/provenance.h"
 
 /* Which backend serves which layers in which phase. */
 struct report_choice {
@@ -24,13 +25,38 @@ struct report_path {
     int64_t rows;
 };
 
-/* Durations of steps, in the order in which they happened. */
+/* Durations, of steps or of what requests waited for, in the order in which they were noted. */
 struct report_times {
     int64_t *ns;
     size_t count, capacity;
 };
 
+/* Two clocks. The wall clock is the process's, with all that it does between steps: making
+ * operands, comparing rows with the oracle. On the virtual clock nothing but steps takes time. */
+enum report_clock { REPORT_VIRTUAL, REPORT_WALL, REPORT_CLOCKS };
+
+/* Consecutive steps, and what the run held at their ends at most. */
+struct report_bin {
+    int64_t end_ns[REPORT_CLOCKS]; /* of the last step, since the run began */
+    int64_t prefill, decode;       /* rows */
+    int64_t kv_tokens;             /* tokens that pages are allocated for, cached ones included */
+    int64_t running;               /* requests of a step */
+};
+
+/* A run over time, of any length: when all bins are full, two and two become one. */
+enum { REPORT_BINS = 256 };
+
+struct report_series {
+    int64_t steps_per_bin, steps_in_last;
+    size_t count;
+    struct report_bin bins[REPORT_BINS];
+};
+
+/* How near a layer came to its bars: the largest error of a checked row, over that row's bar. */
+enum report_phase { REPORT_PREFILL, REPORT_DECODE, REPORT_PHASES };
+
 struct report {
+    struct provenance from;
     int64_t requests, steps;
     struct {
         int64_t prefill;    /* rows computed */
@@ -49,6 +75,8 @@ struct report {
         int64_t trespasses;                /* forwards that wrote beside their outputs */
         double max_abs_err, max_rel_err;
         char first_failure[256];
+        uint32_t num_layers;
+        double *of_bar[REPORT_PHASES]; /* [num_layers]; negative = no row was checked */
     } verify;
     struct {
         int64_t capacity, peak, leaked; /* tokens */
@@ -58,6 +86,9 @@ struct report {
         int64_t capacity, peak, leaked; /* states that the prefix cache can keep, kept, lost */
     } states;
     struct report_times prefill, decode; /* of a step, all layers: executor.c says what is in it */
+    struct report_times ttft[REPORT_CLOCKS]; /* of a request: until its first output token */
+    struct report_times tpot[REPORT_CLOCKS]; /* of a request: for each further one, on average */
+    struct report_series series;
     struct { /* a device that works by itself: the host's own time for the same steps, and of that
               */
         struct report_times prefill, decode;               /* the time in init_forward_metadata */
@@ -85,8 +116,8 @@ void report_finish(struct report *report);
 /* Note the duration of a step. OUT_OF_HOST_MEMORY. */
 attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error);
 
-/* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any step, or without memory
- * to sort them in. */
+/* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any duration, or without
+ * memory to sort them in. */
 double report_quantile_us(const struct report_times *times, double p);
 
 /* Did the steps run on a device that works by itself? Then `host` holds a time for each. */
@@ -94,6 +125,9 @@ bool report_has_device(const struct report *report);
 
 /* The host's own time over the steps' time on the device, all steps; 0 without a device. */
 double report_host_share(const struct report *report);
+
+/* Append a step, as a bin of its own. */
+void report_add_step(struct report_series *series, const struct report_bin *step);
 
 /* Append a choice; the texts are copied. OUT_OF_HOST_MEMORY. */
 attn_status report_add_choice(struct report *report, const char *layers, const char *phase,
@@ -104,8 +138,8 @@ attn_status report_add_rows(struct report *report, const char *name, int64_t row
                             attn_error *error);
 
 /* The report as JSON text with a final newline; malloc'ed, the caller frees it; NULL when memory
- * ran out. Counts and the seed are exact. JSON knows no NaN and no infinity: an error that is not
- * finite is written as 1e308. verify.first_failure is there only if there is one. */
+ * ran out. Counts and the seed are exact. An error that is not finite is written as 1e308.
+ * verify.first_failure is there only if there is one. */
 char *report_json(const struct report *report);
 
 /* The report as a few lines. */

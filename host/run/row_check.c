@@ -311,7 +311,26 @@ attn_status row_check_end(struct row_check *check, const struct row_list *list, 
     return status;
 }
 
-void row_check_report(struct row_check *check, struct report *report)
+static attn_status report_bars(const struct row_check *check, struct report *report,
+                               attn_error *error)
+{
+    uint32_t count = check->params.model->num_layers;
+    if (check->threshold == 0)
+        return ATTN_OK;
+    report->verify.num_layers = count;
+    for (int phase = 0; phase < REPORT_PHASES; phase++) {
+        double *of_bar = calloc(count + 1u, sizeof *of_bar);
+        if (!of_bar)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
+        for (uint32_t layer = 0; layer < count; layer++)
+            of_bar[layer] =
+                verifier_of_bar(check->verifier, (int32_t)layer, phase == REPORT_DECODE);
+        report->verify.of_bar[phase] = of_bar;
+    }
+    return ATTN_OK;
+}
+
+attn_status row_check_report(struct row_check *check, struct report *report, attn_error *error)
 {
     struct verify_result result;
     verifier_result(check->verifier, &result);
@@ -327,4 +346,5 @@ void row_check_report(struct row_check *check, struct report *report)
                                      : check->first_not_finite,
            sizeof report->verify.first_failure);
     digest_finish(&check->digest, report->digest);
+    return report_bars(check, report, error);
 }

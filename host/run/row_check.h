@@ -80,7 +80,7 @@ void row_check_trespass(struct row_check *check, const char *text);
 /* The step is over: its rows count as computed from now on. */
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error);
 
-/* Fill in the report's verification and digest. Once, at the end. */
-void row_check_report(struct row_check *check, struct report *report);
+/* Fill in the report's verification and digest. Once, at the end. OUT_OF_HOST_MEMORY. */
+attn_status row_check_report(struct row_check *check, struct report *report, attn_error *error);
 
 #endif /* HOST_RUN_ROW_CHECK_H */

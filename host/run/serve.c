@@ -15,9 +15,11 @@
 #include "host/base/clock.h"
 #include "host/base/interrupt.h"
 #include "host/base/progress.h"
+#include "host/run/timeline.h"
 
 struct serve {
     struct session *s;
+    struct timeline *timeline;
     struct progress progress;
 };
 
@@ -32,11 +34,13 @@ static void note_failure(struct session *s, const host_error *said)
 
 /* Undo what was not confirmed, and make everything on the device again. `said` names the loss;
  * an error is the run's. */
-static attn_status recover(struct session *s, host_error *said, attn_error *error)
+static attn_status recover(struct serve *serve, host_error *said, attn_error *error)
 {
+    struct session *s = serve->s;
     host_error why;
     host_error_init(&why);
     scheduler_device_lost(s->scheduler);
+    timeline_forget(serve->timeline);
     attn_status status = executor_report(s->executor, &why.base);
     if (status == ATTN_OK)
         status = session_reset_device(s, &why.base);
@@ -66,14 +70,12 @@ static struct batch_step batch_step_of(const struct scheduler *scheduler,
     };
 }
 
-static void show_progress(struct serve *serve, uint32_t mode)
+static void show_progress(struct serve *serve, uint32_t mode, const struct scheduler_counts *counts)
 {
     static const char *const modes[ATTN_MODE_COUNT] = {
         [ATTN_MODE_EXTEND] = "prefill", [ATTN_MODE_DECODE] = "decode", [ATTN_MODE_MIXED] = "mixed"};
-    struct scheduler_counts counts;
-    scheduler_count(serve->s->scheduler, &counts);
     progress_update(&serve->progress,
-                    counts.prefill + counts.prefix_hit - counts.recomputed + counts.decode,
+                    counts->prefill + counts->prefix_hit - counts->recomputed + counts->decode,
                     modes[mode]);
 }
 
@@ -83,13 +85,17 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
 {
     struct session *s = serve->s;
     const struct batch_step step = batch_step_of(s->scheduler, planned);
+    struct scheduler_counts counts;
     host_error said;
     host_error_init(&said);
-    show_progress(serve, step.mode);
+    scheduler_count(s->scheduler, &counts);
+    show_progress(serve, step.mode, &counts);
+    int64_t begin_ns = clock_now_ns();
     attn_status status = executor_submit(s->executor, &step, &said.base);
     if (status == ATTN_DEVICE_LOST)
-        return recover(s, &said, error);
+        return recover(serve, &said, error);
     if (status == ATTN_OK) {
+        timeline_submit(serve->timeline, planned, counts.kv_used, begin_ns);
         scheduler_advance(s->scheduler);
     } else {
         note_failure(s, &said);
@@ -104,19 +110,21 @@ static attn_status finish(struct serve *serve, attn_error *error)
     struct session *s = serve->s;
     host_error said;
     host_error_init(&said);
-    attn_status status = executor_finish(s->executor, &said.base);
+    int64_t step_ns;
+    attn_status status = executor_finish(s->executor, &step_ns, &said.base);
     if (status == ATTN_DEVICE_LOST)
-        return recover(s, &said, error);
+        return recover(serve, &said, error);
     if (status == ATTN_OK) {
         scheduler_confirm(s->scheduler);
         s->losses = 0;
-        return ATTN_OK;
+        return timeline_confirm(serve->timeline, step_ns, clock_now_ns(), error);
     }
     /* What came of it is not known, nor of the steps that build on it. */
     note_failure(s, &said);
     while (executor_in_flight(s->executor) > 0)
-        executor_finish(s->executor, NULL);
+        executor_finish(s->executor, NULL, NULL);
     scheduler_drop_flight(s->scheduler);
+    timeline_forget(serve->timeline);
     return ATTN_OK;
 }
 
@@ -161,11 +169,23 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
 attn_status session_serve(struct session *s, attn_error *error)
 {
     struct serve serve = {.s = s};
+    s->start_ns = clock_now_ns();
+    struct timeline_params params = {
+        .workload = &s->workload,
+        .report = s->report,
+        .arrivals = s->config->workload.clock == CONFIG_CLOCK_WALL,
+        .max_seqs = (int32_t)s->config->workload.max_running_requests,
+        .max_in_flight = EXECUTOR_MAX_IN_FLIGHT,
+        .start_ns = s->start_ns,
+    };
+    attn_status status = timeline_create(&params, &serve.timeline, error);
+    if (status != ATTN_OK)
+        return status;
     progress_begin(&serve.progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
     s->result->began = true;
-    s->start_ns = clock_now_ns();
-    attn_status status = serve_all(&serve, error);
+    status = serve_all(&serve, error);
     s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
     progress_end(&serve.progress);
+    timeline_destroy(serve.timeline);
     return status;
 }

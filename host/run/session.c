@@ -17,6 +17,8 @@ static attn_status load_plugins(struct session *s, attn_error *error)
     attn_status status = open_host(s->config, &s->host, error);
     if (status == ATTN_OK && s->params->choices)
         open_host_print_refused(s->host, "run", s->params->choices);
+    if (status == ATTN_OK)
+        status = provenance_take(&s->report->from, s->host, s->params->command, error);
     return status;
 }
 
@@ -226,6 +228,7 @@ static attn_status size_device(struct session *s, attn_error *error)
     attn_status status = device_open(s->described.type, s->described.id, &s->device, error);
     if (status != ATTN_OK)
         return status;
+    provenance_take_device(&s->report->from, &s->device->info);
     do {
         host_error_init(&said);
         status = size_pool(s, &said.base);
@@ -489,7 +492,9 @@ static attn_status conclude(struct session *s, attn_error *error)
         status = executor_report(s->executor, error);
     if (status != ATTN_OK)
         return status;
-    row_check_report(s->check, report);
+    status = row_check_report(s->check, report, error);
+    if (status != ATTN_OK)
+        return status;
     scheduler_count(s->scheduler, &counts);
     report->requests = counts.finished;
     report->steps = counts.steps;

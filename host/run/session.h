@@ -19,6 +19,7 @@
 
 struct session_params {
     const struct config *config;
+    const char *command;  /* the command line, for the report; NULL = none */
     FILE *choices;        /* where one line for each chosen backend goes; NULL = nowhere */
     executor_probe probe; /* NULL = none (executor.h) */
     void *probe_ctx;

@@ -314,6 +314,7 @@ void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts 
 {
     *counts = scheduler->counts;
     counts->kv_capacity = slots_capacity(&scheduler->slots);
+    counts->kv_used = counts->kv_capacity - slots_free_tokens(&scheduler->slots);
     counts->kv_peak = slots_peak(&scheduler->slots);
     if (caches_states(scheduler)) {
         counts->state_capacity = slots_capacity(&scheduler->states);

@@ -164,6 +164,7 @@ struct scheduler_counts {
     int64_t prefix_hit;     /* rows */
     int64_t recomputed;     /* rows */
     int64_t kv_capacity;    /* tokens */
+    int64_t kv_used;        /* tokens that pages are allocated for now, cached ones included */
     int64_t kv_peak;        /* tokens; most that pages were allocated for, cached ones included */
     int64_t state_capacity; /* states that can be cached */
     int64_t state_peak;     /* most that were */

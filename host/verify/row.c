@@ -29,6 +29,7 @@ void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const d
 void row_verdict_add_error(const struct row_verdict *found, struct verify_result *result)
 {
     double error = found->verdict.error;
+    result->max_of_bar = fmax(result->max_of_bar, reference_verdict_ratio(&found->verdict));
     if (!isfinite(error))
         return;
     result->max_abs_error = fmax(result->max_abs_error, error);

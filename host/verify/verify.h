@@ -9,6 +9,8 @@
 #ifndef HOST_VERIFY_VERIFY_H
 #define HOST_VERIFY_VERIFY_H
 
+#include <stdbool.h>
+
 #include "attnhost.h"
 #include "host/workload/generator.h"
 #include "host/model/model.h"
@@ -66,6 +68,7 @@ struct verify_result {
     int64_t rows_failed;
     double max_abs_error; /* of finite outputs; a NaN is a failure, not an error's size */
     double max_rel_error; /* of the same: a row's error over its largest |truth| */
+    double max_of_bar;    /* a row's error over its bar; INFINITY where finiteness disagrees */
     char first_failure[VERIFY_FAILURE_TEXT]; /* for people; "" if none */
 };
 
@@ -79,6 +82,10 @@ void verifier_destroy(struct verifier *verifier);
  * dim as operands_output() says. */
 attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
                            const attn_tensor *out, attn_error *error);
+
+/* The largest max_of_bar of a layer's rows, of those of decode steps or of all others; negative if
+ * none was judged. */
+double verifier_of_bar(const struct verifier *verifier, int32_t layer, bool decode);
 
 /* Everything found so far. */
 void verifier_result(const struct verifier *verifier, struct verify_result *result);

@@ -75,10 +75,12 @@ run_select()
         >"$folder/answer" 2>"$folder/err" </dev/null
 }
 
-# What of an answer is the same in each run; the digest of all outputs among it.
+# What of an answer is the same in each run; the digest of all outputs among it. What has the clock's
+# figures is an object of the first level, or a line; each level is indented by a tab.
 essence()
 {
-    awk '/"tokens_per_s":/ { timed = 1 } !timed; /}/ { timed = 0 }' "$1" | grep -vE '"(wall_s|p50|p99)":'
+    awk '/^\t"(tokens_per_s|ttft_ms|tpot_ms|latency_us)":/ { timed = 1 } !timed; /^\t}/ { timed = 0 }' "$1" |
+        grep -vE '"(wall_s|virtual_s)":'
 }
 
 # refuse_each NAME COMMAND: COMMAND's allocations are refused, evenly spread.

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 
+import documented_keys
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = os.environ.get("ATTNHOST_TEST_COMMAND", "./attnhost")
 PLUGINS = os.path.abspath(os.environ.get("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"))
@@ -91,7 +93,7 @@ def quantile(values, p):
 
 # ---- Checks of a report --------------------------------------------------------------------------
 
-TOP_KEYS = {"attnhost", "device", "regime", "seed", "seconds", "total_seconds", "ceilings",
+TOP_KEYS = {"attnhost", "commit", "command", "plugins", "device", "regime", "seed", "seconds", "total_seconds", "ceilings",
             "results"}
 RUN_KEYS = {"backend", "outcome", "graph", "layout", "calls", "samples_per_round", "one_call", "median_us",
             "p10_us", "p90_us", "best_us", "flop_per_s", "bytes_per_s", "fraction", "bound", "ratio",
@@ -162,6 +164,7 @@ def check_report(report, seed, shapes, backends):
     problems = []
     if set(report) != TOP_KEYS:
         problems.append(f"keys {sorted(set(report) ^ TOP_KEYS)}")
+    problems += documented_keys.problems(report, False)
     if report["seed"] != seed or report["device"]["type"] != "cpu" or report["device"]["threads"] < 1:
         problems.append(f"seed {report['seed']}, device {report['device']}")
     if report["regime"] != {"name": "cool", "sustain_s": 0, "rest": 0}:

@@ -8,13 +8,17 @@ host; nothing is taken from one field of a report to check itself.
 """
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 
+import documented_keys
 import trace_model
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -45,20 +49,35 @@ chunked_prefill_size = 256
 
 # Every key of the report, and what it is.
 COUNT, NUMBER, TEXT = (int,), (int, float), (str,)
+TIMES = {"count": COUNT, "p50": NUMBER, "p90": NUMBER, "p99": NUMBER, "percentiles": [NUMBER]}
 REPORT = {
+    "attnhost": TEXT,
+    "commit": TEXT,
+    "command": TEXT,
+    "plugins": [dict.fromkeys(("file", "name", "version", "sha256"), TEXT)],
+    "device": {**dict.fromkeys(("name", "type", "driver"), TEXT),
+               **dict.fromkeys(("id", "sm", "num_sms", "driver_version", "cpu_isa", "memory_bytes",
+                                "l2_bytes", "threads"), COUNT)},
     "requests": COUNT,
     "steps": COUNT,
     "tokens": dict.fromkeys(("prefill", "decode", "prefix_hit", "recomputed"), COUNT),
     "wall_s": NUMBER,
-    "tokens_per_s": dict.fromkeys(("prefill", "decode"), NUMBER),
+    "virtual_s": NUMBER,
+    "tokens_per_s": dict.fromkeys(("virtual", "wall"),
+                                  dict.fromkeys(("prefill", "decode"), NUMBER)),
+    "ttft_ms": dict.fromkeys(("virtual", "wall"), TIMES),
+    "tpot_ms": dict.fromkeys(("virtual", "wall"), TIMES),
     "composition": [{"layers": TEXT, "phase": TEXT, "backend": TEXT}],
     "paths": collections.defaultdict(lambda: COUNT),
     "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "max_abs_err": NUMBER,
-               "max_rel_err": NUMBER},
+               "max_rel_err": NUMBER,
+               "of_bar": dict.fromkeys(("prefill", "decode"), [(int, float, type(None))])},
     "kv": dict.fromkeys(("capacity", "peak", "leaked"), COUNT),
-    "latency_us": dict.fromkeys(("prefill", "decode"), {"p50": NUMBER, "p99": NUMBER}),
+    "latency_us": dict.fromkeys(("prefill", "decode"), TIMES),
     "digest": TEXT,
     "seed": COUNT,
+    "series": {"steps_per_bin": COUNT, **dict.fromkeys(("virtual_s", "wall_s"), [NUMBER]),
+               **dict.fromkeys(("prefill", "decode", "kv_tokens", "running"), [COUNT])},
 }
 
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -117,6 +136,8 @@ class Trace:
             "requests": len(requests),
             "input": sum(length for _, length, _ in requests),
             "decode": sum(max(0, n - 1) for _, _, n in requests),
+            "with a token": sum(n > 0 for _, _, n in requests),
+            "with two": sum(n > 1 for _, _, n in requests),
             "hit": sum(hit for hit, _, _ in requests),
             "longest": max(length + max(0, n - 1) for _, length, n in requests),
         }
@@ -156,12 +177,63 @@ class Runner:
         fixed = {"workload__format": trace.form, "workload__length_scale": repr(trace.scale)}
         for key, value in {**fixed, **sets}.items():
             arguments += ["--set", f"{key.replace('__', '.')}={value}"]
+        self.arguments = arguments[1:]
         done = subprocess.run(arguments, cwd=self.work, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(arguments)}\nended with {done.returncode}: "
                                f"{done.stderr}{done.stdout}")
         return done.stdout
+
+
+def check_times(tap, report, expected):
+    """Times of requests and of steps, and the run over time, against each other and the counts."""
+    tokens, series, bars = report["tokens"], report["series"], report["verify"].get("of_bar")
+    steps = {phase: report["latency_us"][phase] for phase in ("prefill", "decode")}
+    tap.equal("steps with a time", sum(one["count"] for one in steps.values()), report["steps"])
+    for clock in ("virtual", "wall"):
+        first, further = report["ttft_ms"][clock], report["tpot_ms"][clock]
+        tap.equal("requests with a TTFT", first["count"], expected["with a token"])
+        tap.equal("requests with a TPOT", further["count"], expected["with two"])
+        total = report[clock + "_s"]
+        for name, one, most in [("ttft", first, 1e3 * total), ("tpot", further, 1e3 * total)]:
+            grid = one["percentiles"]
+            tap.true(f"{name}, {clock}: percentiles of the run, in order",
+                     grid == sorted(grid) and (not grid or 0 < grid[0] and grid[-1] <= most * 1.001))
+            tap.equal(f"{name}, {clock}: p50, p90, p99", [one["p50"], one["p90"], one["p99"]],
+                      [grid[50], grid[90], grid[99]] if grid else [0, 0, 0])
+        ends = series[clock + "_s"]
+        tap.true(f"{clock}: time goes on to its end", ends == sorted(ends)
+                 and (abs(ends[-1] - total) < 1e-6 * total or clock == "wall" and ends[-1] <= total))
+        for kind in ("prefill", "decode"):
+            rate = report["tokens_per_s"][clock][kind]
+            tap.true(f"{kind} tokens/s, {clock}", abs(rate * total - tokens[kind]) <= 1e-9 * tokens[kind])
+    tap.true("virtual time is within the wall clock's", report["virtual_s"] <= report["wall_s"])
+    tap.equal("rows of the series", [sum(series[kind]) for kind in ("prefill", "decode")],
+              [tokens["prefill"], tokens["decode"]])
+    tap.equal("bins", {len(column) for key, column in series.items() if key != "steps_per_bin"},
+              {-(-report["steps"] // series["steps_per_bin"])})
+    tap.true("256 bins at most", len(series["running"]) <= 256)
+    tap.true("KV of the series is within the peak",
+             report["kv"]["peak"] >= max(series["kv_tokens"]) > 0.5 * report["kv"]["peak"])
+    tap.true("rows checked are within their bars",
+             bars is None or all(0 <= one <= 1 for phase in bars.values() for one in phase if one is not None))
+    tap.true("a bar is there where rows were checked", not bars or report["verify"]["rows_checked"] == 0
+             or any(one is not None for phase in bars.values() for one in phase))
+
+
+def check_provenance(tap, report, arguments):
+    """Files and their sums as they are here, and a command line that a shell reads back."""
+    for plugin in report["plugins"]:
+        content = pathlib.Path(plugin["file"]).read_bytes()
+        tap.equal(plugin["name"], plugin["sha256"], hashlib.sha256(content).hexdigest())
+    tap.true("the backend's plugin is there",
+             "cpu_native" in {plugin["name"] for plugin in report["plugins"]})
+    tap.equal("command", shlex.split(report["command"])[1:], arguments)
+    version = subprocess.run([os.path.abspath(COMMAND), "-V"], capture_output=True, text=True).stdout
+    tap.true("version", version.startswith(f"attnhost {report['attnhost']},"))
+    tap.true("commit", re.fullmatch("unknown|[0-9a-f]{40}(-dirty)?", report["commit"]))
+    tap.true("device", report["device"]["type"] == "cpu" and report["device"]["threads"] >= 1)
 
 
 def check_identities(tap, report, expected, rate=None):
@@ -176,6 +248,7 @@ def check_identities(tap, report, expected, rate=None):
     tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
     tap.equal("leaked", report["kv"]["leaked"], 0)
     tap.true("peak <= capacity", 0 < report["kv"]["peak"] <= report["kv"]["capacity"])
+    check_times(tap, report, expected)
     if rate == 1:
         tap.equal("rows_checked at rate 1", report["verify"]["rows_checked"],
                   LAYERS * (expected["input"] - tokens["prefix_hit"] + expected["decode"]))
@@ -343,6 +416,10 @@ def check_report(tap, runner, folder, trace):
     with tap.test("--json - writes the documented keys and nothing else"):
         piped = runner.run(trace)
         check_shape(tap, "report", piped, REPORT)
+    with tap.test("docs/RUN.md explains every key"):
+        tap.equal("keys", documented_keys.problems(piped, True, ("paths",)), [])
+    with tap.test("where the figures come from"):
+        check_provenance(tap, piped, runner.arguments)
     with tap.test("--json FILE replaces what stood there; the text goes to stdout"):
         path = os.path.join(folder, "report.json")
         pathlib.Path(path).write_text("old " * 4000)
@@ -351,6 +428,8 @@ def check_report(tap, runner, folder, trace):
         tap.equal("tokens", written["tokens"], piped["tokens"])
         tap.equal("digest", written["digest"], piped["digest"])
         tap.true("stdout has the digest", piped["digest"] in text)
+    with tap.test("docs/RUN.md explains every line"):
+        tap.equal("lines", documented_keys.line_problems(text), [])
     with tap.test("nothing was left in the working directory"):
         tap.equal("files", os.listdir(runner.work), [])
 

@@ -6,27 +6,18 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-/* The first "model name" of /proc/cpuinfo. */
-static void take_cpu(char *name, size_t size)
-{
-    char line[512];
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    while (file && !*name && fgets(line, sizeof line, file)) {
-        const char *value = strncmp(line, "model name", 10) == 0 ? strchr(line, ':') : NULL;
-        if (value)
-            snprintf(name, size, "%.*s", (int)strcspn(value + 2, "\n"), value + 2);
-    }
-    if (file)
-        fclose(file);
-}
+#include "host/device/device.h"
 
 void check_environment_take(struct check_environment *here)
 {
+    const attn_device processor = {.struct_size = sizeof processor, .type = ATTN_DEVICE_CPU};
+    struct device_names names;
     struct utsname system;
     memset(here, 0, sizeof *here);
     if (uname(&system) == 0)
         snprintf(here->system, sizeof here->system, "%.64s %.64s %.64s", system.sysname,
                  system.release, system.machine);
-    take_cpu(here->cpu, sizeof here->cpu);
+    device_identify(&processor, &names);
+    snprintf(here->cpu, sizeof here->cpu, "%s", names.name);
     here->cpus = sysconf(_SC_NPROCESSORS_ONLN);
 }

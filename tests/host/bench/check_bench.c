@@ -488,7 +488,7 @@ static void make_report(void)
     add("batch=2,kv_len=5+7", names);
     struct bench_entry *entry = &report.entries[0];
     struct bench_run *run = &entry->runs[0];
-    report.device = (attn_device){.type = ATTN_DEVICE_CUDA, .sm = 90, .driver_version = 13000};
+    report.from.device = (attn_device){.type = ATTN_DEVICE_CUDA, .sm = 90, .driver_version = 13000};
     report.seed = UINT64_MAX;
     run->outcome = BENCH_RAN;
     run->layout = ATTN_LAYOUT_KV_HND;

@@ -126,6 +126,26 @@ static void make_report(struct report *report)
     report->seed = UINT64_MAX - 4;
 }
 
+/* Of two requests on the wall clock, and of one on the virtual one. */
+static void add_waits(struct report *report)
+{
+    ck_assert_int_eq(report_add_time(&report->ttft[REPORT_WALL], 1500000, NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_time(&report->ttft[REPORT_WALL], 2500000, NULL), ATTN_OK);
+    ck_assert_int_eq(report_add_time(&report->ttft[REPORT_VIRTUAL], 1000000, NULL), ATTN_OK);
+}
+
+/* Without a row that was checked in layer 1. */
+static void add_bars(struct report *report)
+{
+    report->verify.num_layers = 2;
+    for (int phase = 0; phase < REPORT_PHASES; phase++) {
+        report->verify.of_bar[phase] = calloc(2, sizeof(double));
+        ck_assert_ptr_nonnull(report->verify.of_bar[phase]);
+        report->verify.of_bar[phase][0] = 0.25 + phase;
+        report->verify.of_bar[phase][1] = -1;
+    }
+}
+
 static const cJSON *get(const cJSON *object, const char *key)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -178,8 +198,9 @@ START_TEST(json_has_every_key)
     struct report report;
     make_report(&report);
     cJSON *root = parse(&report);
-    keys_are(root, "requests steps tokens wall_s tokens_per_s composition paths verify kv "
-                   "latency_us digest seed");
+    keys_are(root, "attnhost commit plugins device seed requests steps tokens wall_s "
+                   "virtual_s tokens_per_s ttft_ms tpot_ms latency_us composition paths verify kv "
+                   "digest series");
     ck_assert_double_eq(number(root, "requests"), 3);
     ck_assert_double_eq(number(root, "steps"), 41);
     const cJSON *tokens = keys_are(get(root, "tokens"), "prefill decode prefix_hit recomputed");
@@ -188,9 +209,12 @@ START_TEST(json_has_every_key)
     ck_assert_double_eq(number(tokens, "prefix_hit"), 32);
     ck_assert_double_eq(number(tokens, "recomputed"), 7);
     ck_assert_double_eq(number(root, "wall_s"), 0.1);
-    const cJSON *rates = keys_are(get(root, "tokens_per_s"), "prefill decode");
-    ck_assert_double_eq_tol(number(rates, "prefill"), 90071992547409910.0, 100);
-    ck_assert_double_eq_tol(number(rates, "decode"), 10000030, 1e-6);
+    const cJSON *rates = keys_are(get(root, "tokens_per_s"), "virtual wall");
+    const cJSON *wall = keys_are(get(rates, "wall"), "prefill decode");
+    ck_assert_double_eq_tol(number(wall, "prefill"), 90071992547409910.0, 100);
+    ck_assert_double_eq_tol(number(wall, "decode"), 10000030, 1e-6);
+    ck_assert_double_eq_tol(number(root, "virtual_s"), 11250e-9, 1e-15);
+    ck_assert_double_eq_tol(number(get(rates, "virtual"), "decode"), 1000003 / 11250e-9, 1e-3);
     const cJSON *verify =
         keys_are(get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err");
     ck_assert_double_eq(number(verify, "rows_checked"), 25);
@@ -202,8 +226,12 @@ START_TEST(json_has_every_key)
     ck_assert_double_eq(number(kv, "peak"), 4095);
     ck_assert_double_eq(number(kv, "leaked"), 0);
     const cJSON *latency = keys_are(get(root, "latency_us"), "prefill decode");
-    const cJSON *prefill = keys_are(get(latency, "prefill"), "p50 p99");
-    const cJSON *decode = keys_are(get(latency, "decode"), "p50 p99");
+    const cJSON *prefill = keys_are(get(latency, "prefill"), "count p50 p90 p99 percentiles");
+    const cJSON *decode = get(latency, "decode");
+    ck_assert_double_eq(number(prefill, "count"), 2);
+    ck_assert_int_eq(cJSON_GetArraySize(get(prefill, "percentiles")), 101);
+    ck_assert_double_eq(cJSON_GetArrayItem(get(prefill, "percentiles"), 50)->valuedouble, 2.5);
+    ck_assert_double_eq(cJSON_GetArrayItem(get(prefill, "percentiles"), 51)->valuedouble, 7.5);
     ck_assert_double_eq(number(prefill, "p50"), 2.5);
     ck_assert_double_eq(number(prefill, "p99"), 7.5);
     ck_assert_double_eq(number(decode, "p50"), 1.25);
@@ -243,13 +271,16 @@ START_TEST(json_of_an_empty_run)
     struct report report;
     report_init(&report);
     cJSON *root = parse(&report);
-    keys_are(root, "requests steps tokens wall_s tokens_per_s composition paths verify kv "
-                   "latency_us digest seed");
+    keys_are(root, "attnhost commit plugins device seed requests steps tokens wall_s "
+                   "virtual_s tokens_per_s ttft_ms tpot_ms latency_us composition paths verify kv "
+                   "digest series");
     ck_assert(cJSON_IsArray(get(root, "composition")));
     ck_assert_int_eq(cJSON_GetArraySize(get(root, "composition")), 0);
     keys_are(get(root, "paths"), "");
     ck_assert_double_eq(number(get(get(root, "latency_us"), "decode"), "p99"), 0);
-    ck_assert_double_eq(number(get(root, "tokens_per_s"), "decode"), 0);
+    ck_assert_double_eq(number(get(get(root, "tokens_per_s"), "wall"), "decode"), 0);
+    ck_assert_double_eq(number(get(get(root, "ttft_ms"), "wall"), "count"), 0);
+    ck_assert_int_eq(cJSON_GetArraySize(get(get(get(root, "ttft_ms"), "wall"), "percentiles")), 0);
     cJSON_Delete(root);
     report_finish(&report);
 }
@@ -262,9 +293,9 @@ START_TEST(seed_is_exact)
         uint64_t seed;
         const char *line;
     } rows[] = {
-        {0, "\"seed\":\t0\n"},
-        {(UINT64_C(1) << 53) + 1, "\"seed\":\t9007199254740993\n"},
-        {UINT64_MAX, "\"seed\":\t18446744073709551615\n"},
+        {0, "\"seed\":\t0,\n"},
+        {(UINT64_C(1) << 53) + 1, "\"seed\":\t9007199254740993,\n"},
+        {UINT64_MAX, "\"seed\":\t18446744073709551615,\n"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct report report;
@@ -318,6 +349,22 @@ START_TEST(first_failure_only_if_there_is_one)
 }
 END_TEST
 
+START_TEST(bars_by_layer)
+{
+    struct report report;
+    make_report(&report);
+    add_bars(&report);
+    cJSON *root = parse(&report);
+    const cJSON *bars = keys_are(get(get(root, "verify"), "of_bar"), "prefill decode");
+    const cJSON *decode = get(bars, "decode");
+    ck_assert_int_eq(cJSON_GetArraySize(decode), 2);
+    ck_assert_double_eq(cJSON_GetArrayItem(decode, 0)->valuedouble, 1.25);
+    ck_assert(cJSON_IsNull(cJSON_GetArrayItem(decode, 1)));
+    cJSON_Delete(root);
+    report_finish(&report);
+}
+END_TEST
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static int until_failure;
@@ -334,7 +381,11 @@ START_TEST(json_is_whole_or_null)
     struct report report;
     report_init(&report);
     if (_i == 0) {
+        const struct report_bin step = {.prefill = 1};
         make_report(&report);
+        add_bars(&report);
+        add_waits(&report);
+        report_add_step(&report.series, &step);
         strcpy(report.verify.first_failure, "there");
     }
     char *whole = report_json(&report);
@@ -359,6 +410,49 @@ START_TEST(json_is_whole_or_null)
 }
 END_TEST
 
+/* ---- A run over time ------------------------------------------------------------------------- */
+
+/* Whatever the number of steps: sums and maxima hold, and only the last bin is not full. */
+START_TEST(series_stay_bounded)
+{
+    static struct report_series series;
+    static const int64_t counts[] = {1, 255, 256, 257, 512, 513, 1000, 4096, 4097, 10000};
+    int64_t steps = counts[_i];
+    memset(&series, 0, sizeof series);
+    for (int64_t i = 0; i < steps; i++) {
+        const struct report_bin step = {.end_ns = {10 * (i + 1), 30 * (i + 1)},
+                                        .prefill = i % 7,
+                                        .decode = 3,
+                                        .kv_tokens = i == steps / 2 ? 999 : 5,
+                                        .running = i % 11};
+        report_add_step(&series, &step);
+    }
+    int64_t prefill = 0, decode = 0, most = 0, wanted = 0;
+    for (int64_t i = 0; i < steps; i++)
+        wanted += i % 7;
+    for (size_t b = 0; b < series.count; b++) {
+        const struct report_bin *bin = &series.bins[b];
+        bool last = b + 1 == series.count;
+        int64_t end = last ? steps : (int64_t)(b + 1) * series.steps_per_bin;
+        ck_assert_int_eq(bin->end_ns[REPORT_VIRTUAL], 10 * end);
+        ck_assert_int_eq(bin->end_ns[REPORT_WALL], 30 * end);
+        prefill += bin->prefill;
+        decode += bin->decode;
+        most = bin->kv_tokens > most ? bin->kv_tokens : most;
+    }
+    ck_assert_int_eq(prefill, wanted);
+    ck_assert_int_eq(decode, 3 * steps);
+    ck_assert_int_eq(most, 999);
+    ck_assert_uint_le(series.count, REPORT_BINS);
+    ck_assert_int_eq((int64_t)series.count,
+                     (steps + series.steps_per_bin - 1) / series.steps_per_bin);
+    if (steps > REPORT_BINS)
+        ck_assert_uint_gt(series.count, REPORT_BINS / 2);
+    else
+        ck_assert_int_eq(series.steps_per_bin, 1);
+}
+END_TEST
+
 /* ---- Text ------------------------------------------------------------------------------------ */
 
 START_TEST(lines_for_people)
@@ -369,6 +463,7 @@ START_TEST(lines_for_people)
     make_report(&report);
     report.tokens.prefill = 99;
     report.verify.rows_failed = 2;
+    add_waits(&report);
     report.states.present = true;
     report.states.capacity = 32;
     report.states.peak = 5;
@@ -380,7 +475,11 @@ START_TEST(lines_for_people)
     static const char *const parts[] = {
         "requests     3 in 41 steps, 0.100 s\n",
         "tokens       prefill 99  decode 1000003  prefix hit 32  recomputed 7\n",
-        "tokens/s     prefill 990.0  decode 10000030.0  (wall clock)\n",
+        "tokens/s     prefill 990.0  decode 10000030.0  (wall clock)\n"
+        "             prefill 8800000.0  decode 88889155555.6  (virtual clock)\n"
+        "TTFT         p50 1.500 ms  p90 2.500 ms  p99 2.500 ms  (wall clock)\n"
+        "             p50 1.000 ms  p90 1.000 ms  p99 1.000 ms  (virtual clock)\n"
+        "paths ",
         "paths        cpu_native: 12 rows\n",
         "             hybrid/decode: 13 rows\n",
         "verify       25 rows checked, 2 failed, max abs error 0.333, relative 2e-300\n",
@@ -405,12 +504,14 @@ static Suite *suite(void)
     tcase_add_test(gather, quantiles_of_few);
     tcase_add_test(gather, quantiles_of_many);
     tcase_add_test(gather, paths_add_up);
+    tcase_add_loop_test(gather, series_stay_bounded, 0, 10);
     tcase_add_test(json, json_has_every_key);
     tcase_add_test(json, json_tells_the_composition);
     tcase_add_test(json, json_of_an_empty_run);
     tcase_add_test(json, seed_is_exact);
     tcase_add_test(json, every_number_is_a_number);
     tcase_add_test(json, first_failure_only_if_there_is_one);
+    tcase_add_test(json, bars_by_layer);
     tcase_add_loop_test(json, json_is_whole_or_null, 0, 2);
     tcase_add_test(json, lines_for_people);
     suite_add_tcase(suite, gather);

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * provenance.h: where the figures of a report come from, so that two of them can be compared: this
+ * program, the command line, the device, the plugins.
+ */
+#ifndef HOST_EMBED_PROVENANCE_H
+#define HOST_EMBED_PROVENANCE_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+#include "attnhost.h"
+#include "host/device/device.h"
+
+/* A plugin that is loaded. */
+struct provenance_plugin {
+    char *file;
+    char *name, *version; /* as it says */
+    char sha256[65];      /* of the file; "" if it cannot be read */
+};
+
+struct provenance {
+    char *command;      /* "" = nobody typed one */
+    attn_device device; /* type 0 = not known yet */
+    struct device_names names;
+    uint32_t num_threads; /* of the host */
+    struct provenance_plugin *plugins;
+    uint32_t num_plugins;
+};
+
+/* The commit that this was built from, with "-dirty" if its files had been changed; "unknown" where
+ * no git repository was there. */
+const char *provenance_commit(void);
+
+/* Note the host's plugins, while their files are what was loaded. `command` (NULL = none) is
+ * copied. OUT_OF_HOST_MEMORY. */
+attn_status provenance_take(struct provenance *provenance, const attnhost *host,
+                            const char *command, attn_error *error);
+
+/* Note the device. */
+void provenance_take_device(struct provenance *provenance, const attn_device *device);
+
+/* Release what it holds; a zeroed one is fine. */
+void provenance_finish(struct provenance *provenance);
+
+/* "attnhost", "commit", "command" (if there is one) and "plugins". False when memory ran out. */
+bool provenance_add_json(cJSON *root, const struct provenance *provenance);
+
+/* "device", to which the caller may add; NULL when memory ran out. */
+cJSON *provenance_add_device(cJSON *root, const struct provenance *provenance);
+
+#endif /* HOST_EMBED_PROVENANCE_H */
