@@ -290,6 +290,24 @@ typedef struct attn_device {
 #define ATTN_LAYOUT_STATE_SSM_VK "state.ssm.vk/1" /* [slots, heads, V, K] */
 #define ATTN_LAYOUT_STATE_CONV   "state.conv/1"   /* [slots, channels, width - 1], oldest first */
 
+/* ---- Where operands lie ---------------------------------------------------------------------- */
+
+/* attn_problem.kv_strides: what an engine promises of the strides of K_CACHE and V_CACHE. */
+enum {
+    ATTN_KV_STRIDES_ANY = 0,   /* each has its own */
+    ATTN_KV_STRIDES_EQUAL = 1, /* the same ones, in elements; V may be narrower than K, or wider */
+    ATTN_KV_STRIDES_COUNT = 2
+};
+
+/* Bytes to which each operand is aligned whatever the problem says: to its elements, and where
+ * kernels load vectors, on CUDA and ROCm, to 16. [any-thread] */
+static inline uint32_t attn_guaranteed_alignment(int32_t device_type, attn_dtype dtype)
+{
+    uint32_t size = attn_dtype_size(dtype);
+    int loads_vectors = device_type == ATTN_DEVICE_CUDA || device_type == ATTN_DEVICE_ROCM;
+    return loads_vectors && size < 16u ? 16u : size;
+}
+
 /* ---- Problem --------------------------------------------------------------------------------- */
 
 /* attn_problem.uses and attn_bounds.uses: optional parts that batches and calls may have.
@@ -350,19 +368,22 @@ typedef struct attn_problem {
     const attn_device *device;
     const attn_layer_group *group;
     const attn_bounds *bounds;
-    const char *kv_layout;       /* layout id of the KV cache; NULL if the group has none */
-    const char *state_layout;    /* layout id of the state; NULL if the group has none */
-    attn_dtype q_dtype;          /* of q and of new k, v; for linear layers of mixed_qkv */
-    attn_dtype kv_dtype;         /* of the KV cache; = q_dtype where there is none */
-    attn_dtype out_dtype;        /* of the output; the LSE is always fp32 */
-    int32_t page_size;           /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;         /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
-                                 /* wanted */
-    uint32_t mla_expanded;       /* ATTN_MODE_BIT set of the modes called in the expanded form */
-    int32_t tp_rank;             /* information only: heads are already this rank's */
-    int32_t tp_size;             /* >= 1 */
-    uint32_t num_features;       /* required features */
-    uint32_t reserved;           /* 0 */
+    const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
+    const char *state_layout; /* layout id of the state; NULL if the group has none */
+    attn_dtype q_dtype;       /* of q and of new k, v; for linear layers of mixed_qkv */
+    attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
+    attn_dtype out_dtype;     /* of the output; the LSE is always fp32 */
+    int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
+    uint32_t need_notes;      /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
+                              /* wanted */
+    uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
+    int32_t tp_rank;          /* information only: heads are already this rank's */
+    int32_t tp_size;          /* >= 1 */
+    uint32_t min_alignment;   /* bytes, a power of two, to which the engine aligns all operands, */
+                              /* beyond attn_guaranteed_alignment(); 0 = no further */
+    uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
+    uint32_t num_features;    /* required features */
+    uint32_t reserved;        /* 0 */
     const char *const *features; /* ids "attn.<name>/<rev>"; an unknown one means unsupported */
 } attn_problem;
 
@@ -436,13 +457,14 @@ enum {
     X(UNKNOWN_FEATURE, 27)                                                                         \
     X(CHILD_REJECTED, 28)                                                                          \
     X(DEPENDENCY, 29)                                                                              \
-    X(OTHER, 30)
+    X(OTHER, 30)                                                                                   \
+    X(OPERANDS, 31)
 
 enum {
 #define ATTN_REASON_ENUM(name, value) ATTN_REASON_##name = value,
     ATTN_REASON_MAP(ATTN_REASON_ENUM)
 #undef ATTN_REASON_ENUM
-        ATTN_REASON_COUNT = 31
+        ATTN_REASON_COUNT = 32
 };
 
 /* Fields that a reason, or an error, can name. X(NAME, value, "name in texts") */
@@ -509,14 +531,16 @@ enum {
     X(STRIDE, 60, "stride")                                                                        \
     X(LAYER_ID, 61, "layer_id")                                                                    \
     X(CONV_DTYPE, 62, "linear.conv_dtype")                                                         \
-    X(INDEX_FORMS, 63, "index_forms")
+    X(INDEX_FORMS, 63, "index_forms")                                                              \
+    X(MIN_ALIGNMENT, 64, "min_alignment")                                                          \
+    X(KV_STRIDES, 65, "kv_strides")
 
 enum {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
 #undef ATTN_FIELD_ENUM
-        ATTN_FIELD_COUNT = 64
+        ATTN_FIELD_COUNT = 66
 };
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".

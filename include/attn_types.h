@@ -163,10 +163,11 @@ typedef struct attn_tensor {
     int32_t device_type;  /* ATTN_DEVICE_* */
     int32_t device_id;    /* CUDA ordinal, 0 on the CPU */
     attn_dtype dtype;
-    uint32_t ndim;                /* 1..ATTN_MAX_DIMS */
-    uint32_t alignment;           /* bytes that data + byte_offset is a multiple of; power of two */
-    uint32_t reserved;            /* 0 */
-    int64_t shape[ATTN_MAX_DIMS]; /* elements, each >= 0 */
+    uint32_t ndim;      /* 1..ATTN_MAX_DIMS */
+    uint32_t alignment; /* bytes that data + byte_offset is a multiple of; power of two; */
+                        /* at least what STRUCT-10 of docs/ABI.md says */
+    uint32_t reserved;  /* 0 */
+    int64_t shape[ATTN_MAX_DIMS];   /* elements, each >= 0 */
     int64_t strides[ATTN_MAX_DIMS]; /* elements */
 } attn_tensor;
 

@@ -36,6 +36,8 @@ struct embed_layer {
     uint32_t flags;                     /* ATTN_GROUP_* */
     attn_dtype dtypes[ATTN_ROLE_COUNT]; /* of its operands; NONE = not looked at */
     const char *whose[ATTN_ROLE_COUNT]; /* what says so; static */
+    int32_t device_type;                /* ATTN_DEVICE_* */
+    uint32_t min_alignment, kv_strides; /* as the problem promises */
 };
 
 struct attnhost_backend {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * operands.c: what the host looks at before a layer's forward: that the structs are filled in, that
- * a layer is not given sinks or slopes that it was not made for, and that operands have its dtypes.
- * It runs once a layer, so it looks at no more.
+ * a layer is not given sinks or slopes that it was not made for, and that operands have its dtypes
+ * and lie as its problem promises. It runs once a layer, so it looks at no more.
  */
 #include "host/embed/embed.h"
 
@@ -67,12 +67,16 @@ attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problem
     if (!list)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "backend: out of memory");
     for (uint32_t p = 0; p < num_problems; p++) {
-        const attn_layer_group *group = ((const attn_problem *)attn_at(problems, p))->group;
+        const attn_problem *problem = attn_at(problems, p);
+        const attn_layer_group *group = problem->group;
         for (uint32_t l = 0; l < group->num_layers; l++, layer++) {
             layer->layer_id = ((const attn_layer *)attn_at(group->layers, l))->layer_id;
             layer->flags = group->flags;
+            layer->device_type = problem->device->type;
+            layer->min_alignment = problem->min_alignment;
+            layer->kv_strides = problem->kv_strides;
             for (uint32_t r = 0; r < ATTN_ROLE_COUNT; r++)
-                layer->dtypes[r] = role_dtype(attn_at(problems, p), r, &layer->whose[r]);
+                layer->dtypes[r] = role_dtype(problem, r, &layer->whose[r]);
         }
     }
     qsort(list, count, sizeof *list, compare_layers);
@@ -119,6 +123,83 @@ static attn_status check_dtypes(const struct embed_layer *layer, const attn_forw
     return ATTN_OK;
 }
 
+/* ---- Where operands lie ---------------------------------------------------------------------- */
+
+static bool is_empty(const attn_tensor *tensor)
+{
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (tensor->shape[d] == 0)
+            return true;
+    return tensor->ndim == 0 || tensor->ndim > ATTN_MAX_DIMS;
+}
+
+static attn_status fail_place(uint32_t role, const char *what, uint64_t got, uint64_t accepted,
+                              attn_error *error)
+{
+    if (error)
+        error->field = ATTN_FIELD_MIN_ALIGNMENT;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: %s is %llu bytes; accepted: multiples of %llu (STRUCT-10)",
+                     role_name(role), what, (unsigned long long)got, (unsigned long long)accepted);
+}
+
+/* Rows of whole vectors are taken to stay so: strides are as aligned as the first element, as far
+ * as a row's own length is. */
+static attn_status check_place(const struct embed_layer *layer, uint32_t role,
+                               const attn_tensor *tensor, attn_error *error)
+{
+    uint64_t size = attn_dtype_size(tensor->dtype), last = tensor->ndim - 1;
+    uint64_t alignment = attn_guaranteed_alignment(layer->device_type, tensor->dtype);
+    if (layer->min_alignment > alignment)
+        alignment = layer->min_alignment;
+    uint64_t address = (uintptr_t)tensor->data + tensor->byte_offset;
+    uint64_t row = (uint64_t)tensor->shape[last] * size, unit = row & (~row + 1);
+    if (address % alignment != 0)
+        return fail_place(role, "the address of its first element", address, alignment, error);
+    if (unit > alignment)
+        unit = alignment;
+    for (uint32_t d = 0; d < last; d++)
+        if (tensor->shape[d] > 1 && (uint64_t)tensor->strides[d] * size % unit != 0)
+            return fail_place(role, "an outer stride", (uint64_t)tensor->strides[d] * size, unit,
+                              error);
+    return ATTN_OK;
+}
+
+static attn_status check_kv_strides(const attn_forward_args *args, attn_error *error)
+{
+    const attn_tensor *k = attn_operand(args, ATTN_ROLE_K_CACHE);
+    const attn_tensor *v = attn_operand(args, ATTN_ROLE_V_CACHE);
+    if (!k || !v || is_empty(k) || is_empty(v))
+        return ATTN_OK;
+    for (uint32_t d = 0; d + 1 < k->ndim && d + 1 < v->ndim; d++) {
+        if (k->strides[d] == v->strides[d] || k->shape[d] <= 1)
+            continue;
+        if (error)
+            error->field = ATTN_FIELD_KV_STRIDES;
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "k_cache has strides[%u] %lld, v_cache %lld; accepted: equal ones, as "
+                         "kv_strides of the problem promises (STRUCT-11)",
+                         d, (long long)k->strides[d], (long long)v->strides[d]);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_places(const struct embed_layer *layer, const attn_forward_args *args,
+                                attn_error *error)
+{
+    for (uint32_t r = 0; r < args->num_operands && r < ATTN_ROLE_COUNT; r++) {
+        const attn_tensor *tensor = args->operands[r];
+        attn_status status = ATTN_OK;
+        if (tensor && !is_empty(tensor) && attn_dtype_size(tensor->dtype) > 0)
+            status = check_place(layer, r, tensor, error);
+        if (status != ATTN_OK)
+            return status;
+    }
+    return layer->kv_strides == ATTN_KV_STRIDES_EQUAL ? check_kv_strides(args, error) : ATTN_OK;
+}
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
 attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
                              const attn_forward_args *args, attn_error *error)
 {
@@ -131,5 +212,7 @@ attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
     attn_status status = layer ? check_announced(layer, ATTN_ROLE_SINKS, args, error) : ATTN_OK;
     if (layer && status == ATTN_OK)
         status = check_announced(layer, ATTN_ROLE_ALIBI_SLOPES, args, error);
-    return layer && status == ATTN_OK ? check_dtypes(layer, args, error) : status;
+    if (layer && status == ATTN_OK)
+        status = check_dtypes(layer, args, error);
+    return layer && status == ATTN_OK ? check_places(layer, args, error) : status;
 }

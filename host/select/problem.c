@@ -202,6 +202,8 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
     problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
     problem->tp_size = 1;
+    if (out->group.head_dim == out->group.v_head_dim) /* caches are dense */
+        problem->kv_strides = ATTN_KV_STRIDES_EQUAL;
     if (has_kv)
         out->group.kv_scale_granularity = scale_granularity(config, problem);
 }

@@ -106,6 +106,8 @@ static const struct number_field number_fields[] = {
     {ATTN_FIELD_TOP_K, NUMBER_I32, AT(sparse.top_k)},
     {ATTN_FIELD_BLOCK_SIZE, NUMBER_I32, AT(sparse.block_size)},
     {ATTN_FIELD_LABEL_CACHE, NUMBER_I32, AT(sparse.label_dim)},
+    {ATTN_FIELD_MIN_ALIGNMENT, NUMBER_U32, AT(problem.min_alignment)},
+    {ATTN_FIELD_KV_STRIDES, NUMBER_U32, AT(problem.kv_strides)},
 };
 
 static const struct number_field dtype_fields[] = {
@@ -235,6 +237,8 @@ static const struct word words[] = {
     {ATTN_FIELD_SCALE_GRANULARITY, "per_head", ATTN_SCALE_PER_HEAD},
     {ATTN_FIELD_SCALE_GRANULARITY, "per_seq_head", ATTN_SCALE_PER_SEQ_HEAD},
     {ATTN_FIELD_SCALE_GRANULARITY, "per_token_head", ATTN_SCALE_PER_TOKEN_HEAD},
+    {ATTN_FIELD_KV_STRIDES, "any", ATTN_KV_STRIDES_ANY},
+    {ATTN_FIELD_KV_STRIDES, "equal", ATTN_KV_STRIDES_EQUAL},
     {ATTN_FIELD_SINKS, "absent", 0},
     {ATTN_FIELD_ALIBI, "absent", 0},
     {ATTN_FIELD_FEATURE, "absent", 0},
@@ -357,8 +361,12 @@ int caps_next_item(const char **text, struct caps_item *item)
 struct anything {
     uint32_t field;
     int32_t count;
-    double values[10];
+    double values[12];
 };
+
+/* All members of a set, and the first number beyond them. */
+#define EVERY(kind)  ((1 << ATTN_##kind##_COUNT) - 1)
+#define BEYOND(kind) (1 << ATTN_##kind##_COUNT)
 
 static const struct anything anything[] = {
     {ATTN_FIELD_DEVICE_TYPE, 3, {1, 2, 77}},
@@ -380,16 +388,22 @@ static const struct anything anything[] = {
     {ATTN_FIELD_NUM_LAYERS, 2, {1, 2}},
     {ATTN_FIELD_LAYERS, 3, {0, 1, 256}},
     {ATTN_FIELD_PAGE_SIZE, 7, {1, 3, 16, 64, 128, 256, 1000}},
-    {ATTN_FIELD_MODES, 10, {0, 1, 2, 3, 4, 8, 16, 63, 64, 0x80000001}},
-    {ATTN_FIELD_MASK_KINDS, 8, {0, 1, 2, 4, 8, 15, 16, 0x40000001}},
-    {ATTN_FIELD_USES, 10, {0, 1, 2, 4, 8, 16, 32, 63, 64, 0x20000000}},
+    {ATTN_FIELD_MODES, 10, {0, 1, 2, 3, 4, 8, 16, EVERY(MODE), BEYOND(MODE), 0x80000001}},
+    {ATTN_FIELD_MASK_KINDS, 8, {0, 1, 2, 4, 8, EVERY(MASK), BEYOND(MASK), 0x40000001}},
+    {ATTN_FIELD_USES,
+     12,
+     {0, 1, 2, 4, 8, 16, 32, 64, 128, ATTN_USES_ALL, ATTN_USES_ALL + 1.0, 0x20000000}},
     {ATTN_FIELD_MAX_SEQS, 6, {-1, 0, 1, 64, 4096, 2147483647}},
     {ATTN_FIELD_MAX_TOKENS, 5, {-5, 0, 64, 8192, 2147483647}},
     {ATTN_FIELD_MAX_Q_LEN, 4, {-1, 0, 64, 8192}},
     {ATTN_FIELD_MAX_KV_LEN, 5, {-1, 0, 512, 131072, 2147483647}},
     {ATTN_FIELD_MAX_KV_TOKENS, 5, {-1, 0, 4096, 1 << 20, 1e12}},
     {ATTN_FIELD_GRAPH_LEVEL, 5, {0, 1, 2, 3, 4}},
-    {ATTN_FIELD_NEED_NOTES, 7, {0, 1, 2, 3, 4, 7, 1 << 20}},
+    {ATTN_FIELD_NEED_NOTES,
+     9,
+     {0, 1, 2, 3, 4, ATTN_NOTE_SM_BUDGET, ATTN_NOTE_ALL, ATTN_NOTE_ALL + 1.0, 1 << 20}},
+    {ATTN_FIELD_MIN_ALIGNMENT, 4, {0, 16, 64, 256}},
+    {ATTN_FIELD_KV_STRIDES, 2, {ATTN_KV_STRIDES_ANY, ATTN_KV_STRIDES_EQUAL}},
 };
 
 static const attn_dtype any_dtype[] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
@@ -571,6 +585,8 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
                                .head_dim = g->head_dim,
                                .v_head_dim = g->v_head_dim,
                                .page_size = encoder ? 0 : p->problem.page_size,
+                               .min_alignment = p->problem.min_alignment,
+                               .kv_strides = p->problem.kv_strides,
                                .index_form = ATTN_INDEX_BLOCK_TABLE,
                                .slots = SLOTS_SHUFFLED_PAGES,
                                .mask_kind = (uint32_t)mask,

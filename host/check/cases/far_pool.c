@@ -15,7 +15,7 @@ enum {
     MANY_ON_CPU = 140000, /* beyond 2^17 */
     MANY_ON_GPU = 70000,  /* beyond 2^16: the memory is there, not only reserved */
     ROOM = 4,             /* places for each page where bytes are what is large */
-    FIRST_BYTE = 64       /* of the tensor: its byte_offset */
+    FIRST_BYTE = 256      /* of the tensor: its byte_offset */
 };
 
 static bool is_cpu(const struct device *device)

@@ -141,6 +141,8 @@ const char *case_spec_defect(const struct case_spec *spec)
     if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
                                  spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
+    if (spec->min_alignment > CASE_ALIGNMENT)
+        return "min_alignment";
     if (shares_wrongly(spec))
         return "shared";
     if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec) ||
@@ -363,7 +365,9 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .kv_dtype = spec->kv_dtype,
                                     .out_dtype = spec->out_dtype,
                                     .page_size = spec->kv_layout ? spec->page_size : 0,
-                                    .tp_size = 1};
+                                    .tp_size = 1,
+                                    .min_alignment = spec->min_alignment,
+                                    .kv_strides = spec->kv_strides};
     if (spec->top_k > 0) {
         posed->sparse = (attn_sparse_dims){.struct_size = sizeof posed->sparse,
                                            .index_kind = ATTN_SPARSE_TOKEN,

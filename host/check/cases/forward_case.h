@@ -90,6 +90,9 @@ struct case_spec {
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
     struct case_latent latent;
     int32_t page_size;
+    uint32_t
+        min_alignment;   /* what the problem promises of operands; they lie no better than that */
+    uint32_t kv_strides; /* ATTN_KV_STRIDES_* */
     uint32_t index_form; /* ATTN_INDEX_*: the one that is filled in where an instance leaves the */
                          /* choice; else all that it asks for are */
     enum slot_order slots;

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TENSOR_BYTE_OFFSET = 64 };
-
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
 static void add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes)
@@ -30,26 +28,52 @@ static void add_ints(struct forward_case *c, enum case_part_id part, int64_t cou
     add_part(c, part, (uint64_t)count * sizeof(int32_t));
 }
 
+/* As aligned as the problem promises and no better: an odd multiple of that. */
+static uint64_t byte_offset(const struct forward_case *c, attn_dtype dtype)
+{
+    uint32_t alignment = attn_guaranteed_alignment(c->device->type, dtype);
+    if (c->spec.min_alignment > alignment)
+        alignment = c->spec.min_alignment;
+    return alignment < 64 ? 64 + alignment : alignment;
+}
+
+/* Elements between two vectors that lie apart: 16 bytes, or as many as keep them aligned. */
+static int64_t gap_of(const struct forward_case *c, attn_dtype dtype, int64_t width)
+{
+    uint64_t row = (uint64_t)width * attn_dtype_size(dtype), unit = row & (~row + 1);
+    if (unit > c->spec.min_alignment)
+        unit = c->spec.min_alignment;
+    return (int64_t)(unit > 16 ? unit : 16) / attn_dtype_size(dtype);
+}
+
+/* Do vectors of the part lie apart? Those of both caches, of one alone, or of none: where strides
+ * are promised to be equal V's are K's. */
+static bool lies_apart(const struct forward_case *c, enum case_part_id part)
+{
+    bool apart = case_coin(c->seed, DRAW_SLACK);
+    return part == PART_V_CACHE && c->spec.kv_strides == ATTN_KV_STRIDES_ANY ? !apart : apart;
+}
+
 /* Vectors are dense, or lie apart by what a strided view of a larger tensor has between them. */
 static void add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
                        uint32_t ndim, const int64_t *extents)
 {
     struct case_shape *shape = &c->shapes[part];
-    uint32_t size = attn_dtype_size(dtype);
-    int64_t stride = 1;
+    int64_t stride = 1, gap = gap_of(c, dtype, extents[ndim - 1]);
     shape->ndim = ndim;
     shape->dtype = dtype;
-    bool apart = ndim > 1 && case_coin(c->seed, DRAW_SLACK);
+    shape->byte_offset = byte_offset(c, dtype);
+    bool apart = ndim > 1 && lies_apart(c, part);
     for (uint32_t d = ndim; d-- > 0;) {
         shape->shape[d] = extents[d];
         shape->strides[d] = stride;
         stride *= extents[d] > 0 ? extents[d] : 1;
         if (apart && d == ndim - 1)
-            stride += 16 / size;
+            stride += gap;
         if (apart && d == 1)
-            stride += 64 / size;
+            stride += 4 * gap;
     }
-    add_part(c, part, TENSOR_BYTE_OFFSET + (uint64_t)stride * size);
+    add_part(c, part, shape->byte_offset + (uint64_t)stride * attn_dtype_size(dtype));
 }
 
 static void lay_out_arrays(struct forward_case *c)
@@ -132,9 +156,14 @@ static void lay_out_caches(struct forward_case *c)
         return;
     }
     int64_t extents[] = {c->num_pages, hnd ? heads : page, hnd ? page : heads, spec->head_dim};
+    bool equal = spec->kv_strides == ATTN_KV_STRIDES_EQUAL;
+    int32_t wider = spec->head_dim > spec->v_head_dim ? spec->head_dim : spec->v_head_dim;
+    extents[3] = equal ? wider : spec->head_dim;
     add_tensor(c, PART_K_CACHE, spec->kv_dtype, 4, extents);
-    extents[3] = spec->v_head_dim;
+    extents[3] = equal ? wider : spec->v_head_dim;
     add_tensor(c, PART_V_CACHE, spec->kv_dtype, 4, extents);
+    c->shapes[PART_K_CACHE].shape[3] = spec->head_dim;
+    c->shapes[PART_V_CACHE].shape[3] = spec->v_head_dim;
     if (spec->scale_granularity != ATTN_SCALE_NONE) {
         add_ints(c, PART_K_SCALE, case_num_scales(c, c->lengths.num_seqs));
         add_ints(c, PART_V_SCALE, case_num_scales(c, c->lengths.num_seqs));
@@ -234,7 +263,7 @@ char *case_vector(const struct forward_case *c, char *arena, enum case_part_id p
         at += j * shape->strides[1];
     if (shape->ndim > 3)
         at += k * shape->strides[2];
-    return arena + c->parts[part].offset + TENSOR_BYTE_OFFSET +
+    return arena + c->parts[part].offset + shape->byte_offset +
            at * (int64_t)attn_dtype_size(shape->dtype);
 }
 
@@ -458,12 +487,12 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
     *tensor = (attn_tensor){.struct_size = sizeof *tensor,
                             .flags = written ? 0 : ATTN_TENSOR_READ_ONLY,
                             .data = v->place->arena + v->c->parts[part].offset,
-                            .byte_offset = TENSOR_BYTE_OFFSET,
+                            .byte_offset = shape->byte_offset,
                             .device_type = v->place->device_type,
                             .device_id = v->place->device_id,
                             .dtype = shape->dtype,
                             .ndim = shape->ndim,
-                            .alignment = TENSOR_BYTE_OFFSET};
+                            .alignment = (uint32_t)(shape->byte_offset & -shape->byte_offset)};
     memcpy(tensor->shape, shape->shape, sizeof tensor->shape);
     memcpy(tensor->strides, shape->strides, sizeof tensor->strides);
     case_pool_view(v->c, v->place->arena, part, tensor);

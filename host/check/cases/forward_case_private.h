@@ -93,6 +93,7 @@ static inline const struct case_sequence *case_sequence_at(const struct case_spe
 struct case_shape {
     uint32_t ndim;
     attn_dtype dtype;
+    uint64_t byte_offset;
     int64_t shape[ATTN_MAX_DIMS];
     int64_t strides[ATTN_MAX_DIMS];
 };

@@ -17,6 +17,7 @@
 
 enum {
     MAX_POOL = 48,     /* accepted points to start from */
+    STEP = 13,         /* from axis to axis, so that each is come to */
     REPAIRED = 6,      /* of them, those that are changed once more */
     NUM_TRIES = 3000,  /* at random, where no plain base is accepted */
     MANY_POINTS = 3000 /* of an exhaustive grid, beyond those with all pairs */
@@ -232,6 +233,8 @@ static const struct {
     {{AXIS_SOURCE, SOURCE_CACHE}},
     {{AXIS_MASK, MASK_FULL}},
     {{AXIS_KV, KV_E4M3}},
+    {{AXIS_PLACE, PLACE_KV_EQUAL}},
+    {{AXIS_PLACE, PLACE_ALIGNED}},
 };
 
 /* Accepted points to make others from. */
@@ -332,13 +335,15 @@ static int32_t gain_of(struct cover *cover, const struct grid_point *point, enum
     return gain;
 }
 
+_Static_assert(GRID_AXES % STEP != 0, "a step leaves axes out");
+
 /* Change one axis after the other to what covers most, as long as the point is accepted. */
 static void improve(struct cover *cover, struct grid_point *point, enum grid_axis a,
                     enum grid_axis b)
 {
     int32_t start = draw(cover, GRID_AXES);
     for (int32_t n = 0; n < 2 * GRID_AXES; n++) {
-        enum grid_axis axis = (enum grid_axis)((start + 7 * n) % GRID_AXES);
+        enum grid_axis axis = (enum grid_axis)((start + STEP * n) % GRID_AXES);
         if (axis == a || axis == b)
             continue;
         int32_t best = gain_of(cover, point, axis, point->value[axis]);

@@ -45,6 +45,7 @@ enum grid_axis {
     AXIS_BOUNDS,
     AXIS_ROW,
     AXIS_DECODES, /* of MIXED batches: where they lie, how many queries they have */
+    AXIS_PLACE,   /* what is promised of where operands lie */
     GRID_AXES
 };
 
@@ -99,6 +100,8 @@ enum {
 };
 
 enum { DECODES_LAST, DECODES_FIRST, DECODES_DRAFTS, DECODES_FIRST_DRAFTS };
+
+enum { PLACE_ANY, PLACE_KV_EQUAL, PLACE_ALIGNED };
 
 enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
 

@@ -37,6 +37,12 @@ static const float caps[] = {0, 30, 5};
 static const float sm_scales[] = {0, 0.3f};
 
 static const struct {
+    uint32_t min_alignment, kv_strides;
+} places[] = {[PLACE_ANY] = {0, ATTN_KV_STRIDES_ANY},
+              [PLACE_KV_EQUAL] = {0, ATTN_KV_STRIDES_EQUAL},
+              [PLACE_ALIGNED] = {256, ATTN_KV_STRIDES_EQUAL}};
+
+static const struct {
     uint32_t kind;
     bool positions, items;
 } masks[] = {{ATTN_MASK_LAYER, false, false}, {ATTN_MASK_NONE, false, false},
@@ -87,6 +93,7 @@ static const struct {
     [AXIS_BOUNDS] = {"bounds", 2},
     [AXIS_ROW] = {"first_row", 2},
     [AXIS_DECODES] = {"decodes", 4},
+    [AXIS_PLACE] = {"place", COUNT(places)},
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
@@ -123,6 +130,8 @@ static void set_operands(struct case_spec *spec, const uint8_t *value)
     spec->page_size = pages[value[AXIS_PAGE]];
     spec->kv_layout = layouts[value[AXIS_LAYOUT]];
     spec->slots = (enum slot_order)value[AXIS_SLOTS];
+    spec->min_alignment = places[value[AXIS_PLACE]].min_alignment;
+    spec->kv_strides = places[value[AXIS_PLACE]].kv_strides;
 }
 
 static void set_rules(struct case_spec *spec, const uint8_t *value)
@@ -200,8 +209,8 @@ static void set_lengths(struct case_spec *spec, uint8_t profile)
 /* An encoder has no cache: what belongs to one is not varied. */
 static bool is_of_no_use(const uint8_t *value)
 {
-    static const enum grid_axis of_cache[] = {AXIS_KV,   AXIS_PAGE,  AXIS_LAYOUT,
-                                              AXIS_FORM, AXIS_SLOTS, AXIS_SOURCE};
+    static const enum grid_axis of_cache[] = {AXIS_KV,    AXIS_PAGE,   AXIS_LAYOUT, AXIS_FORM,
+                                              AXIS_SLOTS, AXIS_SOURCE, AXIS_PLACE};
     for (int32_t i = 0; value[AXIS_TYPE] == TYPE_ENCODER_ONLY && i < COUNT(of_cache); i++)
         if (value[of_cache[i]] != 0)
             return true;

@@ -124,6 +124,9 @@ PRODUCT(sequence_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
 PRODUCT(token_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
         {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})
+PRODUCT(places, NULL, {AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})
+PRODUCT(kv_strides, NULL, {AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
 PRODUCT(limits, make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})
 PRODUCT(pages, NULL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})
@@ -621,6 +624,8 @@ const struct check check_num[] = {
     ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
     ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
     ROW("KV-14", token_scales, "each slot has scales of its own; new tokens are read as given"),
+    ROW("STRUCT-10", places, "operands are as aligned as the problem promises, and no better"),
+    ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
     {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
      count_missing_scale, run_missing_scale},
     ROW("KV-06", pages,

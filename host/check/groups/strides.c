@@ -137,6 +137,13 @@ static void run_found(struct check_run *run, bool latent)
     CHECK_THAT(run, grid, "no memory for the grid");
     bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
                         : numerics_spec(run, grid, softmax_choices, &spec, &options);
+    if (found && (spec.min_alignment > 0 || spec.kv_strides != ATTN_KV_STRIDES_ANY)) {
+        check_skip(run,
+                   "query wants min_alignment %u, kv_strides %u: the operands may not lie "
+                   "anyhow",
+                   spec.min_alignment, spec.kv_strides);
+        found = false;
+    }
     if (found) {
         enrich(grid, options, &spec);
         run_spec(run, &spec, options);

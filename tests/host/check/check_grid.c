@@ -175,7 +175,7 @@ END_TEST
  * then the message has what to write here. */
 START_TEST(it_is_the_same_on_every_machine)
 {
-    static const char golden[] = "a1b05e6fa347e54efd26e6c962de35a851607c64e1b1adcbcdb007bed29ef645";
+    static const char golden[] = "d617393a1b05987757046930a1ac66371a1c26e3de6db8ee408b03c127c611b1";
     static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
     attn_device *device = &f.device->info;
     ck_assert_ptr_eq(f.subject.device, f.device);
@@ -289,7 +289,7 @@ static const struct mla_choice latents = {
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
 START_TEST(latent_points_are_the_same_on_every_machine)
 {
-    static const char golden[] = "a198574b3885ee82381c224244ac0a599f3b2f6aa717a88113618ac87edfd6a6";
+    static const char golden[] = "76bbea830e60d90ccddb95afbe9c4749268be026ec61bfb0b430a6934dd6a0e7";
     struct sha256_ctx sha256;
     uint8_t digest[SHA256_DIGEST_SIZE];
     char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
@@ -318,7 +318,7 @@ START_TEST(latent_points_are_the_same_on_every_machine)
     }
     sha256_digest(&sha256, sizeof digest, digest);
     text_hex(digest, sizeof digest, hex);
-    ck_assert_int_gt(taken, 330);
+    ck_assert_int_gt(taken, 320);
     ck_assert_int_gt(expanded, 50);
     ck_assert_int_gt(packed, 50);
     ck_assert_str_eq(hex, golden);

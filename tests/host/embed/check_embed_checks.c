@@ -426,6 +426,61 @@ START_TEST(wrong_dtypes)
 }
 END_TEST
 
+/* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
+START_TEST(wrong_places)
+{
+    _Alignas(128) static char memory[512];
+    const struct {
+        uint32_t role;
+        uint64_t offset;
+        int64_t stride; /* of K_CACHE's is 64 */
+        uint32_t field;
+        const char *says;
+    } wrong[] = {
+        {ATTN_ROLE_Q, 64, 64, 0, NULL},
+        {ATTN_ROLE_Q, 32, 64, ATTN_FIELD_MIN_ALIGNMENT, "q: the address of its first element is "},
+        {ATTN_ROLE_Q, 64, 72, ATTN_FIELD_MIN_ALIGNMENT,
+         "q: an outer stride is 288 bytes; accepted: multiples of 64 (STRUCT-10)"},
+        {ATTN_ROLE_V_CACHE, 64, 64, 0, NULL},
+        {ATTN_ROLE_V_CACHE, 64, 80, ATTN_FIELD_KV_STRIDES,
+         "k_cache has strides[0] 64, v_cache 80; accepted: equal ones"},
+    };
+    make_problems();
+    for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
+        problems[p].min_alignment = 64;
+        problems[p].kv_strides = ATTN_KV_STRIDES_EQUAL;
+    }
+    attnhost_backend *backend = NULL;
+    ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, NULL), ATTN_OK);
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
+    for (size_t n = 0; n < sizeof wrong / sizeof *wrong; n++) {
+        attn_tensor tensor = {.struct_size = sizeof tensor,
+                              .data = memory,
+                              .byte_offset = wrong[n].offset,
+                              .dtype = ATTN_F32,
+                              .ndim = 2,
+                              .shape = {2, 16},
+                              .strides = {wrong[n].stride, 1}};
+        attn_tensor keys = tensor;
+        keys.byte_offset = keys.strides[0] = 64;
+        const attn_tensor *operands[ATTN_ROLE_COUNT] = {[ATTN_ROLE_K_CACHE] = &keys};
+        const attn_forward_args given = {
+            .struct_size = sizeof given, .num_operands = ATTN_ROLE_COUNT, .operands = operands};
+        operands[wrong[n].role] = &tensor;
+        host_error_init(&error);
+        ck_assert_int_eq(attnhost_forward(metadata, 0, &given, NULL, &error.base),
+                         wrong[n].says ? ATTN_INVALID_ARGUMENT : ATTN_OK);
+        if (!wrong[n].says)
+            continue;
+        assert_says(wrong[n].says);
+        ck_assert_uint_eq(error.base.field, wrong[n].field);
+    }
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* ---- Structs whose size was not set ---------------------------------------------------------- */
 
 START_TEST(unset_sizes_of_problems)
@@ -505,6 +560,7 @@ static Suite *suite(void)
     tcase_add_test(tests, unannounced_operands);
     tcase_add_test(tests, dtypes_of_roles);
     tcase_add_test(tests, wrong_dtypes);
+    tcase_add_test(tests, wrong_places);
     tcase_add_test(tests, unset_sizes_of_problems);
     tcase_add_test(tests, unset_sizes_of_steps);
     suite_add_tcase(made, tests);
