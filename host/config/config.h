@@ -216,6 +216,13 @@ struct config_workload {
     int64_t num_threads; /* 0 = all */
 };
 
+struct config_speculative {
+    int64_t draft_tokens; /* rows of a request in a verification; 0 = no drafts */
+    int64_t topk;         /* 1 = a chain */
+    double acceptance;    /* share of the drafts that are right */
+    uint64_t seed;
+};
+
 struct config_verify {
     double rate; /* share of the computed rows, 0 to 1 */
 };
@@ -231,6 +238,7 @@ struct config {
     struct config_kv_cache kv_cache;
     struct config_cuda_graph cuda_graph;
     struct config_workload workload;
+    struct config_speculative speculative;
     struct config_verify verify;
 
     /* Private state */

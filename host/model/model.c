@@ -227,7 +227,7 @@ static attn_status add_layer(struct model *model, const struct model_spec *spec,
     if (owns)
         model->buffers[model->num_buffers++] = (struct model_buffer){id, index};
     model->layers[model->num_layers++] =
-        (struct model_layer){id, index, group->num_layers, buffer, block, stack};
+        (struct model_layer){id, index, group->num_layers, buffer, block, stack, false};
     attn_layer *layers = (attn_layer *)(uintptr_t)group->layers;
     layers[group->num_layers++] = (attn_layer){
         sizeof(attn_layer), owner >= 0 ? (uint32_t)ATTN_LAYER_KV_READ_ONLY : 0u, id, buffer};
@@ -247,6 +247,49 @@ attn_status model_add_shared_layer(struct model *model, const struct model_spec 
                                    attn_error *error)
 {
     return add_layer(model, spec, stack, block, owner, error);
+}
+
+/* The target's last layer of decoders that has a KV cache; NULL = it has none. */
+static const struct model_layer *last_with_kv(const struct model *model)
+{
+    for (uint32_t l = model->num_layers; l-- > 0;) {
+        const attn_layer_group *group = &model->groups[model->layers[l].group];
+        if (model_group_has_kv(group) && group->attn_type == ATTN_TYPE_DECODER)
+            return &model->layers[l];
+    }
+    return NULL;
+}
+
+/* As a draft model of one layer has it (EAGLE, MTP): one more of the kind of the last one. */
+static attn_status add_draft_layer(struct model *model, attn_error *error)
+{
+    const struct model_layer *like = last_with_kv(model);
+    struct model_spec spec;
+    if (!like)
+        return ATTN_OK;
+    memset(&spec, 0, sizeof spec);
+    const attn_layer_group *group = &model->groups[like->group];
+    spec.group = *group;
+    if (group->mla)
+        spec.mla = *group->mla;
+    if (group->sparse)
+        spec.sparse = *group->sparse;
+    attn_status status = add_layer(model, &spec, "draft", 0, -1, error);
+    if (status == ATTN_OK)
+        model->layers[model->num_layers - 1].is_draft = true;
+    return status;
+}
+
+bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode)
+{
+    bool drafts = mode == ATTN_MODE_DRAFT_EXTEND, verifies = mode == ATTN_MODE_TARGET_VERIFY;
+    return model->layers[layer].is_draft ? !verifies : !drafts;
+}
+
+bool model_mode_decodes(uint32_t mode)
+{
+    return mode == ATTN_MODE_DECODE || mode == ATTN_MODE_TARGET_VERIFY ||
+           mode == ATTN_MODE_DRAFT_EXTEND;
 }
 
 void model_settle(struct model *model)
@@ -347,6 +390,11 @@ attn_status model_create(const struct config *config, struct model **model, attn
                              : model_create_ini(config, model, error);
     if (status == ATTN_OK)
         model_settle_forms(*model, config);
+    if (status == ATTN_OK && config->speculative.draft_tokens > 0) {
+        status = add_draft_layer(*model, error);
+        if (status != ATTN_OK)
+            model_destroy(*model);
+    }
     return status;
 }
 

@@ -34,7 +34,8 @@ struct model_layer {
     uint32_t index;    /* index into that group's layers */
     int32_t kv_buffer; /* index into model.buffers; -1 = no cache and no state */
     int32_t block;     /* index in its stack of the checkpoint */
-    const char *stack; /* static: "decoder", "encoder", "vision", "cross" */
+    const char *stack; /* static: "decoder", "encoder", "vision", "cross", "draft" */
+    bool is_draft;     /* the draft model's, not the target's */
 };
 
 struct model_kv_group {
@@ -69,8 +70,10 @@ struct model {
     struct model_buffer *buffers;
 };
 
-/* The model that `config` describes: its [model] section, or the config.json it names. *model is
- * the caller's. CONFIG_ERROR names file, place, what was got and what is accepted. */
+/* The model that `config` describes: its [model] section, or the config.json it names; with
+ * [speculative] also the draft model's layer, which comes last and is as the target's last one that
+ * has a KV cache. *model is the caller's. CONFIG_ERROR names file, place, what was got and what is
+ * accepted. */
 attn_status model_create(const struct config *config, struct model **model, attn_error *error);
 
 /* From a [model] section without `config`. */
@@ -92,6 +95,13 @@ attn_status model_create_hf_text(const char *text, size_t length, const char *na
 attn_status model_create_groups(const char *name, const attn_layer_group *groups, uint32_t count,
                                 const struct config *config, int32_t max_encoder_len,
                                 struct model **model, attn_error *error);
+
+/* Does a layer run in batches of this mode? The draft model's run where prompts are computed and in
+ * DRAFT_EXTEND, the target's in all modes but that. */
+bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode);
+
+/* Do batches of this mode hold no row of a prompt? */
+bool model_mode_decodes(uint32_t mode);
 
 /* The modes that latent layers are called for in the expanded form: attention.mla_prefill. */
 void model_settle_forms(struct model *model, const struct config *config);

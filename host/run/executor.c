@@ -99,8 +99,20 @@ attn_status executor_run_layers(struct executor *executor, const struct layers_r
 {
     attn_status status = ATTN_OK;
     for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
-        status = run_layer(executor, run, (int32_t)l, error);
+        if (model_layer_runs(executor->params.model, l, executor->batch.batch.mode))
+            status = run_layer(executor, run, (int32_t)l, error);
     return status;
+}
+
+/* Does a unit serve a layer that runs in batches of this mode? */
+static bool unit_runs(const struct executor *executor, uint32_t unit, uint32_t mode)
+{
+    const struct model *model = executor->params.model;
+    for (uint32_t l = 0; l < model->num_layers; l++)
+        if (executor_unit_of(executor, (int32_t)l) == (int32_t)unit &&
+            model_layer_runs(model, l, mode))
+            return true;
+    return false;
 }
 
 attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
@@ -108,8 +120,58 @@ attn_status executor_plan(struct executor *executor, attnhost_metadata *const *m
 {
     attn_status status = ATTN_OK;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
-        status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
-                                                executor->stream, error);
+        if (unit_runs(executor, u, executor->batch.batch.mode))
+            status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
+                                                    executor->stream, error);
+    return status;
+}
+
+/* ---- Accepted drafts ------------------------------------------------------------------------- */
+
+/* Slots of a cache: its layout says whether a slot is one piece, or one for each head. */
+static struct step_cache cache_of(const attn_tensor *tensor, bool heads_first, int32_t page_size)
+{
+    int64_t element = (int64_t)attn_dtype_size(tensor->dtype);
+    struct step_cache cache = {
+        .data = tensor->data,
+        .page_bytes = tensor->strides[0] * element,
+        .slot_bytes = tensor->strides[heads_first ? 2 : 1] * element,
+        .num_pieces = heads_first ? (int32_t)tensor->shape[1] : 1,
+        .piece_stride = heads_first ? tensor->strides[1] * element : 0,
+        .page_size = page_size,
+    };
+    cache.piece_bytes = cache.slot_bytes;
+    return cache;
+}
+
+/* In the target's caches: those of the draft model have none of these rows yet. */
+static attn_status move_in_layer(struct executor *executor, const struct step_moves *moves,
+                                 uint32_t layer, attn_error *error)
+{
+    const struct executor_params *p = &executor->params;
+    const struct model_layer *entry = &p->model->layers[layer];
+    const char *layout = p->selection->groups[entry->group].kv_layout;
+    attn_status status = ATTN_OK;
+    if (entry->is_draft || !layout || !operands_write_kv(p->model, (int32_t)layer))
+        return ATTN_OK;
+    const struct kv_pool_buffer *buffer = &p->pool->buffers[entry->kv_buffer];
+    for (uint32_t t = 0; t < buffer->num_tensors && status == ATTN_OK; t++) {
+        struct step_cache cache =
+            cache_of(&buffer->tensors[t].tensor, strcmp(layout, ATTN_LAYOUT_KV_HND) == 0,
+                     (int32_t)p->config->kv_cache.page_size);
+        status = step_kernels_move(executor->kernels, moves, &cache, executor->stream, error);
+    }
+    return status;
+}
+
+/* Enqueue: what was accepted of trees moves together. */
+static attn_status move_accepted(struct executor *executor, uint32_t slot, attn_error *error)
+{
+    struct step_moves moves = forward_batch_moves(&executor->batch, slot);
+    attn_status status = ATTN_OK;
+    for (uint32_t l = 0; moves.num_seqs > 0 && l < executor->params.model->num_layers; l++)
+        if (status == ATTN_OK)
+            status = move_in_layer(executor, &moves, l, error);
     return status;
 }
 
@@ -153,6 +215,8 @@ static attn_status enqueue(struct executor *executor, const struct batch_step *s
     if (status == ATTN_OK)
         status = entry ? replay(executor, entry, flight, error)
                        : run_eagerly(executor, step, flight, error);
+    if (status == ATTN_OK)
+        status = move_accepted(executor, slot, error);
     if (status == ATTN_OK)
         status = executor_rows_fetch(executor, flight, error);
     if (status == ATTN_OK)
@@ -216,7 +280,7 @@ static attn_status add_times(struct executor *executor, const struct flight *fli
                              int64_t *step_ns, attn_error *error)
 {
     struct report *report = executor->params.report;
-    bool decode = flight->mode == ATTN_MODE_DECODE;
+    bool decode = model_mode_decodes(flight->mode);
     struct report_times *steps = decode ? &report->decode : &report->prefill;
     *step_ns = flight->forward_ns;
     if (executor_on_cpu(executor))

@@ -53,9 +53,11 @@ struct executor_params {
     struct threads *threads;
     attnhost *host;
     struct report *report;
-    FILE *notes;          /* what is worth telling before the first step; NULL = nobody listens */
-    attn_bounds bounds;   /* of the largest step; modes are filled in for each unit */
-    int32_t table_rows;   /* of req_to_token */
+    FILE *notes;        /* what is worth telling before the first step; NULL = nobody listens */
+    attn_bounds bounds; /* of the largest step; modes are filled in for each unit */
+    int32_t table_rows; /* of req_to_token */
+    int32_t table_columns;
+    struct drafts drafts; /* zeros: there are none */
     executor_probe probe; /* NULL = none */
     void *probe_ctx;
 };

@@ -57,6 +57,7 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
     if (status == ATTN_OK) {
         attn_bounds bounds = p->bounds;
         bounds.modes = chosen->modes;
+        problem_bounds_drafts(&bounds, p->config, p->model);
         problem_bounds_expand(&bounds, p->model, &p->model->groups[chosen->groups[0]]);
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
         note_explanation(executor, unit);
@@ -111,7 +112,10 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .index_forms = forms,
         .has_state = has_state(p->model),
         .table_rows = p->table_rows,
-        .table_columns = p->model->max_context_len,
+        .table_columns = p->table_columns,
+        .drafts = p->drafts,
+        .has_positions = problem_has_positions(p->config, p->model),
+        .num_requests = (int32_t)p->workload->num_requests,
     };
     return forward_batch_init(&executor->batch, &params, error);
 }

@@ -60,6 +60,7 @@ static int64_t choose_capacity(const struct executor *executor)
     int64_t largest = captures ? sizes->items[sizes->count - 1] : 0;
     if (largest > p->bounds.max_seqs)
         largest = p->bounds.max_seqs;
+    largest *= drafts_rows(&p->drafts);
     int64_t eager = (int64_t)widest * p->bounds.max_tokens, captured = (int64_t)all * largest;
     return eager > captured ? eager : captured;
 }
@@ -79,9 +80,12 @@ static attn_status allocate_flight(struct executor *executor, struct flight *fli
     flight->watch = device_allocate(device, ATTN_SPACE_PINNED, sizeof *flight->watch, 64);
     flight->list.sequences =
         calloc((size_t)executor->params.bounds.max_seqs, sizeof *flight->list.sequences);
-    flight->list.writes = calloc((size_t)executor->params.bounds.max_seqs * ROW_LIST_WRITES_PER_SEQ,
+    flight->list.writes = calloc((size_t)executor->params.bounds.max_seqs *
+                                     (size_t)row_list_writes_per_seq(&executor->params.drafts),
                                  sizeof *flight->list.writes);
-    if (!flight->watch || !flight->list.sequences || !flight->list.writes)
+    flight->list.places =
+        calloc((size_t)executor->params.bounds.max_tokens, sizeof *flight->list.places);
+    if (!flight->watch || !flight->list.sequences || !flight->list.writes || !flight->list.places)
         return no_memory(executor, ATTN_SPACE_PINNED, error);
     if (!is_sampling(executor))
         return ATTN_OK;
@@ -139,6 +143,7 @@ void executor_rows_destroy(struct executor *executor)
         device_release(device, ATTN_SPACE_PINNED, flight->outputs);
         free(flight->list.sequences);
         free(flight->list.writes);
+        free(flight->list.places);
     }
 }
 

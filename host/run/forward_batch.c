@@ -30,6 +30,12 @@ static void *carve(char *base, uint64_t *used, uint64_t count, size_t size)
     return at;
 }
 
+/* Bytes of the mask of a verification's rows, each of which has a bit for each of them. */
+static int32_t mask_bytes(const struct forward_batch_params *p)
+{
+    return (p->drafts.tokens * p->drafts.tokens + 7) / 8;
+}
+
 /* What every batch uploads whole: one entry for each sequence, or fewer. */
 static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *base,
                                   struct batch_arrays *a)
@@ -44,6 +50,10 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
     a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
     a->q_indptr = carve(base, &used, seqs + 1, sizeof *a->q_indptr);
     a->kv_indptr = carve(base, &used, seqs + 1, sizeof *a->kv_indptr);
+    if (drafts_branch(&p->drafts)) {
+        a->mask_indptr = carve(base, &used, seqs + 1, sizeof *a->mask_indptr);
+        a->mask_bits = carve(base, &used, seqs * (uint64_t)mask_bytes(p), 1);
+    }
     if (p->has_state) {
         a->state_slot = carve(base, &used, seqs, sizeof *a->state_slot);
         a->state_dst = carve(base, &used, seqs, sizeof *a->state_dst);
@@ -109,6 +119,23 @@ static attn_status allocate_device(struct forward_batch *b, attn_error *error)
     return status;
 }
 
+/* Room for the moves of a step, which a kernel reads where they lie. */
+static attn_status allocate_moves(const struct forward_batch *b, struct batch_staging *staging,
+                                  attn_error *error)
+{
+    const struct forward_batch_params *p = &b->params;
+    uint64_t seqs = (uint64_t)p->max_seqs;
+    uint64_t moves = seqs * (uint64_t)p->drafts.tokens * sizeof *staging->moves;
+    uint64_t indptr = (seqs + 1) * sizeof *staging->moves_indptr;
+    if (!drafts_branch(&p->drafts))
+        return ATTN_OK;
+    staging->moves = device_allocate(p->device, ATTN_SPACE_PINNED, moves, ALIGNMENT);
+    staging->moves_indptr = device_allocate(p->device, ATTN_SPACE_PINNED, indptr, ALIGNMENT);
+    return staging->moves && staging->moves_indptr
+               ? ATTN_OK
+               : no_memory(b, ATTN_SPACE_PINNED, moves + indptr, error);
+}
+
 static attn_status allocate_staging(struct forward_batch *b, struct batch_staging *staging,
                                     attn_error *error)
 {
@@ -136,8 +163,11 @@ attn_status forward_batch_init(struct forward_batch *batch,
     attn_status status = batch->staging
                              ? allocate_device(batch, error)
                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for batches");
-    for (uint32_t s = 0; s < params->num_staging && status == ATTN_OK; s++)
+    for (uint32_t s = 0; s < params->num_staging && status == ATTN_OK; s++) {
         status = allocate_staging(batch, &batch->staging[s], error);
+        if (status == ATTN_OK)
+            status = allocate_moves(batch, &batch->staging[s], error);
+    }
     if (status != ATTN_OK)
         forward_batch_finish(batch);
     return status;
@@ -150,6 +180,8 @@ void forward_batch_finish(struct forward_batch *batch)
         device_release(device, ATTN_SPACE_PINNED, batch->staging[s].memory);
         device_release(device, ATTN_SPACE_PINNED, batch->staging[s].updates);
         device_release(device, ATTN_SPACE_PINNED, batch->staging[s].changed);
+        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].moves);
+        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].moves_indptr);
     }
     free(batch->staging);
     if (device) {
@@ -166,6 +198,12 @@ static int64_t kv_len(const struct scheduler_seq *sequence)
     return (int64_t)sequence->prefix_len + sequence->num_new;
 }
 
+/* Rows of a sequence of padding: as many as the others of its batch have. */
+static int32_t rows_of_padding(const struct forward_batch *b, const struct batch_step *step)
+{
+    return step->mode == ATTN_MODE_TARGET_VERIFY ? b->params.drafts.tokens : 1;
+}
+
 static attn_status check_bounds(const struct forward_batch *b, const struct batch_step *step,
                                 attn_error *error)
 {
@@ -179,8 +217,9 @@ static attn_status check_bounds(const struct forward_batch *b, const struct batc
         longest = keys > longest ? keys : longest;
     }
     int32_t seqs = step->padded > step->num_sequences ? step->padded : step->num_sequences;
-    if (seqs <= p->max_seqs && tokens + seqs - step->num_sequences <= p->max_tokens &&
-        longest <= p->max_kv_len && pages * p->page_size <= p->max_kv_tokens)
+    tokens += (int64_t)(seqs - step->num_sequences) * rows_of_padding(b, step);
+    if (seqs <= p->max_seqs && tokens <= p->max_tokens && longest <= p->max_kv_len &&
+        pages * p->page_size <= p->max_kv_tokens)
         return ATTN_OK;
     return host_fail(error, ATTN_INTERNAL,
                      "step of %d sequences, %lld tokens, %lld pages, %lld keys: the bounds are %d, "
@@ -236,6 +275,38 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_stag
 
 /* ---- Filling --------------------------------------------------------------------------------- */
 
+/* The rows of a verification: those that stay are the request's own tokens, the others tokens that
+ * it never has. */
+static void fill_tree(const struct forward_batch *b, struct batch_arrays *a,
+                      const struct scheduler_seq *sequence, const struct draft_tree *tree,
+                      int32_t row)
+{
+    for (int32_t t = 0; t < sequence->num_new; t++) {
+        a->row_request[row + t] =
+            (int32_t)request_of_draft(sequence->request, b->params.num_requests, 1 + t);
+        a->row_position[row + t] = sequence->prefix_len + tree->depth[t];
+    }
+    for (int32_t d = 0; d < tree->committed; d++)
+        a->row_request[row + tree->path[d]] = (int32_t)sequence->request;
+}
+
+/* A row sees the prefix, itself and what is above it in the tree: bit t * rows + j. */
+static void fill_mask(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
+                      const struct draft_tree *tree)
+{
+    int32_t rows = b->params.drafts.tokens, bytes = mask_bytes(&b->params);
+    uint8_t *bits = a->mask_bits + (int64_t)s * bytes;
+    a->mask_indptr[s] = (int64_t)s * bytes;
+    a->mask_indptr[s + 1] = (int64_t)(s + 1) * bytes;
+    memset(bits, 0, (size_t)bytes);
+    for (int32_t t = 0; t < rows; t++)
+        for (int32_t j = t;; j = tree->parent[j]) {
+            bits[(t * rows + j) / 8] |= (uint8_t)(1u << (t * rows + j) % 8);
+            if (j == 0)
+                break;
+        }
+}
+
 static void fill_rows(struct batch_arrays *a, const struct scheduler_seq *sequence, int32_t row)
 {
     for (int32_t t = 0; t < sequence->num_new; t++) {
@@ -259,15 +330,41 @@ static void fill_sequence(const struct forward_batch *b, struct batch_arrays *a,
     *pages += count;
 }
 
-/* A row of padding: request row 0, slot 0, zero vectors. */
-static void fill_padding(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
-                         const struct batch_step *step, int32_t row, int32_t *pages)
+/* A sequence of padding: request row 0, slot 0, zero vectors. Returns its rows. */
+static int32_t fill_padding(const struct forward_batch *b, struct batch_arrays *a, int32_t s,
+                            const struct batch_step *step, int32_t row, int32_t *pages)
 {
+    static const struct draft_tree root_alone;
+    int32_t rows = rows_of_padding(b, step);
     struct scheduler_seq padding = {.num_new = step->seq_len_fill};
+    if (rows > 1 && padding.num_new < rows)
+        padding.num_new = rows;
     fill_sequence(b, a, s, &padding, row, pages);
-    a->out_cache_loc[row] = 0;
-    a->row_request[row] = -1;
-    a->row_position[row] = 0;
+    for (int32_t t = 0; t < rows; t++) {
+        a->out_cache_loc[row + t] = 0;
+        a->row_request[row + t] = -1;
+        a->row_position[row + t] = 0;
+    }
+    if (rows > 1 && drafts_branch(&b->params.drafts))
+        fill_mask(b, a, s, &root_alone);
+    return rows;
+}
+
+static void fill_moves(struct batch_staging *staging, const struct batch_step *step)
+{
+    int32_t count = step->moves && staging->moves ? step->moves_indptr[step->num_sequences] : 0;
+    staging->num_moved = count > 0 ? step->num_sequences : 0;
+    for (int32_t m = 0; m < count; m++)
+        staging->moves[m] = (struct step_move){step->moves[m].from, step->moves[m].to};
+    if (count > 0)
+        memcpy(staging->moves_indptr, step->moves_indptr,
+               ((size_t)step->num_sequences + 1) * sizeof *staging->moves_indptr);
+}
+
+struct step_moves forward_batch_moves(const struct forward_batch *b, uint32_t slot)
+{
+    const struct batch_staging *staging = &b->staging[slot];
+    return (struct step_moves){staging->moves, staging->moves_indptr, staging->num_moved};
 }
 
 /* States by sequence, and further rows whose state is wanted. Padding reads nothing and writes slot
@@ -298,7 +395,12 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
     for (; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
         fill_sequence(b, a, s, sequence, row, &pages);
-        fill_rows(a, sequence, row);
+        if (step->trees)
+            fill_tree(b, a, sequence, &step->trees[s], row);
+        else
+            fill_rows(a, sequence, row);
+        if (step->trees && drafts_branch(&b->params.drafts))
+            fill_mask(b, a, s, &step->trees[s]);
         row += sequence->num_new;
         batch->max_q_len =
             sequence->num_new > batch->max_q_len ? sequence->num_new : batch->max_q_len;
@@ -308,11 +410,13 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
         memcpy(a->out_cache_loc, step->slots, (size_t)row * sizeof *a->out_cache_loc);
     batch->num_real_tokens = row;
     for (; s < step->padded; s++)
-        fill_padding(b, a, s, step, row++, &pages);
+        row += fill_padding(b, a, s, step, row, &pages);
     if (step->padded > 0) {
-        batch->max_q_len = 1;
-        if (batch->max_kv_len < step->seq_len_fill)
-            batch->max_kv_len = step->seq_len_fill;
+        int32_t rows = rows_of_padding(b, step);
+        int32_t length = rows > 1 && rows > step->seq_len_fill ? rows : step->seq_len_fill;
+        batch->max_q_len = rows;
+        if (batch->max_kv_len < length)
+            batch->max_kv_len = length;
     }
     if (b->params.has_state)
         fill_states(step, s, row, a);
@@ -373,6 +477,28 @@ static void describe_state(struct forward_batch *b, const struct batch_arrays *s
         b->state.snapshots = (attn_i32_array)BOTH(snapshots);
 }
 
+static void describe_drafts(struct forward_batch *b, const struct batch_arrays *staged)
+{
+    const struct drafts *drafts = &b->params.drafts;
+    b->spec = (attn_spec){
+        .struct_size = sizeof b->spec,
+        .num_draft_tokens = drafts->tokens,
+        .top_k = drafts->top_k,
+    };
+    b->batch.spec = &b->spec;
+    if (!drafts_branch(drafts))
+        return;
+    b->mask = (attn_mask){
+        .struct_size = sizeof b->mask,
+        .kind = ATTN_MASK_QLEN,
+        .bits = b->arrays.mask_bits,
+        .indptr = BOTH(mask_indptr),
+    };
+    b->batch.mask = &b->mask;
+    if (b->params.has_positions)
+        b->batch.positions = (attn_i32_array){staged->row_position, b->arrays.row_position};
+}
+
 static void describe(struct forward_batch *b, const struct batch_arrays *staged,
                      const struct batch_step *step)
 {
@@ -400,6 +526,8 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
     };
     if (b->params.has_state)
         describe_state(b, staged, step);
+    if (step->mode == ATTN_MODE_TARGET_VERIFY)
+        describe_drafts(b, staged);
     describe_kv_group(b, staged, step);
 }
 
@@ -413,6 +541,7 @@ attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
     if (status != ATTN_OK)
         return status;
     describe(b, &staging->arrays, step);
+    fill_moves(staging, step);
     b->batch.num_tokens = fill_arrays(b, &staging->arrays, step);
     b->rows =
         (struct step_rows){b->arrays.row_request, b->arrays.row_position, b->batch.num_tokens};

@@ -21,9 +21,10 @@
 #include "host/run/step_kernels.h"
 #include "host/schedule/scheduler.h"
 
-/* A step: extend sequences first, then num_decode sequences of one row each. */
+/* A step: extend sequences first, then num_decode sequences of one row each. Those of a
+ * verification have equally many. */
 struct batch_step {
-    uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED or _IDLE */
+    uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED, _IDLE, _TARGET_VERIFY, _DRAFT_EXTEND */
     int32_t num_sequences;
     int32_t num_decode; /* MIXED: the last ones; else 0 */
     const struct scheduler_seq *sequences;
@@ -33,8 +34,11 @@ struct batch_step {
     int32_t req_to_token_stride; /* elements */
     int32_t num_snapshots;
     const struct scheduler_snapshot *snapshots;
-    int32_t padded;       /* DECODE: sequences to pad the batch to; 0 = none */
-    int32_t seq_len_fill; /* seq_len of those */
+    const struct draft_tree *trees;     /* [num_sequences] TARGET_VERIFY; else NULL */
+    const int32_t *moves_indptr;        /* [num_sequences + 1] likewise; */
+    const struct scheduler_move *moves; /* what moves in the caches after the step */
+    int32_t padded;       /* DECODE, TARGET_VERIFY: sequences to pad the batch to; 0 = none */
+    int32_t seq_len_fill; /* seq_len of those; with drafts at least that of their rows */
 };
 
 /* What the arrays must hold. */
@@ -47,6 +51,9 @@ struct forward_batch_params {
     int32_t page_size;
     uint32_t index_forms;              /* ATTN_INDEX_* to fill */
     bool has_state;                    /* recurrent layers: fill attn_batch.state */
+    struct drafts drafts;              /* zeros: there are none */
+    bool has_positions;                /* trees: fill attn_batch.positions */
+    int32_t num_requests;              /* of the workload: who wrong drafts are of */
     int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
 };
 
@@ -56,6 +63,8 @@ struct batch_arrays {
     int32_t *num_real_seqs, *num_real_tokens;
     int32_t *seq_lens, *prefix_lens, *q_indptr, *req_pool_indices;
     int32_t *kv_indptr, *last_page_len;
+    uint8_t *mask_bits; /* of trees, as the next */
+    int64_t *mask_indptr;
     int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
     int64_t *out_cache_loc;
     int32_t *row_request, *row_position;
@@ -71,6 +80,9 @@ struct batch_staging {
     int32_t num_updates, longest_update;
     int32_t *changed; /* their slots, one after the other; grows */
     int64_t changed_capacity;
+    struct step_move *moves; /* trees: pinned, read by the kernel */
+    int32_t *moves_indptr;
+    int32_t num_moved; /* sequences whose moves these are; 0 = nothing moves */
 };
 
 struct forward_batch {
@@ -78,6 +90,8 @@ struct forward_batch {
     attn_batch batch;           /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv;           /* its one KV group */
     attn_state_batch state;     /* its one state group, if there are states */
+    attn_spec spec;             /* of a verification */
+    attn_mask mask;             /* of one of trees */
     struct step_rows rows;      /* whose its rows are; device arrays */
     struct batch_arrays arrays; /* on the device */
     void *memory;               /* of these; on the CPU staging[0]'s */
@@ -106,5 +120,9 @@ attn_status forward_batch_fill(struct forward_batch *batch, uint32_t slot,
 attn_status forward_batch_upload(struct forward_batch *batch, uint32_t slot,
                                  const struct step_kernels *kernels, attn_stream stream,
                                  attn_error *error);
+
+/* The moves of the batch that was filled into `slot`, in memory that kernels read; none: num_seqs
+ * is 0. */
+struct step_moves forward_batch_moves(const struct forward_batch *batch, uint32_t slot);
 
 #endif /* HOST_RUN_FORWARD_BATCH_H */

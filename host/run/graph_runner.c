@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph_runner.c: decode steps as graphs.
+ * graph_runner.c: decode steps, or verifications where there are drafts, as graphs.
  *
  * One graph for each padded batch size holds all layers: their vectors, forwards, watch and
  * gathering. Before serving, largest size first (so that shared scratch never grows under a graph
@@ -20,7 +20,14 @@
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/base/round.h"
+#include "host/select/problem.h"
 #include "host/select/routes.h"
+
+/* The mode of all that is captured. */
+static uint32_t captured_mode(const struct executor *executor)
+{
+    return executor->params.drafts.tokens > 0 ? ATTN_MODE_TARGET_VERIFY : ATTN_MODE_DECODE;
+}
 
 /* ---- Which sizes ----------------------------------------------------------------------------- */
 
@@ -58,9 +65,11 @@ static attn_bounds bounds_of(const struct executor *executor, int32_t size)
     attn_bounds bounds = executor->params.bounds;
     int64_t page = executor->params.config->kv_cache.page_size;
     int64_t most = size * round_up(bounds.max_kv_len, page);
-    bounds.modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);
-    bounds.max_seqs = bounds.max_tokens = size;
-    bounds.max_q_len = 1;
+    bounds.modes = ATTN_MODE_BIT(captured_mode(executor));
+    bounds.max_seqs = size;
+    bounds.max_q_len = drafts_rows(&executor->params.drafts);
+    bounds.max_tokens = size * bounds.max_q_len;
+    problem_bounds_drafts(&bounds, executor->params.config, executor->params.model);
     bounds.max_kv_tokens = most < bounds.max_kv_tokens ? most : bounds.max_kv_tokens;
     return bounds;
 }
@@ -101,9 +110,10 @@ static attn_status check_memory(struct executor *executor, attn_error *error)
     p->report->graphs.metadata_bytes = (int64_t)needed;
     if (p->notes)
         fprintf(p->notes,
-                "graphs: %u decode batches of %" PRId32 " to %" PRId32
+                "graphs: %u %s batches of %" PRId32 " to %" PRId32
                 " sequences, %.1f MiB of metadata\n",
-                graphs->count, graphs->entries[0].size, graphs->entries[graphs->count - 1].size,
+                graphs->count, p->drafts.tokens > 0 ? "verification" : "decode",
+                graphs->entries[0].size, graphs->entries[graphs->count - 1].size,
                 (double)needed / (1 << 20));
     if (needed <= free_bytes)
         return ATTN_OK;
@@ -135,8 +145,8 @@ static attn_status plan_padding(struct executor *executor, const struct graph_en
                                 attn_error *error)
 {
     struct batch_step step = {
-        .mode = ATTN_MODE_DECODE,
-        .req_to_token_stride = executor->params.model->max_context_len,
+        .mode = captured_mode(executor),
+        .req_to_token_stride = executor->params.table_columns,
         .padded = entry->size,
         .seq_len_fill = executor->graphs.seq_len_fill,
     };
@@ -219,11 +229,11 @@ attn_status graph_runner_create(struct executor *executor, attn_error *error)
     const struct executor_params *p = &executor->params;
     if (executor_on_cpu(executor) || !p->config->cuda_graph.enable)
         return ATTN_OK;
-    const char *backend = select_uncapturable(p->selection);
+    const char *backend = select_uncapturable(p->selection, p->config);
     if (backend) {
         if (p->notes)
-            fprintf(p->notes, "graphs: none, as %s cannot be captured in decode batches\n",
-                    backend);
+            fprintf(p->notes, "graphs: none, as %s cannot be captured in %s batches\n", backend,
+                    p->drafts.tokens > 0 ? "verification" : "decode");
         return ATTN_OK;
     }
     executor->graphs.seq_len_fill = find_fill(executor);
@@ -254,7 +264,7 @@ const struct graph_entry *graph_runner_find(const struct executor *executor,
                                             const struct batch_step *step)
 {
     const struct graph_runner *graphs = &executor->graphs;
-    if (step->mode != ATTN_MODE_DECODE)
+    if (step->mode != captured_mode(executor))
         return NULL;
     for (uint32_t e = 0; e < graphs->count; e++)
         if (graphs->entries[e].size >= step->num_sequences)

@@ -192,6 +192,27 @@ static bool add_tokens(cJSON *root, const struct report *report)
            json_add_int(tokens, "recomputed", report->tokens.recomputed);
 }
 
+/* Tokens that decode made for each verification of a request. */
+static double tokens_per_verification(const struct report *report)
+{
+    int64_t count = report->drafts.verifications;
+    return count > 0 ? (double)report->tokens.decode / (double)count : 0;
+}
+
+static bool add_drafts(cJSON *root, const struct report *report)
+{
+    if (!report->drafts.present)
+        return true;
+    cJSON *drafts = cJSON_AddObjectToObject(root, "speculative");
+    return json_add_int(drafts, "verifications", report->drafts.verifications) &&
+           json_add_int(drafts, "drafted", report->drafts.drafted) &&
+           json_add_int(drafts, "accepted", report->drafts.accepted) &&
+           json_add_int(drafts, "wasted", report->drafts.drafted - report->drafts.accepted) &&
+           json_add_int(drafts, "draft_extend", report->drafts.draft_extend) &&
+           json_add_number(drafts, "tokens_per_verification", tokens_per_verification(report)) &&
+           json_add_text(drafts, "digest", report->drafts.digest);
+}
+
 static bool add_choice(cJSON *list, const struct report_choice *choice)
 {
     cJSON *object = cJSON_CreateObject();
@@ -407,7 +428,7 @@ static bool add_all(cJSON *root, const struct report *report)
            json_add_uint(root, "seed", report->seed) &&
            json_add_int(root, "requests", report->requests) &&
            json_add_int(root, "steps", report->steps) && add_tokens(root, report) &&
-           json_add_number(root, "wall_s", report->wall_s) &&
+           add_drafts(root, report) && json_add_number(root, "wall_s", report->wall_s) &&
            json_add_number(root, "virtual_s", run_seconds(report, REPORT_VIRTUAL)) &&
            add_rates(root, report) && add_waits(root, "ttft_ms", report->ttft) &&
            add_waits(root, "tpot_ms", report->tpot) && add_latency(root, report) &&
@@ -451,6 +472,17 @@ static void print_waits(const char *name, const struct report_times *times, FILE
                 report_quantile_us(&times[clock], 0.99) * 1e-3, clocks[clock]);
 }
 
+static void print_drafts(const struct report *report, FILE *file)
+{
+    fprintf(file,
+            "speculative  %lld verifications, %.3f tokens each  drafted %lld  accepted %lld  "
+            "wasted %lld  draft rows %lld\n             digest of generated tokens %s\n",
+            (long long)report->drafts.verifications, tokens_per_verification(report),
+            (long long)report->drafts.drafted, (long long)report->drafts.accepted,
+            (long long)(report->drafts.drafted - report->drafts.accepted),
+            (long long)report->drafts.draft_extend, report->drafts.digest);
+}
+
 void report_print(const struct report *report, FILE *file)
 {
     fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
@@ -458,6 +490,8 @@ void report_print(const struct report *report, FILE *file)
     fprintf(file, "tokens       prefill %lld  decode %lld  prefix hit %lld  recomputed %lld\n",
             (long long)report->tokens.prefill, (long long)report->tokens.decode,
             (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);
+    if (report->drafts.present)
+        print_drafts(report, file);
     for (int clock = REPORT_CLOCKS - 1; clock >= 0; clock--)
         fprintf(file, "%-12s prefill %.1f  decode %.1f  (%s clock)\n",
                 clock == REPORT_WALL ? "tokens/s" : "",

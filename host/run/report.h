@@ -64,6 +64,14 @@ struct report {
         int64_t prefix_hit; /* tokens found in the prefix cache, above what the request ever had */
         int64_t recomputed; /* rows of `prefill` that the request had before */
     } tokens;
+    struct {
+        bool present;
+        int64_t verifications; /* of a request */
+        int64_t drafted;       /* rows of drafts in them */
+        int64_t accepted;      /* of these those that stayed; all others were wasted */
+        int64_t draft_extend;  /* rows of the draft model, those of prompts aside */
+        char digest[65];       /* of the rows of generated tokens */
+    } drafts;
     double wall_s;
     uint32_t num_choices;
     struct report_choice *choices;

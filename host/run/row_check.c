@@ -10,10 +10,14 @@
 #include "host/kinds/operands.h"
 #include "host/verify/sample.h"
 
+/* Whose layers have computed a position: the target's, the draft model's. */
+enum { OF_TARGET, OF_DRAFT, OF_COUNT };
+
 struct row_check {
     struct row_check_params params;
     struct verifier *verifier;
     struct digest digest;
+    struct digest generated; /* of the rows of generated tokens alone */
     int64_t rows_checked;
     int64_t steps_not_finite;
     char first_not_finite[VERIFY_FAILURE_TEXT];
@@ -22,7 +26,7 @@ struct row_check {
     uint64_t threshold;
     uint64_t *row_states; /* [max_tokens] of a step's rows */
     int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
-    uint8_t **computed;   /* [num_requests] bit for each position; NULL = none yet */
+    uint8_t **computed;   /* [OF_COUNT * num_requests] bit for each position; NULL = none yet */
     struct state_history states; /* of the steps that have ended */
 };
 
@@ -66,9 +70,11 @@ attn_status row_check_create(const struct row_check_params *params, struct row_c
         made->params = *params;
         made->threshold = sample_threshold(params->config->verify.rate);
         digest_init(&made->digest);
+        digest_init(&made->generated);
         made->row_states = calloc(tokens, sizeof *made->row_states);
         made->sampled = calloc(tokens, sizeof *made->sampled);
-        made->computed = calloc((size_t)params->workload->num_requests + 1, sizeof *made->computed);
+        made->computed =
+            calloc(OF_COUNT * (size_t)params->workload->num_requests + 1, sizeof *made->computed);
     }
     attn_status status = ATTN_OK;
     if (!made || !made->row_states || !made->sampled || !made->computed)
@@ -91,7 +97,8 @@ void row_check_destroy(struct row_check *check)
         return;
     verifier_destroy(check->verifier);
     digest_finish(&check->digest, NULL);
-    for (int64_t r = 0; check->computed && r < check->params.workload->num_requests; r++)
+    digest_finish(&check->generated, NULL);
+    for (int64_t r = 0; check->computed && r < OF_COUNT * check->params.workload->num_requests; r++)
         free(check->computed[r]);
     free(check->computed);
     free(check->sampled);
@@ -115,27 +122,40 @@ uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32
     return operands_row_bytes(&out);
 }
 
+/* Which row of its sequence each row is. */
+static void list_places(const struct scheduler_seq *sequence, const struct draft_tree *tree,
+                        int32_t *places)
+{
+    for (int32_t t = 0; t < sequence->num_new; t++)
+        places[t] = tree ? -1 : t;
+    for (int32_t d = 0; tree && d < tree->committed; d++)
+        places[tree->path[d]] = d;
+}
+
 static void list_sequences(const struct row_check *check, const struct batch_step *step,
                            struct row_list *list)
 {
     uint64_t seed = check->params.config->workload.seed;
-    int64_t row = 0;
+    int32_t row = 0;
     list->mode = step->mode;
     list->num_sequences = step->num_sequences;
     for (int32_t s = 0; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
+        const struct draft_tree *tree = step->trees ? &step->trees[s] : NULL;
         list->sequences[s] = (struct verify_sequence){
             .request = sequence->request,
             .prefix_len = sequence->prefix_len,
-            .num_rows = sequence->num_new,
+            .num_rows = tree ? tree->committed : sequence->num_new,
             .first_row = row,
             .stored = state_history_of(&check->states, sequence->state_slot),
         };
+        list_places(sequence, tree, list->places + row);
         for (int32_t t = 0; t < sequence->num_new && check->threshold > 0; t++)
-            check->row_states[row + t] =
-                sample_row_state(seed, sequence->request, sequence->prefix_len + t);
+            check->row_states[row + t] = sample_row_state(
+                seed, sequence->request, sequence->prefix_len + list->places[row + t]);
         row += sequence->num_new;
     }
+    list->num_rows = row;
 }
 
 /* What the step does to the states: snapshots of a sequence before its own, which may be written
@@ -145,7 +165,7 @@ static void list_writes(const struct row_check *check, const struct batch_step *
 {
     int32_t row = 0, n = 0;
     list->num_writes = 0;
-    if (!check->states.bits)
+    if (!check->states.bits || step->mode == ATTN_MODE_DRAFT_EXTEND)
         return;
     for (int32_t s = 0; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
@@ -162,12 +182,11 @@ static void list_writes(const struct row_check *check, const struct batch_step *
     }
 }
 
-static int64_t num_rows(const struct row_list *list)
+static bool is_sampled(const struct row_check *check, const struct row_list *list, uint32_t layer,
+                       int32_t row)
 {
-    if (list->num_sequences == 0)
-        return 0;
-    const struct verify_sequence *last = &list->sequences[list->num_sequences - 1];
-    return last->first_row + last->num_rows;
+    return list->places[row] >= 0 &&
+           sample_in_layer(check->row_states[row], (int32_t)layer, check->threshold);
 }
 
 void row_check_list(const struct row_check *check, const struct batch_step *step,
@@ -177,38 +196,58 @@ void row_check_list(const struct row_check *check, const struct batch_step *step
     list_writes(check, step, list);
     if (check->threshold == 0)
         return;
-    int64_t rows = num_rows(list);
+    const struct model *model = check->params.model;
     int32_t count = 0;
-    for (uint32_t layer = 0; layer < check->params.model->num_layers; layer++) {
+    for (uint32_t layer = 0; layer < model->num_layers; layer++) {
         list->indptr[layer] = count;
-        for (int64_t row = 0; row < rows; row++)
-            if (sample_in_layer(check->row_states[row], (int32_t)layer, check->threshold))
-                list->rows[count++] = (int32_t)row;
+        if (!model_layer_runs(model, layer, step->mode))
+            continue;
+        for (int32_t row = 0; row < list->num_rows; row++)
+            if (is_sampled(check, list, layer, row))
+                list->rows[count++] = row;
     }
-    list->indptr[check->params.model->num_layers] = count;
+    list->indptr[model->num_layers] = count;
 }
 
 /* ---- What becomes of them -------------------------------------------------------------------- */
 
-static bool is_computed(const struct row_check *check, int64_t request, int64_t position)
+/* The marks of a request. */
+static uint8_t **computed_of(const struct row_check *check, int64_t request, uint32_t whose)
 {
-    const uint8_t *bits = check->computed[request];
+    return &check->computed[OF_COUNT * request + whose];
+}
+
+static bool is_computed(const struct row_check *check, int64_t request, int64_t position,
+                        uint32_t whose)
+{
+    const uint8_t *bits = *computed_of(check, request, whose);
     return bits && bits[position / 8] >> position % 8 & 1;
 }
 
-/* The rows that are computed for the first time enter the count and the digest. */
+/* The rows that are computed for the first time enter the count and, if they are the target
+ * model's, the digest: with drafts it is that of a run without them. */
 static attn_status add_row(struct row_check *check, const struct verify_sequence *sequence,
                            int64_t t, int32_t layer, const void *row, uint64_t bytes,
                            attn_error *error)
 {
-    int64_t position = sequence->prefix_len + t;
-    if (is_computed(check, sequence->request, position))
-        return ATTN_OK;
     const struct row_check_params *p = &check->params;
+    int64_t position = sequence->prefix_len + t;
+    uint32_t whose = p->model->layers[layer].is_draft ? OF_DRAFT : OF_TARGET;
+    if (is_computed(check, sequence->request, position, whose))
+        return ATTN_OK;
     check->rows_checked++;
+    if (whose == OF_DRAFT)
+        return ATTN_OK;
     if (p->listener)
         p->listener(p->listener_ctx, sequence->request, position, layer, row, bytes);
-    return digest_add(&check->digest, sequence->request, position, layer, row, bytes, error);
+    attn_status status =
+        digest_add(&check->digest, sequence->request, position, layer, row, bytes, error);
+    bool drafts = p->config->speculative.draft_tokens > 0;
+    if (status == ATTN_OK && drafts &&
+        position >= p->workload->requests[sequence->request].input_length)
+        status =
+            digest_add(&check->generated, sequence->request, position, layer, row, bytes, error);
+    return status;
 }
 
 /* A layer's sampled rows, sequence by sequence, as the verifier wants them. */
@@ -220,10 +259,11 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
     attn_status status = ATTN_OK;
     for (int32_t s = 0; s < list->num_sequences; s++) {
         struct verify_sequence *sequence = &list->sequences[s];
-        int64_t end = sequence->first_row + sequence->num_rows;
+        int64_t end =
+            s + 1 < list->num_sequences ? list->sequences[s + 1].first_row : list->num_rows;
         sequence->first_sampled = i - first;
         for (; i < last && list->rows[i] < end && status == ATTN_OK; i++) {
-            int64_t t = list->rows[i] - sequence->first_row;
+            int64_t t = list->places[list->rows[i]];
             check->sampled[i - first] = (int32_t)t;
             status = add_row(check, sequence, t, layer, rows + (uint64_t)(i - first) * bytes, bytes,
                              error);
@@ -271,11 +311,13 @@ void row_check_watch(struct row_check *check, const struct row_list *list, uint6
         s++;
     const struct verify_sequence *sequence = &list->sequences[s];
     if (check->steps_not_finite++ == 0)
-        snprintf(check->first_not_finite, sizeof check->first_not_finite,
-                 "request %lld, position %lld, layer %u: an output is not finite",
-                 (long long)sequence->request,
-                 (long long)(sequence->prefix_len + row - sequence->first_row),
-                 (unsigned int)(watch >> 32));
+        snprintf(
+            check->first_not_finite, sizeof check->first_not_finite,
+            "request %lld, position %lld, layer %u: an output is not finite",
+            (long long)sequence->request,
+            (long long)(sequence->prefix_len +
+                        (list->places[row] < 0 ? row - sequence->first_row : list->places[row])),
+            (unsigned int)(watch >> 32));
 }
 
 void row_check_trespass(struct row_check *check, const char *text)
@@ -285,9 +327,9 @@ void row_check_trespass(struct row_check *check, const char *text)
 }
 
 static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
-                                 attn_error *error)
+                                 uint32_t whose, attn_error *error)
 {
-    uint8_t **bits = &check->computed[sequence->request];
+    uint8_t **bits = computed_of(check, sequence->request, whose);
     if (!*bits) {
         const workload_request *r = &check->params.workload->requests[sequence->request];
         *bits = calloc((size_t)(r->input_length + r->output_length) / 8 + 1, 1);
@@ -304,8 +346,14 @@ static attn_status mark_computed(struct row_check *check, const struct verify_se
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error)
 {
     attn_status status = ATTN_OK;
-    for (int32_t s = 0; s < list->num_sequences && status == ATTN_OK; s++)
-        status = mark_computed(check, &list->sequences[s], error);
+    bool of_target = list->mode != ATTN_MODE_DRAFT_EXTEND;
+    bool of_draft = list->mode != ATTN_MODE_TARGET_VERIFY;
+    for (int32_t s = 0; s < list->num_sequences; s++) {
+        if (of_target && status == ATTN_OK)
+            status = mark_computed(check, &list->sequences[s], OF_TARGET, error);
+        if (of_draft && status == ATTN_OK)
+            status = mark_computed(check, &list->sequences[s], OF_DRAFT, error);
+    }
     for (int32_t n = 0; n < list->num_writes; n++)
         state_history_write(&check->states, &list->writes[n]);
     return status;
@@ -346,5 +394,6 @@ attn_status row_check_report(struct row_check *check, struct report *report, att
                                      : check->first_not_finite,
            sizeof report->verify.first_failure);
     digest_finish(&check->digest, report->digest);
+    digest_finish(&check->generated, report->drafts.digest);
     return report_bars(check, report, error);
 }

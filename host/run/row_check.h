@@ -45,16 +45,22 @@ attn_status row_check_create(const struct row_check_params *params, struct row_c
 void row_check_destroy(struct row_check *check);
 
 /* States that a sequence of a step writes at most: its own and its snapshots. */
-enum { ROW_LIST_WRITES_PER_SEQ = 1 + SCHEDULER_SNAPSHOTS_PER_SEQ };
+static inline int32_t row_list_writes_per_seq(const struct drafts *drafts)
+{
+    return 1 + scheduler_snapshots_per_seq(drafts);
+}
 
-/* The sequences of a step, and its sampled rows by layer. The arrays are the caller's; the last
+/* The sequences of a step, and its sampled rows by layer. Of a verification the rows that stay are
+ * looked at, which are then the rows of its sequences. The arrays are the caller's; the last
  * three are what step_kernels_gather() reads, and may be NULL if verify.rate is 0. */
 struct row_list {
     uint32_t mode;
     int32_t num_sequences;
+    int32_t num_rows;
     struct verify_sequence *sequences; /* [max_seqs] */
+    int32_t *places; /* [max_tokens] of a row in its sequence; -1 = it does not stay */
     int32_t num_writes;
-    struct state_write *writes; /* [ROW_LIST_WRITES_PER_SEQ * max_seqs] of recurrent states */
+    struct state_write *writes; /* [row_list_writes_per_seq() * max_seqs] of recurrent states */
     int32_t *indptr;            /* [layers + 1] into rows */
     int32_t *rows;              /* [max_tokens * layers] rows of the step, ascending */
     uint64_t *offset;           /* [layers] where a layer's rows are gathered to, in bytes */

@@ -67,13 +67,19 @@ static struct batch_step batch_step_of(const struct scheduler *scheduler,
         .req_to_token_stride = table->max_context_len,
         .num_snapshots = planned->num_snapshots,
         .snapshots = planned->snapshots,
+        .trees = planned->trees,
+        .moves_indptr = planned->moves_indptr,
+        .moves = planned->moves,
     };
 }
 
 static void show_progress(struct serve *serve, uint32_t mode, const struct scheduler_counts *counts)
 {
-    static const char *const modes[ATTN_MODE_COUNT] = {
-        [ATTN_MODE_EXTEND] = "prefill", [ATTN_MODE_DECODE] = "decode", [ATTN_MODE_MIXED] = "mixed"};
+    static const char *const modes[ATTN_MODE_COUNT] = {[ATTN_MODE_EXTEND] = "prefill",
+                                                       [ATTN_MODE_DECODE] = "decode",
+                                                       [ATTN_MODE_MIXED] = "mixed",
+                                                       [ATTN_MODE_TARGET_VERIFY] = "verify",
+                                                       [ATTN_MODE_DRAFT_EXTEND] = "draft"};
     progress_update(&serve->progress,
                     counts->prefill + counts->prefix_hit - counts->recomputed + counts->decode,
                     modes[mode]);

@@ -66,9 +66,11 @@ static attn_status check_keys(const struct session *s, attn_error *error)
     if (attention->layers.count > 0)
         return config_fail(s->config, "attention.layers", error,
                            "is not served by this version; accepted: not given");
-    if (attention->speculative_eagle_topk > 0)
+    if (attention->speculative_eagle_topk > 0 && s->config->speculative.draft_tokens == 0)
         return config_fail(s->config, "attention.speculative_eagle_topk", error,
-                           "a run makes no drafts; `attnhost explain` takes it; accepted: 0");
+                           "%lld without speculative.draft_tokens, which says how many drafts a "
+                           "run makes; `attnhost explain` takes it; accepted: 0",
+                           (long long)attention->speculative_eagle_topk);
     if (s->config->platform.simulate)
         return config_fail(s->config, "platform.simulate", error,
                            "a simulated device cannot run; `attnhost explain` takes it");
@@ -117,28 +119,62 @@ static attn_status select_backends(struct session *s, attn_error *error)
     return status;
 }
 
+/* Who serves a phase of a group, under this name. */
+static attn_status note_choice(const struct session *s, uint32_t group, uint32_t phase,
+                               const char *name, attn_error *error)
+{
+    char layers[MODEL_LAYERS_TEXT];
+    const char *backend = select_backend(s->selection, group, phase);
+    if (!backend)
+        return ATTN_OK;
+    model_layers_text(&s->model->groups[group], layers, sizeof layers);
+    return report_add_choice(s->report, layers, name, backend, error);
+}
+
 /* Who serves what, for the report. */
 static attn_status note_choices(const struct session *s, attn_error *error)
 {
+    bool drafts = s->config->speculative.draft_tokens > 0;
+    uint32_t verify = select_verify_phase(s->config);
     attn_status status = ATTN_OK;
-    for (uint32_t g = 0; g < s->model->num_groups; g++)
-        for (uint32_t phase = 0; phase < SELECT_PHASES && status == ATTN_OK; phase++) {
-            char layers[1024];
-            const char *backend = select_backend(s->selection, g, phase);
-            if (!backend)
-                continue;
-            model_layers_text(&s->model->groups[g], layers, sizeof layers);
-            status = report_add_choice(s->report, layers, select_phase_name(phase), backend, error);
-        }
+    for (uint32_t g = 0; g < s->model->num_groups; g++) {
+        for (uint32_t phase = 0; phase < SELECT_PHASES && status == ATTN_OK; phase++)
+            status = note_choice(s, g, phase, select_phase_name(phase), error);
+        if (drafts && status == ATTN_OK)
+            status = note_choice(s, g, verify, "verify", error);
+    }
     return status;
 }
 
 /* ---- KV pool --------------------------------------------------------------------------------- */
 
-/* KV rows of one request: its prompt, and all outputs but the last. */
-static int64_t request_rows(const workload_request *request)
+/* What is drafted, and accepted. */
+static struct drafts drafts_of(const struct session *s)
 {
-    return request->input_length + (request->output_length > 0 ? request->output_length - 1 : 0);
+    const struct config_speculative *keys = &s->config->speculative;
+    if (keys->draft_tokens == 0)
+        return (struct drafts){0};
+    return (struct drafts){
+        .tokens = (int32_t)keys->draft_tokens,
+        .top_k = (int32_t)keys->topk,
+        .rate = keys->acceptance,
+        .seed = keys->seed,
+    };
+}
+
+/* Positions beyond a request's last row that drafts are verified at. */
+static int32_t beyond(const struct session *s)
+{
+    struct drafts drafts = drafts_of(s);
+    return drafts_rows(&drafts) - 1;
+}
+
+/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
+ * verification. */
+static int64_t request_rows(const struct session *s, const workload_request *request)
+{
+    int64_t decodes = request->output_length > 0 ? request->output_length - 1 : 0;
+    return request->input_length + decodes + (decodes > 0 ? beyond(s) : 0);
 }
 
 /* Pages that every request of the workload together would take: more are of no use. */
@@ -146,7 +182,8 @@ static int64_t useful_pages(const struct session *s)
 {
     int64_t pages = 0;
     for (int64_t r = 0; r < s->workload.num_requests; r++)
-        pages += units_for(request_rows(&s->workload.requests[r]), s->config->kv_cache.page_size);
+        pages +=
+            units_for(request_rows(s, &s->workload.requests[r]), s->config->kv_cache.page_size);
     return pages;
 }
 
@@ -160,10 +197,14 @@ static void pool_groups(const struct session *s, struct kv_pool_group *groups)
         };
 }
 
-/* Slot 0, one for each request that runs, those of the prefix cache. */
+/* Slot 0, those of the requests that run, those of the prefix cache. */
 static int64_t num_state_slots(const struct session *s)
 {
-    return s->has_state ? 1 + s->config->workload.max_running_requests + s->num_cached_states : 0;
+    const struct scheduler_params params = {
+        .max_running_requests = (int32_t)s->config->workload.max_running_requests,
+        .drafts = drafts_of(s),
+    };
+    return s->has_state ? 1 + scheduler_row_states(&params) + s->num_cached_states : 0;
 }
 
 /* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
@@ -268,6 +309,17 @@ static attn_status add_requests(struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
+/* Of req_to_token. */
+static int32_t table_columns(const struct session *s)
+{
+    return s->model->max_context_len + beyond(s);
+}
+
+static bool has_draft_layer(const struct model *model)
+{
+    return model->layers[model->num_layers - 1].is_draft;
+}
+
 static attn_status make_scheduler(struct session *s, attn_error *error)
 {
     const struct config_workload *workload = &s->config->workload;
@@ -275,7 +327,9 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
         .page_size = (int32_t)s->config->kv_cache.page_size,
         .num_pages = s->num_pages,
         .max_running_requests = (int32_t)workload->max_running_requests,
-        .max_context_len = s->model->max_context_len,
+        .max_context_len = table_columns(s),
+        .drafts = drafts_of(s),
+        .draft_model = has_draft_layer(s->model),
         .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
         .mixed = workload->mixed,
         .prefix_cache = s->config->kv_cache.prefix_cache,
@@ -326,7 +380,7 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
                          (long long)count);
     for (int64_t r = 0; r < count; r++)
-        tokens[r] = round_up(request_rows(&s->workload.requests[r]), page_size);
+        tokens[r] = round_up(request_rows(s, &s->workload.requests[r]), page_size);
     qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
     *most = 0;
     for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)
@@ -338,10 +392,10 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
 /* The problem's bounds, narrowed to what this workload can have. */
 static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, attn_error *error)
 {
-    int64_t longest = 1, most = 0;
+    int64_t longest = 1 + beyond(s), most = 0; /* one of padding has as many */
     attn_status status = most_kv_tokens(s, &most, error);
     for (int64_t r = 0; r < s->workload.num_requests; r++) {
-        int64_t rows = request_rows(&s->workload.requests[r]);
+        int64_t rows = request_rows(s, &s->workload.requests[r]);
         longest = rows > longest ? rows : longest;
     }
     problem_bounds(bounds, s->config, s->model, 0);
@@ -436,6 +490,8 @@ static attn_status compose_executor(struct session *s, attn_error *error)
         .notes = s->params->choices,
         .bounds = s->bounds,
         .table_rows = (int32_t)s->config->workload.max_running_requests + 1,
+        .table_columns = table_columns(s),
+        .drafts = drafts_of(s),
         .probe = s->params->probe,
         .probe_ctx = s->params->probe_ctx,
     };
@@ -502,6 +558,11 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->tokens.decode = counts.decode;
     report->tokens.prefix_hit = counts.prefix_hit;
     report->tokens.recomputed = counts.recomputed;
+    report->drafts.present = s->config->speculative.draft_tokens > 0;
+    report->drafts.verifications = counts.verifications;
+    report->drafts.drafted = counts.drafted;
+    report->drafts.accepted = counts.accepted;
+    report->drafts.draft_extend = counts.draft_extend;
     report->kv.capacity = counts.kv_capacity;
     report->kv.peak = counts.kv_peak;
     report->kv.leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler);

@@ -297,3 +297,26 @@ attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t laye
     }
     return ATTN_OK;
 }
+
+/* ---- Caches ---------------------------------------------------------------------------------- */
+
+static char *slot_of(const struct step_cache *cache, int64_t slot)
+{
+    return (char *)cache->data + slot / cache->page_size * cache->page_bytes +
+           slot % cache->page_size * cache->slot_bytes;
+}
+
+attn_status step_kernels_move(const struct step_kernels *kernels, const struct step_moves *moves,
+                              const struct step_cache *cache, attn_stream stream, attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_move(kernels, moves, cache, stream, error);
+    for (int32_t m = moves->indptr[0]; m < moves->indptr[moves->num_seqs]; m++) {
+        char *to = slot_of(cache, moves->list[m].to);
+        const char *from = slot_of(cache, moves->list[m].from);
+        for (int32_t p = 0; p < cache->num_pieces; p++)
+            memcpy(to + p * cache->piece_stride, from + p * cache->piece_stride,
+                   (size_t)cache->piece_bytes);
+    }
+    return ATTN_OK;
+}

@@ -114,4 +114,26 @@ attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t laye
                                 int32_t max_rows, /* of this layer that can be sampled */
                                 attn_stream stream, attn_error *error);
 
+/* What lies in slots of a cache: num_pieces times piece_bytes, piece_stride apart. */
+struct step_cache {
+    void *data;
+    int64_t page_bytes, slot_bytes; /* between two pages, and two slots of a page */
+    int64_t piece_bytes, piece_stride;
+    int32_t num_pieces, page_size;
+};
+
+/* Slot `to` gets what is in slot `from`. Those of sequence s are list[indptr[s] .. indptr[s + 1]),
+ * made in this order; no two sequences have a slot in common. */
+struct step_move {
+    int32_t from, to;
+};
+struct step_moves {
+    const struct step_move *list;
+    const int32_t *indptr; /* [num_seqs + 1] */
+    int32_t num_seqs;
+};
+attn_status step_kernels_move(const struct step_kernels *kernels, const struct step_moves *moves,
+                              const struct step_cache *cache, attn_stream stream,
+                              attn_error *error);
+
 #endif /* HOST_RUN_STEP_KERNELS_H */

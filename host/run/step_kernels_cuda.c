@@ -203,6 +203,7 @@ attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer
         .generator = *kernels->generator,
         .geometry = *geometry,
         .requests = kernels->cuda->requests,
+        .num_requests = (int32_t)kernels->workload->num_requests,
         .rows = *rows,
         .num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads,
         .layer = layer,
@@ -275,4 +276,12 @@ attn_status step_cuda_gather(const struct step_kernels *kernels, int32_t layer,
     };
     return launch(kernels, kernels->cuda->gather, max_rows, threads_of_row(work.row_bytes), &work,
                   stream, error);
+}
+
+attn_status step_cuda_move(const struct step_kernels *kernels, const struct step_moves *moves,
+                           const struct step_cache *cache, attn_stream stream, attn_error *error)
+{
+    struct move_launch work = {.moves = *moves, .cache = *cache};
+    return launch(kernels, kernels->cuda->move, moves->num_seqs,
+                  threads_of_row((uint64_t)cache->piece_bytes), &work, stream, error);
 }

@@ -38,4 +38,7 @@ attn_status step_cuda_gather(const struct step_kernels *kernels, int32_t layer,
                              const struct step_sample *sample, const struct step_output *output,
                              int32_t max_rows, attn_stream stream, attn_error *error);
 
+attn_status step_cuda_move(const struct step_kernels *kernels, const struct step_moves *moves,
+                           const struct step_cache *cache, attn_stream stream, attn_error *error);
+
 #endif /* HOST_RUN_STEP_KERNELS_PRIVATE_H */

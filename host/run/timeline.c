@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "attn_problem.h"
 #include "host/base/error.h"
 
 /* Nanoseconds since the run began, by REPORT_VIRTUAL and REPORT_WALL. */
@@ -72,6 +73,12 @@ static struct noted *noted_at(const struct timeline *timeline, int32_t index)
     return &timeline->noted[(timeline->oldest + index) % timeline->params.max_in_flight];
 }
 
+/* Rows of a sequence that stay. */
+static int32_t committed_rows(const struct scheduler_step *step, int32_t s)
+{
+    return step->trees ? step->trees[s].committed : step->seqs[s].num_new;
+}
+
 void timeline_submit(struct timeline *timeline, const struct scheduler_step *step,
                      int64_t kv_tokens, int64_t begin_ns)
 {
@@ -79,16 +86,20 @@ void timeline_submit(struct timeline *timeline, const struct scheduler_step *ste
     noted->begin_ns = begin_ns - timeline->params.start_ns;
     noted->num_seqs = step->num_seqs;
     noted->bin = (struct report_bin){
-        .prefill = step->num_tokens - step->num_decode_seqs,
-        .decode = step->num_decode_seqs,
         .kv_tokens = kv_tokens,
         .running = step->num_seqs,
     };
-    for (int32_t s = 0; s < step->num_seqs; s++)
+    for (int32_t s = 0; s < step->num_seqs; s++) {
+        int32_t rows = committed_rows(step, s);
         noted->seqs[s] = (struct noted_seq){
             .request = step->seqs[s].request,
-            .rows = (int64_t)step->seqs[s].prefix_len + step->seqs[s].num_new,
+            .rows = (int64_t)step->seqs[s].prefix_len + rows,
         };
+        if (s >= step->num_seqs - step->num_decode_seqs)
+            noted->bin.decode += rows;
+        else if (step->mode != ATTN_MODE_DRAFT_EXTEND)
+            noted->bin.prefill += rows;
+    }
 }
 
 void timeline_forget(struct timeline *timeline)

@@ -7,6 +7,9 @@
  * that rows are counted against at launch is the one that will be confirmed before them.
  */
 #include <assert.h>
+#include <string.h>
+
+#include "attn_problem.h"
 
 #include "host/schedule/private.h"
 
@@ -79,20 +82,61 @@ static void publish_states(struct scheduler *scheduler, struct request *request)
     request->state_node = NULL;
 }
 
-static void advance(struct scheduler *scheduler, struct flight *flight, struct request *request)
+static void advance_prompt(struct scheduler *scheduler, struct flight *flight,
+                           struct request *request)
 {
-    bool is_prompt = request->computed < request->target;
-    if (is_prompt)
-        count_prompt_rows(flight, request);
-    else
-        flight->decode++;
+    count_prompt_rows(flight, request);
     request->computed += request->num_new;
-    request->num_new = 0;
     request->mark = max_i32(request->mark, request->computed);
-    if (is_prompt) {
-        publish(scheduler, request);
-        publish_states(scheduler, request);
+    publish(scheduler, request);
+    publish_states(scheduler, request);
+}
+
+/* Give back the pages beyond `length` rows, of those that the step's rows took. */
+static void give_back(struct scheduler *scheduler, struct request *request, int32_t length)
+{
+    struct slots *slots = &scheduler->slots;
+    int32_t end = request->computed + request->num_new;
+    int32_t *row = request_table_row(&scheduler->table, request->row);
+    for (int32_t page = slots_pages(slots, end); page-- > slots_pages(slots, length);)
+        slots_free_page(slots, row[(size_t)page * (size_t)slots->page_size] / slots->page_size);
+    memset(row + length, 0, (size_t)(end - length) * sizeof *row);
+}
+
+/* The rows that stay are computed; the others might never have been. */
+static void advance_verified(struct scheduler *scheduler, struct flight *flight,
+                             struct request *request, int32_t committed)
+{
+    flight->decode += committed;
+    flight->verifications++;
+    flight->drafted += request->num_new - 1;
+    flight->accepted += committed - 1;
+    give_back(scheduler, request, request->computed + committed);
+    request->table_changed = request->computed;
+    request->computed += committed;
+    request->mark = max_i32(request->mark, request->computed);
+    request->state_turn = (request->state_turn + committed) % (scheduler->params.drafts.tokens + 1);
+    request->undrafted = scheduler->params.draft_model ? committed : 0;
+}
+
+/* A sequence of the step that is out. */
+static void advance(struct scheduler *scheduler, struct flight *flight, int32_t s)
+{
+    const struct scheduler_step *step = &scheduler->step;
+    struct request *request = &scheduler->requests[scheduler->seqs[s].request];
+    if (step->mode == ATTN_MODE_DRAFT_EXTEND) {
+        flight->draft_extend += request->undrafted;
+        request->undrafted = 0;
+    } else if (step->mode == ATTN_MODE_TARGET_VERIFY) {
+        advance_verified(scheduler, flight, request, step->trees[s].committed);
+    } else if (!is_decoding(request)) {
+        advance_prompt(scheduler, flight, request);
+    } else {
+        flight->decode++;
+        request->computed += request->num_new;
+        request->mark = max_i32(request->mark, request->computed);
     }
+    request->num_new = 0;
     flight->seqs[flight->num_seqs++] =
         (struct flight_seq){number_of(scheduler, request), request->mark};
 }
@@ -116,7 +160,7 @@ void scheduler_advance(struct scheduler *scheduler)
     *flight = (struct flight){.seqs = flight->seqs};
     for (int32_t i = 0; i < scheduler->step.num_seqs; i++) {
         struct request *request = &scheduler->requests[scheduler->seqs[i].request];
-        advance(scheduler, flight, request);
+        advance(scheduler, flight, i);
         if (request->computed < request->num_rows)
             continue;
         scheduler_release(scheduler, request);
@@ -136,6 +180,10 @@ void scheduler_confirm(struct scheduler *scheduler)
     counts->decode += flight->decode;
     counts->prefix_hit += flight->prefix_hit;
     counts->recomputed += flight->recomputed;
+    counts->verifications += flight->verifications;
+    counts->drafted += flight->drafted;
+    counts->accepted += flight->accepted;
+    counts->draft_extend += flight->draft_extend;
     counts->steps++;
     for (int32_t i = 0; i < flight->num_seqs; i++) {
         struct request *request = &scheduler->requests[flight->seqs[i].request];

@@ -46,20 +46,23 @@ struct request {
     int32_t row;
     int32_t target;        /* rows to prefill; beyond, rows are decoded */
     int32_t computed;      /* rows in the cache */
-    int32_t num_new;       /* rows of the step that is out */
+    int32_t num_new;       /* rows of the step that is out, but those of DRAFT_EXTEND */
+    int32_t undrafted;     /* of the computed ones the last, which the draft model has not seen */
+    int32_t state_turn;    /* which of the row's state slots has the state */
     int32_t table_changed; /* as in scheduler_seq */
     int32_t cached_pages;
     struct radix_node *node;
     struct radix_node *state_node; /* whose state, pinned, its first step reads; NULL = none */
     int32_t parted_at;             /* rows whose pages were cached when it started */
     int32_t num_snapshots;
-    struct snapshot snapshots[SCHEDULER_SNAPSHOTS_PER_SEQ];
+    struct snapshot snapshots[SCHEDULER_SNAPSHOTS_OF_PROMPT];
 };
 
 /* A step in flight: what confirming it will add. A retraction does not touch it, since rows in
  * flight are computed all the same. */
 struct flight {
     int64_t prefill, decode, prefix_hit, recomputed; /* rows */
+    int64_t verifications, drafted, accepted, draft_extend;
     int32_t num_seqs;
     struct flight_seq {
         int64_t request;
@@ -84,7 +87,10 @@ struct scheduler {
     struct scheduler_step step;
     struct scheduler_seq *seqs;           /* [max_running_requests] */
     int64_t *out_cache_loc;               /* [scheduler_max_tokens()] */
-    struct scheduler_snapshot *snapshots; /* [SCHEDULER_SNAPSHOTS_PER_SEQ * max_running_requests] */
+    struct scheduler_snapshot *snapshots; /* [scheduler_snapshots_per_seq() for each of seqs] */
+    struct draft_tree *trees;             /* [max_running_requests] with drafts, as the next two */
+    int32_t *moves_indptr;                /* [max_running_requests + 1] */
+    struct scheduler_move *moves;         /* [drafts for each of seqs] */
     token_key *keys;                      /* scratch for the shareable pages of any request */
     int32_t *pages;                       /* likewise */
     int64_t scratch_pages;
@@ -115,6 +121,21 @@ static inline int64_t number_of(const struct scheduler *scheduler, const struct 
 static inline struct request *running_at(const struct scheduler *scheduler, int32_t index)
 {
     return &scheduler->requests[scheduler->running[index]];
+}
+
+/* Is the request through with its prompt? */
+static inline bool is_decoding(const struct request *request)
+{
+    return request->computed >= request->target;
+}
+
+/* The state slot of a running request `turns` turns after the one that has its state. */
+static inline int32_t state_slot(const struct scheduler *scheduler, const struct request *request,
+                                 int32_t turns)
+{
+    const struct drafts *drafts = &scheduler->params.drafts;
+    int32_t slots = drafts->tokens + 1;
+    return 1 + (request->row - 1) * slots + (request->state_turn + turns) % slots;
 }
 
 /* Of the first `rows` rows of a request, the pages that hold nothing but complete units of

@@ -22,6 +22,10 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "prefix cache: num_cached_states %" PRId64 ": accepted 0 and more",
                          params->num_cached_states);
+    if (params->drafts.tokens > 0 && params->mixed)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "drafts: mixed steps: accepted prompts and verifications in steps of "
+                         "their own");
     if (params->max_in_flight < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "steps in flight: max_in_flight %" PRId32 ": accepted 0 and more",
@@ -41,6 +45,19 @@ static bool init_flights(struct scheduler *scheduler)
     for (size_t i = 0; i < depth; i++)
         scheduler->flights[i].seqs = scheduler->flight_seqs + i * seqs;
     return true;
+}
+
+/* What steps with drafts list in addition. */
+static bool init_drafts(struct scheduler *scheduler)
+{
+    size_t seqs = (size_t)scheduler->params.max_running_requests;
+    size_t rows = (size_t)scheduler->params.drafts.tokens;
+    if (rows == 0)
+        return true;
+    scheduler->trees = calloc(seqs, sizeof *scheduler->trees);
+    scheduler->moves_indptr = calloc(seqs + 1, sizeof *scheduler->moves_indptr);
+    scheduler->moves = calloc(seqs * rows, sizeof *scheduler->moves);
+    return scheduler->trees && scheduler->moves_indptr && scheduler->moves;
 }
 
 static bool caches_states(const struct scheduler *scheduler)
@@ -84,9 +101,10 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
     made->running = malloc(seqs * sizeof *made->running);
     made->seqs = malloc(seqs * sizeof *made->seqs);
     made->out_cache_loc = malloc(tokens * sizeof *made->out_cache_loc);
-    made->snapshots = malloc(SCHEDULER_SNAPSHOTS_PER_SEQ * seqs * sizeof *made->snapshots);
+    made->snapshots = malloc((size_t)scheduler_snapshots_per_seq(&params->drafts) * seqs *
+                             sizeof *made->snapshots);
     if (!made->running || !made->seqs || !made->out_cache_loc || !made->snapshots ||
-        !init_flights(made)) {
+        !init_flights(made) || !init_drafts(made)) {
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
                            "scheduler: no memory for steps of %zu sequences and %zu rows, %" PRId32
                            " in flight",
@@ -114,6 +132,9 @@ void scheduler_destroy(struct scheduler *scheduler)
     free(scheduler->seqs);
     free(scheduler->out_cache_loc);
     free(scheduler->snapshots);
+    free(scheduler->trees);
+    free(scheduler->moves_indptr);
+    free(scheduler->moves);
     free(scheduler->keys);
     free(scheduler->pages);
     free(scheduler->flights);
@@ -126,12 +147,17 @@ const struct request_table *scheduler_request_table(const struct scheduler *sche
     return &scheduler->table;
 }
 
+int64_t scheduler_row_states(const struct scheduler_params *params)
+{
+    return (int64_t)params->max_running_requests * (params->drafts.tokens + 1);
+}
+
 int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 {
     const struct scheduler_params *params = &scheduler->params;
     int64_t most = slots_capacity(&scheduler->slots); /* the rows of a step have distinct slots */
     int64_t chunk = params->chunked_prefill_size;
-    int64_t decodes = params->max_running_requests;
+    int64_t decodes = (int64_t)params->max_running_requests * drafts_rows(&params->drafts);
     return chunk > 0 && chunk + decodes < most ? chunk + decodes : most;
 }
 
@@ -149,14 +175,16 @@ static attn_status check_request(const struct scheduler *scheduler,
                          ": accepted are an input of 1 and more, an output of 0 and more, and no "
                          "more shareable tokens than input",
                          scheduler->num_requests, input, output, shareable);
-    int64_t max_rows = scheduler->table.max_context_len;
+    int64_t drafted = drafts_rows(&scheduler->params.drafts) - 1;
+    int64_t max_rows = scheduler->table.max_context_len - drafted;
     int64_t decode_rows = output > 0 ? output - 1 : 0;
     if (input > max_rows || decode_rows > max_rows - input)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
                          " tokens: accepted is what fits max_context_len = %" PRId64,
                          scheduler->num_requests, input, output, max_rows);
-    int32_t pages = slots_pages(&scheduler->slots, (int32_t)(input + decode_rows));
+    int64_t most_drafted = decode_rows > 0 ? drafted : 0;
+    int32_t pages = slots_pages(&scheduler->slots, (int32_t)(input + decode_rows + most_drafted));
     if (pages > scheduler->slots.num_pages - 1)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
@@ -271,6 +299,7 @@ void scheduler_release(struct scheduler *scheduler, struct request *request)
     radix_cache_unlock(scheduler->cache, request->node);
     request_table_release(&scheduler->table, request->row, length);
     request->row = request->computed = request->num_new = request->cached_pages = 0;
+    request->undrafted = request->state_turn = 0;
     request->node = NULL;
 }
 

@@ -49,18 +49,28 @@
  * of steps does not depend on how many are in flight. What does wait for the end of a step is what
  * is said of it: counts, and what a request has computed for good, follow confirmed steps alone.
  *
+ * Drafts (drafts.h). With drafts there are no DECODE steps: a step of everything that decodes is
+ * TARGET_VERIFY, in which each request has the same number of rows, the root and its drafts. What
+ * is accepted is drawn, so it is known when the step is planned: at its end the rows that stay are
+ * moved together (`moves`), and the pages beyond them are given back when the step is advanced. The
+ * draft model runs over the rows that stayed in the step after, DRAFT_EXTEND, which goes before
+ * everything else; a request that has ended, or was retracted meanwhile, is not in it. So rows that
+ * are decode rows in the counts are those that stayed. A recurrent state cannot take a row back:
+ * with has_state, each request has a state slot for every row of a verification, and goes on from
+ * the one after the last row that stayed.
+ *
  * All layers share one slot space: every KV group of a batch gets the same req_to_token and
  * out_cache_loc.
  *
  * States. With has_state every request has one recurrent state (of all layers alike), in the state
- * slot that its row of the table names, 1 .. max_running_requests. A cached page is of use to such
- * a request only if the state after it was kept, too. So the last row of each prefill step after
- * which pages become visible leaves a copy of the state, a snapshot, in one of num_cached_states
- * further slots, and a request starts at the deepest snapshot of its cached prefix: its first step
- * reads that one and writes its own, which leaves the shared one whole. Where the cached pages
- * reach further than the states do, two requests have parted in the midst of what one step
- * computed; then another snapshot is taken at that very page, and the next such request starts
- * there.
+ * slot that its row of the table names, 1 .. max_running_requests without drafts. A cached page is
+ * of use to such a request only if the state after it was kept, too. So the last row of each
+ * prefill step after which pages become visible leaves a copy of the state, a snapshot, in one of
+ * num_cached_states further slots, and a request starts at the deepest snapshot of its cached
+ * prefix: its first step reads that one and writes its own, which leaves the shared one whole.
+ * Where the cached pages reach further than the states do, two requests have parted in the midst of
+ * what one step computed; then another snapshot is taken at that very page, and the next such
+ * request starts there.
  */
 #ifndef HOST_SCHEDULE_SCHEDULER_H
 #define HOST_SCHEDULE_SCHEDULER_H
@@ -70,6 +80,7 @@
 
 #include "attn_types.h"
 #include "host/cache/request_table.h"
+#include "host/schedule/drafts.h"
 #include "host/workload/token_key.h"
 
 struct scheduler;
@@ -84,6 +95,8 @@ struct scheduler_params {
     int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
     bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
     bool has_state;               /* recurrent layers */
+    struct drafts drafts;         /* zeros: there are none; not with `mixed` */
+    bool draft_model;             /* it has layers of its own, which DRAFT_EXTEND steps run */
     int64_t num_cached_states; /* with has_state: slots after those of the rows; 0 = nothing is */
                                /* shared */
     int64_t share_unit;        /* tokens, >= 1: a trace's block */
@@ -106,7 +119,8 @@ struct scheduler_request {
     int64_t arrival_us;       /* not started before; in order of addition, none overtakes */
 };
 
-/* One sequence of a step: rows at positions [prefix_len, prefix_len + num_new). */
+/* One sequence of a step: rows at positions [prefix_len, prefix_len + num_new); in a verification
+ * row r is at the position that its depth says, and has the slot of position prefix_len + r. */
 struct scheduler_seq {
     int64_t request;
     int32_t row;           /* of req_to_token */
@@ -118,18 +132,30 @@ struct scheduler_seq {
     int32_t state_dst;     /* where the state goes; 0 = there is none */
 };
 
-/* Further rows whose state is wanted: a state slot gets the state after a row of the step. */
-enum { SCHEDULER_SNAPSHOTS_PER_SEQ = 2 }; /* at most */
+/* Further rows whose state is wanted: a state slot gets the state after a row of the step. At most
+ * so many of a sequence: two of a prompt, all rows but the last of a verification. */
+enum { SCHEDULER_SNAPSHOTS_OF_PROMPT = 2 };
+static inline int32_t scheduler_snapshots_per_seq(const struct drafts *drafts)
+{
+    int32_t drafted = drafts_rows(drafts) - 1;
+    return drafted > SCHEDULER_SNAPSHOTS_OF_PROMPT ? drafted : SCHEDULER_SNAPSHOTS_OF_PROMPT;
+}
 
 struct scheduler_snapshot {
     int32_t row; /* of the step */
     int32_t slot;
 };
 
+/* After the step what lies in slot `from` moves to slot `to`, in every cache. */
+struct scheduler_move {
+    int32_t from, to;
+};
+
 /* What to run. Extend sequences first, decode sequences last, each in order of start. */
 struct scheduler_step {
     int64_t number;                   /* of this step, from 0; one that failed counts */
-    uint32_t mode;                    /* ATTN_MODE_EXTEND, _DECODE or _MIXED */
+    uint32_t mode;                    /* ATTN_MODE_EXTEND, _DECODE or _MIXED; with drafts */
+                                      /* _EXTEND, _TARGET_VERIFY or _DRAFT_EXTEND */
     int32_t num_seqs;                 /* >= 1 */
     int32_t num_decode_seqs;          /* all in DECODE, the last ones in MIXED, 0 in EXTEND */
     int32_t num_tokens;               /* sum of num_new */
@@ -139,6 +165,9 @@ struct scheduler_step {
     const int64_t *out_cache_loc;     /* [num_tokens] slots of the rows, sequence by sequence */
     int32_t num_snapshots;
     const struct scheduler_snapshot *snapshots; /* [num_snapshots] ascending by row */
+    const struct draft_tree *trees;             /* [num_seqs] TARGET_VERIFY; else NULL */
+    const int32_t *moves_indptr;                /* [num_seqs + 1] likewise, into */
+    const struct scheduler_move *moves;         /* moves, to be made in this order in a sequence */
 };
 
 enum scheduler_state {
@@ -160,7 +189,11 @@ struct scheduler_counts {
     int64_t retractions;    /* counted at once: a plan or a loss made them */
     int64_t steps;          /* confirmed */
     int64_t prefill;        /* rows computed in prefill, the recomputed ones included */
-    int64_t decode;         /* rows */
+    int64_t decode;         /* rows; of verifications those that stayed */
+    int64_t verifications;  /* of a request */
+    int64_t drafted;        /* rows of verifications, roots aside */
+    int64_t accepted;       /* of these those that stayed */
+    int64_t draft_extend;   /* rows of DRAFT_EXTEND */
     int64_t prefix_hit;     /* rows */
     int64_t recomputed;     /* rows */
     int64_t kv_capacity;    /* tokens */
@@ -225,6 +258,9 @@ int32_t scheduler_in_flight(const struct scheduler *scheduler);
 
 /* req_to_token; owned by the scheduler, as large as the params say. */
 const struct request_table *scheduler_request_table(const struct scheduler *scheduler);
+
+/* State slots of the rows of the table: those of cached states come after them. */
+int64_t scheduler_row_states(const struct scheduler_params *params);
 
 /* The most rows that a step can have. */
 int64_t scheduler_max_tokens(const struct scheduler *scheduler);

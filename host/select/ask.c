@@ -341,7 +341,7 @@ static struct rule_facts facts_of(const struct selector *selector, const attn_la
                                .kv_dtype = model_group_has_kv(group)
                                                ? problem_kv_dtype(selector->config, selector->model)
                                                : selector->model->dtype,
-                               .draft_topk = selector->config->attention.speculative_eagle_topk};
+                               .draft_topk = problem_draft_topk(selector->config)};
 }
 
 /* The backends of the order, then every other type that is loaded. */

@@ -11,11 +11,16 @@
 #include "host/base/round.h"
 #include "host/kinds/mla.h"
 
+int64_t problem_draft_topk(const struct config *config)
+{
+    return config->speculative.draft_tokens > 0 ? config->speculative.topk
+                                                : config->attention.speculative_eagle_topk;
+}
+
 /* Modes of speculative decoding, if `phase` serves them. */
 static uint32_t draft_modes(const struct config *config, int32_t phase)
 {
-    const struct config_attention *attention = &config->attention;
-    if (attention->speculative_eagle_topk == 0 || attention->speculative_attention_mode != phase)
+    if (problem_draft_topk(config) == 0 || config->attention.speculative_attention_mode != phase)
         return 0;
     return ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY) | ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND);
 }
@@ -115,6 +120,58 @@ attn_status problem_check_layouts(const struct config *config, const struct mode
     return status;
 }
 
+/* ---- Drafts ---------------------------------------------------------------------------------- */
+
+static attn_status check_draft_counts(const struct config *config, attn_error *error)
+{
+    const struct config_speculative *drafts = &config->speculative;
+    int64_t named = config->attention.speculative_eagle_topk;
+    if (drafts->draft_tokens == 1)
+        return config_fail(config, "speculative.draft_tokens", error,
+                           "1: accepted 0 for no drafts, or 2..64: the last token and a draft at "
+                           "least");
+    if (drafts->topk >= drafts->draft_tokens)
+        return config_fail(config, "speculative.topk", error,
+                           "%lld: accepted 1..%lld, speculative.draft_tokens less 1",
+                           (long long)drafts->topk, (long long)drafts->draft_tokens - 1);
+    if (named > 0 && named != drafts->topk)
+        return config_fail(config, "attention.speculative_eagle_topk", error,
+                           "%lld next to speculative.topk = %lld: accepted the same, or 0",
+                           (long long)named, (long long)drafts->topk);
+    return ATTN_OK;
+}
+
+attn_status problem_check_drafts(const struct config *config, const struct model *model,
+                                 attn_error *error)
+{
+    const struct config_speculative *drafts = &config->speculative;
+    if (drafts->draft_tokens == 0)
+        return ATTN_OK;
+    attn_status status = check_draft_counts(config, error);
+    if (status == ATTN_OK && config->workload.mixed)
+        status = config_fail(config, "workload.mixed", error,
+                             "yes with speculative.draft_tokens = %lld: accepted no, as drafts are "
+                             "verified in steps of their own",
+                             (long long)drafts->draft_tokens);
+    for (uint32_t g = 0; g < model->num_groups && status == ATTN_OK; g++) {
+        const attn_layer_group *group = &model->groups[g];
+        char layers[MODEL_LAYERS_TEXT];
+        model_layers_text(group, layers, sizeof layers);
+        if (model_group_has_state(group) && drafts->topk > 1)
+            status = config_fail(config, "speculative.topk", error,
+                                 "%lld: accepted 1, as the state of the recurrent layers %s has "
+                                 "one history and no branches",
+                                 (long long)drafts->topk, layers);
+        else if (group->attn_type != ATTN_TYPE_DECODER)
+            status = config_fail(config, "speculative.draft_tokens", error,
+                                 "%lld: accepted 0, as layers %s are %s layers, which no draft is "
+                                 "verified in",
+                                 (long long)drafts->draft_tokens, layers,
+                                 model_attn_type_name(group->attn_type));
+    }
+    return status;
+}
+
 /* mla.latent_fp8/1 has its own scales, next to the codes. */
 static uint32_t scale_granularity(const struct config *config, const attn_problem *problem)
 {
@@ -137,26 +194,59 @@ static int32_t longest_kv(const struct model *model)
                                                            : model->max_context_len;
 }
 
+bool problem_has_positions(const struct config *config, const struct model *model)
+{
+    bool moved = false;
+    for (uint32_t g = 0; g < model->num_groups; g++) {
+        const attn_layer_group *group = &model->groups[g];
+        moved |= group->window_left >= 0 || group->attention_chunk > 0 ||
+                 (group->flags & ATTN_GROUP_HAS_ALIBI) != 0;
+    }
+    return moved && config->speculative.draft_tokens > 0 && config->speculative.topk > 1;
+}
+
+void problem_bounds_drafts(attn_bounds *bounds, const struct config *config,
+                           const struct model *model)
+{
+    if (!(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY)))
+        return;
+    if (problem_draft_topk(config) > 1)
+        bounds->mask_kinds |= ATTN_MASK_BIT(ATTN_MASK_QLEN);
+    if (problem_has_positions(config, model))
+        bounds->uses |= ATTN_USES_POSITIONS;
+}
+
+/* Rows of verifications. */
+static void add_drafts(attn_bounds *bounds, const struct config *config)
+{
+    int64_t tokens = config->speculative.draft_tokens;
+    int64_t rows = config->workload.max_running_requests * tokens;
+    if (!(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY)))
+        return;
+    if (bounds->max_tokens < rows)
+        bounds->max_tokens = min_i64(rows, INT32_MAX);
+    if (bounds->max_q_len < tokens)
+        bounds->max_q_len = (int32_t)tokens;
+}
+
 void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,
                     uint32_t modes)
 {
     const struct config_workload *workload = &config->workload;
     int64_t page = config->kv_cache.page_size > 0 ? config->kv_cache.page_size : 1;
     int64_t seqs = workload->max_running_requests;
-    int32_t longest = longest_kv(model);
+    int64_t drafted = config->speculative.draft_tokens;
+    int32_t longest = min_i64(longest_kv(model) + (drafted > 0 ? drafted - 1 : 0), INT32_MAX);
     /* Tokens of a step: a chunk of prompts; where prompts are not split, a prompt of each. */
     int64_t chunk = workload->chunked_prefill_size;
     int64_t prefill = chunk > 0 ? chunk : seqs * longest;
     bool extends = (modes & ~ATTN_MODE_BIT(ATTN_MODE_DECODE)) != 0;
-    bool trees = config->attention.speculative_eagle_topk > 1 &&
-                 modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
     int64_t decodes = modes & ATTN_MODE_BIT(ATTN_MODE_MIXED) || !extends ? seqs : 0;
 
     memset(bounds, 0, sizeof *bounds);
     bounds->struct_size = sizeof *bounds;
     bounds->modes = modes;
-    bounds->mask_kinds =
-        ATTN_MASK_BIT(ATTN_MASK_LAYER) | (trees ? ATTN_MASK_BIT(ATTN_MASK_FULL) : 0);
+    bounds->mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER);
     bounds->max_seqs = min_i64(seqs, INT32_MAX);
     bounds->max_tokens = min_i64((extends ? prefill : 0) + decodes, INT32_MAX);
     if (bounds->max_tokens < bounds->max_seqs)
@@ -165,6 +255,8 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     bounds->max_kv_len = longest;
     bounds->max_kv_tokens = seqs * round_up(longest, page);
     bounds->max_sms = (int32_t)config->platform.max_sms;
+    add_drafts(bounds, config);
+    problem_bounds_drafts(bounds, config, model);
 }
 
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,

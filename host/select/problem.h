@@ -24,6 +24,18 @@ struct problem {
 uint32_t problem_prefill_modes(const struct config *config);
 uint32_t problem_decode_modes(const struct config *config);
 
+/* Drafts at each depth: of [speculative], or what attention.speculative_eagle_topk asks about; 0 =
+ * there are no drafts. */
+int64_t problem_draft_topk(const struct config *config);
+
+/* Can these layers be run with these drafts? CONFIG_ERROR names the key. */
+attn_status problem_check_drafts(const struct config *config, const struct model *model,
+                                 attn_error *error);
+
+/* Does the batch that verifies trees say where its rows stand: is there a layer that it matters to?
+ */
+bool problem_has_positions(const struct config *config, const struct model *model);
+
 /* Type of the KV cache: kv_cache.dtype, or the model's. */
 attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);
 
@@ -49,6 +61,10 @@ void problem_init(struct problem *problem, const struct config *config, const st
  * results over chunks of the prefix. Nothing if it has no such form in them. */
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
                            const attn_layer_group *group);
+
+/* Add what verifications need of bounds that have this mode: masks and positions of trees. */
+void problem_bounds_drafts(attn_bounds *bounds, const struct config *config,
+                           const struct model *model);
 
 /* Bounds of the batches a run makes, for the modes given. */
 void problem_bounds(attn_bounds *bounds, const struct config *config, const struct model *model,

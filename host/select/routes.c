@@ -251,7 +251,7 @@ void routes_beyond_graphs(const struct composer *composer, const struct config *
                           strbuf *text)
 {
     bool captures = selection->device.type != ATTN_DEVICE_CPU && config->cuda_graph.enable &&
-                    config->cuda_graph.bs.count > 0 && !select_uncapturable(selection);
+                    config->cuda_graph.bs.count > 0 && !select_uncapturable(selection, config);
     struct search search = {composer, longest, whose, NULL, text};
     if (!captures || composer->num_definitions == 0)
         return;

@@ -327,6 +327,8 @@ attn_status select_create(attnhost *host, const struct config *config, const str
     attn_status status = problem_check_layouts(config, model, error);
     if (!status)
         status = problem_check_scales(config, model, error);
+    if (!status)
+        status = problem_check_drafts(config, model, error);
     if (status)
         return status;
     struct selector selector = {.host = host, .config = config, .model = model, .error = error};
@@ -410,19 +412,35 @@ bool select_is_settled(const struct selection *selection)
     return true;
 }
 
-uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group)
+/* The graph level of the backend that serves a phase of a group. */
+static uint32_t graph_level(const struct selection *selection, uint32_t group, uint32_t phase)
 {
-    const struct select_phase *decode = &selection->groups[group].phases[SELECT_DECODE];
-    return decode->exists && decode->chosen >= 0
-               ? decode->candidates[decode->chosen].verdict.graph_level
+    const struct select_phase *served = &selection->groups[group].phases[phase];
+    return served->exists && served->chosen >= 0
+               ? served->candidates[served->chosen].verdict.graph_level
                : ATTN_GRAPH_NEVER;
 }
 
-const char *select_uncapturable(const struct selection *selection)
+uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group)
 {
+    return graph_level(selection, group, SELECT_DECODE);
+}
+
+uint32_t select_verify_phase(const struct config *config)
+{
+    return config->attention.speculative_attention_mode == CONFIG_SPECULATIVE_DECODE
+               ? SELECT_DECODE
+               : SELECT_PREFILL;
+}
+
+const char *select_uncapturable(const struct selection *selection, const struct config *config)
+{
+    bool drafts = config->speculative.draft_tokens > 0;
+    uint32_t phase = drafts ? select_verify_phase(config) : SELECT_DECODE;
+    uint32_t needed = drafts ? ATTN_GRAPH_UNIFORM : ATTN_GRAPH_SINGLE_TOKEN;
     for (uint32_t g = 0; g < selection->num_groups; g++)
         if (selection->groups[g].phases[SELECT_DECODE].exists &&
-            select_decode_graph_level(selection, g) < ATTN_GRAPH_SINGLE_TOKEN)
-            return select_backend(selection, g, SELECT_DECODE);
+            graph_level(selection, g, phase) < needed)
+            return select_backend(selection, g, phase);
     return NULL;
 }

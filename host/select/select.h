@@ -117,8 +117,12 @@ bool select_is_settled(const struct selection *selection);
  * serves its decode phase; ATTN_GRAPH_NEVER if none does. */
 uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group);
 
-/* The first backend whose decode batches cannot be captured; NULL = all can be. */
-const char *select_uncapturable(const struct selection *selection);
+/* The first backend that cannot be captured in what decodes: DECODE batches, or verifications where
+ * the configuration has drafts; NULL = all can be. */
+const char *select_uncapturable(const struct selection *selection, const struct config *config);
+
+/* The phase whose backend verifies drafts. */
+uint32_t select_verify_phase(const struct config *config);
 
 /* "prefill", "decode". */
 const char *select_phase_name(uint32_t phase);

@@ -287,11 +287,32 @@ static void tell_arrays(struct told *told, const struct config *config,
     told->base.units = units;
 }
 
+/* What [speculative] makes of decode. */
+static void note_drafts(const struct config *config, const struct selection *selection,
+                        strbuf *notes)
+{
+    const struct config_speculative *drafts = &config->speculative;
+    const struct model *model = selection->model;
+    if (drafts->draft_tokens == 0)
+        return;
+    strbuf_appendf(notes, "drafts: %lld tokens of a request are verified at once, ",
+                   (long long)drafts->draft_tokens);
+    if (drafts->topk > 1)
+        strbuf_appendf(notes, "in trees of %lld at each depth, ", (long long)drafts->topk);
+    else
+        strbuf_append(notes, "in chains, ");
+    strbuf_appendf(notes, "by the backend of %s", select_phase_name(select_verify_phase(config)));
+    if (model->layers[model->num_layers - 1].is_draft)
+        strbuf_appendf(notes, "; layer %u is the draft model's", model->num_layers - 1);
+    strbuf_append(notes, "\n");
+}
+
 static void tell_notes(struct told *told, const attnhost *host, const struct config *config,
                        const struct selection *selection)
 {
     strbuf notes;
     strbuf_init(&notes);
+    note_drafts(config, selection, &notes);
     if (selection->model->left_out)
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);

@@ -76,7 +76,7 @@ attn_status verifier_check(struct verifier *verifier, const struct verify_step *
     if (!has_samples(step))
         return ATTN_OK;
     double before = verifier->result.max_of_bar;
-    double *worst = &verifier->of_bar[layer][step->mode == ATTN_MODE_DECODE];
+    double *worst = &verifier->of_bar[layer][model_mode_decodes(step->mode)];
     verifier->result.max_of_bar = 0;
     attn_status status =
         methods[judged]->check(verifier->made[judged], step, layer, out, &verifier->result, error);

@@ -15,7 +15,9 @@
 
 /* Two kinds, told apart by the lowest bit of `a`:
  *   token of a whole block   a = hash id * 2 + 1, b = offset within the block
- *   any other token          a = request * 2,     b = position within the request */
+ *   any other token          a = request * 2,     b = position within the request
+ * A draft that is not the token at its position is a token of another request, of a number that no
+ * request has: request_of_draft(). */
 typedef struct token_key {
     uint64_t a;
     uint64_t b;
@@ -38,6 +40,12 @@ PORTABLE int token_key_equal(token_key x, token_key y)
     return x.a == y.a && x.b == y.b;
 }
 
+/* The number under which row `row` of a verification of `request` has tokens of its own. */
+PORTABLE int64_t request_of_draft(int64_t request, int64_t num_requests, int32_t row)
+{
+    return request + num_requests * row;
+}
+
 /* A request, as far as the identities of its tokens go. */
 struct request_tokens {
     int64_t request; /* its number */
@@ -55,6 +63,15 @@ PORTABLE token_key token_key_at(const struct request_tokens *tokens, int64_t pos
         return token_key_of_request(tokens->request, position);
     return token_key_of_block(*DEVICE_AT(&tokens->hash_ids[block]),
                               position - block * tokens->block_size);
+}
+
+/* The same request when it is numbered `number`: one that no request has makes all tokens its own.
+ */
+PORTABLE struct request_tokens request_tokens_as(struct request_tokens tokens, int64_t number)
+{
+    tokens.num_whole = number == tokens.request ? tokens.num_whole : 0;
+    tokens.request = number;
+    return tokens;
 }
 
 #endif /* HOST_WORKLOAD_TOKEN_KEY_H */

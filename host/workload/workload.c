@@ -98,14 +98,16 @@ int64_t workload_whole_blocks(const struct workload *workload, int64_t request)
 
 struct request_tokens workload_tokens(const struct workload *workload, int64_t request)
 {
-    const workload_request *r = &workload->requests[request];
-    return (struct request_tokens){
-        .request = request,
+    int64_t own = request % workload->num_requests;
+    const workload_request *r = &workload->requests[own];
+    const struct request_tokens tokens = {
+        .request = own,
         .input_length = r->input_length,
         .block_size = workload->block_size,
         .num_whole = r->num_whole,
         .hash_ids = r->hash_ids,
     };
+    return request_tokens_as(tokens, request);
 }
 
 token_key workload_token_key(const struct workload *workload, int64_t request, int64_t position)

@@ -56,7 +56,8 @@ void workload_finish(struct workload *workload);
 /* Number of whole blocks of `request`. */
 int64_t workload_whole_blocks(const struct workload *workload, int64_t request);
 
-/* What the identities of the request's tokens are made from; borrows hash_ids. */
+/* What the identities of the request's tokens are made from; borrows hash_ids. Here and below
+ * `request` may be a request_of_draft(). */
 struct request_tokens workload_tokens(const struct workload *workload, int64_t request);
 
 /* The identity of the token of `request` at `position` (>= 0; past the input: generated). */

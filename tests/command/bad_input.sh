@@ -424,7 +424,7 @@ set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim"
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"
 set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simulate" \
     "cannot run"
-set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "makes no drafts" "accepted: 0"
+set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "without speculative.draft_tokens" "accepted: 0"
 refused 2 "an unknown platform" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
     -- explain "$folder/good.ini" --set platform.simulate=sm9
 # elsewhere CODE NAME BACKEND TEXT: what `explain` says of BACKEND on a platform that is not this one.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# examples.sh: the examples' inis of models with recurrent and latent layers run as they stand: prefixes
+# examples.sh: the examples' inis of models with recurrent and latent layers, and of drafts, run as they stand: prefixes
 # are shared, nothing leaks, every sampled row is right, each backend that is named does its part. The
 # same without a prefix cache computes what was shared.
 set -u
@@ -77,6 +77,7 @@ example falcon_h1 cpu_linear cpu_native portable
 example minimax cpu_linear cpu_native portable
 example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
+example speculative cpu_native
 # embed.c and mla_prefix.c check every row, or some, by themselves.
 for program in embed mla_prefix; do
     tap_try "$program" "$ATTNHOST_TEST_BUILDDIR/tests/command/$program" "$ATTNHOST_TEST_PLUGIN_DIR"

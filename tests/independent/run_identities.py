@@ -412,6 +412,68 @@ def check_composite(tap, runner, trace):
             tap.equal(f"rows of {phase}", rows[phase], LAYERS * joined["tokens"][phase])
 
 
+def write_long(path, requests, output):
+    """Prompts of one token with long outputs: nearly all is decode."""
+    rows = [AZURE_HEADER]
+    rows += [f"2023-11-16 18:10:{row % 60:02d},1,{output}" for row in range(requests)]
+    pathlib.Path(path).write_text("\n".join(rows) + "\n")
+
+
+def drafts(tap, runner, trace, name, **sets):
+    """Counts of speculative decoding from the trace file, with the rows of the draft model's one
+    layer: those of prompts, and those that stayed of requests that went on."""
+    keys = {"draft_tokens": 4, "topk": 1, "acceptance": 0.7, "seed": 1}
+    keys.update({key[len("speculative__"):]: value for key, value in sets.items()
+                 if key.startswith("speculative__")})
+    with tap.test(f"drafts, {name}"):
+        requests = trace.place(4, False)
+        expected = trace_model.count_drafts(requests, keys["draft_tokens"], keys["topk"],
+                                            keys["acceptance"], keys["seed"])
+        report = runner.run(trace, workload__max_running_requests=16, kv_cache__page_size=4,
+                            kv_cache__prefix_cache="no",
+                            **{"speculative__draft_tokens": 4, **sets})
+        tokens, told = report["tokens"], report["speculative"]
+        for key, value in expected.items():
+            tap.equal(key, told[key], value)
+        tap.equal("decode", tokens["decode"], sum(max(0, n - 1) for _, _, n in requests))
+        tap.equal("rows of all paths", sum(report["paths"].values()),
+                  LAYERS * (tokens["prefill"] + expected["verifications"] * keys["draft_tokens"]) +
+                  tokens["prefill"] + expected["draft_extend"])
+        tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+        tap.equal("leaked", report["kv"]["leaked"], 0)
+    return report
+
+
+def check_drafts(tap, runner, folder, trace):
+    chain = drafts(tap, runner, trace, "a chain", verify__rate=0.2)
+    tree = {"speculative__draft_tokens": 8, "speculative__topk": 3, "speculative__acceptance": 0.4,
+            "speculative__seed": 2**63 + 5}
+    drafts(tap, runner, trace, "a tree", verify__rate=0.2, **tree)
+    retracted = drafts(tap, runner, trace, "requests thrown out", verify__rate=0.2,
+                       kv_cache__max_total_tokens=400)
+    with tap.test("drafts: what is generated does not depend on what is drafted"):
+        tap.true("something is recomputed", retracted["tokens"]["recomputed"] > 0)
+        same = {"kv_cache__prefix_cache": "no", "kv_cache__page_size": 4, "verify__rate": 0.2}
+        others = [runner.run(trace, speculative__draft_tokens=tokens,
+                             speculative__acceptance=rate, **same)
+                  for tokens, rate in ((2, 0.1), (9, 0.9))]
+        digests = {run["speculative"]["digest"] for run in [chain, retracted, *others]}
+        tap.equal("digests", len(digests), 1)
+        tap.equal("the digest of all rows",
+                  runner.run(trace, **same)["digest"], others[0]["digest"])
+    path = os.path.join(folder, "long.csv")
+    write_long(path, 64, 250)
+    for tokens, topk, rate in ((4, 1, 0.7), (7, 3, 0.5)):
+        long = drafts(tap, runner, Trace(path, "azure", 1.0), f"long outputs, rate {rate}",
+                      verify__rate=0, speculative__draft_tokens=tokens, speculative__topk=topk,
+                      speculative__acceptance=rate, model__num_layers=LAYERS)
+        with tap.test(f"drafts: {tokens} tokens, rate {rate}: accepted as often as is expected"):
+            told = long["speculative"]["tokens_per_verification"]
+            expected = trace_model.expected_tokens(-(-(tokens - 1) // topk), rate)
+            tap.true(f"{told:.4f} is within 2 % of {expected:.4f}",
+                     abs(told / expected - 1) < 0.02)
+
+
 def check_report(tap, runner, folder, trace):
     with tap.test("--json - writes the documented keys and nothing else"):
         piped = runner.run(trace)
@@ -464,6 +526,7 @@ def check_small(tap, folder):
     retraction(tap, runner, growing, 3, 1, True)
     check_digests(tap, runner, short)
     check_composite(tap, runner, short)
+    check_drafts(tap, runner, folder, growing)
     check_report(tap, runner, folder, short)
 
 

@@ -118,6 +118,37 @@ def count_sampled(requests, seed, rate, layers):
     return count
 
 
+def count_drafts(requests, tokens, topk, rate, seed):
+    """What speculative decoding comes to, whatever the batching: each verification starts at the
+    last token, looks at the drafts behind it in order of depth up to the first that is wrong, and
+    commits one row more than it accepted, unless the request ends before."""
+    depth = -(-(tokens - 1) // topk)
+    threshold = math.floor(rate * 2**53)
+    seeded = absorb(int.from_bytes(b"drafted ", "big"), seed)
+    verifications = accepted = draft_extend = 0
+    for request, (_, length, output) in enumerate(requests):
+        of_request = absorb(seeded, request)
+        root, end = length, length + max(0, output - 1)
+        while root < end:
+            right = 0
+            while right < depth and root + right + 1 < end and mix(
+                    absorb(of_request, root + right + 1) + 0x9E3779B97F4A7C15
+                    & WORD) >> 11 < threshold:
+                right += 1
+            verifications += 1
+            accepted += right
+            root += right + 1
+            draft_extend += right + 1 if root < end else 0
+    drafted = verifications * (tokens - 1)
+    return {"verifications": verifications, "drafted": drafted, "accepted": accepted,
+            "wasted": drafted - accepted, "draft_extend": draft_extend}
+
+
+def expected_tokens(depth, rate):
+    """Tokens of a verification of a request that goes on for ever: 1 + p + p^2 + ... + p^depth."""
+    return sum(rate**d for d in range(depth + 1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -18,7 +18,7 @@ enum {
 };
 
 /* X(name) */
-#define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather)
+#define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather) X(move)
 
 /* Dense [rows, heads, dim]. */
 struct generate_vectors {
@@ -30,6 +30,7 @@ struct generate_launch {
     struct generator generator; /* its layers are not the device's: NULL */
     generator_layer geometry;
     const struct request_tokens *requests; /* of the whole workload */
+    int32_t num_requests;
     struct step_rows rows;
     struct generate_vectors vectors;
     uint64_t num_words; /* of a row */
@@ -59,6 +60,11 @@ struct gather_launch {
     const void *rows;
     uint64_t row_bytes;
     int32_t layer;
+};
+
+struct move_launch {
+    struct step_moves moves;
+    struct step_cache cache;
 };
 
 #endif /* HOST_RUN_KERNELS_LAUNCH_H */

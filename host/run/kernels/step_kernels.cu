@@ -78,7 +78,8 @@ PORTABLE struct word_place find_place(const struct generate_launch *work, uint64
 PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, int32_t request,
                                            int64_t position, const struct word_place *place)
 {
-    struct request_tokens tokens = *DEVICE_AT(&work->requests[request]);
+    struct request_tokens own = *DEVICE_AT(&work->requests[request % work->num_requests]);
+    struct request_tokens tokens = request_tokens_as(own, request);
     uint64_t token = vectors_token(&work->generator, token_key_at(&tokens, position));
     if (place->role == GENERATOR_QUERY)
         return vectors_query(&work->generator, &work->geometry, &tokens, position, token,
@@ -264,6 +265,29 @@ PORTABLE void copy_row(char *to, const char *from, uint64_t bytes)
     } else {
         for (uint64_t i = first_of_piece(); i < bytes; i += stride_of_piece())
             *DEVICE_AT(to + i) = *DEVICE_AT(from + i);
+    }
+}
+
+/* Piece `piece` of what a cache has in a slot. */
+PORTABLE char *piece_of(const struct step_cache *cache, int32_t slot, int32_t piece)
+{
+    int64_t page = slot / cache->page_size;
+    int64_t offset = slot - page * cache->page_size;
+    return (char *)cache->data + page * cache->page_bytes + offset * cache->slot_bytes +
+           piece * cache->piece_stride;
+}
+
+/* A sequence's moves are made one after the other: each thread moves the same bytes in all. */
+KERNEL step_move(struct move_launch work)
+{
+    const struct step_cache *cache = &work.cache;
+    int32_t first = *DEVICE_AT(&work.moves.indptr[blockIdx.x]);
+    int32_t end = *DEVICE_AT(&work.moves.indptr[blockIdx.x + 1]);
+    for (int32_t m = first; m < end; m++) {
+        struct step_move move = *DEVICE_AT(&work.moves.list[m]);
+        for (int32_t p = 0; p < cache->num_pieces; p++)
+            copy_row(piece_of(cache, move.to, p), piece_of(cache, move.from, p),
+                     (uint64_t)cache->piece_bytes);
     }
 }
 

@@ -351,6 +351,116 @@ START_TEST(padding_has_no_state)
 }
 END_TEST
 
+/* ---- Drafts ---------------------------------------------------------------------------------- */
+
+/* Two at each depth: 1 and 2 below the root, 3 below 1, 4 below 2; rows 2 and 4 stay. Rows of five
+ * bits each, from the lowest on: the root; the root and 1; the root and 2; 0, 1, 3; 0, 2, 4. */
+static const struct draft_tree tree = {
+    .committed = 3, .parent = {0, 0, 0, 1, 2}, .depth = {0, 1, 1, 2, 2}, .path = {0, 2, 4}};
+enum { DRAFTED = 5, MASK_BYTES = 4 };
+static const uint8_t tree_bits[MASK_BYTES] = {0x61, 0x94, 0x55, 0x01};
+
+static struct forward_batch_params with_drafts(int32_t top_k)
+{
+    return (struct forward_batch_params){
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = 2,
+        .max_tokens = 2 * DRAFTED,
+        .max_kv_tokens = 64,
+        .max_kv_len = STRIDE,
+        .page_size = 1,
+        .drafts = {.tokens = DRAFTED, .top_k = top_k},
+        .has_positions = true,
+        .num_requests = 100,
+    };
+}
+
+START_TEST(a_tree_by_hand)
+{
+    int32_t table[2][STRIDE] = {{0}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
+    struct scheduler_seq sequence = {.request = 7, .row = 1, .prefix_len = 6, .num_new = DRAFTED};
+    const struct scheduler_move moves[] = {{9, 8}, {11, 9}};
+    const int32_t moves_indptr[] = {0, 2};
+    struct forward_batch_params params = with_drafts(2);
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    struct batch_step step = {
+        .mode = ATTN_MODE_TARGET_VERIFY,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[DRAFTED]){7, 8, 9, 10, 11},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+        .trees = &tree,
+        .moves_indptr = moves_indptr,
+        .moves = moves,
+        .padded = 2,
+        .seq_len_fill = 1,
+    };
+    build(&step);
+    const attn_batch *batch = &made.batch;
+    ck_assert_int_eq(batch->spec->num_draft_tokens, DRAFTED);
+    ck_assert_int_eq(batch->spec->top_k, 2);
+    ck_assert_int_eq(batch->max_q_len, DRAFTED);
+    ck_assert_int_eq(batch->num_tokens, 2 * DRAFTED);
+    ck_assert_int_eq(batch->num_real_tokens, DRAFTED);
+    ck_assert_array(batch->q_indptr, 0, DRAFTED, 2 * DRAFTED);
+    ck_assert_array(batch->seq_lens, 11, DRAFTED);
+    ck_assert_array(batch->prefix_lens, 6, 0);
+    ck_assert_array(batch->positions, 6, 7, 7, 8, 8, 0, 0, 0, 0, 0);
+    ck_assert_uint_eq(batch->mask->kind, ATTN_MASK_QLEN);
+    for (int s = 0; s <= 2; s++)
+        ck_assert_int_eq(batch->mask->indptr.host[s], s * MASK_BYTES);
+    ck_assert_mem_eq(batch->mask->bits, tree_bits, MASK_BYTES);
+    /* Tokens of the request are those that stay; the others are nobody's. */
+    const int32_t requests[] = {7, 207, 7, 407, 7, -1, -1, -1, -1, -1};
+    ck_assert_mem_eq(made.rows.request, requests, sizeof requests);
+    struct step_moves moved = forward_batch_moves(&made, 0);
+    ck_assert_int_eq(moved.num_seqs, 1);
+    ck_assert_int_eq(moved.indptr[1], 2);
+    ck_assert_int_eq(moved.list[1].from, 11);
+    ck_assert_int_eq(moved.list[1].to, 9);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* A chain needs no mask, and nothing of it moves. */
+START_TEST(a_chain_by_hand)
+{
+    static const struct draft_tree chain = {
+        .committed = 2, .parent = {0, 0, 1, 2, 3}, .depth = {0, 1, 2, 3, 4}, .path = {0, 1}};
+    int32_t table[2][STRIDE] = {{0}};
+    struct scheduler_seq sequence = {.request = 3, .row = 1, .prefix_len = 2, .num_new = DRAFTED};
+    struct forward_batch_params params = with_drafts(1);
+    params.has_positions = false;
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    struct batch_step step = {
+        .mode = ATTN_MODE_TARGET_VERIFY,
+        .num_sequences = 1,
+        .sequences = &sequence,
+        .slots = (const int64_t[DRAFTED]){0},
+        .req_to_token = table[0],
+        .req_to_token_stride = STRIDE,
+        .trees = &chain,
+        .moves_indptr = (const int32_t[2]){0, 0},
+        .moves = &(const struct scheduler_move){0, 0},
+    };
+    build(&step);
+    const int32_t requests[] = {3, 3, 303, 403, 503}, positions[] = {2, 3, 4, 5, 6};
+    ck_assert_mem_eq(made.rows.request, requests, sizeof requests);
+    ck_assert_mem_eq(made.rows.position, positions, sizeof positions);
+    ck_assert_ptr_null(made.batch.mask);
+    ck_assert_ptr_null(made.batch.positions.device);
+    ck_assert_int_eq(made.batch.spec->top_k, 1);
+    ck_assert_int_eq(forward_batch_moves(&made, 0).num_seqs, 0);
+    step.mode = ATTN_MODE_DRAFT_EXTEND;
+    step.trees = NULL;
+    build(&step);
+    ck_assert_ptr_null(made.batch.spec);
+    forward_batch_finish(&made);
+}
+END_TEST
+
 /* ---- Nothing to do --------------------------------------------------------------------------- */
 
 START_TEST(idle)
@@ -664,6 +774,8 @@ static Suite *suite(void)
     tcase_add_test(literal, pages_by_hand);
     tcase_add_test(literal, states_by_hand);
     tcase_add_test(literal, padding_has_no_state);
+    tcase_add_test(literal, a_tree_by_hand);
+    tcase_add_test(literal, a_chain_by_hand);
     tcase_add_test(limits, idle);
     tcase_add_test(limits, no_bounds_at_all);
     tcase_add_test(limits, only_asked_forms);

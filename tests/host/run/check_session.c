@@ -44,6 +44,8 @@ static const char *const variants[][4] = {
     {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7"},
     {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
      "backend.other.type=cpu_native", "workload.mixed=yes"},
+    {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
+     "backend.other.type=cpu_native", "speculative.draft_tokens=3"},
 };
 
 /* The whole of a run that was begun, with up to `most` settings more, which a NULL ends. */
@@ -669,6 +671,81 @@ START_TEST(packed_latents_are_fp8_e4m3)
 }
 END_TEST
 
+/* ---- Drafts ---------------------------------------------------------------------------------- */
+
+/* Chains and trees, in pages of one slot and of more, where heads come first and where not, with
+ * windows and distances that depend on where a row stands, in a pool that is too small. */
+static const char *const drafted[][4] = {
+    {"speculative.draft_tokens=4", "speculative.acceptance=0.6"},
+    {"speculative.draft_tokens=5", "speculative.acceptance=1", "kv_cache.page_size=1"},
+    {"speculative.draft_tokens=7", "speculative.topk=3", "kv_cache.layout=hnd"},
+    {"speculative.draft_tokens=9", "speculative.topk=2", "model.sliding_window=5",
+     "model.layer_types=sliding full"},
+    {"speculative.draft_tokens=12", "speculative.topk=4", "model.alibi=yes", "speculative.seed=9"},
+    {"speculative.draft_tokens=8", "speculative.topk=7", "model.layer_types=chunked full",
+     "model.attention_chunk=16"},
+    {"speculative.draft_tokens=6", "speculative.topk=2", "kv_cache.max_total_tokens=288",
+     "workload.max_running_requests=8"},
+    {"speculative.draft_tokens=4", "speculative.acceptance=0", "workload.chunked_prefill_size=0"},
+};
+
+/* What was generated is what a run without drafts generates: of chains to the bit, on a backend
+ * whose rows do not depend on their batch. The keys of a tree's row have others between them, so
+ * that sums may be in another order. */
+START_TEST(drafts_change_nothing_that_is_generated)
+{
+    const char *const *sets = drafted[_i];
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "workload.length_scale=0.05");
+        set(&runs[i], "kv_cache.prefix_cache=no");
+        for (int s = 0; s < 4 && sets[s]; s++)
+            if (i == 1 || strncmp(sets[s], "speculative", strlen("speculative")) != 0)
+                set(&runs[i], "%s", sets[s]);
+        go(&runs[i]);
+        ck_assert_msg(runs[i].code == EXIT_GOOD, "%s %s", host_error_text(&runs[i].error),
+                      runs[i].report.verify.first_failure);
+    }
+    const struct report *plain = &runs[0].report, *r = &runs[1].report;
+    bool chain = sets[1] == NULL || strncmp(sets[1], "speculative.topk", 16) != 0;
+    ck_assert_msg(!chain || strcmp(plain->digest, r->digest) == 0, "%s", r->digest);
+    ck_assert_int_eq(plain->tokens.decode, r->tokens.decode);
+    ck_assert_int_eq(r->drafts.verifications + r->drafts.accepted, r->tokens.decode);
+    ck_assert_int_gt(r->drafts.draft_extend, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
+}
+END_TEST
+
+/* A wrong draft that is read later on fails the run: here all keys of a verification are one row
+ * too low. */
+static void shift_keys(void *ctx, const struct batch_step *step, int32_t layer,
+                       const attn_tensor *const *operands)
+{
+    const attn_tensor *k = operands[ATTN_ROLE_K];
+    (void)ctx, (void)layer;
+    if (step->mode != ATTN_MODE_TARGET_VERIFY || !k)
+        return;
+    size_t row = (size_t)k->strides[0] * attn_dtype_size(k->dtype);
+    memmove((char *)k->data + row, k->data, row * (size_t)(k->shape[0] - 1));
+}
+
+START_TEST(a_wrong_key_of_a_draft_fails)
+{
+    struct run run;
+    begin(&run);
+    set(&run, "speculative.draft_tokens=6");
+    set(&run, "speculative.topk=%d", 1 + _i);
+    run.probe = shift_keys;
+    go(&run);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    finish(&run);
+}
+END_TEST
+
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
 /* What is asked for, the exit code, and a part of the message. */
@@ -691,6 +768,13 @@ static const struct {
     {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
     {{"platform.device=cuda:15"}, EXIT_NO_BACKEND, "platform.device"},
+    {{"speculative.draft_tokens=1"}, EXIT_USAGE, "accepted 0 for no drafts, or 2..64"},
+    {{"speculative.draft_tokens=4", "speculative.topk=4"}, EXIT_USAGE, "accepted 1..3"},
+    {{"speculative.draft_tokens=4", "workload.mixed=yes"}, EXIT_USAGE, "steps of their own"},
+    {{"speculative.draft_tokens=4", "attention.speculative_eagle_topk=2"},
+     EXIT_USAGE,
+     "2 next to speculative.topk = 1"},
+    {{"attention.speculative_eagle_topk=2"}, EXIT_USAGE, "without speculative.draft_tokens"},
 };
 
 START_TEST(refused_with_a_reason)
@@ -745,6 +829,11 @@ static Suite *suite(void)
     tcase_add_loop_test(quantised, a_falsified_packed_operand_fails, 0, 2);
     tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
     suite_add_tcase(s, quantised);
+    TCase *drafts = tcase_create("drafts");
+    tcase_set_timeout(drafts, 60);
+    tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
+    tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);
+    suite_add_tcase(s, drafts);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
     suite_add_tcase(s, refused);

@@ -200,6 +200,11 @@ static const char *const variants[][4] = {
     {"model.dtype=bf16"},
     {"model.dtype=f16", "verify.rate=0.3"},
     {"verify.rate=0.05", "workload.seed=7"},
+    {"speculative.draft_tokens=3", "speculative.acceptance=0.5"},
+    {"speculative.draft_tokens=4", "cuda_graph.bs=3", "model.layer_types=sliding full",
+     "model.sliding_window=9"},
+    {"speculative.draft_tokens=2", "backend.fixture.index_form=csr", "cuda_graph.bs=1-4",
+     "backend.fixture.fill_value=0"},
 };
 
 /* On the processor by cpu_native, on the device eagerly, and from graphs: the same tokens, and on

@@ -438,7 +438,8 @@ END_TEST
 static const struct {
     const char *name;
     int num_arrays;
-} works[] = {{"generate", 5}, {"update", 3}, {"index", 6}, {"watch", 3}, {"gather", 5}};
+} works[] = {{"generate", 5}, {"update", 3}, {"index", 6},
+             {"watch", 3},    {"gather", 5}, {"move", 3}};
 
 enum { NUM_WORKS = sizeof works / sizeof *works };
 
@@ -452,8 +453,10 @@ static void do_work(struct step_case *c, int work)
         step_case_index_pages(c);
     else if (work == 3)
         step_case_watch(c, ATTN_F32);
-    else
+    else if (work == 4)
         step_case_gather(c, ATTN_BF16);
+    else
+        step_case_move(c);
 }
 
 /* Of many random ones, some touch the array, and lose the device then and only then. */

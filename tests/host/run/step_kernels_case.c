@@ -227,7 +227,7 @@ static struct rows_case make_rows(struct step_case *c)
     struct rows_case rows = {.count = between(c, 0, 20)};
     rows.request = make_ints(c, (size_t)rows.count);
     for (int32_t row = 0; row < rows.count; row++)
-        ints(rows.request)[row] = between(c, -1, CASE_REQUESTS - 1);
+        ints(rows.request)[row] = between(c, -1, 3 * CASE_REQUESTS - 1); /* drafts among them */
     return rows;
 }
 
@@ -237,7 +237,8 @@ static void make_positions(struct step_case *c, struct rows_case *rows)
     rows->position = make_ints(c, (size_t)rows->count);
     for (int32_t row = 0; row < rows->count; row++) {
         int32_t request = ints(rows->request)[row];
-        const workload_request *r = &c->workload.requests[request < 0 ? 0 : request];
+        const workload_request *r =
+            &c->workload.requests[request < 0 ? 0 : request % CASE_REQUESTS];
         if (request >= 0)
             ints(rows->position)[row] =
                 between(c, 0, (int32_t)(r->input_length + r->output_length) - 1);
@@ -509,6 +510,59 @@ void step_case_gather(struct step_case *c, attn_dtype dtype)
     run_both(c, call_gather, &g);
 }
 
+struct move_case {
+    struct twin *list, *indptr, *data;
+    struct step_cache cache;
+    int32_t num_seqs;
+};
+
+static attn_status call_move(struct step_case *c, int which, const void *work)
+{
+    const struct move_case *m = work;
+    struct step_moves moves = {at(m->list, which), at(m->indptr, which), m->num_seqs};
+    struct step_cache cache = m->cache;
+    cache.data = at(m->data, which);
+    return step_kernels_move(c->kernels[which], &moves, &cache, c->streams[which], &c->error.base);
+}
+
+/* Each sequence has a stretch of slots of its own, in which its moves follow each other downwards,
+ * as those of accepted drafts do. */
+static void make_moves(struct step_case *c, struct move_case *m, int32_t slots_per_seq)
+{
+    struct step_move list[4 * 8];
+    int32_t indptr[5] = {0}, count = 0;
+    for (int32_t s = 0; s < m->num_seqs; s++) {
+        int32_t to = s * slots_per_seq, from = to, end = to + slots_per_seq;
+        while ((from += between(c, 1, 3)) < end && count < 8 * (s + 1))
+            list[count++] = (struct step_move){from, to++};
+        indptr[s + 1] = count;
+    }
+    m->list = make_twin(c, (size_t)(count + 1) * sizeof *list, 0);
+    memcpy(at(m->list, CASE_CPU), list, (size_t)count * sizeof *list);
+    m->indptr = make_ints(c, (size_t)m->num_seqs + 1);
+    memcpy(at(m->indptr, CASE_CPU), indptr, ((size_t)m->num_seqs + 1) * sizeof *indptr);
+}
+
+/* Slots of one piece, or of one for each of three heads, whose bytes are whole words or not. */
+void step_case_move(struct step_case *c)
+{
+    enum { SLOTS_PER_SEQ = 8, HEADS = 3 };
+    static const int32_t pages[] = {1, 4, 16}, bytes[] = {2, 16, 48, 70};
+    struct move_case m = {.num_seqs = between(c, 1, 4)};
+    bool heads_first = step_case_random(c, 2);
+    int64_t piece = ONE_OF(bytes);
+    m.cache.page_size = ONE_OF(pages);
+    m.cache.num_pieces = heads_first ? HEADS : 1;
+    m.cache.piece_bytes = m.cache.slot_bytes = piece;
+    m.cache.piece_stride = piece * m.cache.page_size;
+    m.cache.page_bytes = m.cache.piece_stride * m.cache.num_pieces;
+    make_moves(c, &m, SLOTS_PER_SEQ);
+    int64_t slots = (int64_t)m.num_seqs * SLOTS_PER_SEQ;
+    int64_t num_pages = (slots + m.cache.page_size - 1) / m.cache.page_size;
+    m.data = make_output(c, (size_t)(num_pages * m.cache.page_bytes));
+    run_both(c, call_move, &m);
+}
+
 void step_case_everything(struct step_case *c)
 {
     for (size_t d = 0; d < COUNT(dtypes); d++) {
@@ -518,5 +572,6 @@ void step_case_everything(struct step_case *c)
         step_case_gather(c, dtypes[d]);
         step_case_update_table(c);
         step_case_index_pages(c);
+        step_case_move(c);
     }
 }

@@ -63,6 +63,7 @@ void step_case_update_table(struct step_case *c);
 void step_case_index_pages(struct step_case *c);
 void step_case_watch(struct step_case *c, attn_dtype dtype);
 void step_case_gather(struct step_case *c, attn_dtype dtype);
+void step_case_move(struct step_case *c);
 
 /* All of these, for each layer and type. */
 void step_case_everything(struct step_case *c);

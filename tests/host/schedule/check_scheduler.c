@@ -613,6 +613,131 @@ START_TEST(random_workloads_end)
 }
 END_TEST
 
+/* ---- Drafts ---------------------------------------------------------------------------------- */
+
+/* A prompt of 4 and six rows to decode, three drafts of which all are right: 4 rows, then the 2
+ * that are left, in pages of 4; the draft model sees the first 4. */
+START_TEST(accepted_drafts_stay)
+{
+    params.page_size = 4;
+    params.drafts = (struct drafts){.tokens = 4, .top_k = 1, .rate = 1};
+    params.draft_model = true;
+    add_to_source(4, 7, "");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_TARGET_VERIFY);
+    expect_seq(step, 0, 0, 4, 4);
+    ck_assert_int_eq(step->trees[0].committed, 4);
+    ck_assert_int_eq(step->moves_indptr[1], 0);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_DRAFT_EXTEND);
+    expect_seq(step, 0, 0, 4, 4);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 0, 8, 4);
+    ck_assert_int_eq(step->trees[0].committed, 2);
+    scheduler_complete(scheduler);
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.verifications, 2);
+    ck_assert_int_eq(counts.accepted, 4);
+    ck_assert_int_eq(counts.draft_extend, 4);
+    ck_assert_int_eq(counts.kv_peak, 12);
+}
+END_TEST
+
+/* Drafts that are turned down give their pages back: another request may have them. */
+START_TEST(rejected_drafts_are_given_back)
+{
+    params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
+    add_to_source(3, 4, "");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    for (int32_t rows = 3; rows < 6; rows++) {
+        const struct scheduler_step *step = next_run();
+        expect_seq(step, 0, 0, rows, 5);
+        ck_assert_int_eq(step->trees[0].committed, 1);
+        scheduler_complete(scheduler);
+    }
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.kv_peak, 10);
+    ck_assert_int_eq(counts.draft_extend, 0);
+}
+END_TEST
+
+/* The share of right drafts, and what follows for a verification: p + p^2 + ... */
+START_TEST(drafts_are_right_as_often_as_is_said)
+{
+    enum { TRIES = 200000 };
+    const struct drafts drafts = {.tokens = 8, .top_k = 1 + _i, .rate = 0.3 + 0.2 * _i, .seed = 9};
+    struct draft_tree tree;
+    int64_t right = 0, accepted = 0;
+    double expected = 0, power = 1;
+    for (int32_t d = 1; d <= drafts_depth(&drafts); d++)
+        expected += power *= drafts.rate;
+    for (int64_t i = 0; i < TRIES; i++) {
+        right += drafts_right(&drafts, i / 100, i % 100);
+        drafts_grow(&drafts, i, i % 100, 100, &tree);
+        accepted += tree.committed - 1;
+    }
+    ck_assert_double_eq_tol((double)right / TRIES, drafts.rate, 0.005);
+    ck_assert_double_eq_tol((double)accepted / TRIES, expected, 0.01 * expected);
+}
+END_TEST
+
+/* A tree's rows stand below rows one depth above, and at each depth but the last there are top_k.
+ */
+START_TEST(trees_are_trees)
+{
+    const struct drafts drafts = {.tokens = 2 + _i % 9, .top_k = 1 + _i % 9 / 2, .rate = 0.8};
+    bool branches = false;
+    ck_assert_int_eq(drafts_depth(&drafts), (drafts.tokens - 1 + drafts.top_k - 1) / drafts.top_k);
+    for (int64_t position = 0; position < 100; position++) {
+        struct draft_tree tree;
+        int32_t at_depth[DRAFTS_MAX_TOKENS] = {0};
+        drafts_grow(&drafts, 1, position, 3, &tree);
+        ck_assert_int_le(tree.committed, 3);
+        for (int32_t row = 0; row < drafts.tokens; row++) {
+            at_depth[tree.depth[row]]++;
+            ck_assert_int_eq(tree.depth[row], row == 0 ? 0 : tree.depth[tree.parent[row]] + 1);
+            branches |= row > 1 && tree.parent[row] == tree.parent[row - 1];
+        }
+        for (int32_t d = 1; d < drafts_depth(&drafts); d++)
+            ck_assert_int_eq(at_depth[d], drafts.top_k);
+    }
+    ck_assert(branches == (drafts.top_k > 1));
+}
+END_TEST
+
+START_TEST(drafted_workloads_end)
+{
+    uint64_t hashes[2];
+    struct scheduler_counts counts;
+    set_drafted_variant(_i);
+    for (int i = 0; i < 2; i++) {
+        memset(&model, 0, sizeof model);
+        create();
+        run_all();
+        expect_counts(&counts);
+        ck_assert_int_eq(counts.draft_extend, model.draft_rows);
+        hashes[i] = model.hash;
+        tear_down();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_int_gt(counts.retractions, 0);
+    ck_assert_int_eq(counts.accepted > 0, params.drafts.rate > 0);
+    ck_assert_int_eq(counts.draft_extend > 0, params.draft_model);
+    ck_assert_int_eq(counts.dropped, 0);
+}
+END_TEST
+
 /* ---- Failures -------------------------------------------------------------------------------- */
 
 /* What was in flight is gone; the step that was out had not happened. */
@@ -666,7 +791,10 @@ START_TEST(device_loss_and_batch_errors_are_survived)
     const struct scheduler_step *step;
     int64_t wake_us, losses = 0, drops = 0, number = 0;
     bool may_drop = _i % 2;
-    set_variant(_i);
+    if (_i < VARIANTS)
+        set_variant(_i);
+    else
+        set_drafted_variant(_i - VARIANTS);
     create();
     while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
         require(step->number == number++, "number of the step", -1);
@@ -759,8 +887,8 @@ END_TEST
 
 START_TEST(impossible_params_are_refused)
 {
-    struct scheduler_params good = params, bad[6];
-    for (int i = 0; i < 6; i++)
+    struct scheduler_params good = params, bad[7];
+    for (int i = 0; i < 7; i++)
         bad[i] = good;
     bad[0].page_size = 0;
     bad[1].max_running_requests = 0;
@@ -768,7 +896,9 @@ START_TEST(impossible_params_are_refused)
     bad[3].num_pages = 1;
     bad[4].max_in_flight = -1;
     bad[5].num_cached_states = -1;
-    for (int i = 0; i < 6; i++) {
+    bad[6].mixed = true;
+    bad[6].drafts = (struct drafts){.tokens = 2, .top_k = 1};
+    for (int i = 0; i < 7; i++) {
         bad[i].share_unit = i == 2 ? 0 : 1;
         ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
                          ATTN_INVALID_ARGUMENT);
@@ -818,12 +948,21 @@ static Suite *suite(void)
     tcase_add_test(states, a_state_on_its_way_is_held);
     tcase_add_test(states, without_room_for_states_nothing_is_hit);
     suite_add_tcase(s, states);
+    TCase *drafts = tcase_create("drafts");
+    tcase_add_checked_fixture(drafts, set_up, tear_down);
+    tcase_add_test(drafts, accepted_drafts_stay);
+    tcase_add_test(drafts, rejected_drafts_are_given_back);
+    tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
+    tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
+    tcase_add_loop_test(drafts, drafted_workloads_end, 0, DRAFTED_VARIANTS);
+    suite_add_tcase(s, drafts);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up, tear_down);
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
     tcase_add_test(random, hits_count_only_above_the_mark);
-    tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0, VARIANTS);
+    tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,
+                        VARIANTS + DRAFTED_VARIANTS);
     suite_add_tcase(s, random);
     TCase *limits = tcase_create("limits");
     tcase_add_checked_fixture(limits, set_up, tear_down);

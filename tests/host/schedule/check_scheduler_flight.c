@@ -18,7 +18,8 @@
 struct launched {
     int32_t num_seqs, num_decode_seqs, num_tokens, num_snapshots;
     struct scheduler_seq seqs[MAX_ROWS];
-    struct scheduler_snapshot snapshots[2 * MAX_ROWS];
+    int32_t committed[MAX_ROWS];
+    struct scheduler_snapshot snapshots[MAX_DRAFTED * MAX_ROWS];
     int64_t out_cache_loc[MAX_SLOTS];
 };
 
@@ -82,6 +83,8 @@ static void launch(const struct scheduler_step *step)
     copy->num_decode_seqs = step->num_decode_seqs;
     copy->num_tokens = step->num_tokens;
     memcpy(copy->seqs, step->seqs, (size_t)step->num_seqs * sizeof *step->seqs);
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        copy->committed[i] = committed_of(step, i);
     memcpy(copy->out_cache_loc, step->out_cache_loc,
            (size_t)step->num_tokens * sizeof *step->out_cache_loc);
     copy->num_snapshots = step->num_snapshots;
@@ -101,7 +104,7 @@ static void confirm(void)
 {
     const struct launched *oldest = &flights[0];
     for (int32_t i = 0; i < oldest->num_seqs; i++)
-        tally_seq(&confirmed, &oldest->seqs[i], i >= oldest->num_seqs - oldest->num_decode_seqs);
+        tally_seq(&confirmed, &oldest->seqs[i], oldest->committed[i]);
     memmove(flights, flights + 1, (size_t)--num_flights * sizeof *flights);
     num_confirmed++;
     scheduler_confirm(scheduler);
@@ -541,7 +544,10 @@ static void run_all_in_flight(void)
 START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
 {
     struct scheduler_counts one_by_one, counts;
-    set_variant(_i);
+    if (_i < VARIANTS)
+        set_variant(_i);
+    else
+        set_drafted_variant(_i - VARIANTS);
     create();
     run_all();
     expect_counts(&one_by_one);
@@ -637,8 +643,12 @@ START_TEST(failures_are_survived)
 {
     static const unsigned kinds[] = {LOSSES, DROPS, FLIGHT_DROPS, LOSSES | DROPS | FLIGHT_DROPS};
     int64_t deep = 0, ends = 0;
-    set_variant(variant_of(_i));
-    params.max_in_flight = 1 + _i / (VARIANTS / 3);
+    int drafted = _i - MAX_IN_FLIGHT * VARIANTS / 3;
+    if (drafted < 0)
+        set_variant(variant_of(_i));
+    else
+        set_drafted_variant(drafted);
+    params.max_in_flight = 1 + (drafted < 0 ? _i / (VARIANTS / 3) : drafted % MAX_IN_FLIGHT);
     create();
     for (int i = 0; i < 4; i++) {
         struct failed failed = {0};
@@ -691,8 +701,10 @@ static Suite *suite(void)
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up_flight, tear_down);
     tcase_set_timeout(random, 60);
-    tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0, VARIANTS);
-    tcase_add_loop_test(random, failures_are_survived, 0, MAX_IN_FLIGHT * VARIANTS / 3);
+    tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0,
+                        VARIANTS + DRAFTED_VARIANTS);
+    tcase_add_loop_test(random, failures_are_survived, 0,
+                        MAX_IN_FLIGHT * VARIANTS / 3 + DRAFTED_VARIANTS);
     suite_add_tcase(s, random);
     return s;
 }

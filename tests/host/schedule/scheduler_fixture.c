@@ -125,6 +125,18 @@ void set_variant(int variant)
     draw_source(MAX_REQUESTS / 2, 100);
 }
 
+void set_drafted_variant(int variant)
+{
+    static const double rates[] = {0.5, 0, 0.8, 1, 0.9};
+    set_variant(variant % 12 + variant / 12 % 2 * 24 + variant / 24 * 48);
+    params.num_pages++; /* drafts are beyond the end of the longest */
+    params.drafts = (struct drafts){
+        .tokens = 2 + variant % 5, .top_k = 1, .rate = rates[variant % 7 % 5], .seed = 3};
+    if (!params.has_state && variant % 4 > 0 && params.drafts.tokens > variant % 4)
+        params.drafts.top_k = variant % 4;
+    params.draft_model = variant % 3 > 0;
+}
+
 /* ---- Running steps --------------------------------------------------------------------------- */
 
 static void absorb(int64_t word)
@@ -146,17 +158,39 @@ static void note_start(struct tally *tally, const struct scheduler_seq *seq)
     }
 }
 
-void tally_seq(struct tally *tally, const struct scheduler_seq *seq, bool is_decode)
+int32_t committed_of(const struct scheduler_step *step, int32_t seq)
 {
-    note_start(tally, seq);
+    if (step->mode == ATTN_MODE_DRAFT_EXTEND)
+        return TALLY_DRAFT_EXTEND;
+    if (step->trees)
+        return step->trees[seq].committed;
+    return seq < step->num_seqs - step->num_decode_seqs ? TALLY_PROMPT : 1;
+}
+
+/* Rows of a request that decodes, in one step. */
+static int32_t decode_rows(void)
+{
+    return params.drafts.tokens > 0 ? params.drafts.tokens : 1;
+}
+
+void tally_seq(struct tally *tally, const struct scheduler_seq *seq, int32_t committed)
+{
     int64_t request = seq->request;
     int32_t input = (int32_t)source.requests[request].input, mark = tally->mark[request];
     int32_t target = mark > input ? mark : input, length = seq->prefix_len + seq->num_new;
     require(seq->num_new >= 1, "no row", request);
-    if (is_decode) {
-        require(seq->num_new == 1 && seq->prefix_len >= input, "not a decode row", request);
+    if (committed == TALLY_DRAFT_EXTEND) {
+        require(length == tally->computed[request], "rows that are not the last ones", request);
+        return;
+    }
+    note_start(tally, seq);
+    if (committed > 0) {
+        require(seq->num_new == decode_rows() && seq->prefix_len >= input, "not decode rows",
+                request);
         require(seq->prefix_len == mark, "a decode row that it had already", request);
-        tally->decode++;
+        length = seq->prefix_len + committed;
+        require(committed <= seq->num_new && length <= rows_of(request), "too many stay", request);
+        tally->decode += committed;
     } else {
         require(length <= target, "prefill beyond the rows it had", request);
         for (int32_t position = seq->prefix_len; position < length; position++) {
@@ -166,6 +200,22 @@ void tally_seq(struct tally *tally, const struct scheduler_seq *seq, bool is_dec
     }
     tally->mark[request] = mark > length ? mark : length;
     tally->computed[request] = length;
+}
+
+/* The keys that a sequence's rows write: of a verification those of its path alone are real. */
+static void write_keys(const struct scheduler_seq *seq, const struct draft_tree *tree,
+                       const int64_t *out_cache_loc)
+{
+    for (int32_t i = 0; i < seq->num_new; i++)
+        model.kv[out_cache_loc[i]] =
+            tree ? (token_key){UINT64_MAX, (uint64_t)i} : key_of(seq->request, seq->prefix_len + i);
+    for (int32_t d = 0; tree && d < tree->committed; d++) {
+        require(
+            tree->path[d] < seq->num_new && tree->depth[tree->path[d]] == d &&
+                (d == 0 ? tree->path[d] == 0 : tree->parent[tree->path[d]] == tree->path[d - 1]),
+            "no path", seq->request);
+        model.kv[out_cache_loc[tree->path[d]]] = key_of(seq->request, seq->prefix_len + d);
+    }
 }
 
 static void write_rows(const struct scheduler_seq *seq, const int64_t *out_cache_loc)
@@ -183,19 +233,43 @@ static void write_rows(const struct scheduler_seq *seq, const int64_t *out_cache
         require(slot >= params.page_size && slot < params.num_pages * params.page_size,
                 "slot in the padding page or outside", seq->request);
         require(slot == row[seq->prefix_len + i], "out_cache_loc and table differ", seq->request);
-        model.kv[slot] = key_of(seq->request, seq->prefix_len + i);
     }
 }
 
-static void read_rows(const struct scheduler_seq *seq)
+/* What is accepted moves; where the other rows were, and what they came from, is of no more use. */
+static void move_rows(const struct scheduler_step *step, int32_t s)
+{
+    const struct scheduler_seq *seq = &step->seqs[s];
+    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
+    for (int32_t m = step->moves_indptr[s]; m < step->moves_indptr[s + 1]; m++)
+        model.kv[step->moves[m].to] = model.kv[step->moves[m].from];
+    for (int32_t i = step->trees[s].committed; i < seq->num_new; i++)
+        memset(&model.kv[row[seq->prefix_len + i]], 0xff, sizeof *model.kv);
+}
+
+/* The draft model is given what stayed, once. */
+static void note_drafts(const struct scheduler_step *step, int32_t s)
+{
+    const struct scheduler_seq *seq = &step->seqs[s];
+    int64_t request = seq->request;
+    if (step->mode == ATTN_MODE_DRAFT_EXTEND) {
+        require(seq->num_new == model.undrafted[request], "rows of the draft model", request);
+        model.draft_rows += seq->num_new;
+    }
+    bool through = step->trees && model.rows.mark[request] == rows_of(request);
+    model.undrafted[request] = step->trees && !through ? step->trees[s].committed : 0;
+}
+
+static void read_rows(const struct scheduler_seq *seq, const struct draft_tree *tree)
 {
     int32_t length = seq->prefix_len + seq->num_new;
     const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
     const int32_t *seen = model.table[seq->row];
     for (int32_t position = 0; position < length; position++) {
         require(seen[position] == row[position], "table changed unseen", seq->request);
-        require(token_key_equal(model.kv[seen[position]], key_of(seq->request, position)),
-                "another token's KV", seq->request);
+        if (!tree || position < seq->prefix_len)
+            require(token_key_equal(model.kv[seen[position]], key_of(seq->request, position)),
+                    "another token's KV", seq->request);
     }
     for (int32_t position = length; position < MAX_CONTEXT; position++)
         require(row[position] == 0, "slot beyond the end", seq->request);
@@ -212,14 +286,22 @@ static uint64_t state_after(int64_t request, int32_t rows)
     return state;
 }
 
-static void write_state(int32_t slot, uint64_t state, uint64_t *written, int64_t request)
+static void write_state(int32_t slot, uint64_t state, bool *written, int64_t request)
 {
-    require(slot >= 1 && slot <= params.max_running_requests + params.num_cached_states &&
+    require(slot >= 1 && slot <= scheduler_row_states(&params) + params.num_cached_states &&
                 slot < MAX_STATES,
             "no such state slot", request);
-    require(!(*written >> slot & 1), "state slot written twice", request);
-    *written |= UINT64_C(1) << slot;
+    require(!written[slot], "state slot written twice", request);
+    written[slot] = true;
     model.state[slot] = state;
+}
+
+/* One of the slots of the sequence's row: with drafts there is one more than a verification has
+ * rows. */
+static bool is_own(const struct scheduler_seq *seq, int32_t slot)
+{
+    int32_t slots = params.drafts.tokens + 1, first = 1 + (seq->row - 1) * slots;
+    return slot >= first && slot < first + slots;
 }
 
 /* All states that a step reads lie in slots that it does not write, but for each sequence's own. */
@@ -229,10 +311,16 @@ static void check_reads(const struct scheduler_step *step)
         const struct scheduler_seq *seq = &step->seqs[i];
         int32_t slot = seq->state_slot;
         absorb(slot);
-        require(seq->state_dst == (params.has_state ? seq->row : 0), "state_dst", seq->request);
+        require(params.has_state ? is_own(seq, seq->state_dst) : seq->state_dst == 0, "state_dst",
+                seq->request);
+        absorb(seq->state_dst);
         require(params.has_state || slot == 0, "a state where there are none", seq->request);
-        require(slot == 0 || slot == seq->row || slot > params.max_running_requests,
+        require(slot == 0 || is_own(seq, slot) || slot > scheduler_row_states(&params),
                 "another's state", seq->request);
+        if (step->mode == ATTN_MODE_DRAFT_EXTEND) {
+            require(slot == seq->state_dst, "a state that moves", seq->request);
+            continue; /* no recurrent layer runs */
+        }
         for (int32_t n = 0; n < step->num_snapshots; n++)
             require(step->snapshots[n].slot != slot, "a snapshot over a state that is read",
                     seq->request);
@@ -245,24 +333,30 @@ static void check_reads(const struct scheduler_step *step)
 
 static void run_states(const struct scheduler_step *step)
 {
-    uint64_t written = 0;
+    bool written[MAX_STATES] = {false};
     int32_t row = 0, n = 0;
     check_reads(step);
+    if (step->mode == ATTN_MODE_DRAFT_EXTEND)
+        return;
     for (int32_t i = 0; i < step->num_seqs && params.has_state; i++) {
         const struct scheduler_seq *seq = &step->seqs[i];
+        int32_t real = seq->prefix_len + (step->trees ? step->trees[i].committed : seq->num_new);
         for (; n < step->num_snapshots && step->snapshots[n].row < row + seq->num_new; n++) {
             int32_t rows = seq->prefix_len + step->snapshots[n].row - row + 1;
             require(step->snapshots[n].row >= row &&
                         (n == 0 || step->snapshots[n].row > step->snapshots[n - 1].row),
                     "snapshots out of order", seq->request);
-            require(rows % params.page_size == 0, "a snapshot within a page", seq->request);
+            require(step->trees || rows % params.page_size == 0, "a snapshot within a page",
+                    seq->request);
             absorb(step->snapshots[n].slot);
-            write_state(step->snapshots[n].slot, state_after(seq->request, rows), &written,
+            write_state(step->snapshots[n].slot,
+                        rows <= real ? state_after(seq->request, rows) : UINT64_MAX, written,
                         seq->request);
         }
         row += seq->num_new;
-        write_state(seq->state_dst, state_after(seq->request, seq->prefix_len + seq->num_new),
-                    &written, seq->request);
+        int32_t rows = seq->prefix_len + seq->num_new;
+        write_state(seq->state_dst, rows <= real ? state_after(seq->request, rows) : UINT64_MAX,
+                    written, seq->request);
     }
     require(n == step->num_snapshots, "a snapshot of no row", -1);
 }
@@ -278,16 +372,23 @@ static void check_shape(const struct scheduler_step *step)
         kv_len = length > kv_len ? length : kv_len;
     }
     int32_t extends = step->num_seqs - step->num_decode_seqs;
+    bool drafts = params.drafts.tokens > 0;
     uint32_t mode = extends == 0                 ? ATTN_MODE_DECODE
                     : step->num_decode_seqs == 0 ? ATTN_MODE_EXTEND
                                                  : ATTN_MODE_MIXED;
     int64_t first = step->seqs[0].request;
+    if (mode == ATTN_MODE_DECODE && drafts)
+        mode = ATTN_MODE_TARGET_VERIFY;
+    if (model.undrafted[first] > 0 && params.draft_model)
+        mode = ATTN_MODE_DRAFT_EXTEND;
+    require((step->trees != NULL) == (mode == ATTN_MODE_TARGET_VERIFY), "trees", first);
     require(step->mode == mode && (params.mixed || mode != ATTN_MODE_MIXED), "mode", first);
     require(step->num_tokens == tokens && tokens <= scheduler_max_tokens(scheduler), "num_tokens",
             first);
     require(step->max_q_len == q_len && step->max_kv_len == kv_len, "longest", first);
     require(step->num_seqs <= params.max_running_requests, "num_seqs", first);
-    require(params.chunked_prefill_size <= 0 ||
+    require(params.chunked_prefill_size <= 0 || mode == ATTN_MODE_TARGET_VERIFY ||
+                mode == ATTN_MODE_DRAFT_EXTEND ||
                 tokens - step->num_decode_seqs <= params.chunked_prefill_size,
             "chunk", first);
     model.mixed_steps += mode == ATTN_MODE_MIXED;
@@ -306,13 +407,20 @@ void run_step(const struct scheduler_step *step)
         absorb(seq->prefix_len);
         absorb(seq->num_new);
         absorb(seq->table_changed);
-        tally_seq(&model.rows, seq, i >= step->num_seqs - step->num_decode_seqs);
+        tally_seq(&model.rows, seq, committed_of(step, i));
         write_rows(seq, out_cache_loc);
+        if (step->mode != ATTN_MODE_DRAFT_EXTEND)
+            write_keys(seq, step->trees ? &step->trees[i] : NULL, out_cache_loc);
         out_cache_loc += seq->num_new;
     }
     for (int32_t i = 0; i < step->num_seqs; i++)
-        read_rows(&step->seqs[i]);
+        read_rows(&step->seqs[i], step->trees ? &step->trees[i] : NULL);
     run_states(step);
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        note_drafts(step, i);
+        if (step->trees)
+            move_rows(step, i);
+    }
     for (int32_t j = 0; j < MAX_CONTEXT; j++)
         require(request_table_row(scheduler_request_table(scheduler), 0)[j] == 0, "row 0", -1);
 }
@@ -366,6 +474,7 @@ void lose_model(const struct tally *kept)
     memset(model.state, 0xff, sizeof model.state);
     memset(model.kv, 0xff, sizeof model.kv);
     memset(model.table, 0xff, sizeof model.table);
+    memset(model.undrafted, 0, sizeof model.undrafted);
     model.rows = *kept;
     for (int64_t i = 0; i < source.num_requests; i++)
         if (!model.dropped[i] && model.rows.mark[i] < rows_of(i))
@@ -412,6 +521,9 @@ void expect_counts(struct scheduler_counts *counts)
     ck_assert_int_eq(counts->finished + counts->dropped, source.num_requests);
     ck_assert_int_eq(counts->prefill, model.rows.prefill);
     ck_assert_int_eq(counts->decode, model.rows.decode);
+    ck_assert_int_eq(counts->accepted + counts->verifications,
+                     params.drafts.tokens > 0 ? model.rows.decode : 0);
+    ck_assert_int_eq(counts->drafted, counts->verifications * (decode_rows() - 1));
     ck_assert_int_eq(counts->prefix_hit, model.rows.prefix_hit);
     ck_assert_int_eq(counts->recomputed, model.rows.recomputed);
     if (counts->dropped == 0) {

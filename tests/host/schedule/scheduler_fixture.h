@@ -7,8 +7,9 @@
  * out_cache_loc, then every sequence must find, through req_to_token, the keys of all its tokens.
  * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. With
  * has_state every state slot holds a hash of the tokens that went into it, in order, and a sequence
- * must find that of all tokens before its rows. What
- * was computed, hit and computed again is counted here once more from the steps alone.
+ * must find that of all tokens before its rows. Drafts that are turned down write keys that no
+ * token has; what is accepted moves as the step says. What was computed, hit and computed again is
+ * counted here once more from the steps alone.
  */
 #ifndef TESTS_SCHEDULER_FIXTURE_H
 #define TESTS_SCHEDULER_FIXTURE_H
@@ -23,7 +24,8 @@
 #define MAX_SLOTS    4096
 #define MAX_ROWS     17
 #define MAX_STEPS    100000
-#define MAX_STATES   64
+#define MAX_STATES   192
+#define MAX_DRAFTED  8
 
 /* What a trace would say. */
 struct source {
@@ -49,6 +51,8 @@ struct model {
     bool dropped[MAX_REQUESTS];
     token_key kv[MAX_SLOTS];
     uint64_t state[MAX_STATES];
+    int32_t undrafted[MAX_REQUESTS]; /* rows that the draft model has not seen */
+    int64_t draft_rows;
     int32_t table[MAX_ROWS][MAX_CONTEXT]; /* copied where a step says it changed */
     int64_t mixed_steps;
     uint64_t hash; /* of all that was ever scheduled */
@@ -96,6 +100,11 @@ void draw_source(int64_t num_requests, int64_t most_output);
 #define VARIANTS (3 * 4 * 2 * 2 * 3)
 void set_variant(int variant);
 
+/* The same with drafts, and without mixed steps: chains and, where there are no states, trees;
+ * drafts that are never, sometimes and always right; with a draft model or without. */
+#define DRAFTED_VARIANTS (3 * 4 * 2 * 3)
+void set_drafted_variant(int variant);
+
 /* There are so few cached states that all may be gone before they are of use. */
 static inline bool has_few_states(void)
 {
@@ -104,8 +113,12 @@ static inline bool has_few_states(void)
 
 /* ---- Running steps --------------------------------------------------------------------------- */
 
+/* What tally_seq() is told of a sequence besides: it decodes, and so many of its rows stay. */
+enum { TALLY_PROMPT = 0, TALLY_DRAFT_EXTEND = -1 };
+int32_t committed_of(const struct scheduler_step *step, int32_t seq);
+
 /* Count a sequence, whose rows must be those that its request needs next. */
-void tally_seq(struct tally *tally, const struct scheduler_seq *seq, bool is_decode);
+void tally_seq(struct tally *tally, const struct scheduler_seq *seq, int32_t committed);
 
 /* Run a step on the model. */
 void run_step(const struct scheduler_step *step);

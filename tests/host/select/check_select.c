@@ -251,7 +251,7 @@ START_TEST(trees_of_drafts_are_asked_about)
     problem_init(&problem, scene.config, scene.model, 0, &scene.selection->device,
                  problem_prefill_modes(scene.config), ATTN_LAYOUT_KV_NHD);
     ck_assert(problem.bounds.modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY));
-    ck_assert(problem.bounds.mask_kinds & ATTN_MASK_BIT(ATTN_MASK_FULL));
+    ck_assert(problem.bounds.mask_kinds & ATTN_MASK_BIT(ATTN_MASK_QLEN));
     ck_assert_uint_eq(problem_decode_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_DECODE));
     end(&scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 1\n"
