@@ -31,7 +31,7 @@ static void write_number(double value, char digits[DIGITS])
     }
 }
 
-static bool add_item(cJSON *list, cJSON *item)
+bool json_add_item(cJSON *list, cJSON *item)
 {
     bool good = cJSON_AddItemToArray(list, item);
     if (!good)
@@ -69,12 +69,17 @@ bool json_add_number_item(cJSON *list, double value)
 {
     char digits[DIGITS];
     write_number(value, digits);
-    return add_item(list, cJSON_CreateRaw(digits));
+    return json_add_item(list, cJSON_CreateRaw(digits));
 }
 
 bool json_add_null_item(cJSON *list)
 {
-    return add_item(list, cJSON_CreateNull());
+    return json_add_item(list, cJSON_CreateNull());
+}
+
+bool json_add_text_item(cJSON *list, const char *text)
+{
+    return json_add_item(list, cJSON_CreateString(text));
 }
 
 bool json_add_numbers(cJSON *object, const char *name, const double *values, size_t count,
@@ -100,7 +105,7 @@ bool json_add_ints(cJSON *object, const char *name, const int64_t *values, size_
         int64_t value;
         memcpy(&value, (const char *)values + i * stride, sizeof value);
         snprintf(digits, sizeof digits, "%" PRId64, value);
-        good = add_item(list, cJSON_CreateRaw(digits));
+        good = json_add_item(list, cJSON_CreateRaw(digits));
     }
     return good;
 }

@@ -29,9 +29,11 @@ bool json_add_numbers(cJSON *object, const char *name, const double *values, siz
 bool json_add_ints(cJSON *object, const char *name, const int64_t *values, size_t count,
                    size_t stride);
 
-/* Append one entry to an array. */
+/* Append one entry to an array; `item` is gone where that fails. */
+bool json_add_item(cJSON *list, cJSON *item);
 bool json_add_number_item(cJSON *list, double value);
 bool json_add_null_item(cJSON *list);
+bool json_add_text_item(cJSON *list, const char *text);
 
 /* The text of `root` with a final newline, malloc'ed; NULL if it is not `whole`, or memory ran out.
  * `root` is gone in any case. */

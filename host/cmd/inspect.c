@@ -10,7 +10,9 @@
 #include "host/cmd/commands.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/json_add.h"
 #include "host/cmd/exit_codes.h"
+#include "host/select/matrix.h"
 #include "host/select/open_host.h"
 #include "host/plugin/options.h"
 #include "host/select/probe.h"
@@ -19,6 +21,7 @@
 
 struct values {
     const char *config; /* NULL = not given */
+    bool json;
 };
 
 static const struct option_row options[] = {
@@ -28,6 +31,10 @@ static const struct option_row options[] = {
      .place = offsetof(struct values, config),
      .help = "look for the backend in the plugins of this ini"},
     OPTION_ROW_SET,
+    {.name = "json",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, json),
+     .help = "the same as JSON"},
     OPTION_END,
 };
 
@@ -70,10 +77,152 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
         puts("  accepts no plain softmax problem");
 }
 
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+/* As text, or null. */
+static bool add_default(cJSON *object, const char *text)
+{
+    return text ? json_add_text(object, "default", text)
+                : cJSON_AddNullToObject(object, "default") != NULL;
+}
+
+static bool add_option(cJSON *list, const attn_option *option)
+{
+    char accepted[256];
+    cJSON *object = cJSON_CreateObject();
+    options_accepted(option, accepted, sizeof accepted);
+    return json_add_item(list, object) && json_add_text(object, "key", option->key) &&
+           json_add_text(object, "type", options_type_name(option->type)) &&
+           cJSON_AddBoolToObject(object, "repeatable", option->flags & ATTN_OPTION_REPEATED) &&
+           cJSON_AddBoolToObject(object, "required", option->flags & ATTN_OPTION_REQUIRED) &&
+           add_default(object, option->default_text) &&
+           json_add_text(object, "accepted", accepted) && json_add_text(object, "doc", option->doc);
+}
+
+/* What it accepts, asked as `list --matrix` does; {} for a composite. */
+static bool add_accepts(cJSON *object, const attnhost *host, const attn_backend_type *type)
+{
+    cJSON *rows =
+        type->flags & ATTN_BACKEND_COMPOSITE ? cJSON_CreateArray() : matrix_ask(host, type);
+    cJSON *accepts = rows ? matrix_rows_json(rows) : NULL;
+    cJSON_Delete(rows);
+    return accepts && cJSON_AddItemToObject(object, "accepts", accepts);
+}
+
+static bool add_type(cJSON *list, const attnhost *host, const attn_backend_type *type)
+{
+    cJSON *object = cJSON_CreateObject();
+    bool good = json_add_item(list, object) && json_add_text(object, "name", type->name) &&
+                json_add_text(object, "doc", type->doc) &&
+                cJSON_AddBoolToObject(object, "composite", type->flags & ATTN_BACKEND_COMPOSITE);
+    cJSON *layouts = good ? cJSON_AddArrayToObject(object, "layouts") : NULL;
+    good = layouts != NULL;
+    for (uint32_t i = 0; good && i < type->num_layouts; i++)
+        good = json_add_text_item(layouts, type->layouts[i]);
+    cJSON *made = good ? cJSON_AddArrayToObject(object, "options") : NULL;
+    good = made != NULL;
+    for (uint32_t i = 0; good && i < type->num_options; i++)
+        good = add_option(made, attn_at(type->options, i));
+    return good && add_accepts(object, host, type);
+}
+
+static bool add_plugin(cJSON *root, const attnhost_plugin_info *plugin)
+{
+    char abi[32];
+    snprintf(abi, sizeof abi, "%u.%u", plugin->abi_major, plugin->abi_minor);
+    return json_add_text(root, "file", plugin->file) && json_add_text(root, "name", plugin->name) &&
+           json_add_text(root, "version", plugin->version) &&
+           json_add_text(root, "vendor", plugin->vendor) && json_add_text(root, "abi", abi) &&
+           json_add_text(root, "doc", plugin->doc) &&
+           json_add_text(root, "build", plugin->build ? plugin->build : "");
+}
+
+static bool add_definition(cJSON *root, const struct compose_definition *definition)
+{
+    cJSON *object = cJSON_AddObjectToObject(root, "definition");
+    cJSON *given = cJSON_AddObjectToObject(object, "options");
+    bool good = json_add_text(object, "place", definition->place) &&
+                json_add_text(object, "type", definition->type);
+    for (size_t t = 0; good && t < definition->num_texts; t++)
+        good = json_add_text(given, definition->texts[t].key, definition->texts[t].value);
+    return good;
+}
+
+/* ---- What is found --------------------------------------------------------------------------- */
+
+/* A plugin with one of its backends, or with all; and what the ini makes of it. */
+struct found {
+    const struct compose_definition *definition; /* NULL = none */
+    attnhost_plugin_info plugin;
+    const attn_backend_type *type; /* NULL = all of the plugin's */
+};
+
+static const attn_backend_type *found_type(const attnhost *host, const struct found *found,
+                                           uint32_t index)
+{
+    attnhost_type_info info = {.struct_size = sizeof info};
+    if (attnhost_type(host, found->plugin.first_backend + index, &info, NULL) ||
+        (found->type && found->type != info.type))
+        return NULL;
+    return info.type;
+}
+
+static int print_json(const attnhost *host, const struct found *found)
+{
+    cJSON *root = cJSON_CreateObject();
+    bool good = (!found->definition || add_definition(root, found->definition)) &&
+                add_plugin(root, &found->plugin);
+    cJSON *list = good ? cJSON_AddArrayToObject(root, "backends") : NULL;
+    good = list != NULL;
+    for (uint32_t b = 0; good && b < found->plugin.num_backends; b++) {
+        const attn_backend_type *type = found_type(host, found, b);
+        good = !type || add_type(list, host, type);
+    }
+    char *text = json_take_text(root, good);
+    int code = text ? EXIT_GOOD : EXIT_RUN_TIME;
+    fputs(text ? text : "attnhost inspect: no memory for the answer\n", text ? stdout : stderr);
+    free(text);
+    return code;
+}
+
+/* A backend that the ini defines: what it is made of. */
+static void print_definition(const char *name, const struct compose_definition *definition)
+{
+    printf("backend %s (%s), of type %s\n", name, definition->place, definition->type);
+    for (size_t t = 0; t < definition->num_texts; t++)
+        printf("  %-12s %s (%s)\n", definition->texts[t].key, definition->texts[t].value,
+               definition->texts[t].place);
+}
+
+static int print_found(const attnhost *host, const char *given, const struct found *found)
+{
+    const attnhost_plugin_info *plugin = &found->plugin;
+    if (found->definition)
+        print_definition(given, found->definition);
+    printf("%s\n", plugin->file);
+    if (!found->type) {
+        printf("%s %s by %s, ABI %u.%u: %s\n", plugin->name, plugin->version, plugin->vendor,
+               plugin->abi_major, plugin->abi_minor, plugin->doc);
+        if (plugin->build)
+            printf("build: %s\n", plugin->build);
+    }
+    for (uint32_t b = 0; b < plugin->num_backends; b++)
+        if (found_type(host, found, b))
+            print_type(host, found_type(host, found, b));
+    return EXIT_GOOD;
+}
+
+static int tell(const struct arguments *arguments, const attnhost *host, const struct found *found)
+{
+    const struct values *values = arguments->values;
+    return values->json ? print_json(host, found) : print_found(host, arguments->target, found);
+}
+
 /* ---- What is meant --------------------------------------------------------------------------- */
 
-static int inspect_file(attnhost *host, const char *file)
+static int inspect_file(const struct arguments *arguments, attnhost *host)
 {
+    const char *file = arguments->target;
     host_error error;
     host_error_init(&error);
     if (attnhost_load_plugin(host, file, &error.base)) {
@@ -82,23 +231,17 @@ static int inspect_file(attnhost *host, const char *file)
     }
     /* A file that was on record already need not be the last one: the host knows it resolved. */
     char *resolved = realpath(file, NULL);
+    int code = EXIT_GOOD;
     for (uint32_t i = 0; resolved && i < attnhost_num_plugins(host); i++) {
-        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
-        if (attnhost_plugin(host, i, &plugin, NULL) || strcmp(plugin.file, resolved) != 0)
+        struct found found = {.plugin = {.struct_size = sizeof found.plugin}};
+        if (attnhost_plugin(host, i, &found.plugin, NULL) ||
+            strcmp(found.plugin.file, resolved) != 0)
             continue;
-        printf("%s\n%s %s by %s, ABI %u.%u: %s\n", plugin.file, plugin.name, plugin.version,
-               plugin.vendor, plugin.abi_major, plugin.abi_minor, plugin.doc);
-        if (plugin.build)
-            printf("build: %s\n", plugin.build);
-        for (uint32_t b = 0; b < plugin.num_backends; b++) {
-            attnhost_type_info info = {.struct_size = sizeof info};
-            if (attnhost_type(host, plugin.first_backend + b, &info, NULL) == ATTN_OK)
-                print_type(host, info.type);
-        }
+        code = tell(arguments, host, &found);
         break;
     }
     free(resolved);
-    return EXIT_GOOD;
+    return code;
 }
 
 static int fail_unknown(const attnhost *host, const char *name)
@@ -124,35 +267,23 @@ static int fail_unknown(const attnhost *host, const char *name)
     return EXIT_USAGE;
 }
 
-/* A backend that the ini defines: what it is made of, and then its type. NULL = there is none. */
-static const char *print_definition(const attnhost *host, const char *name)
+static int inspect_name(const struct arguments *arguments, const attnhost *host,
+                        const struct rules *rules)
 {
-    const struct compose_definition *definition = composer_find(&host->composer, name);
-    if (!definition)
-        return NULL;
-    printf("backend %s (%s), of type %s\n", name, definition->place, definition->type);
-    for (size_t t = 0; t < definition->num_texts; t++)
-        printf("  %-12s %s (%s)\n", definition->texts[t].key, definition->texts[t].value,
-               definition->texts[t].place);
-    return definition->type;
-}
-
-static int inspect_name(const attnhost *host, const struct rules *rules, const char *given)
-{
-    const char *type = print_definition(host, given);
-    const char *name = type ? type : given;
+    const char *given = arguments->target;
+    struct found found = {.definition = composer_find(&host->composer, given),
+                          .plugin = {.struct_size = sizeof found.plugin}};
+    const char *name = found.definition ? found.definition->type : given;
     const struct rule *stands_for = rules_alias(rules, name);
     const char *alias = stands_for ? stands_for->name : NULL;
     for (uint32_t i = 0; i < attnhost_num_types(host); i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
-        attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
         if (attnhost_type(host, i, &info, NULL) ||
             (strcmp(info.type->name, name) != 0 && (!alias || strcmp(info.type->name, alias) != 0)))
             continue;
-        if (attnhost_plugin(host, info.plugin, &plugin, NULL) == ATTN_OK)
-            printf("%s\n", plugin.file);
-        print_type(host, info.type);
-        return EXIT_GOOD;
+        found.type = info.type;
+        if (attnhost_plugin(host, info.plugin, &found.plugin, NULL) == ATTN_OK)
+            return tell(arguments, host, &found);
     }
     if (!alias && !rules_backend(rules, name))
         return fail_unknown(host, name);
@@ -196,9 +327,9 @@ static int inspect(const struct arguments *arguments, const struct config *confi
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
     else if (is_file(arguments->target))
-        code = inspect_file(host, arguments->target);
+        code = inspect_file(arguments, host);
     else
-        code = inspect_name(host, rules, arguments->target);
+        code = inspect_name(arguments, host, rules);
     attnhost_destroy(host);
     rules_destroy(rules);
     return code;

@@ -14,6 +14,7 @@
 #include "host/cmd/commands.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/json_add.h"
 #include "host/cmd/exit_codes.h"
 #include "host/select/matrix.h"
 #include "host/select/open_host.h"
@@ -178,12 +179,13 @@ static int print_json(const attnhost *host)
 
 /* ---- Matrix ---------------------------------------------------------------------------------- */
 
-/* Backends that are no column of the matrix. */
-static void print_others(const attnhost *host, const struct matrix_column *columns,
-                         uint32_t num_columns, bool composite, const char *sentence)
+/* Backends that are no column of the matrix: composites, or all others. A cJSON array, the
+ * caller's; NULL when memory ran out. */
+static cJSON *list_others(const attnhost *host, const struct matrix_column *columns,
+                          uint32_t num_columns, bool composite)
 {
-    const char *separator = sentence;
-    for (uint32_t i = 0, c = 0; i < attnhost_num_types(host); i++) {
+    cJSON *names = cJSON_CreateArray();
+    for (uint32_t i = 0, c = 0; names && i < attnhost_num_types(host); i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         if (attnhost_type(host, i, &info, NULL))
             continue;
@@ -191,7 +193,21 @@ static void print_others(const attnhost *host, const struct matrix_column *colum
         c += told;
         if (told || !(info.type->flags & ATTN_BACKEND_COMPOSITE) == composite)
             continue;
-        printf("%s`%s`", separator, info.type->name);
+        if (!json_add_text_item(names, info.type->name)) {
+            cJSON_Delete(names);
+            names = NULL;
+        }
+    }
+    return names;
+}
+
+static void print_others(const cJSON *names, const char *sentence)
+{
+    const char *separator = sentence;
+    const cJSON *name;
+    cJSON_ArrayForEach(name, names)
+    {
+        printf("%s`%s`", separator, name->valuestring);
         separator = ", ";
     }
     if (separator != sentence)
@@ -216,25 +232,72 @@ static bool ask_all(const attnhost *host, struct matrix_column *columns, uint32_
     return true;
 }
 
-/* Backends in the order in which they were found. */
-static int print_matrix(const attnhost *host)
+/* What the table is made of; backends in the order in which they were found. */
+struct matrix_parts {
+    struct matrix_column *columns;
+    uint32_t num_columns;
+    cJSON *composites, *others;
+};
+
+static bool ask_matrix(const attnhost *host, struct matrix_parts *parts)
 {
-    uint32_t num_columns = 0;
-    struct matrix_column *columns = calloc(attnhost_num_types(host) + 1u, sizeof *columns);
-    bool good = columns && ask_all(host, columns, &num_columns);
-    if (good) {
-        matrix_write(columns, num_columns, stdout);
-        print_others(host, columns, num_columns, true,
-                     "\nComposites can do what their children can: ");
-        print_others(host, columns, num_columns, false,
-                     "\nNot for plain softmax attention, which this table is about: ");
-    } else {
-        fputs("attnhost list: no memory for the answer\n", stderr);
+    parts->columns = calloc(attnhost_num_types(host) + 1u, sizeof *parts->columns);
+    if (!parts->columns || !ask_all(host, parts->columns, &parts->num_columns))
+        return false;
+    parts->composites = list_others(host, parts->columns, parts->num_columns, true);
+    parts->others = list_others(host, parts->columns, parts->num_columns, false);
+    return parts->composites && parts->others;
+}
+
+static void finish_matrix(struct matrix_parts *parts)
+{
+    for (uint32_t c = 0; c < parts->num_columns; c++)
+        cJSON_Delete((cJSON *)parts->columns[c].rows);
+    cJSON_Delete(parts->composites);
+    cJSON_Delete(parts->others);
+    free(parts->columns);
+}
+
+/* {"backends": {NAME: {MATTER: [VALUE ...]}}, "composites": [NAME ...], "others": [NAME ...]} */
+static char *matrix_json(struct matrix_parts *parts)
+{
+    cJSON *root = cJSON_CreateObject(), *backends = cJSON_AddObjectToObject(root, "backends");
+    bool good = backends != NULL;
+    for (uint32_t c = 0; good && c < parts->num_columns; c++) {
+        cJSON *rows = matrix_rows_json(parts->columns[c].rows);
+        good = cJSON_AddItemToObject(backends, parts->columns[c].name, rows);
     }
-    for (uint32_t c = 0; c < num_columns; c++)
-        cJSON_Delete((cJSON *)columns[c].rows);
-    free(columns);
-    return good ? EXIT_GOOD : EXIT_RUN_TIME;
+    good = good && cJSON_AddItemReferenceToObject(root, "composites", parts->composites) &&
+           cJSON_AddItemReferenceToObject(root, "others", parts->others);
+    return json_take_text(root, good);
+}
+
+static int print_text(char *text)
+{
+    int code = text ? EXIT_GOOD : EXIT_RUN_TIME;
+    if (text)
+        fputs(text, stdout);
+    else
+        fputs("attnhost list: no memory for the answer\n", stderr);
+    free(text);
+    return code;
+}
+
+static int print_matrix(const attnhost *host, bool json)
+{
+    struct matrix_parts parts = {.columns = NULL};
+    bool good = ask_matrix(host, &parts);
+    int code = EXIT_GOOD;
+    if (!good || json) {
+        code = print_text(good ? matrix_json(&parts) : NULL);
+    } else {
+        matrix_write(parts.columns, parts.num_columns, stdout);
+        print_others(parts.composites, "\nComposites can do what their children can: ");
+        print_others(parts.others,
+                     "\nNot for plain softmax attention, which this table is about: ");
+    }
+    finish_matrix(&parts);
+    return code;
 }
 
 /* ---- The command ----------------------------------------------------------------------------- */
@@ -249,7 +312,7 @@ static int list(const struct arguments *arguments, const struct config *config)
     if (code != EXIT_GOOD)
         arguments_complain(arguments, "%s", host_error_text(&error));
     else if (values->matrix)
-        code = print_matrix(host);
+        code = print_matrix(host, values->json);
     else
         code = values->json ? print_json(host) : print_all(host);
     attnhost_destroy(host);

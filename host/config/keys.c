@@ -176,7 +176,7 @@ const struct config_key config_keys[] = {
         .help = "Batch sizes to capture."),
 
     KEY(workload, "trace", trace, path, "",
-        .help = "The requests: a Mooncake .jsonl or an Azure LLM .csv file."),
+        .help = "The requests: a Mooncake .jsonl or an Azure LLM .csv file, plain or compressed by gzip."),
     KEY(workload, "format", format, choice, "auto", WORDS(formats),
         .help = "Format of the trace; auto: by its content."),
     KEY(workload, "length_scale", length_scale, double, "1", RANGE(0, 1000),

@@ -82,11 +82,7 @@ void provenance_finish(struct provenance *provenance)
 static bool add_plugin(cJSON *list, const struct provenance_plugin *plugin)
 {
     cJSON *object = cJSON_CreateObject();
-    if (!cJSON_AddItemToArray(list, object)) {
-        cJSON_Delete(object);
-        return false;
-    }
-    return json_add_text(object, "file", plugin->file) &&
+    return json_add_item(list, object) && json_add_text(object, "file", plugin->file) &&
            json_add_text(object, "name", plugin->name) &&
            json_add_text(object, "version", plugin->version) &&
            json_add_text(object, "sha256", plugin->sha256);

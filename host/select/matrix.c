@@ -59,6 +59,22 @@ cJSON *matrix_ask(const attnhost *host, const attn_backend_type *type)
     return NULL;
 }
 
+cJSON *matrix_rows_json(const cJSON *rows)
+{
+    cJSON *object = cJSON_CreateObject();
+    const cJSON *row;
+    cJSON_ArrayForEach(row, rows)
+    {
+        cJSON *values = cJSON_Duplicate(cJSON_GetObjectItemCaseSensitive(row, "values"), true);
+        if (object && values && cJSON_AddItemToObject(object, matter_of(row), values))
+            continue;
+        cJSON_Delete(values);
+        cJSON_Delete(object);
+        return NULL;
+    }
+    return object;
+}
+
 /* ---- Write ----------------------------------------------------------------------------------- */
 
 static const cJSON *find_matter(const cJSON *rows, const char *matter)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "host/base/error.h"
 #include "host/workload/trace_row.h"
@@ -19,7 +20,7 @@
 #define MAX_LINE_BYTES ((size_t)16 << 20)
 
 typedef struct trace_reader {
-    FILE *file;
+    gzFile file;       /* reads what is not compressed as it stands */
     trace_place place; /* of the line in `text` */
     char *text;        /* one line, NUL-terminated */
     size_t length;     /* bytes, without the NUL */
@@ -95,6 +96,23 @@ static void strip_line(trace_reader *reader)
         reader->text[--reader->length] = '\0';
 }
 
+/* Has reading failed? */
+static attn_status check_read(const trace_reader *reader, attn_error *error)
+{
+    int code;
+    gzerror(reader->file, &code);
+    const char *why = code == Z_ERRNO       ? strerror(errno)
+                      : code == Z_BUF_ERROR ? "the compressed data end too early"
+                                            : zError(code);
+    if (code == Z_MEM_ERROR)
+        return fail_memory(reader, error);
+    return code == Z_OK || code == Z_STREAM_END
+               ? ATTN_OK
+               : host_fail(error, ATTN_CONFIG_ERROR,
+                           "%s: cannot be read: %s; accepted: a readable file, plain or gzip",
+                           reader->place.path, why);
+}
+
 /* Next line into reader->text; *more is 0 at the end of the file. */
 static attn_status read_line(trace_reader *reader, int *more, attn_error *error)
 {
@@ -102,14 +120,14 @@ static attn_status read_line(trace_reader *reader, int *more, attn_error *error)
     attn_status status = ATTN_OK;
     reader->length = 0;
     reader->place.line++;
-    while (status == ATTN_OK && (byte = getc_unlocked(reader->file)) != EOF && byte != '\n')
+    while (status == ATTN_OK && (byte = gzgetc(reader->file)) != -1 && byte != '\n')
         status = append_byte(reader, byte, error);
     if (status != ATTN_OK)
         return status;
-    if (ferror(reader->file))
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "%s: cannot be read: %s; accepted: a readable file", reader->place.path,
-                         strerror(errno));
+    if (byte == -1)
+        status = check_read(reader, error);
+    if (status != ATTN_OK)
+        return status;
     *more = byte == '\n' || reader->length > 0;
     if (reader->length == 0)
         return ATTN_OK;
@@ -220,7 +238,10 @@ attn_status trace_init(struct trace *trace, const char *path, trace_format forma
     memset(trace, 0, sizeof *trace);
     trace->format = format;
     trace_reader reader = {.place = {.path = path}, .trace = trace};
-    reader.file = fopen(path, "rb");
+    errno = ENOMEM; /* what gzopen() leaves it at if there is no memory */
+    reader.file = gzopen(path, "rbe");
+    if (!reader.file && errno == ENOMEM)
+        return fail_memory(&reader, error);
     if (!reader.file)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "%s: trace cannot be opened: %s; accepted: a readable file", path,
@@ -237,7 +258,7 @@ attn_status trace_init(struct trace *trace, const char *path, trace_format forma
         trace_finish(trace);
     free(reader.row.hash_ids);
     free(reader.text);
-    fclose(reader.file);
+    gzclose_r(reader.file);
     return status;
 }
 

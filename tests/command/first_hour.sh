@@ -60,4 +60,32 @@ says 2 "help of a command that is none" "did you mean 'explain'?" -- "$attnhost"
 says 0 "-V" "$("$attnhost" --version)" -- "$attnhost" -V
 narrow "list" "$attnhost" list
 narrow "explain config.json" "$attnhost" explain config.json --set platform.device=cpu
+
+# What JSON says is what the text says. jq is nobody's dependency; python3 is that of other tests.
+if test "${PYTHON3:-python3}" != no && command -v "${PYTHON3:-python3}" >/dev/null; then
+    "$attnhost" inspect cpu_native >inspect.txt && "$attnhost" inspect cpu_native --json >inspect.json
+    "$attnhost" list --matrix >matrix.txt && "$attnhost" list --matrix --json >matrix.json
+    tap_try "inspect --json and list --matrix --json say what the texts say" "${PYTHON3:-python3}" -c '
+import json
+inspect, matrix = json.load(open("inspect.json")), json.load(open("matrix.json"))
+text = " ".join(open("inspect.txt").read().split())
+(backend,) = inspect["backends"]
+assert text.startswith(inspect["file"]) and backend["name"] + ": " + backend["doc"] in text
+assert "layouts: " + " ".join(backend["layouts"]) in text
+for option in backend["options"]:
+    assert " ".join([option["key"], option["doc"], option["type"]]) in text, option
+    assert option["accepted"] in text and "default %s" % option["default"] in text, option
+rows = [[cell.strip() for cell in line.strip("|\n").split("|")]
+        for line in open("matrix.txt") if line.startswith("| ")]
+names = [name.strip("`") for name in rows[0][1:]]
+assert names == list(matrix["backends"])
+for matter, *cells in rows[1:]:
+    for name, cell in zip(names, cells):
+        values = matrix["backends"][name].get(matter)
+        assert cell == ("-" if values is None else ", ".join(values) or "none"), (name, matter)
+assert matrix["backends"]["cpu_native"] == backend["accepts"]
+assert "hybrid_phase" in matrix["composites"] and "cpu_linear" in matrix["others"]'
+else
+    tap_skip "inspect --json and list --matrix --json" "python3 is not installed"
+fi
 tap_end

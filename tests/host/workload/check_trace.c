@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <zlib.h>
 #include <unistd.h>
 
 #include "host/base/error.h"
@@ -326,6 +327,56 @@ END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
+/* ---- Compressed ------------------------------------------------------------------------------ */
+
+static void write_gzip(const char *text)
+{
+    gzFile file = gzopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(gzputs(file, text), (int)strlen(text));
+    ck_assert_int_eq(gzclose(file), Z_OK);
+}
+
+START_TEST(gzip_is_read)
+{
+    static const char azure[] = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+                                "2023-11-16 18:15:46.6805900,374,44\n";
+    write_gzip(ROW_1 ROW_2);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_MOONCAKE);
+    ck_assert_int_eq(trace.num_requests, 2);
+    ck_assert_int_eq(trace.requests[0].hash_ids[2], 9);
+    ck_assert_int_eq(trace.requests[1].line, 2);
+    trace_finish(&trace);
+    write_gzip(azure);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_AZURE);
+    ck_assert_int_eq(trace.requests[0].output_length, 44);
+}
+END_TEST
+
+/* Cut anywhere, or with any byte changed: an error, never another trace. */
+START_TEST(gzip_that_is_damaged)
+{
+    unsigned char bytes[512];
+    write_gzip(ROW_1 ROW_2);
+    FILE *file = fopen(path, "rb");
+    size_t length = fread(bytes, 1, sizeof bytes, file);
+    fclose(file);
+    ck_assert_uint_lt(length, sizeof bytes);
+    for (size_t cut = 3; cut < length; cut++) {
+        write_bytes((const char *)bytes, cut);
+        expect_error(TRACE_FORMAT_MOONCAKE, "", (const char *[]){NULL});
+    }
+    for (size_t at = 10; at < length; at++) { /* the header's bytes say little */
+        bytes[at] ^= 0x41;
+        write_bytes((const char *)bytes, length);
+        expect_error(TRACE_FORMAT_MOONCAKE, "", (const char *[]){NULL});
+        bytes[at] ^= 0x41;
+    }
+}
+END_TEST
+
 START_TEST(no_file)
 {
     unlink(path);
@@ -381,6 +432,8 @@ static Suite *suite(void)
     tcase_add_loop_test(bad, mooncake_errors, 0, sizeof broken_mooncake / sizeof *broken_mooncake);
     tcase_add_test(bad, azure_header_errors);
     tcase_add_loop_test(bad, azure_errors, 0, sizeof broken_azure / sizeof *broken_azure);
+    tcase_add_test(bad, gzip_is_read);
+    tcase_add_test(bad, gzip_that_is_damaged);
     tcase_add_test(bad, no_file);
     tcase_add_test(bad, no_requests);
     tcase_add_test(bad, nul_byte);
