@@ -76,11 +76,13 @@ run_select()
 }
 
 # What of an answer is the same in each run; the digest of all outputs among it. What has the clock's
-# figures is an object of the first level, or a line; each level is indented by a tab.
+# figures is an object of the first level, or a line; each level is indented by a tab. A bystander for
+# which there was no memory is refused, and missing among the plugins.
 essence()
 {
-    awk '/^\t"(tokens_per_s|ttft_ms|tpot_ms|latency_us)":/ { timed = 1 } !timed; /^\t}/ { timed = 0 }' "$1" |
-        grep -vE '"(wall_s|virtual_s)":'
+    awk '/^\t"(plugins|tokens_per_s|ttft_ms|tpot_ms|latency_us)":/ { skipped = 1 }
+        !skipped
+        /^\t}|^\t\t}\]/ { skipped = 0 }' "$1" | grep -vE '"(wall_s|virtual_s)":'
 }
 
 # refuse_each NAME COMMAND: COMMAND's allocations are refused, evenly spread.
