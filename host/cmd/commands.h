@@ -9,8 +9,8 @@
 
 #include "host/cmd/arguments.h"
 
-/* In the order of `attnhost --help`. The last three are what other commands start; help does not
- * list them.
+/* In the order of `attnhost --help`. The last four are what other commands start, and what
+ * `make` calls; help does not list them.
  */
 #define COMMANDS(ROW)                                                                              \
     ROW(run)                                                                                       \
@@ -22,10 +22,15 @@
     ROW(fuzz)                                                                                      \
     ROW(scan)                                                                                      \
     ROW(check_child)                                                                               \
-    ROW(check_load)
+    ROW(check_load)                                                                                \
+    ROW(manual)
 
 #define COMMANDS_DECLARE(name) extern const struct command command_##name;
 COMMANDS(COMMANDS_DECLARE)
 #undef COMMANDS_DECLARE
+
+/* Of help and man page; lines. */
+extern const char commands_about[];
+extern const char commands_exit_codes[];
 
 #endif /* HOST_CMD_COMMANDS_H */

@@ -20,22 +20,13 @@ static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};
 
 static void print_help(FILE *file)
 {
-    fputs(
-        "attnhost loads attention backends from shared objects and composes them by an ini file.\n"
-        "\n"
-        "usage: attnhost COMMAND [ARGUMENT]...\n"
-        "\n",
-        file);
+    fprintf(file, "%s\nusage: attnhost COMMAND [ARGUMENT]...\n\n", commands_about);
     for (size_t c = 0; c < NUM_COMMANDS; c++)
         if (commands[c]->summary)
             fprintf(file, "  %-8s  %s\n", commands[c]->name, commands[c]->summary);
-    fputs("\n"
-          "`attnhost help COMMAND` explains a command; `attnhost -V` prints the version.\n"
-          "\n"
-          "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration;\n"
-          "3 a plugin file is refused; 4 no backend can serve; 5 the run failed;\n"
-          "77 nothing could be checked here\n",
-          file);
+    fprintf(file,
+            "\n`attnhost help COMMAND` explains a command; `attnhost -V` prints the version.\n\n%s",
+            commands_exit_codes);
 }
 
 static int unknown_command(const char *name)

@@ -46,6 +46,12 @@ tap_try "attnhost list" "$attnhost" list
 tap_try "attnhost list names cpu_native" sh -c '"$0" list | grep -q cpu_native' "$attnhost"
 tap_try "attnhost inspect cpu_native" "$attnhost" inspect cpu_native
 
+tap_try "man pages and completion are installed" sh -c 'for file in "$@"; do test -s "$file" || exit 1; done' sh \
+    "$ATTNHOST_TEST_MAN/attnhost.1" "$ATTNHOST_TEST_MAN/attnhost-run.1" \
+    "$ATTNHOST_TEST_DATA/bash-completion/completions/attnhost" \
+    "$ATTNHOST_TEST_DATA/zsh/site-functions/_attnhost" \
+    "$ATTNHOST_TEST_DATA/fish/vendor_completions.d/attnhost.fish"
+
 # The examples as a user has them: a copy, elsewhere, writable.
 cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
 chmod -R u+w "$scratch/examples"
