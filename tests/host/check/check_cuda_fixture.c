@@ -396,10 +396,11 @@ struct arrays {
     int32_t req_to_token[SEQS + 1][KEYS], block_table[MAX_GRAPH_SEQS][PAGES_OF_SEQ];
     int32_t kv_indptr[MAX_GRAPH_SEQS + 1], kv_indices[MAX_GRAPH_SEQS * PAGES_OF_SEQ],
         last_page_len[MAX_GRAPH_SEQS];
-    float q[MAX_GRAPH_SEQS][Q_HEADS][DIM], k[MAX_GRAPH_SEQS][KV_HEADS][DIM],
+    _Alignas(16) float q[MAX_GRAPH_SEQS][Q_HEADS][DIM], k[MAX_GRAPH_SEQS][KV_HEADS][DIM],
         v[MAX_GRAPH_SEQS][KV_HEADS][V_DIM];
-    float k_cache[NUM_PAGES * PAGE][KV_HEADS][DIM], v_cache[NUM_PAGES * PAGE][KV_HEADS][V_DIM];
-    float out[MAX_GRAPH_SEQS][Q_HEADS][V_DIM], lse[MAX_GRAPH_SEQS][Q_HEADS];
+    _Alignas(16) float k_cache[NUM_PAGES * PAGE][KV_HEADS][DIM],
+        v_cache[NUM_PAGES * PAGE][KV_HEADS][V_DIM];
+    _Alignas(16) float out[MAX_GRAPH_SEQS][Q_HEADS][V_DIM], lse[MAX_GRAPH_SEQS][Q_HEADS];
 };
 
 struct engine {
