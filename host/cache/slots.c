@@ -92,8 +92,3 @@ bool slots_alloc_extend(struct slots *slots, int32_t prefix_len, int32_t num_new
     }
     return true;
 }
-
-bool slots_alloc_decode(struct slots *slots, int32_t seq_len, int32_t last_slot, int32_t *new_slot)
-{
-    return slots_alloc_extend(slots, seq_len - 1, 1, last_slot, new_slot);
-}

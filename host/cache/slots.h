@@ -65,10 +65,6 @@ static inline int32_t slots_pages_to_extend(const struct slots *slots, int32_t p
 bool slots_alloc_extend(struct slots *slots, int32_t prefix_len, int32_t num_new, int32_t last_slot,
                         int32_t *new_slots);
 
-/* The slot of the one new token that makes a sequence seq_len tokens long; last_slot is that of the
- * token before it. False, and nothing has changed, if a page is needed and none is free. */
-bool slots_alloc_decode(struct slots *slots, int32_t seq_len, int32_t last_slot, int32_t *new_slot);
-
 /* Give back one page, which must be allocated. */
 void slots_free_page(struct slots *slots, int32_t page);
 

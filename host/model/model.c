@@ -429,6 +429,14 @@ bool model_group_decodes(const attn_layer_group *group)
     return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
 }
 
+bool model_encodes(const struct model *model)
+{
+    bool encodes = true;
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        encodes = encodes && model->groups[g].attn_type == ATTN_TYPE_ENCODER_ONLY;
+    return encodes;
+}
+
 static const char *name_of(const char *const *names, size_t count, uint32_t index)
 {
     return index < count ? names[index] : "?";

@@ -116,6 +116,9 @@ bool model_group_has_state(const attn_layer_group *group);
 /* Does the group have a decode phase? Encoders run once, in EXTEND. */
 bool model_group_decodes(const attn_layer_group *group);
 
+/* Is every layer an encoder's: each prompt is one pass, nothing is cached or decoded? */
+bool model_encodes(const struct model *model);
+
 /* "0-3,5,8-40/2" : the ids of a group's layers, cut to `size` bytes with "..." at the end. */
 enum { MODEL_LAYERS_TEXT = 1024 };
 void model_layers_text(const attn_layer_group *group, char *text, size_t size);

@@ -227,7 +227,7 @@ static void note_routes(const struct executor *executor)
 attn_status graph_runner_create(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
-    if (executor_on_cpu(executor) || !p->config->cuda_graph.enable)
+    if (executor_on_cpu(executor) || !p->config->cuda_graph.enable || model_encodes(p->model))
         return ATTN_OK;
     const char *backend = select_uncapturable(p->selection, p->config);
     if (backend) {

@@ -24,16 +24,16 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* A run drives layers that decode over a KV cache. */
+/* A run drives layers that decode over a KV cache, or encoders by themselves. */
 static attn_status check_drivable(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        if (group->attn_type != ATTN_TYPE_DECODER)
-            return host_fail(
-                error, ATTN_CONFIG_ERROR,
-                "%s: layer group %u is %s: `run` serves decoder layers (`explain` covers them all)",
-                s->model->name, g, model_attn_type_name(group->attn_type));
+        if (group->attn_type != ATTN_TYPE_DECODER && !model_encodes(s->model))
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s next to layers that are not: `run` serves "
+                             "decoders, or encoders, by themselves (`explain` covers them all)",
+                             s->model->name, g, model_attn_type_name(group->attn_type));
         if (kind_of(group)->refused)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s: %s (`explain` covers them all)",
@@ -103,6 +103,8 @@ static attn_status read_workload(struct session *s, attn_error *error)
     if (status == ATTN_OK)
         status = workload_init(&s->workload, &s->trace, workload->length_scale,
                                workload->max_requests, s->model->max_context_len, error);
+    if (status == ATTN_OK && model_encodes(s->model))
+        workload_drop_outputs(&s->workload);
     return status;
 }
 
@@ -213,6 +215,8 @@ static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token
                                uint64_t state_bytes, uint64_t free_bytes)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
+    if (model_encodes(s->model)) /* nothing is cached; pages only count what runs */
+        return useful_pages(s);
     if (cache->max_total_tokens > 0)
         return cache->max_total_tokens / cache->page_size;
     double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
@@ -332,7 +336,8 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
         .draft_model = has_draft_layer(s->model),
         .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
         .mixed = workload->mixed,
-        .prefix_cache = s->config->kv_cache.prefix_cache,
+        .whole_prompts = model_encodes(s->model),
+        .prefix_cache = s->config->kv_cache.prefix_cache && !model_encodes(s->model),
         .has_state = s->has_state,
         .num_cached_states = s->num_cached_states,
         .share_unit = s->workload.block_size,
@@ -563,8 +568,8 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->drafts.drafted = counts.drafted;
     report->drafts.accepted = counts.accepted;
     report->drafts.draft_extend = counts.draft_extend;
-    report->kv.capacity = counts.kv_capacity;
-    report->kv.peak = counts.kv_peak;
+    report->kv.capacity = model_encodes(s->model) ? 0 : counts.kv_capacity;
+    report->kv.peak = model_encodes(s->model) ? 0 : counts.kv_peak;
     report->kv.leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler);
     report->states.present = s->has_state;
     report->states.capacity = counts.state_capacity;

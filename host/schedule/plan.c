@@ -147,7 +147,9 @@ static int32_t plan_prompts(struct scheduler *scheduler, int64_t now_us)
     int64_t reserved = reserve_for_all(scheduler);
     while (left > 0 && scheduler->num_running < params->max_running_requests) {
         struct request *request = scheduler_find_waiting(scheduler);
-        if (!request || request->arrival_us > now_us || !start(scheduler, request, &reserved))
+        bool cut = request && params->whole_prompts && request->input_length > left;
+        if (!request || cut || request->arrival_us > now_us ||
+            !start(scheduler, request, &reserved))
             break;
         left -= extend(scheduler, request, min_i32(left, request->target - request->computed));
     }

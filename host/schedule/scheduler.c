@@ -175,6 +175,13 @@ static attn_status check_request(const struct scheduler *scheduler,
                          ": accepted are an input of 1 and more, an output of 0 and more, and no "
                          "more shareable tokens than input",
                          scheduler->num_requests, input, output, shareable);
+    int64_t chunk = scheduler->params.chunked_prefill_size;
+    if (scheduler->params.whole_prompts && chunk > 0 && input > chunk)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "request %" PRId64 ": input of %" PRId64
+                         " tokens, which is not cut: accepted up to chunked_prefill_size = %" PRId64
+                         ", or a step without that limit (0)",
+                         scheduler->num_requests, input, chunk);
     int64_t drafted = drafts_rows(&scheduler->params.drafts) - 1;
     int64_t max_rows = scheduler->table.max_context_len - drafted;
     int64_t decode_rows = output > 0 ? output - 1 : 0;

@@ -21,7 +21,7 @@
  * of everything that runs. A step has at most chunked_prefill_size prompt rows; a prompt that is
  * cut there goes on first in the next step, so at most one is in pieces. With `mixed`, decode rows
  * join every step that has prompt rows (they do not count towards the chunk size), and those are
- * MIXED.
+ * MIXED. With `whole_prompts`, as encoders need it, prompts are not cut.
  *
  * Memory. A request starts when the pages of its prompt are free or can be evicted from the prefix
  * cache, with a reserve of 20 decode rows (or what is left, if less) for itself and everything that
@@ -92,11 +92,13 @@ struct scheduler_params {
     int32_t max_context_len;      /* elements of a row */
     int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
     bool mixed;                   /* prompt and decode rows in one step */
-    int32_t max_in_flight;        /* steps launched and not confirmed; 0 = 1 */
-    bool prefix_cache;            /* false: nothing is shared, `keys` is not called */
-    bool has_state;               /* recurrent layers */
-    struct drafts drafts;         /* zeros: there are none; not with `mixed` */
-    bool draft_model;             /* it has layers of its own, which DRAFT_EXTEND steps run */
+    bool whole_prompts; /* a prompt is never cut: the next one waits if the step has no room for */
+                        /* it; one that is longer than a step by itself is refused */
+    int32_t max_in_flight;     /* steps launched and not confirmed; 0 = 1 */
+    bool prefix_cache;         /* false: nothing is shared, `keys` is not called */
+    bool has_state;            /* recurrent layers */
+    struct drafts drafts;      /* zeros: there are none; not with `mixed` */
+    bool draft_model;          /* it has layers of its own, which DRAFT_EXTEND steps run */
     int64_t num_cached_states; /* with has_state: slots after those of the rows; 0 = nothing is */
                                /* shared */
     int64_t share_unit;        /* tokens, >= 1: a trace's block */

@@ -85,6 +85,13 @@ attn_status workload_init(struct workload *workload, const struct trace *trace, 
     return status;
 }
 
+void workload_drop_outputs(struct workload *workload)
+{
+    for (int64_t r = 0; r < workload->num_requests; r++)
+        workload->requests[r].output_length = 0;
+    workload->decode_tokens = 0;
+}
+
 void workload_finish(struct workload *workload)
 {
     free(workload->requests);

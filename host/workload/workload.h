@@ -50,6 +50,9 @@ struct workload {
 attn_status workload_init(struct workload *workload, const struct trace *trace, double length_scale,
                           int64_t max_requests, int64_t max_context_len, attn_error *error);
 
+/* Nothing is generated: every output becomes 0 tokens long, as encoders have it. */
+void workload_drop_outputs(struct workload *workload);
+
 /* Release the memory; a zeroed or finished workload is fine. */
 void workload_finish(struct workload *workload);
 

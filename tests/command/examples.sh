@@ -78,6 +78,14 @@ example minimax cpu_linear cpu_native portable
 example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
 example speculative cpu_native
+
+# An encoder caches nothing, so there are no prefixes to share.
+ini=$top/examples/encoder.ini backends=cpu_native
+good encoder "$folder/encoder.json"
+holds "encoder: every prompt is computed" "$folder/encoder.json" \
+    "$(value "$folder/encoder.json" tokens prefill)" -eq 16092
+holds "encoder: nothing is decoded" "$folder/encoder.json" \
+    "$(value "$folder/encoder.json" tokens decode)" -eq 0
 # embed.c and mla_prefix.c check every row, or some, by themselves.
 for program in embed mla_prefix; do
     tap_try "$program" "$ATTNHOST_TEST_BUILDDIR/tests/command/$program" "$ATTNHOST_TEST_PLUGIN_DIR"

@@ -474,6 +474,38 @@ def check_drafts(tap, runner, folder, trace):
                      abs(told / expected - 1) < 0.02)
 
 
+def check_encoder(tap, runner, trace):
+    """Prompts alone, each in one step: as many steps as it takes to put them, in order, into steps
+    of so many tokens and requests."""
+    requests = trace.place(4, False)
+    chunk, most = max(length for _, length, _ in requests) + 50, 4
+    steps = room = seats = 0
+    for _, length, _ in requests:
+        if length > room or seats == 0:
+            steps, room, seats = steps + 1, chunk, most
+        room, seats = room - length, seats - 1
+    with tap.test("an encoder: prompts, whole, and nothing else"):
+        report = runner.run(trace, model__attn_type="encoder_only", verify__rate=0.05,
+                            workload__chunked_prefill_size=chunk,
+                            workload__max_running_requests=most)
+        tokens = sum(length for _, length, _ in requests)
+        tap.equal("tokens", report["tokens"],
+                  {"prefill": tokens, "decode": 0, "prefix_hit": 0, "recomputed": 0})
+        tap.equal("requests", report["requests"], len(requests))
+        tap.equal("steps", report["steps"], steps)
+        tap.equal("rows", sum(report["paths"].values()), LAYERS * tokens)
+        tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+        tap.equal("rows_checked", report["verify"]["rows_checked"], trace_model.count_sampled(
+            [(0, length, 0) for _, length, _ in requests], 1, 0.05, LAYERS))
+        tap.equal("kv", report["kv"], {"capacity": 0, "peak": 0, "leaked": 0})
+    with tap.test("an encoder does not depend on how prompts are put together"):
+        alone = runner.run(trace, model__attn_type="encoder_only", verify__rate=0.05,
+                           workload__chunked_prefill_size=chunk,
+                           workload__max_running_requests=1)
+        tap.equal("steps", alone["steps"], len(requests))
+        tap.equal("digest", alone["digest"], report["digest"])
+
+
 def check_report(tap, runner, folder, trace):
     with tap.test("--json - writes the documented keys and nothing else"):
         piped = runner.run(trace)
@@ -527,6 +559,7 @@ def check_small(tap, folder):
     check_digests(tap, runner, short)
     check_composite(tap, runner, short)
     check_drafts(tap, runner, folder, growing)
+    check_encoder(tap, runner, short)
     check_report(tap, runner, folder, short)
 
 

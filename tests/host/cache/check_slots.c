@@ -69,7 +69,7 @@ START_TEST(worked_example)
     expect_slots(rows[0], 1, 7);
     expect_slots(rows[1], 8, 7);
     for (int i = 0; i < 2; i++, lens[i - 1]++)
-        ck_assert(slots_alloc_decode(&slots, lens[i] + 1, rows[i][lens[i] - 1], &rows[i][lens[i]]));
+        ck_assert(slots_alloc_extend(&slots, lens[i], 1, rows[i][lens[i] - 1], &rows[i][lens[i]]));
     ck_assert_int_eq(lens[0], 8);
     ck_assert_int_eq(lens[1], 8);
     ck_assert_int_eq(rows[0][7], 15);
@@ -77,7 +77,7 @@ START_TEST(worked_example)
     for (int32_t j = 0; j < 8; j++)
         slots_free_page(&slots, rows[0][j]);
     request_table_release(&table, 1, 8);
-    ck_assert(slots_alloc_decode(&slots, 9, rows[1][7], &rows[1][8]));
+    ck_assert(slots_alloc_extend(&slots, 8, 1, rows[1][7], &rows[1][8]));
     ck_assert_int_eq(rows[1][6], 14);
     ck_assert_int_eq(rows[1][7], 16);
     ck_assert_int_eq(rows[1][8], 17);
@@ -99,7 +99,7 @@ START_TEST(a_page_is_filled_before_the_next)
     ck_assert(slots_alloc_extend(&slots, 0, 3, 0, row));
     expect_slots(row, 4, 3);
     ck_assert_int_eq(slots_free_tokens(&slots), 16);
-    ck_assert(slots_alloc_decode(&slots, 4, row[2], row + 3));
+    ck_assert(slots_alloc_extend(&slots, 3, 1, row[2], row + 3));
     ck_assert_int_eq(row[3], 7);
     ck_assert_int_eq(slots_free_tokens(&slots), 16);
     int32_t other[4];
@@ -122,10 +122,10 @@ START_TEST(all_or_nothing)
     ck_assert_int_eq(slots_free_tokens(&slots), 9);
     ck_assert_int_eq(slots_peak(&slots), 0);
     ck_assert(slots_alloc_extend(&slots, 0, 8, 0, row));
-    ck_assert(slots_alloc_decode(&slots, 9, row[7], &row[8])); /* the page's last slot */
+    ck_assert(slots_alloc_extend(&slots, 8, 1, row[7], &row[8])); /* the page's last slot */
     ck_assert_int_eq(row[8], 11);
     int32_t none = -5;
-    ck_assert(!slots_alloc_decode(&slots, 10, row[8], &none));
+    ck_assert(!slots_alloc_extend(&slots, 9, 1, row[8], &none));
     ck_assert_int_eq(none, -5);
     ck_assert(slots_alloc_extend(&slots, 9, 0, row[8], NULL));
 }
@@ -264,9 +264,7 @@ static void grow(struct sequence *sequence, int32_t free_pages, int32_t page_siz
         return;
     bool fits = page_count(length + more, page_size) - page_count(length, page_size) <= free_pages;
     int32_t last_slot = length ? sequence->row[length - 1] : -1;
-    bool done = more == 1 && draw(2)
-                    ? slots_alloc_decode(&slots, length + 1, last_slot, sequence->row + length)
-                    : slots_alloc_extend(&slots, length, more, last_slot, sequence->row + length);
+    bool done = slots_alloc_extend(&slots, length, more, last_slot, sequence->row + length);
     ck_assert_int_eq(done, fits);
     sequence->length += done ? more : 0;
 }

@@ -719,6 +719,47 @@ START_TEST(drafts_change_nothing_that_is_generated)
 }
 END_TEST
 
+/* Rows that a backend computed; 0 if it is not in the report. */
+static int64_t rows_of(const struct report *report, const char *name)
+{
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        if (strcmp(report->paths[p].name, name) == 0)
+            return report->paths[p].rows;
+    return 0;
+}
+
+/* By phase, as speculative_attention_mode says, or by routes: the other backend has all rows of
+ * verifications and of the draft model, or none, or each of two has its own. */
+START_TEST(drafts_come_to_the_backend_that_is_named)
+{
+    static const char *const sets[][4] = {
+        {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=one",
+         "attention.speculative_attention_mode=decode"},
+        {"attention.prefill_attention_backend=cpu_native",
+         "attention.decode_attention_backend=one"},
+        {"attention.attention_backend=cpu_native", "attention.route.1=phase=verify -> one",
+         "attention.route.2=phase=draft -> two"},
+    };
+    struct run run;
+    begin(&run);
+    set(&run, "workload.length_scale=0.05");
+    set(&run, "speculative.draft_tokens=5");
+    set(&run, "speculative.topk=2");
+    set(&run, "backend.one.type=cpu_native");
+    set(&run, "backend.two.type=cpu_native");
+    for (int s = 0; s < 4 && sets[_i][s]; s++)
+        set(&run, "%s", sets[_i][s]);
+    go(&run);
+    const struct report *r = &run.report;
+    ck_assert_msg(run.code == EXIT_GOOD, "%s", host_error_text(&run.error));
+    int64_t verified = 2 * 5 * r->drafts.verifications, drafted = r->drafts.draft_extend;
+    ck_assert_int_gt(drafted, 0);
+    ck_assert_int_eq(rows_of(r, "one"), _i == 0 ? verified + drafted : _i == 1 ? 0 : verified);
+    ck_assert_int_eq(rows_of(r, "two"), _i == 2 ? drafted : 0);
+    finish(&run);
+}
+END_TEST
+
 /* A wrong draft that is read later on fails the run: here all keys of a verification are one row
  * too low. */
 static void shift_keys(void *ctx, const struct batch_step *step, int32_t layer,
@@ -768,6 +809,14 @@ static const struct {
     {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
     {{"platform.device=cuda:15"}, EXIT_NO_BACKEND, "platform.device"},
+    {{"model.attn_type=encoder_only", "workload.chunked_prefill_size=16"},
+     EXIT_USAGE,
+     "which is not cut: accepted up to chunked_prefill_size = 16"},
+    {{"model.attn_type=encoder_only", "workload.chunked_prefill_size=0",
+      "speculative.draft_tokens=4"},
+     EXIT_USAGE,
+     "encoder_only layers, which no draft is verified in"},
+    {{"model.layer_types=full encoder"}, EXIT_USAGE, "next to layers that are not"},
     {{"speculative.draft_tokens=1"}, EXIT_USAGE, "accepted 0 for no drafts, or 2..64"},
     {{"speculative.draft_tokens=4", "speculative.topk=4"}, EXIT_USAGE, "accepted 1..3"},
     {{"speculative.draft_tokens=4", "workload.mixed=yes"}, EXIT_USAGE, "steps of their own"},
@@ -832,6 +881,7 @@ static Suite *suite(void)
     TCase *drafts = tcase_create("drafts");
     tcase_set_timeout(drafts, 60);
     tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
+    tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);
     tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);
     suite_add_tcase(s, drafts);
     TCase *refused = tcase_create("refused");

@@ -77,6 +77,36 @@ START_TEST(a_prompt_is_cut_into_chunks)
 }
 END_TEST
 
+/* Prompts of 5, 4, 5 and 3 tokens into steps of 8: whole, in order. */
+START_TEST(whole_prompts_are_not_cut)
+{
+    params.chunked_prefill_size = 8;
+    params.whole_prompts = true;
+    add_to_source(5, 0, "");
+    add_to_source(4, 0, "");
+    add_to_source(5, 0, "");
+    add_to_source(3, 0, "");
+    create();
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, 1);
+    expect_seq(step, 0, 0, 0, 5);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_int_eq(step->num_seqs, 1);
+    expect_seq(step, 0, 1, 0, 4);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_int_eq(step->num_seqs, 2);
+    expect_seq(step, 0, 2, 0, 5);
+    expect_seq(step, 1, 3, 0, 3);
+    scheduler_complete(scheduler);
+    expect_done();
+    const struct scheduler_request longer = {.input_length = 9};
+    ck_assert_int_eq(scheduler_add(scheduler, &longer, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "up to chunked_prefill_size = 8"));
+}
+END_TEST
+
 START_TEST(mixed_steps_extend_first)
 {
     params.chunked_prefill_size = 5;
@@ -917,6 +947,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(core, set_up, tear_down);
     tcase_add_test(core, worked_example);
     tcase_add_test(core, a_prompt_is_cut_into_chunks);
+    tcase_add_test(core, whole_prompts_are_not_cut);
     tcase_add_test(core, mixed_steps_extend_first);
     tcase_add_test(core, a_prefix_computed_twice_is_kept_once);
     tcase_add_test(core, the_youngest_is_retracted_and_resumes);
