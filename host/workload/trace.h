@@ -8,9 +8,9 @@
  *   azure     CSV with a header line; the columns TIMESTAMP (YYYY-MM-DD hh:mm:ss[.fraction][zone]),
  *             ContextTokens and GeneratedTokens are found by name, others are ignored. No hash ids.
  *
- * Either may be compressed by gzip, whatever it is called. Blank lines, CRLF and a byte order mark are accepted in both. Everything else that is not as
- * described is an error that names file, line, field, what was got and what is accepted; nothing is
- * guessed or skipped.
+ * Either may be compressed by gzip, whatever it is called. Blank lines, CRLF and a byte order mark
+ * are accepted in both. Everything else that is not as described is an error that names file, line,
+ * field, what was got and what is accepted; nothing is guessed or skipped.
  */
 #ifndef HOST_WORKLOAD_TRACE_H
 #define HOST_WORKLOAD_TRACE_H

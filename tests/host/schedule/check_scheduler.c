@@ -702,6 +702,26 @@ START_TEST(rejected_drafts_are_given_back)
 }
 END_TEST
 
+/* What decodes keeps room for its drafts, what has nothing to decode keeps none: of 40 slots 8 and
+ * 12 are prompts and 2 + 4 are kept for the first one; a third of 14 just fits, if it has nothing
+ * to decode. */
+START_TEST(a_request_starts_with_a_reserve_for_drafts)
+{
+    params.num_pages = 41;
+    params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
+    add_to_source(8, 3, "");
+    add_to_source(12, 1, "");
+    add_to_source(_i == 2 ? 15 : 14, _i == 1 ? 2 : 1, "");
+    create();
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, _i == 0 ? 3 : 2);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
 /* The share of right drafts, and what follows for a verification: p + p^2 + ... */
 START_TEST(drafts_are_right_as_often_as_is_said)
 {
@@ -733,7 +753,11 @@ START_TEST(trees_are_trees)
         struct draft_tree tree;
         int32_t at_depth[DRAFTS_MAX_TOKENS] = {0};
         drafts_grow(&drafts, 1, position, 3, &tree);
-        ck_assert_int_le(tree.committed, 3);
+        int32_t right = 0; /* at depths 1, 2: 3 rows stay at most */
+        while (right < 2 && right < drafts_depth(&drafts) &&
+               drafts_right(&drafts, 1, position + right + 1))
+            right++;
+        ck_assert_int_eq(tree.committed, 1 + right);
         for (int32_t row = 0; row < drafts.tokens; row++) {
             at_depth[tree.depth[row]]++;
             ck_assert_int_eq(tree.depth[row], row == 0 ? 0 : tree.depth[tree.parent[row]] + 1);
@@ -983,6 +1007,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(drafts, set_up, tear_down);
     tcase_add_test(drafts, accepted_drafts_stay);
     tcase_add_test(drafts, rejected_drafts_are_given_back);
+    tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0, 3);
     tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
     tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
     tcase_add_loop_test(drafts, drafted_workloads_end, 0, DRAFTED_VARIANTS);
