@@ -113,13 +113,18 @@ typedef struct attn_multi_item {
     attn_i32_array max_item_len; /* [S] longest item; a bound for planning */
 } attn_multi_item;
 
-/* Runs of neighbouring sequences whose first keys are the same slots. A hint: results are those of
- * the batch without it. */
+/* One level of runs of neighbouring sequences whose first keys are the same slots: level 0 has the
+ * longest runs (a system prompt), each next one runs that lie within those before it (its
+ * documents, their questions) and share no fewer keys. A hint: results are those of the batch
+ * without it.
+ *
+ * For GRAPH metadata there are max_prefix_levels levels of max_seqs runs, at the same addresses, at
+ * every init; runs and levels that there are not have no sequences, or share no keys. */
 typedef struct attn_shared_prefix {
     uint32_t struct_size;
     uint32_t num_groups;
     attn_i32_array seq_indptr; /* [num_groups + 1] into the sequences */
-    attn_i32_array prefix_len; /* [num_groups] keys shared, a multiple of the page size */
+    attn_i32_array prefix_len; /* [num_groups] keys shared, from key 0 on, whole pages */
 } attn_shared_prefix;
 
 /* One state group: linear layers that share slots, for their recurrent state and for that of their
@@ -212,7 +217,7 @@ typedef struct attn_batch {
     int32_t max_kv_len;                    /* most keys of any sequence, in any KV group */
     uint32_t num_kv_groups;                /* elements of kv_groups */
     uint32_t num_state_groups;             /* elements of state_groups */
-    uint32_t reserved;                     /* 0 */
+    uint32_t num_prefix_levels;            /* elements of shared_prefix */
     const int32_t *num_real_seqs_device;   /* the same two for kernels in a graph; NULL = eager: */
     const int32_t *num_real_tokens_device; /* the host scalars count */
     attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
@@ -225,7 +230,7 @@ typedef struct attn_batch {
     const attn_mask *mask;                /* NULL = ATTN_MASK_LAYER */
     const attn_spec *spec;                /* NULL = none */
     const attn_multi_item *multi_item;    /* NULL = none */
-    const attn_shared_prefix *shared_prefix; /* NULL = none */
+    const attn_shared_prefix *shared_prefix; /* array; walk with attn_at(); NULL = none */
     const attn_sparse_batch *sparse;         /* NULL = no sparse layer */
 } attn_batch;
 

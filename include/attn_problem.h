@@ -357,7 +357,8 @@ typedef struct attn_bounds {
     int32_t max_kv_len;  /* keys of one sequence, in any KV group */
     int32_t max_sms;     /* CUDA: multiprocessors that launches may count on; 0 = all there are. */
                          /* Fewer where others are busy (overlap) or not ours (green contexts) */
-    uint32_t reserved;   /* 0 */
+    int32_t max_prefix_levels; /* with ATTN_USES_SHARED_PREFIX: levels of batch.shared_prefix; */
+                               /* 0 = 1 */
     int64_t max_kv_tokens; /* keys of a batch in one KV group, each sequence rounded up to pages */
 } attn_bounds;
 

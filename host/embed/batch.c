@@ -39,9 +39,9 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
     if (status == ATTN_OK && batch->multi_item)
         status = EMBED_CHECK_SIZE(batch->multi_item, attn_multi_item, max_item_len,
                                   "batch.multi_item", error);
-    if (status == ATTN_OK && batch->shared_prefix)
+    if (status == ATTN_OK && batch->num_prefix_levels > 0 && batch->shared_prefix)
         status = EMBED_CHECK_SIZE(batch->shared_prefix, attn_shared_prefix, prefix_len,
-                                  "batch.shared_prefix", error);
+                                  "batch.shared_prefix[0]", error);
     if (status == ATTN_OK && batch->num_state_groups > 0 && batch->state_groups)
         status = EMBED_CHECK_SIZE(batch->state_groups, attn_state_batch, snapshots,
                                   "batch.state_groups[0]", error);
@@ -213,9 +213,79 @@ static attn_status check_mask_indptr(const attn_batch *batch, attn_error *error)
     return ATTN_OK;
 }
 
+/* The run of a level that has sequence s; -1 = none. */
+static int32_t find_run(const attn_shared_prefix *level, int32_t s)
+{
+    for (uint32_t g = 0; g < level->num_groups; g++)
+        if (level->seq_indptr.host[g] <= s && s < level->seq_indptr.host[g + 1])
+            return (int32_t)g;
+    return -1;
+}
+
+/* Does each run lie within one of the level before, and share no fewer keys? */
+static attn_status check_nested(const attn_shared_prefix *outer, const attn_shared_prefix *inner,
+                                uint32_t level, attn_error *error)
+{
+    const int32_t *lens = inner->prefix_len.host, *seqs = inner->seq_indptr.host;
+    if (!seqs || !lens || !outer->seq_indptr.host || !outer->prefix_len.host)
+        return ATTN_OK;
+    for (uint32_t g = 0; g < inner->num_groups; g++) {
+        int32_t run = find_run(outer, seqs[g]);
+        if (seqs[g] == seqs[g + 1] || run < 0)
+            continue;
+        if (seqs[g + 1] > outer->seq_indptr.host[run + 1] || lens[g] < outer->prefix_len.host[run])
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "batch: shared_prefix[%u] has sequences %d..%d with %d keys in "
+                             "common; accepted: runs within those of level %u, %d..%d, with %d "
+                             "and more",
+                             level, seqs[g], seqs[g + 1] - 1, lens[g], level - 1,
+                             outer->seq_indptr.host[run], outer->seq_indptr.host[run + 1] - 1,
+                             outer->prefix_len.host[run]);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_prefix_levels(const attn_bounds *bounds, const attn_batch *batch,
+                                       attn_error *error)
+{
+    uint32_t most = bounds->max_prefix_levels > 1 ? (uint32_t)bounds->max_prefix_levels : 1;
+    const attn_shared_prefix *before = NULL;
+    attn_status status = ATTN_OK;
+    if (batch->num_prefix_levels > most || (batch->num_prefix_levels > 0) != !!batch->shared_prefix)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch: num_prefix_levels is %u; accepted: 1..%u with shared_prefix, 0 "
+                         "without",
+                         batch->num_prefix_levels, most);
+    for (uint32_t level = 0; level < batch->num_prefix_levels && status == ATTN_OK; level++) {
+        const attn_shared_prefix *shared = attn_at(batch->shared_prefix, level);
+        status = check_indptr("shared_prefix.seq_indptr", &shared->seq_indptr, shared->num_groups,
+                              batch->num_seqs, error);
+        if (status == ATTN_OK && before)
+            status = check_nested(before, shared, level, error);
+        before = shared;
+    }
+    return status;
+}
+
+/* Launches of a graph are for as many levels and runs as the bounds have. */
+static attn_status check_frozen_levels(const attn_bounds *bounds, const attn_batch *batch,
+                                       attn_error *error)
+{
+    uint32_t levels = bounds->max_prefix_levels > 1 ? (uint32_t)bounds->max_prefix_levels : 1;
+    for (uint32_t level = 0; level < batch->num_prefix_levels; level++) {
+        const attn_shared_prefix *shared = attn_at(batch->shared_prefix, level);
+        if (batch->num_prefix_levels != levels || shared->num_groups != (uint32_t)bounds->max_seqs)
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "batch: %u prefix levels, level %u of %u runs; accepted in a graph: "
+                             "%u of %d, as the bounds have them",
+                             batch->num_prefix_levels, level, shared->num_groups, levels,
+                             bounds->max_seqs);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
 {
-    const attn_shared_prefix *shared = batch->shared_prefix;
     attn_status status = ATTN_OK;
     if (batch->num_seqs == 0)
         return ATTN_OK;
@@ -224,9 +294,6 @@ static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
             check_indptr("q_indptr", &batch->q_indptr, batch->num_seqs, batch->num_tokens, error);
     if (status == ATTN_OK)
         status = check_mask_indptr(batch, error);
-    if (status == ATTN_OK && shared)
-        status = check_indptr("shared_prefix.seq_indptr", &shared->seq_indptr, shared->num_groups,
-                              batch->num_seqs, error);
     return status;
 }
 
@@ -530,8 +597,9 @@ static attn_status check_contents(const attnhost_backend *backend, struct embed_
     return status == ATTN_OK ? check_all_slots(slots, batch, error) : status;
 }
 
-attn_status embed_check_batch(const attnhost_backend *backend, const attn_bounds *bounds,
-                              struct embed_slots *slots, const attn_batch *batch, attn_error *error)
+attn_status embed_check_batch(const attnhost_backend *backend, uint32_t kind,
+                              const attn_bounds *bounds, struct embed_slots *slots,
+                              const attn_batch *batch, attn_error *error)
 {
     attn_status status = check_sizes(batch, error);
     if (status == ATTN_OK)
@@ -540,6 +608,10 @@ attn_status embed_check_batch(const attnhost_backend *backend, const attn_bounds
         status = check_counts(bounds, batch, error);
     if (status == ATTN_OK)
         status = check_contents(backend, slots, batch, error);
+    if (status == ATTN_OK)
+        status = check_prefix_levels(bounds, batch, error);
+    if (status == ATTN_OK && kind == ATTN_METADATA_GRAPH)
+        status = check_frozen_levels(bounds, batch, error);
     if (status != ATTN_OK && error)
         error->field = ATTN_FIELD_BATCH;
     return status;

@@ -21,8 +21,8 @@ void embed_slots_free(struct embed_slots *slots);
 /* Is the batch within the bounds, complete for this backend, and, as far as its arrays can be read
  * here, without contradictions? INVALID_ARGUMENT with field BATCH and the member's name;
  * OUT_OF_HOST_MEMORY. */
-attn_status embed_check_batch(const attnhost_backend *backend, const attn_bounds *bounds,
-                              struct embed_slots *slots, const attn_batch *batch,
-                              attn_error *error);
+attn_status embed_check_batch(const attnhost_backend *backend, uint32_t kind,
+                              const attn_bounds *bounds, struct embed_slots *slots,
+                              const attn_batch *batch, attn_error *error);
 
 #endif /* HOST_EMBED_BATCH_H */

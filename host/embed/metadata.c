@@ -19,6 +19,7 @@
 struct attnhost_metadata {
     attnhost_backend *backend;
     attn_metadata *plugin; /* the backend's own */
+    uint32_t kind;         /* ATTN_METADATA_* */
     attn_bounds bounds;
     attn_memory memory;
     uint32_t owned;                                  /* bit r: region r was allocated here */
@@ -297,6 +298,7 @@ attn_status attnhost_metadata_create(attnhost_backend *backend, uint32_t kind,
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata: out of memory");
     made->backend = backend;
+    made->kind = kind;
     made->mode = ATTN_MODE_COUNT;
     made->bounds.struct_size = sizeof made->bounds;
     embed_give(&made->bounds, bounds, bounds->struct_size);
@@ -336,8 +338,8 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
         metadata->mode = ATTN_MODE_IDLE;
         return ATTN_OK;
     }
-    attn_status status =
-        embed_check_batch(backend, &metadata->bounds, &metadata->slots, batch, error);
+    attn_status status = embed_check_batch(backend, metadata->kind, &metadata->bounds,
+                                           &metadata->slots, batch, error);
     if (status != ATTN_OK)
         return status;
     host_error said;

@@ -309,6 +309,7 @@ static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
         .modes = ATTN_MODE_BIT(spec->mode),
         .mask_kinds = ATTN_MASK_BIT(spec->mask_kind),
         .uses = uses_of(spec),
+        .max_prefix_levels = spec->hint == HINT_LEVELS ? 2 : 0,
         .max_seqs = at_least_1(l.num_seqs) + 3 * slack,
         .max_tokens = at_least_1(rows > l.num_seqs ? rows : l.num_seqs) + 17 * slack,
         .max_q_len = at_least_1(l.max_q_len),

@@ -65,9 +65,10 @@ struct case_sequence {
 /* The hint that sequences have their first keys in common. */
 enum case_hint {
     HINT_NONE,
-    HINT_ALL,   /* all sequences are in runs, those that share nothing in runs of their own */
-    HINT_SOME,  /* the first and the last ones are in no run where they share nothing */
-    HINT_SHORT, /* as ALL, but for a page less than they share */
+    HINT_ALL,    /* all sequences are in runs, those that share nothing in runs of their own */
+    HINT_SOME,   /* the first and the last ones are in no run where they share nothing */
+    HINT_SHORT,  /* as ALL, but for a page less than they share */
+    HINT_LEVELS, /* SHORT, and the same runs in parts for all that they share */
     CASE_HINTS
 };
 

@@ -320,6 +320,25 @@ static void fill_new_slots(const struct filling *f)
         loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
 }
 
+/* The second level: runs of more than two are two, and all share what they do. */
+static void fill_inner_hint(const struct filling *f)
+{
+    int32_t *seqs = part_of(f, PART_HINT_INNER_SEQS), *lens = part_of(f, PART_HINT_INNER_LENS);
+    int32_t runs = 0;
+    fill_ints(seqs, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
+    fill_ints(lens, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
+    for (int32_t s = 0, end, length; s < f->l->num_seqs; s = end) {
+        case_hint_run(f->c, s, &end, &length);
+        seqs[runs] = s;
+        lens[runs++] = length;
+        if (end - s > 2) {
+            seqs[runs] = s + 2;
+            lens[runs++] = length;
+        }
+        seqs[runs] = end;
+    }
+}
+
 /* All runs; those that a hint leaves out at either end are left out by where it begins and ends. */
 static void fill_hint(const struct filling *f)
 {
@@ -330,7 +349,7 @@ static void fill_hint(const struct filling *f)
     while (s < f->l->num_seqs) {
         int32_t length, end;
         case_hint_run(f->c, s, &end, &length);
-        if (f->c->spec.hint == HINT_SHORT && length > 0)
+        if ((f->c->spec.hint == HINT_SHORT || f->c->spec.hint == HINT_LEVELS) && length > 0)
             length -= f->c->spec.page_size;
         seqs[runs] = s;
         lens[runs++] = length;
@@ -507,6 +526,8 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
         fill_positions(&f);
     if (c->spec.hint != HINT_NONE)
         fill_hint(&f);
+    if (c->spec.hint == HINT_LEVELS)
+        fill_inner_hint(&f);
     if (c->spec.multi_item)
         fill_items(&f);
 }

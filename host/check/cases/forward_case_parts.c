@@ -113,6 +113,10 @@ static void lay_out_arrays(struct forward_case *c)
         add_ints(c, PART_HINT_SEQS, seqs + 2);
         add_ints(c, PART_HINT_LENS, seqs + 2);
     }
+    if (spec->hint == HINT_LEVELS) {
+        add_ints(c, PART_HINT_INNER_SEQS, seqs + 2);
+        add_ints(c, PART_HINT_INNER_LENS, seqs + 2);
+    }
     if (spec->multi_item) {
         add_ints(c, PART_ITEM_PREFIX, seqs);
         add_ints(c, PART_ITEM_LEN, seqs);
@@ -433,11 +437,22 @@ static void view_hint(const struct viewing *v)
         first += c->spec.hint == HINT_SOME && length == 0 && first == runs;
         last = c->spec.hint != HINT_SOME || length > 0 ? runs + 1 : last;
     }
-    v->view->shared = (attn_shared_prefix){.struct_size = sizeof v->view->shared,
-                                           .num_groups = last > first ? last - first : 0,
-                                           .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
-                                           .prefix_len = ints_from(v, PART_HINT_LENS, first)};
-    v->view->batch.shared_prefix = &v->view->shared;
+    v->view->shared[0] = (attn_shared_prefix){.struct_size = sizeof v->view->shared[0],
+                                              .num_groups = last > first ? last - first : 0,
+                                              .seq_indptr = ints_from(v, PART_HINT_SEQS, first),
+                                              .prefix_len = ints_from(v, PART_HINT_LENS, first)};
+    v->view->batch.shared_prefix = v->view->shared;
+    v->view->batch.num_prefix_levels = 1;
+    if (c->spec.hint != HINT_LEVELS)
+        return;
+    v->view->shared[1] = (attn_shared_prefix){.struct_size = sizeof v->view->shared[1],
+                                              .seq_indptr = ints(v, PART_HINT_INNER_SEQS),
+                                              .prefix_len = ints(v, PART_HINT_INNER_LENS)};
+    for (int32_t s = 0, end, length; s < v->lengths->num_seqs; s = end) {
+        case_hint_run(c, s, &end, &length);
+        v->view->shared[1].num_groups += end - s > 2 ? 2 : 1;
+    }
+    v->view->batch.num_prefix_levels = 2;
 }
 
 static void view_batch(const struct viewing *v)

@@ -69,6 +69,8 @@ enum case_part_id {
     PART_LATENT_SCALE,
     PART_HINT_SEQS, /* of the shared prefix */
     PART_HINT_LENS,
+    PART_HINT_INNER_SEQS, /* of its second level */
+    PART_HINT_INNER_LENS,
     PART_SPARSE_INDICES,
     PART_SPARSE_COUNT,
     PART_BITS_SECOND, /* what the second layer chooses, which is some of what the first does */
@@ -121,7 +123,7 @@ struct case_view {
     attn_multi_item items;
     attn_sparse_batch sparse;
     attn_spec spec;
-    attn_shared_prefix shared;
+    attn_shared_prefix shared[2];
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_scale k_scale, v_scale, latent_scale;

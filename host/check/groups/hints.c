@@ -80,6 +80,25 @@ static void run_found(struct check_run *run, const struct grid_choice *choices)
     grid_release(run->subject, grid);
 }
 
+/* Levels of runs, and nothing else. */
+static void run_prefix_levels(struct check_run *run)
+{
+    const struct case_run exactly = {.exact_memory = true, .repeat = 1};
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    char reason[512] = "";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, softmax_choices, &spec, &options)) {
+        set_runs(&spec, HINT_LEVELS);
+        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
+            numerics_run(run, &spec, options, &exactly);
+        else
+            check_skip(run, "%s", reason);
+    }
+    grid_release(run->subject, grid);
+}
+
 static int32_t count_hints(const struct check_subject *subject)
 {
     return numerics_count(subject, softmax_choices);
@@ -119,5 +138,7 @@ const struct check check_hints[] = {
     ROW(hints, "the hint of shared prefixes changes no result"),
     ROW(hints_forms, "the hint of shared prefixes changes no result, in any form of KV indices"),
     ROW(mla_hints, "the hint of shared prefixes changes no result of latent layers"),
+    {"KV-15", "prefix_levels", "shared prefixes of several levels change no result",
+     CHECK_NEEDS_COMPUTE, count_hints, run_prefix_levels},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -410,6 +410,7 @@ static void draw_shared(struct stand_scene *scene, struct stand_batch *made)
                                         .seq_indptr = BOTH(made, shared_indptr, true),
                                         .prefix_len = BOTH(made, shared_len, true)};
     made->batch.shared_prefix = &made->shared;
+    made->batch.num_prefix_levels = 1;
 }
 
 static void draw_parts(struct stand_scene *scene, struct stand_batch *made, bool own_lens)

@@ -88,6 +88,7 @@ static attn_status copy_batch(const attn_batch *from, batch_slice *slice, attn_e
     /* A hint whose runs need not end where the slice does; and scalars that count the whole batch,
      * which a graph would read, but a split batch is never captured. */
     to->shared_prefix = NULL;
+    to->num_prefix_levels = 0;
     to->num_real_seqs_device = NULL;
     to->num_real_tokens_device = NULL;
     return ATTN_OK;

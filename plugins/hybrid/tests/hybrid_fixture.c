@@ -223,7 +223,7 @@ void make_mixed(int32_t base)
     shared = (attn_shared_prefix){.struct_size = sizeof shared, .num_groups = 1};
     mixed.mask = &mask, mixed.multi_item = &multi_item, mixed.state_groups = &state;
     mixed.num_state_groups = 1;
-    mixed.shared_prefix = &shared;
+    mixed.shared_prefix = &shared, mixed.num_prefix_levels = 1;
 }
 
 attn_tensor tensors[ATTN_ROLE_COUNT];

@@ -753,6 +753,13 @@ START_TEST(test_moved_arrays_are_refused)
           ATTN_INVALID_ARGUMENT);
     step.kv.req_to_token.device -= KEYS;
     GOOD(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base));
+    const attn_shared_prefix few = {.struct_size = sizeof few, .num_groups = 1};
+    step.batch.shared_prefix = &few;
+    step.batch.num_prefix_levels = 1;
+    FAILS(attnhost_init_forward_metadata(metadata, &step.batch, stream, &error.base),
+          ATTN_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(
+        strstr(host_error_text(&error), "1 prefix levels, level 0 of 1 runs; accepted in a"));
     destroy_metadata(metadata);
     engine_finish(&e);
     tear_down();

@@ -181,7 +181,11 @@ START_TEST(bad_indptr)
     ASSERT_BAD_BATCH("q_indptr[3] - q_indptr[0] is 1060; accepted: 0..5",
                      batch.q_indptr.host = jump);
     ASSERT_BAD_BATCH("mask.indptr[2] is 7; accepted: at least 8", batch.mask = &mask);
-    ASSERT_BAD_BATCH("shared_prefix.seq_indptr[3]", batch.shared_prefix = &shared);
+    ASSERT_BAD_BATCH("shared_prefix.seq_indptr[3]",
+                     (batch.shared_prefix = &shared, batch.num_prefix_levels = 1));
+    ASSERT_BAD_BATCH("num_prefix_levels is 2; accepted: 1..1 with",
+                     (batch.shared_prefix = &shared, batch.num_prefix_levels = 2));
+    ASSERT_BAD_BATCH("num_prefix_levels is 0; accepted: 1..1 with", batch.shared_prefix = &shared);
     ASSERT_BAD_BATCH("kv_new_indptr[2] is 3", kv[1].kv_new_indptr.host = falling);
     ASSERT_BAD_BATCH("kv_indptr[2] is 3", kv[0].kv_indptr.host = falling);
     make_batch(ATTN_MODE_DECODE);
@@ -426,6 +430,40 @@ START_TEST(wrong_dtypes)
 }
 END_TEST
 
+/* Runs of an inner level lie within those of the outer one, and share no fewer keys. */
+START_TEST(prefix_levels_are_nested)
+{
+    static const int32_t outer[] = {0, 2, 3}, within[] = {0, 1, 2, 3}, across[] = {0, 1, 3};
+    static const int32_t keys[] = {8, 0}, more[] = {8, 12, 0}, fewer[] = {8, 4, 0};
+    attn_shared_prefix levels[2];
+    attnhost_backend *backend = compose("fixture_one");
+    bounds.max_prefix_levels = 2;
+    attnhost_metadata *metadata = make_metadata(backend, NULL);
+    for (int n = 0; n < 3; n++) {
+        const int32_t *seqs = n == 1 ? across : within, *shared = n == 2 ? fewer : more;
+        levels[0] = (attn_shared_prefix){
+            .struct_size = sizeof *levels, .num_groups = 2, .seq_indptr = {outer, outer}};
+        levels[0].prefix_len = (attn_i32_array){keys, keys};
+        levels[1] = levels[0];
+        levels[1].num_groups = n == 1 ? 2 : 3;
+        levels[1].seq_indptr = (attn_i32_array){seqs, seqs};
+        levels[1].prefix_len = (attn_i32_array){shared, shared};
+        make_batch(ATTN_MODE_EXTEND);
+        batch.shared_prefix = levels;
+        batch.num_prefix_levels = 2;
+        host_error_init(&error);
+        ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                         n == 0 ? ATTN_OK : ATTN_INVALID_ARGUMENT);
+        if (n > 0)
+            assert_says(n == 1 ? "shared_prefix[1] has sequences 1..2 with 12 keys in common; "
+                                 "accepted: runs within those of level 0, 0..1, with 8"
+                               : "shared_prefix[1] has sequences 1..1 with 4 keys in common");
+    }
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+END_TEST
+
 /* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
 START_TEST(wrong_places)
 {
@@ -561,6 +599,7 @@ static Suite *suite(void)
     tcase_add_test(tests, dtypes_of_roles);
     tcase_add_test(tests, wrong_dtypes);
     tcase_add_test(tests, wrong_places);
+    tcase_add_test(tests, prefix_levels_are_nested);
     tcase_add_test(tests, unset_sizes_of_problems);
     tcase_add_test(tests, unset_sizes_of_steps);
     suite_add_tcase(made, tests);
