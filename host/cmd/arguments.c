@@ -238,9 +238,15 @@ static int take_target(struct arguments *arguments, int count, char **names)
 {
     const struct command *command = arguments->command;
     bool optional = command->target == TARGET_AT_MOST_ONE;
-    if (count > 1 || (count == 0 && !optional))
+    bool many = command->target == TARGET_MANY;
+    if ((count > 1 && !many) || (count == 0 && !optional))
         return arguments_refuse(arguments, "%d names given: accepted %s%s", count,
-                                optional ? "at most one " : "one ", command->names);
+                                many       ? "one and more "
+                                : optional ? "at most one "
+                                           : "one ",
+                                command->names);
+    arguments->targets = names;
+    arguments->num_targets = (size_t)count;
     arguments->target = count ? names[0] : NULL;
     return GO_ON;
 }

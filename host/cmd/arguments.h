@@ -57,7 +57,7 @@ bool option_read_device(const char *text, void *place);  /* const char *: "cpu",
 #define OPTION_ACCEPTS_DEVICE  "cpu, cuda, cuda:N"
 
 /* How many things a command line names, apart from options. */
-enum arguments_target { TARGET_ONE, TARGET_AT_MOST_ONE };
+enum arguments_target { TARGET_ONE, TARGET_AT_MOST_ONE, TARGET_MANY };
 
 struct arguments;
 
@@ -80,9 +80,11 @@ struct command {
 
 struct arguments {
     const struct command *command;
-    const char *target; /* what is named; NULL = left out */
-    void *values;       /* the command's own struct */
-    char **sets;        /* "section.key=value" */
+    const char *target; /* what is named, the first of many; NULL = left out */
+    char **targets;     /* all of it, in the caller's argv */
+    size_t num_targets;
+    void *values; /* the command's own struct */
+    char **sets;  /* "section.key=value" */
     size_t num_sets;
     char *line; /* the command line, as a shell takes it */
 };

@@ -20,6 +20,7 @@
     ROW(bench)                                                                                     \
     ROW(check)                                                                                     \
     ROW(fuzz)                                                                                      \
+    ROW(report)                                                                                    \
     ROW(scan)                                                                                      \
     ROW(check_child)                                                                               \
     ROW(check_load)                                                                                \

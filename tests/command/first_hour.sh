@@ -52,7 +52,7 @@ says 4 "explain hints at model.dtype" "it could with model.dtype = f16, bf16" \
 says 4 "an error that lacks a plugin says where to look" "plugins.path names other folders" \
     -- "$attnhost" run "$top/examples/quickstart.ini" --attention-backend trtllm_mha_like
 says 4 "inspect says it, too" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
-for command in run list inspect explain bench check fuzz; do
+for command in run list inspect explain bench check fuzz report; do
     says 0 "help $command" "usage: attnhost $command " -- "$attnhost" help "$command"
     narrow "$command --help" "$attnhost" "$command" --help
 done

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report_bench.c: the figures of a bench.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/cmd/report_page.h"
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+    const char *text = cJSON_GetStringValue(page_get(object, key));
+    return text ? text : "";
+}
+
+static bool ran(const cJSON *run)
+{
+    return strcmp(text_of(run, "outcome"), "ran") == 0;
+}
+
+/* A row for each backend that ran on a shape. */
+static void add_shares(struct figure *figure, const cJSON *entry)
+{
+    const cJSON *run;
+    cJSON_ArrayForEach(run, page_get(entry, "backends"))
+    {
+        char label[256];
+        if (!ran(run))
+            continue;
+        snprintf(label, sizeof label, "%.80s, %.200s", text_of(run, "backend"),
+                 text_of(entry, "text"));
+        figure_text(figure, label);
+        figure_number(figure, 100 * page_number(run, "fraction"));
+        figure_number(figure, page_number(run, "median_us"));
+        figure_end_row(figure);
+    }
+}
+
+static void shares(struct page *page, const cJSON *results)
+{
+    static const char *const columns[] = {"backend, shape", "% of ceiling", "median us"};
+    const cJSON *entry;
+    struct figure figure;
+    figure_begin(&figure, columns, 3);
+    cJSON_ArrayForEach(entry, results) add_shares(&figure, entry);
+    page_figure(page, &figure, "Share of the nearer ceiling",
+                "What memory or arithmetic alone would take, as a share of the time taken.",
+                "set xrange [0:*]\nset yrange [*:*] reverse\nset ytics font ',9'\nset key off\n"
+                "set xlabel '% of ceiling'\nset offsets 0,0,0.5,0.5\n"
+                "plot $d using 2:0:(0):2:($0-0.35):($0+0.35):ytic(1) with boxxyerror lt 1");
+}
+
+static void roofline(struct page *page, const cJSON *report)
+{
+    static const char *const columns[] = {"flop/byte", "flop/s", "roof"};
+    double read = page_number(report, "ceilings.read.bytes_per_s");
+    double matrix = page_number(report, "ceilings.matrix.flop_per_s");
+    const cJSON *entry, *run;
+    struct figure figure;
+    if (!isfinite(read) || !isfinite(matrix))
+        return;
+    figure_begin(&figure, columns, 3);
+    cJSON_ArrayForEach(entry, page_get(report, "results"))
+        cJSON_ArrayForEach(run, page_get(entry, "backends")) if (ran(run))
+    {
+        double intensity = page_number(entry, "flop") / page_number(entry, "bytes");
+        figure_number(&figure, intensity);
+        figure_number(&figure, page_number(run, "flop_per_s"));
+        figure_number(&figure, fmin(matrix, read * intensity));
+        figure_end_row(&figure);
+    }
+    char script[320];
+    snprintf(script, sizeof script,
+             "set logscale xy\nset xlabel 'flop/byte'\nset ylabel 'flop/s'\nset format '10^{%%T}'\n"
+             "set format '%%g'\nroof(x) = %.15g * x < %.15g ? %.15g * x : %.15g\n"
+             "plot [0.1:10000] roof(x) with lines lt 2 title 'roof', "
+             "$d using 1:2 with points lt 1 ps 1.2",
+             read, matrix, read, matrix);
+    page_figure(page, &figure, "Roofline",
+                "Ceilings as they were measured in the same run: reading memory, and arithmetic.",
+                script);
+}
+
+/* The time of a backend on a shape; NaN if it did not run. */
+static double median_of(const cJSON *entry, const char *backend)
+{
+    const cJSON *run;
+    cJSON_ArrayForEach(run,
+                       page_get(entry, "backends")) if (strcmp(text_of(run, "backend"), backend) ==
+                                                        0) return page_number(run, "median_us");
+    return NAN;
+}
+
+/* Of several shapes, by the keys that are seen. */
+static void sweep(struct page *page, const cJSON *results)
+{
+    enum { MOST = 8 };
+    const char *columns[MOST + 1] = {"keys"};
+    size_t count = 1;
+    const cJSON *entry, *run;
+    struct figure figure;
+    char script[224];
+    if (cJSON_GetArraySize(results) < 2)
+        return;
+    cJSON_ArrayForEach(run, page_get(cJSON_GetArrayItem(results, 0), "backends")) if (count <= MOST)
+        columns[count++] = text_of(run, "backend");
+    figure_begin(&figure, columns, count);
+    cJSON_ArrayForEach(entry, results)
+    {
+        figure_number(&figure, page_number(entry, "seen_keys"));
+        for (size_t c = 1; c < count; c++)
+            figure_number(&figure, median_of(entry, columns[c]));
+        figure_end_row(&figure);
+    }
+    snprintf(script, sizeof script,
+             "set logscale xy\nset xlabel 'keys of all sequences'\nset ylabel 'us'\n"
+             "plot for [i=2:%zu] $d using 1:i with points ps 1.2",
+             count);
+    page_figure(page, &figure, "Time by the number of keys", "Medians; each point is a shape.",
+                script);
+}
+
+void page_bench(struct page *page, const cJSON *report)
+{
+    const cJSON *results = page_get(report, "results");
+    shares(page, results);
+    roofline(page, report);
+    sweep(page, results);
+}

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`attnhost report` of a run and a bench: well-formed, every figure there and drawn, and the numbers below
+each figure are those of the JSON files. Prints TAP.
+
+  report_page.py COMMAND TOP FOLDER     FOLDER has run.json and bench.json
+"""
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"
+FIGURES = ["Time to first token", "Time per output token", "Step times", "Tokens over time",
+           "KV occupancy over time", "Rows computed by each backend", "Backend of each layer and phase",
+           "Largest error over its bar", "Share of the nearer ceiling", "Roofline",
+           "Time by the number of keys"]
+command, top, folder = sys.argv[1:]
+count = failures = 0
+
+
+def result(name, problems):
+    global count, failures
+    count += 1
+    failures += bool(problems)
+    print(f"{'not ' if problems else ''}ok {count} - {name}")
+    for problem in problems:
+        print("#", problem)
+
+
+def report(*arguments, path=None):
+    env = dict(os.environ, PATH=path or os.environ["PATH"])
+    return subprocess.run([command, "report", *arguments], capture_output=True, text=True, cwd=folder,
+                          env=env, stdin=subprocess.DEVNULL, check=False)
+
+
+def value(cell):
+    text = "".join(cell.itertext())
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
+
+
+def same(got, wanted):
+    return len(got) == len(wanted) and all(
+        len(a) == len(b) and all(x == y or isinstance(x, float) and y is not None
+                                 and math.isclose(x, y, rel_tol=1e-12) for x, y in zip(a, b))
+        for a, b in zip(got, wanted))
+
+
+def wanted_tables(run, bench):
+    """What each table has, from the JSON alone."""
+    tables = {}
+    for title, times, names in (("Time to first token", run["ttft_ms"], ("wall", "virtual")),
+                                ("Time per output token", run["tpot_ms"], ("wall", "virtual")),
+                                ("Step times", run["latency_us"], ("prefill", "decode"))):
+        tables[title] = [[p, *(times[name]["percentiles"][p] for name in names)] for p in range(101)]
+    series = run["series"]
+    tables["Tokens over time"] = [list(row) for row in
+                                  zip(series["wall_s"], series["prefill"], series["decode"])]
+    tables["KV occupancy over time"] = [[at, held, run["kv"]["capacity"]] for at, held in
+                                        zip(series["wall_s"], series["kv_tokens"])]
+    tables["Rows computed by each backend"] = [list(row) for row in run["paths"].items()]
+    bars = run["verify"]["of_bar"]
+    tables["Largest error over its bar"] = [[layer, *row] for layer, row in
+                                            enumerate(zip(bars["prefill"], bars["decode"]))]
+    ran = [(entry, one) for entry in bench["results"] for one in entry["backends"]
+           if one["outcome"] == "ran"]
+    tables["Share of the nearer ceiling"] = [
+        [f"{one['backend']}, {entry['text']}", 100 * one["fraction"], one["median_us"]] for entry, one in ran]
+    read = bench["ceilings"]["read"]["bytes_per_s"]
+    matrix = bench["ceilings"]["matrix"]["flop_per_s"]
+    tables["Roofline"] = [[entry["flop"] / entry["bytes"], one["flop_per_s"],
+                           min(matrix, read * entry["flop"] / entry["bytes"])] for entry, one in ran]
+    tables["Time by the number of keys"] = [
+        [entry["seen_keys"], *(one["median_us"] for one in entry["backends"])]
+        for entry in bench["results"]]
+    return tables
+
+
+def check_page(page, run, bench):
+    figures = {figure.find(HTML + "figcaption").text: figure for figure in page.iter(HTML + "figure")}
+    result("every figure is there", [] if list(figures) == FIGURES else [str(list(figures))])
+    wanted = wanted_tables(run, bench)
+    for title, figure in figures.items():
+        problems = []
+        svg = figure.find(SVG + "svg")
+        drawn = 0 if svg is None else sum(len(one.get("d", "")) > 40 for one in svg.iter(SVG + "path"))
+        drawn += 0 if svg is None else sum(1 for one in svg.iter(SVG + "use"))
+        if drawn < 8:
+            problems.append(f"nothing is drawn: {drawn}")
+        rows = [[value(cell) for cell in row] for row in figure.iter(HTML + "tr")][1:]
+        if title in wanted and not same(rows, wanted[title]):
+            problems.append(f"rows {rows[:3]}, expected {wanted[title][:3]}")
+        if not rows:
+            problems.append("no rows")
+        result(title, problems)
+    layers = sorted((row[0], row[1]) for row in
+                    [[value(cell) for cell in row] for row in figures[FIGURES[6]].iter(HTML + "tr")][1:])
+    result("each layer and phase is there once",
+           [] if layers == sorted((float(layer), f"{phase}: cpu_native") for layer in range(4)
+                                  for phase in ("prefill", "decode")) else [str(layers)])
+
+
+def main():
+    done = report("run.json", "bench.json", "--output", "report.html")
+    if done.returncode:
+        result("the page", [done.stderr])
+    else:
+        with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
+            text = file.read()
+        page = xml.fromstring(text)
+        with open(os.path.join(folder, "run.json"), encoding="utf-8") as file:
+            run = json.load(file)
+        with open(os.path.join(folder, "bench.json"), encoding="utf-8") as file:
+            bench = json.load(file)
+        check_page(page, run, bench)
+        outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*""", text)
+        result("the page needs no other file", outside)
+        ids = re.findall(r"""\bid=["']f[0-9]+-pt[0-9]+["']""", text)
+        result("ids of markers are the figure's own", [] if len(set(ids)) == len(ids) > 0 else ["twice"])
+        result("dark, too", [] if "prefers-color-scheme:dark" in text else ["no"])
+        result("where it comes from", [] if run["commit"] in text and run["digest"] in text else ["no"])
+    for name, code, words, arguments, path in (
+            ("what is no report", 2, "no report; accepted", ["other.json"], None),
+            ("no such file", 2, "none.json", ["none.json"], None),
+            ("no file", 2, "0 names given: accepted one and more REPORT.json", [], None),
+            ("no gnuplot", 5, "apt-get install gnuplot-nox", ["run.json"], "/nowhere"),
+            ("an output that is a folder", 2, "--output .: ", ["run.json", "--output", "."], None)):
+        with open(os.path.join(folder, "other.json"), "w", encoding="utf-8") as file:
+            file.write('{"steps": 3}')
+        done = report(*arguments, path=path)
+        result(name, [] if done.returncode == code and words in done.stderr and not done.stdout
+               else [f"exit code {done.returncode}: {done.stderr}"])
+    print(f"1..{count}")
+    return failures != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
