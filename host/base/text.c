@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static bool is_digit(char c)
 {
@@ -468,4 +469,12 @@ void text_wrap(FILE *file, const char *text, size_t column, size_t indent)
         first = false;
         text += length + strspn(text + length, " ");
     }
+}
+
+/* ---- Folders --------------------------------------------------------------------------------- */
+
+char *text_working_folder(void)
+{
+    char *folder = getcwd(NULL, 0);
+    return folder ? folder : strdup(".");
 }

@@ -126,4 +126,8 @@ enum { TEXT_WIDTH = 80 };
  * below, at `indent`. A longer word is not cut. No line end after the last one. */
 void text_wrap(FILE *file, const char *text, size_t column, size_t indent);
 
+/* The working directory, malloc'ed; "." where it has none any more, since it was removed: relative
+ * paths stay relative then. NULL when memory ran out. */
+char *text_working_folder(void);
+
 #endif /* HOST_BASE_TEXT_H */

@@ -35,6 +35,8 @@ enum check_code {
     CHECK_CODES
 };
 
+struct process_state;
+
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
  * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of
  * it host, file, plugin, seed and exhaustive alone; all else is zero there. */
@@ -54,6 +56,8 @@ struct check_subject {
     bool fake_device;   /* the driver is the tests' fake: kernels of a real plugin do nothing */
     uint64_t seed;
     bool exhaustive;
+    /* What the process held before the plugin was loaded, and after. */
+    const struct process_state *unloaded, *loaded;
     /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
      * there and ends with grid_destroy(). NULL = nowhere. */
     struct grid **grid;

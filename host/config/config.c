@@ -392,10 +392,7 @@ static struct config *config_create(const char *name, const char *base)
     if (!config)
         return NULL;
     config->name = strdup(name);
-    /* Without a working directory (it was removed) relative paths stay relative. */
-    config->set_base = getcwd(NULL, 0);
-    if (!config->set_base)
-        config->set_base = strdup(".");
+    config->set_base = text_working_folder();
     if (config->set_base)
         config->ini_base = config_path(config->set_base, base);
     if (!config->name || !config->ini_base) {

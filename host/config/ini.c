@@ -10,6 +10,7 @@
 
 #include "host/config/keys.h"
 #include "host/base/error.h"
+#include "host/base/input.h"
 #include "host/base/text.h"
 
 enum {
@@ -263,10 +264,10 @@ attn_status config_ini_read(const char *text, size_t length, const char *name,
 }
 attn_status config_ini_read_file(const char *path, char **text, size_t *length, attn_error *error)
 {
-    FILE *file = fopen(path, "rb");
+    FILE *file = input_open(path);
     if (!file)
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a readable ini file", path,
-                         strerror(errno));
+                         input_error(errno));
     attn_status status = ATTN_OK;
     char *buffer = malloc(MAX_FILE + 1);
     if (!buffer) {

@@ -86,7 +86,7 @@ static void accept_range(const struct config_key *key, strbuf *text)
     if (key->flags & CONFIG_ABOVE_MIN)
         strbuf_appendf(text, "above %.0f and up to %.12g", key->min, key->max);
     else
-        strbuf_appendf(text, "from %.0f to %.12g", key->min, key->max);
+        strbuf_appendf(text, "from %.12g to %.12g", key->min, key->max);
 }
 
 static void accept_double(const struct config_key *key, strbuf *text)

@@ -12,6 +12,8 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/input.h"
+#include "host/base/json_keys.h"
 
 enum { JSON_MAX_BYTES = 16 << 20, JSON_MAX_KEY = 64 };
 
@@ -70,6 +72,18 @@ static attn_status fail_at(const char *text, size_t length, size_t at, const cha
                      truncated ? "the file ends before its object does" : "unexpected text here");
 }
 
+/* The tree, or NULL if one of its objects has a key twice. */
+static cJSON *refuse_repeated(cJSON *root, const char *file, attn_error *error)
+{
+    const char *key = json_repeated_key(root);
+    if (!key)
+        return root;
+    host_fail(error, ATTN_CONFIG_ERROR, "%s: key \"%.60s\" is given twice; accepted: once", file,
+              key);
+    cJSON_Delete(root);
+    return NULL;
+}
+
 cJSON *json_parse(const char *text, size_t length, const char *file, attn_error *error)
 {
     char *copy = malloc(length + 1);
@@ -96,7 +110,7 @@ cJSON *json_parse(const char *text, size_t length, const char *file, attn_error 
         root = NULL;
     }
     free(copy);
-    return root;
+    return root ? refuse_repeated(root, file, error) : NULL;
 }
 
 /* Up to JSON_MAX_BYTES + 1 bytes, so that a file that is too long can be told from one that fits.
@@ -120,10 +134,10 @@ static char *read_all(FILE *file, size_t *length)
 
 cJSON *json_parse_file(const char *path, attn_error *error)
 {
-    FILE *file = fopen(path, "rbe");
+    FILE *file = input_open(path);
     if (!file) {
         host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be opened: %s; accepted: a readable file",
-                  path, strerror(errno));
+                  path, input_error(errno));
         return NULL;
     }
     cJSON *root = NULL;

@@ -46,11 +46,16 @@ static void terminate_texts(attn_verdict *verdict)
     }
 }
 
+/* More than anything can have against a problem: whoever asks makes room for so many. */
+enum { MAX_REASONS = 1024 };
+
 /* NULL, or what contradicts itself. */
 static const char *find_defect(const attn_verdict *verdict)
 {
     if (verdict->supported > 1)
         return "supported is neither 0 nor 1";
+    if (!verdict->supported && verdict->num_reasons > MAX_REASONS)
+        return "num_reasons is above 1024";
     if (!verdict->supported)
         return verdict->num_reasons == 0 ? "it refuses without a reason" : NULL;
     if (verdict->num_reasons > 0)

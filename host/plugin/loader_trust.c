@@ -67,6 +67,36 @@ attn_status loader_check_folder(const char *folder, attn_error *error)
     return check_owner(folder, "folder", &info, error);
 }
 
+/* Can nobody but root be in this group, as far as its list of members says? Debian gives /usr/local
+ * to such a group. */
+static bool is_empty_group(gid_t group)
+{
+    struct group entry, *found = NULL;
+    char text[4096];
+    return getgrgid_r(group, &entry, text, sizeof text, &found) == 0 && found && !found->gr_mem[0];
+}
+
+/* Who may write to a folder above may put another one in the plugin's place, but where the sticky
+ * bit forbids it (/tmp). Cuts `path`, which is absolute, from its end. */
+static attn_status check_ancestors(char *path, attn_error *error)
+{
+    struct stat info;
+    for (char *slash; (slash = strrchr(path, '/')) && slash[1];) {
+        slash[slash == path] = '\0'; /* "/" stays */
+        if (stat(path, &info) != 0)
+            return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s", path, strerror(errno));
+        bool group = info.st_mode & S_IWGRP && !is_private_group(info.st_uid, info.st_gid) &&
+                     !(info.st_uid == 0 && is_empty_group(info.st_gid));
+        if ((group || info.st_mode & S_IWOTH) && !(info.st_mode & S_ISVTX))
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "%s: the folder, which the plugin lies below, is writable by others "
+                             "(mode %04o); accepted: writable by its owner alone (chmod go-w), or "
+                             "sticky",
+                             path, (unsigned)(info.st_mode & 07777));
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_parent(const char *file, attn_error *error)
 {
     char *folder = strdup(file);
@@ -75,6 +105,8 @@ static attn_status check_parent(const char *file, attn_error *error)
     char *slash = strrchr(folder, '/');
     slash[slash == folder] = '\0'; /* "/" stays */
     attn_status status = loader_check_folder(folder, error);
+    if (status == ATTN_OK && folder[0] == '/')
+        status = check_ancestors(folder, error);
     if (status != ATTN_OK)
         host_fail_prefix(error, "%s", file);
     free(folder);

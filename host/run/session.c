@@ -459,6 +459,22 @@ static attn_status make_check(struct session *s, attn_error *error)
     return row_check_create(&params, &s->check, error);
 }
 
+/* Which key asks for so much, and what it may be. */
+static void explain_pool(const struct session *s, const struct kv_pool_group *groups,
+                         attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    uint64_t free_bytes = 0, total_bytes, token = kv_pool_bytes_per_token(s->model, groups);
+    const char *key =
+        cache->max_total_tokens > 0 ? "kv_cache.max_total_tokens" : "kv_cache.mem_fraction";
+    host_fail_prefix(error, "%s: %s: %lld tokens of %llu bytes", config_place(s->config, key), key,
+                     (long long)((s->num_pages - 1) * s->config->kv_cache.page_size),
+                     (unsigned long long)token);
+    if (device_memory(s->device, &free_bytes, &total_bytes, NULL) == ATTN_OK && token > 0)
+        host_fail_suffix(error, "; accepted: at most %llu tokens in the %llu bytes that are free",
+                         (unsigned long long)(free_bytes / token), (unsigned long long)free_bytes);
+}
+
 static attn_status allocate_pool(struct session *s, attn_error *error)
 {
     struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
@@ -473,6 +489,8 @@ static attn_status allocate_pool(struct session *s, attn_error *error)
         .poison = s->config->verify.rate > 0,
     };
     attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    if (status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY)
+        explain_pool(s, groups, error);
     free(groups);
     return status;
 }

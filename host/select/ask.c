@@ -144,6 +144,31 @@ static bool is_auto(const char *wanted)
     return strcmp(wanted, "auto") == 0;
 }
 
+attn_status select_check_names(struct selector *selector)
+{
+    const struct config_attention *keys = &selector->config->attention;
+    const struct {
+        const char *key, *name;
+    } given[] = {
+        {"attention.attention_backend", keys->attention_backend},
+        {"attention.prefill_attention_backend", keys->prefill_attention_backend},
+        {"attention.decode_attention_backend", keys->decode_attention_backend},
+        {"attention.mm_attention_backend", keys->mm_attention_backend},
+        {"attention.linear_attn_backend", keys->linear_attn_backend},
+    };
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof given / sizeof *given && status == ATTN_OK; i++) {
+        const char *name;
+        strbuf absent;
+        if (!given[i].name || is_auto(given[i].name))
+            continue;
+        strbuf_init(&absent);
+        status = resolve(selector, given[i].key, given[i].name, &name, &absent);
+        strbuf_finish(&absent);
+    }
+    return status;
+}
+
 /* Does the model have a decoder? Then an encoder next to it is a tower, which attention_backend
  * does not speak of. */
 static bool has_decoder(const struct model *model)
@@ -216,14 +241,15 @@ uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
-/* One query with room for all reasons, however many there are. */
+/* One query with room for all reasons; a backend that has more each time is not asked for ever. */
 static attn_status query_all(struct selector *selector, const char *name,
                              const attn_problem *problem, attn_verdict *verdict,
                              attn_reason **reasons, attn_error *error)
 {
+    enum { MAX_QUERIES = 3 };
     uint32_t capacity = 0, needed = 8;
     *reasons = NULL;
-    while (capacity < needed) {
+    for (int asked = 0; capacity < needed && asked < MAX_QUERIES; asked++) {
         attn_reason *grown = realloc(*reasons, needed * sizeof **reasons);
         if (!grown) {
             free(*reasons);
@@ -245,6 +271,8 @@ static attn_status query_all(struct selector *selector, const char *name,
         }
         needed = verdict->supported ? 0 : verdict->num_reasons;
     }
+    if (!verdict->supported && verdict->num_reasons > capacity)
+        verdict->num_reasons = capacity;
     return ATTN_OK;
 }
 

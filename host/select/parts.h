@@ -30,6 +30,10 @@ const attn_backend_type *select_find_type(const attnhost *host, const char *name
  * installed, of an alias. */
 const char *select_type_name(const struct selector *selector, const char *name);
 
+/* CONFIG_ERROR for a name in a key of [attention] that nothing is called, whether or not the model
+ * has layers that the key is about. */
+attn_status select_check_names(struct selector *selector);
+
 /* What the user wants for a phase of a group: phase->wanted and phase->key. */
 void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
                         uint32_t index, struct select_phase *phase);

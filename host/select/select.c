@@ -347,6 +347,8 @@ attn_status select_create(attnhost *host, const struct config *config, const str
         status = select_no_memory(&selector);
     if (!status)
         selection->num_groups = model->num_groups;
+    if (!status)
+        status = select_check_names(&selector);
     for (uint32_t i = 0; i < selection->num_groups && !status; i++)
         status = select_one(&selector, i);
     if (!status)

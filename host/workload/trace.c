@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "host/base/error.h"
+#include "host/base/input.h"
 #include "host/workload/trace_row.h"
 
 /* A line of a real trace has some kilobytes; the bound keeps a wrong file from filling memory. */
@@ -172,9 +174,14 @@ static attn_status append_row(trace_reader *reader, attn_error *error)
 static attn_status parse_line(trace_reader *reader, attn_error *error)
 {
     struct trace *trace = reader->trace;
+    char first = reader->text[strspn(reader->text, " \t")];
+    if (!reader->has_header && trace->num_requests == 0 && first == '[')
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s:%lld: got a JSON array, accepted: JSON lines, an object on each "
+                         "(jq -c '.[]' makes them)",
+                         reader->place.path, (long long)reader->place.line);
     if (trace->format == TRACE_FORMAT_AUTO)
-        trace->format = reader->text[strspn(reader->text, " \t")] == '{' ? TRACE_FORMAT_MOONCAKE
-                                                                         : TRACE_FORMAT_AZURE;
+        trace->format = first == '{' ? TRACE_FORMAT_MOONCAKE : TRACE_FORMAT_AZURE;
     attn_status status;
     if (trace->format == TRACE_FORMAT_MOONCAKE) {
         status = trace_mooncake_parse(&reader->place, reader->text, &reader->row, error);
@@ -238,14 +245,17 @@ attn_status trace_init(struct trace *trace, const char *path, trace_format forma
     memset(trace, 0, sizeof *trace);
     trace->format = format;
     trace_reader reader = {.place = {.path = path}, .trace = trace};
-    errno = ENOMEM; /* what gzopen() leaves it at if there is no memory */
-    reader.file = gzopen(path, "rbe");
+    int descriptor = input_descriptor(path);
+    errno = descriptor < 0 ? errno : ENOMEM; /* what gzdopen() leaves it at if there is no memory */
+    reader.file = descriptor < 0 ? NULL : gzdopen(descriptor, "rb");
+    if (!reader.file && descriptor >= 0)
+        close(descriptor);
     if (!reader.file && errno == ENOMEM)
         return fail_memory(&reader, error);
     if (!reader.file)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "%s: trace cannot be opened: %s; accepted: a readable file", path,
-                         strerror(errno));
+                         input_error(errno));
     attn_status status = ATTN_OK;
     trace->path = strdup(path);
     if (!trace->path)

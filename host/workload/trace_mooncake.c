@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "host/base/error.h"
+#include "host/base/json_keys.h"
 #include "host/workload/trace_row.h"
 
 /* 10^15 ms are 31 000 years: any clock, and microseconds still fit an int64_t with room. */
@@ -125,7 +126,11 @@ attn_status trace_mooncake_parse(const trace_place *place, const char *text, tra
         cJSON_Delete(object);
         return ATTN_CONFIG_ERROR;
     }
-    attn_status status = read_object(place, object, row, error);
+    const char *key = json_repeated_key(object);
+    attn_status status = key ? host_fail(error, ATTN_CONFIG_ERROR,
+                                         "%s:%lld: key \"%.60s\" is given twice, accepted: once",
+                                         place->path, (long long)place->line, key)
+                             : read_object(place, object, row, error);
     cJSON_Delete(object);
     return status;
 }

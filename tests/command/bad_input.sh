@@ -264,6 +264,15 @@ set_refused 2 "no such trace" "workload.trace=$folder/none.jsonl" "$folder/none.
 set_refused 2 "a folder as trace" "workload.trace=$folder/p" "$folder/p: " "Is a directory" \
     "accepted: a readable file"
 traced "an empty trace" a.jsonl "got no request" "accepted: at least one" </dev/null
+traced "a JSON array as trace" a.json ":1: got a JSON array" "accepted: JSON lines" <<EOF
+[{"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1]}]
+EOF
+traced "a key that a line has twice" a.jsonl ':1: key "input_length" is given twice' <<EOF
+{"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1], "input_length": 41}
+EOF
+mkfifo "$folder/pipe"
+set_refused 2 "a pipe without a writer" "workload.trace=$folder/pipe" "a pipe to which nobody writes" \
+    "accepted: a readable file"
 traced "a broken JSON line" a.jsonl ":2: column " "broken JSON" "accepted: one complete" <<EOF
 $row
 {"timestamp": 1, "input_length": 40,
@@ -368,6 +377,10 @@ set_refused 2 "a folder writable by others" "plugins.path=$folder/shared" "$fold
     "writable by others" "accepted: writable by its owner alone"
 plugin 2 "a plugin in a folder writable by others" "$folder/shared/hybrid.so" \
     "writable by others" "accepted: writable by its owner alone"
+mkdir -p "$folder/above/below" && cp "$plugins/hybrid.so" "$folder/above/below"
+chmod 777 "$folder/above"
+plugin 2 "a plugin below a folder writable by others" "$folder/above/below/hybrid.so" \
+    "$folder/above: the folder, which the plugin lies below, is writable by others (mode 0777)"
 
 sum=$(sha256sum <"$plugins/hybrid.so" | cut -d' ' -f1)
 wrong=$(printf '%s' "$sum" | tr 0-9a-f 1-9a-f0)
@@ -449,6 +462,19 @@ refused 2 "rules with a mistake" "$folder/rules.ini:2: unknown key 'platfrom' in
     --set "attention.rules=$folder/rules.ini"
 refused 2 "rules that are not there" "nowhere.ini" "accepted: a readable ini file" \
     -- explain "$folder/good.ini" --set attention.rules=nowhere.ini
+for key in linear_attn_backend mm_attention_backend; do # there is no layer for them
+    set_refused 2 "an unknown name in $key" attention.$key=cpu_nativ "attention.$key: no backend is" \
+        "did you mean 'cpu_native'?"
+done
+printf '{"model_type": "llama", "hidden_size": 64, "hidden_size": 64}\n' >"$folder/twice.json"
+refused 2 "a key that config.json has twice" "twice.json: key \"hidden_size\" is given twice" \
+    "accepted: once" -- explain "$folder/twice.json"
+refused 5 "a KV pool that is too large" "accepted: at most " \
+    "--set: kv_cache.max_total_tokens: 2147483640 tokens of 4096 bytes" -- run "$folder/good.ini" \
+    --set model.head_dim=256 --set kv_cache.max_total_tokens=2147483640
+refused 2 "a scale of 0" "kv_cache.k_scale = '0'" "each from 1.2e-38 to 3.4e+38" \
+    -- run "$folder/good.ini" --set kv_cache.dtype=fp8_e4m3 --set kv_cache.k_scale=0 \
+    --set kv_cache.v_scale=1
 set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
 set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cpu_native" \
     "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "not a condition" "accepted: layers, kind"

@@ -187,6 +187,11 @@ tap_try "a link in the cache's place is neither followed nor replaced" \
     test -L ../cache/attnhost/scanned -a ! -e ../target
 XDG_CACHE_HOME=/dev/null
 
+VILLAIN_SLY=yes
+run 5 "more reasons than there is room for are a defect" query:reasons \
+    "villain: defect of the plugin: in query's verdict num_reasons is above 1024"
+unset VILLAIN_SLY
+
 # ---- Surroundings --------------------------------------------------------------------------------
 
 "$command" run bystander.ini >../good 2>/dev/null
@@ -230,6 +235,26 @@ for change in "past_out:behind the last row of operand out" "into_q:into operand
     ends 0 "without verification nothing is looked at: $deed" "forward:$deed" -- \
         "$command" run run.ini --set verify.rate=0
 done
+
+# ---- What the suite sees -------------------------------------------------------------------------
+
+mkdir gone && (cd gone && rmdir ../gone &&
+    exec "$command" check "$plugins/cpu_native.so" --filter 'LOAD-02*') >../out 2>&1
+tap_try "check in a folder that was removed" grep -q '^1..2' ../out
+
+unset VILLAIN_SLY
+for deed in dlopen:segv entry:segv describe:exit query:segv; do
+    ends 1 "check with a filter does not hide $deed" $deed -- \
+        "$command" check "$villain" --filter 'villain/LIFE-08.threads'
+done
+VILLAIN_SLY=yes
+for call in entry create; do
+    ends 1 "check sees a thread that is started in $call" $call:thread -- \
+        "$command" check "$villain" --filter 'villain/LIFE-08.threads'
+    tap_try "and where: $call" grep -q 'after .* there is a thread that was' ../out
+done
+ends 0 "check sees no thread where there is none" nowhere:exit -- \
+    "$command" check "$villain" --filter 'villain/LIFE-08.threads'
 
 # ---- Files that are written ----------------------------------------------------------------------
 

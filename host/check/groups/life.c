@@ -149,9 +149,13 @@ static void run_threads(struct check_run *run)
         if (!process_gained_threads(&before, &now))
             after = now;
     }
+    const struct check_subject *subject = run->subject;
+    const char *end = table->fini ? "fini" : "destroy";
     if (process_gained_threads(&before, &after))
-        check_fail(run, "after %s there is a thread that was not there before",
-                   table->fini ? "fini" : "destroy");
+        check_fail(run, "after %s there is a thread that was not there before", end);
+    else if (subject->unloaded && process_keeps_thread(subject->unloaded, subject->loaded, &after))
+        check_fail(run, "after %s there is a thread that was started when the file was loaded",
+                   end);
 }
 
 /* ---- Destroy --------------------------------------------------------------------------------- */

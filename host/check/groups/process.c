@@ -83,18 +83,29 @@ void process_take(struct process_state *state)
         state->environment = hash_text(state->environment, *variable);
 }
 
+static bool has_thread(const struct process_state *state, int thread)
+{
+    bool found = false;
+    for (int t = 0; t < state->num_threads && !found; t++)
+        found = state->threads[t] == thread;
+    return found;
+}
+
 bool process_gained_threads(const struct process_state *before, const struct process_state *after)
 {
-    if (after->all_threads > before->all_threads)
-        return true;
-    for (int t = 0; t < after->num_threads; t++) {
-        bool known = false;
-        for (int b = 0; b < before->num_threads && !known; b++)
-            known = before->threads[b] == after->threads[t];
-        if (!known)
-            return true;
-    }
-    return false;
+    bool gained = after->all_threads > before->all_threads;
+    for (int t = 0; t < after->num_threads && !gained; t++)
+        gained = !has_thread(before, after->threads[t]);
+    return gained;
+}
+
+bool process_keeps_thread(const struct process_state *before, const struct process_state *after,
+                          const struct process_state *now)
+{
+    bool kept = false;
+    for (int t = 0; t < after->num_threads && !kept; t++)
+        kept = !has_thread(before, after->threads[t]) && has_thread(now, after->threads[t]);
+    return kept;
 }
 
 const char *process_gained(const struct process_state *before, const struct process_state *after)

@@ -30,6 +30,10 @@ const char *process_gained(const struct process_state *before, const struct proc
 /* The same for threads alone. */
 bool process_gained_threads(const struct process_state *before, const struct process_state *after);
 
+/* Is a thread that came between these two still there? */
+bool process_keeps_thread(const struct process_state *before, const struct process_state *after,
+                          const struct process_state *now);
+
 /* Bytes of the heap that are in use, and of address space. Under a sanitizer, whose allocator keeps
  * what was freed, both are 0. */
 struct process_memory {

@@ -97,7 +97,7 @@ static attn_status try_name(struct check_child *child, const char *option, attn_
 attn_status child_define_named(struct check_child *child, const char *stand_in, attn_error *error)
 {
     const size_t count = child->params->options.count;
-    char *base = realpath(".", NULL);
+    char *base = text_working_folder();
     attn_status status = base ? ATTN_OK : ATTN_OUT_OF_HOST_MEMORY;
     for (size_t o = 0; o < count && status == ATTN_OK; o++)
         if (is_first(child, o))

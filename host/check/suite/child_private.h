@@ -7,6 +7,7 @@
 
 #include "host/base/ambient.h"
 #include "host/check/check.h"
+#include "host/check/groups/process.h"
 #include "host/check/suite/child.h"
 #include "host/base/error.h"
 
@@ -28,8 +29,9 @@ struct check_child {
     const struct check_params *params;
     struct check_trail *trail;
     attnhost *host;
-    uint32_t plugin; /* its index, once it is open */
-    char *file;      /* absolute */
+    struct process_state unloaded, loaded; /* before the plugin was loaded, and after */
+    uint32_t plugin;                       /* its index, once it is open */
+    char *file;                            /* absolute */
     struct child_subject *subjects;
     uint32_t num_subjects;
     struct check_subject file_view; /* for checks about the file */

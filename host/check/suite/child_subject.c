@@ -70,7 +70,9 @@ static enum check_outcome list_subjects(struct check_child *child, host_error *e
 static enum check_outcome load(struct check_child *child, host_error *error)
 {
     const struct check_params *params = child->params;
+    process_take(&child->unloaded);
     attn_status status = attnhost_load_plugin(child->host, params->plugin, &error->base);
+    process_take(&child->loaded);
     for (size_t w = 0; w < params->with.count && !status; w++)
         status = attnhost_load_plugin(child->host, params->with.items[w], &error->base);
     if (status)
@@ -191,7 +193,7 @@ static enum check_outcome define(struct check_child *child, struct child_subject
     const attn_backend_type *type = subject->type;
     size_t most = child->params->options.count + type->num_options + 1, count = 0;
     struct options_text *texts = calloc(most, sizeof *texts);
-    char **copies = calloc(most, sizeof *copies), *base = realpath(".", NULL);
+    char **copies = calloc(most, sizeof *copies), *base = text_working_folder();
     attn_status status = ATTN_OUT_OF_HOST_MEMORY;
     if (texts && copies && base && choose_options(child, type, copies, texts, &count))
         status = add_stand_ins(child, type, copies, texts, &count, &error->base);
@@ -253,7 +255,9 @@ enum check_outcome child_open(struct check_child *child, host_error *error)
                                               .file = child->file,
                                               .plugin = child->plugin,
                                               .seed = child->params->seed,
-                                              .exhaustive = child->params->exhaustive};
+                                              .exhaustive = child->params->exhaustive,
+                                              .unloaded = &child->unloaded,
+                                              .loaded = &child->loaded};
     return outcome;
 }
 

@@ -55,7 +55,8 @@ static void report_result(struct suite *suite, const struct check_result *result
     suite->stopped = true;
 }
 
-/* Add a result that no child was asked for. */
+/* Add a result that no child was asked for. A failure is one even if nobody asked: no case that was
+ * asked for can be run after it, or not where it should be. */
 static void add(struct suite *suite, const char *backend, const struct check *check,
                 enum check_code code, const char *text, const struct sandbox_reply *reply)
 {
@@ -68,7 +69,7 @@ static void add(struct suite *suite, const char *backend, const struct check *ch
         if (reply->end != SANDBOX_ANSWERED)
             result.output = (char *)strbuf_text(&reply->output);
     }
-    if (!suite_wants(suite, result.id))
+    if (!suite_wants(suite, result.id) && (suite->list || !check_code_fails(code)))
         return;
     if (suite->list)
         suite_list(suite, &result);

@@ -262,6 +262,25 @@ END_TEST
 
 /* ---- Trust ----------------------------------------------------------------------------------- */
 
+/* A folder above may be sticky, which its own may not. */
+START_TEST(folders_above)
+{
+    char below[96], copy[128];
+    snprintf(below, sizeof below, "%s/below", folder);
+    snprintf(copy, sizeof copy, "%s/good.so", below);
+    ck_assert_int_eq(mkdir(below, 0755), 0);
+    ck_assert_int_eq(rename(copy_fixture("fixture_good", "good.so"), copy), 0);
+    ck_assert_int_eq(chmod(folder, 0777), 0);
+    assert_refused(copy, ATTN_INVALID_ARGUMENT,
+                   "the folder, which the plugin lies below, is writable by others (mode 0777)");
+    ck_assert_int_eq(chmod(folder, 01777), 0);
+    struct loader_plugin *plugin;
+    ck_assert_int_eq(loader_open(copy, NULL, &plugin, NULL), ATTN_OK);
+    ck_assert_msg(plugin->status == ATTN_OK, "%s", plugin->reason);
+    loader_close(plugin);
+}
+END_TEST
+
 START_TEST(writable_by_others)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
@@ -462,6 +481,7 @@ static Suite *suite(void)
     tcase_add_test(tests, bad_tables);
     tcase_add_test(tests, names_that_are_taken);
     tcase_add_test(tests, writable_by_others);
+    tcase_add_test(tests, folders_above);
     tcase_add_test(tests, writable_by_the_group);
     tcase_add_test(tests, folder_writable_by_others);
     tcase_add_test(tests, owned_by_somebody_else);

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json_keys.h: keys that a JSON text has twice. Readers do not agree about which of the two counts.
+ */
+#ifndef HOST_BASE_JSON_KEYS_H
+#define HOST_BASE_JSON_KEYS_H
+
+#include <cjson/cJSON.h>
+
+/* A key that one object in the tree has twice, or NULL; the tree's. Where memory runs out none is
+ * found. */
+const char *json_repeated_key(const cJSON *tree);
+
+#endif /* HOST_BASE_JSON_KEYS_H */
