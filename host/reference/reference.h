@@ -156,6 +156,9 @@ reference_verdict reference_check_row(const double *actual, const double *truth,
                                       int32_t v_head_dim, attn_dtype out_dtype,
                                       const reference_row_result *row);
 
+/* The chance that a row in which only admitted roundings happen fails, by the model: at most. */
+double reference_false_alarm(void);
+
 /* error / bar; INFINITY where finiteness disagrees. */
 double reference_verdict_ratio(const reference_verdict *verdict);
 

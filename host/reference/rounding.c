@@ -10,13 +10,17 @@
 #include <math.h>
 #include <string.h>
 
-/* The chance that right arithmetic fails a row, by the model. */
 static const double false_alarm = 1e-9;
 
 /* fp32: half a unit in the last place of 1, and what may be flushed to 0. */
 static const double u32 = 0x1p-24, flushed = 0x1p-126;
 
 /* ---- The model ------------------------------------------------------------------------------- */
+
+double reference_false_alarm(void)
+{
+    return false_alarm;
+}
 
 /* The sum of independent errors, each spread evenly around 0, of variance V together, leaves
  * +-k sqrt(V) with a chance below 2 exp(-k^2 / 2). A row has v_head_dim elements and an LSE. */

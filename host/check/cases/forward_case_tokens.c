@@ -133,10 +133,13 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
 }
 
 /* The value of a needle key is large in every NEEDLE_KINDS-th component, and small in others:
- * where one key stands out among few, leaving it out moves much and roundings move little. A pair
- * of neighbours has the same components with opposite signs, or other ones, so that sums are near 0
- * and one is never the other. */
-static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
+ * where one key stands out among few, leaving it out moves much and roundings move little. Which
+ * components and which sign follow from `number`, by which the needles of a sequence are counted,
+ * and not from j: pages and splits begin at multiples of powers of two, and keys at their borders
+ * would all be alike. Two that are made together have the same components with opposite signs, so
+ * that sums are near 0 and one is never the other. */
+static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_t head,
+                            int32_t number)
 {
     uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
@@ -145,9 +148,9 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     for (int32_t d = 0; d < c->spec.v_head_dim; d++) {
         int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
         float noise = 0.1f * case_unit(stream, (uint64_t)d);
-        value[d] = j / 2 % kinds != d % kinds ? noise
-                   : j % 2                    ? noise - needle_value
-                                              : noise + needle_value;
+        value[d] = number / 2 % kinds != d % kinds ? noise
+                   : number % 2                    ? noise - needle_value
+                                                   : noise + needle_value;
     }
     round_vector(c, value, c->spec.v_head_dim);
 }
@@ -214,7 +217,8 @@ static void find_borders(const struct forward_case *c, int32_t s, int32_t t,
 struct planting {
     struct forward_case *c;
     int32_t s, kv_head;
-    int32_t room;     /* needle keys that may still be made */
+    int32_t room;     /* needle keys that may still be made, */
+    int32_t made;     /* and that are */
     uint8_t *is_made; /* [kv_len] */
 };
 
@@ -241,7 +245,7 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
         if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
             continue;
         if (!p->is_made[j]) {
-            make_needle_key(p->c, p->s, j, p->kv_head);
+            make_needle_key(p->c, p->s, j, p->kv_head, p->made++);
             p->room--;
         }
         p->is_made[j] = planted = true;
