@@ -151,15 +151,15 @@ class Call:
                 tensor_map(v, kv_order, box_rows),
                 tensor_map(self.out, (3, 1, 2, 0), 64),
                 struct.pack(
-                    "=10Q6q",
+                    "=10Q7q",
                     *[pointer(x) for x in (self.out, self.lse, self.q_starts, self.k_starts, self.k_lens, table, self.tiles, self.tile_count, self.counter, sinks)],
                     self.out.stride(1), self.out.stride(2), self.out.stride(0),
-                    self.lse.stride(-2), 0 if ragged else self.lse.stride(0), 0 if table is None else table.stride(0),
+                    1, self.lse.stride(-2), 0 if ragged else self.lse.stride(0), 0 if table is None else table.stride(0),
                 ),
                 struct.pack(
-                    "=11i2f3i",
+                    "=11i2fi",
                     batch, heads, group, most, k.shape[1], page, box_rows, q_tiles, section, left, right,
-                    cap * log2e if cap else scale * log2e, scale / cap if cap else 0.0, 0, 0, 0,
+                    cap * log2e if cap else scale * log2e, scale / cap if cap else 0.0, 0,
                 ),
             ]
         )  # fmt: skip

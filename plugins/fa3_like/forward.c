@@ -88,15 +88,6 @@ static int is_for_tiles(const layer_call *call)
     const cuda_group *group = &call->group->base;
     const attn_tensor *keys =
         attn_operand(&call->args, reads_rows(call) ? ATTN_ROLE_K : ATTN_ROLE_K_CACHE);
-#ifndef FA3_HAS_LSE_TOKEN
-    if (call->rows.operands.lse && call->view->cu_seqlens_q)
-        return 0;
-#endif
-#ifndef FA3_HAS_LOW_CLEAR
-    /* Values before the window may be anything, and the kernel would multiply them by 0. */
-    if (group->window_left >= 0)
-        return 0;
-#endif
     /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
     int has_scale = group->logit_cap > 0 ? group->sm_scale != 0 : group->sm_scale > 0;
     return is_aligned(call) && keys->shape[0] > 0 && has_scale;
@@ -253,9 +244,7 @@ static void set_outputs(const layer_call *call, int form, struct fa3_forward_par
     p->out_head = packed ? head * ratio : head;
     p->out_batch = ragged ? 0 : row;
     p->lse = (uintptr_t)o->lse;
-#ifdef FA3_HAS_LSE_TOKEN
     p->lse_token = packed ? lse_head : lse_row;
-#endif
     p->lse_head = packed ? lse_head * ratio : lse_head;
     p->lse_batch = ragged ? 0 : lse_row;
 }

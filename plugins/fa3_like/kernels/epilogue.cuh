@@ -100,12 +100,12 @@ DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w,
     const int row = thread / 32 % 4 * 16 + lane / 4;
     if (!p.lse || lane % 4 != 0)
         return;
-    float *out = (float *)p.lse + w.q_start + first + w.head * p.lse_head +
+    float *out = (float *)p.lse + (w.q_start + first + row) * p.lse_token + w.head * p.lse_head +
                  (p.q_starts ? 0 : w.sequence * p.lse_batch);
     if (row < rows)
-        out[row] = lse[0];
+        out[0] = lse[0];
     if (row + 8 < rows)
-        out[row + 8] = lse[1];
+        out[8 * p.lse_token] = lse[1];
 }
 
 template <typename T>

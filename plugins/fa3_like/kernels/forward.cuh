@@ -130,18 +130,16 @@ template <typename T> DEVICE void values_wait(struct control *control, const con
     barrier_wait(shared_address(&control->v_full[c.v.slot]), c.v.phase);
 }
 
-/* Clears the values of the last tile after the sequence's last key, if it ends inside of the tile:
- * the probabilities there are 0, but 0 times what lies there need not be. All consumers take part.
- */
+/* Clears values [first, end) of the tile at hand, which no query of the tile sees: the
+ * probabilities there are 0, but 0 times what lies there need not be. All consumers take part. */
 template <typename T>
-DEVICE void values_clear(struct control *control, const struct work &w, const consumer<T> &c,
-                         unsigned base)
+DEVICE void values_clear(struct control *control, const consumer<T> &c, unsigned base, int first,
+                         int end)
 {
-    const int first = w.keys - (w.k_end - 1) * T::keys;
-    if (first >= T::keys)
+    if (first >= end)
         return;
     const unsigned v = base + T::v_at + c.v.slot * T::v_bytes;
-    const int pieces = (T::keys - first) * 8 * T::panels_v;
+    const int pieces = (end - first) * 8 * T::panels_v;
     values_wait<T>(control, c);
     for (int i = thread_here() - GROUP_THREADS; i < pieces; i += T::groups * GROUP_THREADS) {
         const int panel = i / 8 % T::panels_v, row = first + i / 8 / T::panels_v;
@@ -290,7 +288,8 @@ DEVICE void attend(const struct fa3_forward_params &p, struct control *control, 
                    int group, const struct work &w, consumer<T> *c, rows<T> *r)
 {
     unsigned even[T::keys / 4], odd[T::keys / 4];
-    values_clear<T>(control, w, *c, base);
+    /* What lies after the sequence's last key. */
+    values_clear<T>(control, *c, base, w.keys - (w.k_end - 1) * T::keys, T::keys);
     int n = skip_hidden<T>(p, control, w, group, c);
     const int k_start = uniform(w.k_start);
 
@@ -325,6 +324,9 @@ DEVICE void attend(const struct fa3_forward_params &p, struct control *control, 
     }
     if constexpr (!T::o_over_q)
         release(shared_address(&control->q_empty));
+    /* What lies before the window of the tile's first query. */
+    values_clear<T>(control, *c, base, 0,
+                    first_position<T>(w, 0) - p.window_left - k_start * T::keys);
     products_fence();
     product_values<T>(r->o, even, base + T::v_at + c->v.slot * T::v_bytes, r->add);
     products_commit();

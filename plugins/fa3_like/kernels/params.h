@@ -58,7 +58,8 @@ struct fa3_forward_params {
     int64_t out_token;    /* strides of the output, in elements */
     int64_t out_head;
     int64_t out_batch;
-    int64_t lse_head; /* strides of the LSE; a row's own stride is 1 */
+    int64_t lse_token; /* strides of the LSE */
+    int64_t lse_head;
     int64_t lse_batch;
     int64_t table_stride;
 
@@ -75,7 +76,7 @@ struct fa3_forward_params {
     int32_t window_right; /* 0: causal; FA3_UNBOUNDED: all keys after */
     float score_log2;     /* scale of the scores times log2(e); with a cap: cap * log2(e) */
     float score_cap;      /* scale / cap, 0: no cap */
-    int32_t reserved[3];
+    int32_t reserved;
 };
 
 /* Parameters of fa3_schedule_tiles, which makes `tiles` and `tile_count` of a ragged batch: one

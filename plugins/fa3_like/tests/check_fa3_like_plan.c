@@ -173,7 +173,6 @@ START_TEST(masks_and_caps)
 }
 END_TEST
 
-/* What the kernel cannot do yet goes row by row. */
 START_TEST(windows_to_the_left)
 {
     test_problem of;
@@ -184,12 +183,8 @@ START_TEST(windows_to_the_left)
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
     ck_assert_int_eq(launches[0].params.plan.window_left, 100);
     ck_assert_int_eq(launches[1].params.rows.window_left, 100);
-#ifdef FA3_HAS_LOW_CLEAR
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->window_left, 100);
-#else
-    expect_launches("plan rows");
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
-#endif
     run_end(&t);
 }
 END_TEST
@@ -201,13 +196,9 @@ START_TEST(lse_of_ragged_queries)
     t.operands[ATTN_ROLE_LSE] = &t.lse;
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
     ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
-#ifdef FA3_HAS_LSE_TOKEN
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
     ck_assert_int_eq(forward_params()->lse_head, 1);
-#else
-    expect_launches("plan rows");
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
-#endif
     run_end(&t);
 }
 END_TEST

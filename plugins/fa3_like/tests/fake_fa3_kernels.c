@@ -251,11 +251,8 @@ static void attend_tile_row(const struct work *w, int t)
     float *lse = place_number(p->lse);
     int64_t batch = p->q_starts ? 0 : w->sequence, row = w->q_start + t;
     out += row * p->out_token + w->head * p->out_head + batch * p->out_batch;
-#ifdef FA3_HAS_LSE_TOKEN
-    row *= p->lse_token;
-#endif
     if (lse)
-        lse += row + w->head * p->lse_head + batch * p->lse_batch;
+        lse += row * p->lse_token + w->head * p->lse_head + batch * p->lse_batch;
     sums_store(&x, w->dtype, out, lse);
 }
 
