@@ -150,13 +150,14 @@ static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, 
     }
 }
 
-static void merge_yes(const attn_verdict *child, attn_verdict *verdict)
+/* `modes`: those that the child serves. */
+static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *verdict)
 {
     if (child->graph_level < verdict->graph_level)
         verdict->graph_level = child->graph_level;
     uint32_t kept = verdict->notes & child->notes & KEPT_BY_ALL;
     verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)KEPT_BY_ALL);
-    verdict->reads_new_kv_unquantised |= child->reads_new_kv_unquantised;
+    verdict->reads_new_kv_unquantised |= child->reads_new_kv_unquantised & modes;
     if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)
         verdict->graph_seq_len_fill = child->graph_seq_len_fill;
     verdict->host_arrays |= child->host_arrays;
@@ -181,7 +182,7 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
     if (status != ATTN_OK)
         return status;
     if (child.supported) {
-        merge_yes(&child, verdict);
+        merge_yes(&child, problem->bounds ? problem->bounds->modes : 0, verdict);
         return ATTN_OK;
     }
     verdict->supported = 0;

@@ -279,7 +279,7 @@ START_TEST(yes_is_merged)
                                   .graph_level = ATTN_GRAPH_SINGLE_TOKEN,
                                   .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT |
                                            ATTN_NOTE_REDUCED_PRECISION,
-                                  .reads_new_kv_unquantised = BIT(EXTEND),
+                                  .reads_new_kv_unquantised = BIT(EXTEND) | BIT(DECODE),
                                   .graph_seq_len_fill = 0,
                                   .cost_hint = 1.5,
                                   .device_bytes = 100,
@@ -299,6 +299,7 @@ START_TEST(yes_is_merged)
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_SINGLE_TOKEN);
     ck_assert_uint_eq(verdict.notes, ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_REDUCED_PRECISION |
                                          ATTN_NOTE_FIRST_CALL_SLOW);
+    /* A child's word on the modes that it serves, not on the other's. */
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, BIT(EXTEND));
     ck_assert_int_eq(verdict.graph_seq_len_fill, 1);
     ck_assert(verdict.cost_hint == 1.5);
