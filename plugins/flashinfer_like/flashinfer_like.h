@@ -27,7 +27,7 @@ enum {
 
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 
-enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 };
+enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* of queries */
 
 extern const fi_shape fi_shapes[];
 extern const uint32_t fi_num_shapes;
@@ -39,7 +39,7 @@ typedef struct fi_group {
     cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     const fi_shape *shape;
     uint32_t num_sms;
-    cuda_function functions[KERNEL_COUNT];
+    cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
 } fi_group;
 
 /* A kernel's grid: plan.h. */
@@ -66,9 +66,9 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
 attn_status fi_query(const attn_backend_type *type, const attn_options *options,
                      const attn_services *services, const attn_problem *problem,
                      attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
-attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
+/* What query says no to in bounds for a group, as one sentence: UNSUPPORTED, or
+ * INVALID_ARGUMENT for bounds that are not known. */
+attn_status fi_require_bounds(const fi_group *group, const attn_bounds *bounds, attn_error *error);
 
 extern const attn_backend_type flashinfer_like_type;
 

@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-enum { ELEMENT_BYTES = 2, PANEL = 64 };
+enum { PANEL_BYTES = 128 };
 
 static const float log2_e = 1.44269504088896341f;
 
@@ -83,33 +83,37 @@ static void fill_params(layer_call *call)
     p->chunk = group->chunk;
     p->custom = plan.custom;
     p->dtype = cuda_element(group->q_dtype);
+    p->kv_dtype = cuda_element(group->kv_dtype);
+    p->scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD;
     p->out_dtype = cuda_element(group->out_dtype);
     p->cap = group->logit_cap;
     p->scale = group->sm_scale * (p->cap != 0 || p->operands.slopes ? 1.0f : log2_e);
     /* Each sequence of DECODE has one new key, its last, unless kv_new_indptr says otherwise. */
     p->save = p->operands.save && !p->batch.q_indptr && !p->batch.new_indptr;
+    p->saved = p->operands.save && !p->save;
 }
 
-/* Boxes of 64 columns and of `box` elements along the tensor's dimensions `dims`; -1: a dimension
- * that it has not. */
+/* Boxes of 128 bytes of a row and of `box` elements along the tensor's dimensions `dims`; -1: a
+ * dimension that it has not. */
 static attn_status set_map(const layer_call *call, const char *name, uint32_t role,
                            const int dims[3], const uint32_t box[3], fi_tensor_map *to,
                            attn_error *error)
 {
     const attn_tensor *tensor = attn_operand(&call->args, role);
     const int all[] = {(int)tensor->ndim - 1, dims[0], dims[1], dims[2]};
+    uint32_t size = (uint32_t)attn_dtype_size(tensor->dtype);
     cuda_tensor_map map;
     cuda_tensor_box wanted = {.name = name,
                               .data = attn_util_data(tensor),
-                              .dtype = call->group->base.q_dtype,
+                              .dtype = tensor->dtype,
                               .rank = 4,
-                              .box = {PANEL, box[0], box[1], box[2]},
+                              .box = {PANEL_BYTES / size, box[0], box[1], box[2]},
                               .swizzle = 128,
                               .l2 = 128};
     for (int d = 0; d < 4; d++) {
         wanted.shape[d] = all[d] < 0 ? 1 : tensor->shape[all[d]];
         /* Of one element there is no next one. */
-        wanted.strides[d] = wanted.shape[d] > 1 ? tensor->strides[all[d]] * ELEMENT_BYTES : 16;
+        wanted.strides[d] = wanted.shape[d] > 1 ? tensor->strides[all[d]] * size : 16;
     }
     attn_status status = cuda_tensor_map_make(call->instance->cuda, &wanted, &map, error);
     if (status == ATTN_OK)
@@ -136,7 +140,9 @@ static attn_status set_key_maps(layer_call *call, attn_error *error)
     const uint32_t box[] = {(uint32_t)p->box_keys, 1, 1};
     p->has_maps = cuda_group_has_cache(&call->group->base) && p->box_keys > 1 &&
                   has_rows(call, ATTN_ROLE_K_CACHE, CALL_ALIGNED_CACHE);
-    p->has_new_maps = has_rows(call, ATTN_ROLE_K, CALL_ALIGNED_NEW);
+    /* What an fp8 cache gets has to be rounded first. */
+    p->has_new_maps =
+        !cuda_is_fp8(call->group->base.kv_dtype) && has_rows(call, ATTN_ROLE_K, CALL_ALIGNED_NEW);
     if (p->has_maps)
         status = set_map(call, "k_cache", ATTN_ROLE_K_CACHE, cached, box, &p->k_map, error);
     if (p->has_maps && status == ATTN_OK)
@@ -181,7 +187,7 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
     const cuda_launch launch = {.function = call->group->functions[call->kernel],
                                 .name = kernel->name,
                                 .grid = {(int64_t)grid.lanes * grid.columns, 1, 1},
-                                .block = {KERNEL_THREADS},
+                                .block = {kernel->threads},
                                 .shared = kernel->shared,
                                 .programmatic = call->metadata->is_settled};
     void *params[] = {&call->params};
@@ -205,13 +211,18 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                                     &call.args, &call.params.operands, error);
     if (status != ATTN_OK)
         return status;
+    if (call.params.operands.k && !call.params.operands.save &&
+        cuda_is_fp8(call.group->base.kv_dtype))
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
+                                    "operands k and v without SAVE_KV, which the bounds of this "
+                                    "metadata exclude");
     fill_params(&call);
     status = set_key_maps(&call, error);
     if (status == ATTN_OK)
         status = set_out_map(&call, error);
     if (status != ATTN_OK)
         return status;
-    if (call.params.operands.save && !call.params.save)
+    if (call.params.saved)
         status = launch_save(&call, stream, error);
     return status == ATTN_OK ? launch_attend(&call, stream, error) : status;
 }

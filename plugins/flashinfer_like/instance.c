@@ -23,6 +23,8 @@ const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
 #define DECLARE(name, ...)                                                                         \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16)                                                       \
     CUDA_IMAGE_DECLARE(attend_##name##_f16)                                                        \
+    CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
+    CUDA_IMAGE_DECLARE(attend_##name##_f16_e4m3)                                                   \
     CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
     CUDA_IMAGE_DECLARE(prefill_##name##_f16)
 FI_SHAPES(DECLARE)
@@ -31,7 +33,8 @@ CUDA_IMAGE_DECLARE(plan)
 
 #define IMAGES(name, ...)                                                                          \
     {{CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                          \
-     {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)}},
+     {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)},                        \
+     {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)}},
 static const cuda_image images[][KERNEL_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
 #undef IMAGES
 static const cuda_image plan_image = CUDA_IMAGE(plan);
@@ -68,7 +71,8 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
     const cuda_wants wants = {.shared = wanted->shared};
     char name[64];
     attn_status status = ATTN_OK;
-    snprintf(name, sizeof name, "%s_%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16");
+    snprintf(name, sizeof name, "%s_%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
+             kernel == KERNEL_CODES ? "_e4m3" : "");
     if (!*module)
         status = cuda_image_load(made->cuda, &made->facts, &images[shape][kernel][type], 1, module,
                                  NULL, error);
@@ -81,7 +85,9 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
 static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error *error)
 {
     attn_status status = ATTN_OK;
-    for (int kernel = 0; kernel < KERNEL_COUNT && status == ATTN_OK; kernel++)
+    if (cuda_is_fp8(group->base.kv_dtype))
+        return load_kernel(made, group, KERNEL_CODES, error);
+    for (int kernel = 0; kernel < KERNEL_CODES && status == ATTN_OK; kernel++)
         status = load_kernel(made, group, kernel, error);
     return status;
 }

@@ -78,6 +78,8 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
 
 static uint64_t workspace_bytes(const fi_group *group)
 {
+    if (cuda_is_fp8(group->base.kv_dtype))
+        return fi_layout_workspace(group, KERNEL_CODES).size;
     return larger(fi_layout_workspace(group, KERNEL_ATTEND).size,
                   fi_layout_workspace(group, KERNEL_PREFILL).size);
 }
@@ -104,13 +106,23 @@ void fi_tell_memory(const attn_problem *problem, attn_verdict *verdict)
     verdict->host_bytes = host_bytes(1);
 }
 
+/* An instance without groups has none to ask. */
+static attn_status require_bounds(const attn_instance *instance, const attn_bounds *bounds,
+                                  attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++)
+        status = fi_require_bounds(&instance->groups[i], bounds, error);
+    return status;
+}
+
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
     attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
-        status = fi_require_bounds(bounds, error);
+        status = require_bounds(instance, bounds, error);
     if (status != ATTN_OK)
         return status;
     memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);
@@ -182,6 +194,8 @@ static int is_custom(const cuda_plan *plan)
 
 int fi_find_kernel(const attn_metadata *metadata, const fi_group *group)
 {
+    if (cuda_is_fp8(group->base.kv_dtype))
+        return KERNEL_CODES;
     int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->base.ratio;
     int is_decode = metadata->plan.batch.mode == ATTN_MODE_DECODE;
     return is_decode || rows <= SHORT_ROWS ? KERNEL_ATTEND : KERNEL_PREFILL;

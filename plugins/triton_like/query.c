@@ -67,7 +67,7 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     attn_util_check_layers(&limits, &ask->asked.group, verdict);
 }
 
-static const cuda_dtypes dtypes = {.fp8_cache = 1, .f32_out = 1};
+static const cuda_dtypes dtypes = {.e4m3_cache = 1, .e5m2_cache = 1, .f32_out = 1};
 
 static void check_dtypes(const question *ask, attn_verdict *verdict)
 {

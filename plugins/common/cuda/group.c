@@ -147,7 +147,13 @@ static int is_operand_dtype(attn_dtype dtype)
 /* May the cache be quantised? */
 static int may_quantise(const cuda_dtypes *takes, const attn_layer_group *group)
 {
-    return takes->fp8_cache && group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+    return takes->e4m3_cache && group->attn_type != ATTN_TYPE_ENCODER_ONLY;
+}
+
+static int is_quantised(const cuda_dtypes *takes, const attn_layer_group *group, attn_dtype dtype)
+{
+    return may_quantise(takes, group) &&
+           (dtype == ATTN_FP8_E4M3 || (takes->e5m2_cache && dtype == ATTN_FP8_E5M2));
 }
 
 static void refuse_kv_dtype(const cuda_dtypes *takes, const attn_problem *problem,
@@ -155,8 +161,9 @@ static void refuse_kv_dtype(const cuda_dtypes *takes, const attn_problem *proble
                             attn_verdict *verdict)
 {
     char accepted[64];
-    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
-             may_quantise(takes, group) ? ", fp8_e4m3, fp8_e5m2" : "");
+    int quantised = may_quantise(takes, group);
+    snprintf(accepted, sizeof accepted, "%s%s%s", unquantised, quantised ? ", fp8_e4m3" : "",
+             quantised && takes->e5m2_cache ? ", fp8_e5m2" : "");
     REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(problem->kv_dtype));
 }
 
@@ -166,7 +173,7 @@ void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
 {
     const char *all = "f16, bf16", *q = attn_util_dtype_name(problem->q_dtype);
     attn_dtype kv = problem->kv_dtype;
-    int quantised = may_quantise(takes, group) && cuda_is_fp8(kv);
+    int quantised = is_quantised(takes, group, kv);
     if (!is_operand_dtype(problem->q_dtype)) {
         REFUSE(DTYPE, Q_DTYPE, is_operand_dtype(kv) ? attn_util_dtype_name(kv) : all, "%s", q);
         if (!is_operand_dtype(kv) && !quantised)
@@ -186,7 +193,7 @@ void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
 {
     uint32_t granularity = group->kv_scale_granularity;
     attn_dtype kv_dtype = problem->kv_dtype;
-    int scaled = may_quantise(takes, group) && cuda_is_fp8(kv_dtype);
+    int scaled = is_quantised(takes, group, kv_dtype);
     int open = may_quantise(takes, group) && !scaled && !is_operand_dtype(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
     int few = group->num_kv_heads <= CALL_MAX_SCALES;

@@ -74,8 +74,9 @@ void cuda_check_dims(const cuda_dims *pairs, uint32_t count, const attn_layer_gr
 
 /* What of data types a plugin takes. */
 typedef struct cuda_dtypes {
-    int fp8_cache; /* e4m3 and e5m2 caches, with scales */
-    int f32_out;   /* outputs of f32 as well as f16 and bf16 */
+    int e4m3_cache; /* quantised caches, with scales */
+    int e5m2_cache; /* only where e4m3 is taken too */
+    int f32_out;    /* outputs of f32 as well as f16 and bf16 */
 } cuda_dtypes;
 
 /* q is f16 or bf16, a cache has q's type or is quantised, the output is f16 or bf16. */

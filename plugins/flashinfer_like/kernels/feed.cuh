@@ -10,11 +10,12 @@
  * r % 8. The 8 rows of a matrix are then in different banks. A stage has the four groups' keys,
  * then their values.
  *
- * S: dim, v_dim, and the bytes of a group, k_bytes and v_bytes.
+ * S: dim, v_dim, the cache's element, and the bytes of a group, k_bytes and v_bytes.
  */
 #ifndef FLASHINFER_LIKE_FEED_CUH
 #define FLASHINFER_LIKE_FEED_CUH
 
+#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/flashinfer_like/kernels/item.cuh"
 
 /* ---- Profile ----------------------------------------------------------------------------------
@@ -84,9 +85,12 @@ static __device__ __forceinline__ bool feed_is_live(const fi_call &c, const curs
     return at.left > 0 && cursor_key(at) < at.tile.hi;
 }
 
-static __device__ __forceinline__ void feed_look_up(const fi_call &c, feed &f)
+template <typename S> static __device__ __forceinline__ void feed_look_up(const fi_call &c, feed &f)
 {
-    const int *entry = feed_is_live(c, f.at) ? find_entry(c, f.q, feed_key(c, f.at)) : 0;
+    index_sequence q = f.q;
+    if (S::quantised && c.saved)
+        q.first_new = q.kv_len;
+    const int *entry = feed_is_live(c, f.at) ? find_entry(c, q, feed_key(c, f.at)) : 0;
     f.entry = entry ? *entry : 0;
 }
 
@@ -104,17 +108,19 @@ template <int panel_bytes> static __device__ __forceinline__ int piece_at(int r,
     return (p >> 3) * panel_bytes + r * 128 + ((p ^ r) & 7) * 16;
 }
 
-/* Rows of a group, whose places are those of 16 lanes from the first on. */
-template <int dim, int panel_bytes>
-static __device__ __forceinline__ void copy_rows(u64 mine, int first, char *to)
+/* Rows of a group, whose places are those of 16 lanes from the first on; but for those that
+ * `omitted` has a bit for. */
+template <int row_bytes, int panel_bytes>
+static __device__ __forceinline__ void copy_rows(u64 mine, int first, char *to, u32 omitted = 0)
 {
-    constexpr int pieces = dim / 8; /* of a row */
+    constexpr int pieces = row_bytes / 16; /* of a row */
     int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
         int row = (i + lane) / pieces, piece = (i + lane) % pieces;
         const char *from = (const char *)__shfl_sync(~0u, mine, first + row);
-        copy16(shared_address(to) + piece_at<panel_bytes>(row, piece), from + piece * 16);
+        if (!(omitted >> row & 1))
+            copy16(shared_address(to) + piece_at<panel_bytes>(row, piece), from + piece * 16);
     }
 }
 
@@ -181,10 +187,11 @@ struct box_place {
     int at, head, page;
 };
 
+template <typename S>
 static __device__ __forceinline__ box_place find_box(const fi_call &c, const feed &f)
 {
     int key = cursor_key(f.at), head = f.at.head;
-    if (key >= f.q.first_new) {
+    if (!S::quantised && key >= f.q.first_new) {
         box_place box = {&c.k_new_map, &c.v_new_map, f.q.new_row + key - f.q.new_key, head, 0};
         return box;
     }
@@ -198,13 +205,13 @@ static __device__ __forceinline__ void start_boxes(const box_place &box, char *k
 {
     barrier_arrive_expect(barrier, S::k_bytes + S::v_bytes);
 #pragma unroll
-    for (int d = 0; d < S::dim; d += 64)
-        tensor_load(shared_address(keys) + d / 64 * PANEL_BYTES, box.k_map, barrier, d, box.at,
-                    box.head, box.page);
+    for (int d = 0; d < S::dim; d += S::panel)
+        tensor_load(shared_address(keys) + d / S::panel * PANEL_BYTES, box.k_map, barrier, d,
+                    box.at, box.head, box.page);
 #pragma unroll
-    for (int d = 0; d < S::v_dim; d += 64)
-        tensor_load(shared_address(values) + d / 64 * PANEL_BYTES, box.v_map, barrier, d, box.at,
-                    box.head, box.page);
+    for (int d = 0; d < S::v_dim; d += S::panel)
+        tensor_load(shared_address(values) + d / S::panel * PANEL_BYTES, box.v_map, barrier, d,
+                    box.at, box.head, box.page);
 }
 
 template <typename S>
@@ -214,13 +221,100 @@ static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &
     int first = cursor_key(f.at);
     index_place place = find_key(c, f.q, f.at.head, feed_key(c, f.at), f.entry);
     if (has_aligned(c, f.q, first)) {
-        copy_rows<S::dim, PANEL_BYTES>((u64)place.k, 0, keys);
-        copy_rows<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values);
+        copy_rows<S::dim * 2, PANEL_BYTES>((u64)place.k, 0, keys);
+        copy_rows<S::v_dim * 2, PANEL_BYTES>((u64)place.v, 0, values);
         barrier_expect_copies(barrier);
     } else {
         copy_rows_slow<S::dim, PANEL_BYTES>((u64)place.k, 0, keys);
         copy_rows_slow<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values);
     }
+}
+
+/* A new key or value as codes, by a warp: into the group, and to its slot if it has one. */
+template <typename S, int dim>
+static __device__ __forceinline__ void quantise_row(const fi_call &c, const char *from, float scale,
+                                                    int row, char *group, char *slot)
+{
+    for (int d = (int)threadIdx.x & 31; d < dim; d += 32) {
+        u8 code = save_kv_quantise(ELEMENT_E4M3, element_load(c.dtype, from, d), scale);
+        *(u8 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = code;
+        if (slot)
+            ((u8 *)slot)[d] = code;
+    }
+}
+
+/* New keys of a group, rows that `fresh` has a bit for, as they are stored; row `last` goes to
+ * `slot` too, if that is one. `k`, `v`: this lane's row. By value, so that nothing of the caller's
+ * has an address. */
+template <typename S>
+static __device__ __noinline__ void quantise_new(const fi_call &c, int head, u64 k, u64 v,
+                                                 u32 fresh, int last, i64 slot, char *keys,
+                                                 char *values)
+{
+    const call_operands &o = c.operands;
+    float k_scale = k_scale_of(c, head), v_scale = v_scale_of(c, head);
+#pragma unroll 1
+    for (int row = 0; row < GROUP_KEYS; row++) {
+        const char *k_from = (const char *)__shfl_sync(~0u, k, row);
+        const char *v_from = (const char *)__shfl_sync(~0u, v, row);
+        if (!(fresh >> row & 1))
+            continue;
+        char *k_to = 0, *v_to = 0;
+        if (row == last && slot >= 0) {
+            i64 page = slot / c.page_size, at = slot % c.page_size;
+            k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+            v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+        }
+        quantise_row<S, S::dim>(c, k_from, k_scale, row, keys, k_to);
+        quantise_row<S, S::v_dim>(c, v_from, v_scale, row, values, v_to);
+    }
+}
+
+/* Codes of the cache that do not begin at multiples of 16 bytes. */
+template <int dim>
+static __device__ __forceinline__ void copy_codes_slow(u64 mine, u32 omitted, char *to)
+{
+#pragma unroll 1
+    for (int row = 0; row < GROUP_KEYS; row++) {
+        const u8 *from = (const u8 *)__shfl_sync(~0u, mine, row);
+#pragma unroll 1
+        for (int d = (int)threadIdx.x & 31; d < dim && !(omitted >> row & 1); d += 32)
+            *(u8 *)(to + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = from[d];
+    }
+}
+
+/* Rows of the group whose keys are not in the cache: new ones, unless they were saved. */
+static __device__ __forceinline__ u32 find_fresh(const fi_call &c, const feed &f)
+{
+    int key = feed_key(c, f.at);
+    bool fresh = key >= f.q.first_new;
+    if (fresh && c.saved)
+        fresh = c.batch.out_cache_loc[f.q.new_row + key - f.q.new_key] < 0;
+    return __ballot_sync(~0u, fresh);
+}
+
+/* A group of fp8 that is no box: what is in the cache, and what is new. */
+template <typename S>
+static __device__ __forceinline__ void start_codes(const fi_call &c, const feed &f, u32 fresh,
+                                                   char *keys, char *values, u32 barrier)
+{
+    int key = feed_key(c, f.at);
+    index_sequence q = f.q;
+    q.first_new = fresh >> (threadIdx.x & 15) & 1 ? key : key + 1;
+    index_place place = find_key(c, q, f.at.head, key, f.entry);
+    if (c.operands.aligned & CALL_ALIGNED_CACHE) {
+        copy_rows<S::dim, PANEL_BYTES>((u64)place.k, 0, keys, fresh);
+        copy_rows<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values, fresh);
+    } else {
+        copy_codes_slow<S::dim>((u64)place.k, fresh, keys);
+        copy_codes_slow<S::v_dim>((u64)place.v, fresh, values);
+    }
+    if (fresh) {
+        i64 slot = c.save && f.at.tile.row0 == 0 ? c.batch.out_cache_loc[f.q.new_row] : -1;
+        quantise_new<S>(c, f.at.head, (u64)place.k, (u64)place.v, fresh,
+                        f.q.kv_len - 1 - cursor_key(f.at), slot, keys, values);
+    }
+    barrier_expect_copies(barrier);
 }
 
 /* Start the copy of the group at hand, if there is one, and arrive when it is there. */
@@ -230,17 +324,25 @@ static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &
 {
     char *keys = stage + warp_part() * S::k_bytes;
     char *values = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
-    bool is_live = feed_is_live(c, f.at), is_box = is_live && feed_is_box(c, f);
-    if (is_live && !is_box)
-        start_rows<S>(c, f, keys, values, barrier);
+    bool is_live = feed_is_live(c, f.at), is_box = is_live;
+    if constexpr (S::quantised) {
+        u32 fresh = is_live ? find_fresh(c, f) : 0;
+        is_box = is_live && !fresh && c.has_maps;
+        if (is_live && !is_box)
+            start_codes<S>(c, f, fresh, keys, values, barrier);
+    } else {
+        is_box = is_live && feed_is_box(c, f);
+        if (is_live && !is_box)
+            start_rows<S>(c, f, keys, values, barrier);
+    }
     __syncwarp();
     if ((threadIdx.x & 31) == 0) {
         if (is_box)
-            start_boxes<S>(find_box(c, f), keys, values, barrier);
+            start_boxes<S>(find_box<S>(c, f), keys, values, barrier);
         else
             barrier_arrive(barrier);
     }
-    if (c.save && is_live)
+    if (!S::quantised && c.save && is_live)
         save_new<S>(c, f);
 }
 
@@ -250,12 +352,12 @@ static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const fee
 {
     if (!feed_is_live(c, f.at) || !feed_is_box(c, f) || (threadIdx.x & 31) != 0)
         return;
-    box_place box = find_box(c, f);
+    box_place box = find_box<S>(c, f);
 #pragma unroll
-    for (int d = 0; d < S::dim; d += 64)
+    for (int d = 0; d < S::dim; d += S::panel)
         prefetch_box(box.k_map, d, box.at, box.head, box.page);
 #pragma unroll
-    for (int d = 0; d < S::v_dim; d += 64)
+    for (int d = 0; d < S::v_dim; d += S::panel)
         prefetch_box(box.v_map, d, box.at, box.head, box.page);
 }
 

@@ -37,6 +37,19 @@ static __device__ __forceinline__ index_place find_key(const fi_call &c, const i
     return place;
 }
 
+/* Scales of an fp8 cache. */
+static __device__ __forceinline__ float k_scale_of(const fi_call &c, int head)
+{
+    int at = head * c.scale_stride;
+    return c.operands.k_scale_device ? c.operands.k_scale_device[at] : c.operands.k_scales[at];
+}
+
+static __device__ __forceinline__ float v_scale_of(const fi_call &c, int head)
+{
+    int at = head * c.scale_stride;
+    return c.operands.v_scale_device ? c.operands.v_scale_device[at] : c.operands.v_scales[at];
+}
+
 /* ---- Rows -------------------------------------------------------------------------------------
  */
 

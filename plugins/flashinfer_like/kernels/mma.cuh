@@ -62,6 +62,24 @@ static __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32
                  : "memory");
 }
 
+/* Four codes of e4m3 as f16, which has all of their values. */
+static __device__ __forceinline__ void widen_codes(u32 codes, u32 &low, u32 &high)
+{
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
+        "cvt.rn.f16x2.e4m3x2 %1, b;}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
+
+static __device__ __forceinline__ float2 unpack_half(u32 pair)
+{
+    float2 x;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(x.x), "=f"(x.y)
+        : "r"(pair));
+    return x;
+}
+
 /* c += a * b: 16 x 16 times 16 x 8. */
 template <bool half>
 static __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)

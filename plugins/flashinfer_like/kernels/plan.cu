@@ -7,6 +7,7 @@
  *   fi_save        new keys and values into the cache, where attention does not do it on the way
  */
 #include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/flashinfer_like/kernels/item.cuh"
 #include "plugins/flashinfer_like/kernels/plan.cuh"
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -105,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
         end = rows[end];
     int warp = (int)(blockIdx.x * FI_SAVE_THREADS + threadIdx.x) / 32;
     int warps = (int)(gridDim.x * FI_SAVE_THREADS) / 32, lane = (int)threadIdx.x % 32;
-    bool wide = o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
+    bool codes = element_is_fp8(c.kv_dtype);
+    bool wide = !codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
     for (i64 i = warp; i < (end - first) * c.kv_heads; i += warps) {
         i64 row = first + i / c.kv_heads, slot = c.batch.out_cache_loc[row];
         int head = (int)(i % c.kv_heads);
@@ -122,7 +124,9 @@ extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
             ((uint4 *)v_to)[d] = ((const uint4 *)v)[d];
         if (wide)
             continue;
-        save_kv_vector(c.dtype, c.dtype, k, k_to, dim, 1.0f, lane, 32);
-        save_kv_vector(c.dtype, c.dtype, v, v_to, v_dim, 1.0f, lane, 32);
+        float k_scale = codes ? k_scale_of(c, head) : 1.0f;
+        float v_scale = codes ? v_scale_of(c, head) : 1.0f;
+        save_kv_vector(c.dtype, c.kv_dtype, k, k_to, dim, k_scale, lane, 32);
+        save_kv_vector(c.dtype, c.kv_dtype, v, v_to, v_dim, v_scale, lane, 32);
     }
 }

@@ -117,8 +117,11 @@ typedef struct fi_call {
     int box_keys; /* of such a box; those of new keys have what a warp of the kernel copies */
     int has_new_maps;
     int has_out_map;
-    int save;  /* each sequence's one new key goes to its slot on the way (DECODE) */
-    int dtype; /* ELEMENT_F16, ELEMENT_BF16 */
+    int saved;        /* the new keys are in the cache, but for those of slots below 0 */
+    int save;         /* each sequence's one new key goes to its slot on the way (DECODE) */
+    int dtype;        /* of q, k and v: ELEMENT_F16, ELEMENT_BF16 */
+    int kv_dtype;     /* of the cache: the same, or fp8 */
+    int scale_stride; /* of an fp8 cache: 0 = one scale for all heads, 1 = one for each */
     int out_dtype;
     float scale; /* of q.k: to units of log 2, or natural where cap or slopes are given */
     float cap;   /* 0 = none */

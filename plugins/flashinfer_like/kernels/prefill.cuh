@@ -20,26 +20,6 @@
 #include "plugins/flashinfer_like/kernels/feed.cuh"
 #include "plugins/flashinfer_like/kernels/shapes.h"
 
-/* Built with -DFI_PROFILE, the 20th launch tells how many cycles a warp spent on what. */
-#ifdef FI_PROFILE
-#define STEPS_MEMBERS unsigned last = clock(), begun = last, spent[8] = {}, units = 0;
-#define STEP(at, n)                                                                                \
-    {                                                                                              \
-        unsigned now = clock();                                                                    \
-        (at).spent[n] += now - (at).last;                                                          \
-        (at).last = now;                                                                           \
-    }
-#define STEPS_END(at, name)                                                                        \
-    if (threadIdx.x % 128 == 0 && blockIdx.x % 32 == 3 && fi_launches == 20)                       \
-    printf("%s block %d: %u units, %u cycles: %u %u %u %u %u %u %u\n", name, (int)blockIdx.x,      \
-           (at).units, (unsigned)clock() - (at).begun, (at).spent[0], (at).spent[1],               \
-           (at).spent[2], (at).spent[3], (at).spent[4], (at).spent[5], (at).spent[6])
-#else
-#define STEPS_MEMBERS
-#define STEP(at, n)
-#define STEPS_END(at, name)
-#endif
-
 #define BARRIER_CONSUMERS 1 /* named barrier of those who multiply */
 #define BARRIER_GROUP     2 /* 2, 3: a warpgroup's own */
 
@@ -125,11 +105,6 @@ template <typename S> DEVICE void control_init(struct control *control)
 /* ---- Copies -----------------------------------------------------------------------------------
  */
 
-/* Where those who copy are in the stages. */
-template <typename S> struct feed_place : ring<S::stages> {
-    STEPS_MEMBERS
-};
-
 /* A warp's keys of a unit. `key`, `entry`: this lane's, and what the table has for it; `hi`: the
  * end of what is copied; `boxes`, `rows`: lanes whose key comes in a box of `box` keys, or row by
  * row. */
@@ -177,7 +152,7 @@ DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_fee
             continue;
         char *group = to + part * FI_GROUP * ROW_BYTES;
         if (aligned)
-            copy_rows<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
+            copy_rows<dim * 2, S::panel_bytes>(mine, part * FI_GROUP, group);
         else
             copy_rows_slow<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
     }
@@ -278,7 +253,7 @@ struct feed_memory {
 /* A unit whose keys come in any way. */
 template <typename S>
 DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                      feed_place<S> &stage)
+                      ring<S::stages> &stage)
 {
     unit_feed f;
     f.key = first + (int)(threadIdx.x & 31) % S::warp_keys;
@@ -306,7 +281,7 @@ DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory 
  * the sequence's end are copied too, whatever is there: nobody sees it. */
 template <typename S, bool is_new>
 DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                       int units, feed_place<S> &stage)
+                       int units, ring<S::stages> &stage)
 {
     const int lane = (int)threadIdx.x & 31, i = lane % 16;
     const bool is_value = lane >= 16;
@@ -332,9 +307,7 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
             key += S::keys;
             next = table[min(key, last) >> c.page_shift];
         }
-        STEP(stage, 0);
         barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-        STEP(stage, 1);
         if (lane == 0)
             barrier_arrive_expect(m.k_full + 8 * stage.slot, S::warp_keys * S::panels * ROW_BYTES);
         __syncwarp();
@@ -342,9 +315,7 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
             tensor_load(to + stage.slot * S::k_bytes, map, m.k_full + 8 * stage.slot, column, at,
                         head, page);
         __syncwarp();
-        STEP(stage, 2);
         barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-        STEP(stage, 3);
         if (lane == 0)
             barrier_arrive_expect(m.v_full + 8 * stage.slot,
                                   S::warp_keys * S::panels_v * ROW_BYTES);
@@ -353,7 +324,6 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
             tensor_load(to + stage.slot * S::v_bytes, map, m.v_full + 8 * stage.slot, column, at,
                         head, page);
         __syncwarp();
-        STEP(stage, 4);
         if (is_new)
             at += S::keys;
         else
@@ -365,7 +335,7 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
 /* Keys and values of some of an item's units, from the `begin`th on. */
 template <typename S>
 DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
-                       int units, feed_place<S> &stage)
+                       int units, ring<S::stages> &stage)
 {
     int first = w.at.tile.lo + (w.at.unit + begin) * S::keys + warp_part() * S::warp_keys;
 #pragma unroll 1
@@ -429,7 +399,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     const feed_memory m = {shared + S::k_at + mine,         shared + S::v_at + mine,
                            shared_address(control->k_full), shared_address(control->k_empty),
                            shared_address(control->v_full), shared_address(control->v_empty)};
-    feed_place<S> stage;
+    ring<S::stages> stage;
     ring<S::q_slots> slot;
     auto start = [&](const struct work &item) {
         barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
@@ -447,10 +417,8 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
             if (begin > 0)
                 continue;
             find_work<S>(c, after<S>(c, *w), false, next);
-            STEP(stage, 5);
             if (S::q_slots > 1)
                 start(*next);
-            STEP(stage, 6);
         }
         if (S::q_slots == 1)
             start(*next);
@@ -458,7 +426,6 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
         w = next;
         next = done;
     }
-    STEPS_END(stage, "copies");
 }
 
 /* ---- An item ----------------------------------------------------------------------------------
@@ -479,7 +446,6 @@ template <typename S> struct rows {
 /* Where those who multiply are in the stages. */
 template <typename S> struct place {
     ring<S::stages> k, v;
-    STEPS_MEMBERS
 };
 
 DEVICE int consumer_thread(void)
@@ -695,9 +661,7 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     const u32 v = base + S::v_at + at.v.slot * S::v_bytes;
     const u32 v_empty = shared_address(&control->v_empty[at.v.slot]);
 
-    STEP(at, 0); /* waits for keys and values, or an item's begin */
     next_scores<S>(control, r, at, base, s);
-    STEP(at, 1);
     at.v.advance();
     scores_finish<S>(c, w, control, r, at.v, from, base, s);
 
@@ -708,11 +672,9 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     softmax_exp<half>(r.x, s, r.scale, late);
     softmax_join<S::half, 0>(early, sum, packed);
     softmax_join<S::half, half>(late, sum, packed);
-    STEP(at, 2);
     if (more)
         keys_wait<S>(w, control, at);
     values_wait<S>(w, control, at);
-    STEP(at, 0);
     const bool again = softmax_grown(sum);
     if (__builtin_expect(again, 0))
         softmax_again<S::half>(&r.x, s, r.scale, sum, factor, packed);
@@ -721,7 +683,6 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
 
     products_wait<0>();
     products_arrived(r.o);
-    STEP(at, 3);
     release(v_empty);
     if (again) {
 #pragma unroll
@@ -983,19 +944,12 @@ template <typename S> DEVICE void consume(const fi_call &c, struct control *cont
             break;
         rows<S> r;
         fence_async_shared(); /* the queries */
-        STEP(at, 4);
         rows_begin<S>(c, w, base + slot.slot * S::q_bytes, r);
         attend<S>(c, w, control, base, r, at);
-        STEP(at, 5);
         rows_end<S>(c, w, control, r);
-        STEP(at, 6);
-#ifdef FI_PROFILE
-        at.units += w.units;
-#endif
         release(shared_address(&control->q_empty[slot.slot]));
         slot.advance();
     }
-    STEPS_END(at, "products");
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------
@@ -1020,13 +974,9 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
         registers_take<S::consumer_registers>();
         consume<S>(c, control, shared_address(shared));
     }
-#ifdef FI_PROFILE
-    if (threadIdx.x == 0 && blockIdx.x == 0)
-        fi_launches++;
-#endif
 }
 
-#define CHECK_SHAPE(name, dim, v_dim, ignored, ignored_too, keys, stages, q_slots, shared)         \
+#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, keys, stages, q_slots, shared)                   \
     static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, false>::shared_bytes == shared, \
                   #name ": the table's bytes of shared memory");
 FI_SHAPES(CHECK_SHAPE)

@@ -105,7 +105,14 @@ START_TEST(query_refuses)
     EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 80);
     ck_assert_str_eq(reasons[0].accepted, "128, 192");
     EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
-    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E4M3);
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2);
+    ck_assert_str_eq(reasons[0].accepted, "bf16"); /* beside long queries */
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2; t->bounds.max_q_len = 8);
+    ck_assert_str_eq(reasons[0].accepted, "bf16, fp8_e4m3");
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E4M3; t->bounds.max_q_len = 8;
+           t->bounds.uses = ATTN_USES_UNSAVED_KV);
+    EXPECT(FIELD(SCALE_GRANULARITY), t->problem.kv_dtype = ATTN_FP8_E4M3; t->bounds.max_q_len = 8);
+    ck_assert_str_eq(reasons[0].accepted, "per_tensor, per_head");
     EXPECT(FIELD(SCALE_GRANULARITY), t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
     EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
@@ -131,25 +138,33 @@ static void expect_kernel(const fi_kernel *kernel, const char *type_name, const 
 START_TEST(shapes_are_those_of_the_kernels)
 {
     static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
+    static const char *const codes_types[] = {"bf16_e4m3", "f16_e4m3"};
     static const char *const numbers[][KERNEL_COUNT] = {
-#define NUMBERS(name, dim, dim_v, stages, shared, keys, prefill_stages, q_slots, ...)              \
-    {#stages, #keys ", " #prefill_stages ", " #q_slots},
+#define NUMBERS(name, dim, dim_v, stages, shared, codes_stages, codes_shared, keys,                \
+                prefill_stages, q_slots, ...)                                                      \
+    {#stages, #keys ", " #prefill_stages ", " #q_slots, #codes_stages},
         FI_SHAPES(NUMBERS)
 #undef NUMBERS
     };
-    for (uint32_t i = 0; i < fi_num_shapes; i++)
-        for (int n = 0; n < TYPE_COUNT; n++) {
-            const fi_shape *shape = &fi_shapes[i];
-            const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
-            const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
-            char expected[256];
+    for (uint32_t i = 0; i < fi_num_shapes; i++) {
+        const fi_shape *shape = &fi_shapes[i];
+        const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
+        const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
+        const fi_kernel *codes = &shape->kernels[KERNEL_CODES];
+        char expected[256];
+        for (int n = 0; n < 2; n++) {
             snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %s, %s)", attend->name,
                      types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
             expect_kernel(attend, types[n], expected);
             snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %s, %s)", prefill->name,
                      types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_PREFILL], halves[n]);
             expect_kernel(prefill, types[n], expected);
+            snprintf(expected, sizeof expected, "FI_ATTEND_CODES(%s_%s, %d, %d, %s, %s)",
+                     codes->name, codes_types[n], shape->dim, shape->dim_v,
+                     numbers[i][KERNEL_CODES], halves[n]);
+            expect_kernel(codes, codes_types[n], expected);
         }
+    }
 }
 END_TEST
 
@@ -238,7 +253,7 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
     fi_grid grid = fi_find_grid(&t->group);
     ck_assert_str_eq(seen->name, wanted->name);
     ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
-    ck_assert_uint_eq(seen->threads, KERNEL_THREADS);
+    ck_assert_uint_eq(seen->threads, wanted->threads);
     ck_assert_uint_eq(seen->shared, wanted->shared);
     ck_assert_int_eq(seen->programmatic, programmatic);
     ck_assert_int_eq(seen->params.call.lanes, (int)grid.lanes);
@@ -362,6 +377,42 @@ START_TEST(decode_reads_boxes)
 }
 END_TEST
 
+/* A cache of e4m3 has one kernel for any rows, and its boxes are bytes. What was saved before is
+ * read from the cache; k and v, which have yet to be rounded, never come in boxes. */
+START_TEST(fp8_has_a_kernel_of_its_own)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.kv_dtype = ATTN_FP8_E4M3;
+    of.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    of.bounds.max_q_len = SHORT_ROWS / (TEST_Q_HEADS / TEST_KV_HEADS);
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    expect_launches("plan fi_attend_d128");
+    expect_attention(&t, KERNEL_CODES, 0);
+    const fi_call *call = &launches[1].params.call;
+    ck_assert_int_eq(call->kv_dtype, ELEMENT_E4M3);
+    ck_assert_int_eq(call->dtype, ELEMENT_BF16);
+    ck_assert_int_eq(call->scale_stride, 1);
+    ck_assert_float_eq(call->operands.v_scales[1], 0.25f);
+    ck_assert_int_eq(call->save, 1);
+    ck_assert_int_eq(call->saved, 0);
+    ck_assert_int_eq(call->has_new_maps, 0);
+    ck_assert_uint_eq(read_map(&call->k_map).box[0], 128);
+    ck_assert_uint_eq(read_map(&call->k_map).strides[1], TEST_DIM);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, 8));
+    expect_launches("plan save fi_attend_d128");
+    expect_attention(&t, KERNEL_CODES, 0);
+    t.args.flags = 0;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1), ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "without SAVE_KV"), "%s", test_message);
+    ck_assert_int_eq(launches[2].params.call.saved, 1);
+    ck_assert_int_eq(launches[0].params.plan.hands, 1);
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(graphs_go_by_bounds)
 {
     test_run t;
@@ -428,6 +479,7 @@ static Suite *suite(void)
     tcase_add_test(tc, extend_saves_before);
     tcase_add_test(tc, encoders_have_no_cache);
     tcase_add_test(tc, decode_reads_boxes);
+    tcase_add_test(tc, fp8_has_a_kernel_of_its_own);
     tcase_add_test(tc, graphs_go_by_bounds);
     tcase_add_test(tc, empty_batches);
     tcase_add_test(tc, refusals);

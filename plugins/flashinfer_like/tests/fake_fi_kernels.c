@@ -26,7 +26,7 @@ static void *look_up(const void *address, size_t bytes)
 
 #include "attn_types.h"
 #include "host/base/dtype.h"
-#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/softmax.cuh"
 #include "plugins/flashinfer_like/kernels/shapes.h"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
@@ -38,7 +38,30 @@ enum { MAX_DIM = 256 };
 
 static attn_dtype dtype_of(int element)
 {
-    return element == ELEMENT_F32 ? ATTN_F32 : element == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+    static const attn_dtype dtypes[] = {[ELEMENT_F32] = ATTN_F32,
+                                        [ELEMENT_F16] = ATTN_F16,
+                                        [ELEMENT_BF16] = ATTN_BF16,
+                                        [ELEMENT_E4M3] = ATTN_FP8_E4M3};
+    return dtypes[element];
+}
+
+/* A scale of an fp8 cache; 1 of another. */
+static float scale_of(const fi_call *c, const float *device, const float *host, int head)
+{
+    if (!element_is_fp8(c->kv_dtype))
+        return 1;
+    int at = head * c->scale_stride;
+    return device ? *PORTABLE_AT(device + at) : host[at];
+}
+
+static float k_scale_of(const fi_call *c, int head)
+{
+    return scale_of(c, c->operands.k_scale_device, c->operands.k_scales, head);
+}
+
+static float v_scale_of(const fi_call *c, int head)
+{
+    return scale_of(c, c->operands.v_scale_device, c->operands.v_scales, head);
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -50,12 +73,6 @@ static void plan_batch(const struct fake_cuda_launch *launch)
 
 /* ---- New keys and values --------------------------------------------------------------------- */
 
-static void copy_vector(const char *from, char *to, int dim)
-{
-    size_t bytes = 2 * (size_t)dim;
-    memcpy(look_up(to, bytes), look_up(from, bytes), bytes);
-}
-
 /* Row `row` of k and v, one head of it, into its slot. */
 static void save_head(const fi_call *c, i64 row, int head, int dim, int v_dim)
 {
@@ -64,12 +81,12 @@ static void save_head(const fi_call *c, i64 row, int head, int dim, int v_dim)
     if (slot < 0)
         return;
     i64 page = slot / c->page_size, at = slot % c->page_size;
-    copy_vector((const char *)o->k + row * o->k_row + head * o->k_head,
-                (char *)o->k_cache + page * o->k_page + at * o->k_token + head * o->k_cache_head,
-                dim);
-    copy_vector((const char *)o->v + row * o->v_row + head * o->v_head,
-                (char *)o->v_cache + page * o->v_page + at * o->v_token + head * o->v_cache_head,
-                v_dim);
+    save_kv_vector(c->dtype, c->kv_dtype, (const char *)o->k + row * o->k_row + head * o->k_head,
+                   (char *)o->k_cache + page * o->k_page + at * o->k_token + head * o->k_cache_head,
+                   dim, k_scale_of(c, head), 0, 1);
+    save_kv_vector(c->dtype, c->kv_dtype, (const char *)o->v + row * o->v_row + head * o->v_head,
+                   (char *)o->v_cache + page * o->v_page + at * o->v_token + head * o->v_cache_head,
+                   v_dim, v_scale_of(c, head), 0, 1);
 }
 
 static void save(const struct fake_cuda_launch *launch)
@@ -123,8 +140,7 @@ static i64 find_row(const struct block *b, int r, int *head)
 }
 
 /* More of a row: `total` and `values` are relative to `top`. No values: a sink. */
-static void sums_add(struct sums *x, double top, double total, attn_dtype dtype, const void *values,
-                     int dim)
+static void sums_add(struct sums *x, double top, double total, const double *values, int dim)
 {
     if (top == -(double)INFINITY)
         return;
@@ -133,7 +149,7 @@ static void sums_add(struct sums *x, double top, double total, attn_dtype dtype,
     x->top = higher;
     x->total = x->total * shrink + share * total;
     for (int d = 0; d < dim; d++)
-        x->values[d] = x->values[d] * shrink + (values ? share * dtype_load(dtype, values, d) : 0);
+        x->values[d] = x->values[d] * shrink + (values ? share * values[d] : 0);
 }
 
 static void item_begin(struct block *b)
@@ -145,12 +161,37 @@ static void item_begin(struct block *b)
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-static double score(const struct block *b, const char *q, const char *k)
+/* Is key j read from k and v? */
+static int is_given(const struct block *b, int j)
+{
+    const fi_call *c = b->c;
+    if (j < b->q.first_new)
+        return 0;
+    /* What is quantised is read as it is stored, if it is. */
+    return !(element_is_fp8(c->kv_dtype) && c->saved &&
+             *PORTABLE_AT(c->batch.out_cache_loc + b->q.new_row + (j - b->q.new_key)) >= 0);
+}
+
+/* A key or a value. `given`: as k and v have it; for a quantised cache it is rounded first. */
+static void read_vector(const fi_call *c, const char *from, int given, float scale, int dim,
+                        double *to)
+{
+    attn_dtype dtype = dtype_of(given ? c->dtype : c->kv_dtype);
+    int rounds = given && element_is_fp8(c->kv_dtype);
+    from = look_up(from, (size_t)dim * attn_dtype_size(dtype));
+    for (int d = 0; d < dim; d++) {
+        double x = dtype_load(dtype, from, d);
+        u8 code = rounds ? save_kv_quantise(c->kv_dtype, (float)x, scale) : 0;
+        to[d] = (double)scale * (rounds ? dtype_load(dtype_of(c->kv_dtype), &code, 0) : x);
+    }
+}
+
+static double score(const struct block *b, const char *q, const double *k)
 {
     attn_dtype dtype = dtype_of(b->c->dtype);
     double sum = 0;
     for (int d = 0; d < b->shape->dim; d++)
-        sum += dtype_load(dtype, q, d) * dtype_load(dtype, k, d);
+        sum += dtype_load(dtype, q, d) * k[d];
     return sum;
 }
 
@@ -168,12 +209,16 @@ static double logit(const struct block *b, int head, const mask_view *view, int 
 static void attend_key(struct block *b, int j)
 {
     const fi_call *c = b->c;
-    const int *entry = index_entry(&c->batch, &b->q, c->page_size, j);
+    index_sequence place = b->q;
+    int given = is_given(b, j);
+    place.first_new = given ? j : j + 1;
+    const int *entry = index_entry(&c->batch, &place, c->page_size, j);
     mask_rule rule = rule_of(c);
-    index_place at = index_find_key(&c->operands, &c->batch, &b->q, c->page_size, b->at.head, j,
+    index_place at = index_find_key(&c->operands, &c->batch, &place, c->page_size, b->at.head, j,
                                     entry ? index_int(entry, 0) : 0);
-    const char *k = look_up(at.k, 2 * (size_t)b->shape->dim);
-    const char *v = look_up(at.v, 2 * (size_t)b->shape->dim_v);
+    double k[MAX_DIM], v[MAX_DIM];
+    read_vector(c, at.k, given, k_scale_of(c, b->at.head), b->shape->dim, k);
+    read_vector(c, at.v, given, v_scale_of(c, b->at.head), b->shape->dim_v, v);
     for (int r = 0; r < num_rows(b); r++) {
         mask_view view;
         int head;
@@ -185,8 +230,7 @@ static void attend_key(struct block *b, int j)
         const char *q =
             (const char *)c->operands.q + row * c->operands.q_row + head * c->operands.q_head;
         double x = score(b, look_up(q, 2 * (size_t)b->shape->dim), k);
-        sums_add(&b->sums[r], logit(b, head, &view, j, x), 1, dtype_of(c->dtype), v,
-                 b->shape->dim_v);
+        sums_add(&b->sums[r], logit(b, head, &view, j, x), 1, v, b->shape->dim_v);
     }
 }
 
@@ -223,8 +267,7 @@ static void finish_row(const struct block *b, int r, struct sums *x)
     i64 row = find_row(b, r, &head);
     const float *sinks = b->c->operands.sinks;
     if (sinks)
-        sums_add(x, (double)(*PORTABLE_AT(sinks + head) * SOFTMAX_LOG2E), 1, ATTN_F32, NULL,
-                 b->shape->dim_v);
+        sums_add(x, (double)(*PORTABLE_AT(sinks + head) * SOFTMAX_LOG2E), 1, NULL, b->shape->dim_v);
     store_row(b->c, b->shape, row, head, x);
 }
 
@@ -250,8 +293,11 @@ static void merge_row(struct block *b, parts p, int r)
 {
     struct sums x = {.top = -(double)INFINITY};
     for (int i = 0; i < p.count; i++) {
-        float *numbers, *values = part_of(b, part_slot(p, i), r, &numbers);
-        sums_add(&x, (double)numbers[0], (double)numbers[1], ATTN_F32, values, b->shape->dim_v);
+        double values[MAX_DIM];
+        float *numbers, *part = part_of(b, part_slot(p, i), r, &numbers);
+        for (int d = 0; d < b->shape->dim_v; d++)
+            values[d] = (double)part[d];
+        sums_add(&x, (double)numbers[0], (double)numbers[1], values, b->shape->dim_v);
     }
     finish_row(b, r, &x);
 }
@@ -307,13 +353,13 @@ static void clear_padding(const fi_call *c, const fi_shape *shape)
 
 /* A launch that is not of the table does nothing. */
 static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape, int kernel,
-                   attn_dtype dtype)
+                   attn_dtype kv_dtype)
 {
     const fi_call *c = launch->arguments[0];
     const fi_kernel *wanted = &shape->kernels[kernel];
     struct block *b = calloc(1, sizeof *b);
-    if (b && launch->block[0] == KERNEL_THREADS && launch->shared_bytes == wanted->shared &&
-        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->dtype) == dtype) {
+    if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
+        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->kv_dtype) == kv_dtype) {
         b->c = c;
         b->shape = shape;
         b->kernel = wanted;
@@ -333,6 +379,10 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape,
     static void attend_##name##_f16(const struct fake_cuda_launch *launch)                         \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND, ATTN_F16);                                    \
+    }                                                                                              \
+    static void attend_##name##_codes(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_CODES, ATTN_FP8_E4M3);                                \
     }                                                                                              \
     static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
@@ -358,6 +408,10 @@ __attribute__((constructor)) static void define(void)
 #define DEFINE(name, ...)                                                                          \
     fake.define_kernel("fi_attend_" #name "_bf16", attend_##name##_bf16, attend_size, 1, NULL);    \
     fake.define_kernel("fi_attend_" #name "_f16", attend_##name##_f16, attend_size, 1, NULL);      \
+    fake.define_kernel("fi_attend_" #name "_bf16_e4m3", attend_##name##_codes, attend_size, 1,     \
+                       NULL);                                                                      \
+    fake.define_kernel("fi_attend_" #name "_f16_e4m3", attend_##name##_codes, attend_size, 1,      \
+                       NULL);                                                                      \
     fake.define_kernel("fi_prefill_" #name "_bf16", prefill_##name##_bf16, attend_size, 1, NULL);  \
     fake.define_kernel("fi_prefill_" #name "_f16", prefill_##name##_f16, attend_size, 1, NULL);
     FI_SHAPES(DEFINE)

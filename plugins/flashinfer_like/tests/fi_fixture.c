@@ -175,8 +175,8 @@ static void make_operands(test_run *t)
     t->out = dense(cells[1], dtype, 3, queries);
     t->k = dense(cells[2], dtype, 3, keys);
     t->v = dense(cells[3], dtype, 3, keys);
-    t->k_cache = dense(cells[4], dtype, 4, pages);
-    t->v_cache = dense(cells[5], dtype, 4, pages);
+    t->k_cache = dense(cells[4], t->of.problem.kv_dtype, 4, pages);
+    t->v_cache = dense(cells[5], t->of.problem.kv_dtype, 4, pages);
     t->lse = dense(cells[6], ATTN_F32, 2, queries);
     t->sinks = dense(cells[7], ATTN_F32, 1, queries + 1);
     t->operands[ATTN_ROLE_Q] = &t->q;
@@ -185,9 +185,18 @@ static void make_operands(test_run *t)
     t->operands[ATTN_ROLE_V] = &t->v;
     t->operands[ATTN_ROLE_K_CACHE] = &t->k_cache;
     t->operands[ATTN_ROLE_V_CACHE] = &t->v_cache;
+    static const float scales[] = {0.5f, 0.25f};
+    t->scale = (attn_scale){
+        .struct_size = sizeof t->scale,
+        .granularity = t->of.group.kv_scale_granularity,
+        .count = t->of.group.kv_scale_granularity == ATTN_SCALE_PER_HEAD ? TEST_KV_HEADS : 1,
+        .host = scales};
+    t->scales[ATTN_ROLE_K_CACHE] = t->scales[ATTN_ROLE_V_CACHE] = &t->scale;
     t->args = (attn_forward_args){.struct_size = sizeof t->args,
                                   .flags = ATTN_FORWARD_SAVE_KV,
                                   .num_operands = ATTN_ROLE_COUNT,
+                                  .num_scales = ATTN_ROLE_COUNT,
+                                  .scales = t->scales,
                                   .operands = t->operands};
 }
 
@@ -196,7 +205,11 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
     memset(t, 0, sizeof *t);
     make_problem(&t->of);
     fi_group_init(&t->group, problem ? &problem->problem : &t->of.problem, TEST_SMS);
-    t->of.bounds = problem ? problem->bounds : t->of.bounds;
+    if (problem) {
+        t->of.bounds = problem->bounds;
+        t->of.group.kv_scale_granularity = problem->group.kv_scale_granularity;
+        t->of.problem.kv_dtype = problem->problem.kv_dtype;
+    }
     t->layer.layer_id = TEST_LAYER;
     t->group.base.layers = &t->layer;
     for (int kernel = 0; kernel < KERNEL_COUNT; kernel++)

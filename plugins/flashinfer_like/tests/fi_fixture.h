@@ -60,6 +60,8 @@ typedef struct test_run {
     attn_mask mask;
     attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_scale scale; /* of an fp8 cache */
+    const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
 } test_run;
 
