@@ -4,6 +4,7 @@
  * something is missing, how much memory it wants, what is launched. Plans are check_fi_plan.c's
  * matter; what is computed is that of the conformance suite, on the fake driver and on a GPU.
  */
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/flashinfer_like/tests/fi_fixture.h"
 #include "tests/tools/plugin_test.h"
 #include "tests/tools/test_main.h"
