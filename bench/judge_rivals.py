@@ -20,7 +20,6 @@ import random
 import sys
 import time
 import warnings
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -235,7 +234,7 @@ class Record:
     worst: float = 0.0
     worst_at: str = ""
     failures: list = field(default_factory=list)
-    refused: Counter = field(default_factory=Counter)  # batches by head dimension
+    refused: dict = field(default_factory=dict)  # batches by head dimension; asdict spoils a Counter
     reason: str = ""  # of the first
 
     def add(self, shape, seed, verdict):
@@ -284,7 +283,7 @@ def judge_batch(judge, args, records, seed, shape, rng):
             outputs.append(attend(record.name, shape, there))
             took.append(record)
         except Refused as why:
-            record.refused[shape.head_dim] += 1
+            record.refused[shape.head_dim] = record.refused.get(shape.head_dim, 0) + 1
             record.reason = record.reason or f"{shape}: {why}"
     if took:
         for record, verdict in zip(took, judge.rows(shape, *tensors, outputs)):

@@ -49,7 +49,7 @@ static const attn_util_limits limits = {
     .notes = NOTES,
 };
 
-static const cuda_dtypes dtypes = {.fp8_cache = 0, .f32_out = 1};
+static const cuda_dtypes dtypes = {.f32_out = 1};
 
 #define REFUSE(reason, field, ...)                                                                 \
     attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)

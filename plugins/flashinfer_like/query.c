@@ -104,7 +104,11 @@ static void check_layout(const cuda_question *ask, attn_verdict *verdict)
 
 static void check_bounds(const cuda_question *ask, attn_verdict *verdict)
 {
-    attn_util_check_bounds(&limits, &ask->bounds, verdict);
+    /* Where the uses have to change, to those that go with an fp8 cache. */
+    attn_util_limits here = limits;
+    if (cuda_is_fp8(ask->problem.kv_dtype) && ask->bounds.uses & ~here.uses)
+        here.uses &= ~(uint32_t)ATTN_USES_UNSAVED_KV;
+    attn_util_check_bounds(&here, &ask->bounds, verdict);
 }
 
 static void check_needs(const cuda_question *ask, attn_verdict *verdict)
