@@ -66,9 +66,9 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
 attn_status fi_query(const attn_backend_type *type, const attn_options *options,
                      const attn_services *services, const attn_problem *problem,
                      attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds for a group, as one sentence: UNSUPPORTED, or
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or
  * INVALID_ARGUMENT for bounds that are not known. */
-attn_status fi_require_bounds(const fi_group *group, const attn_bounds *bounds, attn_error *error);
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 extern const attn_backend_type flashinfer_like_type;
 

@@ -211,11 +211,6 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                                     &call.args, &call.params.operands, error);
     if (status != ATTN_OK)
         return status;
-    if (call.params.operands.k && !call.params.operands.save &&
-        cuda_is_fp8(call.group->base.kv_dtype))
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
-                                    "operands k and v without SAVE_KV, which the bounds of this "
-                                    "metadata exclude");
     fill_params(&call);
     status = set_key_maps(&call, error);
     if (status == ATTN_OK)

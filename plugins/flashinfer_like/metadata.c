@@ -106,23 +106,13 @@ void fi_tell_memory(const attn_problem *problem, attn_verdict *verdict)
     verdict->host_bytes = host_bytes(1);
 }
 
-/* An instance without groups has none to ask. */
-static attn_status require_bounds(const attn_instance *instance, const attn_bounds *bounds,
-                                  attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++)
-        status = fi_require_bounds(&instance->groups[i], bounds, error);
-    return status;
-}
-
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
                            attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
                            attn_error *error)
 {
     attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
-        status = require_bounds(instance, bounds, error);
+        status = fi_require_bounds(bounds, error);
     if (status != ATTN_OK)
         return status;
     memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);

@@ -62,37 +62,15 @@ static void check_layers(const cuda_question *ask, attn_verdict *verdict)
     attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Queries of a sequence, at most, over an fp8 cache: there is a kernel for few rows alone, and for
- * many it would be several times slower than others are. */
-static int32_t most_queries(int32_t q_heads, int32_t kv_heads)
-{
-    int32_t ratio = kv_heads > 0 && q_heads > kv_heads ? q_heads / kv_heads : 1;
-    return ratio < SHORT_ROWS ? SHORT_ROWS / ratio : 1;
-}
-
-/* New keys are read from an fp8 cache as they are stored: rounded anew each time, if they are not,
- * they would take a hundred times as long. */
-static int may_be_fp8(const attn_bounds *bounds, int32_t most)
-{
-    int is_decode = !(bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_DECODE));
-    return (is_decode || bounds->max_q_len <= most) && !(bounds->uses & ATTN_USES_UNSAVED_KV);
-}
-
-static cuda_dtypes dtypes_of(const cuda_question *ask)
-{
-    int32_t most = most_queries(ask->group.num_q_heads, ask->group.num_kv_heads);
-    return (cuda_dtypes){.e4m3_cache = may_be_fp8(&ask->bounds, most), .f32_out = 1};
-}
+static const cuda_dtypes dtypes = {.e4m3_cache = 1, .f32_out = 1};
 
 static void check_dtypes(const cuda_question *ask, attn_verdict *verdict)
 {
-    cuda_dtypes dtypes = dtypes_of(ask);
     cuda_check_dtypes(&dtypes, &ask->problem, &ask->group, verdict);
 }
 
 static void check_scales(const cuda_question *ask, attn_verdict *verdict)
 {
-    cuda_dtypes dtypes = dtypes_of(ask);
     cuda_check_scales(&dtypes, &ask->problem, &ask->group, verdict);
 }
 
@@ -104,11 +82,7 @@ static void check_layout(const cuda_question *ask, attn_verdict *verdict)
 
 static void check_bounds(const cuda_question *ask, attn_verdict *verdict)
 {
-    /* Where the uses have to change, to those that go with an fp8 cache. */
-    attn_util_limits here = limits;
-    if (cuda_is_fp8(ask->problem.kv_dtype) && ask->bounds.uses & ~here.uses)
-        here.uses &= ~(uint32_t)ATTN_USES_UNSAVED_KV;
-    attn_util_check_bounds(&here, &ask->bounds, verdict);
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
 static void check_needs(const cuda_question *ask, attn_verdict *verdict)
@@ -153,15 +127,7 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
     return ATTN_OK;
 }
 
-attn_status fi_require_bounds(const fi_group *group, const attn_bounds *bounds, attn_error *error)
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error)
 {
-    int32_t most = most_queries(group->base.ratio, 1);
-    attn_status status = attn_util_require_known_bounds(&limits, bounds, error);
-    if (status == ATTN_OK && cuda_is_fp8(group->base.kv_dtype) && !may_be_fp8(bounds, most))
-        status = attn_util_fail_field(
-            error, ATTN_UNSUPPORTED, ATTN_FIELD_MAX_Q_LEN,
-            "bounds max_q_len %d, unsaved_kv %d over a cache of fp8_e4m3: "
-            "accepted 1..%d, 0",
-            bounds->max_q_len, (bounds->uses & ATTN_USES_UNSAVED_KV) != 0, most);
-    return status;
+    return attn_util_require_known_bounds(&limits, bounds, error);
 }

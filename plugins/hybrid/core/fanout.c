@@ -150,14 +150,15 @@ static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, 
     }
 }
 
-/* `modes`: those that the child serves. */
+/* `modes`: those that the child serves; all are IDLE. */
 static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *verdict)
 {
     if (child->graph_level < verdict->graph_level)
         verdict->graph_level = child->graph_level;
     uint32_t kept = verdict->notes & child->notes & KEPT_BY_ALL;
     verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)KEPT_BY_ALL);
-    verdict->reads_new_kv_unquantised |= child->reads_new_kv_unquantised & modes;
+    verdict->reads_new_kv_unquantised |=
+        child->reads_new_kv_unquantised & (modes | ATTN_MODE_BIT(ATTN_MODE_IDLE));
     if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)
         verdict->graph_seq_len_fill = child->graph_seq_len_fill;
     verdict->host_arrays |= child->host_arrays;
