@@ -4,7 +4,7 @@
  * keys come.
  *
  *   products  teams of four warps: of a unit of 64 keys, warp w has keys 16 w to 16 w + 15
- *   copies    two teams: the same keys and their values, `stages` units ahead
+ *   copies    one team or two: the same keys and their values, `stages` units ahead
  *
  * Teams take units in turn. A block goes through its units (plan.h) one after the other. The warps
  * that copy look up pages and start copies, across the ends of items; what is there they never look
