@@ -15,9 +15,10 @@
  *
  * What a multiprocessor does for a unit of D 128, bf16: 32 KiB come in some 1860 cycles, at 4.6
  * TB/s. The products of a warp take 1120 of them, most of it latency. To look up a page and to
- * start four boxes of the copy engine takes a warp 1500, to copy the same keys row by row, as small
- * pages and keys that are not in the cache need it, 1900: that is why two warps take turns. An fp8
- * cache has half of the bytes, and needs two teams that multiply as well.
+ * start its four boxes of the copy engine, one page at a time, takes a warp 1500: so boxes go in
+ * runs. To copy the same keys row by row, as small pages and keys that are not in the cache need
+ * it, takes 1900: that is why two warps take turns. An fp8 cache has half of the bytes, and needs
+ * two teams that multiply instead.
  *
  * fp8 keys become f16, exactly, on their way from shared memory to the products. Queries become f16
  * too: each row is multiplied by a power of two that has its largest element near 2^15, so that
