@@ -500,27 +500,37 @@ static __device__ __forceinline__ void weigh_keys(float (&score)[2][4], item<S> 
     }
 }
 
-/* out += probabilities x values. Of values that no row sees, which may be anything, nothing is
- * left: 0 times NaN is NaN. */
-template <typename S>
-static __device__ __forceinline__ void add_values(const float (&score)[2][4], const char *v,
-                                                  u32 seen, item<S> &it)
-{
-    int lane = (int)threadIdx.x & 31;
+/* Probabilities as operand `a`, and all bits of the keys that some row sees, two keys in each. Of
+ * the values of the others, which may be anything, nothing is left: 0 times NaN is NaN. */
+struct weights {
     u32 p[4], kept[2];
-    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+};
+
+template <typename S>
+static __device__ __forceinline__ weights round_weights(const float (&score)[2][4], u32 seen)
+{
+    weights w;
 #pragma unroll
     for (int e = 0; e < 4; e++)
-        p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+        w.p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
     for (int j = 0; j < 2; j++)
-        kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
+        w.kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
+    return w;
+}
+
+/* out += probabilities x values. */
+template <typename S>
+static __device__ __forceinline__ void add_values(const weights &w, const char *v, item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
 #pragma unroll
     for (int d = 0; d < S::v_dim / 16; d++) {
         u32 b[4];
         load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
-        multiply<S::half>(it.out[d * 2], p, b[0] & kept[0], b[1] & kept[1]);
-        multiply<S::half>(it.out[d * 2 + 1], p, b[2] & kept[0], b[3] & kept[1]);
+        multiply<S::half>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
+        multiply<S::half>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
     }
 }
 
@@ -534,18 +544,10 @@ static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
 /* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
  * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
 template <typename S>
-static __device__ __forceinline__ void add_codes(const float (&score)[2][4], const char *v,
-                                                 u32 seen, item<S> &it)
+static __device__ __forceinline__ void add_codes(const weights &w, const char *v, item<S> &it)
 {
     int lane = (int)threadIdx.x & 31;
-    u32 p[4], kept[2];
     u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-        p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-        kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
 #pragma unroll
     for (int d = 0; d < S::v_dim / 32; d++) {
         u32 codes[4];
@@ -555,14 +557,14 @@ static __device__ __forceinline__ void add_codes(const float (&score)[2][4], con
             u32 even[2], odd[2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                widen_codes(__byte_perm(codes[n * 2 + j] & kept[j], 0, 0x3120), even[j], odd[j]);
+                widen_codes(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j], odd[j]);
                 if (!S::half) {
                     even[j] = half_to_bf16(even[j]);
                     odd[j] = half_to_bf16(odd[j]);
                 }
             }
-            multiply<S::half>(it.out[d * 4 + n * 2], p, even[0], even[1]);
-            multiply<S::half>(it.out[d * 4 + n * 2 + 1], p, odd[0], odd[1]);
+            multiply<S::half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
+            multiply<S::half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
         }
     }
 }
@@ -586,10 +588,11 @@ static __device__ __forceinline__ void attend_group(const fi_call &c, const curs
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
         seen = hide_keys<S>(c, at, it, score);
     weigh_keys<S>(score, it);
+    const weights w = round_weights<S>(score, seen);
     if constexpr (S::quantised)
-        add_codes<S>(score, v, seen, it);
+        add_codes<S>(w, v, it);
     else
-        add_values<S>(score, v, seen, it);
+        add_values<S>(w, v, it);
 }
 
 /* ---- Results ----------------------------------------------------------------------------------
@@ -719,12 +722,12 @@ static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, fl
                 make_float4(even[h * 2] * factor, odd[h * 2] * factor, even[h * 2 + 1] * factor,
                             odd[h * 2 + 1] * factor);
         }
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int d = 0; d < S::v_dim / 8; d++)
-        *(float2 *)(row + d * 8 + quarter * 2) =
-            make_float2(it.out[d][h * 2] * factor, it.out[d][h * 2 + 1] * factor);
+        for (int d = 0; d < S::v_dim / 8; d++)
+            *(float2 *)(row + d * 8 + quarter * 2) =
+                make_float2(it.out[d][h * 2] * factor, it.out[d][h * 2 + 1] * factor);
+    }
 }
 
 /* The block's part of an item has ended; `at` is its last unit. `is_first`: it is the block's
