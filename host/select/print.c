@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "host/base/dtype.h"
+#include "host/base/json_add.h"
+#include "host/base/set.h"
 #include "host/base/text.h"
 #include "host/select/platform.h"
 
@@ -55,27 +57,63 @@ void select_exclusion_text(const struct select_candidate *candidate, char *text,
              candidate->excluded->accepted, candidate->excluded->text);
 }
 
+/* ---- Multiprocessors ------------------------------------------------------------------------- */
+
+enum { BUDGET_TEXT = 96 };
+
+/* Who keeps to how many: the same for two verdicts about which the same is said. 0: launches may
+ * count on all that the device has, and nothing is said. */
+static int32_t budget_of(int32_t max_sms, const attn_device *device, const attn_verdict *verdict)
+{
+    if (max_sms <= 0 || (uint32_t)max_sms >= device->num_sms)
+        return 0;
+    return verdict->notes & ATTN_NOTE_SM_BUDGET ? max_sms : (int32_t)device->num_sms;
+}
+
+/* ", launches keep to 20 multiprocessors" of a backend that can serve; or "". */
+static const char *budget_text(int32_t max_sms, const attn_device *device,
+                               const attn_verdict *verdict, char text[BUDGET_TEXT])
+{
+    int32_t budget = budget_of(max_sms, device, verdict);
+    text[0] = '\0';
+    if (budget > 0 && budget == max_sms)
+        snprintf(text, BUDGET_TEXT, ", launches keep to %d multiprocessors", budget);
+    else if (budget > 0)
+        snprintf(text, BUDGET_TEXT, ", launches may take all %d multiprocessors", budget);
+    return text;
+}
+
 /* ---- Choices --------------------------------------------------------------------------------- */
 
+static const struct select_candidate *chosen_of(const struct select_phase *phase)
+{
+    return phase->chosen < 0 ? NULL : &phase->candidates[phase->chosen];
+}
+
 /* Are both phases of a group served by the same backend for the same reason? */
-static bool same_choice(const struct select_group *group)
+static bool same_choice(const struct selection *selection, const struct select_group *group)
 {
     const struct select_phase *prefill = &group->phases[SELECT_PREFILL];
     const struct select_phase *decode = &group->phases[SELECT_DECODE];
-    return prefill->chosen >= 0 && decode->chosen >= 0 &&
-           strcmp(prefill->candidates[prefill->chosen].name,
-                  decode->candidates[decode->chosen].name) == 0 &&
-           strcmp(prefill->why, decode->why) == 0;
+    const struct select_candidate *first = chosen_of(prefill), *second = chosen_of(decode);
+    return first && second && strcmp(first->name, second->name) == 0 &&
+           strcmp(prefill->why, decode->why) == 0 &&
+           budget_of(selection->max_sms, &selection->device, &first->verdict) ==
+               budget_of(selection->max_sms, &selection->device, &second->verdict);
 }
 
 static void print_choice(const struct selection *selection, uint32_t group, uint32_t phase,
                          const char *phases, FILE *file)
 {
-    char layers[MODEL_LAYERS_TEXT];
+    char layers[MODEL_LAYERS_TEXT], budget[BUDGET_TEXT] = "";
+    const struct select_phase *of = &selection->groups[group].phases[phase];
+    const struct select_candidate *chosen = chosen_of(of);
     const char *backend = select_backend(selection, group, phase);
     model_layers_text(&selection->model->groups[group], layers, sizeof layers);
-    fprintf(file, "layers %s %s: %s (%s)\n", layers, phases, backend ? backend : "none",
-            selection->groups[group].phases[phase].why);
+    if (chosen)
+        budget_text(selection->max_sms, &selection->device, &chosen->verdict, budget);
+    fprintf(file, "layers %s %s: %s (%s)%s\n", layers, phases, backend ? backend : "none", of->why,
+            budget);
 }
 
 void select_print_choices(const struct selection *selection, FILE *file)
@@ -89,7 +127,7 @@ void select_print_choices(const struct selection *selection, FILE *file)
                 selection->model->left_out);
     for (uint32_t g = 0; g < selection->num_groups; g++) {
         const struct select_group *group = &selection->groups[g];
-        if (same_choice(group)) {
+        if (same_choice(selection, group)) {
             print_choice(selection, g, SELECT_PREFILL, "prefill, decode", file);
             continue;
         }
@@ -174,8 +212,10 @@ static const char *other_dtype(const attnhost_candidate *candidate)
     return accepted;
 }
 
-static void print_candidate(const attnhost_phase *phase, uint32_t index, FILE *file)
+static void print_candidate(const attnhost_selection *told, const attnhost_phase *phase,
+                            uint32_t index, FILE *file)
 {
+    char budget[BUDGET_TEXT];
     const attnhost_candidate *candidate = candidate_at(phase, index);
     const attnhost_reason *first = candidate->num_reasons ? reason_at(candidate, 0) : NULL;
     const char *dtype = other_dtype(candidate);
@@ -188,8 +228,8 @@ static void print_candidate(const attnhost_phase *phase, uint32_t index, FILE *f
         put_absent(candidate, (int32_t)index == phase->preferred, file);
         return;
     case ATTNHOST_CAN_SERVE:
-        put(file, 4, "%s %s: can serve", (int32_t)index == phase->chosen ? "*" : " ",
-            candidate->name);
+        put(file, 4, "%s %s: can serve%s", (int32_t)index == phase->chosen ? "*" : " ",
+            candidate->name, budget_text(told->max_sms, &told->device, candidate->verdict, budget));
         return;
     default:
         put(file, 6, "%s: cannot serve", candidate->name);
@@ -200,10 +240,14 @@ static void print_candidate(const attnhost_phase *phase, uint32_t index, FILE *f
         put(file, 8, "it could with model.dtype = %s", dtype);
 }
 
-static bool same_answer(const attnhost_candidate *a, const attnhost_candidate *b)
+static bool same_answer(const attnhost_selection *told, const attnhost_candidate *a,
+                        const attnhost_candidate *b)
 {
     bool same =
         strcmp(a->name, b->name) == 0 && a->state == b->state && a->num_reasons == b->num_reasons;
+    if (same && a->state == ATTNHOST_CAN_SERVE)
+        same = budget_of(told->max_sms, &told->device, a->verdict) ==
+               budget_of(told->max_sms, &told->device, b->verdict);
     for (uint32_t r = 0; same && r < a->num_reasons; r++) {
         const attnhost_reason *first = reason_at(a, r), *second = reason_at(b, r);
         same = strcmp(first->code_name, second->code_name) == 0 &&
@@ -213,26 +257,28 @@ static bool same_answer(const attnhost_candidate *a, const attnhost_candidate *b
 }
 
 /* Is all that is said of one phase said of the other? */
-static bool same_phase(const attnhost_phase *a, const attnhost_phase *b)
+static bool same_phase(const attnhost_selection *told, const attnhost_phase *a,
+                       const attnhost_phase *b)
 {
     bool same = a->chosen == b->chosen && a->preferred == b->preferred &&
                 strcmp(a->why, b->why) == 0 && a->num_candidates == b->num_candidates;
     for (uint32_t i = 0; same && i < a->num_candidates; i++)
-        same = same_answer(candidate_at(a, i), candidate_at(b, i));
+        same = same_answer(told, candidate_at(a, i), candidate_at(b, i));
     return same;
 }
 
-static bool same_phases(const attnhost_group *group)
+static bool same_phases(const attnhost_selection *told, const attnhost_group *group)
 {
     return decodes(group) &&
-           same_phase(phase_at(group, SELECT_PREFILL), phase_at(group, SELECT_DECODE));
+           same_phase(told, phase_at(group, SELECT_PREFILL), phase_at(group, SELECT_DECODE));
 }
 
-static bool same_group(const attnhost_group *a, const attnhost_group *b)
+static bool same_group(const attnhost_selection *told, const attnhost_group *a,
+                       const attnhost_group *b)
 {
     bool same = a->num_phases == b->num_phases;
     for (uint32_t p = 0; same && p < a->num_phases; p++)
-        same = same_phase(phase_at(a, p), phase_at(b, p));
+        same = same_phase(told, phase_at(a, p), phase_at(b, p));
     return same;
 }
 
@@ -243,7 +289,7 @@ static const attnhost_group *find_same(const attnhost_selection *told, const att
         const attnhost_group *before = attn_at(told->groups, g);
         if (before == group)
             return NULL;
-        if (same_group(before, group))
+        if (same_group(told, before, group))
             return before;
     }
     return NULL;
@@ -272,12 +318,13 @@ static void print_graph_level(const attnhost_selection *told, const attnhost_gro
             graph_level_name(group->decode_graph_level));
 }
 
-static void print_phase(const attnhost_phase *phase, const char *name, FILE *file)
+static void print_phase(const attnhost_selection *told, const attnhost_phase *phase,
+                        const char *name, FILE *file)
 {
     const char *backend = backend_of(phase);
     put(file, 2, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
     for (uint32_t c = 0; c < phase->num_candidates; c++)
-        print_candidate(phase, c, file);
+        print_candidate(told, phase, c, file);
 }
 
 static void print_group(const attnhost_selection *told, const attnhost_group *group, FILE *file)
@@ -298,9 +345,10 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
         put(file, 2, "candidates and reasons: as for layers %s", same_as->layers);
         return;
     }
-    bool same = same_phases(group);
+    bool same = same_phases(told, group);
     for (uint32_t p = 0; p < (same ? 1 : group->num_phases); p++)
-        print_phase(phase_at(group, p), same ? "prefill, decode" : phase_at(group, p)->name, file);
+        print_phase(told, phase_at(group, p), same ? "prefill, decode" : phase_at(group, p)->name,
+                    file);
 }
 
 void told_print(const attnhost_selection *told, FILE *file)
@@ -356,6 +404,19 @@ static cJSON *reason_json(const attnhost_reason *reason)
     return NULL;
 }
 
+/* The names of ATTN_NOTE_*. */
+static bool add_notes(cJSON *object, uint32_t notes)
+{
+    cJSON *list = cJSON_AddArrayToObject(object, "notes");
+    bool ok = list != NULL;
+    for (uint32_t bit = 0; ok && bit < 32; bit++) {
+        const char *name = set_member_name(ATTN_FIELD_NEED_NOTES, bit);
+        if (name && notes >> bit & 1u)
+            ok = json_add_text_item(list, name);
+    }
+    return ok;
+}
+
 static cJSON *candidate_json(const attnhost_candidate *candidate)
 {
     bool serves = candidate->state == ATTNHOST_CAN_SERVE;
@@ -365,6 +426,8 @@ static cJSON *candidate_json(const attnhost_candidate *candidate)
               add_some(object, "what", candidate->what);
     if (ok && candidate->state == ATTNHOST_ABSENT)
         ok = add_text(object, "absent", reason_at(candidate, 0)->text);
+    if (ok && serves)
+        ok = add_notes(object, candidate->verdict->notes);
     cJSON *reasons = ok && !serves ? cJSON_AddArrayToObject(object, "reasons") : NULL;
     ok = ok && (serves || reasons);
     for (uint32_t r = 0; ok && r < candidate->num_reasons; r++)

@@ -340,6 +340,7 @@ attn_status select_create(attnhost *host, const struct config *config, const str
     selection->model = model;
     selection->device = *device;
     selection->simulated = config->platform.simulate;
+    selection->max_sms = (int32_t)config->platform.max_sms;
     status = rules_create(config, &selection->rules, error);
     selection->installed = status ? NULL : select_installed(host);
     selection->groups = calloc(model->num_groups, sizeof *selection->groups);

@@ -252,8 +252,7 @@ static attnhost_unit tell_unit(struct told *told, const struct config *config,
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 
-static void tell_head(struct told *told, const struct config *config,
-                      const struct selection *selection)
+static void tell_head(struct told *told, const struct selection *selection)
 {
     const struct model *model = selection->model;
     attnhost_selection *base = &told->base;
@@ -263,7 +262,7 @@ static void tell_head(struct told *told, const struct config *config,
     base->device = selection->device;
     base->device_name = keep(told, device);
     base->device_note = selection->device_note;
-    base->max_sms = (int32_t)config->platform.max_sms;
+    base->max_sms = selection->max_sms;
     base->simulated = selection->simulated;
     base->model = model->name;
     base->architecture = model->architecture;
@@ -332,7 +331,7 @@ attn_status told_create(const attnhost *host, const struct config *config,
         bool settled = selection->simulated && select_is_settled(selection);
         told->base.status = settled ? ATTN_OK : status;
         told->base.message = keep(told, told->base.status ? message : "");
-        tell_head(told, config, selection);
+        tell_head(told, selection);
         tell_arrays(told, config, selection);
         tell_notes(told, host, config, selection);
     }

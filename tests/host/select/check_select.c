@@ -481,12 +481,99 @@ START_TEST(json_tells_all)
 }
 END_TEST
 
+/* Everything that is said of the selection: explain's text, run's lines, explain's JSON. */
+static char *say_all(struct scene *scene)
+{
+    const attnhost_selection *told = NULL;
+    char *text = NULL;
+    size_t size = 0;
+    ck_assert_int_eq(told_create(scene->host, scene->config, scene->selection, scene->status, "",
+                                 &told, &scene->error.base),
+                     ATTN_OK);
+    FILE *file = open_memstream(&text, &size);
+    cJSON *json = told_to_json(told);
+    char *printed = cJSON_PrintUnformatted(json);
+    told_print(told, file);
+    select_print_choices(scene->selection, file);
+    fputs(printed, file);
+    fclose(file);
+    cJSON_free(printed);
+    cJSON_Delete(json);
+    attnhost_selection_destroy(told);
+    return text;
+}
+
+static void assert_part(const char *text, const char *part, bool there)
+{
+    ck_assert_msg((strstr(text, part) != NULL) == there, "'%s' is%s in: %.2000s", part,
+                  there ? " not" : "", text);
+}
+
+/* A phase each for triton_like, as its notes differ; one for fa3_like. */
+START_TEST(who_keeps_to_a_budget_of_multiprocessors_is_shown)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n");
+    char *text = say_all(&scene);
+    assert_part(text, "multiprocessors: launches may count on 20 of 132\n", true);
+    assert_part(text, "  * fa3_like: can serve, launches keep to 20 multiprocessors\n", true);
+    assert_part(text, "triton_like: can serve, launches keep to 20 multiprocessors\n", true);
+    assert_part(text, "triton_like: can serve, launches may take all 132 multiprocessors\n", true);
+    assert_part(text, "layers 0-1 prefill, decode: fa3_like (auto: rule hopper", true);
+    assert_part(text, "), launches keep to 20 multiprocessors\n", true);
+    assert_part(text, "\"name\":\"fa3_like\",\"supported\":true,\"notes\":[\"sm_budget\"]", true);
+    free(text);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(who_does_not_keep_to_a_budget_is_named)
+{
+    struct scene scene;
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n"
+                        "[attention]\nattention_backend = triton_like\n");
+    char *text = say_all(&scene);
+    assert_part(text,
+                "layers 0-1 prefill: triton_like (attention.attention_backend = triton_like "
+                "(t.ini:10)), launches may take all 132 multiprocessors\n",
+                true);
+    assert_part(text,
+                "layers 0-1 decode: triton_like (attention.attention_backend = triton_like "
+                "(t.ini:10)), launches keep to 20 multiprocessors\n",
+                true);
+    free(text);
+    end(&scene);
+}
+END_TEST
+
+/* All multiprocessors, more than there are, and a processor: nothing is said. */
+START_TEST(without_a_budget_nothing_is_said_of_multiprocessors)
+{
+    static const char *const platforms[] = {"simulate = sm90\n", "simulate = sm90\nmax_sms = 132\n",
+                                            "simulate = cpu_amx\nmax_sms = 20\n"};
+    struct scene scene;
+    char ini[256];
+    snprintf(ini, sizeof ini, MODEL "[platform]\n%s[attention]\nprefill_attention_backend = %s\n",
+             platforms[_i], "extend_only");
+    begin(&scene, ini);
+    char *text = say_all(&scene);
+    assert_part(text, ": can serve\n", true);
+    assert_part(text, "can serve, launches", false);
+    assert_part(text, "), launches", false);
+    free(text);
+    end(&scene);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *suite = suite_create("select");
     TCase *choice = tcase_create("choice"), *rest = tcase_create("parts");
     tcase_add_test(choice, auto_takes_the_first_of_its_rule);
     tcase_add_test(choice, auto_falls_through_and_keeps_all_reasons);
+    tcase_add_test(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown);
+    tcase_add_test(choice, who_does_not_keep_to_a_budget_is_named);
+    tcase_add_loop_test(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3);
     tcase_add_test(choice, auto_joins_two_backends_where_none_serves_both);
     tcase_add_test(choice, auto_without_any_backend);
     tcase_add_test(choice, a_named_backend_is_taken_or_refused);
