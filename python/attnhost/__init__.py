@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 # What needs PyTorch and Transformers comes when it is asked for.
-_LAZY = {"Cache": "transformers", "Engine": "engine", "Sequence": "engine", "describe": "transformers",
-         "generate": "transformers", "use": "transformers"}
+_LAZY = {"Cache": "transformers", "Engine": "engine", "Sequence": "engine",
+         "describe": "transformers", "generate": "generation", "use": "transformers"}
 __all__ += list(_LAZY)
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's side of attention: pages, sequences that share prefixes, batches of unequal lengths.
+"""The engine's side of attention: pages, states, sequences that share prefixes, batches of unequal
+lengths.
 
     engine = Engine(host, groups, dtype=torch.bfloat16)   layer groups of a model
     sequence = engine.add(tokens)                         pages of a known prefix are shared
     engine.plan([(sequence, 5), ...])                     the next 5 tokens of it
-    engine.forward(layer, q, k, v, out)                   for each layer
+    engine.forward(layer, q=q, k=k, v=v, out=out)         for each layer
     engine.free(sequence)
 
-Needs PyTorch and nothing of Transformers. Softmax layers alone: layers with recurrent states, and
-latent attention in its absorbed form, are refused.
+Needs PyTorch and nothing of Transformers. Latent and sparse layers are refused.
 """
 from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Sequence as Many, Tuple
@@ -17,7 +17,7 @@ import torch
 
 from . import _abi, _words
 from ._struct import elements
-from .batch import Batch, KVGroup
+from .batch import Batch, KVGroup, state_group
 from .errors import InvalidArgument, OutOfMemory, Unsupported
 from .host import Host
 
@@ -27,11 +27,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Sequence:
-    """A request: its tokens, the pages of its keys, and how many tokens have keys there."""
+    """A request: its tokens, the pages of its keys, the slot of its states, and how many tokens have
+    been computed."""
 
     def __init__(self, tokens: Many[int]) -> None:
         self.tokens = list(tokens)
         self.pages: List[int] = []
+        self.state = 0  # its slot; 0 = none yet
         self.length = 0
         self.shared = 0  # of these, tokens whose keys another sequence had computed
 
@@ -92,6 +94,7 @@ class Engine:
     `num_tokens` is the room for keys; a batch has `max_seqs` sequences and `max_tokens` rows at
     most, a sequence `max_len` tokens. Settings of the host's ini hold where nothing is given
     (kv_cache.max_total_tokens, workload.max_running_requests, workload.chunked_prefill_size).
+    With recurrent layers there are states for `max_seqs` sequences, and prefixes are not shared.
     """
 
     def __init__(self, host: Host, groups: Many[_abi.attn_layer_group], *,
@@ -109,26 +112,29 @@ class Engine:
                               self.max_seqs)
         self.num_tokens = number(num_tokens, "kv_cache.max_total_tokens", 16384)
         self.max_len = min(max_len or self.num_tokens, self.num_tokens)
-        self._refuse_states(groups)
+        self._refuse_others(groups)
         place = "cpu" if self.device.type == "cpu" else f"cuda:{self.device.index or 0}"
         self.choice = host.explain(
             list(groups), name, platform__device=place, model__dtype=DTYPE_NAMES[dtype],
             model__max_context_len=self.max_len, workload__max_running_requests=self.max_seqs,
             workload__chunked_prefill_size=self.max_tokens).require()
-        self.page_size = self.choice.units[0].problems[0].page_size
-        self.pages = Pages(-(-self.num_tokens // self.page_size) + 1, self.page_size)
-        self.metadata: Dict[int, Any] = {}  # by layer
-        self.caches: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}  # by kv_buffer
+        problems = [problem for unit in self.choice.units for problem in unit.problems]
+        self.page_size = max(problem.page_size for problem in problems)  # 0: there are no keys
+        self.pages = Pages(self.pages_of(self.num_tokens) + 1, self.page_size)
+        self.has_states = any(group.kind == _abi.ATTN_KIND_LINEAR for group in groups)
+        self.free_states = list(range(self.max_seqs, 0, -1))  # slot 0 is padding
+        self.caches: Dict[int, Tuple[torch.Tensor, ...]] = {}  # keys and values, by kv_buffer
+        self.states: Dict[int, Dict[str, torch.Tensor]] = {}  # pools of recurrent layers, by layer
         self.layers: Dict[int, Tuple[Any, _abi.attn_layer_group]] = {}
         self._units = [self._open(unit) for unit in self.choice.units]
         self._planned: List[Tuple[Sequence, int]] = []
 
     @staticmethod
-    def _refuse_states(groups: Many[_abi.attn_layer_group]) -> None:
+    def _refuse_others(groups: Many[_abi.attn_layer_group]) -> None:
         for group in groups:
-            if group.kind != _abi.ATTN_KIND_SOFTMAX:
-                raise Unsupported(f"kind {_words.name(group.kind, _words.KINDS)}: accepted softmax",
-                                  "UNSUPPORTED", "kind")
+            if group.kind not in (_abi.ATTN_KIND_SOFTMAX, _abi.ATTN_KIND_LINEAR):
+                raise Unsupported(f"kind {_words.name(group.kind, _words.KINDS)}: accepted softmax, "
+                                  "linear", "UNSUPPORTED", "kind")
 
     # ---- Set-up ------------------------------------------------------------------------------------
 
@@ -143,22 +149,40 @@ class Engine:
         return backend, metadata
 
     def _bind(self, metadata: Any, problem: Any, group: Any, layer: Any) -> None:
+        if group.kind == _abi.ATTN_KIND_LINEAR:
+            self.states[layer.layer_id] = self._state_pools(problem, group.linear.contents)
+            metadata.bind(layer.layer_id, **self.states[layer.layer_id])
+            return
         if not problem.kv_layout:
             return  # encoder-only: no cache
         if layer.kv_buffer not in self.caches:
-            dtype = DTYPES[_words.DTYPE_NAMES[problem.kv_dtype]]
             self.caches[layer.kv_buffer] = tuple(
-                self._pool(problem.kv_layout.decode(), group.num_kv_heads, width, dtype)
+                self._pool(problem.kv_layout.decode(), group.num_kv_heads, width, problem.kv_dtype)
                 for width in (group.head_dim, group.v_head_dim))
         k_cache, v_cache = self.caches[layer.kv_buffer]
         metadata.bind(layer.layer_id, k_cache=k_cache, v_cache=v_cache,
                       scales=self._scales() if group.kv_scale_granularity else None)
 
-    def _pool(self, layout: str, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    def _pool(self, layout: str, heads: int, width: int, dtype: int) -> torch.Tensor:
         pages = len(self.pages.users)
         shape = {"kv.nhd/1": (pages, self.page_size, heads, width),
                  "kv.hnd/1": (pages, heads, self.page_size, width)}[layout]
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+        return self._zeros(shape, dtype)
+
+    def _state_pools(self, problem: Any, dims: Any) -> Dict[str, torch.Tensor]:
+        """The recurrent state, and the inputs that the convolution still sees."""
+        slots, pools = self.max_seqs + 1, {}
+        if problem.state_layout and dims.head_k_dim:
+            inner = {"state.ssm.kv/1": (dims.head_k_dim, dims.head_v_dim),
+                     "state.ssm.vk/1": (dims.head_v_dim, dims.head_k_dim)}[problem.state_layout.decode()]
+            pools["state"] = self._zeros((slots, dims.num_v_heads, *inner), dims.state_dtype)
+        if dims.conv_width:
+            channels = 2 * dims.num_k_heads * dims.head_k_dim + dims.num_v_heads * dims.head_v_dim
+            pools["conv_state"] = self._zeros((slots, channels, dims.conv_width - 1), dims.conv_dtype)
+        return pools
+
+    def _zeros(self, shape: Tuple[int, ...], dtype: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=DTYPES[_words.DTYPE_NAMES[dtype]], device=self.device)
 
     def _scales(self) -> Dict[str, List[float]]:
         return {f"{which}_cache": [float(x) for x in
@@ -178,6 +202,7 @@ class Engine:
         """A new sequence. Pages that hold the keys of its first tokens are shared; the last token
         is left to be computed, as somebody wants its output."""
         sequence, prefix = Sequence(tokens), ()
+        share = share and not self.has_states and self.page_size > 0
         while share and sequence.length + self.page_size < len(sequence.tokens):
             end = sequence.length + self.page_size
             prefix = (prefix, tuple(sequence.tokens[sequence.length:end]))
@@ -194,14 +219,27 @@ class Engine:
         """Its pages go back; those that others could share are kept while there is room."""
         for page in sequence.pages:
             self.pages.drop(page)
-        sequence.pages, sequence.length = [], 0
+        if sequence.state:
+            self.free_states.append(sequence.state)
+        sequence.pages, sequence.length, sequence.state = [], 0, 0
+
+    def pages_of(self, length: int) -> int:
+        """How many pages the keys of so many tokens take."""
+        return -(-length // self.page_size) if self.page_size else 0
 
     def _grow(self, sequence: Sequence, length: int) -> None:
-        while len(sequence.pages) * self.page_size < length:
+        if self.has_states and not sequence.state:
+            if not self.free_states:
+                raise OutOfMemory(f"all {self.max_seqs} states are in use; accepted: fewer "
+                                  "sequences, or a larger max_seqs", "OUT_OF_DEVICE_MEMORY")
+            sequence.state = self.free_states.pop()
+        while len(sequence.pages) < self.pages_of(length):
             sequence.pages.append(self.pages.take())
 
     def _publish(self, sequence: Sequence) -> None:
         """Every full page whose tokens are known."""
+        if self.has_states or not self.page_size:
+            return
         prefix: Tuple = ()
         known = min(sequence.length, len(sequence.tokens))
         for index in range(known // self.page_size):
@@ -252,20 +290,35 @@ class Engine:
         indptr = [0]
         for count in counts:
             indptr.append(indptr[-1] + count)
-        slots = [slot for (s, count), end in zip(work, lens)
-                 for slot in self._slots(s, end - count, end)]
-        arrays, members = self._index(work, lens, forms)
-        group = KVGroup(self.page_size, out_cache_loc=self._pair(slots, torch.int64), **arrays)
-        kinds = 1 + max(g.kv_group for _, g in self.layers.values())
+        groups, members = self._key_groups(work, counts, lens, forms)
         return Batch("decode" if all(count == 1 for count in counts) else "extend",
                      seq_lens=self._pair(lens), prefix_lens=self._pair(prefixes),
                      q_indptr=self._pair(indptr), num_tokens=indptr[-1], max_q_len=max(counts),
-                     max_kv_len=max(lens), kv_groups=[group] * kinds, **members)
+                     max_kv_len=max(lens), kv_groups=groups, state_groups=self._state_groups(work),
+                     **members)
+
+    def _state_groups(self, work: Many[Tuple[Sequence, int]]) -> List[_abi.attn_state_batch]:
+        if not self.has_states:
+            return []
+        return [state_group(self._pair([s.state for s, _ in work]),
+                            has_initial=self._pair([int(s.length > 0) for s, _ in work]))]
+
+    def _key_groups(self, work: Many[Tuple[Sequence, int]], counts: List[int], lens: List[int],
+                    forms: int) -> Tuple[List[KVGroup], Dict[str, Any]]:
+        """Where keys lie and go to, the same for all KV groups; and members of the batch for it."""
+        kinds = 1 + max(g.kv_group for _, g in self.layers.values())
+        if not kinds:
+            return [], {}
+        slots = [slot for (s, _), count, end in zip(work, counts, lens)
+                 for slot in self._slots(s, end - count, end)]
+        arrays, members = self._index(work, lens, forms)
+        group = KVGroup(self.page_size, out_cache_loc=self._pair(slots, torch.int64), **arrays)
+        return [group] * kinds, members
 
     def _index(self, work: Many[Tuple[Sequence, int]], lens: List[int],
                forms: int) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         """Where the keys lie, in the forms that the backend reads."""
-        used = [s.pages[:-(-length // self.page_size)] for (s, _), length in zip(work, lens)]
+        used = [s.pages[:self.pages_of(length)] for (s, _), length in zip(work, lens)]
         arrays: Dict[str, Any] = {}
         members: Dict[str, Any] = {}
         if forms & _abi.ATTN_INDEX_BLOCK_TABLE:
@@ -286,11 +339,10 @@ class Engine:
             members["req_pool_indices"] = self._pair(range(1, len(work) + 1))
         return arrays, members
 
-    def forward(self, layer: int, q: torch.Tensor, k: Optional[torch.Tensor],
-                v: Optional[torch.Tensor], out: torch.Tensor, **operands: Any) -> None:
-        """A layer of the planned step: [rows, heads, dim] each; k and v None where another layer
-        owns the keys."""
-        self.layers[layer][0].forward(layer, q=q, k=k, v=v, out=out, **operands)
+    def forward(self, layer: int, **operands: Any) -> None:
+        """A layer of the planned step. q, k, v, out are [rows, heads, dim]; k and v None where another
+        layer owns the keys. Those of recurrent layers are in attn_batch.h."""
+        self.layers[layer][0].forward(layer, **operands)
 
     @property
     def rows(self) -> Dict[str, int]:

@@ -6,26 +6,30 @@
     attnhost.generate(model, prompts)                         packed, continuous batching
     model.generate(ids, past_key_values=attnhost.Cache(model))    Transformers' own loop
 
-Keys and values lie in pages of this cache; a model's own code computes everything but attention.
+Keys and values lie in pages of this cache, recurrent states in its slots; a model's own code computes
+everything but attention, and everything but the recurrence of its recurrent layers (recurrent.py).
 """
-import itertools
+import inspect
+import types
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence as Many, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence as Many, Tuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin
 
-from . import _abi
+from . import _abi, recurrent
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
 from .host import Host
 from .problem import layer_group
 
 NAME = "attnhost"
+Key = Tuple[str, int]  # ("attention" or "recurrent", the model's number of the layer)
+
 _host: Optional[Host] = None
 _recorded: Optional[List["Layer"]] = None  # while describe() looks
-_awaiting: Optional[Tuple["Cache", int, int]] = None  # a cache, a layer, its new keys: update() to attention()
+_awaiting: Optional[Tuple["_Steps", int, int]] = None  # a cache, a layer, its new keys: update() to attention()
 
 
 def use(config: Any = None, **sections: Mapping[str, Any]) -> Host:
@@ -45,19 +49,10 @@ def host() -> Host:
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer as it calls attention."""
+    """A layer as it calls its backend."""
 
-    layer: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    sm_scale: float
-    window_left: int
-    window_right: int
-    attention_chunk: int
-    logit_cap: float
-    sinks: bool
+    key: Key
+    members: Mapping[str, Any]  # of its layer group
 
 
 def _window(module: Any, sliding_window: Any) -> int:
@@ -67,62 +62,121 @@ def _window(module: Any, sliding_window: Any) -> int:
     return int(sliding_window) - 1 if sliding_window else -1
 
 
-def _chunk(module: Any) -> int:
+def _chunk(module: Any, index: int) -> int:
     """Keys of a chunk, where the config says that the layer attends within chunks."""
-    config, index = module.config, module.layer_idx
-    kinds = getattr(config, "layer_types", None) or []
+    kinds = getattr(module.config, "layer_types", None) or []
     if index < len(kinds) and kinds[index] == "chunked_attention":
-        return int(config.attention_chunk_size)
+        return int(module.config.attention_chunk_size)
     return 0
 
 
-def _see(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+def _see(module: Any, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
          scaling: Optional[float], call: Mapping[str, Any]) -> Layer:
     if call.get("position_bias") is not None:
-        raise Unsupported(f"layer {module.layer_idx}: a position bias that is added to the scores: "
+        raise Unsupported(f"layer {index}: a position bias that is added to the scores: "
                           "accepted none", "UNSUPPORTED")
     causal = call.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    return Layer(module.layer_idx, query.shape[1], key.shape[1], query.shape[3], value.shape[3],
-                 float(query.shape[3] ** -0.5 if scaling is None else scaling),
-                 _window(module, call.get("sliding_window")), 0 if causal else -1, _chunk(module),
-                 float(call.get("softcap") or 0), call.get("s_aux") is not None)
+    return Layer(("attention", index), dict(
+        kv_group=0, num_q_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=query.shape[3],
+        v_head_dim=value.shape[3], sm_scale=float(query.shape[3] ** -0.5 if scaling is None else scaling),
+        window_left=_window(module, call.get("sliding_window")), window_right=0 if causal else -1,
+        attention_chunk=_chunk(module, index), logit_cap=float(call.get("softcap") or 0),
+        sinks=call.get("s_aux") is not None))
 
 
-def describe(model: torch.nn.Module) -> List[_abi.attn_layer_group]:
-    """The layer groups of a live model, whatever its architecture: what its layers ask of
-    attention in a step of two tokens, in which attention answers zeros."""
+def cache_argument(model: torch.nn.Module) -> Optional[str]:
+    """What the model's forward calls its cache."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+
+
+def _look(model: torch.nn.Module) -> List[Layer]:
+    """The layers of a model in the order in which they are called: what they ask of their backends
+    in a step of two tokens, in which these answer zeros."""
     global _recorded  # pylint: disable=global-statement
+    if model.config._attn_implementation != NAME:
+        raise InvalidArgument(
+            f"the model's attention is '{model.config._attn_implementation}': accepted "
+            f"attn_implementation=\"{NAME}\"", "INVALID_ARGUMENT")
+    _take_over(model)
     _recorded = []
     try:
         ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+        argument = cache_argument(model)
         with torch.no_grad():
-            model(input_ids=ids, use_cache=False)
-        seen = sorted(_recorded, key=lambda layer: layer.layer)
+            model(input_ids=ids, **({argument: _make(_Steps, model)} if argument else {}))
+        seen = _recorded
     finally:
         _recorded = None
     if not seen:
-        raise Unsupported(f"{type(model).__name__}: no layer calls attention through the interface; "
-                          'accepted: a model made with attn_implementation="attnhost"',
-                          "UNSUPPORTED")
-    if len({layer.layer for layer in seen}) < len(seen):
+        raise Unsupported(f"{type(model).__name__}: no layer calls attention through the interface, "
+                          f"nor is a {' or '.join(recurrent.KINDS)}", "UNSUPPORTED")
+    if len({layer.key for layer in seen}) < len(seen):
         raise Unsupported(f"{type(model).__name__}: a layer calls attention twice (cross "
                           "attention): accepted once", "UNSUPPORTED")
-    kinds: Dict[Tuple, List[int]] = {}
-    for layer in seen:
-        kinds.setdefault(tuple(vars(layer).items())[1:], []).append(layer.layer)
-    return [layer_group(layers, kv_group=0, **dict(kind)) for kind, layers in kinds.items()]
+    return seen
+
+
+def _groups(layers: Many[Layer]) -> List[_abi.attn_layer_group]:
+    """Equal layers together; a layer's id is its place."""
+    kinds: Dict[str, Tuple[Mapping[str, Any], List[int]]] = {}
+    for place, layer in enumerate(layers):
+        kinds.setdefault(repr(layer.members), (layer.members, []))[1].append(place)
+    return [layer_group(places, **members) for members, places in kinds.values()]
+
+
+def describe(model: torch.nn.Module) -> List[_abi.attn_layer_group]:
+    """The layer groups of a live model, whatever its architecture. Layers are numbered as they are
+    called; blocks without attention and recurrence do not count."""
+    return _groups(_look(model))
+
+
+# ---- Recurrent layers ------------------------------------------------------------------------------
+
+
+def _take_over(model: torch.nn.Module) -> None:
+    """From now on the model's recurrent layers ask for an attnhost.Cache before they go their way."""
+    for module in model.modules():
+        if type(module).__name__ in recurrent.KINDS and "forward" not in vars(module):
+            module.forward = types.MethodType(_recurrent_forward, module)
+
+
+def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
+                       **call: Any) -> Any:
+    """In place of the module's own forward."""
+    cache = call.get("cache_params", call.get("past_key_values"))
+    if not isinstance(cache, _Steps):
+        return type(module).forward(module, hidden_states, *args, **call)
+    _, forward = recurrent.KINDS[type(module).__name__]
+    batch, new = hidden_states.shape[:2]
+    members = recurrent.members(module, hidden_states.dtype)
+    if _recorded is not None:
+        _recorded.append(Layer(("recurrent", module.layer_idx), members))
+        dims = members["linear"]
+        return forward(module, hidden_states, lambda **_: hidden_states.new_zeros(
+            batch, new, dims.num_v_heads, dims.head_v_dim))
+    _refuse_training(hidden_states)
+    mask = call.get("attention_mask")
+    return forward(module, hidden_states,
+                   lambda **operands: cache.recur(module.layer_idx, batch, new, mask, operands))
+
+
+def _refuse_training(tensor: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise Unsupported("gradients: accepted torch.no_grad(), as these backends only infer",
+                          "UNSUPPORTED")
 
 
 # ---- The cache -------------------------------------------------------------------------------------
 
 
 class _CacheLayer(CacheLayerMixin):
-    """A layer of Cache, as Transformers wants to see it: it hands the new keys on."""
+    """A layer of a cache, as Transformers wants to see it: it hands the new keys on."""
 
     is_sliding = False
 
-    def __init__(self, cache: "Cache", index: int) -> None:
+    def __init__(self, cache: "_Steps", index: int) -> None:
         super().__init__()
         self.cache, self.index = cache, index
         self.is_initialized = True
@@ -132,7 +186,8 @@ class _CacheLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-        self.cache.expect(self.index, key_states)
+        global _awaiting  # pylint: disable=global-statement
+        _awaiting = (self.cache, self.index, key_states.shape[2])
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> Tuple[int, int]:
@@ -154,36 +209,62 @@ class _CacheLayer(CacheLayerMixin):
         raise Unsupported("crop: accepted caches that only grow", "UNSUPPORTED")
 
 
-class Cache(TransformersCache):
-    """Keys and values in pages, for past_key_values of a model on attnhost.
+class _Steps(TransformersCache):
+    """What Transformers sees of a cache of ours; by itself, one that is empty and stays so."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        config = model.config.get_text_config()
+        count = config.num_hidden_layers
+        TransformersCache.__init__(self, [_CacheLayer(self, index) for index in range(count)])
+        self.columns = 0  # of the batch, padding included
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return self.columns > 0
+
+
+def _make(kind: type, model: torch.nn.Module) -> Any:
+    """An empty object of the class `kind`, and of that which the model insists on."""
+    own = getattr(inspect.getmodule(type(model)), "MiniMaxCache", None)
+    made = object.__new__(type(kind.__name__, (kind, own), {}) if own else kind)
+    made.linear_cache = []
+    if kind is _Steps:
+        made.__init__(model)
+    return made
+
+
+class Cache(_Steps):
+    """Keys, values and states of a model's sequences, for past_key_values of a model on attnhost.
 
     Backends are chosen, asked and made here: what none can serve is an exception before the first
     token. A batch may be padded on either side (attention_mask); padding takes no page. For the
     sizes see Engine.
     """
 
+    def __new__(cls, model: torch.nn.Module, **_: Any) -> "Cache":
+        return _make(cls, model)
+
     def __init__(self, model: torch.nn.Module, **sizes: Any) -> None:
-        if model.config._attn_implementation != NAME:
-            raise InvalidArgument(
-                f"the model's attention is '{model.config._attn_implementation}': accepted "
-                f"attn_implementation=\"{NAME}\"", "INVALID_ARGUMENT")
-        groups = describe(model)
+        super().__init__(model)
+        layers = _look(model)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if longest and not sizes.get("max_len"):
             room = sizes.get("num_tokens") or host().settings.get("kv_cache.max_total_tokens", 16384)
             sizes["max_len"] = min(longest, int(room))
-        self.engine = Engine(host(), groups, dtype=model.dtype, device=model.device,
+        self.engine = Engine(host(), _groups(layers), dtype=model.dtype, device=model.device,
                              name=type(model).__name__, **sizes)
-        count = 1 + max(self.engine.layers)
-        super().__init__(layers=[_CacheLayer(self, index) for index in range(count)])
-        self.columns = 0  # of the batch, padding included
         self.sequences: List[Sequence] = []
+        self._ids = {layer.key: place for place, layer in enumerate(layers)}
         self._rows: Optional[torch.Tensor] = None  # of q that are no padding; None = all
         self._planned = False
         self._called: set = set()  # layers of this step
 
     def clear(self) -> None:
-        """Forget all sequences."""
         for sequence in self.sequences:
             self.engine.free(sequence)
         self.sequences, self.columns, self._planned, self._called = [], 0, False, set()
@@ -195,15 +276,18 @@ class Cache(TransformersCache):
         self.engine.plan(work)
         self._rows, self._planned, self._called = None, True, set()
 
-    def expect(self, layer: int, key: torch.Tensor) -> None:
-        """A layer's new keys are here, or what they are made of; its attention comes next."""
-        global _awaiting  # pylint: disable=global-statement
-        if layer in self._called:
+    def _enter(self, key: Key, batch: int, new: int, mask: Optional[torch.Tensor]) -> int:
+        """A layer is called with so many rows; its id. The first one of a step plans it."""
+        if key in self._called:
             self._called, self._planned = set(), False
-        _awaiting = (self, layer, key.shape[2])
+        if not self._planned:
+            self._plan_padded(batch, new, mask)
+        if not self._called and self.sequences:
+            self.columns += new
+        self._called.add(key)
+        return self._ids[key]
 
-    def _plan_padded(self, query: torch.Tensor, mask: Optional[torch.Tensor]) -> None:
-        batch, _, new, _ = query.shape
+    def _plan_padded(self, batch: int, new: int, mask: Optional[torch.Tensor]) -> None:
         if not self.sequences:
             self.sequences = [self.engine.add(share=False) for _ in range(batch)]
         if len(self.sequences) != batch:
@@ -221,25 +305,36 @@ class Cache(TransformersCache):
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                mask: Optional[torch.Tensor], sinks: Optional[torch.Tensor]) -> torch.Tensor:
         """[batch, heads, rows, dim] each; the result is [batch, rows, heads, v_dim]."""
-        if not self._planned:
-            self._plan_padded(query, mask)
-        if not self._called and self.sequences:
-            self.columns += query.shape[2]
-        self._called.add(layer)
         batch, heads, new, _ = query.shape
-        q, k, v = (self._flat(x) for x in (query, key, value))
-        out = q.new_empty(q.shape[0], heads, value.shape[3])
+        place = self._enter(("attention", layer), batch, new, mask)
+        q, k, v = (self._real(x.transpose(1, 2)) for x in (query, key, value))
         operands = {} if sinks is None else {"sinks": sinks.detach().float().contiguous()}
-        if q.shape[0]:
-            self.engine.forward(layer, q.detach(), k.detach(), v.detach(), out, **operands)
+        out = q.new_empty(q.shape[0], heads, value.shape[3])
+        return self._forward(place, batch, new, out, q=q, k=k, v=v, **operands)
+
+    def recur(self, layer: int, batch: int, new: int, mask: Optional[torch.Tensor],
+              operands: Dict[str, torch.Tensor]) -> torch.Tensor:
+        """Operands of the rows are [batch, rows, ...]; the result is [batch, rows, heads, dim]."""
+        place = self._enter(("recurrent", layer), batch, new, mask)
+        for role in {"mixed_qkv", "a", "b"} & set(operands):
+            operands[role] = self._real(operands[role])
+        group, mixed = self.engine.layers[place][1], operands["mixed_qkv"]
+        out = mixed.new_empty(mixed.shape[0], group.num_q_heads, group.v_head_dim)
+        return self._forward(place, batch, new, out, **operands)
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, ...] without padding, the rows one after another; a view where it can be."""
+        flat = tensor.detach().flatten(0, 1)
+        return flat if self._rows is None else flat.index_select(0, self._rows)
+
+    def _forward(self, place: int, batch: int, new: int, out: torch.Tensor,
+                 **operands: torch.Tensor) -> torch.Tensor:
+        """The layer's output, with zeros for padding, as [batch, rows, heads, dim]."""
+        if out.shape[0]:
+            self.engine.forward(place, out=out, **operands)
         if self._rows is not None:
             out = out.new_zeros(batch * new, *out.shape[1:]).index_copy_(0, self._rows, out)
-        return out.view(batch, new, heads, -1)
-
-    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, dim] without padding; a view where it can be."""
-        flat = tensor.transpose(1, 2).flatten(0, 1)
-        return flat if self._rows is None else flat.index_select(0, self._rows)
+        return out.view(batch, new, *out.shape[1:])
 
 
 # ---- The interface ---------------------------------------------------------------------------------
@@ -251,25 +346,23 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               **call: Any) -> Tuple[torch.Tensor, None]:
     """Transformers' attention function of the name "attnhost"."""
     global _awaiting  # pylint: disable=global-statement
-    if _recorded is not None:
-        _recorded.append(_see(module, query, key, value, scaling, {**call, "s_aux": s_aux}))
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
-    cache, awaited = (_awaiting[0], _awaiting[1:]) if _awaiting else (None, None)
+    cache, layer, count = _awaiting or (None, getattr(module, "layer_idx", None), key.shape[2])
     _awaiting = None
-    if awaited != (module.layer_idx, key.shape[2]):
+    if _recorded is not None:
+        _recorded.append(_see(module, layer, query, key, value, scaling, {**call, "s_aux": s_aux}))
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+    if not isinstance(cache, Cache) or count != key.shape[2]:
         raise InvalidArgument(
-            f"layer {module.layer_idx}: keys that do not come from an attnhost.Cache; accepted: "
+            f"layer {layer}: keys that do not come from an attnhost.Cache; accepted: "
             "attnhost.generate(model, prompts), or past_key_values=attnhost.Cache(model)",
             "INVALID_ARGUMENT")
     if dropout:
         raise Unsupported(f"dropout {dropout}: accepted 0, in model.eval()", "UNSUPPORTED")
-    if torch.is_grad_enabled() and query.requires_grad:
-        raise Unsupported("gradients: accepted torch.no_grad(), as these backends only infer",
-                          "UNSUPPORTED")
+    _refuse_training(query)
     if attention_mask is not None and attention_mask.dim() != 2:
         raise Unsupported(f"a mask of {attention_mask.dim()} dimensions: accepted 2, [sequences, "
                           "tokens], which says what is padding", "UNSUPPORTED")
-    return cache.attend(module.layer_idx, query, key, value, attention_mask, s_aux), None
+    return cache.attend(layer, query, key, value, attention_mask, s_aux), None
 
 
 def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_length: int = 0,
@@ -285,105 +378,3 @@ def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_leng
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, padding_mask)
-
-
-# ---- Generation ------------------------------------------------------------------------------------
-
-
-class _Request:
-    def __init__(self, index: int, prompt: Many[int], room: int) -> None:
-        self.index, self.prompt, self.room = index, list(prompt), room
-        self.sequence: Optional[Sequence] = None
-        self.made: List[int] = []
-
-    @property
-    def left(self) -> int:
-        """Tokens that are known and have no keys yet."""
-        return len(self.sequence.tokens) - self.sequence.length
-
-
-def _schedule(running: List[_Request], budget: int) -> List[Tuple[_Request, int]]:
-    """Rows of the next step within the budget: first those that decode, then prompts, the shortest
-    first, in chunks."""
-    work = []
-    for request in sorted(running, key=lambda r: r.left):
-        count = min(request.left, budget)
-        if count:
-            work.append((request, count))
-            budget -= count
-    return work
-
-
-@torch.no_grad()
-def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: int = 20, *,
-             eos_token_id: Union[int, Many[int], None] = None, cache: Optional[Cache] = None,
-             **sizes: Any) -> List[List[int]]:
-    """The greedy continuation of each prompt, a list of token ids.
-
-    Continuous batching: prompts start as soon as there is room, in chunks of the engine's
-    max_tokens; their rows are packed with those that decode; equal prefixes are computed once.
-    `cache` can be given to keep prefixes from call to call.
-    """
-    cache = cache or Cache(model, **sizes)
-    if cache.sequences:
-        raise InvalidArgument("this cache is in use by model.generate(); accepted: another one, or "
-                              "Cache.clear() before", "BAD_STATE")
-    ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
-    engine = cache.engine
-    waiting = [_Request(i, prompt, max_new_tokens) for i, prompt in enumerate(prompts)]
-    for request in waiting:
-        needed = len(request.prompt) + max_new_tokens - 1
-        if not request.prompt or needed > engine.max_len:
-            raise InvalidArgument(
-                f"prompt {request.index}: {len(request.prompt)} tokens, {max_new_tokens} to be "
-                f"made: accepted 1 to {engine.max_len} together", "INVALID_ARGUMENT")
-    results: List[List[int]] = [[] for _ in prompts]
-    running: List[_Request] = []
-    promised = 0  # pages that those running may come to need
-    try:
-        while waiting or running:
-            while waiting and len(running) < engine.max_seqs:
-                pages = -(-(len(waiting[0].prompt) + max_new_tokens) // engine.page_size)
-                if running and promised + pages > len(engine.pages.users) - 1:
-                    break
-                promised += pages
-                request = waiting.pop(0)
-                request.sequence = engine.add(request.prompt)
-                running.append(request)
-            for request in _step(model, cache, _schedule(running, engine.max_tokens), ends):
-                promised -= -(-(len(request.prompt) + max_new_tokens) // engine.page_size)
-                results[request.index] = request.made
-                engine.free(request.sequence)
-                running.remove(request)
-    finally:
-        for request in running:
-            engine.free(request.sequence)
-    return results
-
-
-def _step(model: torch.nn.Module, cache: Cache, work: List[Tuple[_Request, int]],
-          ends: set) -> List[_Request]:
-    """One call of the model. Returns the requests that are finished."""
-    device = cache.engine.device
-    tokens, positions = [], []
-    for request, count in work:
-        start = request.sequence.length
-        tokens += request.sequence.tokens[start:start + count]
-        positions += range(start, start + count)
-    cache.begin([(request.sequence, count) for request, count in work])
-    logits = model(input_ids=torch.tensor([tokens], device=device),
-                   position_ids=torch.tensor([positions], device=device), past_key_values=cache,
-                   use_cache=True).logits[0]
-    cache.engine.confirm()
-    last = torch.tensor([end - 1 for end in itertools.accumulate(count for _, count in work)],
-                        device=logits.device)
-    chosen = logits[last].argmax(-1).tolist()
-    finished = []
-    for (request, _), token in zip(work, chosen):
-        if request.left:
-            continue  # in the middle of its prompt
-        request.made.append(token)
-        request.sequence.tokens.append(token)
-        if len(request.made) == request.room or token in ends:
-            finished.append(request)
-    return finished

@@ -7,40 +7,76 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-SIZE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+SIZE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
             pad_token_id=None, bos_token_id=None, eos_token_id=None)
 MOE = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-MIXED = ["sliding_attention", "full_attention"] * 2
+MIXED = ["sliding_attention", "full_attention"]
+
+LATENT = dict(num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+              moe_intermediate_size=32, first_k_dense_replace=1, kv_lora_rank=32, q_lora_rank=48,
+              qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, head_dim=None)
 
 # name: (class of the config, what is special, what its layers have)
 MODELS = {
-    "llama": ("LlamaConfig", {}),
+    "llama": ("LlamaConfig", dict(num_hidden_layers=4)),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {}),
     "olmo2": ("Olmo2Config", {}),
     "phi3": ("Phi3Config", {}),
     "mistral": ("MistralConfig", dict(sliding_window=8)),
     "mixtral": ("MixtralConfig", {**MOE, "sliding_window": 8}),
-    "gemma2": ("Gemma2Config", dict(sliding_window=8, attn_logit_softcapping=2.0,
-                                    query_pre_attn_scalar=16, layer_types=MIXED)),
+    "gemma2": ("Gemma2Config", dict(sliding_window=8, attn_logit_softcapping=2.0, num_hidden_layers=4,
+                                    query_pre_attn_scalar=16, layer_types=MIXED * 2)),
     "gemma3": ("Gemma3TextConfig", dict(sliding_window=8, query_pre_attn_scalar=16,
                                         layer_types=MIXED)),
     "gpt_oss": ("GptOssConfig", {**MOE, "sliding_window": 8, "layer_types": MIXED}),
     "cohere2": ("Cohere2Config", dict(sliding_window=8, layer_types=MIXED)),
-    "deepseek_v3": ("DeepseekV3Config", dict(
-        num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
-        moe_intermediate_size=32, first_k_dense_replace=2, kv_lora_rank=32, q_lora_rank=48,
-        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24)),
+    "deepseek_v3": ("DeepseekV3Config", LATENT),
+}
+
+
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+             linear_value_head_dim=8, linear_conv_kernel_dim=4,
+             layer_types=["linear_attention", "full_attention"])
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=2, mamba_expand=2,
+             mamba_d_conv=4, mamba_chunk_size=16)
+
+# Models with recurrent layers, by their families.
+RECURRENT = {
+    "qwen3_next": ("Qwen3NextConfig", {**MOE, **DELTA, "shared_expert_intermediate_size": 32}),
+    "qwen3_5": ("Qwen3_5TextConfig", {**DELTA, "num_hidden_layers": 4,
+                                      "layer_types": DELTA["layer_types"] * 2}),
+    "olmo_hybrid": ("OlmoHybridConfig", {**DELTA, "linear_num_key_heads": 4}),
+    "mamba2": ("Mamba2Config", dict(num_heads=8, head_dim=16, state_size=16, n_groups=2, expand=2,
+                                    chunk_size=16, num_attention_heads=None,
+                                    num_key_value_heads=None)),
+    "bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 128}),
+    "nemotron_h": ("NemotronHConfig", dict(
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        sliding_window=None, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2,
+        chunk_size=16)),
+    "zamba2": ("Zamba2Config", dict(
+        layers_block_type=["linear_attention", "hybrid"] * 2, num_hidden_layers=4, num_key_value_heads=4,
+        n_mamba_heads=8, mamba_ngroups=2, mamba_d_state=16, mamba_expand=2, chunk_size=16)),
+    "kimi_linear": ("KimiLinearConfig", {
+        **LATENT, "linear_num_heads": 2, "linear_head_dim": 16, "q_lora_rank": None,
+        "layer_types": DELTA["layer_types"]}),
+    "minimax": ("MiniMaxConfig", {**MOE, "block_size": 16,
+                                  "layer_types": DELTA["layer_types"]}),
+    "lfm2": ("Lfm2Config", dict(layer_types=["conv", "full_attention"])),
 }
 
 
 def config(name):
-    kind, special = MODELS[name]
-    values = {**SIZE, **special}
-    if name == "deepseek_v3":
-        del values["head_dim"]
+    kind, special = ALL[name]
+    missing = {key for key in SIZE if special.get(key, 0) is None}  # the class has no such key
+    values = {key: value for key, value in {**SIZE, **special}.items() if key not in missing}
     return getattr(transformers, kind)(**values)
+
+
+ALL = {**MODELS, **RECURRENT}
 
 
 @functools.lru_cache(maxsize=4)

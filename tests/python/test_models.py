@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of Transformers on a backend, held to their own eager code."""
+import copy
+import functools
 import itertools
 
 import attnhost
 import torch
 from attnhost.errors import AttnhostError, InvalidArgument, Unsupported
-from attnhost.transformers import describe
+from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
 from harness import cases, refused
-from models import MODELS, config, make, weights
+from models import ALL, MODELS, RECURRENT, config, make, weights
 
 PROMPTS = (21, 34, 9)  # tokens of the three sequences
 CHUNK, DECODES = 11, 16
@@ -46,7 +48,7 @@ def logits_in_steps(model, cache, sequences):
     borders = list(range(0, width - DECODES, CHUNK)) + list(range(width - DECODES, width + 1))
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     found = [model(input_ids=ids[:, a:b], attention_mask=mask[:, :b], position_ids=positions[:, a:b],
-                   past_key_values=cache, use_cache=True).logits
+                   use_cache=True, **{cache_argument(model): cache}).logits
              for a, b in itertools.pairwise(borders)]
     logits = torch.cat(found, 1).float()
     return [logits[row, width - len(s):] for row, s in enumerate(sequences)]
@@ -65,32 +67,41 @@ def sequences_of(name):
     return [tokens(count + DECODES, seed) for seed, count in enumerate(PROMPTS)]
 
 
-@cases(*itertools.product(MODELS, (1, 16, 48)))
+# Pages of each size under keys; one size where what is new is the states.
+PAGES = (1, 16, 48)
+PLACES = [*itertools.product(MODELS, PAGES), *((name, 16) for name in RECURRENT)]
+
+
+@functools.lru_cache(maxsize=2)
+def expected_in_fp32(name):
+    return logits_at_once(weights(name), sequences_of(name))
+
+
+@cases(*PLACES)
 def test_logits_in_fp32(name, page_size):
     use(page_size)
-    sequences = sequences_of(name)
-    expected = logits_at_once(weights(name), sequences)
+    sequences, expected = sequences_of(name), expected_in_fp32(name)
     model = make(name, "attnhost")
     cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
     assert distance(logits_in_steps(model, cache, sequences), expected) < 2e-5 * max(
         1, max(x.abs().max().item() for x in expected))
-    assert cache.engine.rows["cpu_native"] == 4 * sum(map(len, sequences)), "attnhost did it all"
+    rows = sum(cache.engine.rows.values())
+    assert rows == len(cache.engine.layers) * sum(map(len, sequences)), "attnhost did it all"
 
 
-@cases(*itertools.product(MODELS, (1, 16, 48)))
+@cases(*zip(ALL, itertools.cycle(PAGES)))
 def test_logits_in_bf16(name, page_size):
     """No further from fp32 than the model's own code in bf16, by much."""
     use(page_size)
-    sequences = sequences_of(name)
-    exact = make(name, "eager", torch.bfloat16).float()  # weights as rounded
-    expected = logits_at_once(exact, sequences)
-    own = distance(logits_at_once(make(name, "eager", torch.bfloat16), sequences), expected)
+    sequences, rounded = sequences_of(name), make(name, "eager", torch.bfloat16)
+    expected = logits_at_once(copy.deepcopy(rounded).float(), sequences)
+    own = distance(logits_at_once(rounded, sequences), expected)
     model = make(name, "attnhost", torch.bfloat16)
     cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
     assert distance(logits_in_steps(model, cache, sequences), expected) < 2 * own
 
 
-@cases(*((name,) for name in MODELS))
+@cases(*((name,) for name in ALL))
 def test_greedy_tokens(name):
     """64 tokens are those of the greatest logits of the model's own code, up to ties."""
     use(16)
@@ -123,12 +134,13 @@ def facts(group):
     names = ("attn_type", "flags", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
              "window_left", "window_right", "attention_chunk", "sm_scale", "logit_cap")
     layers = tuple(sorted(group.layers[i].layer_id for i in range(group.num_layers)))
-    return layers, tuple(getattr(group, name) for name in names)
+    recurrence = repr(group.linear.contents) if group.linear else ""
+    return layers, tuple(getattr(group, name) for name in names), recurrence
 
 
-@cases(*((name,) for name in MODELS if name != "deepseek_v3"))
+@cases(*((name,) for name in ALL if name not in ("deepseek_v3", "kimi_linear")))
 def test_a_live_model_is_what_its_config_says(name):
-    """deepseek_v3: attention of the live model has whole heads, its config's is latent."""
+    """deepseek_v3, kimi_linear: attention of the live model has whole heads, its config's is latent."""
     host = use()
     model = make(name, "attnhost")
     told = host.explain(model, name, platform__device="cpu")
@@ -138,14 +150,15 @@ def test_a_live_model_is_what_its_config_says(name):
 # ---- Generation ------------------------------------------------------------------------------------
 
 
-def test_transformers_own_loop():
+@cases(("gemma2",), ("qwen3_next",), ("mamba2",))
+def test_transformers_own_loop(name):
     use(16)
     ids, mask = padded([tokens(count, seed) for seed, count in enumerate(PROMPTS)])
     settings = dict(attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    expected = weights("gemma2").generate(ids, **settings)
-    model = make("gemma2", "attnhost")
-    made = model.generate(ids, past_key_values=attnhost.Cache(model, num_tokens=512), **settings)
-    assert (made == expected).all()
+    expected = weights(name).generate(ids, **settings)
+    model = make(name, "attnhost")
+    settings[cache_argument(model)] = attnhost.Cache(model, num_tokens=512)
+    assert (model.generate(ids, **settings) == expected).all()
 
 
 def test_shared_prefixes_are_computed_once():
@@ -217,6 +230,24 @@ def test_prompts_that_do_not_fit():
     refused(InvalidArgument, ["prompt 1", "64"], attnhost.generate, model, [[1], [1] * 80], 4,
             num_tokens=64)
     refused(InvalidArgument, ["prompt 0"], attnhost.generate, model, [[]], 4, num_tokens=64)
+
+
+def test_states_that_are_all_in_use():
+    use()
+    engine = attnhost.Cache(make("lfm2", "attnhost"), num_tokens=64, max_seqs=2).engine
+    sequences = [engine.add([1, 2, 3]) for _ in range(3)]
+    engine.plan([(sequence, 3) for sequence in sequences[:2]])
+    refused(AttnhostError, ["all 2 states", "max_seqs"], engine.plan, [(sequences[2], 3)])
+    engine.free(sequences[0])
+    engine.plan([(sequences[2], 3)])
+
+
+def test_a_state_begins_as_zero():
+    """A slot that another sequence has left."""
+    use()
+    model, prompts = make("mamba2", "attnhost"), [tokens(9, seed).tolist() for seed in range(3)]
+    alone = [attnhost.generate(model, [prompt], 6, num_tokens=64)[0] for prompt in prompts]
+    assert attnhost.generate(model, prompts, 6, num_tokens=64, max_seqs=1) == alone
 
 
 def test_a_pool_that_is_full():

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching: many prompts of unequal lengths through a model of Transformers."""
+import inspect
+import itertools
+from typing import Any, List, Optional, Sequence as Many, Tuple, Union
+
+import torch
+
+from .engine import Sequence
+from .errors import InvalidArgument
+from .transformers import Cache, cache_argument
+
+
+class _Request:
+    def __init__(self, index: int, prompt: Many[int], room: int) -> None:
+        self.index, self.prompt, self.room = index, list(prompt), room
+        self.sequence: Optional[Sequence] = None
+        self.made: List[int] = []
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and have no keys yet."""
+        return len(self.sequence.tokens) - self.sequence.length
+
+
+def _schedule(running: List[_Request], budget: int) -> List[Tuple[_Request, int]]:
+    """Rows of the next step within the budget: first those that decode, then prompts, the shortest
+    first, in chunks."""
+    work = []
+    for request in sorted(running, key=lambda r: r.left):
+        count = min(request.left, budget)
+        if count:
+            work.append((request, count))
+            budget -= count
+    return work
+
+
+@torch.no_grad()
+def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: int = 20, *,
+             eos_token_id: Union[int, Many[int], None] = None, cache: Optional[Cache] = None,
+             **sizes: Any) -> List[List[int]]:
+    """The greedy continuation of each prompt, a list of token ids.
+
+    Continuous batching: prompts start as soon as there is room, in chunks of the engine's
+    max_tokens; their rows are packed with those that decode; equal prefixes are computed once.
+    `cache` can be given to keep prefixes from call to call.
+    """
+    cache = cache or Cache(model, **sizes)
+    if cache.sequences:
+        raise InvalidArgument("this cache is in use by model.generate(); accepted: another one, or "
+                              "Cache.clear() before", "BAD_STATE")
+    ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
+    engine = cache.engine
+    waiting = [_Request(i, prompt, max_new_tokens) for i, prompt in enumerate(prompts)]
+    for request in waiting:
+        needed = len(request.prompt) + max_new_tokens - 1
+        if not request.prompt or needed > engine.max_len:
+            raise InvalidArgument(
+                f"prompt {request.index}: {len(request.prompt)} tokens, {max_new_tokens} to be "
+                f"made: accepted 1 to {engine.max_len} together", "INVALID_ARGUMENT")
+    results: List[List[int]] = [[] for _ in prompts]
+    running: List[_Request] = []
+    promised = 0  # pages that those running may come to need
+    try:
+        while waiting or running:
+            while waiting and len(running) < engine.max_seqs:
+                pages = engine.pages_of(len(waiting[0].prompt) + max_new_tokens)
+                if running and promised + pages > len(engine.pages.users) - 1:
+                    break
+                promised += pages
+                request = waiting.pop(0)
+                request.sequence = engine.add(request.prompt)
+                running.append(request)
+            for request in _step(model, cache, _schedule(running, engine.max_tokens), ends):
+                promised -= engine.pages_of(len(request.prompt) + max_new_tokens)
+                results[request.index] = request.made
+                engine.free(request.sequence)
+                running.remove(request)
+    finally:
+        for request in running:
+            engine.free(request.sequence)
+    return results
+
+
+def _step(model: torch.nn.Module, cache: Cache, work: List[Tuple[_Request, int]],
+          ends: set) -> List[_Request]:
+    """One call of the model. Returns the requests that are finished."""
+    device = cache.engine.device
+    tokens, positions = [], []
+    for request, count in work:
+        start = request.sequence.length
+        tokens += request.sequence.tokens[start:start + count]
+        positions += range(start, start + count)
+    cache.begin([(request.sequence, count) for request, count in work])
+    placed = {"position_ids": torch.tensor([positions], device=device)}
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        placed = {}  # a model of recurrent layers alone
+    logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
+                   **{cache_argument(model): cache}, **placed).logits[0]
+    cache.engine.confirm()
+    last = torch.tensor([end - 1 for end in itertools.accumulate(count for _, count in work)],
+                        device=logits.device)
+    chosen = logits[last].argmax(-1).tolist()
+    finished = []
+    for (request, _), token in zip(work, chosen):
+        if request.left:
+            continue  # in the middle of its prompt
+        request.made.append(token)
+        request.sequence.tokens.append(token)
+        if len(request.made) == request.room or token in ends:
+            finished.append(request)
+    return finished
