@@ -7,6 +7,7 @@
 #endif
 #include "host/plugin/loader.h"
 
+#include "host/plugin/adapters.h"
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
 #include "host/plugin/scan.h"
@@ -75,32 +76,9 @@ static attn_status resolve_entry(const struct loader_plugin *plugin, attn_plugin
 
 /* ---- Version --------------------------------------------------------------------------------- */
 
-/* Before 1.0 members change places from minor to minor, and nothing adapts them. */
-static attn_status adopt_current(const attn_plugin *answer, attn_plugin *table, attn_error *error)
-{
-    if (ATTN_ABI_MAJOR == 0 && answer->abi_minor != ATTN_ABI_MINOR)
-        return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
-                         "it is built for ABI 0.%u; accepted: 0.%u, for until 1.0 each minor "
-                         "version is one of its own",
-                         answer->abi_minor, ATTN_ABI_MINOR);
-    *table = *answer;
-    return ATTN_OK;
-}
-
-/* One row for each ABI major that the host drives. `adopt` makes today's table of what the entry
- * of that major filled in; an older major gets a file loader_v<major>.c and a row here. */
-struct adapter {
-    uint32_t major;
-    attn_status (*adopt)(const attn_plugin *answer, attn_plugin *table, attn_error *error);
-};
-
-static const struct adapter adapters[] = {{ATTN_ABI_MAJOR, adopt_current}};
-
-#define NUM_ADAPTERS (sizeof adapters / sizeof *adapters)
-
 static const struct adapter *find_adapter(uint32_t major)
 {
-    for (size_t a = 0; a < NUM_ADAPTERS; a++)
+    for (size_t a = 0; a < num_adapters; a++)
         if (adapters[a].major == major)
             return &adapters[a];
     return NULL;
@@ -129,21 +107,22 @@ static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn 
                              attn_error *error)
 {
     attn_host_info host = {.struct_size = sizeof host,
-                           .abi_major_min = adapters[NUM_ADAPTERS - 1].major,
+                           .abi_major_min = adapters[num_adapters - 1].major,
                            .abi_major_max = adapters[0].major,
-                           .abi_minor = ATTN_ABI_MINOR,
+                           .abi_minor = adapters[0].minor,
                            .name = "attnhost",
                            .version = ATTNHOST_VERSION};
     attn_plugin answer = {.struct_size = sizeof answer};
     attn_status status = call_entry(plugin, entry, &host, &answer, error);
     if (status != ATTN_OK)
         return status;
-    const struct adapter *adapter = find_adapter(answer.abi_major);
-    if (!adapter)
+    plugin->adapter = find_adapter(answer.abi_major);
+    if (!plugin->adapter)
         return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
                          "%s: chose ABI major %u; accepted: %u..%u", plugin->file, answer.abi_major,
                          host.abi_major_min, host.abi_major_max);
-    status = adapter->adopt(&answer, &plugin->table, error);
+    plugin->table = answer;
+    status = plugin->adapter->admit ? plugin->adapter->admit(&answer, error) : ATTN_OK;
     return status == ATTN_OK ? status : host_fail_prefix(error, "%s", plugin->file);
 }
 
@@ -323,6 +302,7 @@ void loader_close(struct loader_plugin *plugin)
 {
     if (!plugin)
         return;
+    loader_free_types(plugin);
     pthread_mutex_lock(&libraries_mutex);
     if (plugin->handle && !find_library(plugin->handle)) {
         const struct guard_party party = {.file = plugin->file};
@@ -332,7 +312,6 @@ void loader_close(struct loader_plugin *plugin)
         guard_leave(&call);
     }
     pthread_mutex_unlock(&libraries_mutex);
-    free(plugin->types);
     free(plugin->file);
     free(plugin->reason);
     free(plugin);

@@ -8,7 +8,7 @@
  *   scan         in another process, it is opened without harm    scan.c
  *   open         dlopen(RTLD_NOW | RTLD_LOCAL)                 loader.c
  *   resolve      attn_plugin_entry, in that very object        loader.c
- *   negotiate    the plugin picks an ABI major                 loader.c
+ *   negotiate    the plugin picks an ABI major                 loader.c, adapters.c
  *   read types   everything the host will call is there        loader_types.c
  *
  * The first step that fails makes the record a refused one with a status and a sentence that names
@@ -28,7 +28,8 @@ struct loader_plugin {
     const char
         *shadowed_by;  /* the file that has its backends already, if that is why; registry.h */
     attn_plugin table; /* as the plugin filled it; all zero before that */
-    const attn_backend_type **types; /* [num_types]; validated */
+    const struct adapter *adapter;   /* of the major that it chose; adapters.h */
+    const attn_backend_type **types; /* [num_types]; validated; today's tables */
     uint32_t num_types;              /* 0 if refused */
     void *handle;                    /* of dlopen; NULL if it did not come to that */
 };
@@ -76,5 +77,8 @@ attn_status loader_check_object(const char *file, int descriptor, attn_error *er
 /* Describe all backend types of plugin->table and check every mandatory string and slot. INTERNAL
  * with what is wrong, or what describe returned. */
 attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error);
+
+/* Free what that made. The file is still mapped. */
+void loader_free_types(struct loader_plugin *plugin);
 
 #endif /* HOST_PLUGIN_LOADER_H */

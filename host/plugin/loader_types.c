@@ -4,6 +4,7 @@
  */
 #include "host/plugin/loader.h"
 
+#include "host/plugin/adapters.h"
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
 #include "host/plugin/options.h"
@@ -146,25 +147,50 @@ static attn_status describe(const struct loader_plugin *plugin, uint32_t index,
                        index, plugin->table.num_backends);
 }
 
+/* One type as a table of today's ABI, whatever major the plugin speaks. */
+static attn_status read_type(const struct loader_plugin *plugin, uint32_t index,
+                             const attn_backend_type **type, attn_error *error)
+{
+    const attn_backend_type *given = NULL;
+    attn_status status = describe(plugin, index, &given, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!given || !plugin->adapter->adapt) {
+        *type = given;
+        return ATTN_OK;
+    }
+    status = plugin->adapter->adapt(given, type, error);
+    return status == ATTN_OK ? status
+                             : host_fail_prefix(error, "%s: backend %u", plugin->file, index);
+}
+
+void loader_free_types(struct loader_plugin *plugin)
+{
+    uint32_t count = plugin->types ? plugin->table.num_backends : 0;
+    for (uint32_t b = 0; b < count && plugin->adapter->release; b++)
+        plugin->adapter->release(plugin->types[b]);
+    free(plugin->types);
+    plugin->types = NULL;
+    plugin->num_types = 0;
+}
+
 attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
 {
     attn_status status = check_plugin(plugin, error);
     if (status != ATTN_OK)
         return status;
     uint32_t count = plugin->table.num_backends;
-    const attn_backend_type **types = calloc(count, sizeof *types);
-    if (!types)
+    plugin->types = calloc(count, sizeof *plugin->types);
+    if (!plugin->types)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
     for (uint32_t b = 0; b < count && status == ATTN_OK; b++) {
-        status = describe(plugin, b, &types[b], error);
+        status = read_type(plugin, b, &plugin->types[b], error);
         if (status == ATTN_OK)
-            status = check_type(plugin->file, b, types[b], error);
+            status = check_type(plugin->file, b, plugin->types[b], error);
     }
-    if (status != ATTN_OK) {
-        free(types);
-        return status;
-    }
-    plugin->types = types;
-    plugin->num_types = count;
-    return ATTN_OK;
+    if (status == ATTN_OK)
+        plugin->num_types = count;
+    else
+        loader_free_types(plugin);
+    return status;
 }

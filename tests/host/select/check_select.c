@@ -549,12 +549,12 @@ END_TEST
 /* All multiprocessors, more than there are, and a processor: nothing is said. */
 START_TEST(without_a_budget_nothing_is_said_of_multiprocessors)
 {
-    static const char *const platforms[] = {"simulate = sm90\n", "simulate = sm90\nmax_sms = 132\n",
-                                            "simulate = cpu_amx\nmax_sms = 20\n"};
+    static const char *const settings[] = {"simulate = sm90\n", "simulate = sm90\nmax_sms = 132\n",
+                                           "simulate = cpu_amx\nmax_sms = 20\n"};
     struct scene scene;
     char ini[256];
     snprintf(ini, sizeof ini, MODEL "[platform]\n%s[attention]\nprefill_attention_backend = %s\n",
-             platforms[_i], "extend_only");
+             settings[_i], "extend_only");
     begin(&scene, ini);
     char *text = say_all(&scene);
     assert_part(text, ": can serve\n", true);
