@@ -8,10 +8,11 @@ lengths.
     engine.forward(layer, q=q, k=k, v=v, out=out)         for each layer
     engine.free(sequence)
 
-Needs PyTorch and nothing of Transformers. Latent and sparse layers are refused.
+Needs PyTorch and nothing of Transformers. Sparse layers are refused.
 """
+import itertools
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Sequence as Many, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence as Many, Tuple
 
 import torch
 
@@ -24,6 +25,10 @@ from .host import Host
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
           "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def _indptr(counts: Iterable[int]) -> List[int]:
+    return [0, *itertools.accumulate(counts)]
 
 
 class Sequence:
@@ -123,29 +128,33 @@ class Engine:
         self.pages = Pages(self.pages_of(self.num_tokens) + 1, self.page_size)
         self.has_states = any(group.kind == _abi.ATTN_KIND_LINEAR for group in groups)
         self.free_states = list(range(self.max_seqs, 0, -1))  # slot 0 is padding
-        self.caches: Dict[int, Tuple[torch.Tensor, ...]] = {}  # keys and values, by kv_buffer
+        self.caches: Dict[int, Dict[str, torch.Tensor]] = {}  # of keys and values, by layer
+        self._buffers: Dict[int, Dict[str, torch.Tensor]] = {}  # the same, by kv_buffer
         self.states: Dict[int, Dict[str, torch.Tensor]] = {}  # pools of recurrent layers, by layer
-        self.layers: Dict[int, Tuple[Any, _abi.attn_layer_group]] = {}
+        self.layers: Dict[int, Tuple[Any, _abi.attn_problem]] = {}  # metadata, and what it is for
+        self.expanded: Dict[int, Tuple[Any, Any]] = {}  # latent layers: backend, metadata for prefixes
         self._units = [self._open(unit) for unit in self.choice.units]
         self._planned: List[Tuple[Sequence, int]] = []
 
     @staticmethod
     def _refuse_others(groups: Many[_abi.attn_layer_group]) -> None:
         for group in groups:
-            if group.kind not in (_abi.ATTN_KIND_SOFTMAX, _abi.ATTN_KIND_LINEAR):
-                raise Unsupported(f"kind {_words.name(group.kind, _words.KINDS)}: accepted softmax, "
-                                  "linear", "UNSUPPORTED", "kind")
+            if group.kind == _abi.ATTN_KIND_SPARSE:
+                raise Unsupported("kind sparse: accepted softmax, mla, linear", "UNSUPPORTED", "kind")
 
     # ---- Set-up ------------------------------------------------------------------------------------
 
     def _open(self, unit: Any) -> Tuple[Any, Any]:
         backend = self.host.compose(unit)
         metadata = backend.metadata()
+        prefixes = backend.metadata() if any(p.mla_expanded for p in unit.problems) else None
         for problem in unit.problems:
             group = problem.group.contents
             for layer in elements(group.layers, group.num_layers):
                 self._bind(metadata, problem, group, layer)
-                self.layers[layer.layer_id] = (metadata, group)
+                self.layers[layer.layer_id] = (metadata, problem)
+                if problem.mla_expanded:
+                    self.expanded[layer.layer_id] = (backend, prefixes)
         return backend, metadata
 
     def _bind(self, metadata: Any, problem: Any, group: Any, layer: Any) -> None:
@@ -155,19 +164,23 @@ class Engine:
             return
         if not problem.kv_layout:
             return  # encoder-only: no cache
-        if layer.kv_buffer not in self.caches:
-            self.caches[layer.kv_buffer] = tuple(
-                self._pool(problem.kv_layout.decode(), group.num_kv_heads, width, problem.kv_dtype)
-                for width in (group.head_dim, group.v_head_dim))
-        k_cache, v_cache = self.caches[layer.kv_buffer]
-        metadata.bind(layer.layer_id, k_cache=k_cache, v_cache=v_cache,
-                      scales=self._scales() if group.kv_scale_granularity else None)
+        if layer.kv_buffer not in self._buffers:
+            self._buffers[layer.kv_buffer] = self._key_pools(problem, group)
+        caches = self.caches[layer.layer_id] = self._buffers[layer.kv_buffer]
+        metadata.bind(layer.layer_id, **caches, scales=self._scales(caches)
+                      if group.kv_scale_granularity else None)
 
-    def _pool(self, layout: str, heads: int, width: int, dtype: int) -> torch.Tensor:
-        pages = len(self.pages.users)
-        shape = {"kv.nhd/1": (pages, self.page_size, heads, width),
-                 "kv.hnd/1": (pages, heads, self.page_size, width)}[layout]
-        return self._zeros(shape, dtype)
+    def _key_pools(self, problem: Any, group: Any) -> Dict[str, torch.Tensor]:
+        pages, size, layout = len(self.pages.users), self.page_size, problem.kv_layout.decode()
+        if layout == "mla.latent/1":
+            width = group.mla.contents.kv_lora_rank + group.mla.contents.rope_dim
+            return {"latent_cache": self._zeros((pages, size, width), problem.kv_dtype)}
+        if layout not in ("kv.nhd/1", "kv.hnd/1"):
+            raise Unsupported(f"kv_layout {layout}: accepted kv.nhd/1, kv.hnd/1, mla.latent/1",
+                              "UNSUPPORTED", "kv_layout")
+        shape = (size, group.num_kv_heads) if layout == "kv.nhd/1" else (group.num_kv_heads, size)
+        return {role: self._zeros((pages, *shape, width), problem.kv_dtype)
+                for role, width in (("k_cache", group.head_dim), ("v_cache", group.v_head_dim))}
 
     def _state_pools(self, problem: Any, dims: Any) -> Dict[str, torch.Tensor]:
         """The recurrent state, and the inputs that the convolution still sees."""
@@ -184,17 +197,19 @@ class Engine:
     def _zeros(self, shape: Tuple[int, ...], dtype: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=DTYPES[_words.DTYPE_NAMES[dtype]], device=self.device)
 
-    def _scales(self) -> Dict[str, List[float]]:
-        return {f"{which}_cache": [float(x) for x in
-                                   self.host.settings[f"kv_cache.{which}_scale"].split()]
-                for which in "kv"}
+    def _scales(self, caches: Dict[str, torch.Tensor]) -> Dict[str, List[float]]:
+        keys = {"k_cache": "k_scale", "v_cache": "v_scale", "latent_cache": "k_scale"}
+        return {role: [float(x) for x in self.host.settings[f"kv_cache.{keys[role]}"].split()]
+                for role in caches}
 
     def close(self) -> None:
         """Free backends and metadata; the streams must be idle."""
+        for _, prefixes in self.expanded.values():
+            prefixes.close()
         for backend, metadata in self._units:
             metadata.close()
             backend.close()
-        self._units = []
+        self._units, self.expanded = [], {}
 
     # ---- Sequences ---------------------------------------------------------------------------------
 
@@ -263,7 +278,7 @@ class Engine:
         for sequence, count in work:
             self._grow(sequence, sequence.length + count)
         for backend, metadata in self._units:
-            metadata.plan(self._batch(work, backend.index_forms))
+            metadata.plan(self._batch(work, backend.index_forms, [s.length for s, _ in work]))
         for sequence, count in work:
             sequence.length += count
         self._planned = list(work)
@@ -283,37 +298,37 @@ class Engine:
         size, pages = self.page_size, sequence.pages
         return [pages[i // size] * size + i % size for i in range(start, end)]
 
-    def _batch(self, work: Many[Tuple[Sequence, int]], forms: int) -> Batch:
+    def _batch(self, work: Many[Tuple[Sequence, int]], forms: int, prefixes: Many[int],
+               keys: Optional[Dict[str, Any]] = None, **members: Any) -> Batch:
+        """`keys`: arrays of the KV group of a call that brings other keys than the step's own."""
         counts = [count for _, count in work]
-        prefixes = [s.length for s, _ in work]
         lens = [prefix + count for prefix, count in zip(prefixes, counts)]
-        indptr = [0]
-        for count in counts:
-            indptr.append(indptr[-1] + count)
-        groups, members = self._key_groups(work, counts, lens, forms)
+        groups, more = self._key_groups(work, counts, lens, forms, keys)
         return Batch("decode" if all(count == 1 for count in counts) else "extend",
                      seq_lens=self._pair(lens), prefix_lens=self._pair(prefixes),
-                     q_indptr=self._pair(indptr), num_tokens=indptr[-1], max_q_len=max(counts),
-                     max_kv_len=max(lens), kv_groups=groups, state_groups=self._state_groups(work),
-                     **members)
+                     q_indptr=self._pair(_indptr(counts)), num_tokens=sum(counts),
+                     max_q_len=max(counts), max_kv_len=max(lens), kv_groups=groups,
+                     state_groups=self._state_groups(work, prefixes), **more, **members)
 
-    def _state_groups(self, work: Many[Tuple[Sequence, int]]) -> List[_abi.attn_state_batch]:
+    def _state_groups(self, work: Many[Tuple[Sequence, int]],
+                      prefixes: Many[int]) -> List[_abi.attn_state_batch]:
         if not self.has_states:
             return []
         return [state_group(self._pair([s.state for s, _ in work]),
-                            has_initial=self._pair([int(s.length > 0) for s, _ in work]))]
+                            has_initial=self._pair([int(prefix > 0) for prefix in prefixes]))]
 
     def _key_groups(self, work: Many[Tuple[Sequence, int]], counts: List[int], lens: List[int],
-                    forms: int) -> Tuple[List[KVGroup], Dict[str, Any]]:
+                    forms: int, keys: Optional[Dict[str, Any]]) -> Tuple[List[KVGroup], Dict[str, Any]]:
         """Where keys lie and go to, the same for all KV groups; and members of the batch for it."""
-        kinds = 1 + max(g.kv_group for _, g in self.layers.values())
+        kinds = 1 + max(p.group.contents.kv_group for _, p in self.layers.values())
         if not kinds:
             return [], {}
-        slots = [slot for (s, _), count, end in zip(work, counts, lens)
-                 for slot in self._slots(s, end - count, end)]
         arrays, members = self._index(work, lens, forms)
-        group = KVGroup(self.page_size, out_cache_loc=self._pair(slots, torch.int64), **arrays)
-        return [group] * kinds, members
+        if keys is None:
+            slots = [slot for (s, _), count, end in zip(work, counts, lens)
+                     for slot in self._slots(s, end - count, end)]
+            keys = {"out_cache_loc": self._pair(slots, torch.int64)}
+        return [KVGroup(self.page_size, **keys, **arrays)] * kinds, members
 
     def _index(self, work: Many[Tuple[Sequence, int]], lens: List[int],
                forms: int) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -325,10 +340,7 @@ class Engine:
             widest = max(map(len, used))
             arrays["block_table"] = self._pair([p + [0] * (widest - len(p)) for p in used])
         if forms & _abi.ATTN_INDEX_CSR:
-            indptr = [0]
-            for pages in used:
-                indptr.append(indptr[-1] + len(pages))
-            arrays["kv_indptr"] = self._pair(indptr)
+            arrays["kv_indptr"] = self._pair(_indptr(map(len, used)))
             arrays["kv_indices"] = self._pair([page for pages in used for page in pages])
             arrays["last_page_len"] = self._pair([(n - 1) % self.page_size + 1 for n in lens])
         if forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
@@ -339,10 +351,60 @@ class Engine:
             members["req_pool_indices"] = self._pair(range(1, len(work) + 1))
         return arrays, members
 
+    def output(self, layer: int, rows: int, width: int) -> torch.Tensor:
+        """Room for what a forward of this layer writes."""
+        problem = self.layers[layer][1]
+        return torch.empty((rows, problem.group.contents.num_q_heads, width), device=self.device,
+                           dtype=DTYPES[_words.DTYPE_NAMES[problem.out_dtype]])
+
     def forward(self, layer: int, **operands: Any) -> None:
         """A layer of the planned step. q, k, v, out are [rows, heads, dim]; k and v None where another
         layer owns the keys. Those of recurrent layers are in attn_batch.h."""
         self.layers[layer][0].forward(layer, **operands)
+
+    # ---- Latent layers in the expanded form --------------------------------------------------------
+
+    def expands(self, layer: int) -> bool:
+        """Is this layer of the planned step called with keys and values of each head?"""
+        return layer in self.expanded and any(count > 1 for _, count in self._planned)
+
+    def forward_expanded(self, layer: int, q: torch.Tensor, c_kv: torch.Tensor, k_pe: torch.Tensor,
+                         expand: Callable[..., Tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """The new rows see each other in keys and values that `expand` makes of latents; what lies
+        before them follows, a chunk of every sequence at a time, merged by LSE. The result is fp32."""
+        def partial(metadata: Any, latents: Any, **more: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+            k, v = expand(*latents)
+            out = self.output(layer, q.shape[0], v.shape[2])
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            metadata.forward(layer, q=q, k=k, v=v, out=out, lse=lse, **more)
+            return out, lse
+
+        backend, prefixes = self.expanded[layer]
+        known = self.caches[layer]["latent_cache"].flatten(0, 1)
+        out, lse = partial(self.layers[layer][0], (c_kv, k_pe), c_kv=c_kv, k_pe=k_pe)
+        for slots, batch in self._prefix_chunks(backend.index_forms):
+            prefixes.plan(batch)
+            rows = known[slots].to(q.dtype).split((c_kv.shape[1], k_pe.shape[1]), 1)
+            more, more_lse = partial(prefixes, rows, save_kv=False)
+            sums = torch.empty_like(out), torch.empty_like(lse)
+            backend.merge([out, more], [lse, more_lse], *sums)
+            out, lse = sums
+        return out
+
+    def _prefix_chunks(self, forms: int) -> Iterator[Tuple[torch.Tensor, Batch]]:
+        """Slots of some keys of each sequence from before the planned step, and the step's batch with
+        these keys alone."""
+        work = self._planned
+        size = max(1, self.max_tokens // max(1, len(work)))
+        prefixes = [s.length - count for s, count in work]
+        for first in range(0, max(prefixes, default=0), size):
+            ends = [min(prefix, first + size) for prefix in prefixes]
+            counts = [max(0, end - first) for end in ends]
+            slots = [slot for (s, _), end in zip(work, ends) for slot in self._slots(s, first, end)]
+            lens = [end if count else 0 for end, count in zip(ends, counts)]
+            keys = {"kv_lens": self._pair(lens), "kv_new_indptr": self._pair(_indptr(counts))}
+            yield (torch.tensor(slots, device=self.device),
+                   self._batch(work, forms, prefixes, keys, mask=_abi.attn_mask(kind=_abi.ATTN_MASK_NONE)))
 
     @property
     def rows(self) -> Dict[str, int]:

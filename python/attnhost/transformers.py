@@ -18,7 +18,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin
 
-from . import _abi, recurrent
+from . import _abi, latent, recurrent
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
 from .host import Host
@@ -75,6 +75,8 @@ def _see(module: Any, index: int, query: torch.Tensor, key: torch.Tensor, value:
     if call.get("position_bias") is not None:
         raise Unsupported(f"layer {index}: a position bias that is added to the scores: "
                           "accepted none", "UNSUPPORTED")
+    if _is_latent(module):
+        return Layer(("attention", index), latent.members(module, query.shape[1], scaling))
     causal = call.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return Layer(("attention", index), dict(
@@ -132,14 +134,27 @@ def describe(model: torch.nn.Module) -> List[_abi.attn_layer_group]:
     return _groups(_look(model))
 
 
-# ---- Recurrent layers ------------------------------------------------------------------------------
+# ---- Recurrent and latent layers -------------------------------------------------------------------
 
 
 def _take_over(model: torch.nn.Module) -> None:
-    """From now on the model's recurrent layers ask for an attnhost.Cache before they go their way."""
+    """From now on the model's recurrent layers ask for a cache of ours before they go their way, and
+    latent ones before they expand what they keep."""
     for module in model.modules():
-        if type(module).__name__ in recurrent.KINDS and "forward" not in vars(module):
+        if type(module).__name__ in recurrent.KINDS:
             module.forward = types.MethodType(_recurrent_forward, module)
+        elif latent.is_latent(module):
+            module.expand_kv = types.MethodType(_keep_latents, module)
+
+
+def _is_latent(module: torch.nn.Module) -> bool:
+    return "expand_kv" in vars(module)
+
+
+def _keep_latents(module: torch.nn.Module, kv_nope: torch.Tensor,
+                  k_rot: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """In place of the module's own expand_kv: attention() gets the latents."""
+    return (kv_nope, k_rot) if _awaiting else type(module).expand_kv(module, kv_nope, k_rot)
 
 
 def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
@@ -305,12 +320,30 @@ class Cache(_Steps):
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                mask: Optional[torch.Tensor], sinks: Optional[torch.Tensor]) -> torch.Tensor:
         """[batch, heads, rows, dim] each; the result is [batch, rows, heads, v_dim]."""
-        batch, heads, new, _ = query.shape
+        batch, _, new, _ = query.shape
         place = self._enter(("attention", layer), batch, new, mask)
         q, k, v = (self._real(x.transpose(1, 2)) for x in (query, key, value))
         operands = {} if sinks is None else {"sinks": sinks.detach().float().contiguous()}
-        out = q.new_empty(q.shape[0], heads, value.shape[3])
+        out = self.engine.output(place, q.shape[0], value.shape[3])
         return self._forward(place, batch, new, out, q=q, k=k, v=v, **operands)
+
+    def attend_latents(self, layer: int, module: torch.nn.Module, query: torch.Tensor,
+                       c_kv: torch.Tensor, k_pe: torch.Tensor,
+                       mask: Optional[torch.Tensor]) -> torch.Tensor:
+        """As attend(), of keys and values that are [batch, 1, rows, width] for all heads."""
+        batch, _, new, _ = query.shape
+        place = self._enter(("attention", layer), batch, new, mask)
+        q = self._real(query.transpose(1, 2))
+        c_kv, k_pe = (self._real(x.squeeze(1)) for x in (c_kv, k_pe))
+        if self.engine.expands(place):
+            out = self.engine.forward_expanded(place, q, c_kv, k_pe, latent.expander(module))
+        else:
+            q_nope, q_pe, after = latent.absorb(module, q)
+            out = self.engine.output(place, *q_nope.shape[::2])
+            if out.shape[0]:
+                self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out)
+            out = after(out.to(q.dtype))
+        return self._spread(out.to(q.dtype), batch, new)
 
     def recur(self, layer: int, batch: int, new: int, mask: Optional[torch.Tensor],
               operands: Dict[str, torch.Tensor]) -> torch.Tensor:
@@ -318,8 +351,8 @@ class Cache(_Steps):
         place = self._enter(("recurrent", layer), batch, new, mask)
         for role in {"mixed_qkv", "a", "b"} & set(operands):
             operands[role] = self._real(operands[role])
-        group, mixed = self.engine.layers[place][1], operands["mixed_qkv"]
-        out = mixed.new_empty(mixed.shape[0], group.num_q_heads, group.v_head_dim)
+        width = self.engine.layers[place][1].group.contents.v_head_dim
+        out = self.engine.output(place, operands["mixed_qkv"].shape[0], width)
         return self._forward(place, batch, new, out, **operands)
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -329,9 +362,12 @@ class Cache(_Steps):
 
     def _forward(self, place: int, batch: int, new: int, out: torch.Tensor,
                  **operands: torch.Tensor) -> torch.Tensor:
-        """The layer's output, with zeros for padding, as [batch, rows, heads, dim]."""
         if out.shape[0]:
             self.engine.forward(place, out=out, **operands)
+        return self._spread(out, batch, new)
+
+    def _spread(self, out: torch.Tensor, batch: int, new: int) -> torch.Tensor:
+        """[rows, ...] as [batch, rows, ...], with zeros for padding."""
         if self._rows is not None:
             out = out.new_zeros(batch * new, *out.shape[1:]).index_copy_(0, self._rows, out)
         return out.view(batch, new, *out.shape[1:])
@@ -349,8 +385,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     cache, layer, count = _awaiting or (None, getattr(module, "layer_idx", None), key.shape[2])
     _awaiting = None
     if _recorded is not None:
-        _recorded.append(_see(module, layer, query, key, value, scaling, {**call, "s_aux": s_aux}))
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+        seen = _see(module, layer, query, key, value, scaling, {**call, "s_aux": s_aux})
+        _recorded.append(seen)
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1],
+                               seen.members["v_head_dim"]), None
     if not isinstance(cache, Cache) or count != key.shape[2]:
         raise InvalidArgument(
             f"layer {layer}: keys that do not come from an attnhost.Cache; accepted: "
@@ -362,6 +400,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if attention_mask is not None and attention_mask.dim() != 2:
         raise Unsupported(f"a mask of {attention_mask.dim()} dimensions: accepted 2, [sequences, "
                           "tokens], which says what is padding", "UNSUPPORTED")
+    if _is_latent(module):
+        return cache.attend_latents(layer, module, query, key, value, attention_mask), None
     return cache.attend(layer, query, key, value, attention_mask, s_aux), None
 
 

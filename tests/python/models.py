@@ -32,6 +32,7 @@ MODELS = {
                                         layer_types=MIXED)),
     "gpt_oss": ("GptOssConfig", {**MOE, "sliding_window": 8, "layer_types": MIXED}),
     "cohere2": ("Cohere2Config", dict(sliding_window=8, layer_types=MIXED)),
+    "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", LATENT),
 }
 

@@ -24,8 +24,8 @@ def tokens(count, seed):
 torch.set_num_threads(1)  # tiny models: threads would wait for each other
 
 
-def use(page_size=16, backend="cpu_native"):
-    return attnhost.use(attnhost.Host({"attention": {"attention_backend": backend},
+def use(page_size=16, backend="cpu_native", **attention):
+    return attnhost.use(attnhost.Host({"attention": {"attention_backend": backend, **attention},
                                        "kv_cache": {"page_size": page_size}}, threads=1))
 
 
@@ -116,6 +116,19 @@ def test_greedy_tokens(name):
         assert short.max() < 1e-4, f"token {int(short.argmax())} is not the greatest"
 
 
+@cases((torch.float32,), (torch.bfloat16,))
+def test_latent_attention_expanded(dtype):
+    """Prompts with keys and values of each head; what lies before a chunk, in chunks of its own."""
+    use(16, mla_prefill="expanded")
+    sequences, eager = sequences_of("deepseek_v3"), make("deepseek_v3", "eager", dtype)
+    expected = logits_at_once(copy.deepcopy(eager).float(), sequences)
+    own = distance(logits_at_once(eager, sequences), expected)
+    model = make("deepseek_v3", "attnhost", dtype)
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4, max_tokens=36)
+    assert distance(logits_in_steps(model, cache, sequences), expected) < max(2 * own, 1e-4)
+    assert cache.engine.rows["cpu_native"] > 2 * sum(map(len, sequences)), "rows of prefixes as well"
+
+
 def test_a_wrong_window_would_be_noticed():
     use()
     sequences = sequences_of("mistral")
@@ -131,16 +144,15 @@ def test_a_wrong_window_would_be_noticed():
 
 
 def facts(group):
-    names = ("attn_type", "flags", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
+    names = ("kind", "attn_type", "flags", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
              "window_left", "window_right", "attention_chunk", "sm_scale", "logit_cap")
     layers = tuple(sorted(group.layers[i].layer_id for i in range(group.num_layers)))
-    recurrence = repr(group.linear.contents) if group.linear else ""
-    return layers, tuple(getattr(group, name) for name in names), recurrence
+    dims = [repr(more.contents) for more in (group.linear, group.mla) if more]
+    return layers, tuple(getattr(group, name) for name in names), dims
 
 
-@cases(*((name,) for name in ALL if name not in ("deepseek_v3", "kimi_linear")))
+@cases(*((name,) for name in ALL))
 def test_a_live_model_is_what_its_config_says(name):
-    """deepseek_v3, kimi_linear: attention of the live model has whole heads, its config's is latent."""
     host = use()
     model = make(name, "attnhost")
     told = host.explain(model, name, platform__device="cpu")
