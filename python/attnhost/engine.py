@@ -39,6 +39,9 @@ class Sequence:
         self.tokens = list(tokens)
         self.pages: List[int] = []
         self.state = 0  # its slot; 0 = none yet
+        self.source_pages: List[int] = []  # of the keys that its cross attention reads
+        self.source_length = 0
+        self.source_new = 0  # of these, those that the planned step brings
         self.length = 0
         self.shared = 0  # of these, tokens whose keys another sequence had computed
 
@@ -236,7 +239,10 @@ class Engine:
             self.pages.drop(page)
         if sequence.state:
             self.free_states.append(sequence.state)
+        for page in sequence.source_pages:
+            self.pages.drop(page)
         sequence.pages, sequence.length, sequence.state = [], 0, 0
+        sequence.source_pages, sequence.source_length = [], 0
 
     def pages_of(self, length: int) -> int:
         """How many pages the keys of so many tokens take."""
@@ -277,11 +283,26 @@ class Engine:
                                       str(limit))
         for sequence, count in work:
             self._grow(sequence, sequence.length + count)
-        for backend, metadata in self._units:
-            metadata.plan(self._batch(work, backend.index_forms, [s.length for s, _ in work]))
+            sequence.source_new = 0
+        self._plan_units(work, [s.length for s, _ in work])
         for sequence, count in work:
             sequence.length += count
         self._planned = list(work)
+
+    def _plan_units(self, work: Many[Tuple[Sequence, int]], prefixes: Many[int]) -> None:
+        for backend, metadata in self._units:
+            metadata.plan(self._batch(work, backend.index_forms, prefixes))
+
+    def bring_source(self, counts: Many[int]) -> None:
+        """The planned step brings the keys that cross attention reads, so many for each sequence."""
+        for (sequence, _), count in zip(self._planned, counts):
+            if count > self.max_len:
+                raise InvalidArgument(f"{count} tokens of an encoder: accepted {self.max_len}, the "
+                                      "cache's max_len", "INVALID_ARGUMENT", "batch")
+            while len(sequence.source_pages) < self.pages_of(count):
+                sequence.source_pages.append(self.pages.take())
+            sequence.source_length = sequence.source_new = count
+        self._plan_units(self._planned, [s.length - count for s, count in self._planned])
 
     def confirm(self) -> None:
         """All layers of the step have been called: its keys may be shared from now on."""
@@ -294,8 +315,8 @@ class Engine:
         host = torch.as_tensor(values, dtype=dtype)
         return host if self.device.type == "cpu" else (host, host.to(self.device))
 
-    def _slots(self, sequence: Sequence, start: int, end: int) -> List[int]:
-        size, pages = self.page_size, sequence.pages
+    def _slots(self, pages: Many[int], start: int, end: int) -> List[int]:
+        size = self.page_size
         return [pages[i // size] * size + i % size for i in range(start, end)]
 
     def _batch(self, work: Many[Tuple[Sequence, int]], forms: int, prefixes: Many[int],
@@ -307,7 +328,8 @@ class Engine:
         return Batch("decode" if all(count == 1 for count in counts) else "extend",
                      seq_lens=self._pair(lens), prefix_lens=self._pair(prefixes),
                      q_indptr=self._pair(_indptr(counts)), num_tokens=sum(counts),
-                     max_q_len=max(counts), max_kv_len=max(lens), kv_groups=groups,
+                     max_q_len=max(counts), kv_groups=groups,
+                     max_kv_len=max(lens + [s.source_length for s, _ in work]),
                      state_groups=self._state_groups(work, prefixes), **more, **members)
 
     def _state_groups(self, work: Many[Tuple[Sequence, int]],
@@ -319,37 +341,49 @@ class Engine:
 
     def _key_groups(self, work: Many[Tuple[Sequence, int]], counts: List[int], lens: List[int],
                     forms: int, keys: Optional[Dict[str, Any]]) -> Tuple[List[KVGroup], Dict[str, Any]]:
-        """Where keys lie and go to, the same for all KV groups; and members of the batch for it."""
+        """Where keys lie and go to, and members of the batch for it. KV group 0 is that of all self
+        attention, 1 that of cross attention."""
         kinds = 1 + max(p.group.contents.kv_group for _, p in self.layers.values())
         if not kinds:
             return [], {}
-        arrays, members = self._index(work, lens, forms)
-        if keys is None:
-            slots = [slot for (s, _), count, end in zip(work, counts, lens)
-                     for slot in self._slots(s, end - count, end)]
-            keys = {"out_cache_loc": self._pair(slots, torch.int64)}
-        return [KVGroup(self.page_size, **keys, **arrays)] * kinds, members
-
-    def _index(self, work: Many[Tuple[Sequence, int]], lens: List[int],
-               forms: int) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-        """Where the keys lie, in the forms that the backend reads."""
-        used = [s.pages[:self.pages_of(length)] for (s, _), length in zip(work, lens)]
-        arrays: Dict[str, Any] = {}
         members: Dict[str, Any] = {}
+        if forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
+            members["req_pool_indices"] = self._pair(range(1, len(work) + 1))
+        if keys is None:
+            keys = self._new_keys([(s.pages, end - count, end)
+                                   for (s, _), count, end in zip(work, counts, lens)])
+        own = KVGroup(self.page_size, **keys, **self._index([s.pages for s, _ in work], lens, forms))
+        return [own] if kinds == 1 else [own, self._source_group(work, forms)], members
+
+    def _source_group(self, work: Many[Tuple[Sequence, int]], forms: int) -> KVGroup:
+        sources = [s for s, _ in work]
+        lens = [s.source_length for s in sources]
+        keys = self._new_keys([(s.source_pages, 0, s.source_new) for s in sources])
+        return KVGroup(self.page_size, kv_lens=self._pair(lens), **keys,
+                       kv_new_indptr=self._pair(_indptr(s.source_new for s in sources)),
+                       **self._index([s.source_pages for s in sources], lens, forms))
+
+    def _new_keys(self, parts: Many[Tuple[List[int], int, int]]) -> Dict[str, Any]:
+        slots = [slot for pages, start, end in parts for slot in self._slots(pages, start, end)]
+        return {"out_cache_loc": self._pair(slots or [0], torch.int64)}
+
+    def _index(self, tables: Many[List[int]], lens: Many[int], forms: int) -> Dict[str, Any]:
+        """Where the keys lie, in the forms that the backend reads."""
+        used = [pages[:self.pages_of(length)] for pages, length in zip(tables, lens)]
+        arrays: Dict[str, Any] = {}
         if forms & _abi.ATTN_INDEX_BLOCK_TABLE:
-            widest = max(map(len, used))
+            widest = max(1, *map(len, used))
             arrays["block_table"] = self._pair([p + [0] * (widest - len(p)) for p in used])
         if forms & _abi.ATTN_INDEX_CSR:
             arrays["kv_indptr"] = self._pair(_indptr(map(len, used)))
-            arrays["kv_indices"] = self._pair([page for pages in used for page in pages])
-            arrays["last_page_len"] = self._pair([(n - 1) % self.page_size + 1 for n in lens])
+            arrays["kv_indices"] = self._pair([page for pages in used for page in pages] or [0])
+            arrays["last_page_len"] = self._pair([(n - 1) % self.page_size + 1 if n else 0 for n in lens])
         if forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
-            longest = max(lens)
-            rows = [[0] * longest] + [self._slots(s, 0, n) + [0] * (longest - n)
-                                      for (s, _), n in zip(work, lens)]
+            longest = max(1, *lens)
+            rows = [[0] * longest] + [self._slots(pages, 0, n) + [0] * (longest - n)
+                                      for pages, n in zip(tables, lens)]
             arrays["req_to_token"] = self._pair(rows)
-            members["req_pool_indices"] = self._pair(range(1, len(work) + 1))
-        return arrays, members
+        return arrays
 
     def output(self, layer: int, rows: int, width: int) -> torch.Tensor:
         """Room for what a forward of this layer writes."""
@@ -400,7 +434,7 @@ class Engine:
         for first in range(0, max(prefixes, default=0), size):
             ends = [min(prefix, first + size) for prefix in prefixes]
             counts = [max(0, end - first) for end in ends]
-            slots = [slot for (s, _), end in zip(work, ends) for slot in self._slots(s, first, end)]
+            slots = [slot for (s, _), end in zip(work, ends) for slot in self._slots(s.pages, first, end)]
             lens = [end if count else 0 for end, count in zip(ends, counts)]
             keys = {"kv_lens": self._pair(lens), "kv_new_indptr": self._pair(_indptr(counts))}
             yield (torch.tensor(slots, device=self.device),

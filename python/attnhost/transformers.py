@@ -16,20 +16,23 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence as Many, Tuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin
+from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin, EncoderDecoderCache
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from . import _abi, latent, recurrent
+from . import _abi, alibi, latent, recurrent
+from .encoder import encoder
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
 from .host import Host
 from .problem import layer_group
 
 NAME = "attnhost"
-Key = Tuple[str, int]  # ("attention" or "recurrent", the model's number of the layer)
+Key = Tuple[str, int]  # ("self", "cross", "recurrent" or "encoder", the model's number of the layer)
 
 _host: Optional[Host] = None
 _recorded: Optional[List["Layer"]] = None  # while describe() looks
-_awaiting: Optional[Tuple["_Steps", int, int]] = None  # a cache, a layer, its new keys: update() to attention()
+_awaiting: Optional["_Awaited"] = None  # from a cache's layer to attention()
+_sized: Optional["_Steps"] = None  # the cache that was asked for the size of a mask
 
 
 def use(config: Any = None, **sections: Mapping[str, Any]) -> Host:
@@ -48,6 +51,16 @@ def host() -> Host:
 
 
 @dataclass(frozen=True)
+class _Awaited:
+    """A layer's keys are in a cache of ours; its attention comes next."""
+
+    cache: "_Steps"
+    key: Key
+    count: int  # of keys
+    is_new: bool = True  # they come with this call
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer as it calls its backend."""
 
@@ -55,36 +68,48 @@ class Layer:
     members: Mapping[str, Any]  # of its layer group
 
 
-def _window(module: Any, sliding_window: Any) -> int:
-    """window_left: a sliding_window counts the query itself."""
-    if sliding_window is None:
-        sliding_window = getattr(module, "sliding_window", None)
-    return int(sliding_window) - 1 if sliding_window else -1
+def _window(module: Any, given: Any, causal: bool) -> Tuple[int, int]:
+    """window_left and window_right. A sliding_window counts the query itself; where both sides are
+    seen, the config's is the distance."""
+    window = getattr(module, "sliding_window", None) if given is None else given
+    if causal:
+        return int(window) - 1 if window else -1, 0
+    window = module.config.sliding_window if window else -1
+    return window, window
+
+
+def _is_causal(module: Any, call: Mapping[str, Any]) -> bool:
+    given = call.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
 def _chunk(module: Any, index: int) -> int:
     """Keys of a chunk, where the config says that the layer attends within chunks."""
-    kinds = getattr(module.config, "layer_types", None) or []
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or []
     if index < len(kinds) and kinds[index] == "chunked_attention":
         return int(module.config.attention_chunk_size)
     return 0
 
 
-def _see(module: Any, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-         scaling: Optional[float], call: Mapping[str, Any]) -> Layer:
+def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+             scaling: Optional[float], call: Mapping[str, Any]) -> Dict[str, Any]:
+    """Of the layer group of a call of attention."""
     if call.get("position_bias") is not None:
-        raise Unsupported(f"layer {index}: a position bias that is added to the scores: "
+        raise Unsupported(f"layer {kind[1]}: a position bias that is added to the scores: "
                           "accepted none", "UNSUPPORTED")
     if _is_latent(module):
-        return Layer(("attention", index), latent.members(module, query.shape[1], scaling))
-    causal = call.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    return Layer(("attention", index), dict(
-        kv_group=0, num_q_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=query.shape[3],
+        return latent.members(module, query.shape[1], scaling)
+    causal = _is_causal(module, call)
+    left, right = (-1, -1) if kind[0] == "cross" else _window(module, call.get("sliding_window"), causal)
+    return dict(
+        attn_type={"cross": "cross", "encoder": "encoder_only"}.get(kind[0], "decoder"),
+        kv_group={"cross": 1, "encoder": -1}.get(kind[0], 0),
+        num_q_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=query.shape[3],
         v_head_dim=value.shape[3], sm_scale=float(query.shape[3] ** -0.5 if scaling is None else scaling),
-        window_left=_window(module, call.get("sliding_window")), window_right=0 if causal else -1,
-        attention_chunk=_chunk(module, index), logit_cap=float(call.get("softcap") or 0),
-        sinks=call.get("s_aux") is not None))
+        window_left=left, window_right=right,
+        attention_chunk=_chunk(module, kind[1]) if kind[0] == "self" else 0,
+        logit_cap=float(call.get("softcap") or 0), sinks=call.get("s_aux") is not None,
+        alibi=call.get("slopes") is not None)
 
 
 def cache_argument(model: torch.nn.Module) -> Optional[str]:
@@ -94,8 +119,8 @@ def cache_argument(model: torch.nn.Module) -> Optional[str]:
 
 
 def _look(model: torch.nn.Module) -> List[Layer]:
-    """The layers of a model in the order in which they are called: what they ask of their backends
-    in a step of two tokens, in which these answer zeros."""
+    """The layers of a model in the order in which they are called, an encoder's last: what they ask of
+    their backends in a step of two tokens, in which these answer zeros."""
     global _recorded  # pylint: disable=global-statement
     if model.config._attn_implementation != NAME:
         raise InvalidArgument(
@@ -104,19 +129,27 @@ def _look(model: torch.nn.Module) -> List[Layer]:
     _take_over(model)
     _recorded = []
     try:
-        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=model.device)}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+        if model.main_input_name == "input_features":  # sound
+            del inputs["input_ids"]
+            inputs["input_features"] = torch.zeros(
+                1, model.config.num_mel_bins, 2 * model.config.max_source_positions,
+                dtype=model.dtype, device=model.device)
         argument = cache_argument(model)
         with torch.no_grad():
-            model(input_ids=ids, **({argument: _make(_Steps, model)} if argument else {}))
-        seen = _recorded
+            model(**inputs, **({argument: _make(_Steps, model)} if argument else {}))
+        seen = sorted(_recorded, key=lambda layer: layer.key[0] == "encoder")
     finally:
         _recorded = None
     if not seen:
         raise Unsupported(f"{type(model).__name__}: no layer calls attention through the interface, "
-                          f"nor is a {' or '.join(recurrent.KINDS)}", "UNSUPPORTED")
-    if len({layer.key for layer in seen}) < len(seen):
-        raise Unsupported(f"{type(model).__name__}: a layer calls attention twice (cross "
-                          "attention): accepted once", "UNSUPPORTED")
+                          f"nor is a {' or '.join([*recurrent.KINDS, *alibi.KINDS])}", "UNSUPPORTED")
+    places = [layer.key for layer in seen if layer.key[0] != "encoder"]
+    if len(set(places)) < len(places):
+        raise Unsupported(f"{type(model).__name__}: a layer calls attention twice: accepted once",
+                          "UNSUPPORTED")
     return seen
 
 
@@ -134,7 +167,7 @@ def describe(model: torch.nn.Module) -> List[_abi.attn_layer_group]:
     return _groups(_look(model))
 
 
-# ---- Recurrent and latent layers -------------------------------------------------------------------
+# ---- Layers that the interface does not reach ------------------------------------------------------
 
 
 def _take_over(model: torch.nn.Module) -> None:
@@ -143,6 +176,8 @@ def _take_over(model: torch.nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__ in recurrent.KINDS:
             module.forward = types.MethodType(_recurrent_forward, module)
+        elif alibi.is_known(module):
+            module.forward = types.MethodType(_alibi_forward, module)
         elif latent.is_latent(module):
             module.expand_kv = types.MethodType(_keep_latents, module)
 
@@ -177,6 +212,20 @@ def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *ar
                    lambda **operands: cache.recur(module.layer_idx, batch, new, mask, operands))
 
 
+def _alibi_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any, **call: Any) -> Any:
+    """In place of the module's own forward."""
+    cache = call.get("layer_past", call.get("past_key_values"))
+    if not isinstance(cache, _Steps):
+        return type(module).forward(module, hidden_states, *args, **call)
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor,
+               scale: float) -> torch.Tensor:
+        cache.update(key, value, module.layer_idx)
+        return attention(module, query, key, value, call.get("attention_mask"), scale, slopes=slopes,
+                         is_causal=True)[0]
+    return alibi.KINDS[type(module).__name__](module, attend, hidden_states, *args, **call)
+
+
 def _refuse_training(tensor: torch.Tensor) -> None:
     if torch.is_grad_enabled() and tensor.requires_grad:
         raise Unsupported("gradients: accepted torch.no_grad(), as these backends only infer",
@@ -190,6 +239,7 @@ class _CacheLayer(CacheLayerMixin):
     """A layer of a cache, as Transformers wants to see it: it hands the new keys on."""
 
     is_sliding = False
+    kind = "self"
 
     def __init__(self, cache: "_Steps", index: int) -> None:
         super().__init__()
@@ -201,11 +251,16 @@ class _CacheLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-        global _awaiting  # pylint: disable=global-statement
-        _awaiting = (self.cache, self.index, key_states.shape[2])
+        self._await(key_states.shape[2], True)
         return key_states, value_states
 
+    def _await(self, count: int, is_new: bool) -> None:
+        global _awaiting  # pylint: disable=global-statement
+        _awaiting = _Awaited(self.cache, (self.kind, self.index), count, is_new)
+
     def get_mask_sizes(self, query_length: int) -> Tuple[int, int]:
+        global _sized  # pylint: disable=global-statement
+        _sized = self.cache
         return self.cache.columns + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -224,14 +279,50 @@ class _CacheLayer(CacheLayerMixin):
         raise Unsupported("crop: accepted caches that only grow", "UNSUPPORTED")
 
 
+class _SourceLayer(_CacheLayer):
+    """The same of cross attention, whose keys come once and are asked for by name later."""
+
+    kind = "cross"
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
+               **kwargs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        self._keys, self._values = (x.new_empty(1).expand(x.shape) for x in (key_states, value_states))
+        return super().update(key_states, value_states)
+
+    @property
+    def keys(self) -> Any:
+        """Not the keys, which lie in pages: something of their shape."""
+        kept = getattr(self, "_keys", None)
+        if kept is not None:
+            self._await(kept.shape[2], False)
+        return kept
+
+    @keys.setter
+    def keys(self, value: Any) -> None:
+        self._keys = value
+
+    @property
+    def values(self) -> Any:
+        return getattr(self, "_values", None)
+
+    @values.setter
+    def values(self, value: Any) -> None:
+        self._values = value
+
+
 class _Steps(TransformersCache):
     """What Transformers sees of a cache of ours; by itself, one that is empty and stays so."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         config = model.config.get_text_config()
-        count = config.num_hidden_layers
+        count = max(config.num_hidden_layers, getattr(config, "decoder_layers", 0))
         TransformersCache.__init__(self, [_CacheLayer(self, index) for index in range(count)])
         self.columns = 0  # of the batch, padding included
+        if isinstance(self, EncoderDecoderCache):
+            self.self_attention_cache = TransformersCache(self.layers)
+            self.cross_attention_cache = TransformersCache(
+                [_SourceLayer(self, index) for index in range(count)])
+            self.is_updated: Dict[int, bool] = {}  # by layer: the keys of cross attention are there
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -246,6 +337,8 @@ class _Steps(TransformersCache):
 def _make(kind: type, model: torch.nn.Module) -> Any:
     """An empty object of the class `kind`, and of that which the model insists on."""
     own = getattr(inspect.getmodule(type(model)), "MiniMaxCache", None)
+    if model.config.is_encoder_decoder:
+        own = EncoderDecoderCache
     made = object.__new__(type(kind.__name__, (kind, own), {}) if own else kind)
     made.linear_cache = []
     if kind is _Steps:
@@ -266,7 +359,10 @@ class Cache(_Steps):
 
     def __init__(self, model: torch.nn.Module, **sizes: Any) -> None:
         super().__init__(model)
-        layers = _look(model)
+        layers = [layer for layer in _look(model) if layer.key[0] != "encoder"]
+        if not layers:
+            raise Unsupported(f"{type(model).__name__}: an encoder has nothing to keep: accepted to "
+                              "call it without a cache", "UNSUPPORTED")
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if longest and not sizes.get("max_len"):
             room = sizes.get("num_tokens") or host().settings.get("kv_cache.max_total_tokens", 16384)
@@ -283,6 +379,8 @@ class Cache(_Steps):
         for sequence in self.sequences:
             self.engine.free(sequence)
         self.sequences, self.columns, self._planned, self._called = [], 0, False, set()
+        if isinstance(self, EncoderDecoderCache):
+            self.is_updated = {}
 
     # ---- A step ------------------------------------------------------------------------------------
 
@@ -308,31 +406,39 @@ class Cache(_Steps):
         if len(self.sequences) != batch:
             raise InvalidArgument(f"a batch of {batch} sequences: accepted {len(self.sequences)}, "
                                   "as before; Cache.clear() begins anew", "INVALID_ARGUMENT")
-        if mask is None:
-            counts, self._rows = [new] * batch, None
-        else:
-            real = mask[:, -new:].to(torch.bool)
-            counts = real.sum(1).tolist()
-            self._rows = real.reshape(-1).nonzero().squeeze(1)
+        counts, self._rows = _real_rows(mask, batch, new)
         self.engine.plan(list(zip(self.sequences, counts)))
         self._planned = True
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-               mask: Optional[torch.Tensor], sinks: Optional[torch.Tensor]) -> torch.Tensor:
+    def attend(self, awaited: _Awaited, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+               mask: Optional[torch.Tensor], **operands: torch.Tensor) -> torch.Tensor:
         """[batch, heads, rows, dim] each; the result is [batch, rows, heads, v_dim]."""
         batch, _, new, _ = query.shape
-        place = self._enter(("attention", layer), batch, new, mask)
-        q, k, v = (self._real(x.transpose(1, 2)) for x in (query, key, value))
-        operands = {} if sinks is None else {"sinks": sinks.detach().float().contiguous()}
+        is_self = awaited.key[0] == "self"
+        place = self._enter(awaited.key, batch, new, mask if is_self else None)
+        q = self._real(query.transpose(1, 2))
+        if is_self:
+            k, v = self._real(key.transpose(1, 2)), self._real(value.transpose(1, 2))
+        else:
+            k, v = self._source(key, value, mask) if awaited.is_new else (None, None)
         out = self.engine.output(place, q.shape[0], value.shape[3])
         return self._forward(place, batch, new, out, q=q, k=k, v=v, **operands)
+
+    def _source(self, key: torch.Tensor, value: torch.Tensor,
+                mask: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+        """What cross attention reads from now on, without padding."""
+        counts, rows = _real_rows(mask, key.shape[0], key.shape[2])
+        if [s.source_new for s in self.sequences] != counts:
+            self.engine.bring_source(counts)
+        k, v = (_pick(x.transpose(1, 2), rows) for x in (key, value))
+        return k, v
 
     def attend_latents(self, layer: int, module: torch.nn.Module, query: torch.Tensor,
                        c_kv: torch.Tensor, k_pe: torch.Tensor,
                        mask: Optional[torch.Tensor]) -> torch.Tensor:
         """As attend(), of keys and values that are [batch, 1, rows, width] for all heads."""
         batch, _, new, _ = query.shape
-        place = self._enter(("attention", layer), batch, new, mask)
+        place = self._enter(("self", layer), batch, new, mask)
         q = self._real(query.transpose(1, 2))
         c_kv, k_pe = (self._real(x.squeeze(1)) for x in (c_kv, k_pe))
         if self.engine.expands(place):
@@ -356,9 +462,7 @@ class Cache(_Steps):
         return self._forward(place, batch, new, out, **operands)
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[batch, rows, ...] without padding, the rows one after another; a view where it can be."""
-        flat = tensor.detach().flatten(0, 1)
-        return flat if self._rows is None else flat.index_select(0, self._rows)
+        return _pick(tensor, self._rows)
 
     def _forward(self, place: int, batch: int, new: int, out: torch.Tensor,
                  **operands: torch.Tensor) -> torch.Tensor:
@@ -367,10 +471,29 @@ class Cache(_Steps):
         return self._spread(out, batch, new)
 
     def _spread(self, out: torch.Tensor, batch: int, new: int) -> torch.Tensor:
-        """[rows, ...] as [batch, rows, ...], with zeros for padding."""
-        if self._rows is not None:
-            out = out.new_zeros(batch * new, *out.shape[1:]).index_copy_(0, self._rows, out)
-        return out.view(batch, new, *out.shape[1:])
+        return _spread(out, self._rows, batch, new)
+
+
+def _real_rows(mask: Optional[torch.Tensor], batch: int,
+               new: int) -> Tuple[List[int], Optional[torch.Tensor]]:
+    """How many of a batch's last columns are no padding, and which; None = all."""
+    if mask is None:
+        return [new] * batch, None
+    real = mask[:, -new:].to(torch.bool)
+    return real.sum(1).tolist(), real.reshape(-1).nonzero().squeeze(1)
+
+
+def _pick(tensor: torch.Tensor, rows: Optional[torch.Tensor]) -> torch.Tensor:
+    """[batch, rows, ...] without padding, the rows one after another; a view where it can be."""
+    flat = tensor.detach().flatten(0, 1)
+    return flat if rows is None else flat.index_select(0, rows)
+
+
+def _spread(out: torch.Tensor, rows: Optional[torch.Tensor], batch: int, new: int) -> torch.Tensor:
+    """[rows, ...] as [batch, rows, ...], with zeros for padding."""
+    if rows is not None:
+        out = out.new_zeros(batch * new, *out.shape[1:]).index_copy_(0, rows, out)
+    return out.view(batch, new, *out.shape[1:])
 
 
 # ---- The interface ---------------------------------------------------------------------------------
@@ -382,38 +505,88 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               **call: Any) -> Tuple[torch.Tensor, None]:
     """Transformers' attention function of the name "attnhost"."""
     global _awaiting  # pylint: disable=global-statement
-    cache, layer, count = _awaiting or (None, getattr(module, "layer_idx", None), key.shape[2])
-    _awaiting = None
+    awaited, _awaiting = _awaiting, None
+    call = {**call, "s_aux": s_aux}
+    kind = awaited.key if awaited else ("encoder", getattr(module, "layer_idx", None) or 0)
+    if kind[0] == "self" and not _is_causal(module, call):
+        kind = ("encoder", kind[1])
+    if _recorded is None:
+        _check_call(module, query, key, awaited, attention_mask, dropout, call)
+    if awaited is None or _recorded is not None:
+        members = _members(module, kind, query, key, value, scaling, call)
+        if awaited is None and members["window_right"] == 0:
+            _refuse_causal(kind)
     if _recorded is not None:
-        seen = _see(module, layer, query, key, value, scaling, {**call, "s_aux": s_aux})
-        _recorded.append(seen)
+        _recorded.append(Layer(kind, members))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1],
-                               seen.members["v_head_dim"]), None
-    if not isinstance(cache, Cache) or count != key.shape[2]:
-        raise InvalidArgument(
-            f"layer {layer}: keys that do not come from an attnhost.Cache; accepted: "
-            "attnhost.generate(model, prompts), or past_key_values=attnhost.Cache(model)",
-            "INVALID_ARGUMENT")
+                               members["v_head_dim"]), None
+    operands = {role: call[name].detach().float().contiguous() for role, name in
+                (("sinks", "s_aux"), ("alibi_slopes", "slopes")) if call.get(name) is not None}
+    if awaited is None:
+        return _encode(members, query, key, value, attention_mask, operands), None
+    if _is_latent(module):
+        return awaited.cache.attend_latents(kind[1], module, query, key, value, attention_mask), None
+    return awaited.cache.attend(awaited, query, key, value, attention_mask, **operands), None
+
+
+def _check_call(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+                awaited: Optional[_Awaited], mask: Optional[torch.Tensor], dropout: float,
+                call: Mapping[str, Any]) -> None:
+    kept = awaited is not None and isinstance(awaited.cache, Cache) and awaited.count == key.shape[2]
+    if not kept and (awaited is not None or query.shape[2] != key.shape[2]):
+        _refuse_causal(("self", getattr(module, "layer_idx", None)))
     if dropout:
         raise Unsupported(f"dropout {dropout}: accepted 0, in model.eval()", "UNSUPPORTED")
     _refuse_training(query)
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise Unsupported(f"a mask of {attention_mask.dim()} dimensions: accepted 2, [sequences, "
+    if mask is not None and mask.dim() != 2:
+        raise Unsupported(f"a mask of {mask.dim()} dimensions: accepted 2, [sequences, "
                           "tokens], which says what is padding", "UNSUPPORTED")
-    if _is_latent(module):
-        return cache.attend_latents(layer, module, query, key, value, attention_mask), None
-    return cache.attend(layer, query, key, value, attention_mask, s_aux), None
+
+
+def _refuse_causal(kind: Key) -> None:
+    raise InvalidArgument(
+        f"layer {kind[1]}: keys that do not come from an attnhost.Cache; accepted: "
+        "attnhost.generate(model, prompts), or past_key_values=attnhost.Cache(model)",
+        "INVALID_ARGUMENT")
+
+
+def _encode(members: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+            mask: Optional[torch.Tensor], operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Attention among the rows of the call: there is no cache."""
+    batch, _, new, _ = query.shape
+    counts, rows = _real_rows(mask, batch, new)
+    layers = encoder(host(), members, query.dtype, query.device)
+    out = layers.attend(counts, *(_pick(x.transpose(1, 2), rows) for x in (query, key, value)), **operands)
+    return _spread(out, rows, batch, new)
 
 
 def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_length: int = 0,
+                 batch_size: int = 1, config: Any = None, device: Any = None,
                  **__: Any) -> Optional[torch.Tensor]:
     """What Transformers hands to attention() as the mask: which columns are padding. The rest of
     it (causal, windows, chunks) is in the layer groups. Called where a step of a model begins."""
-    global _awaiting  # pylint: disable=global-statement
-    _awaiting = None
-    if attention_mask is None or attention_mask[:, -kv_length:].all():
+    global _awaiting, _sized  # pylint: disable=global-statement
+    _awaiting, cache, _sized = None, _sized, None
+    if cache is None:
+        _refuse_own_code(config)
+    if getattr(config, "model_type", "") == "mpt" and attention_mask is None:
+        return torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)  # it wants a mask
+    real = attention_mask[:, -kv_length:] if attention_mask is not None else None
+    if real is None or (real.all() and getattr(config, "model_type", "") != "mpt"):
         return None
-    return attention_mask[:, -kv_length:]
+    return real
+
+
+def _refuse_own_code(config: Any) -> None:
+    """Models that do not call the interface would take our mask for theirs, and see the future."""
+    try:
+        cls = MODEL_MAPPING[type(config)]
+    except KeyError:
+        return
+    if not (cls._supports_attention_backend or cls._supports_sdpa):
+        raise Unsupported(f"{cls.__name__} has attention of its own: accepted models that call "
+                          "Transformers' attention interface; those with recurrent layers, BLOOM and "
+                          "MPT with an attnhost.Cache", "UNSUPPORTED")
 
 
 AttentionInterface.register(NAME, attention)

@@ -77,21 +77,63 @@ def config(name):
     return getattr(transformers, kind)(**values)
 
 
-ALL = {**MODELS, **RECURRENT}
+# Models with ALiBi, whose modules are taken over, too; keys of SIZE that they do not have.
+OTHERS = dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads",
+                        "num_key_value_heads", "head_dim", "max_position_embeddings"))
+ALIBI = {
+    "bloom": ("BloomConfig", {**OTHERS, "n_layer": 2, "n_head": 4}),
+    "mpt": ("MptConfig", {**OTHERS, "hidden_size": None, "d_model": 96, "n_layers": 2, "n_heads": 6,
+                          "max_seq_len": 256}),
+}
+ALL = {**MODELS, **RECURRENT, **ALIBI}
+
+# Encoders, and models that have one: what to make them by.
+ENDS = dict(vocab_size=97, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+PAIR = dict(d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=2, encoder_ffn_dim=96, decoder_ffn_dim=96,
+            decoder_start_token_id=1, **ENDS)
+ENCODERS = {
+    "bert": ("BertConfig", "AutoModel", dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                                             num_attention_heads=4, **ENDS)),
+    "modernbert": ("ModernBertConfig", "AutoModel", dict(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        local_attention=8, cls_token_id=1, sep_token_id=2, **ENDS)),
+    "bart": ("BartConfig", "AutoModelForSeq2SeqLM", dict(
+        max_position_embeddings=128, forced_eos_token_id=None, **PAIR)),
+    "whisper": ("WhisperConfig", "AutoModelForSpeechSeq2Seq", dict(
+        num_mel_bins=8, max_source_positions=20, max_target_positions=64, suppress_tokens=None,
+        begin_suppress_tokens=None, **PAIR)),
+    "t5": ("T5Config", "AutoModelForSeq2SeqLM", dict(d_model=64, num_layers=2, num_heads=4, d_kv=16,
+                                                     d_ff=64, vocab_size=97)),
+}
 
 
 @functools.lru_cache(maxsize=4)
 def weights(name):
     """The eager model in fp32, with attention that is peaked: what one key contributes shows."""
     torch.manual_seed(20)
-    model = AutoModelForCausalLM.from_config(config(name), attn_implementation="eager")
+    return peak(AutoModelForCausalLM.from_config(config(name), attn_implementation="eager"))
+
+
+def peak(model):
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 1.5 / parameter.shape[1] ** 0.5)
-            if "sinks" in parameter_name:
+            if "sinks" in name:
                 parameter.normal_(0, 1)
     return model.eval()
+
+
+def make_encoder(name):
+    """An eager one, and the same weights on attnhost."""
+    kind, auto, values = ENCODERS[name]
+    torch.manual_seed(21)
+    made = [getattr(transformers, auto).from_config(getattr(transformers, kind)(**values),
+                                                    attn_implementation=implementation).eval()
+            for implementation in ("eager", "attnhost")]
+    made[1].load_state_dict(peak(made[0]).state_dict())
+    return made
 
 
 def make(name, implementation, dtype=torch.float32):

@@ -11,7 +11,7 @@ from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
 from harness import cases, refused
-from models import ALL, MODELS, RECURRENT, config, make, weights
+from models import ALIBI, ALL, MODELS, RECURRENT, config, make, make_encoder, weights
 
 PROMPTS = (21, 34, 9)  # tokens of the three sequences
 CHUNK, DECODES = 11, 16
@@ -69,7 +69,7 @@ def sequences_of(name):
 
 # Pages of each size under keys; one size where what is new is the states.
 PAGES = (1, 16, 48)
-PLACES = [*itertools.product(MODELS, PAGES), *((name, 16) for name in RECURRENT)]
+PLACES = [*itertools.product(MODELS, PAGES), *((name, 16) for name in (*RECURRENT, *ALIBI))]
 
 
 @functools.lru_cache(maxsize=2)
@@ -151,12 +151,63 @@ def facts(group):
     return layers, tuple(getattr(group, name) for name in names), dims
 
 
-@cases(*((name,) for name in ALL))
+@cases(*((name,) for name in ALL if name != "mpt"))
 def test_a_live_model_is_what_its_config_says(name):
+    held_to_its_config(make(name, "attnhost"), name)
+
+
+@cases(("bert",), ("modernbert",))
+def test_a_live_encoder_is_what_its_config_says(name):
+    held_to_its_config(make_encoder(name)[1], name)
+
+
+def held_to_its_config(model, name):
     host = use()
-    model = make(name, "attnhost")
     told = host.explain(model, name, platform__device="cpu")
     assert sorted(facts(group.struct) for group in told.groups) == sorted(map(facts, describe(model)))
+
+
+# ---- Encoders --------------------------------------------------------------------------------------
+
+
+def padded_right():
+    return [x.flip(1) for x in padded([tokens(count, seed) for seed, count in enumerate(PROMPTS)])]
+
+
+@cases(("bert",), ("modernbert",))
+def test_an_encoder_needs_no_cache(name):
+    use()
+    eager, model = make_encoder(name)
+    ids, mask = padded_right()
+    with torch.no_grad():
+        for rows in (1, 3):  # another batch is planned anew
+            expected, found = (m(input_ids=ids[:rows], attention_mask=mask[:rows]).last_hidden_state
+                               for m in (eager, model))
+            assert ((found - expected) * mask[:rows, :, None]).abs().max() < 2e-5
+
+
+@cases(("bart",), ("whisper",))
+def test_cross_attention(name):
+    """The encoder's keys come once; decoder tokens in chunks, then one at a time."""
+    use()
+    eager, model = make_encoder(name)
+    ids, mask = padded_right()
+    source = dict(input_ids=ids, attention_mask=mask)
+    if name == "whisper":
+        source = dict(input_features=torch.randn(3, 8, 40, generator=torch.Generator().manual_seed(1)))
+    target = torch.stack([tokens(23, seed) for seed in range(3)])
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
+    with torch.no_grad():
+        expected = eager(**source, decoder_input_ids=target).logits
+        found = [model(**source, decoder_input_ids=target[:, a:b], past_key_values=cache).logits
+                 for a, b in itertools.pairwise((0, 10, 20, 21, 22, 23))]
+    assert (torch.cat(found, 1) - expected).abs().max() < 2e-5 * expected.abs().max()
+    cache.clear()
+    pages = cache.engine.pages
+    assert pages.available == len(pages.users) - 1, "no page is lost"
+    settings = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert (model.generate(**source, past_key_values=cache, **settings)
+            == eager.generate(**source, **settings)).all()
 
 
 # ---- Generation ------------------------------------------------------------------------------------
@@ -227,6 +278,17 @@ def test_a_model_that_nobody_serves():
     made = AutoModelForCausalLM.from_config(large, attn_implementation="attnhost").eval()
     error = refused(Unsupported, ["head_dim 1024"], attnhost.Cache, made)
     assert any(reason.field == "head_dim" for reason in error.reasons)
+
+
+@torch.no_grad()
+def test_models_whose_attention_cannot_be_said():
+    """A relative bias, and code of their own, which would take our mask for theirs."""
+    use()
+    t5, ids = make_encoder("t5")[1], tokens(4, 0)[None]
+    refused(Unsupported, ["position bias"], attnhost.Cache, t5)
+    refused(Unsupported, ["position bias"], t5, ids, decoder_input_ids=ids)
+    refused(Unsupported, ["BloomModel", "attnhost.Cache"], make("bloom", "attnhost"), ids)
+    refused(Unsupported, ["BertModel", "without a cache"], attnhost.Cache, make_encoder("bert")[1])
 
 
 def test_gradients():
