@@ -39,14 +39,24 @@ static uint64_t tensor_bytes(const attn_tensor *tensor)
                : bytes;
 }
 
-/* All tensors of a group's buffer, without memory. */
-static void shape_buffer(const attn_layer_group *group, const struct kv_pool_group *from,
-                         const struct kv_pool_params *params, struct kv_pool_buffer *buffer)
+static uint32_t holds_of(const struct model *model, const attn_layer_group *group)
 {
+    return model_group_has_kv(group) && (uint32_t)group->kv_group < model->num_kv_groups
+               ? model->kv_groups[group->kv_group].holds
+               : MODEL_KV_DECODER;
+}
+
+/* All tensors of a layer group's buffer, without memory. */
+static void shape_buffer(const struct model *model, uint32_t g, const struct kv_pool_params *params,
+                         struct kv_pool_buffer *buffer)
+{
+    const attn_layer_group *group = &model->groups[g];
+    const struct kv_pool_group *from = &params->groups[g];
     const struct kind_pool pool = {
         .layout = model_group_has_state(group) ? from->state_layout : from->kv_layout,
         .kv_dtype = from->kv_dtype,
-        .num_pages = params->num_pages,
+        .num_pages = holds_of(model, group) == MODEL_KV_WINDOW ? params->num_window_pages
+                                                               : params->num_pages,
         .page_size = params->page_size,
         .num_slots = params->num_state_slots,
     };
@@ -62,33 +72,50 @@ static void shape_buffer(const attn_layer_group *group, const struct kv_pool_gro
     }
 }
 
-/* Of all caches, or of all states, in a pool of one page of one token and one state slot. */
+/* Of layer group `g`'s buffers, in a pool of one page of one token and one state slot. */
 static uint64_t bytes_of_one(const struct model *model, const struct kv_pool_group *groups,
-                             bool states)
+                             uint32_t g)
 {
-    struct kv_pool_params one = {
-        .groups = groups, .page_size = 1, .num_pages = 1, .num_state_slots = 1};
+    const struct kv_pool_params one = {.groups = groups,
+                                       .page_size = 1,
+                                       .num_pages = 1,
+                                       .num_window_pages = 1,
+                                       .num_state_slots = 1};
+    struct kv_pool_buffer buffer;
+    uint64_t bytes = 0;
+    shape_buffer(model, g, &one, &buffer);
+    for (uint32_t t = 0; t < buffer.num_tensors; t++)
+        bytes += tensor_bytes(&buffer.tensors[t].tensor);
+    return bytes;
+}
+
+uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_group *groups,
+                            uint32_t holds)
+{
     uint64_t bytes = 0;
     for (uint32_t b = 0; b < model->num_buffers; b++) {
-        struct kv_pool_buffer buffer;
-        uint32_t g = model->buffers[b].group;
-        if (model_group_has_state(&model->groups[g]) != states)
-            continue;
-        shape_buffer(&model->groups[g], &groups[g], &one, &buffer);
-        for (uint32_t t = 0; t < buffer.num_tensors; t++)
-            bytes += tensor_bytes(&buffer.tensors[t].tensor);
+        const attn_layer_group *group = &model->groups[model->buffers[b].group];
+        if (!model_group_has_state(group) && holds_of(model, group) == holds)
+            bytes += bytes_of_one(model, groups, model->buffers[b].group);
     }
     return bytes;
 }
 
 uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups)
 {
-    return bytes_of_one(model, groups, false);
+    uint64_t bytes = 0;
+    for (uint32_t holds = 0; holds < MODEL_KV_COUNT; holds++)
+        bytes += kv_pool_bytes_held(model, groups, holds);
+    return bytes;
 }
 
 uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups)
 {
-    return bytes_of_one(model, groups, true);
+    uint64_t bytes = 0;
+    for (uint32_t b = 0; b < model->num_buffers; b++)
+        if (model_group_has_state(&model->groups[model->buffers[b].group]))
+            bytes += bytes_of_one(model, groups, model->buffers[b].group);
+    return bytes;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -170,10 +197,8 @@ attn_status kv_pool_create(const struct model *model, const struct kv_pool_param
         kv_pool_destroy(made);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "KV pool: %u buffers", count);
     }
-    for (uint32_t b = 0; b < count; b++) {
-        uint32_t g = model->buffers[b].group;
-        shape_buffer(&model->groups[g], &params->groups[g], params, &made->buffers[b]);
-    }
+    for (uint32_t b = 0; b < count; b++)
+        shape_buffer(model, model->buffers[b].group, params, &made->buffers[b]);
     attn_status status = allocate_tensors(made, error);
     if (status == ATTN_OK)
         status = fill_tensors(made, params->poison, error);

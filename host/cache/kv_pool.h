@@ -10,7 +10,7 @@
  *   state.*               state [slots, heads, ...] and conv_state [slots, channels, width - 1]
  *
  * Page 0 and state slot 0 are padding: zero at the start, never allocated. A slot of the allocator
- * is page * page_size + offset in every buffer alike.
+ * is page * page_size + offset in every buffer of a KV group alike.
  */
 #ifndef HOST_CACHE_KV_POOL_H
 #define HOST_CACHE_KV_POOL_H
@@ -33,6 +33,7 @@ struct kv_pool_params {
     int64_t num_pages;                  /* page 0 included */
     int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
     bool poison; /* fill what has not been written with NaN, so that reading it shows */
+    int64_t num_window_pages; /* likewise, of layers in MODEL_KV_WINDOW */
 };
 
 struct kv_pool_tensor {
@@ -55,8 +56,11 @@ struct kv_pool {
     uint64_t bytes; /* in all */
 };
 
-/* Bytes that one more token takes in all buffers together; states take none. */
+/* Bytes that one more token takes in all buffers together; states take none. Those of the layers
+ * alone whose KV group holds MODEL_KV_*. */
 uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups);
+uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_group *groups,
+                            uint32_t holds);
 
 /* Bytes that one more state slot takes in all buffers together. */
 uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups);

@@ -7,50 +7,18 @@
  *   - the upper half of a node that is split goes right after the lower half.
  * Hence the oldest node of the list is a leaf: what to evict next is found without a search.
  */
-#include "host/cache/radix_cache.h"
+#include "host/cache/radix_private.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/queue.h>
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
 #define FIRST_BUCKETS 64 /* a power of two */
 
-struct radix_node {
-    struct radix_node *parent;        /* NULL = root */
-    struct radix_node *older, *newer; /* neighbours in the list by last use */
-    struct radix_node *chain;         /* next in the hash bucket */
-    uint64_t id;                      /* stands for the node in its children's hashes */
-    uint64_t hash;
-    int64_t num_locks; /* of this node and all below it */
-    int64_t num_children;
-    int64_t num_pages;
-    token_key *keys; /* [num_pages * page_size] */
-    int32_t *pages;  /* [num_pages] */
-    int32_t state;   /* slot of the state at the node's end; 0 = none */
-    int32_t num_pins;
-    TAILQ_ENTRY(radix_node) by_state_use; /* while it has a state that is not pinned */
-};
-
-struct radix_cache {
-    struct slots *slots;
-    struct slots *states; /* NULL = there are none */
-    int64_t page_size;    /* tokens */
-    struct radix_node root;
-    struct radix_node *oldest, *newest;
-    TAILQ_HEAD(, radix_node) states_by_use; /* least recent first; pinned ones are not in it */
-    struct radix_node **buckets;
-    uint64_t num_buckets; /* a power of two */
-    uint64_t num_nodes;   /* in the buckets */
-    uint64_t last_id;
-    int64_t num_pages;
-    int64_t num_evictable;
-};
-
-attn_status radix_cache_create(struct slots *slots, struct slots *states,
+attn_status radix_cache_create(struct slots *slots, struct slots *windows, struct slots *states,
                                struct radix_cache **cache, attn_error *error)
 {
     struct radix_cache *made = calloc(1, sizeof *made);
@@ -61,7 +29,9 @@ attn_status radix_cache_create(struct slots *slots, struct slots *states,
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "prefix cache: no memory");
     }
     TAILQ_INIT(&made->states_by_use);
+    TAILQ_INIT(&made->windows_by_use);
     made->slots = slots;
+    made->windows = windows;
     made->states = states;
     made->page_size = slots->page_size;
     made->num_buckets = FIRST_BUCKETS;
@@ -73,6 +43,7 @@ static void free_node(struct radix_node *node)
 {
     free(node->keys);
     free(node->pages);
+    free(node->windows);
     free(node);
 }
 
@@ -205,29 +176,30 @@ static struct radix_node *make_node(struct radix_cache *cache, struct radix_node
         return NULL;
     node->keys = malloc(key_bytes(cache, num_pages));
     node->pages = malloc((size_t)num_pages * sizeof *node->pages);
-    if (!node->keys || !node->pages) {
+    if (cache->windows)
+        node->windows = calloc((size_t)num_pages, sizeof *node->windows);
+    if (!node->keys || !node->pages || (cache->windows && !node->windows)) {
         free_node(node);
         return NULL;
     }
     memcpy(node->keys, keys, key_bytes(cache, num_pages));
     memcpy(node->pages, pages, (size_t)num_pages * sizeof *node->pages);
     node->parent = parent;
-    node->num_pages = num_pages;
+    node->num_pages = node->num_gone = num_pages;
     node->id = ++cache->last_id;
     node->hash = hash_first_page(cache, parent, keys);
     return node;
 }
 
-/* Split `lower` after its first num_upper pages and return the new node above it; NULL = out of
- * memory. `lower` stays the end of its path, so its holders notice nothing. */
-static struct radix_node *split_node(struct radix_cache *cache, struct radix_node *lower,
-                                     int64_t num_upper)
+struct radix_node *radix_split(struct radix_cache *cache, struct radix_node *lower,
+                               int64_t num_upper)
 {
     struct radix_node *upper =
         make_node(cache, lower->parent, lower->keys, lower->pages, num_upper);
     if (!upper)
         return NULL;
     table_remove(cache, lower);
+    radix_window_split(cache, upper, lower);
     lower->num_pages -= num_upper;
     memmove(lower->keys, lower->keys + num_upper * cache->page_size,
             key_bytes(cache, lower->num_pages));
@@ -245,10 +217,8 @@ static struct radix_node *split_node(struct radix_cache *cache, struct radix_nod
     return upper;
 }
 
-/* The child of `parent` along `keys`, of num_pages pages; split where only its beginning is equal,
- * so that all of it matches. NULL = there is none. */
-static struct radix_node *follow(struct radix_cache *cache, struct radix_node *parent,
-                                 const token_key *keys, int64_t num_pages)
+struct radix_node *radix_follow(struct radix_cache *cache, struct radix_node *parent,
+                                const token_key *keys, int64_t num_pages)
 {
     struct radix_node *child = num_pages > 0 ? find_child(cache, parent, keys) : NULL;
     if (!child)
@@ -258,7 +228,7 @@ static struct radix_node *follow(struct radix_cache *cache, struct radix_node *p
     while (equal < most && memcmp(child->keys + equal * cache->page_size,
                                   keys + equal * cache->page_size, key_bytes(cache, 1)) == 0)
         equal++;
-    return equal == child->num_pages ? child : split_node(cache, child, equal);
+    return equal == child->num_pages ? child : radix_split(cache, child, equal);
 }
 
 int64_t radix_cache_match(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
@@ -266,19 +236,21 @@ int64_t radix_cache_match(struct radix_cache *cache, const token_key *keys, int6
 {
     struct radix_node *end = &cache->root, *child;
     int64_t matched = 0;
-    while ((child = follow(cache, end, keys + matched * cache->page_size, num_pages - matched))) {
+    while ((child =
+                radix_follow(cache, end, keys + matched * cache->page_size, num_pages - matched))) {
         memcpy(pages + matched, child->pages, (size_t)child->num_pages * sizeof *pages);
         matched += child->num_pages;
         end = child;
     }
     touch_path(cache, end);
+    radix_window_touch(cache, end);
     *node = end;
     return matched;
 }
 
 /* ---- Locks ----------------------------------------------------------------------------------- */
 
-static void lock_node(struct radix_cache *cache, struct radix_node *node)
+void radix_lock_node(struct radix_cache *cache, struct radix_node *node)
 {
     if (node->num_locks++ == 0) {
         list_remove(cache, node);
@@ -289,7 +261,7 @@ static void lock_node(struct radix_cache *cache, struct radix_node *node)
 void radix_cache_lock(struct radix_cache *cache, struct radix_node *node)
 {
     for (; node->parent; node = node->parent)
-        lock_node(cache, node);
+        radix_lock_node(cache, node);
 }
 
 void radix_cache_unlock(struct radix_cache *cache, struct radix_node *node)
@@ -315,29 +287,55 @@ static void replace_duplicates(struct radix_cache *cache, const struct radix_nod
     }
 }
 
-int64_t radix_cache_insert(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
-                           int32_t *pages, struct radix_node **node)
+/* A new node at the end of a path, with one lock; NULL = out of memory. */
+static struct radix_node *append(struct radix_cache *cache, struct radix_node *parent,
+                                 const token_key *keys, const int32_t *pages, int64_t num_pages)
+{
+    struct radix_node *child = make_node(cache, parent, keys, pages, num_pages);
+    if (!child)
+        return NULL;
+    child->num_locks = 1;
+    parent->num_children++;
+    cache->num_pages += num_pages;
+    table_add(cache, child);
+    table_grow_if_full(cache);
+    return child;
+}
+
+/* With `windows`, which may be NULL, the caller's window pages. */
+static int64_t insert(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
+                      int32_t *pages, int32_t *windows, struct radix_node **node)
 {
     struct radix_node *end = *node, *child;
     int64_t taken = 0;
-    while ((child = follow(cache, end, keys + taken * cache->page_size, num_pages - taken))) {
-        lock_node(cache, child);
-        replace_duplicates(cache, child, pages + taken);
+    while (taken < num_pages) {
+        const token_key *rest = keys + taken * cache->page_size;
+        if ((child = radix_follow(cache, end, rest, num_pages - taken))) {
+            radix_lock_node(cache, child);
+            replace_duplicates(cache, child, pages + taken);
+        } else if (!(child = append(cache, end, rest, pages + taken, num_pages - taken))) {
+            break;
+        }
+        if (windows)
+            radix_window_take(cache, child, windows + taken);
         taken += child->num_pages;
-        end = child;
-    }
-    if (taken < num_pages && (child = make_node(cache, end, keys + taken * cache->page_size,
-                                                pages + taken, num_pages - taken))) {
-        child->num_locks = 1;
-        end->num_children++;
-        cache->num_pages += child->num_pages;
-        table_add(cache, child);
-        table_grow_if_full(cache);
-        taken = num_pages;
         end = child;
     }
     *node = end;
     return taken;
+}
+
+int64_t radix_cache_insert(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
+                           int32_t *pages, struct radix_node **node)
+{
+    return insert(cache, keys, num_pages, pages, NULL, node);
+}
+
+int64_t radix_cache_insert_windows(struct radix_cache *cache, const token_key *keys,
+                                   int64_t num_pages, int32_t *pages, int32_t *windows,
+                                   struct radix_node **node)
+{
+    return insert(cache, keys, num_pages, pages, windows, node);
 }
 
 /* ---- States ---------------------------------------------------------------------------------- */
@@ -396,7 +394,7 @@ void radix_cache_put_state(struct radix_cache *cache, struct radix_node *node, i
         node = node->parent;
     }
     if (pages_back > 0 && node->parent)
-        node = split_node(cache, node, node->num_pages - pages_back);
+        node = radix_split(cache, node, node->num_pages - pages_back);
     if (!node || !node->parent || node->state) {
         slots_free_page(cache->states, slot);
         return;
@@ -430,6 +428,7 @@ int64_t radix_cache_evict(struct radix_cache *cache, int64_t num_pages)
         int64_t wanted = num_pages - freed;
         int64_t cut = wanted < leaf->num_pages ? wanted : leaf->num_pages;
         drop_state(cache, leaf);
+        radix_window_cut(cache, leaf, cut);
         leaf->num_pages -= cut;
         for (int64_t i = 0; i < cut; i++)
             slots_free_page(cache->slots, leaf->pages[leaf->num_pages + i]);

@@ -25,6 +25,14 @@
  * or goes loses its own, and where no slot is free the one that was used least recently is taken.
  * A pinned state stays where it is, for it is about to be read.
  *
+ * Windows. Layers with a sliding window may keep their KV in a pool of their own (`windows`), whose
+ * pages are worth keeping as long as somebody's window may begin before them. So a page of the tree
+ * has up to two numbers: that in the pool of all positions, and that in the pool of windows, which
+ * may be gone before the former is. In a node they go from the front: its first pages have none,
+ * the others have one. Those that no window holds are evicted by themselves, least recently used
+ * first; a node whose pages go takes them along. A window's hold ends between two nodes, which are
+ * split where it begins, so a held node has all its window pages.
+ *
  * Children are found by a hash of their first page, and keys are compared themselves, so a match
  * takes time in proportion to the pages matched, and no two prefixes are ever mistaken for one
  * another. Where host memory runs out, less is cached or matched; nothing fails.
@@ -32,6 +40,7 @@
 #ifndef HOST_CACHE_RADIX_CACHE_H
 #define HOST_CACHE_RADIX_CACHE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "host/cache/slots.h"
@@ -40,9 +49,10 @@
 struct radix_cache;
 struct radix_node;
 
-/* An empty cache over the pages of `slots` and, one for each page, the state slots of `states`
- * (NULL = the model has no states). Both must outlive it. OUT_OF_HOST_MEMORY. */
-attn_status radix_cache_create(struct slots *slots, struct slots *states,
+/* An empty cache over the pages of `slots`, those of `windows` of the same size (NULL = no layers
+ * have a pool of their own) and, one for each page, the state slots of `states` (NULL = the model
+ * has no states). All must outlive it. OUT_OF_HOST_MEMORY. */
+attn_status radix_cache_create(struct slots *slots, struct slots *windows, struct slots *states,
                                struct radix_cache **cache, attn_error *error);
 
 /* Pages still cached are not given back to the slots. NULL is accepted. */
@@ -103,6 +113,43 @@ void radix_cache_put_state(struct radix_cache *cache, struct radix_node *node, i
 
 /* Free all states that are not pinned. */
 void radix_cache_drop_states(struct radix_cache *cache);
+
+/* ---- Windows --------------------------------------------------------------------------------- */
+
+/* The first page that is seen from the end of the first `num_pages` ones; it does not fall as
+ * num_pages grows. */
+typedef int64_t (*radix_first_seen)(const void *context, int64_t num_pages);
+
+/* Along the path to `node`, of *num_pages pages: the deepest node whose window is there, from the
+ * page that is first seen from its end to its last one; *num_pages becomes its depth. */
+struct radix_node *radix_cache_find_window(struct radix_cache *cache, struct radix_node *node,
+                                           radix_first_seen first_seen, const void *context,
+                                           int64_t *num_pages);
+
+/* Hold the window pages of the path to `node`, of num_pages pages, from page `from` on, and list
+ * them at windows[from .. num_pages). They are there, and the caller has locked the node. False,
+ * and nothing is held, where host memory ran out. */
+bool radix_cache_hold_window(struct radix_cache *cache, struct radix_node *node, int64_t num_pages,
+                             int64_t from, int32_t *windows);
+
+/* Let go of those of [from, to), of the caller's hold from `from` on. Returns where it begins now:
+ * `to`, or less where host memory ran out. */
+int64_t radix_cache_pass_window(struct radix_cache *cache, struct radix_node *node,
+                                int64_t num_pages, int64_t from, int64_t to);
+
+/* radix_cache_insert() of pages that have window pages, too, all of them, and of which the caller
+ * holds the window before them: it holds that of the pages taken now as well. What the tree had
+ * already is freed likewise, and windows[i] becomes the tree's. */
+int64_t radix_cache_insert_windows(struct radix_cache *cache, const token_key *keys,
+                                   int64_t num_pages, int32_t *pages, int32_t *windows,
+                                   struct radix_node **node);
+
+/* Free up to num_pages window pages that nobody holds; returns how many: min(num_pages, evictable).
+ */
+int64_t radix_cache_evict_windows(struct radix_cache *cache, int64_t num_pages);
+
+/* Window pages that can be evicted. */
+int64_t radix_cache_evictable_windows(const struct radix_cache *cache);
 
 /* ---- Figures --------------------------------------------------------------------------------- */
 

@@ -186,10 +186,12 @@ struct config_kv_cache {
     attn_dtype dtype;              /* ATTN_DTYPE_NONE = as the model */
     struct config_doubles k_scale; /* none, one, or one per KV head */
     struct config_doubles v_scale;
-    int32_t layout;           /* CONFIG_LAYOUT_* */
-    int32_t latent_layout;    /* CONFIG_LATENT_* */
-    int64_t max_total_tokens; /* 0 = from mem_fraction */
-    double mem_fraction;      /* of the device memory that is free at start */
+    int32_t layout;               /* CONFIG_LAYOUT_* */
+    int32_t latent_layout;        /* CONFIG_LATENT_* */
+    int64_t max_total_tokens;     /* 0 = from mem_fraction */
+    double mem_fraction;          /* of the device memory that is free at start */
+    bool hybrid_swa_memory;       /* layers with a window or chunks have a pool of their own */
+    double swa_full_tokens_ratio; /* tokens of that pool over those of the other */
     bool prefix_cache;
     int64_t cached_states; /* recurrent states that the prefix cache keeps */
 };

@@ -165,6 +165,12 @@ const struct config_key config_keys[] = {
     KEY(kv_cache, "mem_fraction", mem_fraction, double, "0.8", RANGE(0, 1),
         .flags = CONFIG_ABOVE_MIN,
         .help = "Share of the device memory free at start that the cache takes."),
+    KEY(kv_cache, "hybrid_swa_memory", hybrid_swa_memory, bool, "no",
+        .help = "Layers with a sliding window or chunks have a pool of their own, whose pages are "
+                "given back when nothing sees them any more."),
+    KEY(kv_cache, "swa_full_tokens_ratio", swa_full_tokens_ratio, double, "0.8", RANGE(0, 1),
+        .flags = CONFIG_ABOVE_MIN,
+        .help = "Tokens of that pool, as a share of those of the other layers' pool."),
     KEY(kv_cache, "prefix_cache", prefix_cache, bool, "yes",
         .help = "Keep the cache of finished requests for later ones with the same prefix."),
     KEY(kv_cache, "cached_states", cached_states, int, "32", RANGE(0, 1048576),

@@ -43,8 +43,8 @@ void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_
 /* A recurrence; `dims` is copied. Head counts of the group are those of the recurrence. */
 void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);
 
-/* An empty model; NULL when memory ran out. */
-struct model *model_new(const char *name, const char *architecture);
+/* An empty model; NULL when memory ran out. `config` says where KV groups part; NULL: nowhere. */
+struct model *model_new(const char *name, const char *architecture, const struct config *config);
 
 /* Append a layer with its own buffer where its kind has one, to the group of equal parameters
  * or to a new one. `stack` is static. OUT_OF_HOST_MEMORY; CONFIG_ERROR beyond MODEL_MAX_LAYERS. */

@@ -397,7 +397,7 @@ static attn_status create(const cJSON *tree, const char *name, const struct conf
     const struct hf_architecture *architecture = find_architecture(&source.root);
     if (!architecture)
         return status;
-    source.model = model_new(name, architecture->name);
+    source.model = model_new(name, architecture->name, config);
     if (!source.model)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for a model", name);
     build(&source, architecture, config);

@@ -260,7 +260,7 @@ attn_status model_create_ini(const struct config *config, struct model **out, at
     if (status)
         return status;
 
-    struct model *model = model_new(config->name ? config->name : "default", "ini");
+    struct model *model = model_new(config->name ? config->name : "default", "ini", config);
     if (!model)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a model");
     model->dtype = config->model.dtype;

@@ -177,7 +177,8 @@ static int32_t find_kv_group(struct model *model, uint32_t holds)
     for (uint32_t i = 0; i < model->num_kv_groups; i++)
         if (model->kv_groups[i].holds == holds)
             return (int32_t)i;
-    model->kv_groups[model->num_kv_groups] = (struct model_kv_group){.holds = holds};
+    model->kv_groups[model->num_kv_groups] =
+        (struct model_kv_group){.holds = holds, .window_left = -1};
     return (int32_t)model->num_kv_groups++;
 }
 
@@ -188,18 +189,43 @@ static void set_pointers(attn_layer_group *group, const struct model_spec *spec)
     group->sparse = spec->sparse.struct_size ? &spec->sparse : NULL;
 }
 
-/* The spec's group with its pointers set. One slot space serves window and global layers alike. */
+/* Which keys a layer reads. */
+static uint32_t held_for(const struct model *model, const attn_layer_group *group)
+{
+    bool sees_all = group->window_left < 0 && group->attention_chunk == 0;
+    if (group->attn_type == ATTN_TYPE_CROSS)
+        return MODEL_KV_ENCODER;
+    return model->has_window_pool && !sees_all ? MODEL_KV_WINDOW : MODEL_KV_DECODER;
+}
+
+/* The spec's group with its pointers set, in its KV group. */
 static attn_layer_group spec_group(struct model *model, const struct model_spec *spec)
 {
     attn_layer_group group = spec->group;
     set_pointers(&group, spec);
     group.kv_group = 0;
-    if (model_group_has_kv(&group)) {
-        group.kv_group = find_kv_group(
-            model, group.attn_type == ATTN_TYPE_CROSS ? MODEL_KV_ENCODER : MODEL_KV_DECODER);
-        model->kv_groups[group.kv_group].num_layers++;
-    }
+    if (!model_group_has_kv(&group))
+        return group;
+    group.kv_group = find_kv_group(model, held_for(model, &group));
+    struct model_kv_group *kv = &model->kv_groups[group.kv_group];
+    kv->num_layers++;
+    if (kv->holds == MODEL_KV_WINDOW && group.window_left > kv->window_left)
+        kv->window_left = group.window_left;
+    if (kv->holds == MODEL_KV_WINDOW && group.attention_chunk > kv->chunk)
+        kv->chunk = group.attention_chunk;
     return group;
+}
+
+/* A layer that reads another's cache must see it: both in one pool. */
+static attn_status check_owner(const struct model *model, const attn_layer_group *parameters,
+                               int32_t owner, attn_error *error)
+{
+    if (owner < 0 || model->groups[model->layers[owner].group].kv_group == parameters->kv_group)
+        return ATTN_OK;
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s: layer %u reads the KV of layer %d, and one of them has a window or "
+                     "chunks: kv_cache.hybrid_swa_memory: accepted no",
+                     model->name, model->num_layers, owner);
 }
 
 static attn_status add_layer(struct model *model, const struct model_spec *spec, const char *stack,
@@ -209,6 +235,9 @@ static attn_status add_layer(struct model *model, const struct model_spec *spec,
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: more than %d attention layers", model->name,
                          MODEL_MAX_LAYERS);
     attn_layer_group parameters = spec_group(model, spec);
+    attn_status status = check_owner(model, &parameters, owner, error);
+    if (status != ATTN_OK)
+        return status;
     bool owns =
         owner < 0 && (model_group_has_kv(&parameters) || model_group_has_state(&parameters));
     uint32_t index;
@@ -302,7 +331,7 @@ void model_settle(struct model *model)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-struct model *model_new(const char *name, const char *architecture)
+struct model *model_new(const char *name, const char *architecture, const struct config *config)
 {
     struct model *model = calloc(1, sizeof *model);
     if (!model)
@@ -313,6 +342,7 @@ struct model *model_new(const char *name, const char *architecture)
         model_destroy(model);
         return NULL;
     }
+    model->has_window_pool = config && config->kv_cache.hybrid_swa_memory;
     return model;
 }
 
@@ -358,7 +388,7 @@ attn_status model_create_groups(const char *name, const attn_layer_group *groups
                                 const struct config *config, int32_t max_encoder_len,
                                 struct model **out, attn_error *error)
 {
-    struct model *model = model_new(name, "groups");
+    struct model *model = model_new(name, "groups", NULL);
     bool good = model && (model->groups = calloc(count, sizeof *model->groups));
     for (uint32_t g = 0; g < count && good; g++)
         good = copy_given_group(model, attn_at(groups, g));
@@ -590,4 +620,6 @@ void model_group_text(const struct model *model, const attn_layer_group *group, 
     if (group->sparse)
         cut_append(&out, ", top_k %d", group->sparse->top_k);
     append_masks(&out, group);
+    if (model->has_window_pool && held_for(model, group) == MODEL_KV_WINDOW)
+        cut_append(&out, ", in the KV pool of windows");
 }

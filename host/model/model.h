@@ -5,7 +5,8 @@
  *   struct model
  *     layers[]      every attention layer in order; layer_id is the index
  *     groups[]      layers that differ in nothing but ids and buffers, as the ABI describes them
- *     kv_groups[]   sets of layers that share slots: the decoder's cache, the encoder's
+ *     kv_groups[]   sets of layers that share slots: the decoder's cache, the encoder's, and with
+ *                   kv_cache.hybrid_swa_memory that of the decoder's layers with a window or chunks
  *     buffers[]     one for each layer that owns a cache or a state
  *
  * A model comes from the [model] section (model/ini.c) or from a Hugging Face config.json
@@ -26,7 +27,7 @@
 #include "host/config/config.h"
 
 /* What a KV group holds the keys of. */
-enum { MODEL_KV_DECODER = 0, MODEL_KV_ENCODER = 1, MODEL_KV_COUNT = 2 };
+enum { MODEL_KV_DECODER = 0, MODEL_KV_ENCODER = 1, MODEL_KV_WINDOW = 2, MODEL_KV_COUNT = 3 };
 
 struct model_layer {
     int32_t layer_id;  /* its index in model.layers */
@@ -42,6 +43,8 @@ struct model_kv_group {
     uint32_t holds;      /* MODEL_KV_* */
     int32_t max_kv_len;  /* keys of one sequence at most */
     uint32_t num_layers; /* that read it */
+    int32_t window_left; /* MODEL_KV_WINDOW: the widest of its layers, -1 = none has one; */
+    int32_t chunk;       /* the largest, 0 = none has one */
 };
 
 /* A cache or state of one layer; other layers may read it (ATTN_LAYER_KV_READ_ONLY). */
@@ -57,6 +60,7 @@ struct model {
     int32_t max_context_len; /* tokens of one request, prompt and output together */
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
+    bool has_window_pool;    /* kv_cache.hybrid_swa_memory */
     bool conv_bias;          /* the convolutions of its linear layers have a bias */
     const char *left_out;  /* static: what its layers are that the ABI has no words for, or NULL */
     uint32_t num_left_out; /* how many of them there are; they are not in `layers` */

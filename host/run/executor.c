@@ -145,8 +145,8 @@ static struct step_cache cache_of(const attn_tensor *tensor, bool heads_first, i
 }
 
 /* In the target's caches: those of the draft model have none of these rows yet. */
-static attn_status move_in_layer(struct executor *executor, const struct step_moves *moves,
-                                 uint32_t layer, attn_error *error)
+static attn_status move_in_layer(struct executor *executor, uint32_t slot, uint32_t layer,
+                                 attn_error *error)
 {
     const struct executor_params *p = &executor->params;
     const struct model_layer *entry = &p->model->layers[layer];
@@ -155,11 +155,13 @@ static attn_status move_in_layer(struct executor *executor, const struct step_mo
     if (entry->is_draft || !layout || !operands_write_kv(p->model, (int32_t)layer))
         return ATTN_OK;
     const struct kv_pool_buffer *buffer = &p->pool->buffers[entry->kv_buffer];
-    for (uint32_t t = 0; t < buffer->num_tensors && status == ATTN_OK; t++) {
+    const struct step_moves moves = forward_batch_moves(
+        &executor->batch, slot, (uint32_t)p->model->groups[entry->group].kv_group);
+    for (uint32_t t = 0; t < buffer->num_tensors && moves.num_seqs > 0 && status == ATTN_OK; t++) {
         struct step_cache cache =
             cache_of(&buffer->tensors[t].tensor, strcmp(layout, ATTN_LAYOUT_KV_HND) == 0,
                      (int32_t)p->config->kv_cache.page_size);
-        status = step_kernels_move(executor->kernels, moves, &cache, executor->stream, error);
+        status = step_kernels_move(executor->kernels, &moves, &cache, executor->stream, error);
     }
     return status;
 }
@@ -167,11 +169,9 @@ static attn_status move_in_layer(struct executor *executor, const struct step_mo
 /* Enqueue: what was accepted of trees moves together. */
 static attn_status move_accepted(struct executor *executor, uint32_t slot, attn_error *error)
 {
-    struct step_moves moves = forward_batch_moves(&executor->batch, slot);
     attn_status status = ATTN_OK;
-    for (uint32_t l = 0; moves.num_seqs > 0 && l < executor->params.model->num_layers; l++)
-        if (status == ATTN_OK)
-            status = move_in_layer(executor, &moves, l, error);
+    for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
+        status = move_in_layer(executor, slot, l, error);
     return status;
 }
 

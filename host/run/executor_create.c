@@ -116,7 +116,11 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .drafts = p->drafts,
         .has_positions = problem_has_positions(p->config, p->model),
         .num_requests = (int32_t)p->workload->num_requests,
+        .num_kv_groups = p->model->num_kv_groups,
     };
+    for (uint32_t g = 0; g < p->model->num_kv_groups; g++)
+        params.kv_pools[g] =
+            p->model->kv_groups[g].holds == MODEL_KV_WINDOW ? SCHEDULER_WINDOW : SCHEDULER_ALL;
     return forward_batch_init(&executor->batch, &params, error);
 }
 

@@ -107,12 +107,15 @@ static attn_status plan_chunk(struct executor *executor, attnhost_metadata *meta
 {
     const struct prefix_calls *prefix = &executor->prefix;
     const attn_mask mask = {.struct_size = sizeof mask, .kind = ATTN_MASK_NONE};
-    attn_kv_batch kv = executor->batch.kv;
+    attn_kv_batch kv[MODEL_KV_COUNT];
     attn_batch batch = executor->batch.batch;
-    kv.kv_lens = (attn_i32_array){prefix->kv_lens, prefix->kv_lens};
-    kv.kv_new_indptr = (attn_i32_array){prefix->new_indptr, prefix->new_indptr};
-    kv.out_cache_loc = (attn_i64_array){NULL, NULL};
-    batch.kv_groups = &kv;
+    for (uint32_t g = 0; g < batch.num_kv_groups; g++) {
+        kv[g] = executor->batch.kv[g];
+        kv[g].kv_lens = (attn_i32_array){prefix->kv_lens, prefix->kv_lens};
+        kv[g].kv_new_indptr = (attn_i32_array){prefix->new_indptr, prefix->new_indptr};
+        kv[g].out_cache_loc = (attn_i64_array){NULL, NULL};
+    }
+    batch.kv_groups = kv;
     batch.mask = &mask;
     return attnhost_init_forward_metadata(metadata, &batch, executor->stream, error);
 }

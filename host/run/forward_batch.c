@@ -62,24 +62,32 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
     return used;
 }
 
+static void lay_out_group(const struct forward_batch_params *p, bool with_pages, char *base,
+                          uint64_t *used, struct batch_group_arrays *a)
+{
+    uint64_t seqs = (uint64_t)p->max_seqs;
+    a->out_cache_loc = carve(base, used, (uint64_t)p->max_tokens, sizeof *a->out_cache_loc);
+    if (with_pages && p->index_forms & ATTN_INDEX_BLOCK_TABLE)
+        a->block_table = carve(base, used, seqs * (uint64_t)pages_of(p->max_kv_len, p->page_size),
+                               sizeof *a->block_table);
+    if (with_pages && p->index_forms & ATTN_INDEX_CSR)
+        a->kv_indices = carve(base, used, (uint64_t)(p->max_kv_tokens / p->page_size) + seqs,
+                              sizeof *a->kv_indices);
+}
+
 /* One path for counting and for placing, so that the two cannot differ. `with_pages`: the block is
  * the device's, which has room for page ids. Returns the block's bytes. */
 static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, char *base,
                         struct batch_arrays *a)
 {
     uint64_t used = lay_out_sequences(p, base, a);
-    uint64_t tokens = (uint64_t)p->max_tokens, seqs = (uint64_t)p->max_seqs;
-    a->out_cache_loc = carve(base, &used, tokens, sizeof *a->out_cache_loc);
+    uint64_t tokens = (uint64_t)p->max_tokens;
     a->row_request = carve(base, &used, tokens, sizeof *a->row_request);
     a->row_position = carve(base, &used, tokens, sizeof *a->row_position);
     if (p->has_state)
         a->snapshots = carve(base, &used, tokens, sizeof *a->snapshots);
-    if (with_pages && p->index_forms & ATTN_INDEX_BLOCK_TABLE)
-        a->block_table = carve(base, &used, seqs * (uint64_t)pages_of(p->max_kv_len, p->page_size),
-                               sizeof *a->block_table);
-    if (with_pages && p->index_forms & ATTN_INDEX_CSR)
-        a->kv_indices = carve(base, &used, (uint64_t)(p->max_kv_tokens / p->page_size) + seqs,
-                              sizeof *a->kv_indices);
+    for (uint32_t g = 0; g < p->num_kv_groups; g++)
+        lay_out_group(p, with_pages, base, &used, &a->groups[g]);
     return used;
 }
 
@@ -115,8 +123,20 @@ static attn_status allocate_device(struct forward_batch *b, attn_error *error)
     if (on_cpu(b))
         return ATTN_OK;
     uint64_t bytes = (uint64_t)p->table_rows * (uint64_t)p->table_columns * sizeof(int32_t);
-    b->req_to_token = allocate_zeroed(b, bytes, &status, error);
+    for (uint32_t g = 0; g < p->num_kv_groups && status == ATTN_OK; g++)
+        b->req_to_token[g] = allocate_zeroed(b, bytes, &status, error);
     return status;
+}
+
+static void *allocate_pinned(const struct forward_batch *b, uint64_t bytes, attn_status *status,
+                             attn_error *error)
+{
+    void *memory = NULL;
+    if (*status == ATTN_OK)
+        memory = device_allocate(b->params.device, ATTN_SPACE_PINNED, bytes, ALIGNMENT);
+    if (*status == ATTN_OK && !memory)
+        *status = no_memory(b, ATTN_SPACE_PINNED, bytes, error);
+    return memory;
 }
 
 /* Room for the moves of a step, which a kernel reads where they lie. */
@@ -125,33 +145,34 @@ static attn_status allocate_moves(const struct forward_batch *b, struct batch_st
 {
     const struct forward_batch_params *p = &b->params;
     uint64_t seqs = (uint64_t)p->max_seqs;
-    uint64_t moves = seqs * (uint64_t)p->drafts.tokens * sizeof *staging->moves;
-    uint64_t indptr = (seqs + 1) * sizeof *staging->moves_indptr;
+    uint64_t moves = seqs * (uint64_t)p->drafts.tokens * sizeof(struct step_move);
+    attn_status status = ATTN_OK;
     if (!drafts_branch(&p->drafts))
         return ATTN_OK;
-    staging->moves = device_allocate(p->device, ATTN_SPACE_PINNED, moves, ALIGNMENT);
-    staging->moves_indptr = device_allocate(p->device, ATTN_SPACE_PINNED, indptr, ALIGNMENT);
-    return staging->moves && staging->moves_indptr
-               ? ATTN_OK
-               : no_memory(b, ATTN_SPACE_PINNED, moves + indptr, error);
+    for (uint32_t g = 0; g < p->num_kv_groups; g++)
+        staging->groups[g].moves = allocate_pinned(b, moves, &status, error);
+    staging->moves_indptr =
+        allocate_pinned(b, (seqs + 1) * sizeof *staging->moves_indptr, &status, error);
+    return status;
 }
 
 static attn_status allocate_staging(struct forward_batch *b, struct batch_staging *staging,
                                     attn_error *error)
 {
     const struct forward_batch_params *p = &b->params;
+    attn_status status = ATTN_OK;
     if (on_cpu(b)) {
         staging->arrays = b->arrays;
         return ATTN_OK;
     }
     uint64_t bytes = lay_out(p, false, NULL, &staging->arrays);
-    uint64_t updates = (uint64_t)p->max_seqs * sizeof *staging->updates;
-    staging->memory = device_allocate(p->device, ATTN_SPACE_PINNED, bytes, ALIGNMENT);
-    staging->updates = device_allocate(p->device, ATTN_SPACE_PINNED, updates, ALIGNMENT);
-    if (!staging->memory || !staging->updates)
-        return no_memory(b, ATTN_SPACE_PINNED, bytes + updates, error);
-    lay_out(p, false, staging->memory, &staging->arrays);
-    return ATTN_OK;
+    uint64_t updates = (uint64_t)p->max_seqs * sizeof(struct step_update);
+    staging->memory = allocate_pinned(b, bytes, &status, error);
+    for (uint32_t g = 0; g < p->num_kv_groups; g++)
+        staging->groups[g].updates = allocate_pinned(b, updates, &status, error);
+    if (status == ATTN_OK)
+        lay_out(p, false, staging->memory, &staging->arrays);
+    return status;
 }
 
 attn_status forward_batch_init(struct forward_batch *batch,
@@ -159,6 +180,10 @@ attn_status forward_batch_init(struct forward_batch *batch,
 {
     memset(batch, 0, sizeof *batch);
     batch->params = *params;
+    if (params->num_kv_groups == 0) {
+        batch->params.num_kv_groups = 1;
+        batch->params.kv_pools[0] = SCHEDULER_ALL;
+    }
     batch->staging = calloc(params->num_staging, sizeof *batch->staging);
     attn_status status = batch->staging
                              ? allocate_device(batch, error)
@@ -173,21 +198,27 @@ attn_status forward_batch_init(struct forward_batch *batch,
     return status;
 }
 
+static void release_staging(const struct device *device, const struct batch_staging *staging)
+{
+    device_release(device, ATTN_SPACE_PINNED, staging->memory);
+    device_release(device, ATTN_SPACE_PINNED, staging->moves_indptr);
+    for (uint32_t g = 0; g < MODEL_KV_COUNT; g++) {
+        device_release(device, ATTN_SPACE_PINNED, staging->groups[g].updates);
+        device_release(device, ATTN_SPACE_PINNED, staging->groups[g].changed);
+        device_release(device, ATTN_SPACE_PINNED, staging->groups[g].moves);
+    }
+}
+
 void forward_batch_finish(struct forward_batch *batch)
 {
     const struct device *device = batch->params.device;
-    for (uint32_t s = 0; batch->staging && s < batch->params.num_staging; s++) {
-        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].memory);
-        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].updates);
-        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].changed);
-        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].moves);
-        device_release(device, ATTN_SPACE_PINNED, batch->staging[s].moves_indptr);
-    }
+    for (uint32_t s = 0; batch->staging && s < batch->params.num_staging; s++)
+        release_staging(device, &batch->staging[s]);
     free(batch->staging);
-    if (device) {
-        device_release(device, ATTN_SPACE_DEVICE, batch->req_to_token);
+    for (uint32_t g = 0; device && g < MODEL_KV_COUNT; g++)
+        device_release(device, ATTN_SPACE_DEVICE, batch->req_to_token[g]);
+    if (device)
         device_release(device, ATTN_SPACE_DEVICE, batch->memory);
-    }
     memset(batch, 0, sizeof *batch);
 }
 
@@ -230,30 +261,28 @@ static attn_status check_bounds(const struct forward_batch *b, const struct batc
 
 /* ---- req_to_token's copy --------------------------------------------------------------------- */
 
-static attn_status grow_changed(const struct forward_batch *b, struct batch_staging *staging,
+static attn_status grow_changed(const struct forward_batch *b, struct batch_group_staging *staging,
                                 int64_t count, attn_error *error)
 {
     if (count <= staging->changed_capacity)
         return ATTN_OK;
-    const struct device *device = b->params.device;
     int64_t capacity = count + count / 2;
-    uint64_t bytes = (uint64_t)capacity * sizeof *staging->changed;
-    device_release(device, ATTN_SPACE_PINNED, staging->changed);
+    attn_status status = ATTN_OK;
+    device_release(b->params.device, ATTN_SPACE_PINNED, staging->changed);
     staging->changed_capacity = 0;
-    staging->changed = device_allocate(device, ATTN_SPACE_PINNED, bytes, ALIGNMENT);
-    if (!staging->changed)
-        return no_memory(b, ATTN_SPACE_PINNED, bytes, error);
-    staging->changed_capacity = capacity;
-    return ATTN_OK;
+    staging->changed =
+        allocate_pinned(b, (uint64_t)capacity * sizeof *staging->changed, &status, error);
+    staging->changed_capacity = status == ATTN_OK ? capacity : 0;
+    return status;
 }
 
-/* List the slots that the step's sequences have got since their last step. */
-static attn_status list_updates(const struct forward_batch *b, struct batch_staging *staging,
-                                const struct batch_step *step, attn_error *error)
+/* List the slots that the step's sequences have got, or lost, in a pool since their last step. */
+static attn_status list_updates(const struct forward_batch *b, struct batch_group_staging *staging,
+                                const struct batch_step *step, int pool, attn_error *error)
 {
     int64_t total = 0;
     for (int32_t s = 0; s < step->num_sequences; s++)
-        total += kv_len(&step->sequences[s]) - step->sequences[s].table_changed;
+        total += kv_len(&step->sequences[s]) - step->sequences[s].table_changed[pool];
     attn_status status = grow_changed(b, staging, total, error);
     if (status != ATTN_OK)
         return status;
@@ -262,8 +291,8 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_stag
     for (int32_t s = 0; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
         const int32_t *row =
-            step->req_to_token + (int64_t)sequence->row * step->req_to_token_stride;
-        int32_t first = sequence->table_changed, count = (int32_t)kv_len(sequence) - first;
+            step->pools[pool].req_to_token + (int64_t)sequence->row * step->req_to_token_stride;
+        int32_t first = sequence->table_changed[pool], count = (int32_t)kv_len(sequence) - first;
         memcpy(staging->changed + used, row + first, (size_t)count * sizeof *row);
         staging->updates[staging->num_updates++] =
             (struct step_update){sequence->row, first, count, used};
@@ -341,7 +370,8 @@ static int32_t fill_padding(const struct forward_batch *b, struct batch_arrays *
         padding.num_new = rows;
     fill_sequence(b, a, s, &padding, row, pages);
     for (int32_t t = 0; t < rows; t++) {
-        a->out_cache_loc[row + t] = 0;
+        for (uint32_t g = 0; g < b->params.num_kv_groups; g++)
+            a->groups[g].out_cache_loc[row + t] = 0;
         a->row_request[row + t] = -1;
         a->row_position[row + t] = 0;
     }
@@ -350,21 +380,27 @@ static int32_t fill_padding(const struct forward_batch *b, struct batch_arrays *
     return rows;
 }
 
-static void fill_moves(struct batch_staging *staging, const struct batch_step *step)
+static void fill_moves(const struct forward_batch *b, struct batch_staging *staging,
+                       const struct batch_step *step)
 {
-    int32_t count = step->moves && staging->moves ? step->moves_indptr[step->num_sequences] : 0;
+    bool moves = step->moves_indptr && staging->moves_indptr;
+    int32_t count = moves ? step->moves_indptr[step->num_sequences] : 0;
     staging->num_moved = count > 0 ? step->num_sequences : 0;
-    for (int32_t m = 0; m < count; m++)
-        staging->moves[m] = (struct step_move){step->moves[m].from, step->moves[m].to};
+    for (uint32_t g = 0; g < b->params.num_kv_groups; g++) {
+        const struct scheduler_move *from = step->pools[b->params.kv_pools[g]].moves;
+        for (int32_t m = 0; m < count; m++)
+            staging->groups[g].moves[m] = (struct step_move){from[m].from, from[m].to};
+    }
     if (count > 0)
         memcpy(staging->moves_indptr, step->moves_indptr,
                ((size_t)step->num_sequences + 1) * sizeof *staging->moves_indptr);
 }
 
-struct step_moves forward_batch_moves(const struct forward_batch *b, uint32_t slot)
+struct step_moves forward_batch_moves(const struct forward_batch *b, uint32_t slot, uint32_t group)
 {
     const struct batch_staging *staging = &b->staging[slot];
-    return (struct step_moves){staging->moves, staging->moves_indptr, staging->num_moved};
+    return (struct step_moves){staging->groups[group].moves, staging->moves_indptr,
+                               staging->num_moved};
 }
 
 /* States by sequence, and further rows whose state is wanted. Padding reads nothing and writes slot
@@ -406,8 +442,9 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
             sequence->num_new > batch->max_q_len ? sequence->num_new : batch->max_q_len;
         batch->max_kv_len = a->seq_lens[s] > batch->max_kv_len ? a->seq_lens[s] : batch->max_kv_len;
     }
-    if (row > 0)
-        memcpy(a->out_cache_loc, step->slots, (size_t)row * sizeof *a->out_cache_loc);
+    for (uint32_t g = 0; row > 0 && g < b->params.num_kv_groups; g++)
+        memcpy(a->groups[g].out_cache_loc, step->pools[b->params.kv_pools[g]].slots,
+               (size_t)row * sizeof(int64_t));
     batch->num_real_tokens = row;
     for (; s < step->padded; s++)
         row += fill_padding(b, a, s, step, row, &pages);
@@ -436,30 +473,31 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
     }
 
 static void describe_kv_group(struct forward_batch *b, const struct batch_arrays *staged,
-                              const struct batch_step *step)
+                              const struct batch_step *step, uint32_t g)
 {
     uint32_t forms = b->params.index_forms;
-    attn_kv_batch *kv = &b->kv;
+    const int32_t *table = step->pools[b->params.kv_pools[g]].req_to_token;
+    attn_kv_batch *kv = &b->kv[g];
     *kv = (attn_kv_batch){
         .struct_size = sizeof *kv,
         .index_forms = forms,
         .page_size = b->params.page_size,
         .kv_lens = BOTH(seq_lens),
-        .out_cache_loc = BOTH(out_cache_loc),
+        .out_cache_loc = BOTH(groups[g].out_cache_loc),
     };
-    b->table = on_cpu(b) ? step->req_to_token : b->req_to_token;
+    b->tables[g] = on_cpu(b) ? table : b->req_to_token[g];
     b->table_stride = step->req_to_token_stride;
     if (forms & ATTN_INDEX_REQ_TO_TOKEN) {
-        kv->req_to_token = (attn_i32_array){step->req_to_token, b->table};
+        kv->req_to_token = (attn_i32_array){table, b->tables[g]};
         kv->req_to_token_stride = b->table_stride;
     }
     if (forms & ATTN_INDEX_BLOCK_TABLE) {
-        kv->block_table = (attn_i32_array)BOTH(block_table);
+        kv->block_table = (attn_i32_array)BOTH(groups[g].block_table);
         kv->block_table_stride = pages_of(b->params.max_kv_len, b->params.page_size);
     }
     if (forms & ATTN_INDEX_CSR) {
         kv->kv_indptr = (attn_i32_array)BOTH(kv_indptr);
-        kv->kv_indices = (attn_i32_array)BOTH(kv_indices);
+        kv->kv_indices = (attn_i32_array)BOTH(groups[g].kv_indices);
         kv->last_page_len = (attn_i32_array)BOTH(last_page_len);
     }
 }
@@ -513,14 +551,14 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
         .num_decode_seqs = mixed ? step->num_decode : 0,
         .first_decode_seq = mixed ? num_seqs - step->num_decode : 0,
         .decode_q_len = mixed,
-        .num_kv_groups = 1,
+        .num_kv_groups = b->params.num_kv_groups,
         .num_real_seqs_device = step->padded > 0 ? b->arrays.num_real_seqs : NULL,
         .num_real_tokens_device = step->padded > 0 ? b->arrays.num_real_tokens : NULL,
         .seq_lens = BOTH(seq_lens),
         .prefix_lens = BOTH(prefix_lens),
         .q_indptr = BOTH(q_indptr),
         .req_pool_indices = BOTH(req_pool_indices),
-        .kv_groups = &b->kv,
+        .kv_groups = b->kv,
         .num_state_groups = b->params.has_state,
         .state_groups = b->params.has_state ? &b->state : NULL,
     };
@@ -528,7 +566,8 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
         describe_state(b, staged, step);
     if (step->mode == ATTN_MODE_TARGET_VERIFY)
         describe_drafts(b, staged);
-    describe_kv_group(b, staged, step);
+    for (uint32_t g = 0; g < b->params.num_kv_groups; g++)
+        describe_kv_group(b, staged, step, g);
 }
 
 attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
@@ -536,12 +575,12 @@ attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
 {
     struct batch_staging *staging = &b->staging[slot];
     attn_status status = check_bounds(b, step, error);
-    if (status == ATTN_OK && !on_cpu(b))
-        status = list_updates(b, staging, step, error);
+    for (uint32_t g = 0; g < b->params.num_kv_groups && !on_cpu(b) && status == ATTN_OK; g++)
+        status = list_updates(b, &staging->groups[g], step, b->params.kv_pools[g], error);
     if (status != ATTN_OK)
         return status;
     describe(b, &staging->arrays, step);
-    fill_moves(staging, step);
+    fill_moves(b, staging, step);
     b->batch.num_tokens = fill_arrays(b, &staging->arrays, step);
     b->rows =
         (struct step_rows){b->arrays.row_request, b->arrays.row_position, b->batch.num_tokens};
@@ -550,27 +589,42 @@ attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
 
 /* ---- Upload ---------------------------------------------------------------------------------- */
 
-static attn_status copy_rows(const struct forward_batch *b, const struct batch_arrays *staged,
-                             attn_stream stream, attn_error *error)
+/* `bytes` of each row. */
+static attn_status copy_rows(const struct forward_batch *b, void *to, const void *from,
+                             uint64_t bytes, attn_stream stream, attn_error *error)
+{
+    uint64_t rows = (uint64_t)b->batch.num_tokens;
+    return rows > 0 ? device_copy(b->params.device, to, from, rows * bytes, stream, error)
+                    : ATTN_OK;
+}
+
+static attn_status copy_all_rows(const struct forward_batch *b, const struct batch_arrays *staged,
+                                 attn_stream stream, attn_error *error)
 {
     const struct batch_arrays *a = &b->arrays;
-    uint64_t rows = (uint64_t)b->batch.num_tokens;
-    const struct {
-        void *to;
-        const void *from;
-        uint64_t size;
-    } copies[] = {
-        {a->out_cache_loc, staged->out_cache_loc, sizeof *a->out_cache_loc},
-        {a->row_request, staged->row_request, sizeof *a->row_request},
-        {a->row_position, staged->row_position, sizeof *a->row_position},
-        {a->snapshots, staged->snapshots, sizeof *a->snapshots},
-    };
-    size_t count = sizeof copies / sizeof *copies - (b->params.has_state ? 0 : 1);
-    attn_status status = ATTN_OK;
-    for (size_t i = 0; i < count && status == ATTN_OK && rows > 0; i++)
-        status = device_copy(b->params.device, copies[i].to, copies[i].from, rows * copies[i].size,
-                             stream, error);
+    attn_status status =
+        copy_rows(b, a->row_request, staged->row_request, sizeof *a->row_request, stream, error);
+    if (status == ATTN_OK)
+        status = copy_rows(b, a->row_position, staged->row_position, sizeof *a->row_position,
+                           stream, error);
+    if (status == ATTN_OK && b->params.has_state)
+        status = copy_rows(b, a->snapshots, staged->snapshots, sizeof *a->snapshots, stream, error);
+    for (uint32_t g = 0; g < b->params.num_kv_groups && status == ATTN_OK; g++)
+        status = copy_rows(b, a->groups[g].out_cache_loc, staged->groups[g].out_cache_loc,
+                           sizeof(int64_t), stream, error);
     return status;
+}
+
+static attn_status update_table(const struct forward_batch *b, const struct batch_staging *staging,
+                                uint32_t g, const struct step_kernels *kernels, attn_stream stream,
+                                attn_error *error)
+{
+    const struct batch_group_staging *from = &staging->groups[g];
+    if (from->num_updates == 0)
+        return ATTN_OK;
+    return step_kernels_update_table(kernels, from->updates, from->num_updates,
+                                     from->longest_update, from->changed, b->req_to_token[g],
+                                     b->params.table_columns, stream, error);
 }
 
 static attn_status copy_arrays(const struct forward_batch *b, const struct batch_staging *staging,
@@ -582,30 +636,29 @@ static attn_status copy_arrays(const struct forward_batch *b, const struct batch
     attn_status status =
         device_copy(b->params.device, b->memory, staging->memory, bytes, stream, error);
     if (status == ATTN_OK)
-        status = copy_rows(b, &staging->arrays, stream, error);
-    if (status == ATTN_OK && staging->num_updates > 0)
-        status = step_kernels_update_table(kernels, staging->updates, staging->num_updates,
-                                           staging->longest_update, staging->changed,
-                                           b->req_to_token, b->params.table_columns, stream, error);
+        status = copy_all_rows(b, &staging->arrays, stream, error);
+    for (uint32_t g = 0; g < b->params.num_kv_groups && status == ATTN_OK; g++)
+        status = update_table(b, staging, g, kernels, stream, error);
     return status;
 }
 
-static attn_status index_pages(const struct forward_batch *b, const struct step_kernels *kernels,
-                               attn_stream stream, attn_error *error)
+static attn_status index_pages(const struct forward_batch *b, uint32_t g,
+                               const struct step_kernels *kernels, attn_stream stream,
+                               attn_error *error)
 {
     const struct forward_batch_params *p = &b->params;
     struct step_index index = {
-        .req_to_token = b->table,
+        .req_to_token = b->tables[g],
         .req_to_token_stride = b->table_stride,
         .req_pool_indices = b->arrays.req_pool_indices,
         .kv_lens = b->arrays.seq_lens,
         .num_seqs = b->batch.num_seqs,
         .page_size = p->page_size,
         .max_pages = pages_of(b->batch.max_kv_len, p->page_size),
-        .block_table = b->arrays.block_table,
+        .block_table = b->arrays.groups[g].block_table,
         .block_table_stride = pages_of(p->max_kv_len, p->page_size),
         .kv_indptr = b->arrays.kv_indptr,
-        .kv_indices = b->arrays.kv_indices,
+        .kv_indices = b->arrays.groups[g].kv_indices,
     };
     return step_kernels_index_pages(kernels, &index, stream, error);
 }
@@ -617,8 +670,10 @@ attn_status forward_batch_upload(struct forward_batch *b, uint32_t slot,
     attn_status status = ATTN_OK;
     if (!on_cpu(b))
         status = copy_arrays(b, &b->staging[slot], kernels, stream, error);
-    if (status != ATTN_OK || b->batch.num_seqs == 0 ||
+    if (b->batch.num_seqs == 0 ||
         !(b->params.index_forms & (ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR)))
         return status;
-    return index_pages(b, kernels, stream, error);
+    for (uint32_t g = 0; g < b->params.num_kv_groups && status == ATTN_OK; g++)
+        status = index_pages(b, g, kernels, stream, error);
+    return status;
 }

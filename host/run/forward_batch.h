@@ -7,6 +7,8 @@
  * writes them in staging blocks of the same shape, several, so that the next batches can be written
  * while earlier ones are still on their way. On the CPU both are one block.
  *
+ * Each KV group of the model is in a pool of the scheduler's, whose slots and table it has.
+ *
  * req_to_token: on the CPU the scheduler's own table is handed on. On another device the batch
  * keeps a copy there, which step_kernels.h brings up to date; page ids are taken from it there,
  * too, so no list of keys ever crosses the bus.
@@ -18,8 +20,17 @@
 
 #include "attn_plugin.h"
 #include "host/device/device.h"
+#include "host/model/model.h"
 #include "host/run/step_kernels.h"
 #include "host/schedule/scheduler.h"
+
+/* A pool's part of a step. */
+struct batch_pool {
+    const int64_t *slots; /* where the new tokens go, row by row */
+    const int32_t
+        *req_to_token; /* [rows, stride] slots by position; the step's are in it already */
+    const struct scheduler_move *moves; /* TARGET_VERIFY: what moves in the caches after the step */
+};
 
 /* A step: extend sequences first, then num_decode sequences of one row each. Those of a
  * verification have equally many. */
@@ -28,15 +39,12 @@ struct batch_step {
     int32_t num_sequences;
     int32_t num_decode; /* MIXED: the last ones; else 0 */
     const struct scheduler_seq *sequences;
-    const int64_t *slots; /* where the new tokens go, row by row */
-    const int32_t
-        *req_to_token; /* [rows, stride] slots by position; the step's are in it already */
+    struct batch_pool pools[SCHEDULER_POOLS];
     int32_t req_to_token_stride; /* elements */
     int32_t num_snapshots;
     const struct scheduler_snapshot *snapshots;
-    const struct draft_tree *trees;     /* [num_sequences] TARGET_VERIFY; else NULL */
-    const int32_t *moves_indptr;        /* [num_sequences + 1] likewise; */
-    const struct scheduler_move *moves; /* what moves in the caches after the step */
+    const struct draft_tree *trees; /* [num_sequences] TARGET_VERIFY; else NULL */
+    const int32_t *moves_indptr;    /* [num_sequences + 1] likewise, into each pool's moves */
     int32_t padded;       /* DECODE, TARGET_VERIFY: sequences to pad the batch to; 0 = none */
     int32_t seq_len_fill; /* seq_len of those; with drafts at least that of their rows */
 };
@@ -50,11 +58,19 @@ struct forward_batch_params {
     int32_t max_kv_len;
     int32_t page_size;
     uint32_t index_forms;              /* ATTN_INDEX_* to fill */
+    uint32_t num_kv_groups;            /* of the model; 0 = one, in the pool of all positions */
+    int kv_pools[MODEL_KV_COUNT];      /* SCHEDULER_* of each */
     bool has_state;                    /* recurrent layers: fill attn_batch.state */
     struct drafts drafts;              /* zeros: there are none */
     bool has_positions;                /* trees: fill attn_batch.positions */
     int32_t num_requests;              /* of the workload: who wrong drafts are of */
     int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
+};
+
+/* Those of a KV group. */
+struct batch_group_arrays {
+    int64_t *out_cache_loc;
+    int32_t *block_table, *kv_indices; /* device only */
 };
 
 /* Where the arrays are in a block. */
@@ -66,37 +82,41 @@ struct batch_arrays {
     uint8_t *mask_bits; /* of trees, as the next */
     int64_t *mask_indptr;
     int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
-    int64_t *out_cache_loc;
     int32_t *row_request, *row_position;
     int32_t *snapshots;
-    int32_t *block_table, *kv_indices; /* device only */
+    struct batch_group_arrays groups[MODEL_KV_COUNT];
+};
+
+/* What kernels read of a KV group where it lies, in pinned memory. */
+struct batch_group_staging {
+    struct step_update *updates; /* [max_seqs] of req_to_token */
+    int32_t num_updates, longest_update;
+    int32_t *changed; /* their slots, one after the other; grows */
+    int64_t changed_capacity;
+    struct step_move *moves; /* of trees */
 };
 
 /* A block of host memory that the device copies from. */
 struct batch_staging {
     void *memory;
     struct batch_arrays arrays;
-    struct step_update *updates; /* [max_seqs] of req_to_token; pinned, read by the kernel */
-    int32_t num_updates, longest_update;
-    int32_t *changed; /* their slots, one after the other; grows */
-    int64_t changed_capacity;
-    struct step_move *moves; /* trees: pinned, read by the kernel */
-    int32_t *moves_indptr;
-    int32_t num_moved; /* sequences whose moves these are; 0 = nothing moves */
+    struct batch_group_staging groups[MODEL_KV_COUNT];
+    int32_t *moves_indptr; /* of trees: pinned */
+    int32_t num_moved;     /* sequences whose moves these are; 0 = nothing moves */
 };
 
 struct forward_batch {
     struct forward_batch_params params;
-    attn_batch batch;           /* what is handed to backends: the batch that was filled last */
-    attn_kv_batch kv;           /* its one KV group */
-    attn_state_batch state;     /* its one state group, if there are states */
-    attn_spec spec;             /* of a verification */
-    attn_mask mask;             /* of one of trees */
-    struct step_rows rows;      /* whose its rows are; device arrays */
-    struct batch_arrays arrays; /* on the device */
-    void *memory;               /* of these; on the CPU staging[0]'s */
-    int32_t *req_to_token;      /* copy on the device; NULL on the CPU */
-    const int32_t *table;       /* the one that kernels read: that copy, or the scheduler's own */
+    attn_batch batch; /* what is handed to backends: the batch that was filled last */
+    attn_kv_batch kv[MODEL_KV_COUNT];      /* its KV groups */
+    attn_state_batch state;                /* its one state group, if there are states */
+    attn_spec spec;                        /* of a verification */
+    attn_mask mask;                        /* of one of trees */
+    struct step_rows rows;                 /* whose its rows are; device arrays */
+    struct batch_arrays arrays;            /* on the device */
+    void *memory;                          /* of these; on the CPU staging[0]'s */
+    int32_t *req_to_token[MODEL_KV_COUNT]; /* copies on the device; NULL on the CPU */
+    const int32_t *tables[MODEL_KV_COUNT]; /* what kernels read: those, or the scheduler's own */
     int32_t table_stride;
     struct batch_staging *staging;
 };
@@ -121,8 +141,9 @@ attn_status forward_batch_upload(struct forward_batch *batch, uint32_t slot,
                                  const struct step_kernels *kernels, attn_stream stream,
                                  attn_error *error);
 
-/* The moves of the batch that was filled into `slot`, in memory that kernels read; none: num_seqs
- * is 0. */
-struct step_moves forward_batch_moves(const struct forward_batch *batch, uint32_t slot);
+/* The moves in a KV group of the batch that was filled into `slot`, in memory that kernels read;
+ * none: num_seqs is 0. */
+struct step_moves forward_batch_moves(const struct forward_batch *batch, uint32_t slot,
+                                      uint32_t group);
 
 #endif /* HOST_RUN_FORWARD_BATCH_H */

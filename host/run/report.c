@@ -309,12 +309,32 @@ static bool add_verify(cJSON *root, const struct report *report)
            add_bars(verify, report);
 }
 
+static bool add_pool(cJSON *list, const struct report_pool *pool)
+{
+    cJSON *object = cJSON_CreateObject();
+    if (!object || !cJSON_AddItemToArray(list, object)) {
+        cJSON_Delete(object);
+        return false;
+    }
+    return json_add_text(object, "holds", pool->holds) &&
+           json_add_int(object, "layers", pool->layers) &&
+           json_add_int(object, "bytes_per_token", pool->bytes_per_token) &&
+           json_add_int(object, "capacity", pool->capacity) &&
+           json_add_int(object, "peak", pool->peak) && json_add_int(object, "held", pool->held) &&
+           json_add_int(object, "leaked", pool->leaked);
+}
+
 static bool add_kv(cJSON *root, const struct report *report)
 {
     cJSON *kv = cJSON_AddObjectToObject(root, "kv");
-    return json_add_int(kv, "capacity", report->kv.capacity) &&
-           json_add_int(kv, "peak", report->kv.peak) &&
-           json_add_int(kv, "leaked", report->kv.leaked);
+    bool added = json_add_int(kv, "capacity", report->kv.capacity) &&
+                 json_add_int(kv, "peak", report->kv.peak) &&
+                 json_add_int(kv, "leaked", report->kv.leaked);
+    cJSON *pools = added ? cJSON_AddArrayToObject(kv, "pools") : NULL;
+    for (int p = 0; pools && p < report->kv.num_pools; p++)
+        if (!add_pool(pools, &report->kv.pools[p]))
+            return false;
+    return pools != NULL;
 }
 
 static bool add_states(cJSON *root, const struct report *report)
@@ -483,6 +503,21 @@ static void print_drafts(const struct report *report, FILE *file)
             (long long)report->drafts.draft_extend, report->drafts.digest);
 }
 
+/* One line for one pool, one for each of more. */
+static void print_kv(const struct report *report, FILE *file)
+{
+    if (report->kv.num_pools < 2)
+        fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",
+                (long long)report->kv.capacity, (long long)report->kv.peak,
+                (long long)report->kv.leaked);
+    for (int p = 0; p < report->kv.num_pools && report->kv.num_pools > 1; p++) {
+        const struct report_pool *pool = &report->kv.pools[p];
+        fprintf(file, "%-12s %s: %d layers, capacity %lld  peak %lld  held %lld  leaked %lld\n",
+                p == 0 ? "kv tokens" : "", pool->holds, pool->layers, (long long)pool->capacity,
+                (long long)pool->peak, (long long)pool->held, (long long)pool->leaked);
+    }
+}
+
 void report_print(const struct report *report, FILE *file)
 {
     fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
@@ -514,9 +549,7 @@ void report_print(const struct report *report, FILE *file)
                 (long long)report->verify.trespasses);
     if (report->verify.first_failure[0])
         fprintf(file, "             first failure: %s\n", report->verify.first_failure);
-    fprintf(file, "kv tokens    capacity %lld  peak %lld  leaked %lld\n",
-            (long long)report->kv.capacity, (long long)report->kv.peak,
-            (long long)report->kv.leaked);
+    print_kv(report, file);
     if (report->states.present)
         fprintf(file, "states kept  capacity %lld  peak %lld  leaked %lld\n",
                 (long long)report->states.capacity, (long long)report->states.peak,

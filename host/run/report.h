@@ -55,6 +55,16 @@ struct report_series {
 /* How near a layer came to its bars: the largest error of a checked row, over that row's bar. */
 enum report_phase { REPORT_PREFILL, REPORT_DECODE, REPORT_PHASES };
 
+/* A pool of KV. */
+struct report_pool {
+    const char *holds;                    /* static: "all", "window" */
+    int32_t layers;                       /* that lie in it */
+    int64_t bytes_per_token;              /* of these layers together */
+    int64_t capacity, peak, held, leaked; /* tokens */
+};
+
+enum { REPORT_MAX_POOLS = 3 };
+
 struct report {
     struct provenance from;
     int64_t requests, steps;
@@ -87,7 +97,10 @@ struct report {
         double *of_bar[REPORT_PHASES]; /* [num_layers]; negative = no row was checked */
     } verify;
     struct {
-        int64_t capacity, peak, leaked; /* tokens */
+        int64_t capacity, peak; /* tokens of the first pool */
+        int64_t leaked;         /* of all */
+        int num_pools;
+        struct report_pool pools[REPORT_MAX_POOLS];
     } kv;
     struct {
         bool present;                   /* the model has recurrent layers */

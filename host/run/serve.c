@@ -56,21 +56,26 @@ static attn_status recover(struct serve *serve, host_error *said, attn_error *er
 static struct batch_step batch_step_of(const struct scheduler *scheduler,
                                        const struct scheduler_step *planned)
 {
-    const struct request_table *table = scheduler_request_table(scheduler);
-    return (struct batch_step){
+    struct batch_step step = {
         .mode = planned->mode,
         .num_sequences = planned->num_seqs,
         .num_decode = planned->num_decode_seqs,
         .sequences = planned->seqs,
-        .slots = planned->out_cache_loc,
-        .req_to_token = table->slots,
-        .req_to_token_stride = table->max_context_len,
         .num_snapshots = planned->num_snapshots,
         .snapshots = planned->snapshots,
         .trees = planned->trees,
         .moves_indptr = planned->moves_indptr,
-        .moves = planned->moves,
     };
+    for (int p = 0; p < scheduler_num_pools(scheduler); p++) {
+        const struct request_table *table = scheduler_request_table(scheduler, p);
+        step.pools[p] = (struct batch_pool){
+            .slots = planned->pools[p].out_cache_loc,
+            .req_to_token = table->slots,
+            .moves = planned->pools[p].moves,
+        };
+        step.req_to_token_stride = table->max_context_len;
+    }
+    return step;
 }
 
 static void show_progress(struct serve *serve, uint32_t mode, const struct scheduler_counts *counts)
@@ -101,7 +106,7 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
     if (status == ATTN_DEVICE_LOST)
         return recover(serve, &said, error);
     if (status == ATTN_OK) {
-        timeline_submit(serve->timeline, planned, counts.kv_used, begin_ns);
+        timeline_submit(serve->timeline, planned, counts.pools[SCHEDULER_ALL].used, begin_ns);
         scheduler_advance(s->scheduler);
     } else {
         note_failure(s, &said);

@@ -148,124 +148,7 @@ static attn_status note_choices(const struct session *s, attn_error *error)
     return status;
 }
 
-/* ---- KV pool --------------------------------------------------------------------------------- */
-
-/* What is drafted, and accepted. */
-static struct drafts drafts_of(const struct session *s)
-{
-    const struct config_speculative *keys = &s->config->speculative;
-    if (keys->draft_tokens == 0)
-        return (struct drafts){0};
-    return (struct drafts){
-        .tokens = (int32_t)keys->draft_tokens,
-        .top_k = (int32_t)keys->topk,
-        .rate = keys->acceptance,
-        .seed = keys->seed,
-    };
-}
-
-/* Positions beyond a request's last row that drafts are verified at. */
-static int32_t beyond(const struct session *s)
-{
-    struct drafts drafts = drafts_of(s);
-    return drafts_rows(&drafts) - 1;
-}
-
-/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
- * verification. */
-static int64_t request_rows(const struct session *s, const workload_request *request)
-{
-    int64_t decodes = request->output_length > 0 ? request->output_length - 1 : 0;
-    return request->input_length + decodes + (decodes > 0 ? beyond(s) : 0);
-}
-
-/* Pages that every request of the workload together would take: more are of no use. */
-static int64_t useful_pages(const struct session *s)
-{
-    int64_t pages = 0;
-    for (int64_t r = 0; r < s->workload.num_requests; r++)
-        pages +=
-            units_for(request_rows(s, &s->workload.requests[r]), s->config->kv_cache.page_size);
-    return pages;
-}
-
-static void pool_groups(const struct session *s, struct kv_pool_group *groups)
-{
-    for (uint32_t g = 0; g < s->model->num_groups; g++)
-        groups[g] = (struct kv_pool_group){
-            .kv_layout = s->selection->groups[g].kv_layout,
-            .state_layout = s->selection->groups[g].state_layout,
-            .kv_dtype = problem_kv_dtype(s->config, s->model),
-        };
-}
-
-/* Slot 0, those of the requests that run, those of the prefix cache. */
-static int64_t num_state_slots(const struct session *s)
-{
-    const struct scheduler_params params = {
-        .max_running_requests = (int32_t)s->config->workload.max_running_requests,
-        .drafts = drafts_of(s),
-    };
-    return s->has_state ? 1 + scheduler_row_states(&params) + s->num_cached_states : 0;
-}
-
-/* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
- * first. */
-static int64_t choose_capacity(const struct session *s, uint64_t bytes_per_token,
-                               uint64_t state_bytes, uint64_t free_bytes)
-{
-    const struct config_kv_cache *cache = &s->config->kv_cache;
-    if (model_encodes(s->model)) /* nothing is cached; pages only count what runs */
-        return useful_pages(s);
-    if (cache->max_total_tokens > 0)
-        return cache->max_total_tokens / cache->page_size;
-    double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
-    int64_t affordable = bytes_per_token > 0
-                             ? (int64_t)(bytes / (double)bytes_per_token) / cache->page_size
-                             : INT64_MAX;
-    int64_t useful = useful_pages(s);
-    return useful < affordable ? useful : affordable;
-}
-
-/* Pages that can be: at least one, and no more than an int32 can number slots. */
-static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t bytes_per_token,
-                                  attn_error *error)
-{
-    const struct config_kv_cache *cache = &s->config->kv_cache;
-    int64_t most = INT32_MAX / cache->page_size - 1; /* page 0 is one more */
-    if (pages >= 1 && pages <= most)
-        return ATTN_OK;
-    if (cache->max_total_tokens > 0)
-        return config_fail(s->config, "kv_cache.max_total_tokens", error,
-                           "%lld tokens: accepted %lld..%lld, in pages of %lld",
-                           (long long)cache->max_total_tokens, (long long)cache->page_size,
-                           (long long)(most * cache->page_size), (long long)cache->page_size);
-    return config_fail(s->config, "kv_cache.mem_fraction", error,
-                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
-                       "in addition to %lld recurrent states: accepted 1..%lld pages",
-                       cache->mem_fraction, (long long)pages, (long long)cache->page_size,
-                       (unsigned long long)bytes_per_token, (long long)num_state_slots(s),
-                       (long long)most);
-}
-
-/* How many pages the pool shall have. */
-static attn_status size_pool(struct session *s, attn_error *error)
-{
-    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
-    if (!groups)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
-    pool_groups(s, groups);
-    uint64_t bytes_per_token = kv_pool_bytes_per_token(s->model, groups);
-    uint64_t state_bytes = kv_pool_bytes_per_state(s->model, groups) * (uint64_t)num_state_slots(s);
-    uint64_t free_bytes = 0, total_bytes;
-    free(groups);
-    attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
-    if (status != ATTN_OK)
-        return status;
-    int64_t pages = choose_capacity(s, bytes_per_token, state_bytes, free_bytes);
-    s->num_pages = pages + 1;
-    return check_capacity(s, pages, bytes_per_token, error);
-}
+/* ---- Device ---------------------------------------------------------------------------------- */
 
 static attn_status size_device(struct session *s, attn_error *error)
 {
@@ -276,7 +159,7 @@ static attn_status size_device(struct session *s, attn_error *error)
     provenance_take_device(&s->report->from, &s->device->info);
     do {
         host_error_init(&said);
-        status = size_pool(s, &said.base);
+        status = session_size_pool(s, &said.base);
     } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
     return status == ATTN_OK ? status : host_fail(error, status, "%s", host_error_text(&said));
 }
@@ -316,7 +199,7 @@ static attn_status add_requests(struct session *s, attn_error *error)
 /* Of req_to_token. */
 static int32_t table_columns(const struct session *s)
 {
-    return s->model->max_context_len + beyond(s);
+    return s->model->max_context_len + session_beyond(s);
 }
 
 static bool has_draft_layer(const struct model *model)
@@ -330,9 +213,10 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
     struct scheduler_params params = {
         .page_size = (int32_t)s->config->kv_cache.page_size,
         .num_pages = s->num_pages,
+        .window = session_window(s),
         .max_running_requests = (int32_t)workload->max_running_requests,
         .max_context_len = table_columns(s),
-        .drafts = drafts_of(s),
+        .drafts = session_drafts(s),
         .draft_model = has_draft_layer(s->model),
         .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
         .mixed = workload->mixed,
@@ -385,7 +269,7 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %lld requests",
                          (long long)count);
     for (int64_t r = 0; r < count; r++)
-        tokens[r] = round_up(request_rows(s, &s->workload.requests[r]), page_size);
+        tokens[r] = round_up(session_request_rows(s, &s->workload.requests[r]), page_size);
     qsort(tokens, (size_t)count, sizeof *tokens, compare_descending);
     *most = 0;
     for (int64_t r = 0; r < count && r < s->config->workload.max_running_requests; r++)
@@ -397,10 +281,10 @@ static attn_status most_kv_tokens(const struct session *s, int64_t *most, attn_e
 /* The problem's bounds, narrowed to what this workload can have. */
 static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, attn_error *error)
 {
-    int64_t longest = 1 + beyond(s), most = 0; /* one of padding has as many */
+    int64_t longest = 1 + session_beyond(s), most = 0; /* one of padding has as many */
     attn_status status = most_kv_tokens(s, &most, error);
     for (int64_t r = 0; r < s->workload.num_requests; r++) {
-        int64_t rows = request_rows(s, &s->workload.requests[r]);
+        int64_t rows = session_request_rows(s, &s->workload.requests[r]);
         longest = rows > longest ? rows : longest;
     }
     problem_bounds(bounds, s->config, s->model, 0);
@@ -452,47 +336,11 @@ static attn_status make_check(struct session *s, attn_error *error)
         .threads = s->host->threads,
         .max_tokens = s->bounds.max_tokens,
         .max_seqs = s->bounds.max_seqs,
-        .num_state_slots = (int32_t)num_state_slots(s),
+        .num_state_slots = (int32_t)session_num_state_slots(s),
         .listener = s->params->listener,
         .listener_ctx = s->params->listener_ctx,
     };
     return row_check_create(&params, &s->check, error);
-}
-
-/* Which key asks for so much, and what it may be. */
-static void explain_pool(const struct session *s, const struct kv_pool_group *groups,
-                         attn_error *error)
-{
-    const struct config_kv_cache *cache = &s->config->kv_cache;
-    uint64_t free_bytes = 0, total_bytes, token = kv_pool_bytes_per_token(s->model, groups);
-    const char *key =
-        cache->max_total_tokens > 0 ? "kv_cache.max_total_tokens" : "kv_cache.mem_fraction";
-    host_fail_prefix(error, "%s: %s: %lld tokens of %llu bytes", config_place(s->config, key), key,
-                     (long long)((s->num_pages - 1) * s->config->kv_cache.page_size),
-                     (unsigned long long)token);
-    if (device_memory(s->device, &free_bytes, &total_bytes, NULL) == ATTN_OK && token > 0)
-        host_fail_suffix(error, "; accepted: at most %llu tokens in the %llu bytes that are free",
-                         (unsigned long long)(free_bytes / token), (unsigned long long)free_bytes);
-}
-
-static attn_status allocate_pool(struct session *s, attn_error *error)
-{
-    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
-    if (!groups)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
-    pool_groups(s, groups);
-    struct kv_pool_params params = {
-        .groups = groups,
-        .page_size = (int32_t)s->config->kv_cache.page_size,
-        .num_pages = s->num_pages,
-        .num_state_slots = num_state_slots(s),
-        .poison = s->config->verify.rate > 0,
-    };
-    attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
-    if (status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY)
-        explain_pool(s, groups, error);
-    free(groups);
-    return status;
 }
 
 static attn_status compose_executor(struct session *s, attn_error *error)
@@ -514,7 +362,7 @@ static attn_status compose_executor(struct session *s, attn_error *error)
         .bounds = s->bounds,
         .table_rows = (int32_t)s->config->workload.max_running_requests + 1,
         .table_columns = table_columns(s),
-        .drafts = drafts_of(s),
+        .drafts = session_drafts(s),
         .probe = s->params->probe,
         .probe_ctx = s->params->probe_ctx,
     };
@@ -539,7 +387,7 @@ attn_status session_make_device_side(struct session *s, attn_error *error)
     attn_status status;
     do {
         host_error_init(&said);
-        status = allocate_pool(s, &said.base);
+        status = session_allocate_pool(s, &said.base);
         if (status == ATTN_OK)
             status = compose_executor(s, &said.base);
     } while (status == ATTN_DEVICE_LOST && session_reset_device(s, &said.base) == ATTN_OK);
@@ -572,6 +420,8 @@ static attn_status conclude(struct session *s, attn_error *error)
     if (status != ATTN_OK)
         return status;
     status = row_check_report(s->check, report, error);
+    if (status == ATTN_OK)
+        status = session_report_pools(s, error);
     if (status != ATTN_OK)
         return status;
     scheduler_count(s->scheduler, &counts);
@@ -586,9 +436,6 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->drafts.drafted = counts.drafted;
     report->drafts.accepted = counts.accepted;
     report->drafts.draft_extend = counts.draft_extend;
-    report->kv.capacity = model_encodes(s->model) ? 0 : counts.kv_capacity;
-    report->kv.peak = model_encodes(s->model) ? 0 : counts.kv_peak;
-    report->kv.leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler);
     report->states.present = s->has_state;
     report->states.capacity = counts.state_capacity;
     report->states.peak = counts.state_peak;

@@ -23,8 +23,9 @@ struct session {
     struct workload workload;
     struct selection *selection;
     struct device *device;
-    int64_t num_pages; /* page 0 included */
-    bool has_state;    /* recurrent layers */
+    int64_t num_pages;        /* page 0 included */
+    int64_t num_window_pages; /* likewise; 0 = there is no pool of windows */
+    bool has_state;           /* recurrent layers */
     int64_t num_cached_states;
     struct kv_pool *pool;
     generator_layer *layers; /* [model.num_layers] */
@@ -53,6 +54,29 @@ attn_status session_make_device_side(struct session *s, attn_error *error);
  * was one loss too many, or the driver gives no new context; *error is written in the latter case.
  */
 attn_status session_reset_device(struct session *s, attn_error *error);
+
+/* ---- Pools (session_pools.c) ----------------------------------------------------------------- */
+
+/* What is drafted, and accepted. */
+struct drafts session_drafts(const struct session *s);
+
+/* Positions beyond a request's last row that drafts are verified at. */
+int32_t session_beyond(const struct session *s);
+
+/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
+ * verification. */
+int64_t session_request_rows(const struct session *s, const workload_request *request);
+
+/* Slot 0, those of the requests that run, those of the prefix cache. */
+int64_t session_num_state_slots(const struct session *s);
+
+/* The pool of layers with a window or chunks; zeros: there is none. */
+struct scheduler_window session_window(const struct session *s);
+
+/* How many pages the pools shall have. Their memory. What became of them, for the report. */
+attn_status session_size_pool(struct session *s, attn_error *error);
+attn_status session_allocate_pool(struct session *s, attn_error *error);
+attn_status session_report_pools(struct session *s, attn_error *error);
 
 /* serve.c: run every request to its end. */
 attn_status session_serve(struct session *s, attn_error *error);

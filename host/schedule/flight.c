@@ -39,29 +39,51 @@ static void count_prompt_rows(struct flight *flight, struct request *request)
     }
 }
 
-/* Let later requests see the pages that hold nothing but complete units of shareable tokens. */
-static void publish(struct scheduler *scheduler, struct request *request)
+/* Where the tree has such pages already, those of the request become the tree's. */
+static void adopt(struct scheduler *scheduler, int pool, struct request *request, int32_t first,
+                  int32_t count)
 {
-    int32_t page_size = scheduler->slots.page_size;
-    int32_t first = request->cached_pages;
-    int32_t count = visible_pages(scheduler, request, request->computed) - first;
+    const int32_t *pages = scheduler->pages[pool];
+    for (int32_t i = 0; i < count; i++) {
+        if (page_at(scheduler, pool, request, first + i) == pages[i])
+            continue;
+        scheduler_write_pages(scheduler, pool, request, first + i, 1, &pages[i]);
+        request->table_changed[pool] =
+            min_i32(request->table_changed[pool], (first + i) * scheduler->params.page_size);
+    }
+}
+
+/* The request's next `count` pages become the tree's; those of the first `pools` pools. */
+static void insert(struct scheduler *scheduler, struct request *request, int32_t count, int pools)
+{
+    int32_t first = request->cached_pages, page_size = scheduler->params.page_size;
     if (count <= 0)
         return;
-    const int32_t *row = request_table_row(&scheduler->table, request->row);
     scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request),
                            (int64_t)first * page_size, (int64_t)count * page_size, scheduler->keys);
-    for (int32_t i = 0; i < count; i++)
-        scheduler->pages[i] = row[(size_t)(first + i) * (size_t)page_size] / page_size;
-    int32_t taken = (int32_t)radix_cache_insert(scheduler->cache, scheduler->keys, count,
-                                                scheduler->pages, &request->node);
-    request->cached_pages += taken;
-    for (int32_t i = 0; i < taken; i++) {
-        int32_t position = (first + i) * page_size;
-        if (row[position] == scheduler->pages[i] * page_size)
-            continue;
-        scheduler_write_pages(scheduler, request, first + i, 1, &scheduler->pages[i]);
-        request->table_changed = min_i32(request->table_changed, position);
-    }
+    for (int p = 0; p < pools; p++)
+        for (int32_t i = 0; i < count; i++)
+            scheduler->pages[p][i] = page_at(scheduler, p, request, first + i);
+    int32_t **pages = scheduler->pages;
+    int64_t taken = pools == 1
+                        ? radix_cache_insert(scheduler->cache, scheduler->keys, count,
+                                             pages[SCHEDULER_ALL], &request->node)
+                        : radix_cache_insert_windows(scheduler->cache, scheduler->keys, count,
+                                                     pages[SCHEDULER_ALL], pages[SCHEDULER_WINDOW],
+                                                     &request->node);
+    request->cached_pages += (int32_t)taken;
+    for (int p = 0; p < pools; p++)
+        adopt(scheduler, p, request, first, (int32_t)taken);
+}
+
+/* Let later requests see the pages that hold nothing but complete units of shareable tokens: first
+ * those that the window has passed. */
+static void publish(struct scheduler *scheduler, struct request *request)
+{
+    int32_t visible = visible_pages(scheduler, request, request->computed);
+    insert(scheduler, request, min_i32(visible, request->passed) - request->cached_pages, 1);
+    if (request->cached_pages >= request->passed)
+        insert(scheduler, request, visible - request->cached_pages, scheduler->num_pools);
 }
 
 /* The states after pages that are published now; the others wait. */
@@ -70,7 +92,7 @@ static void publish_states(struct scheduler *scheduler, struct request *request)
     int32_t kept = 0;
     for (int32_t i = 0; i < request->num_snapshots; i++) {
         struct snapshot *snapshot = &request->snapshots[i];
-        int32_t pages_back = request->cached_pages - snapshot->rows / scheduler->slots.page_size;
+        int32_t pages_back = request->cached_pages - snapshot->rows / scheduler->params.page_size;
         if (pages_back >= 0)
             radix_cache_put_state(scheduler->cache, request->node, pages_back, snapshot->slot);
         else
@@ -95,12 +117,14 @@ static void advance_prompt(struct scheduler *scheduler, struct flight *flight,
 /* Give back the pages beyond `length` rows, of those that the step's rows took. */
 static void give_back(struct scheduler *scheduler, struct request *request, int32_t length)
 {
-    struct slots *slots = &scheduler->slots;
     int32_t end = request->computed + request->num_new;
-    int32_t *row = request_table_row(&scheduler->table, request->row);
-    for (int32_t page = slots_pages(slots, end); page-- > slots_pages(slots, length);)
-        slots_free_page(slots, row[(size_t)page * (size_t)slots->page_size] / slots->page_size);
-    memset(row + length, 0, (size_t)(end - length) * sizeof *row);
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        int32_t *row = row_in(scheduler, p, request);
+        for (int32_t page = pages_of(scheduler, end); page-- > pages_of(scheduler, length);)
+            slots_free_page(&scheduler->pools[p].slots, page_at(scheduler, p, request, page));
+        memset(row + length, 0, (size_t)(end - length) * sizeof *row);
+        request->table_changed[p] = request->computed;
+    }
 }
 
 /* The rows that stay are computed; the others might never have been. */
@@ -112,7 +136,6 @@ static void advance_verified(struct scheduler *scheduler, struct flight *flight,
     flight->drafted += request->num_new - 1;
     flight->accepted += committed - 1;
     give_back(scheduler, request, request->computed + committed);
-    request->table_changed = request->computed;
     request->computed += committed;
     request->mark = max_i32(request->mark, request->computed);
     request->state_turn = (request->state_turn + committed) % (scheduler->params.drafts.tokens + 1);
@@ -137,6 +160,7 @@ static void advance(struct scheduler *scheduler, struct flight *flight, int32_t 
         request->mark = max_i32(request->mark, request->computed);
     }
     request->num_new = 0;
+    scheduler_window_pass(scheduler, request);
     flight->seqs[flight->num_seqs++] =
         (struct flight_seq){number_of(scheduler, request), request->mark};
 }
@@ -230,7 +254,8 @@ void scheduler_drop(struct scheduler *scheduler)
 /* A request that reads what an unconfirmed step published took it over in that step or a later one,
  * so it is in an unconfirmed step itself and dropped here. Then no request locks such a page, and
  * flushing what is not locked removes them all. A state may have been put after a page that
- * another request locks, so all states go; a request that pinned one is in the step that is out. */
+ * another request locks, so all states go; a request that pinned one is in the step that is out.
+ * So may a window page, which nobody holds then that is not dropped. */
 void scheduler_drop_flight(struct scheduler *scheduler)
 {
     for (int32_t i = 0; scheduler->step_is_out && i < scheduler->step.num_seqs; i++)
@@ -242,6 +267,7 @@ void scheduler_drop_flight(struct scheduler *scheduler)
     }
     end_step(scheduler);
     radix_cache_drop_states(scheduler->cache);
+    radix_cache_evict_windows(scheduler->cache, INT64_MAX);
     radix_cache_flush(scheduler->cache);
 }
 

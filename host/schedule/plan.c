@@ -13,15 +13,50 @@
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-static int64_t available_pages(const struct scheduler *scheduler)
+int64_t scheduler_available(const struct scheduler *scheduler, int pool)
 {
-    return scheduler->slots.num_free + radix_cache_evictable(scheduler->cache);
+    return scheduler->pools[pool].slots.num_free +
+           (pool == SCHEDULER_ALL ? radix_cache_evictable(scheduler->cache)
+                                  : radix_cache_evictable_windows(scheduler->cache));
 }
 
-static void evict_for(struct scheduler *scheduler, int32_t pages)
+/* Evicting a page gives back its window page, too, so what is evicted for one pool is never missing
+ * in the other. */
+static void evict_for(struct scheduler *scheduler, int pool, int32_t pages)
 {
-    if (pages > scheduler->slots.num_free)
-        radix_cache_evict(scheduler->cache, pages - scheduler->slots.num_free);
+    int32_t missing = pages - scheduler->pools[pool].slots.num_free;
+    if (missing > 0 && pool == SCHEDULER_ALL)
+        radix_cache_evict(scheduler->cache, missing);
+    else if (missing > 0)
+        radix_cache_evict_windows(scheduler->cache, missing);
+}
+
+/* Slots in every pool for `count` more rows, for which there is room. */
+static void allocate(struct scheduler *scheduler, struct request *request, int32_t count)
+{
+    int32_t length = request->computed;
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        struct slots *slots = &scheduler->pools[p].slots;
+        int32_t *row = row_in(scheduler, p, request);
+        evict_for(scheduler, p, slots_pages_to_extend(slots, length, count));
+        bool done = slots_alloc_extend(slots, length, count, length > 0 ? row[length - 1] : 0,
+                                       row + length);
+        assert(done);
+        (void)done;
+    }
+    request->num_new = count;
+}
+
+/* Rows that a request can have more of, as far as the pools have room. */
+static int64_t room_for(const struct scheduler *scheduler, const struct request *request)
+{
+    int64_t most = INT32_MAX;
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        int64_t pages = pages_of(scheduler, request->computed) + scheduler_available(scheduler, p);
+        int64_t rows = pages * scheduler->params.page_size - request->computed;
+        most = rows < most ? rows : most;
+    }
+    return most;
 }
 
 /* ---- Planning: prompts ----------------------------------------------------------------------- */
@@ -29,18 +64,8 @@ static void evict_for(struct scheduler *scheduler, int32_t pages)
 /* Slots for up to `wanted` more prompt rows; returns for how many there was room. */
 static int32_t extend(struct scheduler *scheduler, struct request *request, int32_t wanted)
 {
-    struct slots *slots = &scheduler->slots;
-    int64_t most =
-        (slots_pages(slots, request->computed) + available_pages(scheduler)) * slots->page_size -
-        request->computed;
-    int32_t count = wanted < most ? wanted : (int32_t)most;
-    int32_t *row = request_table_row(&scheduler->table, request->row);
-    int32_t last_slot = request->computed > 0 ? row[request->computed - 1] : 0;
-    evict_for(scheduler, slots_pages_to_extend(slots, request->computed, count));
-    bool done =
-        slots_alloc_extend(slots, request->computed, count, last_slot, row + request->computed);
-    assert(done);
-    request->num_new = done ? count : 0;
+    int64_t most = room_for(scheduler, request);
+    allocate(scheduler, request, wanted < most ? wanted : (int32_t)most);
     return request->num_new;
 }
 
@@ -51,41 +76,46 @@ static int32_t reserve_for(const struct scheduler *scheduler, const struct reque
     int32_t rows = min_i32(RESERVED_ROWS, request->num_rows - length);
     if (rows > 0)
         rows += drafts_rows(&scheduler->params.drafts) - 1;
-    return slots_pages_to_extend(&scheduler->slots, length, rows);
+    return pages_of(scheduler, length + rows) - pages_of(scheduler, length);
 }
 
-/* Step back to where the cached prefix has a state, which no request may take until it was read. */
-static void pin_state(struct scheduler *scheduler, struct request *request)
+/* Of the cached prefix, what the request can start after: where a state was kept, and the window
+ * before it. */
+static void cut_prefix(struct scheduler *scheduler, struct request *request)
 {
-    int64_t pages = request->cached_pages;
-    request->parted_at = request->cached_pages * scheduler->slots.page_size;
-    request->node = radix_cache_find_state(scheduler->cache, request->node, &pages);
-    request->cached_pages = (int32_t)pages;
-    radix_cache_lock(scheduler->cache, request->node);
-    if (pages > 0) {
-        request->state_node = request->node;
-        radix_cache_pin_state(scheduler->cache, request->node);
-    }
+    int32_t before;
+    do {
+        int64_t pages = before = request->cached_pages;
+        if (scheduler->params.has_state)
+            request->node = radix_cache_find_state(scheduler->cache, request->node, &pages);
+        request->cached_pages = (int32_t)pages;
+        scheduler_window_cut_prefix(scheduler, request);
+    } while (request->cached_pages != before);
 }
 
-/* Find and lock the cached pages that the request can start after, into scheduler->pages. At
- * least one row is left to compute, as some row has to make the first output token. */
+/* Find and hold the cached pages that the request can start after, into scheduler->pages. At
+ * least one row is left to compute, as some row has to make the first output token. The state at
+ * their end may not be taken until it was read. */
 static void lock_prefix(struct scheduler *scheduler, struct request *request)
 {
-    int32_t page_size = scheduler->slots.page_size;
+    int32_t page_size = scheduler->params.page_size;
     int32_t most = min_i32(request->shareable, request->target - 1) / page_size;
     request->node = radix_cache_root(scheduler->cache);
-    request->cached_pages = request->parted_at = 0;
+    request->cached_pages = request->parted_at = request->passed = 0;
     if (most == 0)
         return;
     scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, request), 0,
                            (int64_t)most * page_size, scheduler->keys);
-    request->cached_pages = (int32_t)radix_cache_match(scheduler->cache, scheduler->keys, most,
-                                                       scheduler->pages, &request->node);
-    if (scheduler->params.has_state)
-        pin_state(scheduler, request);
-    else
-        radix_cache_lock(scheduler->cache, request->node);
+    request->cached_pages = (int32_t)radix_cache_match(
+        scheduler->cache, scheduler->keys, most, scheduler->pages[SCHEDULER_ALL], &request->node);
+    request->parted_at = request->cached_pages * page_size;
+    cut_prefix(scheduler, request);
+    radix_cache_lock(scheduler->cache, request->node);
+    scheduler_window_hold(scheduler, request);
+    if (scheduler->params.has_state && request->cached_pages > 0) {
+        request->state_node = request->node;
+        radix_cache_pin_state(scheduler->cache, request->node);
+    }
 }
 
 static void unlock_prefix(struct scheduler *scheduler, struct request *request)
@@ -93,7 +123,31 @@ static void unlock_prefix(struct scheduler *scheduler, struct request *request)
     if (request->state_node)
         radix_cache_unpin_state(scheduler->cache, request->state_node);
     request->state_node = NULL;
+    scheduler_window_let_go(scheduler, request);
     radix_cache_unlock(scheduler->cache, request->node);
+}
+
+/* Is there room for the prompt of a request that is about to start, after `reserve` pages? */
+static bool has_room(const struct scheduler *scheduler, const struct request *request,
+                     int64_t reserve)
+{
+    int64_t pages = pages_of(scheduler, request->target) - request->cached_pages;
+    if (pages + reserve > scheduler_available(scheduler, SCHEDULER_ALL))
+        return false;
+    return scheduler->num_pools == 1 || scheduler_window_need(scheduler, request) + reserve <=
+                                            scheduler_available(scheduler, SCHEDULER_WINDOW);
+}
+
+/* Rows of the tables, the prefix in them. */
+static void take_rows(struct scheduler *scheduler, struct request *request)
+{
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        int32_t first = p == SCHEDULER_WINDOW ? request->passed : 0;
+        request->row = request_table_acquire(&scheduler->pools[p].table);
+        request->table_changed[p] = 0;
+        scheduler_write_pages(scheduler, p, request, first, request->cached_pages - first,
+                              scheduler->pages[p] + first);
+    }
 }
 
 /* Let the oldest waiting request run if its pages fit after *reserved ones, to which its own
@@ -104,15 +158,13 @@ static bool start(struct scheduler *scheduler, struct request *request, int64_t 
     request->target = max_i32(request->input_length, request->mark);
     lock_prefix(scheduler, request);
     int64_t reserve = *reserved + reserve_for(scheduler, request, request->target);
-    int64_t pages = slots_pages(&scheduler->slots, request->target) - request->cached_pages;
-    if (scheduler->num_running > 0 && pages + reserve > available_pages(scheduler)) {
+    if (scheduler->num_running > 0 && !has_room(scheduler, request, reserve)) {
         unlock_prefix(scheduler, request);
         return false;
     }
-    request->row = request_table_acquire(&scheduler->table);
-    scheduler_write_pages(scheduler, request, 0, request->cached_pages, scheduler->pages);
-    request->computed = request->cached_pages * scheduler->slots.page_size;
-    request->num_new = request->table_changed = 0;
+    take_rows(scheduler, request);
+    request->computed = request->cached_pages * scheduler->params.page_size;
+    request->num_new = 0;
     request->undrafted = request->state_turn = 0;
     request->state = REQUEST_RUNNING;
     scheduler->running[scheduler->num_running++] = number_of(scheduler, request);
@@ -161,14 +213,11 @@ static int32_t plan_prompts(struct scheduler *scheduler, int64_t now_us)
 /* One row, or those of a verification. */
 static bool decode(struct scheduler *scheduler, struct request *request)
 {
-    int32_t *row = request_table_row(&scheduler->table, request->row);
-    int32_t length = request->computed, count = drafts_rows(&scheduler->params.drafts);
-    int32_t pages = slots_pages_to_extend(&scheduler->slots, length, count);
-    if (pages > available_pages(scheduler))
+    int32_t count = drafts_rows(&scheduler->params.drafts);
+    if (room_for(scheduler, request) < count)
         return false;
-    evict_for(scheduler, pages);
-    request->num_new = count;
-    return slots_alloc_extend(&scheduler->slots, length, count, row[length - 1], &row[length]);
+    allocate(scheduler, request, count);
+    return true;
 }
 
 /* Rows for each request whose prompt is through; the oldest are served first, and those that
@@ -213,7 +262,7 @@ static void add_snapshots(struct scheduler *scheduler, struct request *request)
     if (scheduler->states.num_pages == 0 || is_decoding(request))
         return;
     int32_t visible = visible_pages(scheduler, request, request->computed + request->num_new);
-    int32_t border = visible * scheduler->slots.page_size;
+    int32_t border = visible * scheduler->params.page_size;
     if (request->parted_at < border)
         add_snapshot(scheduler, request, request->parted_at);
     add_snapshot(scheduler, request, border);
@@ -240,23 +289,47 @@ static void keep_states(struct scheduler *scheduler, const struct request *reque
         };
 }
 
-/* What is accepted, and how it moves together: row path[d] comes to lie where row d was. Rows of a
- * path ascend, so none is overwritten before it has moved. */
+/* How what is accepted moves together: row path[d] comes to lie where row d was. Rows of a path
+ * ascend, so none is overwritten before it has moved. */
+static void move_together(struct scheduler *scheduler, const struct request *request,
+                          const struct draft_tree *tree)
+{
+    int32_t *indptr = scheduler->moves_indptr + scheduler->step.num_seqs;
+    indptr[1] = indptr[0];
+    for (int32_t d = 1; d < tree->committed; d++) {
+        if (tree->path[d] == d)
+            continue;
+        for (int p = 0; p < scheduler->num_pools; p++) {
+            const int32_t *slots = row_in(scheduler, p, request) + request->computed;
+            scheduler->pools[p].moves[indptr[1]] =
+                (struct scheduler_move){.from = slots[tree->path[d]], .to = slots[d]};
+        }
+        indptr[1]++;
+    }
+}
+
 static void verify(struct scheduler *scheduler, const struct request *request)
 {
-    struct scheduler_step *step = &scheduler->step;
-    struct draft_tree *tree = &scheduler->trees[step->num_seqs];
-    const int32_t *slots = request_table_row(&scheduler->table, request->row) + request->computed;
+    struct draft_tree *tree = &scheduler->trees[scheduler->step.num_seqs];
     drafts_grow(&scheduler->params.drafts, number_of(scheduler, request), request->computed,
                 request->num_rows - request->computed, tree);
-    int32_t count = scheduler->moves_indptr[step->num_seqs];
-    for (int32_t d = 1; d < tree->committed; d++)
-        if (tree->path[d] != d)
-            scheduler->moves[count++] =
-                (struct scheduler_move){.from = slots[tree->path[d]], .to = slots[d]};
-    scheduler->moves_indptr[step->num_seqs + 1] = count;
+    move_together(scheduler, request, tree);
     if (scheduler->params.has_state)
         keep_states(scheduler, request);
+}
+
+/* Where `count` rows after prefix_len others go in a pool, and what the request's next step will
+ * find unchanged there; returns what this one finds changed. */
+static int32_t emit_slots(struct scheduler *scheduler, int p, struct request *request,
+                          int32_t prefix_len, int32_t count)
+{
+    int64_t *to = scheduler->pools[p].out_cache_loc + scheduler->step.num_tokens;
+    const int32_t *row = row_in(scheduler, p, request) + prefix_len;
+    int32_t changed = request->table_changed[p];
+    for (int32_t i = 0; i < count; i++)
+        to[i] = row[i];
+    request->table_changed[p] = prefix_len + count;
+    return changed;
 }
 
 /* Add a sequence of `count` rows after `prefix_len` others. */
@@ -264,23 +337,21 @@ static void emit_rows(struct scheduler *scheduler, struct request *request, int3
                       int32_t count, int32_t state_turns)
 {
     struct scheduler_step *step = &scheduler->step;
-    int32_t length = prefix_len + count;
-    const int32_t *row = request_table_row(&scheduler->table, request->row);
+    struct scheduler_seq *seq = &scheduler->seqs[step->num_seqs++];
     bool has_state = scheduler->params.has_state;
-    for (int32_t position = prefix_len; position < length; position++)
-        scheduler->out_cache_loc[step->num_tokens++] = row[position];
-    scheduler->seqs[step->num_seqs++] = (struct scheduler_seq){
+    *seq = (struct scheduler_seq){
         .request = number_of(scheduler, request),
         .row = request->row,
         .prefix_len = prefix_len,
         .num_new = count,
-        .table_changed = request->table_changed,
         .state_slot = has_state ? state_to_read(scheduler, request) : 0,
         .state_dst = has_state ? state_slot(scheduler, request, state_turns) : 0,
     };
-    request->table_changed = length;
+    for (int p = 0; p < scheduler->num_pools; p++)
+        seq->table_changed[p] = emit_slots(scheduler, p, request, prefix_len, count);
+    step->num_tokens += count;
     step->max_q_len = max_i32(step->max_q_len, count);
-    step->max_kv_len = max_i32(step->max_kv_len, length);
+    step->max_kv_len = max_i32(step->max_kv_len, prefix_len + count);
 }
 
 static void emit_seq(struct scheduler *scheduler, struct request *request)
@@ -301,9 +372,10 @@ static void begin_step(struct scheduler *scheduler)
     scheduler->step = (struct scheduler_step){
         .number = scheduler->step.number,
         .seqs = scheduler->seqs,
-        .out_cache_loc = scheduler->out_cache_loc,
         .snapshots = scheduler->snapshots,
     };
+    for (int p = 0; p < scheduler->num_pools; p++)
+        scheduler->step.pools[p].out_cache_loc = scheduler->pools[p].out_cache_loc;
 }
 
 /* List the requests that got rows: prompts first, then decodes. */
@@ -327,7 +399,8 @@ static void emit_step(struct scheduler *scheduler)
         step->mode = ATTN_MODE_TARGET_VERIFY;
         step->trees = scheduler->trees;
         step->moves_indptr = scheduler->moves_indptr;
-        step->moves = scheduler->moves;
+        for (int p = 0; p < scheduler->num_pools; p++)
+            step->pools[p].moves = scheduler->pools[p].moves;
     }
 }
 

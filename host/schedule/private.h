@@ -9,8 +9,9 @@
  * retraction takes the last.
  *
  * A running request's pages, by position: the first cached_pages are the prefix cache's and locked
- * through `node`, the rest are its own. State slots of the cache are numbered after those of the
- * rows.
+ * through `node`, the rest are its own. In the pool of windows it has those from page `passed` on
+ * (window.c): those below cached_pages are the prefix cache's, which it holds. State slots of the
+ * cache are numbered after those of the rows.
  */
 #ifndef HOST_SCHEDULE_PRIVATE_H
 #define HOST_SCHEDULE_PRIVATE_H
@@ -44,13 +45,14 @@ struct request {
     enum request_state state;
     /* while it runs */
     int32_t row;
-    int32_t target;        /* rows to prefill; beyond, rows are decoded */
-    int32_t computed;      /* rows in the cache */
-    int32_t num_new;       /* rows of the step that is out, but those of DRAFT_EXTEND */
-    int32_t undrafted;     /* of the computed ones the last, which the draft model has not seen */
-    int32_t state_turn;    /* which of the row's state slots has the state */
-    int32_t table_changed; /* as in scheduler_seq */
+    int32_t target;     /* rows to prefill; beyond, rows are decoded */
+    int32_t computed;   /* rows in the cache */
+    int32_t num_new;    /* rows of the step that is out, but those of DRAFT_EXTEND */
+    int32_t undrafted;  /* of the computed ones the last, which the draft model has not seen */
+    int32_t state_turn; /* which of the row's state slots has the state */
+    int32_t table_changed[SCHEDULER_POOLS]; /* as in scheduler_seq */
     int32_t cached_pages;
+    int32_t passed; /* pages from the front that the pool of windows has no more */
     struct radix_node *node;
     struct radix_node *state_node; /* whose state, pinned, its first step reads; NULL = none */
     int32_t parted_at;             /* rows whose pages were cached when it started */
@@ -70,11 +72,19 @@ struct flight {
     } * seqs;         /* [max_running_requests] */
 };
 
+struct pool {
+    struct slots slots;
+    struct request_table table;   /* all have the same rows */
+    int64_t *out_cache_loc;       /* [scheduler_max_tokens()] */
+    struct scheduler_move *moves; /* [drafts for each of seqs] */
+    int64_t held;                 /* tokens; the most so far */
+};
+
 struct scheduler {
     struct scheduler_params params;
-    struct slots slots;
+    struct pool pools[SCHEDULER_POOLS];
+    int num_pools;
     struct slots states; /* for the prefix cache; zeroed: there are none */
-    struct request_table table;
     struct radix_cache *cache;
 
     struct request *requests;
@@ -86,13 +96,11 @@ struct scheduler {
     bool step_is_out;
     struct scheduler_step step;
     struct scheduler_seq *seqs;           /* [max_running_requests] */
-    int64_t *out_cache_loc;               /* [scheduler_max_tokens()] */
     struct scheduler_snapshot *snapshots; /* [scheduler_snapshots_per_seq() for each of seqs] */
-    struct draft_tree *trees;             /* [max_running_requests] with drafts, as the next two */
+    struct draft_tree *trees;             /* [max_running_requests] with drafts, as the next */
     int32_t *moves_indptr;                /* [max_running_requests + 1] */
-    struct scheduler_move *moves;         /* [drafts for each of seqs] */
     token_key *keys;                      /* scratch for the shareable pages of any request */
-    int32_t *pages;                       /* likewise */
+    int32_t *pages[SCHEDULER_POOLS];      /* likewise */
     int64_t scratch_pages;
 
     struct flight *flights; /* ring [params.max_in_flight] */
@@ -123,6 +131,27 @@ static inline struct request *running_at(const struct scheduler *scheduler, int3
     return &scheduler->requests[scheduler->running[index]];
 }
 
+/* The request's row of a pool's table. */
+static inline int32_t *row_in(const struct scheduler *scheduler, int pool,
+                              const struct request *request)
+{
+    return request_table_row(&scheduler->pools[pool].table, request->row);
+}
+
+/* The page of a pool that has the request's positions from page number `page` on. */
+static inline int32_t page_at(const struct scheduler *scheduler, int pool,
+                              const struct request *request, int32_t page)
+{
+    int32_t page_size = scheduler->params.page_size;
+    return row_in(scheduler, pool, request)[(size_t)page * (size_t)page_size] / page_size;
+}
+
+/* Pages that `rows` rows take, in either pool. */
+static inline int32_t pages_of(const struct scheduler *scheduler, int32_t rows)
+{
+    return slots_pages(&scheduler->pools[SCHEDULER_ALL].slots, rows);
+}
+
 /* Is the request through with its prompt? */
 static inline bool is_decoding(const struct request *request)
 {
@@ -145,15 +174,15 @@ static inline int32_t visible_pages(const struct scheduler *scheduler,
 {
     int64_t visible = min_i32(rows, request->shareable);
     visible -= request->shareable > 0 ? visible % scheduler->params.share_unit : 0;
-    return (int32_t)(visible / scheduler->slots.page_size);
+    return (int32_t)(visible / scheduler->params.page_size);
 }
 
 /* The oldest request that waits; NULL if there is none. */
 struct request *scheduler_find_waiting(struct scheduler *scheduler);
 
-/* Write the slots of `count` whole pages into the request's row of req_to_token, from its page
+/* Write the slots of `count` whole pages into the request's row of a pool's table, from its page
  * number `first` on. */
-void scheduler_write_pages(struct scheduler *scheduler, const struct request *request,
+void scheduler_write_pages(struct scheduler *scheduler, int pool, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages);
 
 /* Give back all that a running request holds, rows of the step that is out included. */
@@ -161,6 +190,29 @@ void scheduler_release(struct scheduler *scheduler, struct request *request);
 
 /* Take back the request that started last: it waits again, and holds nothing. */
 void scheduler_retract_last(struct scheduler *scheduler);
+
+/* Pages of a pool that are free or can be evicted from the prefix cache. */
+int64_t scheduler_available(const struct scheduler *scheduler, int pool);
+
+/* ---- The pool of windows (window.c); nothing without one ------------------------------------- */
+
+/* Of a cached prefix, which becomes shorter, what the request can start after. */
+void scheduler_window_cut_prefix(struct scheduler *scheduler, struct request *request);
+
+/* Hold the window before the end of the cached prefix, and list its pages at
+ * scheduler->pages[SCHEDULER_WINDOW]; without memory for that the request starts at 0. */
+void scheduler_window_hold(struct scheduler *scheduler, struct request *request);
+
+/* Let go of what the request holds of the prefix cache. */
+void scheduler_window_let_go(struct scheduler *scheduler, struct request *request);
+
+/* Give back what no row to come can see. */
+void scheduler_window_pass(struct scheduler *scheduler, struct request *request);
+
+/* Pages that a request that is about to start takes until its prompt is through, at most. */
+int64_t scheduler_window_need(const struct scheduler *scheduler, const struct request *request);
+
+/* ---- Planning -------------------------------------------------------------------------------- */
 
 /* Fill in scheduler->step, but for its number, with what shall run now, and allocate its slots. No
  * sequence: nothing runs, and no request has arrived by now_us. */

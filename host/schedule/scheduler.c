@@ -18,6 +18,12 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
                          "prefix cache: share_unit %" PRId64
                          ": accepted 1 and more, with a function that gives the keys",
                          params->share_unit);
+    const struct scheduler_window *window = &params->window;
+    if (window->num_pages != 0 && window->left < 0 && window->chunk <= 0)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "pool of windows: window of %" PRId32 " and chunk of %" PRId32
+                         ": accepted 0 and more, or a chunk of 1 and more",
+                         window->left, window->chunk);
     if (params->num_cached_states < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "prefix cache: num_cached_states %" PRId64 ": accepted 0 and more",
@@ -47,17 +53,26 @@ static bool init_flights(struct scheduler *scheduler)
     return true;
 }
 
-/* What steps with drafts list in addition. */
+/* What steps with drafts list in addition, but for the moves. */
 static bool init_drafts(struct scheduler *scheduler)
 {
     size_t seqs = (size_t)scheduler->params.max_running_requests;
-    size_t rows = (size_t)scheduler->params.drafts.tokens;
-    if (rows == 0)
+    if (scheduler->params.drafts.tokens == 0)
         return true;
     scheduler->trees = calloc(seqs, sizeof *scheduler->trees);
     scheduler->moves_indptr = calloc(seqs + 1, sizeof *scheduler->moves_indptr);
-    scheduler->moves = calloc(seqs * rows, sizeof *scheduler->moves);
-    return scheduler->trees && scheduler->moves_indptr && scheduler->moves;
+    return scheduler->trees && scheduler->moves_indptr;
+}
+
+/* A pool's part of steps. */
+static bool init_pool_steps(const struct scheduler *scheduler, struct pool *pool)
+{
+    size_t tokens = (size_t)scheduler_max_tokens(scheduler);
+    size_t drafts = (size_t)scheduler->params.drafts.tokens;
+    size_t moves = (size_t)scheduler->params.max_running_requests * drafts;
+    pool->out_cache_loc = malloc(tokens * sizeof *pool->out_cache_loc);
+    pool->moves = moves > 0 ? calloc(moves, sizeof *pool->moves) : NULL;
+    return pool->out_cache_loc && (pool->moves || moves == 0);
 }
 
 static bool caches_states(const struct scheduler *scheduler)
@@ -66,22 +81,48 @@ static bool caches_states(const struct scheduler *scheduler)
     return params->has_state && params->prefix_cache && params->num_cached_states > 0;
 }
 
+static attn_status init_pool(const struct scheduler_params *params, int64_t num_pages,
+                             struct pool *pool, attn_error *error)
+{
+    attn_status status = slots_init(&pool->slots, params->page_size, num_pages, error);
+    return status == ATTN_OK ? request_table_init(&pool->table, params->max_running_requests,
+                                                  params->max_context_len, error)
+                             : status;
+}
+
 static attn_status init_pools(struct scheduler *scheduler, attn_error *error)
 {
     const struct scheduler_params *params = &scheduler->params;
+    struct pool *pools = scheduler->pools;
     attn_status status = check_params(params, error);
+    scheduler->num_pools = params->window.num_pages != 0 ? SCHEDULER_POOLS : 1;
     if (status == ATTN_OK && caches_states(scheduler))
         status = slots_init(&scheduler->states, 1, params->num_cached_states + 1, error);
     if (status == ATTN_OK)
-        status = slots_init(&scheduler->slots, params->page_size, params->num_pages, error);
+        status = init_pool(params, params->num_pages, &pools[SCHEDULER_ALL], error);
+    if (status == ATTN_OK && scheduler->num_pools > 1)
+        status = init_pool(params, params->window.num_pages, &pools[SCHEDULER_WINDOW], error);
     if (status == ATTN_OK)
-        status = request_table_init(&scheduler->table, params->max_running_requests,
-                                    params->max_context_len, error);
-    if (status == ATTN_OK)
-        status = radix_cache_create(&scheduler->slots,
-                                    caches_states(scheduler) ? &scheduler->states : NULL,
-                                    &scheduler->cache, error);
+        status = radix_cache_create(
+            &pools[SCHEDULER_ALL].slots,
+            scheduler->num_pools > 1 ? &pools[SCHEDULER_WINDOW].slots : NULL,
+            caches_states(scheduler) ? &scheduler->states : NULL, &scheduler->cache, error);
     return status;
+}
+
+/* The lists of a step. */
+static bool init_steps(struct scheduler *scheduler)
+{
+    size_t seqs = (size_t)scheduler->params.max_running_requests;
+    size_t snapshots = seqs * (size_t)scheduler_snapshots_per_seq(&scheduler->params.drafts);
+    scheduler->running = malloc(seqs * sizeof *scheduler->running);
+    scheduler->seqs = malloc(seqs * sizeof *scheduler->seqs);
+    scheduler->snapshots = malloc(snapshots * sizeof *scheduler->snapshots);
+    for (int p = 0; p < scheduler->num_pools; p++)
+        if (!init_pool_steps(scheduler, &scheduler->pools[p]))
+            return false;
+    return scheduler->running && scheduler->seqs && scheduler->snapshots &&
+           init_flights(scheduler) && init_drafts(scheduler);
 }
 
 attn_status scheduler_create(const struct scheduler_params *params, struct scheduler **scheduler,
@@ -96,19 +137,12 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
     attn_status status = init_pools(made, error);
     if (status != ATTN_OK)
         goto err_destroy;
-    size_t seqs = (size_t)params->max_running_requests;
-    size_t tokens = (size_t)scheduler_max_tokens(made);
-    made->running = malloc(seqs * sizeof *made->running);
-    made->seqs = malloc(seqs * sizeof *made->seqs);
-    made->out_cache_loc = malloc(tokens * sizeof *made->out_cache_loc);
-    made->snapshots = malloc((size_t)scheduler_snapshots_per_seq(&params->drafts) * seqs *
-                             sizeof *made->snapshots);
-    if (!made->running || !made->seqs || !made->out_cache_loc || !made->snapshots ||
-        !init_flights(made) || !init_drafts(made)) {
+    if (!init_steps(made)) {
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                           "scheduler: no memory for steps of %zu sequences and %zu rows, %" PRId32
-                           " in flight",
-                           seqs, tokens, made->params.max_in_flight);
+                           "scheduler: no memory for steps of %" PRId32 " sequences and %" PRId64
+                           " rows, %" PRId32 " in flight",
+                           params->max_running_requests, scheduler_max_tokens(made),
+                           made->params.max_in_flight);
         goto err_destroy;
     }
     *scheduler = made;
@@ -124,27 +158,34 @@ void scheduler_destroy(struct scheduler *scheduler)
     if (!scheduler)
         return;
     radix_cache_destroy(scheduler->cache);
-    request_table_finish(&scheduler->table);
-    slots_finish(&scheduler->slots);
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        request_table_finish(&scheduler->pools[p].table);
+        slots_finish(&scheduler->pools[p].slots);
+        free(scheduler->pools[p].out_cache_loc);
+        free(scheduler->pools[p].moves);
+        free(scheduler->pages[p]);
+    }
     slots_finish(&scheduler->states);
     free(scheduler->requests);
     free(scheduler->running);
     free(scheduler->seqs);
-    free(scheduler->out_cache_loc);
     free(scheduler->snapshots);
     free(scheduler->trees);
     free(scheduler->moves_indptr);
-    free(scheduler->moves);
     free(scheduler->keys);
-    free(scheduler->pages);
     free(scheduler->flights);
     free(scheduler->flight_seqs);
     free(scheduler);
 }
 
-const struct request_table *scheduler_request_table(const struct scheduler *scheduler)
+const struct request_table *scheduler_request_table(const struct scheduler *scheduler, int pool)
 {
-    return &scheduler->table;
+    return &scheduler->pools[pool].table;
+}
+
+int scheduler_num_pools(const struct scheduler *scheduler)
+{
+    return scheduler->num_pools;
 }
 
 int64_t scheduler_row_states(const struct scheduler_params *params)
@@ -155,13 +196,39 @@ int64_t scheduler_row_states(const struct scheduler_params *params)
 int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 {
     const struct scheduler_params *params = &scheduler->params;
-    int64_t most = slots_capacity(&scheduler->slots); /* the rows of a step have distinct slots */
+    int64_t most = slots_capacity(
+        &scheduler->pools[SCHEDULER_ALL].slots); /* the rows of a step have distinct slots */
     int64_t chunk = params->chunked_prefill_size;
     int64_t decodes = (int64_t)params->max_running_requests * drafts_rows(&params->drafts);
     return chunk > 0 && chunk + decodes < most ? chunk + decodes : most;
 }
 
 /* ---- Queue ----------------------------------------------------------------------------------- */
+
+/* Can the request run by itself? It takes `rows` slots of the pool of all positions. */
+static attn_status check_pools(const struct scheduler *scheduler,
+                               const struct scheduler_request *request, int64_t rows,
+                               attn_error *error)
+{
+    static const char *const names[SCHEDULER_POOLS] = {"KV cache", "KV cache of windows"};
+    const struct scheduler_params *params = &scheduler->params;
+    int64_t pages[SCHEDULER_POOLS] = {pages_of(scheduler, (int32_t)rows)};
+    int64_t most = scheduler_window_pages(params, drafts_rows(&params->drafts));
+    pages[SCHEDULER_WINDOW] = pages[SCHEDULER_ALL] < most ? pages[SCHEDULER_ALL] : most;
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        const struct slots *slots = &scheduler->pools[p].slots;
+        if (pages[p] <= slots->num_pages - 1)
+            continue;
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
+                         " tokens take %" PRId64 " pages of %" PRId32 " tokens; the %s has "
+                         "%" PRId32 " (%" PRId64 " tokens), so it could never finish",
+                         scheduler->num_requests, request->input_length, request->output_length,
+                         pages[p], slots->page_size, names[p], slots->num_pages - 1,
+                         slots_capacity(slots));
+    }
+    return ATTN_OK;
+}
 
 static attn_status check_request(const struct scheduler *scheduler,
                                  const struct scheduler_request *request, attn_error *error)
@@ -183,7 +250,7 @@ static attn_status check_request(const struct scheduler *scheduler,
                          ", or a step without that limit (0)",
                          scheduler->num_requests, input, chunk);
     int64_t drafted = drafts_rows(&scheduler->params.drafts) - 1;
-    int64_t max_rows = scheduler->table.max_context_len - drafted;
+    int64_t max_rows = scheduler->params.max_context_len - drafted;
     int64_t decode_rows = output > 0 ? output - 1 : 0;
     if (input > max_rows || decode_rows > max_rows - input)
         return host_fail(error, ATTN_CONFIG_ERROR,
@@ -191,15 +258,7 @@ static attn_status check_request(const struct scheduler *scheduler,
                          " tokens: accepted is what fits max_context_len = %" PRId64,
                          scheduler->num_requests, input, output, max_rows);
     int64_t most_drafted = decode_rows > 0 ? drafted : 0;
-    int32_t pages = slots_pages(&scheduler->slots, (int32_t)(input + decode_rows + most_drafted));
-    if (pages > scheduler->slots.num_pages - 1)
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
-                         " tokens take %" PRId32 " pages of %" PRId32 " tokens; the KV cache has "
-                         "%" PRId32 " (%" PRId64 " tokens), so it could never finish",
-                         scheduler->num_requests, input, output, pages, scheduler->slots.page_size,
-                         scheduler->slots.num_pages - 1, slots_capacity(&scheduler->slots));
-    return ATTN_OK;
+    return check_pools(scheduler, request, input + decode_rows + most_drafted, error);
 }
 
 /* Room for one more request, and for the keys of `pages` pages; growing by half keeps additions
@@ -217,20 +276,22 @@ static bool make_room(struct scheduler *scheduler, int64_t pages)
     }
     if (pages <= scheduler->scratch_pages)
         return true;
-    size_t tokens = (size_t)pages * (size_t)scheduler->slots.page_size;
+    size_t tokens = (size_t)pages * (size_t)scheduler->params.page_size;
+    int32_t *numbers[SCHEDULER_POOLS] = {NULL};
     token_key *keys = malloc(tokens * sizeof *keys);
-    int32_t *numbers = malloc((size_t)pages * sizeof *numbers);
-    if (!keys || !numbers) {
-        free(keys);
-        free(numbers);
-        return false;
+    bool there = keys != NULL;
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        numbers[p] = malloc((size_t)pages * sizeof *numbers[p]);
+        there = there && numbers[p];
     }
-    free(scheduler->keys);
-    free(scheduler->pages);
-    scheduler->keys = keys;
-    scheduler->pages = numbers;
-    scheduler->scratch_pages = pages;
-    return true;
+    free(there ? scheduler->keys : keys);
+    scheduler->keys = there ? keys : scheduler->keys;
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        free(there ? scheduler->pages[p] : numbers[p]);
+        scheduler->pages[p] = there ? numbers[p] : scheduler->pages[p];
+    }
+    scheduler->scratch_pages = there ? pages : scheduler->scratch_pages;
+    return there;
 }
 
 attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_request *request,
@@ -243,7 +304,7 @@ attn_status scheduler_add(struct scheduler *scheduler, const struct scheduler_re
     bool shares = scheduler->params.prefix_cache &&
                   (!scheduler->params.has_state || caches_states(scheduler));
     int32_t shareable = shares ? (int32_t)request->shareable_length : 0;
-    if (!make_room(scheduler, shareable / scheduler->slots.page_size))
+    if (!make_room(scheduler, shareable / scheduler->params.page_size))
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
                          "request %" PRId64 ": no memory to queue it", scheduler->num_requests);
     int32_t decode_rows = request->output_length > 0 ? (int32_t)request->output_length - 1 : 0;
@@ -271,12 +332,11 @@ struct request *scheduler_find_waiting(struct scheduler *scheduler)
 
 /* ---- What a running request holds ------------------------------------------------------------ */
 
-void scheduler_write_pages(struct scheduler *scheduler, const struct request *request,
+void scheduler_write_pages(struct scheduler *scheduler, int pool, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages)
 {
-    int32_t page_size = scheduler->slots.page_size;
-    int32_t *slots =
-        request_table_row(&scheduler->table, request->row) + (size_t)first * (size_t)page_size;
+    int32_t page_size = scheduler->params.page_size;
+    int32_t *slots = row_in(scheduler, pool, request) + (size_t)first * (size_t)page_size;
     for (int32_t i = 0; i < count; i++)
         for (int32_t offset = 0; offset < page_size; offset++)
             *slots++ = pages[i] * page_size + offset;
@@ -294,19 +354,27 @@ static void release_states(struct scheduler *scheduler, struct request *request)
     request->num_snapshots = 0;
 }
 
-void scheduler_release(struct scheduler *scheduler, struct request *request)
+/* The pages of a pool that are the request's own, from number `first` on, and its row there. */
+static void release_pool(struct scheduler *scheduler, int pool, struct request *request,
+                         int32_t first)
 {
     int32_t length = request->computed + request->num_new;
-    int32_t page_size = scheduler->slots.page_size;
-    const int32_t *slots = request_table_row(&scheduler->table, request->row);
-    int32_t num_pages = slots_pages(&scheduler->slots, length);
-    for (int32_t i = request->cached_pages; i < num_pages; i++)
-        slots_free_page(&scheduler->slots, slots[(size_t)i * (size_t)page_size] / page_size);
+    for (int32_t i = first; i < pages_of(scheduler, length); i++)
+        slots_free_page(&scheduler->pools[pool].slots, page_at(scheduler, pool, request, i));
+    request_table_release(&scheduler->pools[pool].table, request->row, length);
+}
+
+void scheduler_release(struct scheduler *scheduler, struct request *request)
+{
+    release_pool(scheduler, SCHEDULER_ALL, request, request->cached_pages);
+    if (scheduler->num_pools > SCHEDULER_WINDOW)
+        release_pool(scheduler, SCHEDULER_WINDOW, request,
+                     max_i32(request->cached_pages, request->passed));
     release_states(scheduler, request);
+    scheduler_window_let_go(scheduler, request);
     radix_cache_unlock(scheduler->cache, request->node);
-    request_table_release(&scheduler->table, request->row, length);
     request->row = request->computed = request->num_new = request->cached_pages = 0;
-    request->undrafted = request->state_turn = 0;
+    request->undrafted = request->state_turn = request->passed = 0;
     request->node = NULL;
 }
 
@@ -321,6 +389,17 @@ void scheduler_retract_last(struct scheduler *scheduler)
 
 /* ---- The next step --------------------------------------------------------------------------- */
 
+/* What the requests that run hold while the step is out. */
+static void note_held(struct scheduler *scheduler)
+{
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        struct pool *pool = &scheduler->pools[p];
+        int64_t held = slots_capacity(&pool->slots) -
+                       scheduler_available(scheduler, p) * scheduler->params.page_size;
+        pool->held = held > pool->held ? held : pool->held;
+    }
+}
+
 enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct scheduler_step **step,
                                     int64_t *wake_us)
 {
@@ -329,6 +408,7 @@ enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct sc
     if (scheduler->num_flights == params->max_in_flight)
         return SCHEDULER_DRAIN;
     scheduler_plan(scheduler, params->now_us ? params->now_us(params->clock_context) : INT64_MAX);
+    note_held(scheduler);
     if (scheduler->step.num_seqs > 0) {
         scheduler->step_is_out = true;
         *step = &scheduler->step;
@@ -349,19 +429,26 @@ enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct sc
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts)
 {
     *counts = scheduler->counts;
-    counts->kv_capacity = slots_capacity(&scheduler->slots);
-    counts->kv_used = counts->kv_capacity - slots_free_tokens(&scheduler->slots);
-    counts->kv_peak = slots_peak(&scheduler->slots);
+    for (int p = 0; p < scheduler->num_pools; p++) {
+        const struct slots *slots = &scheduler->pools[p].slots;
+        counts->pools[p] = (struct scheduler_pool_counts){
+            .capacity = slots_capacity(slots),
+            .used = slots_capacity(slots) - slots_free_tokens(slots),
+            .peak = slots_peak(slots),
+            .held = scheduler->pools[p].held,
+        };
+    }
     if (caches_states(scheduler)) {
         counts->state_capacity = slots_capacity(&scheduler->states);
         counts->state_peak = slots_peak(&scheduler->states);
     }
 }
 
-int64_t scheduler_leaked(struct scheduler *scheduler)
+int64_t scheduler_leaked(struct scheduler *scheduler, int pool)
 {
+    const struct slots *slots = &scheduler->pools[pool].slots;
     radix_cache_flush(scheduler->cache);
-    return slots_capacity(&scheduler->slots) - slots_free_tokens(&scheduler->slots);
+    return slots_capacity(slots) - slots_free_tokens(slots);
 }
 
 int64_t scheduler_leaked_states(struct scheduler *scheduler)

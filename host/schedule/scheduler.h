@@ -59,8 +59,11 @@
  * with has_state, each request has a state slot for every row of a verification, and goes on from
  * the one after the last row that stayed.
  *
- * All layers share one slot space: every KV group of a batch gets the same req_to_token and
- * out_cache_loc.
+ * Pools. Layers share one slot space, unless there is a pool for those with a sliding window: then
+ * each has slots, pages and a table of its own. A new row takes a slot in either. In the pool of
+ * windows pages are given back as soon as no row to come can see them, and their entries of the
+ * table are 0. A cached prefix is of use there only as far as the window before its end is cached,
+ * too: window pages of the prefix cache go first where that pool runs out.
  *
  * States. With has_state every request has one recurrent state (of all layers alike), in the state
  * slot that its row of the table names, 1 .. max_running_requests without drafts. A cached page is
@@ -85,9 +88,20 @@
 
 struct scheduler;
 
+/* Pools of KV: of every position, and of those that a window still sees. */
+enum { SCHEDULER_ALL, SCHEDULER_WINDOW, SCHEDULER_POOLS };
+
+/* What the layers see that have a pool of their own: query i the keys from i - left on (left < 0:
+ * there is no such limit), and those of its chunk (0: likewise); with both, what either lets it. */
+struct scheduler_window {
+    int64_t num_pages; /* page 0 included; 0 = there is no such pool */
+    int32_t left, chunk;
+};
+
 struct scheduler_params {
-    int32_t page_size;            /* tokens */
-    int64_t num_pages;            /* page 0, the padding, included */
+    int32_t page_size; /* tokens */
+    int64_t num_pages; /* page 0, the padding, included */
+    struct scheduler_window window;
     int32_t max_running_requests; /* rows of req_to_token, less row 0 */
     int32_t max_context_len;      /* elements of a row */
     int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
@@ -125,13 +139,14 @@ struct scheduler_request {
  * row r is at the position that its depth says, and has the slot of position prefix_len + r. */
 struct scheduler_seq {
     int64_t request;
-    int32_t row;           /* of req_to_token */
-    int32_t prefix_len;    /* tokens before the first query, all in the cache */
-    int32_t num_new;       /* >= 1 */
-    int32_t table_changed; /* first position whose entry in the row is not as the request's step */
-                           /* before had it; <= prefix_len, 0 in its first step */
-    int32_t state_slot;    /* state to start from; 0 = zero, or there is none */
-    int32_t state_dst;     /* where the state goes; 0 = there is none */
+    int32_t row;        /* of req_to_token */
+    int32_t prefix_len; /* tokens before the first query, all in the cache */
+    int32_t num_new;    /* >= 1 */
+    /* In each pool the first position whose entry in the row is not as the request's step before
+     * had it; <= prefix_len, 0 in its first step. */
+    int32_t table_changed[SCHEDULER_POOLS];
+    int32_t state_slot; /* state to start from; 0 = zero, or there is none */
+    int32_t state_dst;  /* where the state goes; 0 = there is none */
 };
 
 /* Further rows whose state is wanted: a state slot gets the state after a row of the step. At most
@@ -153,6 +168,12 @@ struct scheduler_move {
     int32_t from, to;
 };
 
+/* A pool's part of a step. */
+struct scheduler_step_pool {
+    const int64_t *out_cache_loc;       /* [num_tokens] slots of the rows, sequence by sequence */
+    const struct scheduler_move *moves; /* of a verification: moves_indptr's */
+};
+
 /* What to run. Extend sequences first, decode sequences last, each in order of start. */
 struct scheduler_step {
     int64_t number;                   /* of this step, from 0; one that failed counts */
@@ -164,12 +185,12 @@ struct scheduler_step {
     int32_t max_q_len;                /* largest num_new */
     int32_t max_kv_len;               /* largest prefix_len + num_new */
     const struct scheduler_seq *seqs; /* [num_seqs] */
-    const int64_t *out_cache_loc;     /* [num_tokens] slots of the rows, sequence by sequence */
+    struct scheduler_step_pool pools[SCHEDULER_POOLS]; /* zeros where there is no such pool */
     int32_t num_snapshots;
     const struct scheduler_snapshot *snapshots; /* [num_snapshots] ascending by row */
     const struct draft_tree *trees;             /* [num_seqs] TARGET_VERIFY; else NULL */
-    const int32_t *moves_indptr;                /* [num_seqs + 1] likewise, into */
-    const struct scheduler_move *moves;         /* moves, to be made in this order in a sequence */
+    const int32_t *moves_indptr; /* [num_seqs + 1] likewise, into each pool's moves, */
+                                 /* to be made in this order in a sequence */
 };
 
 enum scheduler_state {
@@ -177,6 +198,14 @@ enum scheduler_state {
     SCHEDULER_WAIT,  /* no request has arrived, and nothing is in flight; come back at *wake_us */
     SCHEDULER_DRAIN, /* no step now, but some are in flight: confirm the oldest, then ask again */
     SCHEDULER_DONE   /* every request has ended, and nothing is in flight */
+};
+
+/* Tokens that the pages of a pool hold. */
+struct scheduler_pool_counts {
+    int64_t capacity;
+    int64_t used; /* that pages are allocated for now, cached ones included */
+    int64_t peak; /* most that were */
+    int64_t held; /* most that were at a step, without what the prefix cache alone keeps */
 };
 
 /* Every request keeps a mark: its positions that ever had KV, computed or found. Rows computed
@@ -188,19 +217,17 @@ struct scheduler_counts {
     int64_t requests; /* added */
     int64_t finished;
     int64_t dropped;
-    int64_t retractions;    /* counted at once: a plan or a loss made them */
-    int64_t steps;          /* confirmed */
-    int64_t prefill;        /* rows computed in prefill, the recomputed ones included */
-    int64_t decode;         /* rows; of verifications those that stayed */
-    int64_t verifications;  /* of a request */
-    int64_t drafted;        /* rows of verifications, roots aside */
-    int64_t accepted;       /* of these those that stayed */
-    int64_t draft_extend;   /* rows of DRAFT_EXTEND */
-    int64_t prefix_hit;     /* rows */
-    int64_t recomputed;     /* rows */
-    int64_t kv_capacity;    /* tokens */
-    int64_t kv_used;        /* tokens that pages are allocated for now, cached ones included */
-    int64_t kv_peak;        /* tokens; most that pages were allocated for, cached ones included */
+    int64_t retractions;   /* counted at once: a plan or a loss made them */
+    int64_t steps;         /* confirmed */
+    int64_t prefill;       /* rows computed in prefill, the recomputed ones included */
+    int64_t decode;        /* rows; of verifications those that stayed */
+    int64_t verifications; /* of a request */
+    int64_t drafted;       /* rows of verifications, roots aside */
+    int64_t accepted;      /* of these those that stayed */
+    int64_t draft_extend;  /* rows of DRAFT_EXTEND */
+    int64_t prefix_hit;    /* rows */
+    int64_t recomputed;    /* rows */
+    struct scheduler_pool_counts pools[SCHEDULER_POOLS];
     int64_t state_capacity; /* states that can be cached */
     int64_t state_peak;     /* most that were */
 };
@@ -258,8 +285,15 @@ void scheduler_device_lost(struct scheduler *scheduler);
 /* Steps launched and neither confirmed nor lost; the one that is out is not among them. */
 int32_t scheduler_in_flight(const struct scheduler *scheduler);
 
-/* req_to_token; owned by the scheduler, as large as the params say. */
-const struct request_table *scheduler_request_table(const struct scheduler *scheduler);
+/* A pool's req_to_token; owned by the scheduler, as large as the params say. */
+const struct request_table *scheduler_request_table(const struct scheduler *scheduler, int pool);
+
+/* How many pools there are: the first ones. */
+int scheduler_num_pools(const struct scheduler *scheduler);
+
+/* Pages that one request, with so many positions at a time in a step, takes at most of the pool of
+ * windows. */
+int64_t scheduler_window_pages(const struct scheduler_params *params, int64_t positions);
 
 /* State slots of the rows of the table: those of cached states come after them. */
 int64_t scheduler_row_states(const struct scheduler_params *params);
@@ -269,9 +303,9 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler);
 
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts);
 
-/* Empty the prefix cache; returns capacity - free, in tokens: 0 once every request has ended, or
- * pages have leaked. */
-int64_t scheduler_leaked(struct scheduler *scheduler);
+/* Empty the prefix cache; returns capacity - free of a pool, in tokens: 0 once every request has
+ * ended, or pages have leaked. */
+int64_t scheduler_leaked(struct scheduler *scheduler, int pool);
 
 /* The same of slots for cached states. */
 int64_t scheduler_leaked_states(struct scheduler *scheduler);

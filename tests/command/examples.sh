@@ -78,6 +78,7 @@ example minimax cpu_linear cpu_native portable
 example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
 example speculative cpu_native
+example window_pool cpu_native
 
 # An encoder caches nothing, so there are no prefixes to share.
 ini=$top/examples/encoder.ini backends=cpu_native

@@ -57,9 +57,11 @@ def keys_of(value, path=""):
     return {path}
 
 
-def problems(report, lines, named=()):
-    """What is not as documented. `named`: objects whose keys are names, as "paths"."""
+def problems(report, lines, named=(), there=()):
+    """What is not as documented. `named`: objects whose keys are names, as "paths"; `there`: those
+    that need not be there, but are."""
     every, always = documented(lines)
+    always |= {key for key in every if key.partition(".")[0] in there}
     got = keys_of(report)
     for name in named:
         got = {name + ".*" if key.startswith(name + ".") else key for key in got}

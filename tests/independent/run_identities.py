@@ -72,7 +72,9 @@ REPORT = {
     "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "max_abs_err": NUMBER,
                "max_rel_err": NUMBER,
                "of_bar": dict.fromkeys(("prefill", "decode"), [(int, float, type(None))])},
-    "kv": dict.fromkeys(("capacity", "peak", "leaked"), COUNT),
+    "kv": {**dict.fromkeys(("capacity", "peak", "leaked"), COUNT),
+           "pools": [{"holds": TEXT, **dict.fromkeys(("layers", "bytes_per_token", "capacity",
+                                                      "peak", "held", "leaked"), COUNT)}]},
     "latency_us": dict.fromkeys(("prefill", "decode"), TIMES),
     "digest": TEXT,
     "seed": COUNT,
@@ -429,9 +431,9 @@ def drafts(tap, runner, trace, name, **sets):
         requests = trace.place(4, False)
         expected = trace_model.count_drafts(requests, keys["draft_tokens"], keys["topk"],
                                             keys["acceptance"], keys["seed"])
-        report = runner.run(trace, workload__max_running_requests=16, kv_cache__page_size=4,
-                            kv_cache__prefix_cache="no",
-                            **{"speculative__draft_tokens": 4, **sets})
+        report = runner.run(trace, workload__max_running_requests=16,
+                            **{"kv_cache__page_size": 4, "kv_cache__prefix_cache": "no", "speculative__draft_tokens": 4,
+                               **sets})
         tokens, told = report["tokens"], report["speculative"]
         for key, value in expected.items():
             tap.equal(key, told[key], value)
@@ -497,13 +499,92 @@ def check_encoder(tap, runner, trace):
         tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
         tap.equal("rows_checked", report["verify"]["rows_checked"], trace_model.count_sampled(
             [(0, length, 0) for _, length, _ in requests], 1, 0.05, LAYERS))
-        tap.equal("kv", report["kv"], {"capacity": 0, "peak": 0, "leaked": 0})
+        tap.equal("kv", report["kv"], {"capacity": 0, "peak": 0, "leaked": 0, "pools": []})
     with tap.test("an encoder does not depend on how prompts are put together"):
         alone = runner.run(trace, model__attn_type="encoder_only", verify__rate=0.05,
                            workload__chunked_prefill_size=chunk,
                            workload__max_running_requests=1)
         tap.equal("steps", alone["steps"], len(requests))
         tap.equal("digest", alone["digest"], report["digest"])
+
+
+def pools_of(report):
+    return {pool["holds"]: pool for pool in report["kv"]["pools"]}
+
+
+def held(report):
+    return [pool["held"] for pool in report["kv"]["pools"]]
+
+
+# Layers of the three, and what their queries see first: a window of 64, as all runs have it, and
+# chunks of 48 next to it.
+WINDOWS = (
+    ("a window", {}, 2, lambda i: max(0, i - 63)),
+    ("a window and chunks", {"model__layer_types": "sliding chunked full",
+                             "model__attention_chunk": 48}, 2,
+     lambda i: max(0, min(i - 63, i // 48 * 48))),
+    ("chunks", {"model__layer_types": "full chunked full", "model__attention_chunk": 48,
+                "model__sliding_window": ""}, 1, lambda i: i // 48 * 48),
+)
+
+
+def windows(tap, runner, trace, page_size, name, sets, layers, first_seen):
+    """One request at a time in roomy pools: what is held follows from the file, in either pool."""
+    same = {"workload__max_running_requests": 1, "kv_cache__page_size": page_size,
+            "kv_cache__hybrid_swa_memory": "yes", "kv_cache__swa_full_tokens_ratio": 1,
+            "workload__chunked_prefill_size": 32, "verify__rate": 0.05, **sets}
+    for prefix_cache in (False, True):
+        cached = "with" if prefix_cache else "without"
+        with tap.test(f"pools, {name}, page size {page_size}, {cached} a prefix cache"):
+            requests = trace.place(page_size, prefix_cache)
+            report = runner.run(trace, kv_cache__prefix_cache="yes" if prefix_cache else "no",
+                                **same)
+            check_identities(tap, report, trace.count(page_size))
+            tap.equal("prefix_hit", report["tokens"]["prefix_hit"],
+                      sum(hit for hit, _, _ in requests))
+            most = trace_model.count_windows(requests, page_size, 32, first_seen)
+            tap.equal("held", held(report), most)
+            tap.true("the window's pool holds less", most[1] < most[0])
+            tap.equal("layers", pools_of(report)["window"]["layers"], layers)
+            if not prefix_cache:
+                tap.equal("peak", [pool["peak"] for pool in report["kv"]["pools"]], most)
+
+
+def check_windows(tap, runner, trace, growing):
+    for name, sets, layers, first_seen in WINDOWS:
+        for page_size in (16, 3) if layers == 2 and not sets else (4,):
+            windows(tap, runner, trace, page_size, name, sets, layers, first_seen)
+    both = {"kv_cache__hybrid_swa_memory": "yes", "kv_cache__page_size": 4, "verify__rate": 0.2}
+    with tap.test("pools: outputs are those of one pool, in mixed batches too"):
+        for more in ({}, {"workload__mixed": "yes"}):
+            one, two = (runner.run(trace, **{**both, **more, "kv_cache__hybrid_swa_memory": key})
+                        for key in ("no", "yes"))
+            tap.equal("pools", (list(pools_of(one)), list(pools_of(two))),
+                      (["all"], ["all", "window"]))
+            tap.equal("tokens", two["tokens"], one["tokens"])
+            tap.equal("digest", two["digest"], one["digest"])
+    with tap.test("pools: where that of windows is small, less is hit and as much more computed"):
+        roomy, small = (runner.run(trace, workload__max_running_requests=1,
+                                   kv_cache__max_total_tokens=40000,
+                                   kv_cache__swa_full_tokens_ratio=ratio, **both)
+                        for ratio in (1, 0.003))
+        check_identities(tap, small, trace.count(4))
+        lost = roomy["tokens"]["prefix_hit"] - small["tokens"]["prefix_hit"]
+        tap.true(f"some hits are lost, not all: {lost}", 0 < lost < roomy["tokens"]["prefix_hit"])
+        tap.equal("prefill rises by", small["tokens"]["prefill"] - roomy["tokens"]["prefill"], lost)
+        tap.equal("capacity", pools_of(small)["window"]["capacity"], 120)
+    longest = growing.count(4)["longest"]
+    for name, more in (("all positions", {"kv_cache__max_total_tokens": longest // 4 * 4 + 8}),
+                       ("windows", {"kv_cache__max_total_tokens": 20000,
+                                    "kv_cache__swa_full_tokens_ratio": 0.01,
+                                   "model__sliding_window": 128})):
+        with tap.test(f"pools: requests are thrown out where the pool of {name} is full"):
+            report = runner.run(growing, workload__max_running_requests=16,
+                                **{**both, **more})
+            check_identities(tap, report, growing.count(4))
+            tap.true("something is recomputed", report["tokens"]["recomputed"] > 0)
+    for name, more in (("a chain", {}), ("a tree", {"speculative__topk": 3})):
+        drafts(tap, runner, growing, f"{name} in two pools", **both, **more)
 
 
 def check_report(tap, runner, folder, trace):
@@ -514,6 +595,12 @@ def check_report(tap, runner, folder, trace):
         tap.equal("keys", documented_keys.problems(piped, True, ("paths",)), [])
     with tap.test("where the figures come from"):
         check_provenance(tap, piped, runner.arguments)
+    with tap.test("docs/RUN.md explains every key of speculative decoding"):
+        drafted = runner.run(trace, speculative__draft_tokens=3)
+        tap.equal("keys", documented_keys.problems(drafted, True, ("paths",), ("speculative",)), [])
+        broken = {**drafted, "speculative": {"drafted": 0, "unheard_of": 0}}
+        tap.equal("what is wrong of others", len(documented_keys.problems(
+            broken, True, ("paths",), ("speculative",))), len(drafted["speculative"]))
     with tap.test("--json FILE replaces what stood there; the text goes to stdout"):
         path = os.path.join(folder, "report.json")
         pathlib.Path(path).write_text("old " * 4000)
@@ -560,6 +647,7 @@ def check_small(tap, folder):
     check_composite(tap, runner, short)
     check_drafts(tap, runner, folder, growing)
     check_encoder(tap, runner, short)
+    check_windows(tap, runner, short, growing)
     check_report(tap, runner, folder, short)
 
 

@@ -118,6 +118,30 @@ def count_sampled(requests, seed, rate, layers):
     return count
 
 
+def steps_of(hit, length, output, chunk):
+    """(position, rows) of the steps of a request that runs alone: its prompt in chunks, then decode
+    rows."""
+    while hit < length:
+        rows = min(chunk, length - hit)
+        yield hit, rows
+        hit += rows
+    for position in range(length, length + max(0, output - 1)):
+        yield position, 1
+
+
+def count_windows(requests, page_size, chunk, first_seen):
+    """The most tokens that requests hold, one at a time, in the pool of all positions and in that of
+    windows: at each step the pages up to its last row, and there only those from the page on that
+    has the first position its first row sees."""
+    most = [0, 0]
+    for hit, length, output in requests:
+        for position, rows in steps_of(hit, length, output, chunk):
+            end = -(-(position + rows) // page_size)
+            for pool, first in enumerate((0, first_seen(position) // page_size)):
+                most[pool] = max(most[pool], (end - first) * page_size)
+    return most
+
+
 def count_drafts(requests, tokens, topk, rate, seed):
     """What speculative decoding comes to, whatever the batching: each verification starts at the
     last token, looks at the drafts behind it in order of depth up to the first that is wrong, and

@@ -28,27 +28,35 @@ import mutate  # noqa: E402
 
 # The unit tests of each file, quick ones first: a program of tests/, one of its cases or all, and
 # whether the sanitizers look at it too, which takes long.
-SLOTS = [("check_slots", "", True)]
-CACHE = [("check_radix_cache", "core", True), ("check_radix_cache", "random", False),
-         ("check_radix_cache", "limits", False)]
-SCHEDULER = [("check_scheduler", "core", True), ("check_scheduler", "hits", False),
-             ("check_scheduler", "states", True),
-             ("check_scheduler", "limits", True), ("check_scheduler_flight", "core", True),
-             ("check_scheduler_flight", "losses", False),
-             ("check_scheduler_flight", "drops", False), ("check_scheduler", "random", False),
-             ("check_scheduler_flight", "random", False)]
+SLOTS = [("cache/check_slots", "", True)]
+CACHE = [("cache/check_radix_cache", "core", True), ("cache/check_radix_cache", "random", False),
+         ("cache/check_radix_cache", "limits", False)]
+SCHEDULER = [("schedule/check_scheduler", "core", True),
+             ("schedule/check_scheduler", "windows", True),
+             ("schedule/check_scheduler", "hits", False),
+             ("schedule/check_scheduler", "states", True),
+             ("schedule/check_scheduler", "limits", True),
+             ("schedule/check_scheduler", "drafts", False),
+             ("schedule/check_scheduler_flight", "core", True),
+             ("schedule/check_scheduler_flight", "losses", False),
+             ("schedule/check_scheduler_flight", "drops", False),
+             ("schedule/check_scheduler", "random", False),
+             ("schedule/check_scheduler_flight", "random", False)]
 TESTS = {
-    "slots.c": SLOTS,
-    "request_table.c": SLOTS,
-    "radix_cache.c": CACHE + SCHEDULER[1:2],
-    "scheduler.c": SCHEDULER,
+    "cache/slots.c": SLOTS,
+    "cache/request_table.c": SLOTS,
+    "cache/radix_cache.c": CACHE + SCHEDULER[2:3],
+    "cache/radix_window.c": CACHE + SCHEDULER[1:2] + SCHEDULER[-2:],
+    "schedule/drafts.c": SCHEDULER[5:6],
+    "schedule/scheduler.c": SCHEDULER,
     "schedule/plan.c": SCHEDULER,
     "schedule/flight.c": SCHEDULER,
+    "schedule/window.c": SCHEDULER,
 }
-NEEDED = list(TESTS) + ["error.c", "text.c"]  # of host/, to link these tests
-OBJECTS = {  # in addition to that of the same name
-    "check_scheduler": ["scheduler_fixture"],
-    "check_scheduler_flight": ["scheduler_fixture"],
+NEEDED = list(TESTS) + ["base/error.c", "base/text.c"]  # of host/, to link these tests
+OBJECTS = {  # of tests/host/, in addition to that of the same name
+    "schedule/check_scheduler": ["schedule/scheduler_fixture"],
+    "schedule/check_scheduler_flight": ["schedule/scheduler_fixture"],
 }
 PLAIN = []
 SANITIZED = ["-fsanitize=address"]
@@ -80,7 +88,7 @@ class Bench:
                             "-ffp-contract=off", *flags, source, "-o", out)
 
     def write(self, file, text):
-        path = os.path.join(self.folder, file)
+        path = os.path.join(self.folder, os.path.basename(file))
         with open(path, "w") as written:
             written.write(text)
         return path
@@ -91,18 +99,20 @@ class Bench:
 
     def program(self, name, file, flags):
         """The test, which opens the library instead of having `file` in it."""
-        out = os.path.join(self.folder, "%s-%s-%d" % (name, file, len(flags)))
+        out = os.path.join(self.folder, "%s-%s-%d" % (
+            *map(os.path.basename, (name, file)), len(flags)))
         if out in self.linked:
             return out
         objects = []
         for other in NEEDED:
-            made = os.path.join(self.folder, "%s-%d.o" % (other, len(flags)))
+            made = os.path.join(self.folder, "%s-%d.o" % (
+                os.path.basename(other), len(flags)))
             if not os.path.exists(made):
                 source = os.path.join(self.options.source, "host", other)
                 if not self.compile(source, ["-c", "-O0", "-fPIC"] + flags, made):
                     sys.exit("cannot compile " + source)
             objects += [made] if other != file else []
-        tests = [os.path.join(self.options.build, "tests", test + ".o")
+        tests = [os.path.join(self.options.build, "tests/host", test + ".o")
                  for test in [name] + OBJECTS.get(name, [])]
         command = self.options.cc.split() + ["-pthread", "-rdynamic"]
         command += ["-Wl,-rpath," + self.folder] + flags + tests + objects

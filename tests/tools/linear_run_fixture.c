@@ -47,7 +47,7 @@ void linear_run_init(int number, uint32_t num_threads)
 {
     struct model_spec spec;
     int64_t max_len = number < RUN_MODELS ? RUN_MAX_LEN : RUN_LONG_LEN;
-    run.model = model_new("test", "test");
+    run.model = model_new("test", "test", NULL);
     run.model->dtype = ATTN_BF16;
     run.model->conv_bias = models[number].family == ATTN_LINEAR_MAMBA2 ||
                            models[number].family == ATTN_LINEAR_SHORT_CONV;

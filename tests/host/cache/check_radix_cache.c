@@ -18,7 +18,7 @@
 #define MAX_SIZE  5 /* tokens of a page */
 #define NUM_PAGES 60
 
-static struct slots slots, states; /* states: zeroed where there are none */
+static struct slots slots, states, windows; /* the last two: zeroed where there are none */
 static struct radix_cache *cache;
 
 static void make_cache(int32_t page_size, int64_t num_pages)
@@ -27,7 +27,8 @@ static void make_cache(int32_t page_size, int64_t num_pages)
     host_error_init(&error);
     attn_status status = slots_init(&slots, page_size, num_pages, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
-    status = radix_cache_create(&slots, states.num_pages ? &states : NULL, &cache, &error.base);
+    status = radix_cache_create(&slots, windows.num_pages ? &windows : NULL,
+                                states.num_pages ? &states : NULL, &cache, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
 }
 
@@ -40,12 +41,19 @@ static void make_cache_with_states(int32_t page_size, int64_t num_states)
     make_cache(page_size, NUM_PAGES);
 }
 
+static void make_cache_with_windows(int64_t num_windows)
+{
+    ck_assert_int_eq(slots_init(&windows, 1, num_windows + 1, NULL), ATTN_OK);
+    make_cache(1, NUM_PAGES);
+}
+
 static void tear_down(void)
 {
     radix_cache_destroy(cache);
     cache = NULL;
     slots_finish(&slots);
     slots_finish(&states);
+    slots_finish(&windows);
 }
 
 static void set_keys(const char *symbols, int64_t count, token_key *keys)
@@ -337,6 +345,128 @@ START_TEST(the_table_of_nodes_grows)
 }
 END_TEST
 
+/* ---- Windows --------------------------------------------------------------------------------- */
+
+/* From the end of num_pages pages two are seen. */
+static int64_t two_seen(const void *context, int64_t num_pages)
+{
+    (void)context;
+    return num_pages > 2 ? num_pages - 2 : 0;
+}
+
+/* Put `symbols`, of pages with window pages from windows[0] on, after *node. */
+static void insert_windows(const char *symbols, int32_t *pages, int32_t *window_pages,
+                           struct radix_node **node)
+{
+    token_key keys[MAX_DEPTH];
+    int64_t count = (int64_t)strlen(symbols);
+    set_keys(symbols, count, keys);
+    take_pages(count, pages);
+    for (int64_t i = 0; i < count; i++)
+        ck_assert(slots_alloc_extend(&windows, 0, 1, 0, &window_pages[i]));
+    ck_assert_int_eq(radix_cache_insert_windows(cache, keys, count, pages, window_pages, node),
+                     count);
+}
+
+/* The prefix of `symbols` that can be started after; it is let go of at once. */
+static int64_t usable(const char *symbols)
+{
+    int32_t pages[MAX_DEPTH];
+    struct radix_node *node;
+    int64_t count = match(symbols, pages, &node);
+    radix_cache_find_window(cache, node, two_seen, NULL, &count);
+    return count;
+}
+
+/* A hold of "abcdefgh" is let go of page by page; window pages go from the front, and a prefix is
+ * of use as long as its last two are there. */
+START_TEST(a_window_is_held_and_passed)
+{
+    int32_t pages[8], own[8], held[8];
+    make_cache_with_windows(20);
+    struct radix_node *node = radix_cache_root(cache);
+    insert_windows("abcdefgh", pages, own, &node);
+    ck_assert_int_eq(radix_cache_evictable_windows(cache), 0);
+    ck_assert_int_eq(radix_cache_evict_windows(cache, 1), 0);
+    ck_assert_int_eq(radix_cache_pass_window(cache, node, 8, 0, 5), 5);
+    ck_assert_int_eq(radix_cache_evictable_windows(cache), 5);
+    ck_assert_int_eq(radix_cache_evict_windows(cache, 3), 3);
+    ck_assert_int_eq(windows.num_free, 15);
+    ck_assert_int_eq(usable("abcdefgh"), 8);
+    ck_assert_int_eq(usable("abcde"), 5);
+    ck_assert_int_eq(usable("abcdx"), 0);
+    ck_assert_int_eq(usable("abx"), 0);
+    ck_assert_int_eq(radix_cache_pass_window(cache, node, 8, 5, 8), 8);
+    ck_assert_int_eq(radix_cache_evictable_windows(cache), 5);
+    ck_assert(radix_cache_hold_window(cache, node, 8, 6, held));
+    ck_assert_int_eq(held[6], own[6]);
+    ck_assert_int_eq(held[7], own[7]);
+    ck_assert_int_eq(radix_cache_evict_windows(cache, 9), 3);
+    ck_assert_int_eq(windows.num_free, 18);
+    ck_assert_int_eq(usable("abcdefgh"), 8);
+    radix_cache_pass_window(cache, node, 8, 6, 8);
+    radix_cache_unlock(cache, node);
+    radix_cache_flush(cache);
+    ck_assert_int_eq(windows.num_free, 20);
+    ck_assert_int_eq(slots.num_free, NUM_PAGES - 1);
+}
+END_TEST
+
+/* Whoever computes a prefix again fills in what was gone; what was there is kept once. */
+START_TEST(window_pages_that_were_gone_are_filled_in)
+{
+    int32_t pages[8], own[8], again[8];
+    make_cache_with_windows(20);
+    struct radix_node *node = radix_cache_root(cache), *second = node;
+    insert_windows("abcdef", pages, own, &node);
+    radix_cache_pass_window(cache, node, 6, 0, 6);
+    ck_assert_int_eq(radix_cache_evict_windows(cache, 4), 4);
+    ck_assert_int_eq(usable("abcdef"), 6);
+    ck_assert_int_eq(usable("abcde"), 0);
+    insert_windows("abcdefg", pages, again, &second);
+    ck_assert_int_eq(again[4], own[4]);
+    ck_assert_int_eq(again[5], own[5]);
+    ck_assert_int_eq(windows.num_free, 13);
+    ck_assert_int_eq(usable("abcde"), 5);
+    radix_cache_unlock(cache, node);
+    radix_cache_pass_window(cache, second, 7, 0, 7);
+    radix_cache_unlock(cache, second);
+    ck_assert_int_eq(radix_cache_evict(cache, 2), 2);
+    ck_assert_int_eq(windows.num_free, 15);
+    ck_assert_int_eq(radix_cache_evictable_windows(cache), 5);
+}
+END_TEST
+
+/* Without window pages a prefix is of no use, but where nothing is seen. */
+START_TEST(a_prefix_may_have_no_windows)
+{
+    int32_t pages[MAX_DEPTH];
+    make_cache_with_windows(20);
+    insert_unlocked("abcdef", pages);
+    ck_assert_int_eq(usable("abcdef"), 0);
+    ck_assert_int_eq(radix_cache_evictable_windows(cache), 0);
+    ck_assert_int_eq(windows.num_free, 20);
+}
+END_TEST
+
+/* Least recently used first. */
+START_TEST(window_pages_go_by_last_use)
+{
+    int32_t pages[8], own[8];
+    make_cache_with_windows(20);
+    for (int i = 0; i < 2; i++) {
+        struct radix_node *node = radix_cache_root(cache);
+        insert_windows(i == 0 ? "abc" : "xyz", pages, own, &node);
+        radix_cache_pass_window(cache, node, 3, 0, 3);
+        radix_cache_unlock(cache, node);
+    }
+    ck_assert_int_eq(usable("abc"), 3);
+    ck_assert_int_eq(radix_cache_evict_windows(cache, 2), 2);
+    ck_assert_int_eq(usable("abc"), 3);
+    ck_assert_int_eq(usable("xyz"), 0);
+}
+END_TEST
+
 /* ---- Random use ------------------------------------------------------------------------------ */
 
 /* One cached page: the symbols from the root to it. */
@@ -590,6 +720,10 @@ static Suite *suite(void)
     tcase_add_test(core, a_second_state_is_not_kept);
     tcase_add_test(core, states_are_taken_by_last_use);
     tcase_add_test(core, an_evicted_page_takes_its_state);
+    tcase_add_test(core, a_window_is_held_and_passed);
+    tcase_add_test(core, window_pages_that_were_gone_are_filled_in);
+    tcase_add_test(core, a_prefix_may_have_no_windows);
+    tcase_add_test(core, window_pages_go_by_last_use);
     suite_add_tcase(s, core);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, NULL, tear_down);

@@ -963,7 +963,7 @@ END_TEST
 
 START_TEST(a_shared_buffer_is_read_only)
 {
-    struct model *model = model_new("m", "test");
+    struct model *model = model_new("m", "test", NULL);
     struct model_spec spec;
     model_spec_softmax(&spec, 4, 4, 8, 8);
     ck_assert_int_eq(model_add_layer(model, &spec, "decoder", 0, NULL), ATTN_OK);
@@ -981,7 +981,7 @@ END_TEST
 
 START_TEST(layer_text_is_cut_visibly)
 {
-    struct model *model = model_new("m", "test");
+    struct model *model = model_new("m", "test", NULL);
     struct model_spec even, odd;
     char text[12], one[1], whole[64];
     static const char kinds[] = "oooeeeoeoeoeooooooooeoooooooooe"; /* even, odd */
@@ -994,7 +994,7 @@ START_TEST(layer_text_is_cut_visibly)
     model_layers_text(&model->groups[1], whole, sizeof whole);
     ck_assert_str_eq(whole, "1-39/2");
     model_destroy(model);
-    model = model_new("m", "test");
+    model = model_new("m", "test", NULL);
     for (int i = 0; kinds[i]; i++)
         ck_assert_int_eq(model_add_layer(model, kinds[i] == 'o' ? &odd : &even, "decoder", i, NULL),
                          ATTN_OK);

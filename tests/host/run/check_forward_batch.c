@@ -104,15 +104,15 @@ START_TEST(two_level_pools)
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 2,
         .sequences = prefill,
-        .slots = prefill_slots,
-        .req_to_token = table[0],
+        .pools[0].slots = prefill_slots,
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_array(made.batch.seq_lens, 7, 7);
     ck_assert_array(made.batch.q_indptr, 0, 7, 14);
-    ck_assert_array(made.kv.kv_indptr, 0, 7, 14);
-    ck_assert_array(made.kv.kv_indices, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+    ck_assert_array(made.kv[0].kv_indptr, 0, 7, 14);
+    ck_assert_array(made.kv[0].kv_indices, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
 
     table[1][7] = 15;
     table[2][7] = 16;
@@ -120,17 +120,17 @@ START_TEST(two_level_pools)
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 2,
         .sequences = decode,
-        .slots = (const int64_t[]){15, 16},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[]){15, 16},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_array(made.batch.seq_lens, 8, 8);
     ck_assert_array(made.batch.req_pool_indices, 1, 2);
-    ck_assert_array(made.kv.kv_indptr, 0, 8, 16);
-    ck_assert_array(made.kv.kv_indices, 1, 2, 3, 4, 5, 6, 7, 15, 8, 9, 10, 11, 12, 13, 14, 16);
-    ck_assert_int_eq(made.kv.out_cache_loc.host[0], 15);
-    ck_assert_int_eq(made.kv.out_cache_loc.host[1], 16);
+    ck_assert_array(made.kv[0].kv_indptr, 0, 8, 16);
+    ck_assert_array(made.kv[0].kv_indices, 1, 2, 3, 4, 5, 6, 7, 15, 8, 9, 10, 11, 12, 13, 14, 16);
+    ck_assert_int_eq(made.kv[0].out_cache_loc.host[0], 15);
+    ck_assert_int_eq(made.kv[0].out_cache_loc.host[1], 16);
 
     table[2][8] = 17;
     decode[1].prefix_len = 8;
@@ -138,22 +138,66 @@ START_TEST(two_level_pools)
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 1,
         .sequences = &decode[1],
-        .slots = (const int64_t[]){17},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[]){17},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_int_eq(made.batch.num_seqs, 1);
     ck_assert_array(made.batch.seq_lens, 9);
     ck_assert_array(made.batch.req_pool_indices, 2);
-    ck_assert_array(made.kv.kv_indptr, 0, 9);
-    ck_assert_array(made.kv.kv_indices, 8, 9, 10, 11, 12, 13, 14, 16, 17);
-    ck_assert_array(made.kv.block_table, 8, 9, 10, 11, 12, 13, 14, 16, 17);
-    ck_assert_int_eq(made.kv.out_cache_loc.host[0], 17);
-    const int32_t *row = made.kv.req_to_token.host + 2 * made.kv.req_to_token_stride;
+    ck_assert_array(made.kv[0].kv_indptr, 0, 9);
+    ck_assert_array(made.kv[0].kv_indices, 8, 9, 10, 11, 12, 13, 14, 16, 17);
+    ck_assert_array(made.kv[0].block_table, 8, 9, 10, 11, 12, 13, 14, 16, 17);
+    ck_assert_int_eq(made.kv[0].out_cache_loc.host[0], 17);
+    const int32_t *row = made.kv[0].req_to_token.host + 2 * made.kv[0].req_to_token_stride;
     ck_assert_int_eq(row[6], 14);
     ck_assert_int_eq(row[7], 16);
     ck_assert_int_eq(row[8], 17);
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* Two KV groups, the first in the pool of windows: each has the slots, table and page ids of its
+ * pool, and both the sequences' lengths. */
+START_TEST(groups_have_their_pools)
+{
+    int32_t table[3][STRIDE], window[3][STRIDE] = {{0}};
+    fill_two_rows(table);
+    for (int32_t j = 4; j < 7; j++)
+        window[1][j] = 21 + j;
+    const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 6, .num_new = 1}};
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = 1,
+        .max_tokens = 1,
+        .max_kv_tokens = 7,
+        .max_kv_len = 7,
+        .page_size = 1,
+        .index_forms = ALL_FORMS,
+        .num_kv_groups = 2,
+        .kv_pools = {SCHEDULER_WINDOW, SCHEDULER_ALL},
+    };
+    struct batch_step step = {
+        .mode = ATTN_MODE_DECODE,
+        .num_sequences = 1,
+        .sequences = sequences,
+        .pools = {{(const int64_t[]){7}, table[0], NULL}, {(const int64_t[]){27}, window[0], NULL}},
+        .req_to_token_stride = STRIDE,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    build(&step);
+    ck_assert_uint_eq(made.batch.num_kv_groups, 2);
+    ck_assert_int_eq(made.kv[0].out_cache_loc.host[0], 27);
+    ck_assert_int_eq(made.kv[1].out_cache_loc.host[0], 7);
+    ck_assert_array(made.kv[0].kv_indices, 0, 0, 0, 0, 25, 26, 27);
+    ck_assert_array(made.kv[1].kv_indices, 1, 2, 3, 4, 5, 6, 7);
+    ck_assert_array(made.kv[0].block_table, 0, 0, 0, 0, 25, 26, 27);
+    ck_assert_int_eq(made.kv[0].req_to_token.host[STRIDE + 6], 27);
+    ck_assert_int_eq(made.kv[1].req_to_token.host[STRIDE + 6], 7);
+    for (int g = 0; g < 2; g++)
+        ck_assert_array(made.kv[g].kv_lens, 7);
     forward_batch_finish(&made);
 }
 END_TEST
@@ -170,13 +214,13 @@ START_TEST(cu_seqlens_one_query_each)
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 3,
         .sequences = sequences,
-        .slots = (const int64_t[3]){0},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[3]){0},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 1, 2, 3);
-    ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
+    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 13, 16);
     ck_assert_array(made.batch.seq_lens, 5, 8, 3);
     ck_assert_int_eq(made.batch.max_q_len, 1);
     forward_batch_finish(&made);
@@ -195,13 +239,13 @@ START_TEST(cu_seqlens_no_cached_prefix)
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 3,
         .sequences = sequences,
-        .slots = (const int64_t[16]){0},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[16]){0},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 5, 13, 16);
-    ck_assert_array(made.kv.kv_indptr, 0, 5, 13, 16);
+    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 13, 16);
     ck_assert_array(made.batch.prefix_lens, 0, 0, 0);
     ck_assert_int_eq(made.batch.max_q_len, 8);
     forward_batch_finish(&made);
@@ -222,13 +266,13 @@ START_TEST(cu_seqlens_both)
         .num_sequences = 4,
         .num_decode = 2,
         .sequences = sequences,
-        .slots = (const int64_t[8]){0},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[8]){0},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
     };
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0, 2, 6, 7, 8);
-    ck_assert_array(made.kv.kv_indptr, 0, 5, 9, 17, 20);
+    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 9, 17, 20);
     ck_assert_array(made.batch.prefix_lens, 3, 0, 7, 2);
     ck_assert_array(made.batch.seq_lens, 5, 4, 8, 3);
     ck_assert_array(made.batch.req_pool_indices, 4, 2, 1, 3);
@@ -255,18 +299,18 @@ START_TEST(pages_by_hand)
             .mode = ATTN_MODE_EXTEND,
             .num_sequences = 1,
             .sequences = &sequence,
-            .slots = (const int64_t[9]){0},
-            .req_to_token = table[0],
+            .pools[0].slots = (const int64_t[9]){0},
+            .pools[0].req_to_token = table[0],
             .req_to_token_stride = STRIDE,
         };
         build(&step);
-        ck_assert_array(made.kv.kv_indptr, 0, rows[i].num_pages);
-        ck_assert_array(made.kv.last_page_len, rows[i].last_page_len);
+        ck_assert_array(made.kv[0].kv_indptr, 0, rows[i].num_pages);
+        ck_assert_array(made.kv[0].last_page_len, rows[i].last_page_len);
     }
-    ck_assert_array(made.kv.block_table, 2, 5, 1);
-    ck_assert_array(made.kv.kv_indices, 2, 5, 1);
-    ck_assert_int_eq(made.kv.block_table_stride, 3);
-    ck_assert_int_eq(made.kv.page_size, 4);
+    ck_assert_array(made.kv[0].block_table, 2, 5, 1);
+    ck_assert_array(made.kv[0].kv_indices, 2, 5, 1);
+    ck_assert_int_eq(made.kv[0].block_table_stride, 3);
+    ck_assert_int_eq(made.kv[0].page_size, 4);
     forward_batch_finish(&made);
 }
 END_TEST
@@ -303,8 +347,8 @@ START_TEST(states_by_hand)
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 3,
         .sequences = sequences,
-        .slots = (const int64_t[6]){0},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[6]){0},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
         .num_snapshots = 2,
         .snapshots = snapshots,
@@ -336,8 +380,8 @@ START_TEST(padding_has_no_state)
             .mode = ATTN_MODE_DECODE,
             .num_sequences = 1,
             .sequences = &sequence,
-            .slots = (const int64_t[1]){0},
-            .req_to_token = table[0],
+            .pools[0].slots = (const int64_t[1]){0},
+            .pools[0].req_to_token = table[0],
             .req_to_token_stride = STRIDE,
             .padded = n,
         };
@@ -388,12 +432,12 @@ START_TEST(a_tree_by_hand)
         .mode = ATTN_MODE_TARGET_VERIFY,
         .num_sequences = 1,
         .sequences = &sequence,
-        .slots = (const int64_t[DRAFTED]){7, 8, 9, 10, 11},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[DRAFTED]){7, 8, 9, 10, 11},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
         .trees = &tree,
         .moves_indptr = moves_indptr,
-        .moves = moves,
+        .pools[0].moves = moves,
         .padded = 2,
         .seq_len_fill = 1,
     };
@@ -415,7 +459,7 @@ START_TEST(a_tree_by_hand)
     /* Tokens of the request are those that stay; the others are nobody's. */
     const int32_t requests[] = {7, 207, 7, 407, 7, -1, -1, -1, -1, -1};
     ck_assert_mem_eq(made.rows.request, requests, sizeof requests);
-    struct step_moves moved = forward_batch_moves(&made, 0);
+    struct step_moves moved = forward_batch_moves(&made, 0, 0);
     ck_assert_int_eq(moved.num_seqs, 1);
     ck_assert_int_eq(moved.indptr[1], 2);
     ck_assert_int_eq(moved.list[1].from, 11);
@@ -438,12 +482,12 @@ START_TEST(a_chain_by_hand)
         .mode = ATTN_MODE_TARGET_VERIFY,
         .num_sequences = 1,
         .sequences = &sequence,
-        .slots = (const int64_t[DRAFTED]){0},
-        .req_to_token = table[0],
+        .pools[0].slots = (const int64_t[DRAFTED]){0},
+        .pools[0].req_to_token = table[0],
         .req_to_token_stride = STRIDE,
         .trees = &chain,
         .moves_indptr = (const int32_t[2]){0, 0},
-        .moves = &(const struct scheduler_move){0, 0},
+        .pools[0].moves = &(const struct scheduler_move){0, 0},
     };
     build(&step);
     const int32_t requests[] = {3, 3, 303, 403, 503}, positions[] = {2, 3, 4, 5, 6};
@@ -452,7 +496,7 @@ START_TEST(a_chain_by_hand)
     ck_assert_ptr_null(made.batch.mask);
     ck_assert_ptr_null(made.batch.positions.device);
     ck_assert_int_eq(made.batch.spec->top_k, 1);
-    ck_assert_int_eq(forward_batch_moves(&made, 0).num_seqs, 0);
+    ck_assert_int_eq(forward_batch_moves(&made, 0, 0).num_seqs, 0);
     step.mode = ATTN_MODE_DRAFT_EXTEND;
     step.trees = NULL;
     build(&step);
@@ -472,8 +516,8 @@ START_TEST(idle)
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 1,
         .sequences = &sequence,
-        .slots = (const int64_t[3]){5, 6, 7},
-        .req_to_token = table,
+        .pools[0].slots = (const int64_t[3]){5, 6, 7},
+        .pools[0].req_to_token = table,
         .req_to_token_stride = STRIDE,
     };
     build(&before);
@@ -488,7 +532,7 @@ START_TEST(idle)
     ck_assert_int_eq(made.batch.max_q_len, 0);
     ck_assert_int_eq(made.batch.max_kv_len, 0);
     ck_assert_array(made.batch.q_indptr, 0);
-    ck_assert_array(made.kv.kv_indptr, 0);
+    ck_assert_array(made.kv[0].kv_indptr, 0);
     forward_batch_finish(&made);
     forward_batch_finish(&made);
 }
@@ -515,8 +559,8 @@ START_TEST(only_asked_forms)
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 1,
         .sequences = &sequence,
-        .slots = (const int64_t[1]){5},
-        .req_to_token = table,
+        .pools[0].slots = (const int64_t[1]){5},
+        .pools[0].req_to_token = table,
         .req_to_token_stride = STRIDE,
     };
     for (uint32_t forms = 0; forms <= ALL_FORMS; forms++) {
@@ -592,8 +636,8 @@ START_TEST(bounds)
             .mode = ATTN_MODE_EXTEND,
             .num_sequences = rows[i].num_sequences,
             .sequences = rows[i].sequences,
-            .slots = (const int64_t[4]){0},
-            .req_to_token = table[0],
+            .pools[0].slots = (const int64_t[4]){0},
+            .pools[0].req_to_token = table[0],
             .req_to_token_stride = STRIDE,
         };
         host_error error;
@@ -668,8 +712,8 @@ static void make_random_step(struct random_step *r, uint32_t mode)
         .num_sequences = count,
         .num_decode = num_decode,
         .sequences = r->sequences,
-        .slots = r->slots,
-        .req_to_token = r->table[0],
+        .pools[0].slots = r->slots,
+        .pools[0].req_to_token = r->table[0],
         .req_to_token_stride = LONGEST + 3,
     };
 }
@@ -768,6 +812,7 @@ static Suite *suite(void)
     TCase *literal = tcase_create("literal"), *limits = tcase_create("limits");
     TCase *random = tcase_create("random");
     tcase_add_test(literal, two_level_pools);
+    tcase_add_test(literal, groups_have_their_pools);
     tcase_add_test(literal, cu_seqlens_one_query_each);
     tcase_add_test(literal, cu_seqlens_no_cached_prefix);
     tcase_add_test(literal, cu_seqlens_both);

@@ -119,6 +119,9 @@ static void make_report(struct report *report)
     report->verify.max_rel_err = 2e-300;
     report->kv.capacity = 4096;
     report->kv.peak = 4095;
+    report->kv.num_pools = 1;
+    report->kv.pools[0] = (struct report_pool){"all", 4, 64, 4096, 4095, 4000, 0};
+    report->kv.pools[1] = (struct report_pool){"window", 5, 32, 512, 511, 500, 16};
     ck_assert_int_eq(report_add_time(&report->prefill, 2500, NULL), ATTN_OK);
     ck_assert_int_eq(report_add_time(&report->prefill, 7500, NULL), ATTN_OK);
     ck_assert_int_eq(report_add_time(&report->decode, 1250, NULL), ATTN_OK);
@@ -221,7 +224,13 @@ START_TEST(json_has_every_key)
     ck_assert_double_eq(number(verify, "rows_failed"), 0);
     ck_assert_double_eq(number(verify, "max_abs_err"), 0.333);
     ck_assert_double_eq(number(verify, "max_rel_err"), 2e-300);
-    const cJSON *kv = keys_are(get(root, "kv"), "capacity peak leaked");
+    const cJSON *kv = keys_are(get(root, "kv"), "capacity peak leaked pools");
+    const cJSON *of_pool = keys_are(cJSON_GetArrayItem(get(kv, "pools"), 0),
+                                    "holds layers bytes_per_token capacity peak held leaked");
+    ck_assert_int_eq(cJSON_GetArraySize(get(kv, "pools")), 1);
+    ck_assert_str_eq(get(of_pool, "holds")->valuestring, "all");
+    ck_assert_double_eq(number(of_pool, "bytes_per_token"), 64);
+    ck_assert_double_eq(number(of_pool, "held"), 4000);
     ck_assert_double_eq(number(kv, "capacity"), 4096);
     ck_assert_double_eq(number(kv, "peak"), 4095);
     ck_assert_double_eq(number(kv, "leaked"), 0);
@@ -496,6 +505,26 @@ START_TEST(lines_for_people)
 }
 END_TEST
 
+/* Pools are told one by one where there are several. */
+START_TEST(pools_are_told_one_by_one)
+{
+    struct report report;
+    char *got = NULL;
+    size_t size;
+    make_report(&report);
+    report.kv.num_pools = 2;
+    FILE *file = open_memstream(&got, &size);
+    ck_assert_ptr_nonnull(file);
+    report_print(&report, file);
+    fclose(file);
+    ck_assert_ptr_nonnull(strstr(
+        got, "kv tokens    all: 4 layers, capacity 4096  peak 4095  held 4000  leaked 0\n"
+             "             window: 5 layers, capacity 512  peak 511  held 500  leaked 16\n"));
+    free(got);
+    report_finish(&report);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *suite = suite_create("report");
@@ -509,6 +538,7 @@ static Suite *suite(void)
     tcase_add_test(json, json_tells_the_composition);
     tcase_add_test(json, json_of_an_empty_run);
     tcase_add_test(json, seed_is_exact);
+    tcase_add_test(json, pools_are_told_one_by_one);
     tcase_add_test(json, every_number_is_a_number);
     tcase_add_test(json, first_failure_only_if_there_is_one);
     tcase_add_test(json, bars_by_layer);

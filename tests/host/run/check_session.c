@@ -424,8 +424,9 @@ END_TEST
 static int64_t last_latent(const struct batch_step *step, const attn_tensor *cache)
 {
     const struct scheduler_seq *sequence = &step->sequences[0];
-    int32_t slot = step->req_to_token[(int64_t)sequence->row * step->req_to_token_stride +
-                                      sequence->prefix_len - 1];
+    int32_t slot =
+        step->pools[SCHEDULER_ALL].req_to_token[(int64_t)sequence->row * step->req_to_token_stride +
+                                                sequence->prefix_len - 1];
     return slot / 4 * cache->strides[0] + slot % 4 * cache->strides[1];
 }
 

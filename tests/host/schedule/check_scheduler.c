@@ -24,19 +24,19 @@ START_TEST(worked_example)
     expect_seq(step, 0, 0, 0, 7);
     expect_seq(step, 1, 1, 0, 7);
     for (int64_t i = 0; i < 14; i++)
-        ck_assert_int_eq(step->out_cache_loc[i], i + 1);
+        ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[i], i + 1);
     scheduler_complete(scheduler);
     step = next_run();
     ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
     expect_seq(step, 0, 0, 7, 1);
     expect_seq(step, 1, 1, 7, 1);
-    ck_assert_int_eq(step->out_cache_loc[0], 15);
-    ck_assert_int_eq(step->out_cache_loc[1], 16);
+    ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[0], 15);
+    ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[1], 16);
     scheduler_complete(scheduler);
     step = next_run();
     ck_assert_int_eq(step->num_seqs, 1);
     expect_seq(step, 0, 1, 8, 1);
-    const int32_t *row = request_table_row(scheduler_request_table(scheduler), 2);
+    const int32_t *row = request_table_row(scheduler_request_table(scheduler, SCHEDULER_ALL), 2);
     for (int32_t j = 0; j < 7; j++)
         ck_assert_int_eq(row[j], 8 + j);
     ck_assert_int_eq(row[7], 16);
@@ -45,7 +45,7 @@ START_TEST(worked_example)
     expect_done();
     struct scheduler_counts counts;
     expect_counts(&counts);
-    ck_assert_int_eq(counts.kv_peak, 16);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 16);
     ck_assert_int_eq(counts.steps, 3);
 }
 END_TEST
@@ -64,7 +64,7 @@ START_TEST(a_prompt_is_cut_into_chunks)
     scheduler_complete(scheduler);
     step = next_run();
     expect_seq(step, 0, 0, 7, 3);
-    ck_assert_int_eq(step->seqs[0].table_changed, 7);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 7);
     expect_seq(step, 1, 1, 0, 4);
     scheduler_complete(scheduler);
     step = next_run();
@@ -148,10 +148,10 @@ START_TEST(a_prefix_computed_twice_is_kept_once)
     scheduler_complete(scheduler);
     step = next_run();
     expect_seq(step, 0, 1, 8, 4);
-    ck_assert_int_eq(step->seqs[0].table_changed, 0);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 0);
     for (int32_t j = 0; j < 5; j++) /* now the first request's */
-        ck_assert_int_eq(model.table[2][j], 1 + j);
-    ck_assert_int_eq(model.table[2][5], 18); /* still its own */
+        ck_assert_int_eq(model.table[SCHEDULER_ALL][2][j], 1 + j);
+    ck_assert_int_eq(model.table[SCHEDULER_ALL][2][5], 18); /* still its own */
     expect_seq(step, 1, 2, 10, 2);
     scheduler_complete(scheduler);
     expect_done();
@@ -195,7 +195,7 @@ START_TEST(the_youngest_is_retracted_and_resumes)
     ck_assert_int_eq(counts.retractions, 1);
     ck_assert_int_eq(counts.recomputed, 30);
     ck_assert_int_eq(counts.prefill, 50);
-    ck_assert_int_eq(counts.kv_peak, 60);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 60);
 }
 END_TEST
 
@@ -286,12 +286,12 @@ START_TEST(what_runs_is_held)
 {
     add_to_source(10, 3, "");
     create();
-    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
     next_run();
     scheduler_complete(scheduler);
-    ck_assert_int_eq(scheduler_leaked(scheduler), 10);
+    ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 10);
     run_all();
-    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
 }
 END_TEST
 
@@ -379,12 +379,12 @@ START_TEST(the_table_changes_where_it_grows)
     for (int32_t length = 0; length < 15; length += 5) {
         const struct scheduler_step *step = next_run();
         expect_seq(step, 0, 0, length, 5);
-        ck_assert_int_eq(step->seqs[0].table_changed, length);
+        ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], length);
         scheduler_complete(scheduler);
     }
     const struct scheduler_step *step = next_run();
     expect_seq(step, 0, 0, 15, 2);
-    ck_assert_int_eq(step->seqs[0].table_changed, 15);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 15);
 }
 END_TEST
 
@@ -618,6 +618,173 @@ START_TEST(without_room_for_states_nothing_is_hit)
 }
 END_TEST
 
+/* ---- Windows --------------------------------------------------------------------------------- */
+
+/* The slots of a row in the pool of windows are these, from position 0 on. */
+static void expect_window_row(int32_t row, const int32_t *slots, int32_t count)
+{
+    const int32_t *got =
+        request_table_row(scheduler_request_table(scheduler, SCHEDULER_WINDOW), row);
+    for (int32_t j = 0; j < count; j++)
+        ck_assert_int_eq(got[j], slots[j]);
+}
+
+/* Pages of 2, a window of 3 besides the query, a prompt of 7 in chunks of 4: rows 0-3 in pages 1
+ * and 2; row 4 sees 1 on; rows 4-6 in pages 3 and 4, after which row 7 sees 4 on: pages 1 and 2 are
+ * free again. Row 7 fills page 4, row 8 is in page 5; then 9 is seen from 6 on, and page 3 goes. */
+START_TEST(a_window_gives_back_what_it_has_passed)
+{
+    params.page_size = 2;
+    params.chunked_prefill_size = 4;
+    params.prefix_cache = false;
+    params.window = (struct scheduler_window){.num_pages = 9, .left = 3};
+    add_to_source(7, 4, "");
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 4);
+    ck_assert_int_eq(step->pools[SCHEDULER_WINDOW].out_cache_loc[2], 8);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 7);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 0);
+    expect_window_row(1, (const int32_t[]){0, 0, 0, 0, 6, 7, 8, 9, 0}, 9);
+    scheduler_complete(scheduler);
+    next_run();
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 4);
+    expect_window_row(1, (const int32_t[]){0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 0}, 11);
+    scheduler_complete(scheduler);
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
+    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 8);
+    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].held, 8);
+    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].capacity, 16);
+}
+END_TEST
+
+/* Chunks of 4: at a border nothing before it is needed. */
+START_TEST(a_chunk_gives_back_the_one_before)
+{
+    params.chunked_prefill_size = 4;
+    params.prefix_cache = false;
+    params.window = (struct scheduler_window){.num_pages = 9, .left = -1, .chunk = 4};
+    add_to_source(9, 0, "");
+    create();
+    for (int chunk = 0; chunk < 3; chunk++) {
+        next_run();
+        scheduler_complete(scheduler);
+    }
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 4);
+}
+END_TEST
+
+/* Where requests that run one at a time start, and what the pool of windows held. */
+static void run_with_window(int32_t left, int64_t num_pages, int32_t *hits)
+{
+    const struct scheduler_step *step;
+    int64_t wake_us;
+    params.max_running_requests = 1;
+    params.window = (struct scheduler_window){.num_pages = num_pages, .left = left};
+    memset(hits, 0xff, sizeof *hits * (size_t)source.num_requests);
+    create();
+    while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
+        run_step(step);
+        if (hits[step->seqs[0].request] < 0)
+            hits[step->seqs[0].request] = step->seqs[0].prefix_len;
+        scheduler_complete(scheduler);
+    }
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+
+/* In a pool of 10, of which the request "mnop..." takes 9: what was used least recently goes from
+ * its front, so "abcdefgh" has its last page alone, which is no window of 2 for anybody. */
+START_TEST(a_prefix_is_of_use_with_its_window)
+{
+    int32_t hits[4];
+    add_to_source(9, 0, "abcdefgh");
+    add_to_source(9, 0, "abcdefgh");
+    add_to_source(9, 0, "mnopqrst");
+    add_to_source(9, 0, "abcdefgh");
+    run_with_window(2, 11, hits);
+    const int32_t roomy[] = {0, 8, 0, 0};
+    ck_assert_mem_eq(hits, roomy, sizeof roomy);
+    tear_down();
+    memset(&model, 0, sizeof model);
+    run_with_window(2, 12, hits);
+    const int32_t expected[] = {0, 8, 0, 8};
+    ck_assert_mem_eq(hits, expected, sizeof expected);
+}
+END_TEST
+
+/* The pool of windows has room for one prompt and a half: the second request waits for the first.
+ */
+START_TEST(a_request_waits_for_the_pool_of_windows)
+{
+    params.prefix_cache = false;
+    params.window = (struct scheduler_window){.num_pages = 31, .left = 15};
+    params.chunked_prefill_size = 8;
+    add_to_source(40, 2, "");
+    add_to_source(40, 2, "");
+    create();
+    for (int i = 0; i < 6; i++) {
+        const struct scheduler_step *step = next_run();
+        ck_assert_int_eq(step->num_seqs, 1);
+        ck_assert_int_eq(step->seqs[0].request, 0);
+        scheduler_complete(scheduler);
+    }
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 0);
+}
+END_TEST
+
+/* Prompts of 10 grow to a window of 40 beyond what was reserved: the younger is thrown out. */
+START_TEST(a_full_pool_of_windows_retracts_the_youngest)
+{
+    params.prefix_cache = false;
+    params.window = (struct scheduler_window){.num_pages = 1 + 64, .left = 39};
+    add_to_source(10, 50, "");
+    add_to_source(10, 50, "");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.retractions, 1);
+    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 64);
+}
+END_TEST
+
+/* A window of 40 and a row, in pages of 4: 40 positions and the page that is begun before them. */
+START_TEST(a_request_must_fit_the_pool_of_windows)
+{
+    params.page_size = 4;
+    params.window = (struct scheduler_window){.num_pages = 11, .left = 39};
+    add_to_source(200, 10, "");
+    struct scheduler_params fits = params;
+    create_empty();
+    ck_assert_int_eq(add(0), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure),
+                                 "take 11 pages of 4 tokens; the KV cache of windows has 10"));
+    tear_down();
+    params = fits;
+    params.window.num_pages = 12;
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 
 START_TEST(random_workloads_end)
@@ -676,7 +843,7 @@ START_TEST(accepted_drafts_stay)
     ck_assert_int_eq(counts.verifications, 2);
     ck_assert_int_eq(counts.accepted, 4);
     ck_assert_int_eq(counts.draft_extend, 4);
-    ck_assert_int_eq(counts.kv_peak, 12);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 12);
 }
 END_TEST
 
@@ -697,7 +864,7 @@ START_TEST(rejected_drafts_are_given_back)
     expect_done();
     struct scheduler_counts counts;
     expect_counts(&counts);
-    ck_assert_int_eq(counts.kv_peak, 10);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
     ck_assert_int_eq(counts.draft_extend, 0);
 }
 END_TEST
@@ -805,7 +972,8 @@ static void drop_step(const struct scheduler_step *step)
 {
     for (int32_t i = 0; i < step->num_seqs; i++)
         model.dropped[step->seqs[i].request] = true;
-    poison_slots(step->out_cache_loc, step->num_tokens);
+    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
+        poison_slots(pool, step->pools[pool].out_cache_loc, step->num_tokens);
     poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
     scheduler_drop(scheduler);
 }
@@ -941,8 +1109,8 @@ END_TEST
 
 START_TEST(impossible_params_are_refused)
 {
-    struct scheduler_params good = params, bad[7];
-    for (int i = 0; i < 7; i++)
+    struct scheduler_params good = params, bad[9];
+    for (int i = 0; i < 9; i++)
         bad[i] = good;
     bad[0].page_size = 0;
     bad[1].max_running_requests = 0;
@@ -952,7 +1120,9 @@ START_TEST(impossible_params_are_refused)
     bad[5].num_cached_states = -1;
     bad[6].mixed = true;
     bad[6].drafts = (struct drafts){.tokens = 2, .top_k = 1};
-    for (int i = 0; i < 7; i++) {
+    bad[7].window = (struct scheduler_window){.num_pages = 5, .left = -1};
+    bad[8].window = (struct scheduler_window){.num_pages = -1, .left = 4};
+    for (int i = 0; i < 9; i++) {
         bad[i].share_unit = i == 2 ? 0 : 1;
         ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
                          ATTN_INVALID_ARGUMENT);
@@ -1003,6 +1173,15 @@ static Suite *suite(void)
     tcase_add_test(states, a_state_on_its_way_is_held);
     tcase_add_test(states, without_room_for_states_nothing_is_hit);
     suite_add_tcase(s, states);
+    TCase *windows = tcase_create("windows");
+    tcase_add_checked_fixture(windows, set_up, tear_down);
+    tcase_add_test(windows, a_window_gives_back_what_it_has_passed);
+    tcase_add_test(windows, a_chunk_gives_back_the_one_before);
+    tcase_add_test(windows, a_prefix_is_of_use_with_its_window);
+    tcase_add_test(windows, a_request_waits_for_the_pool_of_windows);
+    tcase_add_test(windows, a_full_pool_of_windows_retracts_the_youngest);
+    tcase_add_test(windows, a_request_must_fit_the_pool_of_windows);
+    suite_add_tcase(s, windows);
     TCase *drafts = tcase_create("drafts");
     tcase_add_checked_fixture(drafts, set_up, tear_down);
     tcase_add_test(drafts, accepted_drafts_stay);

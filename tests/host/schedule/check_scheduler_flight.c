@@ -20,7 +20,7 @@ struct launched {
     struct scheduler_seq seqs[MAX_ROWS];
     int32_t committed[MAX_ROWS];
     struct scheduler_snapshot snapshots[MAX_DRAFTED * MAX_ROWS];
-    int64_t out_cache_loc[MAX_SLOTS];
+    int64_t out_cache_loc[SCHEDULER_POOLS][MAX_SLOTS];
 };
 
 static struct launched flights[MAX_IN_FLIGHT]; /* oldest first */
@@ -85,8 +85,9 @@ static void launch(const struct scheduler_step *step)
     memcpy(copy->seqs, step->seqs, (size_t)step->num_seqs * sizeof *step->seqs);
     for (int32_t i = 0; i < step->num_seqs; i++)
         copy->committed[i] = committed_of(step, i);
-    memcpy(copy->out_cache_loc, step->out_cache_loc,
-           (size_t)step->num_tokens * sizeof *step->out_cache_loc);
+    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
+        memcpy(copy->out_cache_loc[pool], step->pools[pool].out_cache_loc,
+               (size_t)step->num_tokens * sizeof **copy->out_cache_loc);
     copy->num_snapshots = step->num_snapshots;
     memcpy(copy->snapshots, step->snapshots, (size_t)step->num_snapshots * sizeof *step->snapshots);
     scheduler_advance(scheduler);
@@ -126,17 +127,17 @@ static void lose_device(void)
     require_figures();
 }
 
-static void fail_rows(const struct scheduler_seq *seqs, int32_t num_seqs,
-                      const int64_t *out_cache_loc, int32_t num_tokens)
+static void fail_rows(const struct scheduler_seq *seqs, int32_t num_seqs)
 {
     for (int32_t i = 0; i < num_seqs; i++)
         model.dropped[seqs[i].request] = true;
-    poison_slots(out_cache_loc, num_tokens);
 }
 
 static void fail_step(const struct scheduler_step *step)
 {
-    fail_rows(step->seqs, step->num_seqs, step->out_cache_loc, step->num_tokens);
+    fail_rows(step->seqs, step->num_seqs);
+    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
+        poison_slots(pool, step->pools[pool].out_cache_loc, step->num_tokens);
     poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
 }
 
@@ -155,7 +156,9 @@ static void drop_flight(const struct scheduler_step *out)
         fail_step(out);
     for (; num_flights > 0; num_flights--) {
         const struct launched *flight = &flights[num_flights - 1];
-        fail_rows(flight->seqs, flight->num_seqs, flight->out_cache_loc, flight->num_tokens);
+        fail_rows(flight->seqs, flight->num_seqs);
+        for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
+            poison_slots(pool, flight->out_cache_loc[pool], flight->num_tokens);
         poison_states(flight->seqs, flight->num_seqs, flight->snapshots, flight->num_snapshots);
     }
     model.rows = confirmed;
@@ -221,12 +224,12 @@ START_TEST(pages_of_a_launched_request_are_free)
     const struct scheduler_step *step = next_launched();
     expect_seq(step, 0, 1, 0, 8);
     for (int64_t i = 0; i < 8; i++)
-        ck_assert_int_eq(step->out_cache_loc[i], 1 + i);
+        ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[i], 1 + i);
     confirm_all();
     expect_done();
     struct scheduler_counts counts;
     expect_counts(&counts);
-    ck_assert_int_eq(counts.kv_peak, 10);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
 }
 END_TEST
 

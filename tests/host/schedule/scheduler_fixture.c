@@ -72,11 +72,16 @@ attn_status add(int64_t request)
     return scheduler_add(scheduler, &added, &failure.base);
 }
 
-void create(void)
+void create_empty(void)
 {
     params.share_unit = source.block_size;
     attn_status status = scheduler_create(&params, &scheduler, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+}
+
+void create(void)
+{
+    create_empty();
     for (int64_t i = 0; i < source.num_requests; i++)
         ck_assert_msg(add(i) == ATTN_OK, "%s", host_error_text(&failure));
 }
@@ -111,6 +116,28 @@ void draw_source(int64_t num_requests, int64_t most_output)
 const int32_t page_sizes[3] = {1, 3, 16};
 const int32_t chunk_sizes[4] = {0, 1, 7, 64};
 
+int64_t first_seen(int64_t position)
+{
+    int64_t first = position;
+    while (first > 0 &&
+           ((params.window.left >= 0 && position - (first - 1) <= params.window.left) ||
+            (params.window.chunk > 0 &&
+             (first - 1) / params.window.chunk == position / params.window.chunk)))
+        first--;
+    return first;
+}
+
+void set_window(int variant)
+{
+    static const struct scheduler_window windows[] = {{0, 0, 0}, {0, 7, 0}, {0, 0, 0},  {0, -1, 16},
+                                                      {0, 0, 0}, {0, 0, 0}, {0, 30, 5}, {0, 1, 0}};
+    params.window = windows[(variant + variant / 8 + variant / 64) % 8];
+    if (params.window.left == 0 && variant % 5 > 0)
+        return;
+    params.window.num_pages =
+        scheduler_window_pages(&params, 12) + 1 + (80 + variant % 7 * 20) / params.page_size;
+}
+
 void set_variant(int variant)
 {
     params.page_size = page_sizes[variant % 3];
@@ -121,6 +148,7 @@ void set_variant(int variant)
     params.has_state = variant / 48 > 0;
     params.num_cached_states = variant / 48 == 1 ? 40 : 3;
     source.block_size = variant % 2 ? 11 : 5;
+    set_window(variant);
     draws = (uint64_t)variant << 32 | 5;
     draw_source(MAX_REQUESTS / 2, 100);
 }
@@ -150,7 +178,8 @@ static void note_start(struct tally *tally, const struct scheduler_seq *seq)
     int64_t request = seq->request;
     if (seq->prefix_len == tally->computed[request])
         return;
-    require(seq->table_changed == 0, "starts with a stale row", request);
+    for (int pool = 0; pool < SCHEDULER_POOLS; pool++)
+        require(seq->table_changed[pool] == 0, "starts with a stale row", request);
     require(seq->prefix_len % params.page_size == 0, "hit in the middle of a page", request);
     if (seq->prefix_len > tally->mark[request]) {
         tally->prefix_hit += seq->prefix_len - tally->mark[request];
@@ -203,48 +232,54 @@ void tally_seq(struct tally *tally, const struct scheduler_seq *seq, int32_t com
 }
 
 /* The keys that a sequence's rows write: of a verification those of its path alone are real. */
-static void write_keys(const struct scheduler_seq *seq, const struct draft_tree *tree,
+static void write_keys(int pool, const struct scheduler_seq *seq, const struct draft_tree *tree,
                        const int64_t *out_cache_loc)
 {
     for (int32_t i = 0; i < seq->num_new; i++)
-        model.kv[out_cache_loc[i]] =
+        model.kv[pool][out_cache_loc[i]] =
             tree ? (token_key){UINT64_MAX, (uint64_t)i} : key_of(seq->request, seq->prefix_len + i);
     for (int32_t d = 0; tree && d < tree->committed; d++) {
         require(
             tree->path[d] < seq->num_new && tree->depth[tree->path[d]] == d &&
                 (d == 0 ? tree->path[d] == 0 : tree->parent[tree->path[d]] == tree->path[d - 1]),
             "no path", seq->request);
-        model.kv[out_cache_loc[tree->path[d]]] = key_of(seq->request, seq->prefix_len + d);
+        model.kv[pool][out_cache_loc[tree->path[d]]] = key_of(seq->request, seq->prefix_len + d);
     }
 }
 
-static void write_rows(const struct scheduler_seq *seq, const int64_t *out_cache_loc)
+static const int32_t *row_of(int pool, const struct scheduler_seq *seq)
 {
-    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
-    int32_t length = seq->prefix_len + seq->num_new;
+    return request_table_row(scheduler_request_table(scheduler, pool), seq->row);
+}
+
+static void write_rows(int pool, const struct scheduler_seq *seq, const int64_t *out_cache_loc)
+{
+    const int32_t *row = row_of(pool, seq);
+    int64_t num_pages = pool == SCHEDULER_ALL ? params.num_pages : params.window.num_pages;
+    int32_t length = seq->prefix_len + seq->num_new, changed = seq->table_changed[pool];
     require(seq->row >= 1 && seq->row <= params.max_running_requests, "no such row", seq->request);
-    require(seq->table_changed <= seq->prefix_len, "new slots not told", seq->request);
-    for (int32_t position = seq->table_changed; position < length; position++) {
-        model.table[seq->row][position] = row[position];
+    require(changed <= seq->prefix_len, "new slots not told", seq->request);
+    for (int32_t position = changed; position < length; position++) {
+        model.table[pool][seq->row][position] = row[position];
         absorb(row[position]);
     }
     for (int32_t i = 0; i < seq->num_new; i++) {
         int64_t slot = out_cache_loc[i];
-        require(slot >= params.page_size && slot < params.num_pages * params.page_size,
+        require(slot >= params.page_size && slot < num_pages * params.page_size,
                 "slot in the padding page or outside", seq->request);
         require(slot == row[seq->prefix_len + i], "out_cache_loc and table differ", seq->request);
     }
 }
 
 /* What is accepted moves; where the other rows were, and what they came from, is of no more use. */
-static void move_rows(const struct scheduler_step *step, int32_t s)
+static void move_rows(int pool, const struct scheduler_step *step, int32_t s)
 {
     const struct scheduler_seq *seq = &step->seqs[s];
-    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
+    const struct scheduler_move *moves = step->pools[pool].moves;
     for (int32_t m = step->moves_indptr[s]; m < step->moves_indptr[s + 1]; m++)
-        model.kv[step->moves[m].to] = model.kv[step->moves[m].from];
+        model.kv[pool][moves[m].to] = model.kv[pool][moves[m].from];
     for (int32_t i = step->trees[s].committed; i < seq->num_new; i++)
-        memset(&model.kv[row[seq->prefix_len + i]], 0xff, sizeof *model.kv);
+        memset(&model.kv[pool][row_of(pool, seq)[seq->prefix_len + i]], 0xff, sizeof **model.kv);
 }
 
 /* The draft model is given what stayed, once. */
@@ -260,15 +295,18 @@ static void note_drafts(const struct scheduler_step *step, int32_t s)
     model.undrafted[request] = step->trees && !through ? step->trees[s].committed : 0;
 }
 
-static void read_rows(const struct scheduler_seq *seq, const struct draft_tree *tree)
+/* What no row of the sequence sees has no page any more, if it fills one. */
+static void read_rows(int pool, const struct scheduler_seq *seq, const struct draft_tree *tree)
 {
     int32_t length = seq->prefix_len + seq->num_new;
-    const int32_t *row = request_table_row(scheduler_request_table(scheduler), seq->row);
-    const int32_t *seen = model.table[seq->row];
+    const int32_t *row = row_of(pool, seq), *seen = model.table[pool][seq->row];
+    int64_t first = pool == SCHEDULER_ALL ? 0 : first_seen(seq->prefix_len);
+    first -= first % params.page_size;
     for (int32_t position = 0; position < length; position++) {
         require(seen[position] == row[position], "table changed unseen", seq->request);
-        if (!tree || position < seq->prefix_len)
-            require(token_key_equal(model.kv[seen[position]], key_of(seq->request, position)),
+        require(position >= first || row[position] == 0, "a page that was passed", seq->request);
+        if (position >= first && (!tree || position < seq->prefix_len))
+            require(token_key_equal(model.kv[pool][seen[position]], key_of(seq->request, position)),
                     "another token's KV", seq->request);
     }
     for (int32_t position = length; position < MAX_CONTEXT; position++)
@@ -394,35 +432,46 @@ static void check_shape(const struct scheduler_step *step)
     model.mixed_steps += mode == ATTN_MODE_MIXED;
 }
 
+/* A pool's part of a step: all rows are written, then all are read. */
+static void run_pool(int pool, const struct scheduler_step *step)
+{
+    const int64_t *out_cache_loc = step->pools[pool].out_cache_loc;
+    const int32_t *padding = request_table_row(scheduler_request_table(scheduler, pool), 0);
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const struct scheduler_seq *seq = &step->seqs[i];
+        absorb(seq->table_changed[pool]);
+        write_rows(pool, seq, out_cache_loc);
+        if (step->mode != ATTN_MODE_DRAFT_EXTEND)
+            write_keys(pool, seq, step->trees ? &step->trees[i] : NULL, out_cache_loc);
+        out_cache_loc += seq->num_new;
+    }
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        read_rows(pool, &step->seqs[i], step->trees ? &step->trees[i] : NULL);
+    for (int32_t i = 0; step->trees && i < step->num_seqs; i++)
+        move_rows(pool, step, i);
+    for (int32_t j = 0; j < MAX_CONTEXT; j++)
+        require(padding[j] == 0, "row 0", -1);
+}
+
 void run_step(const struct scheduler_step *step)
 {
     check_shape(step);
     absorb(step->number);
     absorb(step->mode);
-    const int64_t *out_cache_loc = step->out_cache_loc;
+    require(scheduler_num_pools(scheduler) == 1 + (params.window.num_pages > 0), "pools", -1);
     for (int32_t i = 0; i < step->num_seqs; i++) {
         const struct scheduler_seq *seq = &step->seqs[i];
         absorb(seq->request);
         absorb(seq->row);
         absorb(seq->prefix_len);
         absorb(seq->num_new);
-        absorb(seq->table_changed);
         tally_seq(&model.rows, seq, committed_of(step, i));
-        write_rows(seq, out_cache_loc);
-        if (step->mode != ATTN_MODE_DRAFT_EXTEND)
-            write_keys(seq, step->trees ? &step->trees[i] : NULL, out_cache_loc);
-        out_cache_loc += seq->num_new;
     }
-    for (int32_t i = 0; i < step->num_seqs; i++)
-        read_rows(&step->seqs[i], step->trees ? &step->trees[i] : NULL);
+    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
+        run_pool(pool, step);
     run_states(step);
-    for (int32_t i = 0; i < step->num_seqs; i++) {
+    for (int32_t i = 0; i < step->num_seqs; i++)
         note_drafts(step, i);
-        if (step->trees)
-            move_rows(step, i);
-    }
-    for (int32_t j = 0; j < MAX_CONTEXT; j++)
-        require(request_table_row(scheduler_request_table(scheduler), 0)[j] == 0, "row 0", -1);
 }
 
 const struct scheduler_step *next(void)
@@ -454,10 +503,10 @@ void run_all(void)
     ck_assert_int_eq(state, SCHEDULER_DONE);
 }
 
-void poison_slots(const int64_t *slots, int64_t count)
+void poison_slots(int pool, const int64_t *slots, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        memset(&model.kv[slots[i]], 0xff, sizeof model.kv[slots[i]]);
+        memset(&model.kv[pool][slots[i]], 0xff, sizeof **model.kv);
 }
 
 void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
@@ -530,8 +579,14 @@ void expect_counts(struct scheduler_counts *counts)
         ck_assert_int_eq(counts->prefill + counts->prefix_hit - counts->recomputed, input);
         ck_assert_int_eq(counts->decode, decode);
     }
-    ck_assert_int_eq(counts->kv_capacity, (params.num_pages - 1) * params.page_size);
-    ck_assert_int_le(counts->kv_peak, counts->kv_capacity);
-    ck_assert_int_eq(scheduler_leaked(scheduler), 0);
+    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++) {
+        int64_t num_pages = pool == SCHEDULER_ALL ? params.num_pages : params.window.num_pages;
+        const struct scheduler_pool_counts *of = &counts->pools[pool];
+        ck_assert_int_eq(of->capacity, (num_pages - 1) * params.page_size);
+        ck_assert_int_le(of->peak, of->capacity);
+        ck_assert_int_le(of->held, of->peak);
+        ck_assert_int_gt(of->held, 0);
+        ck_assert_int_eq(scheduler_leaked(scheduler, pool), 0);
+    }
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
 }

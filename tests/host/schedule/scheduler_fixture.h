@@ -5,11 +5,12 @@
  *
  * Each step is run on a cache that holds token keys for KV: rows write their token's key to
  * out_cache_loc, then every sequence must find, through req_to_token, the keys of all its tokens.
- * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. With
- * has_state every state slot holds a hash of the tokens that went into it, in order, and a sequence
- * must find that of all tokens before its rows. Drafts that are turned down write keys that no
- * token has; what is accepted moves as the step says. What was computed, hit and computed again is
- * counted here once more from the steps alone.
+ * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. In a
+ * pool of windows these are the tokens that its rows see; pages before them must be given back.
+ * With has_state every state slot holds a hash of the tokens that went into it, in order, and a
+ * sequence must find that of all tokens before its rows. Drafts that are turned down write keys
+ * that no token has; what is accepted moves as the step says. What was computed, hit and computed
+ * again is counted here once more from the steps alone.
  */
 #ifndef TESTS_SCHEDULER_FIXTURE_H
 #define TESTS_SCHEDULER_FIXTURE_H
@@ -49,11 +50,11 @@ struct tally {
 struct model {
     struct tally rows;
     bool dropped[MAX_REQUESTS];
-    token_key kv[MAX_SLOTS];
+    token_key kv[SCHEDULER_POOLS][MAX_SLOTS];
     uint64_t state[MAX_STATES];
     int32_t undrafted[MAX_REQUESTS]; /* rows that the draft model has not seen */
     int64_t draft_rows;
-    int32_t table[MAX_ROWS][MAX_CONTEXT]; /* copied where a step says it changed */
+    int32_t table[SCHEDULER_POOLS][MAX_ROWS][MAX_CONTEXT]; /* copied where a step says it changed */
     int64_t mixed_steps;
     uint64_t hash; /* of all that was ever scheduled */
 };
@@ -77,8 +78,9 @@ static inline void require(bool holds, const char *what, int64_t request)
 /* One more request, whose whole blocks have the ids blocks[0], blocks[1] ... */
 void add_to_source(int64_t input, int64_t output, const char *blocks);
 
-/* Queue a request of the source; a scheduler with all of them queued. */
+/* Queue a request of the source; a scheduler with none, with all of them queued. */
 attn_status add(int64_t request);
+void create_empty(void);
 void create(void);
 
 /* Prompt and decode rows of a request. */
@@ -99,6 +101,12 @@ void draw_source(int64_t num_requests, int64_t most_output);
  * cached states: no states at all, some, too few. */
 #define VARIANTS (3 * 4 * 2 * 2 * 3)
 void set_variant(int variant);
+
+/* A pool of windows: none in half of the variants; windows and chunks, alone and together. */
+void set_window(int variant);
+
+/* The first position that a query sees there, as the definition of a window and a chunk has it. */
+int64_t first_seen(int64_t position);
 
 /* The same with drafts, and without mixed steps: chains and, where there are no states, trees;
  * drafts that are never, sometimes and always right; with a draft model or without. */
@@ -131,7 +139,7 @@ const struct scheduler_step *next_run(void);
 void run_all(void);
 
 /* These slots hold nothing of use, nor do the states that these sequences wrote. */
-void poison_slots(const int64_t *slots, int64_t count);
+void poison_slots(int pool, const int64_t *slots, int64_t count);
 void poison_states(const struct scheduler_seq *seqs, int32_t num_seqs,
                    const struct scheduler_snapshot *snapshots, int32_t num_snapshots);
 

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session_pools.c: how large the pools of a run are, and their memory.
+ */
+#include "host/run/session_private.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "host/base/round.h"
+#include "host/select/problem.h"
+
+/* ---- What a run holds ------------------------------------------------------------------------ */
+
+/* What is drafted, and accepted. */
+struct drafts session_drafts(const struct session *s)
+{
+    const struct config_speculative *keys = &s->config->speculative;
+    if (keys->draft_tokens == 0)
+        return (struct drafts){0};
+    return (struct drafts){
+        .tokens = (int32_t)keys->draft_tokens,
+        .top_k = (int32_t)keys->topk,
+        .rate = keys->acceptance,
+        .seed = keys->seed,
+    };
+}
+
+/* Positions beyond a request's last row that drafts are verified at. */
+int32_t session_beyond(const struct session *s)
+{
+    struct drafts drafts = session_drafts(s);
+    return drafts_rows(&drafts) - 1;
+}
+
+/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
+ * verification. */
+int64_t session_request_rows(const struct session *s, const workload_request *request)
+{
+    int64_t decodes = request->output_length > 0 ? request->output_length - 1 : 0;
+    return request->input_length + decodes + (decodes > 0 ? session_beyond(s) : 0);
+}
+
+/* Pages that every request of the workload together would take: more are of no use. */
+static int64_t useful_pages(const struct session *s)
+{
+    int64_t pages = 0;
+    for (int64_t r = 0; r < s->workload.num_requests; r++)
+        pages += units_for(session_request_rows(s, &s->workload.requests[r]),
+                           s->config->kv_cache.page_size);
+    return pages;
+}
+
+static void pool_groups(const struct session *s, struct kv_pool_group *groups)
+{
+    for (uint32_t g = 0; g < s->model->num_groups; g++)
+        groups[g] = (struct kv_pool_group){
+            .kv_layout = s->selection->groups[g].kv_layout,
+            .state_layout = s->selection->groups[g].state_layout,
+            .kv_dtype = problem_kv_dtype(s->config, s->model),
+        };
+}
+
+/* Slot 0, those of the requests that run, those of the prefix cache. */
+int64_t session_num_state_slots(const struct session *s)
+{
+    const struct scheduler_params params = {
+        .max_running_requests = (int32_t)s->config->workload.max_running_requests,
+        .drafts = session_drafts(s),
+    };
+    return s->has_state ? 1 + scheduler_row_states(&params) + s->num_cached_states : 0;
+}
+
+/* The KV group of layers with a window or chunks that has a pool of its own; NULL = none has. */
+static const struct model_kv_group *window_group(const struct model *model)
+{
+    for (uint32_t g = 0; g < model->num_kv_groups; g++)
+        if (model->kv_groups[g].holds == MODEL_KV_WINDOW)
+            return &model->kv_groups[g];
+    return NULL;
+}
+
+struct scheduler_window session_window(const struct session *s)
+{
+    const struct model_kv_group *group = window_group(s->model);
+    return group ? (struct scheduler_window){s->num_window_pages, group->window_left, group->chunk}
+                 : (struct scheduler_window){.num_pages = 0};
+}
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+/* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
+ * first. */
+static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, uint64_t state_bytes,
+                               uint64_t free_bytes)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    if (model_encodes(s->model)) /* nothing is cached; pages only count what runs */
+        return useful_pages(s);
+    if (cache->max_total_tokens > 0)
+        return cache->max_total_tokens / cache->page_size;
+    double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
+    int64_t affordable =
+        token_bytes > 0 ? (int64_t)(bytes / (double)token_bytes) / cache->page_size : INT64_MAX;
+    int64_t useful = useful_pages(s);
+    return useful < affordable ? useful : affordable;
+}
+
+/* Pages that can be: at least one, and no more than an int32 can number slots. */
+static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t token_bytes,
+                                  attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    int64_t most = INT32_MAX / cache->page_size - 1; /* page 0 is one more */
+    if (pages >= 1 && pages <= most)
+        return ATTN_OK;
+    if (cache->max_total_tokens > 0)
+        return config_fail(s->config, "kv_cache.max_total_tokens", error,
+                           "%lld tokens: accepted %lld..%lld, in pages of %lld",
+                           (long long)cache->max_total_tokens, (long long)cache->page_size,
+                           (long long)(most * cache->page_size), (long long)cache->page_size);
+    return config_fail(s->config, "kv_cache.mem_fraction", error,
+                       "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
+                       "in addition to %lld recurrent states: accepted 1..%lld pages",
+                       cache->mem_fraction, (long long)pages, (long long)cache->page_size,
+                       (unsigned long long)token_bytes, (long long)session_num_state_slots(s),
+                       (long long)most);
+}
+
+/* Bytes that one more token of the pool of all positions takes, with what the pool of windows has
+ * for it. */
+static uint64_t bytes_per_token(const struct session *s, const struct kv_pool_group *groups)
+{
+    double ratio = s->config->kv_cache.swa_full_tokens_ratio;
+    uint64_t window = kv_pool_bytes_held(s->model, groups, MODEL_KV_WINDOW);
+    return kv_pool_bytes_held(s->model, groups, MODEL_KV_DECODER) +
+           (uint64_t)ceil((double)window * ratio);
+}
+
+/* Pages of the pool of windows, page 0 included, next to so many of the other pool. */
+static int64_t window_pages(const struct session *s, int64_t pages)
+{
+    double share = (double)pages * s->config->kv_cache.swa_full_tokens_ratio;
+    return window_group(s->model) ? 1 + (int64_t)ceil(share) : 0;
+}
+
+/* How many pages the pools shall have. */
+attn_status session_size_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
+    pool_groups(s, groups);
+    uint64_t token_bytes = bytes_per_token(s, groups);
+    uint64_t state_bytes =
+        kv_pool_bytes_per_state(s->model, groups) * (uint64_t)session_num_state_slots(s);
+    uint64_t free_bytes = 0, total_bytes;
+    free(groups);
+    attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
+    if (status != ATTN_OK)
+        return status;
+    int64_t pages = choose_capacity(s, token_bytes, state_bytes, free_bytes);
+    s->num_pages = pages + 1;
+    s->num_window_pages = window_pages(s, pages);
+    return check_capacity(s, pages, token_bytes, error);
+}
+
+/* Which key asks for so much, and what it may be. */
+static void explain_pool(const struct session *s, const struct kv_pool_group *groups,
+                         attn_error *error)
+{
+    const struct config_kv_cache *cache = &s->config->kv_cache;
+    uint64_t free_bytes = 0, total_bytes, token = bytes_per_token(s, groups);
+    const char *key =
+        cache->max_total_tokens > 0 ? "kv_cache.max_total_tokens" : "kv_cache.mem_fraction";
+    host_fail_prefix(error, "%s: %s: %lld tokens of %llu bytes", config_place(s->config, key), key,
+                     (long long)((s->num_pages - 1) * s->config->kv_cache.page_size),
+                     (unsigned long long)token);
+    if (device_memory(s->device, &free_bytes, &total_bytes, NULL) == ATTN_OK && token > 0)
+        host_fail_suffix(error, "; accepted: at most %llu tokens in the %llu bytes that are free",
+                         (unsigned long long)(free_bytes / token), (unsigned long long)free_bytes);
+}
+
+attn_status session_allocate_pool(struct session *s, attn_error *error)
+{
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
+    pool_groups(s, groups);
+    struct kv_pool_params params = {
+        .groups = groups,
+        .page_size = (int32_t)s->config->kv_cache.page_size,
+        .num_pages = s->num_pages,
+        .num_window_pages = s->num_window_pages,
+        .num_state_slots = session_num_state_slots(s),
+        .poison = s->config->verify.rate > 0,
+    };
+    attn_status status = kv_pool_create(s->model, &params, s->device, &s->pool, error);
+    if (status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY)
+        explain_pool(s, groups, error);
+    free(groups);
+    return status;
+}
+
+/* ---- Report ---------------------------------------------------------------------------------- */
+
+static int32_t layers_of(const struct model *model, uint32_t holds)
+{
+    for (uint32_t g = 0; g < model->num_kv_groups; g++)
+        if (model->kv_groups[g].holds == holds)
+            return (int32_t)model->kv_groups[g].num_layers;
+    return 0;
+}
+
+attn_status session_report_pools(struct session *s, attn_error *error)
+{
+    static const struct {
+        const char *name;
+        uint32_t holds;
+    } pools[SCHEDULER_POOLS] = {{"all", MODEL_KV_DECODER}, {"window", MODEL_KV_WINDOW}};
+    struct report *report = s->report;
+    struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
+    struct scheduler_counts counts;
+    if (!groups)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
+    pool_groups(s, groups);
+    scheduler_count(s->scheduler, &counts);
+    report->kv.num_pools = model_encodes(s->model) ? 0 : scheduler_num_pools(s->scheduler);
+    for (int p = 0; p < scheduler_num_pools(s->scheduler); p++) {
+        int64_t leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler, p);
+        report->kv.leaked += leaked;
+        report->kv.pools[p] = (struct report_pool){
+            .holds = pools[p].name,
+            .layers = layers_of(s->model, pools[p].holds),
+            .bytes_per_token = (int64_t)kv_pool_bytes_held(s->model, groups, pools[p].holds),
+            .capacity = counts.pools[p].capacity,
+            .peak = counts.pools[p].peak,
+            .held = counts.pools[p].held,
+            .leaked = leaked,
+        };
+    }
+    report->kv.capacity = report->kv.num_pools > 0 ? counts.pools[SCHEDULER_ALL].capacity : 0;
+    report->kv.peak = report->kv.num_pools > 0 ? counts.pools[SCHEDULER_ALL].peak : 0;
+    free(groups);
+    return ATTN_OK;
+}
