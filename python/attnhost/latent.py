@@ -29,19 +29,22 @@ def members(module: Any, heads: int, scaling: Optional[float]) -> Dict[str, Any]
                                        nope_dim=module.qk_nope_head_dim))
 
 
-def absorb(module: Any, q: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor,
-                                                  Callable[[torch.Tensor], torch.Tensor]]:
-    """q_nope and q_pe of [rows, heads, dim], and what makes the heads' values of the output."""
-    up = module.kv_b_proj.weight.detach().unflatten(0, (q.shape[1], -1))
-    w_uk, w_uv = up.split((module.qk_nope_head_dim, module.v_head_dim), 1)
-    q_nope, q_pe = q.split((module.qk_nope_head_dim, module.qk_rope_head_dim), -1)
+def absorb(dims: Any, weight: torch.Tensor, q: torch.Tensor) -> Tuple[
+        torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """q_nope and q_pe of [rows, heads, dim], and what makes the heads' values of the output; `weight` is
+    kv_b_proj's."""
+    up = weight.unflatten(0, (q.shape[1], -1))
+    w_uk, w_uv = up[:, :dims.nope_dim], up[:, dims.nope_dim:]
+    q_nope, q_pe = q.split((dims.nope_dim, dims.rope_dim), -1)
     return (torch.einsum("thd,hdr->thr", q_nope, w_uk).contiguous(), q_pe,
             lambda out: torch.einsum("thr,hvr->thv", out, w_uv))
 
 
-def expander(module: Any) -> Callable[..., Tuple[torch.Tensor, torch.Tensor]]:
+def expander(dims: Any, weight: torch.Tensor,
+             heads: int) -> Callable[..., Tuple[torch.Tensor, torch.Tensor]]:
     """c_kv and k_pe, [rows, width] each -> k and v, [rows, heads, dim]."""
     def expand(c_kv: torch.Tensor, k_pe: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        k, v = type(module).expand_kv(module, c_kv[None, None], k_pe[None, None])
-        return k[0].transpose(0, 1), v[0].transpose(0, 1)
-    return torch.no_grad()(expand)
+        made = (c_kv @ weight.T).unflatten(1, (heads, -1))
+        k_pe = k_pe[:, None].expand(-1, heads, -1)
+        return torch.cat((made[..., :dims.nope_dim], k_pe), -1), made[..., dims.nope_dim:]
+    return expand

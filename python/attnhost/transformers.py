@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin, EncoderDecoderCache
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from . import _abi, alibi, latent, recurrent
+from . import _abi, alibi, latent, ops, recurrent
 from .encoder import encoder
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
@@ -198,18 +198,17 @@ def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *ar
     cache = call.get("cache_params", call.get("past_key_values"))
     if not isinstance(cache, _Steps):
         return type(module).forward(module, hidden_states, *args, **call)
-    _, forward = recurrent.KINDS[type(module).__name__]
-    batch, new = hidden_states.shape[:2]
-    members = recurrent.members(module, hidden_states.dtype)
+    facts, forward = recurrent.KINDS[type(module).__name__]
+    heads, width = (facts(module)[name] for name in ("num_v_heads", "head_v_dim"))
     if _recorded is not None:
-        _recorded.append(Layer(("recurrent", module.layer_idx), members))
-        dims = members["linear"]
+        _recorded.append(Layer(("recurrent", module.layer_idx),
+                               recurrent.members(module, hidden_states.dtype)))
         return forward(module, hidden_states, lambda **_: hidden_states.new_zeros(
-            batch, new, dims.num_v_heads, dims.head_v_dim))
+            *hidden_states.shape[:2], heads, width))
     _refuse_training(hidden_states)
-    mask = call.get("attention_mask")
-    return forward(module, hidden_states,
-                   lambda **operands: cache.recur(module.layer_idx, batch, new, mask, operands))
+    return forward(module, hidden_states, lambda **operands: ops.run(
+        cache, ("recurrent", module.layer_idx), True, operands, call.get("attention_mask"), heads,
+        width))
 
 
 def _alibi_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any, **call: Any) -> Any:
@@ -369,6 +368,7 @@ class Cache(_Steps):
             sizes["max_len"] = min(longest, int(room))
         self.engine = Engine(host(), _groups(layers), dtype=model.dtype, device=model.device,
                              name=type(model).__name__, **sizes)
+        self.number = ops.number_of(self)  # for graphs
         self.sequences: List[Sequence] = []
         self._ids = {layer.key: place for place, layer in enumerate(layers)}
         self._rows: Optional[torch.Tensor] = None  # of q that are no padding; None = all
@@ -410,68 +410,53 @@ class Cache(_Steps):
         self.engine.plan(list(zip(self.sequences, counts)))
         self._planned = True
 
-    def attend(self, awaited: _Awaited, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-               mask: Optional[torch.Tensor], **operands: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, rows, dim] each; the result is [batch, rows, heads, v_dim]."""
-        batch, _, new, _ = query.shape
-        is_self = awaited.key[0] == "self"
-        place = self._enter(awaited.key, batch, new, mask if is_self else None)
-        q = self._real(query.transpose(1, 2))
-        if is_self:
-            k, v = self._real(key.transpose(1, 2)), self._real(value.transpose(1, 2))
+    @torch.no_grad()
+    def run(self, key: Key, is_new: bool, operands: Dict[str, torch.Tensor],
+            mask: Optional[torch.Tensor]) -> torch.Tensor:
+        """A layer, as ops.run() has it."""
+        first = next(iter(operands.values()))
+        batch, new = first.shape[:2]
+        place = self._enter(key, batch, new, None if key[0] == "cross" else mask)
+        if key[0] == "cross":
+            more = {role: operands.pop(role) for role in ("k", "v")}
+            operands.update(self._source(more, mask) if is_new else {})
+        rows = {role: self._picked(operands, role) for role in operands}
+        if "kv_b" in rows:
+            out = self._attend_latents(place, **rows)
         else:
-            k, v = self._source(key, value, mask) if awaited.is_new else (None, None)
-        out = self.engine.output(place, q.shape[0], value.shape[3])
-        return self._forward(place, batch, new, out, q=q, k=k, v=v, **operands)
+            width = self.engine.layers[place][1].group.contents.v_head_dim
+            out = self.engine.output(place, _pick(first, self._rows).shape[0], width)
+            if out.shape[0]:
+                self.engine.forward(place, out=out, **rows)
+        return _spread(out.to(first.dtype).contiguous(), self._rows, batch, new)
 
-    def _source(self, key: torch.Tensor, value: torch.Tensor,
-                mask: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _picked(self, operands: Mapping[str, torch.Tensor], role: str) -> torch.Tensor:
+        """Without padding, if it has rows; what cross attention brings has none any more."""
+        has_rows = role in _ROWS and not (role in ("k", "v") and operands[role].dim() == 3)
+        return _pick(operands[role], self._rows) if has_rows else operands[role]
+
+    def _source(self, keys: Mapping[str, torch.Tensor],
+                mask: Optional[torch.Tensor]) -> Dict[str, torch.Tensor]:
         """What cross attention reads from now on, without padding."""
-        counts, rows = _real_rows(mask, key.shape[0], key.shape[2])
+        counts, rows = _real_rows(mask, *keys["k"].shape[:2])
         if [s.source_new for s in self.sequences] != counts:
             self.engine.bring_source(counts)
-        k, v = (_pick(x.transpose(1, 2), rows) for x in (key, value))
-        return k, v
+        return {role: _pick(x, rows) for role, x in keys.items()}
 
-    def attend_latents(self, layer: int, module: torch.nn.Module, query: torch.Tensor,
-                       c_kv: torch.Tensor, k_pe: torch.Tensor,
-                       mask: Optional[torch.Tensor]) -> torch.Tensor:
-        """As attend(), of keys and values that are [batch, 1, rows, width] for all heads."""
-        batch, _, new, _ = query.shape
-        place = self._enter(("self", layer), batch, new, mask)
-        q = self._real(query.transpose(1, 2))
-        c_kv, k_pe = (self._real(x.squeeze(1)) for x in (c_kv, k_pe))
+    def _attend_latents(self, place: int, q: torch.Tensor, c_kv: torch.Tensor, k_pe: torch.Tensor,
+                        kv_b: torch.Tensor) -> torch.Tensor:
+        dims = self.engine.layers[place][1].group.contents.mla.contents
         if self.engine.expands(place):
-            out = self.engine.forward_expanded(place, q, c_kv, k_pe, latent.expander(module))
-        else:
-            q_nope, q_pe, after = latent.absorb(module, q)
-            out = self.engine.output(place, *q_nope.shape[::2])
-            if out.shape[0]:
-                self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out)
-            out = after(out.to(q.dtype))
-        return self._spread(out.to(q.dtype), batch, new)
-
-    def recur(self, layer: int, batch: int, new: int, mask: Optional[torch.Tensor],
-              operands: Dict[str, torch.Tensor]) -> torch.Tensor:
-        """Operands of the rows are [batch, rows, ...]; the result is [batch, rows, heads, dim]."""
-        place = self._enter(("recurrent", layer), batch, new, mask)
-        for role in {"mixed_qkv", "a", "b"} & set(operands):
-            operands[role] = self._real(operands[role])
-        width = self.engine.layers[place][1].group.contents.v_head_dim
-        out = self.engine.output(place, operands["mixed_qkv"].shape[0], width)
-        return self._forward(place, batch, new, out, **operands)
-
-    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _pick(tensor, self._rows)
-
-    def _forward(self, place: int, batch: int, new: int, out: torch.Tensor,
-                 **operands: torch.Tensor) -> torch.Tensor:
+            return self.engine.forward_expanded(place, q, c_kv, k_pe,
+                                                latent.expander(dims, kv_b, q.shape[1]))
+        q_nope, q_pe, after = latent.absorb(dims, kv_b, q)
+        out = self.engine.output(place, *q_nope.shape[::2])
         if out.shape[0]:
-            self.engine.forward(place, out=out, **operands)
-        return self._spread(out, batch, new)
+            self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out)
+        return after(out.to(q.dtype))
 
-    def _spread(self, out: torch.Tensor, batch: int, new: int) -> torch.Tensor:
-        return _spread(out, self._rows, batch, new)
+
+_ROWS = {"q", "k", "v", "c_kv", "k_pe", "mixed_qkv", "a", "b"}  # operands that have a row for each token
 
 
 def _real_rows(mask: Optional[torch.Tensor], batch: int,
@@ -525,8 +510,15 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if awaited is None:
         return _encode(members, query, key, value, attention_mask, operands), None
     if _is_latent(module):
-        return awaited.cache.attend_latents(kind[1], module, query, key, value, attention_mask), None
-    return awaited.cache.attend(awaited, query, key, value, attention_mask, **operands), None
+        operands = {"q": query.transpose(1, 2), "c_kv": key.squeeze(1), "k_pe": value.squeeze(1),
+                    "kv_b": module.kv_b_proj.weight}
+        width = module.v_head_dim
+    else:
+        operands = {"q": query.transpose(1, 2), "k": key.transpose(1, 2), "v": value.transpose(1, 2),
+                    **operands}
+        width = value.shape[3]
+    return ops.run(awaited.cache, awaited.key, awaited.is_new, operands, attention_mask,
+                   query.shape[1], width), None
 
 
 def _check_call(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
@@ -572,9 +564,9 @@ def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_leng
     if getattr(config, "model_type", "") == "mpt" and attention_mask is None:
         return torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)  # it wants a mask
     real = attention_mask[:, -kv_length:] if attention_mask is not None else None
-    if real is None or (real.all() and getattr(config, "model_type", "") != "mpt"):
-        return None
-    return real
+    if torch.compiler.is_compiling() or getattr(config, "model_type", "") == "mpt":
+        return real
+    return None if real is None or real.all() else real
 
 
 def _refuse_own_code(config: Any) -> None:

@@ -140,6 +140,37 @@ def test_a_wrong_window_would_be_noticed():
     assert distance(logits_in_steps(model, cache, sequences), expected) > 1e-2
 
 
+@torch.no_grad()
+def test_a_compiled_graph_stays_whole():
+    """A recurrent layer and one of attention: a graph for prompts, one for single rows."""
+    use()
+    prompt, model = tokens(15, 1), make("lfm2", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=64, max_seqs=1)
+    sequence, found = cache.engine.add(prompt.tolist()), []
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for start, end in ((0, 13), (13, 14), (14, 15)):
+        cache.begin([(sequence, end - start)])
+        found.append(compiled(input_ids=prompt[None, start:end], past_key_values=cache, use_cache=True,
+                              position_ids=torch.arange(start, end)[None]).logits[0])
+    expected = logits_at_once(weights("lfm2"), [prompt])[0]
+    assert (torch.cat(found) - expected).abs().max() < 1e-4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert sum(cache.engine.rows.values()) == 2 * 15
+    torch.compiler.reset()
+
+
+def test_the_operator_of_graphs():
+    """Its fake kernel says what it does."""
+    use()
+    cache = attnhost.Cache(make("llama", "attnhost"), num_tokens=64)
+    cache.begin([(cache.engine.add([1, 2, 3]), 3)])
+    q, k = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16)
+    arguments = ([q, k, k], "q,k,v", None, cache.number, "self", 0, True, 4, 16)
+    torch.library.opcheck(torch.ops.attnhost.layer, arguments,
+                          test_utils=("test_schema", "test_faketensor"))
+
+
 # ---- The two ways to know a model ------------------------------------------------------------------
 
 
