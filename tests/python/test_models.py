@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of Transformers on a backend, held to their own eager code."""
+import contextlib
 import copy
 import functools
+import io
 import itertools
+import pathlib
+import shutil
+import tempfile
 
 import attnhost
 import torch
+from attnhost import bench
 from attnhost.errors import AttnhostError, InvalidArgument, Unsupported
 from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
@@ -279,6 +285,26 @@ def test_more_prompts_than_room():
     prompts = [tokens(20 + seed, seed).tolist() for seed in range(9)]
     alone = [attnhost.generate(model, [prompt], 6, num_tokens=512)[0] for prompt in prompts]
     assert attnhost.generate(model, prompts, 6, num_tokens=96, max_seqs=8, max_tokens=16) == alone
+
+
+# ---- The bench -------------------------------------------------------------------------------------
+
+
+def test_the_bench():
+    """Two inis beside sdpa on the same weights and steps."""
+    backend = "attention.attention_backend=cpu_native"
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+        config("qwen3").save_pretrained(folder)
+        picture = ["--plot", folder + "/plot.svg"] if shutil.which("gnuplot") else []
+        rows = bench.main([folder, backend, backend + ",kv_cache.page_size=48", "--dtype=float32",
+                           "--batch=2", "--context=20", "--prompt=9", "--layers=2", "--seconds=0", *picture])
+        assert not picture or "kv_cache.page_size" in pathlib.Path(folder, "plot.svg").read_text("utf-8")
+    assert [(row["phase"], row["batch"], row["context"]) for row in rows] == \
+        [("prefill", 1, 9)] * 3 + [("decode", 2, 20)] * 3
+    assert rows[2]["name"] == rows[5]["name"] == "sdpa" and rows[0]["ratio"] == rows[3]["ratio"] == 1
+    for row in rows:
+        assert 0 < row["attention_us"] < row["step_us"] and row["calls"] >= 3, row
+    assert len(printed.getvalue().splitlines()) == 1 + len(rows)
 
 
 # ---- Bad input -------------------------------------------------------------------------------------
