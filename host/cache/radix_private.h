@@ -24,9 +24,10 @@ struct radix_node {
     int32_t state;   /* slot of the state at the node's end; 0 = none */
     int32_t num_pins;
     TAILQ_ENTRY(radix_node) by_state_use; /* while it has a state that is not pinned */
-    int32_t *windows;  /* [num_pages], the first num_gone of them 0; NULL = there is no such pool */
-    int64_t num_gone;  /* num_pages without such a pool */
-    int64_t num_holds; /* of its window pages; with any, none is gone */
+    int32_t
+        *windows; /* [num_pages], the first num_gone of them gone; NULL = there is no such pool */
+    int64_t num_gone;                      /* num_pages without such a pool */
+    int64_t num_holds;                     /* of its window pages; with any, none is gone */
     TAILQ_ENTRY(radix_node) by_window_use; /* while it has window pages that nobody holds */
 };
 

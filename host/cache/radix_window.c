@@ -64,17 +64,13 @@ void radix_window_split(struct radix_cache *cache, struct radix_node *upper,
 static void free_windows(struct radix_cache *cache, struct radix_node *node, int64_t first,
                          int64_t end)
 {
-    for (int64_t i = first; i < end; i++) {
+    for (int64_t i = first; i < end; i++)
         slots_free_page(cache->windows, node->windows[i]);
-        node->windows[i] = 0;
-    }
 }
 
 void radix_window_cut(struct radix_cache *cache, struct radix_node *node, int64_t cut)
 {
     int64_t kept = node->num_pages - cut;
-    if (!cache->windows)
-        return;
     assert(node->num_holds == 0);
     unlist(cache, node);
     free_windows(cache, node, kept > node->num_gone ? kept : node->num_gone, node->num_pages);

@@ -309,8 +309,25 @@ static attn_status add_draft_layer(struct model *model, attn_error *error)
     return status;
 }
 
+static bool is_encoder(const struct model *model, uint32_t layer)
+{
+    return model->groups[model->layers[layer].group].attn_type == ATTN_TYPE_ENCODER_ONLY;
+}
+
+bool model_has_tower(const struct model *model)
+{
+    bool found = false;
+    for (uint32_t l = 0; l < model->num_layers; l++)
+        found |= is_encoder(model, l);
+    return found && !model_encodes(model);
+}
+
 bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode)
 {
+    bool encodes = mode == MODEL_MODE_ENCODE;
+    if (encodes || model_has_tower(model))
+        if (is_encoder(model, layer) != encodes)
+            return false;
     bool drafts = mode == ATTN_MODE_DRAFT_EXTEND, verifies = mode == ATTN_MODE_TARGET_VERIFY;
     return model->layers[layer].is_draft ? !verifies : !drafts;
 }

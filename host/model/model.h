@@ -100,6 +100,13 @@ attn_status model_create_groups(const char *name, const attn_layer_group *groups
                                 const struct config *config, int32_t max_encoder_len,
                                 struct model **model, attn_error *error);
 
+/* The mode of steps in which the encoders next to a decoder run, a vision tower's layers; as a
+ * batch that is EXTEND. */
+enum { MODEL_MODE_ENCODE = ATTN_MODE_COUNT };
+
+/* Are there encoders next to layers of a decoder? */
+bool model_has_tower(const struct model *model);
+
 /* Does a layer run in batches of this mode? The draft model's run where prompts are computed and in
  * DRAFT_EXTEND, the target's in all modes but that. */
 bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode);

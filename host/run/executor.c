@@ -99,7 +99,7 @@ attn_status executor_run_layers(struct executor *executor, const struct layers_r
 {
     attn_status status = ATTN_OK;
     for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
-        if (model_layer_runs(executor->params.model, l, executor->batch.batch.mode))
+        if (model_layer_runs(executor->params.model, l, executor->batch.mode))
             status = run_layer(executor, run, (int32_t)l, error);
     return status;
 }
@@ -120,7 +120,7 @@ attn_status executor_plan(struct executor *executor, attnhost_metadata *const *m
 {
     attn_status status = ATTN_OK;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
-        if (unit_runs(executor, u, executor->batch.batch.mode))
+        if (unit_runs(executor, u, executor->batch.mode))
             status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
                                                     executor->stream, error);
     return status;

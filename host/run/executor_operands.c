@@ -158,7 +158,7 @@ void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, u
 {
     const struct model *model = executor->params.model;
     memset(o, 0, sizeof *o);
-    o->form = operands_form(model, l, executor->batch.batch.mode);
+    o->form = operands_form(model, l, executor->batch.mode);
     set_rows(executor, l, rows, o);
     set_constants(executor, l, o);
     if (model->layers[l].kv_buffer >= 0)

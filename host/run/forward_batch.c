@@ -545,7 +545,7 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
     int32_t num_seqs = step->padded > 0 ? step->padded : step->num_sequences;
     *batch = (attn_batch){
         .struct_size = sizeof *batch,
-        .mode = step->mode,
+        .mode = step->mode == MODEL_MODE_ENCODE ? ATTN_MODE_EXTEND : step->mode,
         .num_seqs = num_seqs,
         .num_real_seqs = step->num_sequences,
         .num_decode_seqs = mixed ? step->num_decode : 0,
@@ -579,6 +579,7 @@ attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
         status = list_updates(b, &staging->groups[g], step, b->params.kv_pools[g], error);
     if (status != ATTN_OK)
         return status;
+    b->mode = step->mode;
     describe(b, &staging->arrays, step);
     fill_moves(b, staging, step);
     b->batch.num_tokens = fill_arrays(b, &staging->arrays, step);

@@ -35,7 +35,8 @@ struct batch_pool {
 /* A step: extend sequences first, then num_decode sequences of one row each. Those of a
  * verification have equally many. */
 struct batch_step {
-    uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED, _IDLE, _TARGET_VERIFY, _DRAFT_EXTEND */
+    uint32_t mode; /* ATTN_MODE_EXTEND, _DECODE, _MIXED, _IDLE, _TARGET_VERIFY, _DRAFT_EXTEND; */
+                   /* MODEL_MODE_ENCODE */
     int32_t num_sequences;
     int32_t num_decode; /* MIXED: the last ones; else 0 */
     const struct scheduler_seq *sequences;
@@ -107,6 +108,7 @@ struct batch_staging {
 
 struct forward_batch {
     struct forward_batch_params params;
+    uint32_t mode;    /* of the step that was filled last */
     attn_batch batch; /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv[MODEL_KV_COUNT];      /* its KV groups */
     attn_state_batch state;                /* its one state group, if there are states */

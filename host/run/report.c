@@ -189,7 +189,8 @@ static bool add_tokens(cJSON *root, const struct report *report)
     return json_add_int(tokens, "prefill", report->tokens.prefill) &&
            json_add_int(tokens, "decode", report->tokens.decode) &&
            json_add_int(tokens, "prefix_hit", report->tokens.prefix_hit) &&
-           json_add_int(tokens, "recomputed", report->tokens.recomputed);
+           json_add_int(tokens, "recomputed", report->tokens.recomputed) &&
+           (report->tokens.encoded == 0 || json_add_int(tokens, "encoded", report->tokens.encoded));
 }
 
 /* Tokens that decode made for each verification of a request. */

@@ -73,6 +73,7 @@ struct report {
         int64_t decode;     /* rows computed */
         int64_t prefix_hit; /* tokens found in the prefix cache, above what the request ever had */
         int64_t recomputed; /* rows of `prefill` that the request had before */
+        int64_t encoded;    /* rows of a vision tower */
     } tokens;
     struct {
         bool present;

@@ -10,8 +10,8 @@
 #include "host/kinds/operands.h"
 #include "host/verify/sample.h"
 
-/* Whose layers have computed a position: the target's, the draft model's. */
-enum { OF_TARGET, OF_DRAFT, OF_COUNT };
+/* Whose layers have computed a position: the target's, the draft model's, a tower's. */
+enum { OF_TARGET, OF_DRAFT, OF_TOWER, OF_COUNT };
 
 struct row_check {
     struct row_check_params params;
@@ -226,13 +226,13 @@ static bool is_computed(const struct row_check *check, int64_t request, int64_t 
 
 /* The rows that are computed for the first time enter the count and, if they are the target
  * model's, the digest: with drafts it is that of a run without them. */
-static attn_status add_row(struct row_check *check, const struct verify_sequence *sequence,
-                           int64_t t, int32_t layer, const void *row, uint64_t bytes,
-                           attn_error *error)
+static attn_status add_row(struct row_check *check, uint32_t whose,
+                           const struct verify_sequence *sequence, int64_t t, int32_t layer,
+                           const void *row, uint64_t bytes, attn_error *error)
 {
     const struct row_check_params *p = &check->params;
     int64_t position = sequence->prefix_len + t;
-    uint32_t whose = p->model->layers[layer].is_draft ? OF_DRAFT : OF_TARGET;
+
     if (is_computed(check, sequence->request, position, whose))
         return ATTN_OK;
     check->rows_checked++;
@@ -243,7 +243,7 @@ static attn_status add_row(struct row_check *check, const struct verify_sequence
     attn_status status =
         digest_add(&check->digest, sequence->request, position, layer, row, bytes, error);
     bool drafts = p->config->speculative.draft_tokens > 0;
-    if (status == ATTN_OK && drafts &&
+    if (status == ATTN_OK && drafts && whose == OF_TARGET &&
         position >= p->workload->requests[sequence->request].input_length)
         status =
             digest_add(&check->generated, sequence->request, position, layer, row, bytes, error);
@@ -256,6 +256,9 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
 {
     int32_t first = list->indptr[layer], last = list->indptr[layer + 1], i = first;
     uint64_t bytes = row_check_row_bytes(check, list->mode, layer);
+    uint32_t whose = list->mode == MODEL_MODE_ENCODE               ? OF_TOWER
+                     : check->params.model->layers[layer].is_draft ? OF_DRAFT
+                                                                   : OF_TARGET;
     attn_status status = ATTN_OK;
     for (int32_t s = 0; s < list->num_sequences; s++) {
         struct verify_sequence *sequence = &list->sequences[s];
@@ -265,8 +268,8 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
         for (; i < last && list->rows[i] < end && status == ATTN_OK; i++) {
             int64_t t = list->places[list->rows[i]];
             check->sampled[i - first] = (int32_t)t;
-            status = add_row(check, sequence, t, layer, rows + (uint64_t)(i - first) * bytes, bytes,
-                             error);
+            status = add_row(check, whose, sequence, t, layer, rows + (uint64_t)(i - first) * bytes,
+                             bytes, error);
         }
         sequence->num_sampled = i - first - sequence->first_sampled;
     }
@@ -332,7 +335,9 @@ static attn_status mark_computed(struct row_check *check, const struct verify_se
     uint8_t **bits = computed_of(check, sequence->request, whose);
     if (!*bits) {
         const workload_request *r = &check->params.workload->requests[sequence->request];
-        *bits = calloc((size_t)(r->input_length + r->output_length) / 8 + 1, 1);
+        int64_t positions = whose == OF_TOWER ? check->params.model->max_encoder_len
+                                              : r->input_length + r->output_length;
+        *bits = calloc((size_t)positions / 8 + 1, 1);
         if (!*bits)
             return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
     }
@@ -346,9 +351,12 @@ static attn_status mark_computed(struct row_check *check, const struct verify_se
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error)
 {
     attn_status status = ATTN_OK;
-    bool of_target = list->mode != ATTN_MODE_DRAFT_EXTEND;
-    bool of_draft = list->mode != ATTN_MODE_TARGET_VERIFY;
+    bool of_tower = list->mode == MODEL_MODE_ENCODE;
+    bool of_target = !of_tower && list->mode != ATTN_MODE_DRAFT_EXTEND;
+    bool of_draft = !of_tower && list->mode != ATTN_MODE_TARGET_VERIFY;
     for (int32_t s = 0; s < list->num_sequences; s++) {
+        if (of_tower && status == ATTN_OK)
+            status = mark_computed(check, &list->sequences[s], OF_TOWER, error);
         if (of_target && status == ATTN_OK)
             status = mark_computed(check, &list->sequences[s], OF_TARGET, error);
         if (of_draft && status == ATTN_OK)

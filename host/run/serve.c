@@ -57,7 +57,8 @@ static struct batch_step batch_step_of(const struct scheduler *scheduler,
                                        const struct scheduler_step *planned)
 {
     struct batch_step step = {
-        .mode = planned->mode,
+        .mode =
+            planned->mode == SCHEDULER_MODE_ENCODE ? (uint32_t)MODEL_MODE_ENCODE : planned->mode,
         .num_sequences = planned->num_seqs,
         .num_decode = planned->num_decode_seqs,
         .sequences = planned->seqs,
@@ -80,11 +81,10 @@ static struct batch_step batch_step_of(const struct scheduler *scheduler,
 
 static void show_progress(struct serve *serve, uint32_t mode, const struct scheduler_counts *counts)
 {
-    static const char *const modes[ATTN_MODE_COUNT] = {[ATTN_MODE_EXTEND] = "prefill",
-                                                       [ATTN_MODE_DECODE] = "decode",
-                                                       [ATTN_MODE_MIXED] = "mixed",
-                                                       [ATTN_MODE_TARGET_VERIFY] = "verify",
-                                                       [ATTN_MODE_DRAFT_EXTEND] = "draft"};
+    static const char *const modes[MODEL_MODE_ENCODE + 1] = {
+        [MODEL_MODE_ENCODE] = "encode",       [ATTN_MODE_EXTEND] = "prefill",
+        [ATTN_MODE_DECODE] = "decode",        [ATTN_MODE_MIXED] = "mixed",
+        [ATTN_MODE_TARGET_VERIFY] = "verify", [ATTN_MODE_DRAFT_EXTEND] = "draft"};
     progress_update(&serve->progress,
                     counts->prefill + counts->prefix_hit - counts->recomputed + counts->decode,
                     modes[mode]);

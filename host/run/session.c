@@ -24,16 +24,16 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* A run drives layers that decode over a KV cache, or encoders by themselves. */
+/* A run drives layers that decode over a KV cache, encoders, and those next to a decoder. */
 static attn_status check_drivable(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        if (group->attn_type != ATTN_TYPE_DECODER && !model_encodes(s->model))
+        if (group->attn_type == ATTN_TYPE_CROSS)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s next to layers that are not: `run` serves "
-                             "decoders, or encoders, by themselves (`explain` covers them all)",
-                             s->model->name, g, model_attn_type_name(group->attn_type));
+                             "%s: layer group %u is cross: `run` serves decoders, with a vision "
+                             "tower or without, and encoders (`explain` covers them all)",
+                             s->model->name, g);
         if (kind_of(group)->refused)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s: %s (`explain` covers them all)",
@@ -199,7 +199,8 @@ static attn_status add_requests(struct session *s, attn_error *error)
 /* Of req_to_token. */
 static int32_t table_columns(const struct session *s)
 {
-    return s->model->max_context_len + session_beyond(s);
+    int32_t columns = s->model->max_context_len + session_beyond(s);
+    return columns > session_encoder_len(s) ? columns : session_encoder_len(s);
 }
 
 static bool has_draft_layer(const struct model *model)
@@ -224,6 +225,7 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
         .prefix_cache = s->config->kv_cache.prefix_cache && !model_encodes(s->model),
         .has_state = s->has_state,
         .num_cached_states = s->num_cached_states,
+        .encoder_len = session_encoder_len(s),
         .share_unit = s->workload.block_size,
         .keys = token_keys,
         .keys_context = &s->workload,
@@ -287,6 +289,11 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
         int64_t rows = session_request_rows(s, &s->workload.requests[r]);
         longest = rows > longest ? rows : longest;
     }
+    int64_t image = session_encoder_len(s);
+    int64_t images =
+        round_up(image, s->config->kv_cache.page_size) * s->config->workload.max_running_requests;
+    longest = image > longest ? image : longest;
+    most = images > most ? images : most;
     problem_bounds(bounds, s->config, s->model, 0);
     bounds->max_tokens = (int32_t)scheduler_max_tokens(s->scheduler);
     bounds->max_kv_len = (int32_t)longest;
@@ -431,6 +438,7 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->tokens.decode = counts.decode;
     report->tokens.prefix_hit = counts.prefix_hit;
     report->tokens.recomputed = counts.recomputed;
+    report->tokens.encoded = counts.encoded;
     report->drafts.present = s->config->speculative.draft_tokens > 0;
     report->drafts.verifications = counts.verifications;
     report->drafts.drafted = counts.drafted;

@@ -26,6 +26,11 @@ struct drafts session_drafts(const struct session *s)
     };
 }
 
+int32_t session_encoder_len(const struct session *s)
+{
+    return model_has_tower(s->model) ? s->model->max_encoder_len : 0;
+}
+
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s)
 {

@@ -60,6 +60,9 @@ attn_status session_reset_device(struct session *s, attn_error *error);
 /* What is drafted, and accepted. */
 struct drafts session_drafts(const struct session *s);
 
+/* Tokens of the image before each prompt; 0: the model has no vision tower. */
+int32_t session_encoder_len(const struct session *s);
+
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s);
 

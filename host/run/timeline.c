@@ -95,7 +95,9 @@ void timeline_submit(struct timeline *timeline, const struct scheduler_step *ste
             .request = step->seqs[s].request,
             .rows = (int64_t)step->seqs[s].prefix_len + rows,
         };
-        if (s >= step->num_seqs - step->num_decode_seqs)
+        if (step->mode == SCHEDULER_MODE_ENCODE)
+            noted->seqs[s].rows = 0;
+        else if (s >= step->num_seqs - step->num_decode_seqs)
             noted->bin.decode += rows;
         else if (step->mode != ATTN_MODE_DRAFT_EXTEND)
             noted->bin.prefill += rows;

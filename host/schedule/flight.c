@@ -142,11 +142,24 @@ static void advance_verified(struct scheduler *scheduler, struct flight *flight,
     request->undrafted = scheduler->params.draft_model ? committed : 0;
 }
 
+static void note_mark(const struct scheduler *scheduler, struct flight *flight,
+                      const struct request *request)
+{
+    flight->seqs[flight->num_seqs++] =
+        (struct flight_seq){number_of(scheduler, request), request->mark};
+}
+
 /* A sequence of the step that is out. */
 static void advance(struct scheduler *scheduler, struct flight *flight, int32_t s)
 {
     const struct scheduler_step *step = &scheduler->step;
     struct request *request = &scheduler->requests[scheduler->seqs[s].request];
+    if (step->mode == SCHEDULER_MODE_ENCODE) {
+        flight->encoded += scheduler->params.encoder_len;
+        request->encoded = true;
+        note_mark(scheduler, flight, request);
+        return;
+    }
     if (step->mode == ATTN_MODE_DRAFT_EXTEND) {
         flight->draft_extend += request->undrafted;
         request->undrafted = 0;
@@ -161,8 +174,7 @@ static void advance(struct scheduler *scheduler, struct flight *flight, int32_t 
     }
     request->num_new = 0;
     scheduler_window_pass(scheduler, request);
-    flight->seqs[flight->num_seqs++] =
-        (struct flight_seq){number_of(scheduler, request), request->mark};
+    note_mark(scheduler, flight, request);
 }
 
 /* No step is out any more; `running` loses the requests that no longer run. */
@@ -208,6 +220,7 @@ void scheduler_confirm(struct scheduler *scheduler)
     counts->drafted += flight->drafted;
     counts->accepted += flight->accepted;
     counts->draft_extend += flight->draft_extend;
+    counts->encoded += flight->encoded;
     counts->steps++;
     for (int32_t i = 0; i < flight->num_seqs; i++) {
         struct request *request = &scheduler->requests[flight->seqs[i].request];

@@ -3,6 +3,7 @@
  * What runs next: all of the scheduler that allocates.
  */
 #include <assert.h>
+#include <string.h>
 
 #include "attn_problem.h"
 #include "host/schedule/private.h"
@@ -419,15 +420,65 @@ static bool plan_draft_extend(struct scheduler *scheduler)
     return step->num_seqs > 0;
 }
 
-void scheduler_plan(struct scheduler *scheduler, int64_t now_us)
+/* A request's image: nothing of it is cached. */
+static void emit_image(struct scheduler *scheduler, const struct request *request)
+{
+    struct scheduler_step *step = &scheduler->step;
+    int32_t length = scheduler->params.encoder_len;
+    scheduler->seqs[step->num_seqs++] = (struct scheduler_seq){
+        .request = number_of(scheduler, request),
+        .num_new = length,
+        .table_changed = {length, length},
+    };
+    for (int p = 0; p < scheduler->num_pools; p++)
+        memset(scheduler->pools[p].out_cache_loc + step->num_tokens, 0,
+               (size_t)length * sizeof(int64_t));
+    step->num_tokens += length;
+    step->max_q_len = step->max_kv_len = length;
+}
+
+/* Images of requests that got rows and whose image is not encoded yet, as many as there is room
+ * for; returns whether there are any. */
+static bool plan_encode(struct scheduler *scheduler)
+{
+    struct scheduler_step *step = &scheduler->step;
+    int32_t length = scheduler->params.encoder_len;
+    begin_step(scheduler);
+    step->mode = SCHEDULER_MODE_ENCODE;
+    for (int32_t i = 0; length > 0 && i < scheduler->num_running; i++) {
+        const struct request *request = running_at(scheduler, i);
+        if (request->num_new > 0 && !request->encoded &&
+            step->num_tokens + length <= scheduler_encoder_rows(scheduler))
+            emit_image(scheduler, request);
+    }
+    return step->num_seqs > 0;
+}
+
+/* Have rows been planned that wait for images? */
+static bool is_planned(const struct scheduler *scheduler)
+{
+    for (int32_t i = 0; i < scheduler->num_running; i++)
+        if (running_at(scheduler, i)->num_new > 0)
+            return true;
+    return false;
+}
+
+static void plan_rows(struct scheduler *scheduler, int64_t now_us)
 {
     bool mixed = scheduler->params.mixed;
-    if (plan_draft_extend(scheduler))
-        return;
     if (mixed)
         plan_decodes(scheduler); /* first, as they are the older requests' */
     int32_t num_prompt_rows = plan_prompts(scheduler, now_us);
     if (!mixed && num_prompt_rows == 0)
         plan_decodes(scheduler);
-    emit_step(scheduler);
+}
+
+void scheduler_plan(struct scheduler *scheduler, int64_t now_us)
+{
+    if (plan_draft_extend(scheduler))
+        return;
+    if (!is_planned(scheduler))
+        plan_rows(scheduler, now_us);
+    if (!plan_encode(scheduler))
+        emit_step(scheduler);
 }

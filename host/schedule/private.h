@@ -45,6 +45,7 @@ struct request {
     enum request_state state;
     /* while it runs */
     int32_t row;
+    bool encoded;       /* its image is */
     int32_t target;     /* rows to prefill; beyond, rows are decoded */
     int32_t computed;   /* rows in the cache */
     int32_t num_new;    /* rows of the step that is out, but those of DRAFT_EXTEND */
@@ -64,7 +65,7 @@ struct request {
  * flight are computed all the same. */
 struct flight {
     int64_t prefill, decode, prefix_hit, recomputed; /* rows */
-    int64_t verifications, drafted, accepted, draft_extend;
+    int64_t verifications, drafted, accepted, draft_extend, encoded;
     int32_t num_seqs;
     struct flight_seq {
         int64_t request;
@@ -184,6 +185,9 @@ struct request *scheduler_find_waiting(struct scheduler *scheduler);
  * number `first` on. */
 void scheduler_write_pages(struct scheduler *scheduler, int pool, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages);
+
+/* Rows of an encoder in one step, at most; 0 = there is none. */
+int32_t scheduler_encoder_rows(const struct scheduler *scheduler);
 
 /* Give back all that a running request holds, rows of the step that is out included. */
 void scheduler_release(struct scheduler *scheduler, struct request *request);

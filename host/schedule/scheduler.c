@@ -193,6 +193,12 @@ int64_t scheduler_row_states(const struct scheduler_params *params)
     return (int64_t)params->max_running_requests * (params->drafts.tokens + 1);
 }
 
+int32_t scheduler_encoder_rows(const struct scheduler *scheduler)
+{
+    int32_t length = scheduler->params.encoder_len;
+    return length > 0 ? max_i32(length, scheduler->params.chunked_prefill_size) : 0;
+}
+
 int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 {
     const struct scheduler_params *params = &scheduler->params;
@@ -200,7 +206,9 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler)
         &scheduler->pools[SCHEDULER_ALL].slots); /* the rows of a step have distinct slots */
     int64_t chunk = params->chunked_prefill_size;
     int64_t decodes = (int64_t)params->max_running_requests * drafts_rows(&params->drafts);
-    return chunk > 0 && chunk + decodes < most ? chunk + decodes : most;
+    int64_t encoded = scheduler_encoder_rows(scheduler);
+    most = chunk > 0 && chunk + decodes < most ? chunk + decodes : most;
+    return encoded > most ? encoded : most;
 }
 
 /* ---- Queue ----------------------------------------------------------------------------------- */
@@ -375,6 +383,7 @@ void scheduler_release(struct scheduler *scheduler, struct request *request)
     radix_cache_unlock(scheduler->cache, request->node);
     request->row = request->computed = request->num_new = request->cached_pages = 0;
     request->undrafted = request->state_turn = request->passed = 0;
+    request->encoded = false;
     request->node = NULL;
 }
 

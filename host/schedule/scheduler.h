@@ -49,6 +49,10 @@
  * of steps does not depend on how many are in flight. What does wait for the end of a step is what
  * is said of it: counts, and what a request has computed for good, follow confirmed steps alone.
  *
+ * Encoders. With encoder_len a request begins with as many rows of an encoder, a vision tower,
+ * which sees them all and caches nothing. They run in steps of their own, MODE_ENCODE, before the
+ * step that has the first rows of its prompt, in as many as it takes; after a retraction once more.
+ *
  * Drafts (drafts.h). With drafts there are no DECODE steps: a step of everything that decodes is
  * TARGET_VERIFY, in which each request has the same number of rows, the root and its drafts. What
  * is accepted is drawn, so it is known when the step is planned: at its end the rows that stay are
@@ -81,7 +85,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "attn_types.h"
+#include "attn_problem.h"
 #include "host/cache/request_table.h"
 #include "host/schedule/drafts.h"
 #include "host/workload/token_key.h"
@@ -97,6 +101,9 @@ struct scheduler_window {
     int64_t num_pages; /* page 0 included; 0 = there is no such pool */
     int32_t left, chunk;
 };
+
+/* The mode of steps in which encoders run next to a decoder. */
+enum { SCHEDULER_MODE_ENCODE = ATTN_MODE_COUNT };
 
 struct scheduler_params {
     int32_t page_size; /* tokens */
@@ -115,7 +122,8 @@ struct scheduler_params {
     bool draft_model;          /* it has layers of its own, which DRAFT_EXTEND steps run */
     int64_t num_cached_states; /* with has_state: slots after those of the rows; 0 = nothing is */
                                /* shared */
-    int64_t share_unit;        /* tokens, >= 1: a trace's block */
+    int32_t encoder_len; /* tokens of an image that is before each prompt; 0 = there is none */
+    int64_t share_unit;  /* tokens, >= 1: a trace's block */
 
     /* The identities of `count` tokens of `request` from `position` on; called for positions below
      * shareable_length only. */
@@ -225,6 +233,7 @@ struct scheduler_counts {
     int64_t drafted;       /* rows of verifications, roots aside */
     int64_t accepted;      /* of these those that stayed */
     int64_t draft_extend;  /* rows of DRAFT_EXTEND */
+    int64_t encoded;       /* rows of encoders */
     int64_t prefix_hit;    /* rows */
     int64_t recomputed;    /* rows */
     struct scheduler_pool_counts pools[SCHEDULER_POOLS];

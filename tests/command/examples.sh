@@ -79,6 +79,7 @@ example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
 example speculative cpu_native
 example window_pool cpu_native
+example multimodal cpu_native tower
 
 # An encoder caches nothing, so there are no prefixes to share.
 ini=$top/examples/encoder.ini backends=cpu_native

@@ -171,9 +171,9 @@ class Runner:
         """The report of a run; a key section__name is section.name."""
         return json.loads(self.start(trace, "-", sets))
 
-    def start(self, trace, report, sets):
+    def start(self, trace, report, sets, config=None):
         """What the command writes to stdout; the report goes to this file."""
-        arguments = [os.path.abspath(COMMAND), "run", self.config, "--quiet", "--json", report,
+        arguments = [os.path.abspath(COMMAND), "run", config or self.config, "--quiet", "--json", report,
                      "--trace", os.path.abspath(trace.path),
                      "--max-requests", str(trace.max_requests)]
         fixed = {"workload__format": trace.form, "workload__length_scale": repr(trace.scale)}
@@ -587,6 +587,57 @@ def check_windows(tap, runner, trace, growing):
         drafts(tap, runner, growing, f"{name} in two pools", **both, **more)
 
 
+def check_multimodal(tap, runner, trace):
+    """The example: an image of 8 x 8 patches and a class token before each prompt, two layers over it,
+    a backend of their own; the text model's six layers as they are without."""
+    ini = str(TOP / "examples/multimodal.ini")
+    config = json.loads((TOP / "examples/models/gemma3_vl.json").read_text())
+    vision, text = config["vision_config"], config["text_config"]
+    image = (vision["image_size"] // vision["patch_size"])**2 + 1
+    layers, towers = text["num_hidden_layers"], vision["num_hidden_layers"]
+    sets = {"verify__rate": 1, "plugins__path": os.path.abspath(PLUGINS)}
+    with tap.test("images are encoded before prompts"):
+        expected = trace.count(16)
+        report = json.loads(runner.start(trace, "-", {
+            **sets, "workload__max_running_requests": 1}, ini))
+        tokens, paths = report["tokens"], report["paths"]
+        tap.equal("tokens", tokens, {
+            "prefill": expected["input"] - expected["hit"], "decode": expected["decode"],
+            "prefix_hit": expected["hit"], "recomputed": 0,
+            "encoded": image * expected["requests"]})
+        rows = layers * (tokens["prefill"] + tokens["decode"])
+        tap.equal("paths", paths,
+                  {"cpu_native": rows, "tower": towers * image * expected["requests"]})
+        tap.equal("rows_checked", report["verify"]["rows_checked"], sum(paths.values()))
+        tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+        tap.equal("leaked", report["kv"]["leaked"], 0)
+    for name, more in (("mixed batches", {"workload__mixed": "yes"}),
+                       
+                       ("requests thrown out", {"kv_cache__max_total_tokens": 1024,
+                                                "kv_cache__hybrid_swa_memory": "no"})):
+        with tap.test(f"images and {name}"):
+            report = json.loads(runner.start(trace, "-", {
+                **sets, "verify__rate": 0.2, "kv_cache__prefix_cache": "no", **more}, ini))
+            tokens = report["tokens"]
+            tap.equal("prefill - recomputed", tokens["prefill"] - tokens["recomputed"],
+                      trace.count(16)["input"])
+            tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+            tap.equal("leaked", report["kv"]["leaked"], 0)
+            tap.true("each has an image", tokens["encoded"] >= image * trace.count(16)["requests"])
+            tap.equal("whole images", tokens["encoded"] % image, 0)
+            tap.equal("rows of the tower", report["paths"]["tower"], towers * tokens["encoded"])
+
+
+    with tap.test("images and drafts are refused by name"):
+        said = ""
+        try:
+            runner.start(trace, "-", {**sets, "speculative__draft_tokens": 4}, ini)
+        except RuntimeError as error:
+            said = str(error)
+        tap.true("the message: " + said, "ended with 2" in said and
+                 "speculative.draft_tokens: 4: accepted 0, as layers 6-7 are encoder_only" in said)
+
+
 def check_report(tap, runner, folder, trace):
     with tap.test("--json - writes the documented keys and nothing else"):
         piped = runner.run(trace)
@@ -648,6 +699,7 @@ def check_small(tap, folder):
     check_drafts(tap, runner, folder, growing)
     check_encoder(tap, runner, short)
     check_windows(tap, runner, short, growing)
+    check_multimodal(tap, runner, short)
     check_report(tap, runner, folder, short)
 
 

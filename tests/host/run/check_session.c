@@ -817,7 +817,7 @@ static const struct {
       "speculative.draft_tokens=4"},
      EXIT_USAGE,
      "encoder_only layers, which no draft is verified in"},
-    {{"model.layer_types=full encoder"}, EXIT_USAGE, "next to layers that are not"},
+    {{"model.layer_types=full cross"}, EXIT_USAGE, "is cross: `run` serves decoders"},
     {{"speculative.draft_tokens=1"}, EXIT_USAGE, "accepted 0 for no drafts, or 2..64"},
     {{"speculative.draft_tokens=4", "speculative.topk=4"}, EXIT_USAGE, "accepted 1..3"},
     {{"speculative.draft_tokens=4", "workload.mixed=yes"}, EXIT_USAGE, "steps of their own"},

@@ -785,6 +785,120 @@ START_TEST(a_request_must_fit_the_pool_of_windows)
 }
 END_TEST
 
+/* ---- Encoders -------------------------------------------------------------------------------- */
+
+/* A step of images: of these requests, one after the other. */
+static void expect_images(const struct scheduler_step *step, int64_t first, int32_t count)
+{
+    ck_assert_uint_eq(step->mode, SCHEDULER_MODE_ENCODE);
+    ck_assert_int_eq(step->num_seqs, count);
+    ck_assert_int_eq(step->num_decode_seqs, 0);
+    ck_assert_int_eq(step->num_tokens, count * params.encoder_len);
+    ck_assert_int_eq(step->max_q_len, params.encoder_len);
+    ck_assert_int_eq(step->max_kv_len, params.encoder_len);
+    for (int32_t i = 0; i < count; i++) {
+        expect_seq(step, i, first + i, 0, params.encoder_len);
+        ck_assert_int_eq(step->seqs[i].row, 0);
+        ck_assert_int_eq(step->seqs[i].table_changed[SCHEDULER_ALL], params.encoder_len);
+    }
+    for (int32_t i = 0; i < step->num_tokens; i++)
+        ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[i], 0);
+}
+
+/* Three images of 6 tokens in steps of 12: two, then one; then all prompts. */
+START_TEST(images_go_before_prompts)
+{
+    params.encoder_len = 6;
+    params.chunked_prefill_size = 12;
+    for (int i = 0; i < 3; i++)
+        add_to_source(3, 2, "");
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), 12 + 4);
+    expect_images(next(), 0, 2);
+    scheduler_complete(scheduler);
+    expect_images(next(), 2, 1);
+    scheduler_complete(scheduler);
+    for (uint32_t mode = 0; mode < 2; mode++) {
+        const struct scheduler_step *step = next_run();
+        ck_assert_uint_eq(step->mode, mode == 0 ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE);
+        ck_assert_int_eq(step->num_seqs, 3);
+        scheduler_complete(scheduler);
+    }
+    expect_done();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.encoded, 18);
+    ck_assert_int_eq(counts.steps, 4);
+}
+END_TEST
+
+/* An image that is longer than a chunk goes by itself. */
+START_TEST(an_image_is_not_cut)
+{
+    params.encoder_len = 20;
+    params.chunked_prefill_size = 4;
+    add_to_source(6, 1, "");
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), 20);
+    expect_images(next(), 0, 1);
+    scheduler_complete(scheduler);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(next_run()->mode, ATTN_MODE_EXTEND);
+        scheduler_complete(scheduler);
+    }
+    expect_done();
+}
+END_TEST
+
+/* A request that decodes has no image any more; where images fail, it goes on. */
+START_TEST(requests_of_failed_images_are_dropped)
+{
+    int64_t now = 0;
+    params.encoder_len = 4;
+    params.now_us = read_clock;
+    params.clock_context = &now;
+    add_to_source(3, 4, "");
+    add_to_source(3, 4, "");
+    source.requests[1].arrival_us = 10;
+    create();
+    expect_images(next(), 0, 1);
+    scheduler_complete(scheduler);
+    next_run();
+    scheduler_complete(scheduler);
+    now = 10;
+    expect_images(next(), 1, 1);
+    model.dropped[1] = true;
+    scheduler_drop(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.finished, 1);
+    ck_assert_int_eq(counts.dropped, 1);
+    ck_assert_int_eq(counts.encoded, 4);
+}
+END_TEST
+
+/* Who lost what it had is encoded once more. */
+START_TEST(a_lost_image_is_encoded_again)
+{
+    params.encoder_len = 4;
+    add_to_source(3, 2, "");
+    create();
+    expect_images(next(), 0, 1);
+    scheduler_complete(scheduler);
+    next();
+    scheduler_device_lost(scheduler);
+    expect_images(next(), 0, 1);
+    scheduler_device_lost(scheduler);
+    expect_images(next(), 0, 1);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.encoded, 8);
+}
+END_TEST
+
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 
 START_TEST(random_workloads_end)
@@ -1182,6 +1296,13 @@ static Suite *suite(void)
     tcase_add_test(windows, a_full_pool_of_windows_retracts_the_youngest);
     tcase_add_test(windows, a_request_must_fit_the_pool_of_windows);
     suite_add_tcase(s, windows);
+    TCase *images = tcase_create("images");
+    tcase_add_checked_fixture(images, set_up, tear_down);
+    tcase_add_test(images, images_go_before_prompts);
+    tcase_add_test(images, an_image_is_not_cut);
+    tcase_add_test(images, requests_of_failed_images_are_dropped);
+    tcase_add_test(images, a_lost_image_is_encoded_again);
+    suite_add_tcase(s, images);
     TCase *drafts = tcase_create("drafts");
     tcase_add_checked_fixture(drafts, set_up, tear_down);
     tcase_add_test(drafts, accepted_drafts_stay);
