@@ -131,9 +131,10 @@ class Host:
 
     def _load_installed(self) -> None:
         bundled = os.path.join(_HERE, "plugins")
-        if os.path.isdir(bundled):  # those of a wheel that brings the library along
+        if os.path.isdir(bundled):  # of a wheel that brings them along
             check("attnhost_load_directory", self._host, bundled.encode())
-        check("attnhost_load_installed", self._host)
+        else:
+            check("attnhost_load_installed", self._host)
 
     def _configure_file(self, path: str) -> None:
         check("attnhost_configure_file", self._host, path.encode())
