@@ -455,20 +455,33 @@ char *strbuf_steal(strbuf *buffer)
 
 void text_wrap(FILE *file, const char *text, size_t column, size_t indent)
 {
-    size_t at = column;
-    bool first = true;
+    size_t at = column, gap = 0; /* spaces before the word; none before a line's first one */
     while (*text) {
         size_t length = strcspn(text, " ");
-        if (!first && at + 1 + length > TEXT_WIDTH) {
+        if (gap > 0 && at + gap + length > TEXT_WIDTH) {
             fprintf(file, "\n%*s", (int)indent, "");
             at = indent;
-            first = true;
+            gap = 0;
         }
-        fprintf(file, "%s%.*s", first ? "" : " ", (int)length, text);
-        at += length + (first ? 0 : 1);
-        first = false;
-        text += length + strspn(text + length, " ");
+        fprintf(file, "%*s%.*s", (int)gap, "", (int)length, text);
+        at += gap + length;
+        gap = strspn(text + length, " ");
+        text += length + gap;
     }
+}
+
+void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *format, ...)
+{
+    strbuf line;
+    va_list args;
+    va_start(args, format);
+    strbuf_init(&line);
+    strbuf_appendv(&line, format, args);
+    va_end(args);
+    fprintf(file, "%*s", (int)indent, "");
+    text_wrap(file, strbuf_text(&line), indent, hanging);
+    putc('\n', file);
+    strbuf_finish(&line);
 }
 
 /* ---- Folders --------------------------------------------------------------------------------- */

@@ -123,8 +123,13 @@ char *strbuf_steal(strbuf *buffer);
 enum { TEXT_WIDTH = 80 };
 
 /* Print words where the cursor stands, at `column`; lines that would be wider than TEXT_WIDTH go on
- * below, at `indent`. A longer word is not cut. No line end after the last one. */
+ * below, at `indent`. A longer word is not cut, spaces within a line stay as many. No line end
+ * after the last one. */
 void text_wrap(FILE *file, const char *text, size_t column, size_t indent);
+
+/* A line of a format that begins after `indent` spaces, folded to `hanging`, and its end. */
+void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* The working directory, malloc'ed; "." where it has none any more, since it was removed: relative
  * paths stay relative then. NULL when memory ran out. */

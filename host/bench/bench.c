@@ -333,11 +333,13 @@ static attn_status time_block(struct contender *c, attn_error *error)
     return bench_samples_add(&run->samples, us, c->timer->samples, error);
 }
 
+/* Until everybody has had the time, or the entry, whose inputs take time as well, is due. */
 static attn_status run_rounds(struct contender *contenders, uint32_t count, double seconds,
-                              attn_error *error)
+                              int64_t due_ns, attn_error *error)
 {
     attn_status status = ATTN_OK;
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * count * 1e9);
+    end_ns = end_ns < due_ns ? end_ns : due_ns;
     for (int round = 0; round < MAX_ROUNDS && status == ATTN_OK; round++) {
         if (interrupt_seen() || (round >= LEAST_ROUNDS && clock_now_ns() > end_ns))
             break;
@@ -471,7 +473,7 @@ static attn_status make_contenders(const struct bench_params *params,
 static attn_status run_contenders(const struct bench_params *params,
                                   const struct bench_timer *timer,
                                   const struct bench_inputs *inputs, struct bench_report *report,
-                                  struct bench_entry *entry, attn_error *error)
+                                  struct bench_entry *entry, int64_t due_ns, attn_error *error)
 {
     struct contender *contenders = calloc(entry->num_runs, sizeof *contenders);
     if (!contenders)
@@ -481,7 +483,7 @@ static attn_status run_contenders(const struct bench_params *params,
     if (status == ATTN_OK)
         status = sustain(contenders, entry->num_runs, report->sustain, error);
     if (status == ATTN_OK)
-        status = run_rounds(contenders, entry->num_runs, report->seconds, error);
+        status = run_rounds(contenders, entry->num_runs, report->seconds, due_ns, error);
     for (uint32_t r = 0; r < entry->num_runs; r++)
         finish_contender(&contenders[r]);
     free(contenders);
@@ -514,7 +516,7 @@ static attn_status note_no_inputs(const struct bench_params *params, struct benc
 
 static attn_status measure_entry(const struct bench_params *params, const struct bench_timer *timer,
                                  struct bench_report *report, struct bench_entry *entry,
-                                 attn_error *error)
+                                 int64_t due_ns, attn_error *error)
 {
     struct bench_inputs *inputs = NULL;
     host_error said;
@@ -526,7 +528,7 @@ static attn_status measure_entry(const struct bench_params *params, const struct
     if (status != ATTN_OK)
         return note_no_inputs(params, entry, &said, error);
     entry->copies = inputs->copies;
-    status = run_contenders(params, timer, inputs, report, entry, error);
+    status = run_contenders(params, timer, inputs, report, entry, due_ns, error);
     bench_inputs_destroy(inputs);
     return status;
 }
@@ -596,12 +598,15 @@ static attn_status measure_all(const struct bench_params *params, const struct b
                                         &report->ceilings, error);
     if (status == ATTN_OK && params->predict)
         params->predict(params->progress_ctx, predicted_seconds(report));
+    int64_t due_ns = clock_now_ns();
     for (size_t e = 0; e < report->num_entries && status == ATTN_OK; e++) {
-        tell_entry(params, report, &report->entries[e]);
-        if (interrupt_seen() || too_late(report, &report->entries[e], begin_ns))
-            leave_out(report, &report->entries[e]);
+        struct bench_entry *entry = &report->entries[e];
+        due_ns += (int64_t)((report->sustain + report->seconds * entry->num_runs) * 1e9);
+        tell_entry(params, report, entry);
+        if (interrupt_seen() || too_late(report, entry, begin_ns))
+            leave_out(report, entry);
         else
-            status = measure_entry(params, timer, report, &report->entries[e], error);
+            status = measure_entry(params, timer, report, entry, due_ns, error);
     }
     tell(params, report, report->num_entries, "");
     report->interrupted = interrupt_seen() != 0;

@@ -8,6 +8,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/json_add.h"
+#include "host/base/text.h"
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -96,13 +97,15 @@ static void print_entry(const struct bench_entry *entry, int width, FILE *file)
     for (uint32_t r = 0; r < entry->num_runs; r++) {
         const struct bench_run *run = &entry->runs[r];
         bool folded = (int)strlen(run->backend) > width;
+        if (run->outcome != BENCH_RAN) {
+            text_wrap_line(file, 2, (size_t)width + 3, "%-*s %s: %s", width, run->backend,
+                           outcomes[run->outcome], strbuf_text(&run->why));
+            continue;
+        }
         fprintf(file, "  %-*s", width, run->backend);
         if (folded)
             fprintf(file, "\n  %*s", width, "");
-        if (run->outcome == BENCH_RAN)
-            print_row(run, file);
-        else
-            fprintf(file, " %s: %s\n", outcomes[run->outcome], strbuf_text(&run->why));
+        print_row(run, file);
     }
 }
 

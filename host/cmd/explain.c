@@ -11,6 +11,7 @@
 #include "host/config/config.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/text.h"
 #include "host/cmd/exit_codes.h"
 #include "host/select/open_host.h"
 #include "host/select/routes.h"
@@ -29,7 +30,17 @@ static const struct option_row options[] = {
     OPTION_END,
 };
 
-/* Lines, as an array "notes" that is absent if there are none. */
+/* Lines, each folded to its own indentation. */
+static void print_notes(const char *notes)
+{
+    for (size_t length; *notes; notes += length + (notes[length] == '\n')) {
+        length = strcspn(notes, "\n");
+        size_t indent = strspn(notes, " ");
+        text_wrap_line(stdout, indent, indent + 2, "%.*s", (int)(length - indent), notes + indent);
+    }
+}
+
+/* The same, as an array "notes" that is absent if there are none. */
 static bool add_notes(const char *notes, cJSON *tree)
 {
     cJSON *array = *notes ? cJSON_AddArrayToObject(tree, "notes") : NULL;
@@ -65,7 +76,7 @@ static int show(const struct config *config, const attnhost_selection *told, boo
         code = show_json(config, told);
     } else {
         routes_print(config, stdout);
-        fputs(told->notes, stdout);
+        print_notes(told->notes);
         told_print(told, stdout);
     }
     if (told->status)

@@ -48,23 +48,28 @@ static void print_option(const attn_option *option)
     printf("    %-19s ", option->key);
     text_wrap(stdout, option->doc, strlen(option->key) > 19 ? 5 + strlen(option->key) : COLUMN,
               COLUMN);
-    printf("\n%*s%s%s%s%s", COLUMN, "", options_type_name(option->type),
-           option->flags & ATTN_OPTION_REPEATED ? ", repeatable" : "", accepted[0] ? ": " : "",
-           accepted);
-    if (option->flags & ATTN_OPTION_REQUIRED)
-        puts("; required");
-    else
-        printf("; default %s\n", option->default_text ? option->default_text : "none");
+    putchar('\n');
+    bool required = option->flags & ATTN_OPTION_REQUIRED;
+    text_wrap_line(stdout, COLUMN, COLUMN, "%s%s%s%s; %s%s", options_type_name(option->type),
+                   option->flags & ATTN_OPTION_REPEATED ? ", repeatable" : "",
+                   accepted[0] ? ": " : "", accepted, required ? "required" : "default ",
+                   required                  ? ""
+                   : !option->default_text   ? "none"
+                   : option->default_text[0] ? option->default_text
+                                             : "empty");
 }
 
 static void print_type(const attnhost *host, const attn_backend_type *type)
 {
     struct probe probe;
-    printf("\n%s: %s\n", type->name, type->doc);
-    fputs("  layouts:", stdout);
+    strbuf layouts;
+    strbuf_init(&layouts);
     for (uint32_t i = 0; i < type->num_layouts; i++)
-        printf(" %s", type->layouts[i]);
+        strbuf_appendf(&layouts, " %s", type->layouts[i]);
     putchar('\n');
+    text_wrap_line(stdout, 0, 2, "%s: %s", type->name, type->doc);
+    text_wrap_line(stdout, 2, 4, "layouts:%s", strbuf_text(&layouts));
+    strbuf_finish(&layouts);
     printf("  options of [backend.NAME] with type = %s:%s\n", type->name,
            type->num_options ? "" : " none");
     for (uint32_t i = 0; i < type->num_options; i++)
@@ -201,8 +206,8 @@ static int print_found(const attnhost *host, const char *given, const struct fou
         print_definition(given, found->definition);
     printf("%s\n", plugin->file);
     if (!found->type) {
-        printf("%s %s by %s, ABI %u.%u: %s\n", plugin->name, plugin->version, plugin->vendor,
-               plugin->abi_major, plugin->abi_minor, plugin->doc);
+        text_wrap_line(stdout, 0, 2, "%s %s by %s, ABI %u.%u: %s", plugin->name, plugin->version,
+                       plugin->vendor, plugin->abi_major, plugin->abi_minor, plugin->doc);
         if (plugin->build)
             printf("build: %s\n", plugin->build);
     }

@@ -55,22 +55,6 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* A line that goes on at `column`, folded to `indent`. */
-static void print_wrapped(size_t column, size_t indent, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void print_wrapped(size_t column, size_t indent, const char *format, ...)
-{
-    strbuf line;
-    va_list args;
-    va_start(args, format);
-    strbuf_init(&line);
-    strbuf_appendv(&line, format, args);
-    va_end(args);
-    text_wrap(stdout, strbuf_text(&line), column, indent);
-    putchar('\n');
-    strbuf_finish(&line);
-}
-
 /* The name in a column of its own, and beside it what the backend is and whether it can be used. */
 static void print_backend(const char *name, const char *doc, const char *state)
 {
@@ -94,9 +78,9 @@ static void print_plugin(const attnhost *host, const attnhost_plugin_info *plugi
                plugin->reason);
         return;
     }
-    printf("%s\n  ", plugin->file);
-    print_wrapped(2, 6, "%s %s by %s, ABI %u.%u: %s", plugin->name, plugin->version, plugin->vendor,
-                  plugin->abi_major, plugin->abi_minor, plugin->doc);
+    printf("%s\n", plugin->file);
+    text_wrap_line(stdout, 2, 6, "%s %s by %s, ABI %u.%u: %s", plugin->name, plugin->version,
+                   plugin->vendor, plugin->abi_major, plugin->abi_minor, plugin->doc);
     for (uint32_t i = 0; i < plugin->num_backends; i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
         char state[384];

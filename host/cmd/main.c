@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/cmd/arguments.h"
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/warden.h"
@@ -20,13 +21,17 @@ static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};
 
 static void print_help(FILE *file)
 {
-    fprintf(file, "%s\nusage: attnhost COMMAND [ARGUMENT]...\n\n", commands_about);
+    arguments_print_text(file, commands_about);
+    fputs("\nusage: attnhost COMMAND [ARGUMENT]...\n\n", file);
     for (size_t c = 0; c < NUM_COMMANDS; c++)
-        if (commands[c]->summary)
-            fprintf(file, "  %-8s  %s\n", commands[c]->name, commands[c]->summary);
-    fprintf(file,
-            "\n`attnhost help COMMAND` explains a command; `attnhost -V` prints the version.\n\n%s",
-            commands_exit_codes);
+        if (commands[c]->summary) {
+            fprintf(file, "  %-8s  ", commands[c]->name);
+            text_wrap(file, commands[c]->summary, 12, 12);
+            putc('\n', file);
+        }
+    fputs("\n`attnhost help COMMAND` explains a command; `attnhost -V` prints the version.\n\n",
+          file);
+    arguments_print_text(file, commands_exit_codes);
 }
 
 static int unknown_command(const char *name)

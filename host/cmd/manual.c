@@ -17,9 +17,10 @@ const char commands_about[] =
     "attnhost loads attention backends from shared objects and composes them by an ini file.\n";
 
 const char commands_exit_codes[] =
-    "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration;\n"
-    "3 a plugin file is refused; 4 no backend can serve; 5 the run failed;\n"
-    "77 nothing could be checked here\n";
+    "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration; "
+    "3 a plugin file is refused; 4 no backend can serve; 5 the run failed, or a plugin ended the "
+    "process; 77 nothing could be checked here; 128 + N ended by signal N (130 SIGINT, 143 "
+    "SIGTERM, 139 a crash).\n";
 
 #define COMMANDS_ADDRESS(name) &command_##name,
 static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};

@@ -114,7 +114,7 @@ const struct command command_run = {
     .ending =
         "The report goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
         "1 a verified row is wrong or KV leaked; 2 usage or configuration; 3 a critical plugin is\n"
-        "refused; 4 no backend can serve; 5 the run failed.\n"
+        "refused; 4 no backend can serve; 5 the run failed; 130, 143 interrupted.\n"
         "\n"
         "examples:\n"
         "  attnhost run examples/quickstart.ini\n"

@@ -7,6 +7,7 @@
 
 #include "host/base/clock.h"
 #include "host/base/error.h"
+#include "host/base/text.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -80,6 +81,32 @@ static uint64_t positive(long value)
     return value > 0 ? (uint64_t)value : 0;
 }
 
+/* "32768K" in the largest index that Linux lists. sysconf(), which reads the processor's own word,
+ * is the next best: on some virtual machines it counts what other machines have. */
+static uint64_t last_level_cache(void)
+{
+    char path[64], text[32];
+    uint64_t bytes = 0;
+    for (int index = 0; index < 8; index++) {
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t size = descriptor < 0 ? 0 : read(descriptor, text, sizeof text - 1);
+        if (descriptor < 0)
+            break;
+        close(descriptor);
+        text[size > 0 ? size : 0] = '\0';
+        text[strcspn(text, "\n")] = '\0';
+        uint64_t listed = 0;
+        if (text_parse_size(text, &listed) && listed > bytes)
+            bytes = listed;
+    }
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    if (bytes == 0)
+        bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+    return bytes;
+}
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 static attn_status cpu_describe(attn_device *info, attn_error *error)
@@ -89,9 +116,7 @@ static attn_status cpu_describe(attn_device *info, attn_error *error)
                          info->id);
     info->cpu_isa = cpu_isa();
     info->memory_bytes = positive(sysconf(_SC_PHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    info->l2_bytes = positive(sysconf(_SC_LEVEL3_CACHE_SIZE));
-#endif
+    info->l2_bytes = last_level_cache();
     return ATTN_OK;
 }
 

@@ -8,6 +8,7 @@
 
 #include "host/base/error.h"
 #include "host/base/json_add.h"
+#include "host/base/text.h"
 
 void report_init(struct report *report)
 {
@@ -467,17 +468,22 @@ char *report_json(const struct report *report)
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
+/* Where what follows a line's name begins. */
+enum { COLUMN = 13 };
+
 static void print_device(const struct report *report, FILE *file)
 {
-    fprintf(file,
-            "host         prefill p50 %.1f us  decode p50 %.1f us, to launch %.1f us  share of "
-            "the steps' time %.3f\n",
-            report_quantile_us(&report->host.prefill, 0.5),
-            report_quantile_us(&report->host.decode, 0.5),
-            report_quantile_us(&report->host.decode_launch, 0.5), report_host_share(report));
-    fprintf(file, "graphs       %lld captured, %lld bytes of metadata, %lld bytes in all\n",
-            (long long)report->graphs.count, (long long)report->graphs.metadata_bytes,
-            (long long)report->graphs.bytes);
+    text_wrap_line(
+        file, 0, COLUMN,
+        "host         prefill p50 %.1f us  decode p50 %.1f us, to launch %.1f us  share of "
+        "the steps' time %.3f",
+        report_quantile_us(&report->host.prefill, 0.5),
+        report_quantile_us(&report->host.decode, 0.5),
+        report_quantile_us(&report->host.decode_launch, 0.5), report_host_share(report));
+    text_wrap_line(file, 0, COLUMN,
+                   "graphs       %lld captured, %lld bytes of metadata, %lld bytes in all",
+                   (long long)report->graphs.count, (long long)report->graphs.metadata_bytes,
+                   (long long)report->graphs.bytes);
     if (report->device_losses > 0)
         fprintf(file, "device       lost %lld times; all running requests were prefilled again\n",
                 (long long)report->device_losses);
@@ -495,13 +501,22 @@ static void print_waits(const char *name, const struct report_times *times, FILE
 
 static void print_drafts(const struct report *report, FILE *file)
 {
-    fprintf(file,
-            "speculative  %lld verifications, %.3f tokens each  drafted %lld  accepted %lld  "
-            "wasted %lld  draft rows %lld\n             digest of generated tokens %s\n",
-            (long long)report->drafts.verifications, tokens_per_verification(report),
-            (long long)report->drafts.drafted, (long long)report->drafts.accepted,
-            (long long)(report->drafts.drafted - report->drafts.accepted),
-            (long long)report->drafts.draft_extend, report->drafts.digest);
+    text_wrap_line(
+        file, 0, COLUMN,
+        "speculative  %lld verifications, %.3f tokens each  drafted %lld  accepted %lld  "
+        "wasted %lld  draft rows %lld",
+        (long long)report->drafts.verifications, tokens_per_verification(report),
+        (long long)report->drafts.drafted, (long long)report->drafts.accepted,
+        (long long)(report->drafts.drafted - report->drafts.accepted),
+        (long long)report->drafts.draft_extend);
+    text_wrap_line(file, COLUMN, COLUMN, "digest of generated tokens %s", report->drafts.digest);
+}
+
+static void print_steps(const char *name, const char *phase, const struct report_times *times,
+                        FILE *file)
+{
+    fprintf(file, "%-12s %-7s p50 %.1f us  p99 %.1f us\n", name, phase,
+            report_quantile_us(times, 0.5), report_quantile_us(times, 0.99));
 }
 
 /* One line for one pool, one for each of more. */
@@ -538,10 +553,10 @@ void report_print(const struct report *report, FILE *file)
     for (uint32_t p = 0; p < report->num_paths; p++)
         fprintf(file, "%-12s %s: %lld rows\n", p == 0 ? "paths" : "", report->paths[p].name,
                 (long long)report->paths[p].rows);
-    fprintf(file,
-            "verify       %lld rows checked, %lld failed, max abs error %.3g, relative %.3g\n",
-            (long long)report->verify.rows_checked, (long long)report->verify.rows_failed,
-            report->verify.max_abs_err, report->verify.max_rel_err);
+    text_wrap_line(file, 0, COLUMN,
+                   "verify       %lld rows checked, %lld failed, max abs error %.3g, relative %.3g",
+                   (long long)report->verify.rows_checked, (long long)report->verify.rows_failed,
+                   report->verify.max_abs_err, report->verify.max_rel_err);
     if (report->verify.steps_not_finite > 0)
         fprintf(file, "             %lld steps with an output that is not finite\n",
                 (long long)report->verify.steps_not_finite);
@@ -549,15 +564,14 @@ void report_print(const struct report *report, FILE *file)
         fprintf(file, "             %lld forwards wrote into their inputs or past their output\n",
                 (long long)report->verify.trespasses);
     if (report->verify.first_failure[0])
-        fprintf(file, "             first failure: %s\n", report->verify.first_failure);
+        text_wrap_line(file, COLUMN, COLUMN, "first failure: %s", report->verify.first_failure);
     print_kv(report, file);
     if (report->states.present)
         fprintf(file, "states kept  capacity %lld  peak %lld  leaked %lld\n",
                 (long long)report->states.capacity, (long long)report->states.peak,
                 (long long)report->states.leaked);
-    fprintf(file, "step         prefill p50 %.1f us p99 %.1f us  decode p50 %.1f us p99 %.1f us\n",
-            report_quantile_us(&report->prefill, 0.5), report_quantile_us(&report->prefill, 0.99),
-            report_quantile_us(&report->decode, 0.5), report_quantile_us(&report->decode, 0.99));
+    print_steps("step", "prefill", &report->prefill, file);
+    print_steps("", "decode", &report->decode, file);
     if (report_has_device(report))
         print_device(report, file);
     fprintf(file, "digest       %s\n", report->digest);

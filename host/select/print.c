@@ -112,8 +112,8 @@ static void print_choice(const struct selection *selection, uint32_t group, uint
     model_layers_text(&selection->model->groups[group], layers, sizeof layers);
     if (chosen)
         budget_text(selection->max_sms, &selection->device, &chosen->verdict, budget);
-    fprintf(file, "layers %s %s: %s (%s)%s\n", layers, phases, backend ? backend : "none", of->why,
-            budget);
+    text_wrap_line(file, 0, 2, "layers %s %s: %s (%s)%s", layers, phases,
+                   backend ? backend : "none", of->why, budget);
 }
 
 void select_print_choices(const struct selection *selection, FILE *file)
@@ -121,10 +121,10 @@ void select_print_choices(const struct selection *selection, FILE *file)
     char device[32];
     platform_text(&selection->device, device, sizeof device);
     if (selection->device_note)
-        fprintf(file, "device: %s (%s)\n", device, selection->device_note);
+        text_wrap_line(file, 0, 2, "device: %s (%s)", device, selection->device_note);
     if (selection->model->left_out)
-        fprintf(file, "left out: %u of %s\n", selection->model->num_left_out,
-                selection->model->left_out);
+        text_wrap_line(file, 0, 2, "left out: %u of %s", selection->model->num_left_out,
+                       selection->model->left_out);
     for (uint32_t g = 0; g < selection->num_groups; g++) {
         const struct select_group *group = &selection->groups[g];
         if (same_choice(selection, group)) {
@@ -170,32 +170,17 @@ static bool decodes(const attnhost_group *group)
     return group->num_phases == SELECT_PHASES;
 }
 
-/* A line that begins at `indent`, folded where it has to be. */
-static void put(FILE *file, size_t indent, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void put(FILE *file, size_t indent, const char *format, ...)
-{
-    strbuf line;
-    va_list args;
-    va_start(args, format);
-    strbuf_init(&line);
-    strbuf_appendv(&line, format, args);
-    va_end(args);
-    fprintf(file, "%*s", (int)indent, "");
-    text_wrap(file, strbuf_text(&line), indent, indent + 2);
-    putc('\n', file);
-    strbuf_finish(&line);
-}
-
 /* What the rules would choose, next to a candidate that is not here. */
 static void put_absent(const attnhost_candidate *candidate, bool preferred, FILE *file)
 {
     const char *why = reason_at(candidate, 0)->text;
     if (preferred && candidate->what[0])
-        put(file, 6, "%s: would be chosen; %s (%s%s%s)", candidate->name, why, candidate->what,
-            candidate->aliases[0] ? "; in SGLang: " : "", candidate->aliases);
+        text_wrap_line(file, 6, 8, "%s: would be chosen; %s (%s%s%s)", candidate->name, why,
+                       candidate->what, candidate->aliases[0] ? "; in SGLang: " : "",
+                       candidate->aliases);
     else
-        put(file, 6, "%s: %s%s", candidate->name, preferred ? "would be chosen; " : "", why);
+        text_wrap_line(file, 6, 8, "%s: %s%s", candidate->name,
+                       preferred ? "would be chosen; " : "", why);
 }
 
 /* What model.dtype could be, if that is all that stands in the way; or NULL. */
@@ -221,23 +206,25 @@ static void print_candidate(const attnhost_selection *told, const attnhost_phase
     const char *dtype = other_dtype(candidate);
     switch (candidate->state) {
     case ATTNHOST_EXCLUDED:
-        put(file, 6, "%s: excluded", candidate->name);
-        put(file, 8, "%s [RULE %s]", first->text, first->rule);
+        text_wrap_line(file, 6, 8, "%s: excluded", candidate->name);
+        text_wrap_line(file, 8, 10, "%s [RULE %s]", first->text, first->rule);
         return;
     case ATTNHOST_ABSENT:
         put_absent(candidate, (int32_t)index == phase->preferred, file);
         return;
     case ATTNHOST_CAN_SERVE:
-        put(file, 4, "%s %s: can serve%s", (int32_t)index == phase->chosen ? "*" : " ",
-            candidate->name, budget_text(told->max_sms, &told->device, candidate->verdict, budget));
+        text_wrap_line(file, 4, 6, "%s %s: can serve%s",
+                       (int32_t)index == phase->chosen ? "*" : " ", candidate->name,
+                       budget_text(told->max_sms, &told->device, candidate->verdict, budget));
         return;
     default:
-        put(file, 6, "%s: cannot serve", candidate->name);
+        text_wrap_line(file, 6, 8, "%s: cannot serve", candidate->name);
     }
     for (uint32_t r = 0; r < candidate->num_reasons; r++)
-        put(file, 8, "%s [%s]", reason_at(candidate, r)->text, reason_at(candidate, r)->code_name);
+        text_wrap_line(file, 8, 10, "%s [%s]", reason_at(candidate, r)->text,
+                       reason_at(candidate, r)->code_name);
     if (dtype)
-        put(file, 8, "it could with model.dtype = %s", dtype);
+        text_wrap_line(file, 8, 10, "it could with model.dtype = %s", dtype);
 }
 
 static bool same_answer(const attnhost_selection *told, const attnhost_candidate *a,
@@ -322,7 +309,7 @@ static void print_phase(const attnhost_selection *told, const attnhost_phase *ph
                         const char *name, FILE *file)
 {
     const char *backend = backend_of(phase);
-    put(file, 2, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
+    text_wrap_line(file, 2, 4, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
     for (uint32_t c = 0; c < phase->num_candidates; c++)
         print_candidate(told, phase, c, file);
 }
@@ -332,17 +319,17 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
     const attnhost_unit *unit = unit_of(told, group);
     const attnhost_group *same_as = find_same(told, group);
     putc('\n', file);
-    put(file, 0, "layers %s: %s", group->layers, group->what);
+    text_wrap_line(file, 0, 2, "layers %s: %s", group->layers, group->what);
     if (unit) {
         const char *layout = group->kv_layout ? group->kv_layout : group->state_layout;
         bool joined = strcmp(unit->type, unit->backend) != 0;
-        put(file, 2, "served by %s%s%s%s%s%s", unit->backend, joined ? " (" : "",
-            joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
-            layout ? layout : "");
+        text_wrap_line(file, 2, 4, "served by %s%s%s%s%s%s", unit->backend, joined ? " (" : "",
+                       joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
+                       layout ? layout : "");
         print_graph_level(told, group, file);
     }
     if (same_as) {
-        put(file, 2, "candidates and reasons: as for layers %s", same_as->layers);
+        text_wrap_line(file, 2, 4, "candidates and reasons: as for layers %s", same_as->layers);
         return;
     }
     bool same = same_phases(told, group);
@@ -354,15 +341,17 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
 void told_print(const attnhost_selection *told, FILE *file)
 {
     if (told->simulated)
-        put(file, 0, "device: %s, simulated: %s", told->device_name, told->simulated);
+        text_wrap_line(file, 0, 2, "device: %s, simulated: %s", told->device_name, told->simulated);
     else
-        put(file, 0, "device: %s%s%s%s", told->device_name, told->device_note ? " (" : "",
-            told->device_note ? told->device_note : "", told->device_note ? ")" : "");
+        text_wrap_line(file, 0, 2, "device: %s%s%s%s", told->device_name,
+                       told->device_note ? " (" : "", told->device_note ? told->device_note : "",
+                       told->device_note ? ")" : "");
     if (told->max_sms > 0)
-        put(file, 0, "multiprocessors: launches may count on %d of %u", told->max_sms,
-            told->device.num_sms);
-    put(file, 0, "model: %s (%s), %u attention layers, %s, context %d tokens", told->architecture,
-        told->model, told->num_layers, dtype_name(told->dtype), told->max_context_len);
+        text_wrap_line(file, 0, 2, "multiprocessors: launches may count on %d of %u", told->max_sms,
+                       told->device.num_sms);
+    text_wrap_line(file, 0, 2, "model: %s (%s), %u attention layers, %s, context %d tokens",
+                   told->architecture, told->model, told->num_layers, dtype_name(told->dtype),
+                   told->max_context_len);
     for (uint32_t g = 0; g < told->num_groups; g++)
         print_group(told, attn_at(told->groups, g), file);
 }

@@ -10,6 +10,7 @@
 #include "host/device/device.h"
 #include "host/base/dtype.h"
 #include "host/base/set.h"
+#include "host/base/text.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
 
@@ -356,18 +357,27 @@ void probe_visit(const attnhost *host, const attn_backend_type *type, struct pro
 
 struct print {
     FILE *file;
-    char matter[64]; /* of the line that is being printed */
+    char matter[64]; /* of the line that is being made */
+    strbuf values;
 };
+
+static void print_line(struct print *print)
+{
+    if (print->matter[0])
+        text_wrap_line(print->file, 2, 4, "%s:%s", print->matter,
+                       print->values.length ? strbuf_text(&print->values) : " none");
+    strbuf_finish(&print->values);
+}
 
 static void print_value(void *ctx, const char *matter, const char *value, int accepted)
 {
     struct print *print = ctx;
     if (strcmp(matter, print->matter) != 0) {
-        fprintf(print->file, "%s  %s:", print->matter[0] ? "\n" : "", matter);
+        print_line(print);
         snprintf(print->matter, sizeof print->matter, "%s", matter);
     }
     if (accepted)
-        fprintf(print->file, " %s", value);
+        strbuf_appendf(&print->values, " %s", value);
 }
 
 /* Which arrays of a batch the plain problem takes on the host. */
@@ -393,9 +403,10 @@ void probe_print(const attnhost *host, const attn_backend_type *type, struct pro
     struct print print = {.file = file};
     char device[32];
     platform_text(&probe->asked.device, device, sizeof device);
-    fprintf(file, "  asked on %s, layout %s; each line changes one thing about a plain problem\n",
-            device, probe->asked.problem.kv_layout);
+    text_wrap_line(file, 2, 4,
+                   "asked on %s, layout %s; each line changes one thing about a plain problem",
+                   device, probe->asked.problem.kv_layout);
     print_host_arrays(host, type, probe, file);
     probe_visit(host, type, probe, print_value, &print);
-    fputs("\n", file);
+    print_line(&print);
 }

@@ -28,12 +28,13 @@ says()
     fi
 }
 
-# narrow NAME COMMAND...: no line of stdout is wider than 80 columns; a path, which has no spaces, may be.
+# narrow NAME COMMAND...: no line of what it says is wider than 80 columns; a path, which has no spaces,
+# may be.
 narrow()
 {
     what=$1
     shift
-    "$@" >output 2>/dev/null </dev/null
+    "$@" >output 2>&1 </dev/null
     wide=$(awk 'length($0) > 80 && NF > 1' output)
     if test -s output && test -z "$wide"; then
         tap_ok "$what fits 80 columns"
@@ -58,8 +59,17 @@ for command in run list inspect explain bench check fuzz report; do
 done
 says 2 "help of a command that is none" "did you mean 'explain'?" -- "$attnhost" help explan
 says 0 "-V" "$("$attnhost" --version)" -- "$attnhost" -V
+narrow "help" "$attnhost" help
 narrow "list" "$attnhost" list
-narrow "explain config.json" "$attnhost" explain config.json --set platform.device=cpu
+for backend in cpu_native cpu_linear triton_like hybrid_phase route autotune; do
+    narrow "inspect $backend" "$attnhost" inspect $backend
+done
+narrow "explain config.json" "$attnhost" explain config.json
+narrow "explain speculative.ini" "$attnhost" explain "$top/examples/speculative.ini"
+ln -s "$top/examples" examples
+narrow "run" "$attnhost" run examples/quickstart.ini --max-requests 2
+narrow "bench, what it leaves out too" "$attnhost" bench --backend cpu_native --seconds 0.001 \
+    --shape mode=prefill,kv_len=64:1000000
 
 # What JSON says is what the text says. jq is nobody's dependency; python3 is that of other tests.
 if test "${PYTHON3:-python3}" != no && command -v "${PYTHON3:-python3}" >/dev/null; then

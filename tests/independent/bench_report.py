@@ -394,7 +394,7 @@ def refused(code, texts, *arguments, table=False):
     with tempfile.TemporaryDirectory() as folder:
         done = bench(*arguments, folder=folder)
         left = os.listdir(folder)
-    said = done.stdout if table else done.stderr
+    said = " ".join((done.stdout if table else done.stderr).split())  # wherever lines are folded
     problems = [f"lacks: {text}" for text in texts if text not in said]
     if done.returncode != code:
         problems.append(f"exit code {done.returncode}, expected {code}")

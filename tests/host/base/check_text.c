@@ -337,7 +337,8 @@ START_TEST(lines_are_folded)
     memset(word, 'w', 100);
     word[100] = '\0';
     assert_wrapped("", 0, 0, "");
-    assert_wrapped("a  b", 0, 0, "a b");
+    assert_wrapped("a  b", 0, 0, "a  b");
+    assert_wrapped("a  b", 77, 2, "a\n  b");
     assert_wrapped("a b", 76, 2, "a b");
     assert_wrapped("a b", 77, 2, "a b");
     assert_wrapped("a b", 78, 2, "a\n  b");

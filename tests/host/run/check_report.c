@@ -495,7 +495,8 @@ START_TEST(lines_for_people)
         "first failure: request 1\n",
         "kv tokens    capacity 4096  peak 4095  leaked 0\n",
         "states kept  capacity 32  peak 5  leaked 0\n",
-        "prefill p50 2.5 us p99 7.5 us  decode p50 1.2 us p99 1.2 us\n",
+        "step         prefill p50 2.5 us  p99 7.5 us\n"
+        "             decode  p50 1.2 us  p99 1.2 us\n",
         "digest       dddd",
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
