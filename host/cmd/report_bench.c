@@ -92,22 +92,27 @@ static double median_of(const cJSON *entry, const char *backend)
     return NAN;
 }
 
-/* Of several shapes, by the keys that are seen. */
-static void sweep(struct page *page, const cJSON *results)
+static const char *mode_of(const cJSON *entry)
+{
+    return text_of(page_get(entry, "shape"), "mode");
+}
+
+/* Of the shapes of a mode, by the keys that are seen; its backends are those of its first shape. */
+static void add_sweep(struct page *page, const cJSON *results, const cJSON *first)
 {
     enum { MOST = 8 };
     const char *columns[MOST + 1] = {"keys"};
     size_t count = 1;
     const cJSON *entry, *run;
     struct figure figure;
-    char script[224];
-    if (cJSON_GetArraySize(results) < 2)
-        return;
-    cJSON_ArrayForEach(run, page_get(cJSON_GetArrayItem(results, 0), "backends")) if (count <= MOST)
-        columns[count++] = text_of(run, "backend");
+    char script[224], title[80];
+    cJSON_ArrayForEach(run, page_get(first, "backends")) if (count <= MOST) columns[count++] =
+        text_of(run, "backend");
     figure_begin(&figure, columns, count);
     cJSON_ArrayForEach(entry, results)
     {
+        if (strcmp(mode_of(entry), mode_of(first)) != 0)
+            continue;
         figure_number(&figure, page_number(entry, "seen_keys"));
         for (size_t c = 1; c < count; c++)
             figure_number(&figure, median_of(entry, columns[c]));
@@ -117,8 +122,26 @@ static void sweep(struct page *page, const cJSON *results)
              "set logscale xy\nset xlabel 'keys of all sequences'\nset ylabel 'us'\n"
              "plot for [i=2:%zu] $d using 1:i with points ps 1.2",
              count);
-    page_figure(page, &figure, "Time by the number of keys", "Medians; each point is a shape.",
-                script);
+    snprintf(title, sizeof title, "Time by the number of keys, %.32s", mode_of(first));
+    page_figure(page, &figure, title, "Medians; each point is a shape.", script);
+}
+
+/* A mode that has several shapes is a sweep. */
+static void sweeps(struct page *page, const cJSON *results)
+{
+    const cJSON *entry, *other;
+    cJSON_ArrayForEach(entry, results)
+    {
+        const cJSON *first = NULL;
+        int shapes = 0;
+        cJSON_ArrayForEach(other, results) if (strcmp(mode_of(other), mode_of(entry)) == 0)
+        {
+            first = first ? first : other;
+            shapes++;
+        }
+        if (entry == first && shapes > 1)
+            add_sweep(page, results, entry);
+    }
 }
 
 void page_bench(struct page *page, const cJSON *report)
@@ -126,5 +149,5 @@ void page_bench(struct page *page, const cJSON *report)
     const cJSON *results = page_get(report, "results");
     shares(page, results);
     roofline(page, report);
-    sweep(page, results);
+    sweeps(page, results);
 }

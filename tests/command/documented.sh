@@ -6,8 +6,8 @@
 #   run [exit=N] [needs=COMMAND]   runs, and ends with N, by default 0; skipped without the command
 #   skip: REASON                   is not run
 # Each begins in the folder, and with the exports, that the one before it left. A line that begins with
-# `attnhost ` or `$ attnhost ` in a block of another kind is a failure too: it would be left out
-# silently. A synopsis, which nobody types, is a block of ```text.
+# `attnhost ` or `$ attnhost ` in a block of another kind is a failure too, and so is a command that is
+# indented: it would be left out silently. A synopsis, which nobody types, is a block of ```text.
 
 # Cuts the page into FOLDER/NNN.sh, whose first line is the mark; FOLDER/unmarked: what has none.
 documented_cut()
@@ -18,6 +18,7 @@ documented_cut()
                    print "# " substr($0, 7) >file; next }
         /^```text/ { inside = 2; next }
         /^```/ { inside = 3; next }
+        !inside && /^    ( *)(\$ )?(attnhost|cc|cmake|git|make|pip|python3|sh|\.\/[^ ]*) / ||
         inside == 3 && /^(\$ )?attnhost / { print FNR ": " $0 >(folder "/unmarked") }
         inside == 1 { print >file }' "$1"
 }
@@ -73,6 +74,7 @@ documented()
         tap_not_ok "$page: commands outside of blocks of sh" "$(cat "$blocks/unmarked")"
     fi
     for block in "$blocks"/*.sh; do
+        test -e "$block" || continue # a page without commands
         documented_block "$block" "$blocks"
     done
 }

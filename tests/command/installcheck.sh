@@ -138,9 +138,27 @@ case $? in
 esac
 PREFIX=$(variable prefix)
 export PREFIX
-documented "$ATTNHOST_TEST_DOCS/PLUGIN_GUIDE.md" "$scratch/guide" "$scratch/author"
+documented "$ATTNHOST_TEST_DOCS/docs/PLUGIN_GUIDE.md" "$scratch/guide" "$scratch/author"
 PATH=$ATTNHOST_TEST_BINDIR:$PATH
 export PATH
-documented "$ATTNHOST_TEST_DOCS/README.md" "$scratch/readme" "$scratch"
-documented "$ATTNHOST_TEST_DOCS/RUN.md" "$scratch/run" "$scratch"
+for file in README.md docs/FIRST_HOUR.md docs/RUN.md; do
+    documented "$ATTNHOST_TEST_DOCS/$file" "$scratch/blocks.$(basename "$file")" "$scratch"
+done
+# All other pages: what is on them is marked, too.
+(cd "$ATTNHOST_TEST_DOCS" && find . -name '*.md') | sort >"$scratch/pages"
+tap_try "the docs are installed" test "$(wc -l <"$scratch/pages")" -ge 20
+while read -r file; do
+    case $file in
+    ./README.md | ./docs/FIRST_HOUR.md | ./docs/RUN.md | ./docs/PLUGIN_GUIDE.md) continue ;;
+    esac
+    documented "$ATTNHOST_TEST_DOCS/$file" "$scratch/blocks/$file" "$scratch"
+done <"$scratch/pages"
+# Links between pages, and to pictures.
+while read -r file; do
+    sed -n 's/](\([^)#]*\)[^)]*)/\n&\n/gp' "$ATTNHOST_TEST_DOCS/$file" |
+        sed -n 's/^](\([^):#]*\.\(md\|png\)\)[^)]*)$/\1/p' | sort -u | while read -r link; do
+        test -e "$ATTNHOST_TEST_DOCS/$(dirname "$file")/$link" || echo "$file: $link"
+    done
+done <"$scratch/pages" >"$scratch/broken"
+tap_try "links of the installed docs lead somewhere" sh -c '! grep . "$1"' sh "$scratch/broken"
 tap_end

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
+import report_look
+
 HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"
 FIGURES = ["Time to first token", "Time per output token", "Step times", "Tokens over time",
            "KV occupancy over time", "Rows computed by each backend", "Backend of each layer and phase",
            "Largest error over its bar", "Share of the nearer ceiling", "Roofline",
-           "Time by the number of keys"]
+           "Time by the number of keys, decode", "Time by the number of keys, extend"]
 command, top, folder = sys.argv[1:]
 count = failures = 0
 
@@ -76,9 +78,10 @@ def wanted_tables(run, bench):
     matrix = bench["ceilings"]["matrix"]["flop_per_s"]
     tables["Roofline"] = [[entry["flop"] / entry["bytes"], one["flop_per_s"],
                            min(matrix, read * entry["flop"] / entry["bytes"])] for entry, one in ran]
-    tables["Time by the number of keys"] = [
-        [entry["seen_keys"], *(one["median_us"] for one in entry["backends"])]
-        for entry in bench["results"]]
+    for mode in ("decode", "extend"):
+        tables[f"Time by the number of keys, {mode}"] = [
+            [entry["seen_keys"], *(one["median_us"] for one in entry["backends"])]
+            for entry in bench["results"] if entry["shape"]["mode"] == mode]
     return tables
 
 
@@ -107,6 +110,7 @@ def check_page(page, run, bench):
 
 
 def main():
+    global count
     done = report("run.json", "bench.json", "--output", "report.html")
     if done.returncode:
         result("the page", [done.stderr])
@@ -124,6 +128,12 @@ def main():
         ids = re.findall(r"""\bid=["']f[0-9]+-pt[0-9]+["']""", text)
         result("ids of markers are the figure's own", [] if len(set(ids)) == len(ids) > 0 else ["twice"])
         result("dark, too", [] if "prefers-color-scheme:dark" in text else ["no"])
+        seen = report_look.look(text, len(FIGURES))
+        if seen is None:
+            count += 1
+            print(f"ok {count} - looked at in a browser # SKIP none of {', '.join(report_look.BROWSERS)}")
+        else:
+            result("looked at in a browser, light and dark", seen)
         result("where it comes from", [] if run["commit"] in text and run["digest"] in text else ["no"])
     for name, code, words, arguments, path in (
             ("what is no report", 2, "no report; accepted", ["other.json"], None),
