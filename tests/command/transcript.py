@@ -6,7 +6,7 @@
 
 Every block of sh of the page is run, those marked skip too, in one shell after the other, each in the
 folder and with the exports that the one before it left. They begin in an empty folder with nothing but
-HOME, PATH and TERM; CC, CCACHE_* and JOBS are passed on. The block of text that follows a block of sh
+HOME, PATH and TERM; CC, CONFIGURE_FLAGS, CCACHE_* and JOBS are passed on. The block of text that follows a block of sh
 becomes its output. Numbers are this machine's; `make installcheck` holds the exit codes.
 """
 import os
@@ -18,7 +18,7 @@ import tempfile
 
 BLOCKS = re.compile(r"^```sh (?P<mark>[^\n]*)\n(?P<commands>.*?)^```\n\n```text\n(?P<output>.*?)^```$",
                     re.DOTALL | re.MULTILINE)
-KEPT = ("CC", "JOBS", "CCACHE_DIR", "CCACHE_BASEDIR", "CCACHE_NOHASHDIR")
+KEPT = ("CC", "CONFIGURE_FLAGS", "JOBS", "CCACHE_DIR", "CCACHE_BASEDIR", "CCACHE_NOHASHDIR")
 
 
 def clean_environment(folder):
