@@ -116,8 +116,10 @@ char *json_take_text(cJSON *root, bool whole)
     cJSON_Delete(root);
     size_t length = text ? strlen(text) : 0;
     char *line = text ? malloc(length + 2) : NULL;
-    if (line)
+    if (line) {
         snprintf(line, length + 2, "%s\n", text);
+        text_hide_invalid(line); /* of a plugin's message, or a file's name */
+    }
     cJSON_free(text);
     return line;
 }

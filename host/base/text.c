@@ -346,6 +346,43 @@ const char *text_nearest(const char *word, const char *const *names, size_t coun
 
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
+/* Bytes that follow a lead byte; -1 = it is none. C0, C1 and F5 .. begin no character. */
+static int num_following(unsigned char lead)
+{
+    if (lead < 0x80)
+        return 0;
+    return lead < 0xC2 ? -1 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : -1;
+}
+
+size_t text_utf8_length(const char *text)
+{
+    int following = *text ? num_following((unsigned char)*text) : -1;
+    for (int f = 1; f <= following; f++)
+        if (((unsigned char)text[f] & 0xC0) != 0x80)
+            return 0;
+    return (size_t)(following + 1);
+}
+
+bool text_is_line(const char *text)
+{
+    for (size_t length; *text; text += length) {
+        length = text_utf8_length(text);
+        if (length == 0 || (unsigned char)*text < ' ' || *text == 0x7f)
+            return false;
+    }
+    return true;
+}
+
+void text_hide_invalid(char *text)
+{
+    while (*text) {
+        size_t length = text_utf8_length(text);
+        if (length == 0)
+            *text = '?';
+        text += length ? length : 1;
+    }
+}
+
 void text_cut_incomplete(char *text)
 {
     size_t length = strlen(text), start = length;

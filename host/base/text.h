@@ -87,6 +87,15 @@ void text_hex(const uint8_t *bytes, size_t length, char *hex);
 
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
+/* Bytes of the well-formed character that `text` begins with; 0 = there is none. */
+size_t text_utf8_length(const char *text);
+
+/* Is it UTF-8 without control characters? */
+bool text_is_line(const char *text);
+
+/* Bytes that are no UTF-8 become '?'. */
+void text_hide_invalid(char *text);
+
 /* Where `text` was cut within a character of several bytes, end it before that character. */
 void text_cut_incomplete(char *text);
 

@@ -11,6 +11,7 @@
 #include "host/config/config.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/json_add.h"
 #include "host/base/text.h"
 #include "host/cmd/exit_codes.h"
 #include "host/select/open_host.h"
@@ -59,13 +60,9 @@ static int show_json(const struct config *config, const attnhost_selection *told
 {
     cJSON *tree = told_to_json(told);
     bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree);
-    char *text = good ? cJSON_Print(tree) : NULL;
-    if (text)
-        puts(text);
-    else
-        fputs("attnhost explain: no memory for the answer\n", stderr);
-    cJSON_free(text);
-    cJSON_Delete(tree);
+    char *text = json_take_text(tree, good);
+    fputs(text ? text : "attnhost explain: no memory for the answer\n", text ? stdout : stderr);
+    free(text);
     return text ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 

@@ -150,14 +150,10 @@ static int print_json(const attnhost *host)
         if (!cJSON_AddItemToArray(array, object))
             cJSON_Delete(object);
     }
-    char *text = cJSON_Print(array);
-    if (text)
-        puts(text);
-    else
-        fputs("attnhost list: no memory for the answer\n", stderr);
+    char *text = json_take_text(array, true);
     int code = text ? EXIT_GOOD : EXIT_RUN_TIME;
-    cJSON_free(text);
-    cJSON_Delete(array);
+    fputs(text ? text : "attnhost list: no memory for the answer\n", text ? stdout : stderr);
+    free(text);
     return code;
 }
 

@@ -3,8 +3,8 @@
  * warden.h: the process of a command that calls plugins, kept from them.
  *
  *   exit()     ends the process with EXIT_RUN_TIME after a line that names who called it, never
- *              with what the caller wanted; so do _exit() and a function of the C library that
- *              calls exit()
+ *              with what the caller wanted; so do _exit(), a function of the C library that calls
+ *              exit(), exec*(), and pthread_exit() in a call
  *   a crash    is named the same way, with its signal; then the signal does what it does
  *   stdout     carries what the command itself prints; what plugins print goes to stderr
  *   locale, signal handlers and mask, working directory, umask

@@ -8,6 +8,7 @@
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
 #include "host/plugin/options.h"
+#include "host/base/text.h"
 
 #include <stdlib.h>
 
@@ -17,6 +18,8 @@ enum { MAX_TYPES = 4096 }; /* more is a number that was never set */
     {                                                                                              \
 #member, (pointer)->member != NULL                                                         \
     }
+
+#define GARBLED "%s: a text is '%.100s'; accepted: UTF-8 without control characters"
 
 struct mandatory {
     const char *name;
@@ -29,6 +32,16 @@ static const char *find_missing(const struct mandatory *members, size_t count)
     for (size_t i = 0; i < count; i++)
         if (!members[i].present)
             return members[i].name;
+    return NULL;
+}
+
+/* The first one that is no UTF-8, or has a control character, or NULL; they are printed and become
+ * JSON (STRUCT-08). */
+static const char *find_garbled(const char *const *texts, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!text_is_line(texts[i]))
+            return texts[i];
     return NULL;
 }
 
@@ -45,6 +58,10 @@ static attn_status check_plugin(const struct loader_plugin *plugin, attn_error *
         return host_fail(error, ATTN_INTERNAL,
                          "%s: the plugin's name is '%.100s'; accepted: [a-z][a-z0-9_]*",
                          plugin->file, table->name);
+    const char *const texts[] = {table->version, table->vendor, table->doc};
+    const char *garbled = find_garbled(texts, sizeof texts / sizeof *texts);
+    if (garbled)
+        return host_fail(error, ATTN_INTERNAL, GARBLED, plugin->file, garbled);
     if (table->num_backends == 0 || table->num_backends > MAX_TYPES)
         return host_fail(error, ATTN_INTERNAL, "%s: num_backends is %u; accepted: 1..%d",
                          plugin->file, table->num_backends, MAX_TYPES);
@@ -119,6 +136,8 @@ static attn_status check_type(const char *file, uint32_t index, const attn_backe
         return host_fail(error, ATTN_INTERNAL,
                          "%s: backend %u: its name is '%.100s'; accepted: [a-z][a-z0-9_]*", file,
                          index, type->name);
+    if (!text_is_line(type->doc))
+        return host_fail(error, ATTN_INTERNAL, GARBLED, file, type->doc);
     for (uint32_t l = 0; l < type->num_layouts; l++)
         if (!type->layouts || !type->layouts[l])
             return host_fail(error, ATTN_INTERNAL, "%s: backend type %s: layout %u is NULL", file,

@@ -242,6 +242,8 @@ static const char *check_option(const attn_backend_type *type, uint32_t index)
         return "has unknown flags";
     if (!option->doc || !*option->doc)
         return "has no doc";
+    if (!text_is_line(option->doc))
+        return "has a doc that is not UTF-8, or has control characters";
     if (isnan(option->min) || isnan(option->max))
         return "has NaN in its range";
     const char *wrong = check_choices(option);

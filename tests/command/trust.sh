@@ -95,6 +95,11 @@ done
 run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_extend of layer 0"
 run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
+run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
+for call in forward task; do
+    run 5 "the end of the thread in $call ends with 5" $call:end_thread \
+        "pthread_exit() in villain: forward_extend of layer 0"
+done
 run 0 "an exit handler that calls _exit changes nothing of a good run" create:exit_later
 ends 5 "nor of a failed one" "forward:fail_exit_later" -- "$command" run run.ini
 for deed in entry:exit describe:exit; do
@@ -190,6 +195,8 @@ XDG_CACHE_HOME=/dev/null
 VILLAIN_SLY=yes
 run 5 "more reasons than there is room for are a defect" query:reasons \
     "villain: defect of the plugin: in query's verdict num_reasons is above 1024"
+ends 0 "a text that is no line of UTF-8 is refused" entry:garble -- "$command" list bystander.ini
+tap_try "and said as one" grep -qF -e "a text is '?[2J " ../out
 unset VILLAIN_SLY
 
 # ---- Surroundings --------------------------------------------------------------------------------

@@ -3,25 +3,13 @@
 
 #include <string.h>
 
-/* Bytes that follow a lead byte; -1 = it is none. C0, C1 and F5 .. begin no character. */
-static int num_following(unsigned char lead)
-{
-    if (lead < 0x80)
-        return 0;
-    return lead < 0xC2 ? -1 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : -1;
-}
+#include "host/base/text.h"
 
-bool refusal_is_utf8(const char *text)
+static bool is_utf8(const char *text)
 {
-    for (const unsigned char *at = (const unsigned char *)text; *at;) {
-        int following = num_following(*at++);
-        for (; following > 0; following--)
-            if ((*at++ & 0xC0) != 0x80)
-                return false;
-        if (following < 0)
-            return false;
-    }
-    return true;
+    while (*text && text_utf8_length(text))
+        text += text_utf8_length(text);
+    return !*text;
 }
 
 bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
@@ -37,7 +25,7 @@ bool refusal_is_told(struct check_run *run, attn_status status, const host_error
                    error->base.code, status, text);
     else if (!*text)
         check_fail(run, "%s: %s without a message", what, host_status_name(status));
-    else if (!refusal_is_utf8(text))
+    else if (!is_utf8(text))
         check_fail(run, "%s: the message is not UTF-8", what);
     else
         return true;

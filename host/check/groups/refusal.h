@@ -18,9 +18,6 @@ bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
 bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
                      const char *what);
 
-/* Is the text well formed UTF-8? */
-bool refusal_is_utf8(const char *text);
-
 /* Does the message name one of these words (ended by NULL)? */
 bool refusal_names(const host_error *error, const char *const *words);
 

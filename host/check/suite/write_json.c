@@ -10,6 +10,7 @@
 #include <cjson/cJSON.h>
 
 #include "attn_plugin.h"
+#include "host/base/json_add.h"
 #include "host/check/suite/environment.h"
 
 /* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
@@ -164,11 +165,8 @@ bool write_json(const struct check_report *report, FILE *file)
                 add_environment(root) && add_text(root, "started", started) &&
                 add_number(root, "seconds", (double)report->ns * 1e-9) && add_cases(root, report) &&
                 add_backends(root, report) && add_results(root, report);
-    char *text = good ? cJSON_Print(root) : NULL;
-    if (text)
-        fprintf(file, "%s\n", text);
-    good = text != NULL;
-    cJSON_free(text);
-    cJSON_Delete(root);
+    char *text = json_take_text(root, good);
+    good = text && fputs(text, file) != EOF;
+    free(text);
     return good;
 }

@@ -330,6 +330,17 @@ static void assert_wrapped(const char *words, size_t column, size_t indent, cons
     free(text);
 }
 
+START_TEST(lines_of_utf8)
+{
+    ck_assert(text_is_line("") && text_is_line("a b~") && text_is_line("\xc3\xa9 \xe2\x82\xac"));
+    ck_assert(!text_is_line("a\nb") && !text_is_line("\033[2J") && !text_is_line("\x7f"));
+    ck_assert(!text_is_line("a\xff") && !text_is_line("\xc3") && !text_is_line("\xe2\x82"));
+    char text[] = "a\xc3\xa9\xc3 \xff\xe2\x82\xac\xe2\x82";
+    text_hide_invalid(text);
+    ck_assert_str_eq(text, "a\xc3\xa9? ?\xe2\x82\xac??");
+}
+END_TEST
+
 /* 79 and 80 columns are taken, 81 are not; a word that fits nowhere has a line of its own. */
 START_TEST(lines_are_folded)
 {
@@ -374,6 +385,7 @@ static Suite *suite(void)
     TCase *strings = tcase_create("strbuf");
     tcase_add_test(strings, strbuf_grows);
     tcase_add_test(strings, lines_are_folded);
+    tcase_add_test(strings, lines_of_utf8);
     tcase_add_test(strings, strbuf_remembers_failure);
     suite_add_tcase(text, strings);
     return text;
