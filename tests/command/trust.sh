@@ -238,7 +238,8 @@ for change in "past_out:behind the last row of operand out" "into_q:into operand
     "into_v:into operand v"; do
     deed=${change%%:*} said=${change#*:}
     run 1 "$deed fails a run that verifies" "forward:$deed"
-    tap_try "and is named: $deed" grep -qF -e "first failure: layer 0: villain wrote $said" ../out
+    tr -s ' \n' ' ' <../out >../flat # lines are folded
+    tap_try "and is named: $deed" grep -qF -e "first failure: layer 0: villain wrote $said" ../flat
     ends 0 "without verification nothing is looked at: $deed" "forward:$deed" -- \
         "$command" run run.ini --set verify.rate=0
 done
