@@ -245,25 +245,26 @@ static inline int attn_is_decode_seq(const attn_batch *batch, int32_t s)
 /* Which dtype an operand has: the last column of ATTN_ROLE_MAP. The host checks it where an engine
  * forwards. */
 enum {
-    ATTN_DTYPE_OF_Q = 0,      /* the problem's q_dtype */
-    ATTN_DTYPE_OF_KV = 1,     /* the problem's kv_dtype */
-    ATTN_DTYPE_OF_LATENT = 2, /* the problem's kv_dtype; bytes (ATTN_U8) in mla.latent_fp8/1 */
-    ATTN_DTYPE_OF_OUT = 3,    /* the problem's out_dtype */
-    ATTN_DTYPE_OF_F32 = 4,    /* fp32 */
-    ATTN_DTYPE_OF_GATE = 5,   /* the problem's q_dtype with ATTN_LINEAR_RAW_GATES, else fp32 */
-    ATTN_DTYPE_OF_STATE = 6,  /* linear.state_dtype */
-    ATTN_DTYPE_OF_CONV = 7,   /* linear.conv_dtype */
-    ATTN_DTYPE_OF_LABEL = 8,  /* sparse.label_dtype */
-    ATTN_DTYPE_OF_I32 = 9,    /* int32 */
-    ATTN_DTYPE_OF_COUNT = 10
+    ATTN_DTYPE_OF_Q = 0,       /* the problem's q_dtype */
+    ATTN_DTYPE_OF_KV = 1,      /* the problem's kv_dtype */
+    ATTN_DTYPE_OF_LATENT = 2,  /* the problem's kv_dtype; bytes (ATTN_U8) in mla.latent_fp8/1 */
+    ATTN_DTYPE_OF_OUT = 3,     /* the problem's out_dtype */
+    ATTN_DTYPE_OF_F32 = 4,     /* fp32 */
+    ATTN_DTYPE_OF_GATE = 5,    /* the problem's q_dtype with ATTN_LINEAR_RAW_GATES, else fp32 */
+    ATTN_DTYPE_OF_STATE = 6,   /* linear.state_dtype */
+    ATTN_DTYPE_OF_CONV = 7,    /* linear.conv_dtype */
+    ATTN_DTYPE_OF_LABEL = 8,   /* sparse.label_dtype */
+    ATTN_DTYPE_OF_I32 = 9,     /* int32 */
+    ATTN_DTYPE_OF_NEW_KV = 10, /* the problem's new_kv_dtype */
+    ATTN_DTYPE_OF_COUNT = 11
 };
 
 /* Operands by role, their dtypes and shapes. T = query rows, R = rows of new k and v.
  * X(NAME, value, "name in texts", ATTN_DTYPE_OF_) */
 #define ATTN_ROLE_MAP(X)                                                                           \
     X(Q, 0, "q", Q)              /* [T, q_heads, head_dim] */                                      \
-    X(K, 1, "k", Q)              /* [R, kv_heads, head_dim] */                                     \
-    X(V, 2, "v", Q)              /* [R, kv_heads, v_head_dim] */                                   \
+    X(K, 1, "k", NEW_KV)         /* [R, kv_heads, head_dim] */                                     \
+    X(V, 2, "v", NEW_KV)         /* [R, kv_heads, v_head_dim] */                                   \
     X(OUT, 3, "out", OUT)        /* [T, q_heads, v_head_dim] written; linear: v_heads */           \
     X(LSE, 4, "lse", F32)        /* [T, q_heads] natural logarithm, written */                     \
     X(K_CACHE, 5, "k_cache", KV) /* in the problem's kv_layout, head_dim wide */                   \
@@ -272,8 +273,8 @@ enum {
     X(ALIBI_SLOPES, 8, "alibi_slopes", F32) /* [q_heads] */                                        \
     X(Q_NOPE, 9, "q_nope", Q)               /* MLA absorbed: [T, q_heads, kv_lora_rank], as out */ \
     X(Q_PE, 10, "q_pe", Q)                  /* MLA absorbed: [T, q_heads, rope_dim] */             \
-    X(C_KV, 11, "c_kv", Q)                  /* MLA: new latents [R, kv_lora_rank] */               \
-    X(K_PE, 12, "k_pe", Q)                  /* MLA: new shared keys [R, rope_dim] */               \
+    X(C_KV, 11, "c_kv", NEW_KV)             /* MLA: new latents [R, kv_lora_rank] */               \
+    X(K_PE, 12, "k_pe", NEW_KV)             /* MLA: new shared keys [R, rope_dim] */               \
     X(LATENT_CACHE, 13, "latent_cache", LATENT)  /* MLA: in the problem's kv_layout */             \
     X(MIXED_QKV, 14, "mixed_qkv", Q)             /* linear: [T, channels] before convolution */    \
     X(GATE_A, 15, "a", GATE)                     /* linear: [T, v_heads] raw, or the log decay; */ \
@@ -303,9 +304,9 @@ enum {
         ATTN_ROLE_COUNT = 28
 };
 
-/* Quantisation scale of an operand. Stored value = saturating round-to-nearest-even of x / scale in
- * IEEE fp32; value read = stored * scale. A scale that is needed and missing is an error, never 1.
- */
+/* Quantisation scale of an operand that is fp8: a cache, q, new k and v, or OUT. Stored value =
+ * saturating round-to-nearest-even of x / scale in IEEE fp32; value read = stored * scale. A scale
+ * that is needed and missing is an error, never 1. */
 typedef struct attn_scale {
     uint32_t struct_size;
     uint32_t granularity; /* ATTN_SCALE_* */
@@ -323,7 +324,7 @@ enum {
 };
 
 /* One layer's tensors. Operand pointers are indexed by ATTN_ROLE_*, scales by the role of the
- * operand they belong to (K_CACHE, V_CACHE, LATENT_CACHE); entries beyond the counts are absent.
+ * operand they belong to; entries beyond the counts are absent.
  * The structs are valid during the call, what they point to until the stream has passed it.
  *
  * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role

@@ -559,10 +559,39 @@ static inline void attn_util_check_group(const attn_util_limits *limits,
                          "group flags %#x", group->flags);
 }
 
-/* One data type for q, the cache and the output: q's if it is served, else the cache's, else the
- * first that is. */
+/* For a backend whose q and new k, v have one dtype, that of the cache where it is not quantised:
+ * the one that they have, or that q has to have because of the others; NONE = any that `is_served`.
+ */
+static inline attn_dtype attn_util_one_input(const attn_problem *problem,
+                                             int (*is_served)(attn_dtype dtype))
+{
+    const attn_dtype given[3] = {problem->q_dtype, problem->kv_dtype, problem->new_kv_dtype};
+    for (int g = 0; g < 3; g++)
+        if (is_served(given[g]))
+            return given[g];
+    return ATTN_DTYPE_NONE;
+}
+
+/* For a backend whose new k, v have q's dtype, `one` (NONE = q's has to become one of several),
+ * and which reads no quantised q, k or v: reasons for a problem that says otherwise. */
+static inline void attn_util_check_inputs(const attn_problem *problem,
+                                          const attn_layer_group *group, attn_dtype one,
+                                          attn_verdict *verdict)
+{
+    if (problem->new_kv_dtype != ATTN_DTYPE_NONE && problem->new_kv_dtype != one)
+        attn_util_refuse(verdict, ATTN_REASON_DTYPE, ATTN_FIELD_NEW_KV_DTYPE,
+                         one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : "absent", "%s",
+                         attn_util_dtype_name(problem->new_kv_dtype));
+    attn_util_check_member(1u << ATTN_SCALE_NONE, group->input_scale_granularity, ATTN_SCALE_COUNT,
+                           attn_util_granularity_name, ATTN_REASON_SCALE_GRANULARITY,
+                           ATTN_FIELD_INPUT_SCALE_GRANULARITY, verdict);
+}
+
+/* One data type for all of q, new k and v, the cache and the output: q's if it is served, else the
+ * cache's, else the first that is. */
 static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
-                                             const attn_problem *problem, attn_verdict *verdict)
+                                             const attn_problem *problem,
+                                             const attn_layer_group *group, attn_verdict *verdict)
 {
     const attn_dtype given[3] = {problem->q_dtype, problem->kv_dtype, problem->out_dtype};
     attn_dtype one = ATTN_DTYPE_NONE;
@@ -576,6 +605,7 @@ static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
         if (given[g] != one)
             attn_util_refuse(verdict, ATTN_REASON_DTYPE, (uint32_t)ATTN_FIELD_Q_DTYPE + g,
                              attn_util_dtype_name(one), "%s", attn_util_dtype_name(given[g]));
+    attn_util_check_inputs(problem, group, one, verdict);
 }
 
 /* Flags of layers; one reason for all of them. */
@@ -699,7 +729,7 @@ static inline void attn_util_check_question(const attn_util_limits *limits,
         attn_util_refuse(verdict, ATTN_REASON_CHUNK, ATTN_FIELD_ATTENTION_CHUNK, "0", "%d",
                          question->group.attention_chunk);
     attn_util_check_group(limits, &question->group, verdict);
-    attn_util_check_one_dtype(limits, &question->problem, verdict);
+    attn_util_check_one_dtype(limits, &question->problem, &question->group, verdict);
     attn_util_check_layers(limits, &question->group, verdict);
     attn_util_check_bounds(limits, &question->bounds, verdict);
     attn_util_check_needs(limits, &question->problem, verdict);

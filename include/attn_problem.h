@@ -86,10 +86,11 @@ enum {
 enum {
     ATTN_SCALE_NONE = 0,           /* the operand is not quantised */
     ATTN_SCALE_PER_TENSOR = 1,     /* one */
-    ATTN_SCALE_PER_HEAD = 2,       /* one for each KV head */
+    ATTN_SCALE_PER_HEAD = 2,       /* one for each KV head; query heads have that of theirs */
     ATTN_SCALE_PER_SEQ_HEAD = 3,   /* [S, kv_heads]: of the batch's sequences, padding included */
-    ATTN_SCALE_PER_TOKEN_HEAD = 4, /* [slots, kv_heads], given for slots that are written, too; */
-                                   /* new tokens are read as given, never as rounded (KV-14) */
+    ATTN_SCALE_PER_TOKEN_HEAD = 4, /* of a cache alone: [slots, kv_heads], given for slots that */
+                                   /* are written, too; new tokens are read as given, never as */
+                                   /* rounded (KV-14) */
     ATTN_SCALE_COUNT = 5
 };
 
@@ -243,12 +244,13 @@ typedef struct attn_layer_group {
     float logit_cap;               /* 0 = off, else > 0 */
     uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
                                    /* layout has its own; a latent has no heads: PER_TENSOR */
-    uint32_t num_layers;           /* >= 1 */
-    uint32_t reserved;             /* 0 */
-    const attn_layer *layers;      /* array; walk with attn_at() */
-    const attn_mla_dims *mla;      /* NULL unless kind is MLA (or SPARSE over a latent cache) */
-    const attn_linear_dims *linear; /* NULL unless kind is LINEAR */
-    const attn_sparse_dims *sparse; /* NULL unless kind is SPARSE */
+    uint32_t input_scale_granularity; /* ATTN_SCALE_* of q and of new k, v, as far as they are */
+                                      /* fp8; NONE iff none of them is (MEAN-22) */
+    uint32_t num_layers;              /* >= 1 */
+    const attn_layer *layers;         /* array; walk with attn_at() */
+    const attn_mla_dims *mla;         /* NULL unless kind is MLA (or SPARSE over a latent cache) */
+    const attn_linear_dims *linear;   /* NULL unless kind is LINEAR */
+    const attn_sparse_dims *sparse;   /* NULL unless kind is SPARSE */
 } attn_layer_group;
 
 /* ---- Devices --------------------------------------------------------------------------------- */
@@ -371,9 +373,10 @@ typedef struct attn_problem {
     const attn_bounds *bounds;
     const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
     const char *state_layout; /* layout id of the state; NULL if the group has none */
-    attn_dtype q_dtype;       /* of q and of new k, v; for linear layers of mixed_qkv */
+    attn_dtype q_dtype;       /* of q; for linear layers of mixed_qkv */
+    attn_dtype new_kv_dtype;  /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
     attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
-    attn_dtype out_dtype;     /* of the output; the LSE is always fp32 */
+    attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
     int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
     uint32_t need_notes;      /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
                               /* wanted */
@@ -384,9 +387,14 @@ typedef struct attn_problem {
                               /* beyond attn_guaranteed_alignment(); 0 = no further */
     uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
     uint32_t num_features;    /* required features */
-    uint32_t reserved;        /* 0 */
     const char *const *features; /* ids "attn.<name>/<rev>"; an unknown one means unsupported */
 } attn_problem;
+
+/* The dtype of new k, v: new_kv_dtype, or what NONE there stands for. [any-thread] */
+static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
+{
+    return problem->new_kv_dtype != ATTN_DTYPE_NONE ? problem->new_kv_dtype : problem->q_dtype;
+}
 
 /* ---- Verdict --------------------------------------------------------------------------------- */
 
@@ -534,14 +542,16 @@ enum {
     X(CONV_DTYPE, 62, "linear.conv_dtype")                                                         \
     X(INDEX_FORMS, 63, "index_forms")                                                              \
     X(MIN_ALIGNMENT, 64, "min_alignment")                                                          \
-    X(KV_STRIDES, 65, "kv_strides")
+    X(KV_STRIDES, 65, "kv_strides")                                                                \
+    X(NEW_KV_DTYPE, 66, "new_kv_dtype")                                                            \
+    X(INPUT_SCALE_GRANULARITY, 67, "input_scale_granularity")
 
 enum {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
 #undef ATTN_FIELD_ENUM
-        ATTN_FIELD_COUNT = 66
+        ATTN_FIELD_COUNT = 68
 };
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".

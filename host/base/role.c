@@ -57,6 +57,7 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
         [ATTN_DTYPE_OF_CONV] = "linear.conv_dtype",
         [ATTN_DTYPE_OF_LABEL] = "sparse.label_dtype",
         [ATTN_DTYPE_OF_I32] = "whatever the problem's dtypes are",
+        [ATTN_DTYPE_OF_NEW_KV] = "the problem's new_kv_dtype",
         [ATTN_DTYPE_OF_COUNT] = "",
     };
     uint32_t of = role_dtype_of(role);
@@ -65,6 +66,8 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
     switch (of) {
     case ATTN_DTYPE_OF_Q:
         return problem->q_dtype;
+    case ATTN_DTYPE_OF_NEW_KV:
+        return attn_new_kv_dtype(problem);
     case ATTN_DTYPE_OF_KV:
         return problem->kv_layout ? problem->kv_dtype : ATTN_DTYPE_NONE;
     case ATTN_DTYPE_OF_LATENT:

@@ -32,12 +32,24 @@ static void round_as_stored(attn_dtype dtype, float factor, int32_t count, doubl
     }
 }
 
-static void read_new(const struct reader *reader, const attn_tensor *from, const attn_scale *scale,
-                     int64_t new_row, int32_t count, double *vector)
+/* A row of q, k or v as it is given; its scale is that of sequence `s` and the KV head. */
+static void read_input(const reference_call *call, const attn_tensor *from, const attn_scale *scale,
+                       int32_t s, int32_t kv_head, const int64_t *index, int32_t count,
+                       double *vector)
+{
+    const char *row = reference_element(from, index, 2);
+    float factor = reference_scale(call, scale, s, 0, kv_head);
+    for (int32_t d = 0; d < count; d++)
+        vector[d] = dtype_dequantise(from->dtype, row, d, factor);
+}
+
+/* `given` is its own scale, `scale` that of the cache. */
+static void read_new(const struct reader *reader, const attn_tensor *from, const attn_scale *given,
+                     const attn_scale *scale, int64_t new_row, int32_t count, double *vector)
 {
     const reference_call *call = reader->call;
     int64_t index[] = {new_row, reader->kv_head};
-    dtype_to_double(from->dtype, reference_element(from, index, 2), count, vector);
+    read_input(call, from, given, reader->sequence->index, reader->kv_head, index, count, vector);
     if (call->kv && call->as_stored)
         round_as_stored(call->problem->kv_dtype,
                         reference_scale(call, scale, reader->sequence->index, 0, reader->kv_head),
@@ -68,9 +80,9 @@ static void read_key(void *ctx, int64_t j, double *key, double *value)
     if (j >= first_new) {
         int64_t row = sequence->first_new_row + j - first_new;
         if (key)
-            read_new(reader, call->k, call->k_scale, row, dim, key);
+            read_new(reader, call->k, call->new_k_scale, call->k_scale, row, dim, key);
         if (value)
-            read_new(reader, call->v, call->v_scale, row, v_dim, value);
+            read_new(reader, call->v, call->new_v_scale, call->v_scale, row, v_dim, value);
         return;
     }
     int64_t slot = reference_slot(call, sequence, j);
@@ -166,6 +178,7 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .has_sink = call->sinks != NULL,
         .operand_dtype = call->problem->q_dtype,
         .out_dtype = call->problem->out_dtype,
+        .out_scale = call->out_scale,
         .query = forward->query,
         .sight = reference_sight_all(),
     };
@@ -230,8 +243,8 @@ static attn_status compute_head(struct forward *forward, const reference_sequenc
     if (call->absorbed)
         reference_mla_query(call, index[0], head, forward->query);
     else
-        dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->dim,
-                        forward->query);
+        read_input(call, call->q, call->q_scale, sequence->index, head / group, index, call->dim,
+                   forward->query);
     struct reader reader = {call, sequence, head / group};
     reference_kv kv = {read_key, &reader};
     reference_row row = make_row(forward, sequence, head);
@@ -289,6 +302,7 @@ static attn_status allocate_result(reference_result *result, const reference_cal
         .num_heads = group->num_q_heads,
         .v_head_dim = call->v_dim,
         .out_dtype = call->problem->out_dtype,
+        .out_scale = call->out_scale,
         .has_bars = has_bars,
     };
     /* One more, so that an empty tensor is no failure. */
@@ -417,6 +431,8 @@ static attn_status judge(const reference_call *call, const attn_tensor *out, int
     if (status != ATTN_OK)
         return status;
     dtype_to_double(out->dtype, reference_element(out, index, 2), call->v_dim, actual);
+    for (int32_t d = 0; d < call->v_dim; d++)
+        actual[d] *= call->out_scale;
     *verdict = reference_check_row(actual, truth, bars, call->v_dim, out->dtype, &result);
     return ATTN_OK;
 }

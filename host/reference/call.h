@@ -47,6 +47,10 @@ typedef struct reference_call {
     const attn_scale *k_scale;       /* NULL unless the cache is fp8 */
     const attn_scale *v_scale;
     const attn_scale *latent_scale;
+    const attn_scale *q_scale; /* NULL unless q is fp8; and so on */
+    const attn_scale *new_k_scale;
+    const attn_scale *new_v_scale;
+    double out_scale; /* 1 unless OUT is fp8 */
 } reference_call;
 
 /* One sequence. Query t is row first_row + t at position first_position + t. */
@@ -71,9 +75,10 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
 attn_status reference_check_tensor(const attn_tensor *tensor, uint32_t role, attn_dtype dtype,
                                    uint32_t ndim, const int64_t *shape, attn_error *error);
 
-/* The scale of a role, which must be there and be sound. */
+/* The scale of a role, which must be there, of this granularity, and sound. */
 attn_status reference_find_scale(const attn_scale **scale, const reference_call *call,
-                                 const attn_forward_args *args, uint32_t role, attn_error *error);
+                                 const attn_forward_args *args, uint32_t role, uint32_t granularity,
+                                 attn_error *error);
 
 /* The element pointer of [i0, i1, ...], strides in elements. */
 char *reference_element(const attn_tensor *tensor, const int64_t *index, uint32_t ndim);

@@ -135,6 +135,8 @@ attn_status reference_compare(const reference_result *result, const attn_tensor 
             int64_t index[] = {row, h};
             dtype_to_double(out->dtype, reference_element(out, index, 2), result->v_head_dim,
                             actual);
+            for (int32_t d = 0; result->out_scale > 0 && d < result->v_head_dim; d++)
+                actual[d] *= result->out_scale;
             compare_row(result, row, h, actual, report);
             if (lse)
                 compare_lse(result, row, h,

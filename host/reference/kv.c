@@ -9,16 +9,19 @@
 
 #include <string.h>
 
+/* From a new k or v, of `given` scale, into a cache, of `scale`. */
 static void store_vector(const reference_call *call, const attn_tensor *from,
-                         const attn_scale *scale, int32_t s, int64_t new_row, int32_t kv_head,
-                         const attn_tensor *image, int64_t slot)
+                         const attn_scale *given, const attn_scale *scale, int32_t s,
+                         int64_t new_row, int32_t kv_head, const attn_tensor *image, int64_t slot)
 {
     int64_t index[] = {new_row, kv_head};
     const char *vector = reference_element(from, index, 2);
     char *to = reference_slot_vector(call, image, slot, kv_head);
+    float before = reference_scale(call, given, s, 0, kv_head);
     float factor = reference_scale(call, scale, s, slot, kv_head);
     for (int64_t d = 0; d < from->shape[2]; d++)
-        dtype_quantise(image->dtype, to, d, (float)dtype_load(from->dtype, vector, d), factor);
+        dtype_quantise(image->dtype, to, d, (float)dtype_dequantise(from->dtype, vector, d, before),
+                       factor);
 }
 
 static attn_status store_sequence(const reference_call *call, const reference_sequence *sequence,
@@ -36,8 +39,10 @@ static attn_status store_sequence(const reference_call *call, const reference_se
         if (call->latent_cache)
             reference_mla_store(call, row, k_image, slot);
         for (int32_t h = 0; h < call->kv_heads && !call->latent_cache; h++) {
-            store_vector(call, call->k, call->k_scale, sequence->index, row, h, k_image, slot);
-            store_vector(call, call->v, call->v_scale, sequence->index, row, h, v_image, slot);
+            store_vector(call, call->k, call->new_k_scale, call->k_scale, sequence->index, row, h,
+                         k_image, slot);
+            store_vector(call, call->v, call->new_v_scale, call->v_scale, sequence->index, row, h,
+                         v_image, slot);
         }
     }
     return ATTN_OK;

@@ -45,7 +45,7 @@ attn_status reference_mla_check(const reference_call *call, attn_error *error)
 static attn_status find_new_latents(reference_call *call, const attn_forward_args *args,
                                     int64_t rows, attn_error *error)
 {
-    attn_dtype dtype = call->problem->q_dtype;
+    attn_dtype dtype = attn_new_kv_dtype(call->problem);
     int64_t c_shape[] = {rows, call->group->mla->kv_lora_rank};
     call->c_kv = attn_operand(args, ATTN_ROLE_C_KV);
     call->k_pe = attn_operand(args, ATTN_ROLE_K_PE);
@@ -126,7 +126,8 @@ static attn_status find_latent_scale(reference_call *call, const attn_forward_ar
                          accepted);
     if (accepted == ATTN_SCALE_NONE)
         return ATTN_OK;
-    return reference_find_scale(&call->latent_scale, call, args, ATTN_ROLE_LATENT_CACHE, error);
+    return reference_find_scale(&call->latent_scale, call, args, ATTN_ROLE_LATENT_CACHE, accepted,
+                                error);
 }
 
 attn_status reference_mla_find_cache(reference_call *call, const attn_forward_args *args,

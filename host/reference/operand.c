@@ -79,7 +79,7 @@ static attn_status find_queries_and_new_keys(reference_call *call, const attn_fo
                                              attn_error *error)
 {
     const attn_layer_group *group = call->group;
-    attn_dtype dtype = call->problem->q_dtype;
+    attn_dtype dtype = call->problem->q_dtype, new_dtype = attn_new_kv_dtype(call->problem);
     call->dim = group->head_dim;
     call->v_dim = group->v_head_dim;
     call->kv_heads = group->num_kv_heads;
@@ -94,13 +94,13 @@ static attn_status find_queries_and_new_keys(reference_call *call, const attn_fo
     if (!call->k && !call->v && group->attn_type != ATTN_TYPE_ENCODER_ONLY && !call->expanded)
         return ATTN_OK;
     int64_t k_shape[] = {-1, group->num_kv_heads, group->head_dim};
-    status = reference_check_tensor(call->k, ATTN_ROLE_K, dtype, 3, k_shape, error);
+    status = reference_check_tensor(call->k, ATTN_ROLE_K, new_dtype, 3, k_shape, error);
     if (status != ATTN_OK)
         return status;
     call->has_new = 1;
     call->num_new = call->k->shape[0];
     int64_t v_shape[] = {call->num_new, group->num_kv_heads, group->v_head_dim};
-    return reference_check_tensor(call->v, ATTN_ROLE_V, dtype, 3, v_shape, error);
+    return reference_check_tensor(call->v, ATTN_ROLE_V, new_dtype, 3, v_shape, error);
 }
 
 static attn_status find_caches(reference_call *call, const attn_forward_args *args,
@@ -145,18 +145,19 @@ static attn_status find_per_head(const float **values, const reference_call *cal
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
 attn_status reference_find_scale(const attn_scale **scale, const reference_call *call,
-                                 const attn_forward_args *args, uint32_t role, attn_error *error)
+                                 const attn_forward_args *args, uint32_t role, uint32_t accepted,
+                                 attn_error *error)
 {
     *scale = attn_operand_scale(args, role);
     if (!*scale || (!(*scale)->host && !(*scale)->device))
         return host_fail(error, ATTN_INVALID_ARGUMENT, "the scale of %s is missing",
                          role_name(role));
     uint32_t granularity = (*scale)->granularity;
-    if (granularity != call->group->kv_scale_granularity || granularity == ATTN_SCALE_NONE ||
+    if (granularity != accepted || granularity == ATTN_SCALE_NONE ||
         granularity >= ATTN_SCALE_COUNT)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "the scale of %s has granularity %u: accepted %u", role_name(role),
-                         granularity, call->group->kv_scale_granularity);
+                         granularity, accepted);
     const int64_t heads = call->group->num_kv_heads;
     const int64_t counts[ATTN_SCALE_COUNT] = {1, 1, heads, call->batch->num_seqs * heads,
                                               call->num_slots * heads};
@@ -174,6 +175,46 @@ attn_status reference_find_scale(const attn_scale **scale, const reference_call 
                              role_name(role), (double)value);
     }
     return ATTN_OK;
+}
+
+/* Of what is fp8 and no cache. Latents have one scale for each role, and no oracle. */
+static attn_status find_input_scales(reference_call *call, const attn_forward_args *args,
+                                     attn_error *error)
+{
+    const attn_problem *problem = call->problem;
+    uint32_t granularity = call->group->input_scale_granularity;
+    int q = dtype_is_fp8(problem->q_dtype), new_kv = dtype_is_fp8(attn_new_kv_dtype(problem));
+    attn_status status = ATTN_OK;
+    if ((granularity != ATTN_SCALE_NONE) != (q || new_kv) ||
+        granularity >= ATTN_SCALE_PER_TOKEN_HEAD)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "input_scale_granularity %u with q in %s and new k, v in %s", granularity,
+                         dtype_name(problem->q_dtype), dtype_name(attn_new_kv_dtype(problem)));
+    if ((q || new_kv) && call->group->kind == ATTN_KIND_MLA)
+        return host_fail(error, ATTN_UNSUPPORTED, "latent attention of fp8 inputs has no oracle");
+    if (q)
+        status = reference_find_scale(&call->q_scale, call, args, ATTN_ROLE_Q, granularity, error);
+    if (status == ATTN_OK && new_kv && call->has_new)
+        status =
+            reference_find_scale(&call->new_k_scale, call, args, ATTN_ROLE_K, granularity, error);
+    if (status == ATTN_OK && new_kv && call->has_new)
+        status =
+            reference_find_scale(&call->new_v_scale, call, args, ATTN_ROLE_V, granularity, error);
+    return status;
+}
+
+static attn_status find_out_scale(reference_call *call, const attn_forward_args *args,
+                                  attn_error *error)
+{
+    const attn_scale *scale = NULL;
+    call->out_scale = 1;
+    if (!dtype_is_fp8(call->problem->out_dtype))
+        return ATTN_OK;
+    attn_status status =
+        reference_find_scale(&scale, call, args, ATTN_ROLE_OUT, ATTN_SCALE_PER_TENSOR, error);
+    if (status == ATTN_OK)
+        call->out_scale = (double)reference_scale(call, scale, 0, 0, 0);
+    return status;
 }
 
 /* ---- KV group and batch ---------------------------------------------------------------------- */
@@ -293,9 +334,11 @@ static attn_status find_kv_caches(reference_call *call, const attn_forward_args 
 {
     attn_status status = find_caches(call, args, error);
     if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
-        status = reference_find_scale(&call->k_scale, call, args, ATTN_ROLE_K_CACHE, error);
+        status = reference_find_scale(&call->k_scale, call, args, ATTN_ROLE_K_CACHE,
+                                      call->group->kv_scale_granularity, error);
     if (status == ATTN_OK && dtype_is_fp8(call->problem->kv_dtype))
-        status = reference_find_scale(&call->v_scale, call, args, ATTN_ROLE_V_CACHE, error);
+        status = reference_find_scale(&call->v_scale, call, args, ATTN_ROLE_V_CACHE,
+                                      call->group->kv_scale_granularity, error);
     return status;
 }
 
@@ -331,6 +374,10 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
         status = call->absorbed ? reference_mla_find_absorbed(call, args, error)
                                 : find_queries_and_new_keys(call, args, error);
     call->save_kv = call->has_new && args->flags & ATTN_FORWARD_SAVE_KV;
+    if (status == ATTN_OK)
+        status = find_input_scales(call, args, error);
+    if (status == ATTN_OK)
+        status = find_out_scale(call, args, error);
     if (status == ATTN_OK)
         status = check_layer(call, layer_id, error);
     if (status == ATTN_OK)

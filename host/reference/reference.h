@@ -82,6 +82,7 @@ typedef struct reference_row {
     int32_t has_sink;
     attn_dtype operand_dtype; /* what probabilities may be rounded to; read if bars are wanted */
     attn_dtype out_dtype;     /* what the output is rounded to; likewise */
+    double out_scale;         /* of an fp8 output, which stands for code * scale; 0 = 1 */
     const double *query;      /* [head_dim] */
     reference_sight sight;
 } reference_row;
@@ -201,6 +202,7 @@ typedef struct reference_result {
     int32_t num_heads;
     int32_t v_head_dim;
     attn_dtype out_dtype;
+    double out_scale; /* of fp8; 0 = 1 */
     int32_t has_bars;
     uint8_t *kind;              /* [num_rows] REFERENCE_ROW_* */
     double *out;                /* [num_rows, num_heads, v_head_dim]; 0 in absent rows */

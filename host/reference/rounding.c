@@ -125,8 +125,9 @@ static double bar_of(const rounding_sums *sums, const rounding_model *model,
     double random = fmin(k * sqrt(sums->probability[d] + rest), most + k * sqrt(rest));
     double common = (u + u32 * n / 2) * fabs(o);
     double drift = sums->drift[d] + sums->drift_weight * fabs(o);
-    double before = random + common + drift;
-    return before + dtype_half_unit(row->out_dtype, fabs(o) + before) + flushed;
+    double before = random + common + drift, scale = row->out_scale > 0 ? row->out_scale : 1;
+    double unit = scale * dtype_half_unit(row->out_dtype, (fabs(o) + before) / scale);
+    return before + unit + flushed;
 }
 
 double rounding_bars(const rounding_sums *sums, const rounding_model *model,

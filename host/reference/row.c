@@ -5,6 +5,7 @@
  */
 #include "host/reference/row.h"
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/fpu.h"
 
@@ -147,6 +148,15 @@ static void add_values(const reference_kv *kv, struct work *work, double largest
     }
 }
 
+/* What is beyond the largest fp8 number becomes that number, infinities too (KV-04). */
+static void saturate(const reference_row *row, double *out)
+{
+    double most = dtype_largest(row->out_dtype) * (row->out_scale > 0 ? row->out_scale : 1);
+    for (int32_t d = 0; dtype_is_fp8(row->out_dtype) && d < row->v_head_dim; d++)
+        if (fabs(out[d]) > most)
+            out[d] = copysign(most, out[d]);
+}
+
 static __attribute__((noinline)) attn_status
 compute_row(const reference_row *row, const reference_kv *kv, reference_scratch *scratch,
             double *out, double *bars, reference_row_result *result, attn_error *error)
@@ -170,6 +180,7 @@ compute_row(const reference_row *row, const reference_kv *kv, reference_scratch 
     *result = (reference_row_result){.lse = lse, .num_seen = work.num_seen};
     if (bars)
         result->lse_bar = rounding_bars(&work.sums, &model, row, out, lse, bars);
+    saturate(row, out);
     return ATTN_OK;
 }
 

@@ -205,6 +205,36 @@ static void visit_caches(const struct visit *visit)
     *problem = before;
 }
 
+/* What is fp8 beside the cache, which is as well. */
+static void visit_fp8_operands(const struct visit *visit)
+{
+    static const char *const granularities[] = {[ATTN_SCALE_PER_TENSOR] = "per_tensor",
+                                                [ATTN_SCALE_PER_HEAD] = "per_head",
+                                                [ATTN_SCALE_PER_SEQ_HEAD] = "per_seq_head"};
+    attn_problem *problem = &visit->probe->asked.problem;
+    attn_layer_group *group = &visit->probe->asked.group;
+    const attn_problem before = *problem;
+    problem->kv_dtype = ATTN_FP8_E4M3;
+    group->kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    problem->q_dtype = problem->new_kv_dtype = ATTN_FP8_E4M3;
+    for (uint32_t g = ATTN_SCALE_PER_TENSOR; g <= ATTN_SCALE_PER_SEQ_HEAD; g++) {
+        group->input_scale_granularity = g;
+        see(visit, "scales of fp8 q, k, v", granularities[g]);
+    }
+    problem->new_kv_dtype = before.q_dtype;
+    for (uint32_t g = ATTN_SCALE_PER_TENSOR; g <= ATTN_SCALE_PER_SEQ_HEAD; g++) {
+        group->input_scale_granularity = g;
+        see(visit, "scales of fp8 q alone", granularities[g]);
+    }
+    group->input_scale_granularity = ATTN_SCALE_NONE;
+    problem->q_dtype = before.q_dtype;
+    problem->new_kv_dtype = ATTN_DTYPE_NONE;
+    problem->out_dtype = ATTN_FP8_E4M3;
+    see(visit, "fp8 outputs", "fp8_e4m3");
+    group->kv_scale_granularity = ATTN_SCALE_NONE;
+    *problem = before;
+}
+
 static void visit_numbers(const struct visit *visit)
 {
     static const int32_t dims[] = {1, 16, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256, 512};
@@ -347,6 +377,7 @@ void probe_visit(const attnhost *host, const attn_backend_type *type, struct pro
     visit_layouts(&visit);
     visit_dtypes(&visit);
     visit_caches(&visit);
+    visit_fp8_operands(&visit);
     visit_numbers(&visit);
     visit_bits(&visit);
     visit_features(&visit);

@@ -178,8 +178,14 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const char *all = "f32, f16, bf16";
     const attn_linear_dims *dims = &ask->dims;
-    if (!is_operand_dtype(ask->problem.q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, all, "%s", attn_util_dtype_name(ask->problem.q_dtype));
+    int is_one = is_operand_dtype(ask->problem.q_dtype);
+    attn_dtype fresh = ask->problem.new_kv_dtype, one = is_one ? ask->problem.q_dtype : fresh;
+    if (!is_operand_dtype(one))
+        one = ATTN_DTYPE_NONE;
+    if (!is_one)
+        REFUSE(DTYPE, Q_DTYPE, one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : all, "%s",
+               attn_util_dtype_name(ask->problem.q_dtype));
+    attn_util_check_inputs(&ask->problem, &ask->group, one, verdict);
     if (!is_operand_dtype(ask->problem.out_dtype))
         REFUSE(DTYPE, OUT_DTYPE, all, "%s", attn_util_dtype_name(ask->problem.out_dtype));
     if (!is_linear(ask))

@@ -56,7 +56,11 @@ static void lay_out(const layer_call *call, uint32_t worker, int32_t rows, worke
 static void load_queries(const layer_call *call, const work_unit *unit, int32_t kv_head,
                          const row_block *block)
 {
-    row_format format = {.dtype = call->group->q_dtype};
+    const cpu_group *group = call->group;
+    row_format format = {.dtype = group->q_dtype, .decode = group->decode_q};
+    if (call->q_scales)
+        format.scale = call->q_scales[attn_util_scale_at(group->input_granularity, group->kv_heads,
+                                                         unit->seq, 0, kv_head)];
     for (int32_t r = 0; r < unit->rows; r++) {
         row_place place = place_of(call, unit, kv_head, r);
         call->instance->kernels->convert(new_row(call->q, place.row, place.head), &format,
@@ -87,6 +91,17 @@ static void reset_rows(const cpu_group *group, row_block *block)
         memset(block->acc, 0, sizeof(float) * (size_t)block->rows * (size_t)block->value_stride);
 }
 
+/* acc, times factor; quantised, if at all, as a cache is (KV-04 of docs/ABI.md). */
+static void store_output(const layer_call *call, const float *acc, float factor, char *to)
+{
+    const cpu_group *group = call->group;
+    float x[MAX_HEAD_DIM];
+    call->instance->kernels->store(acc, factor, group->fp8_out ? ATTN_F32 : group->out_dtype,
+                                   group->v_dim, group->fp8_out ? (void *)x : to);
+    for (int32_t d = 0; group->fp8_out && d < group->v_dim; d++)
+        ((uint8_t *)to)[d] = f32_to_fp8(x[d] / call->out_scale, group->fp8_out);
+}
+
 /* Output and LSE of a row, from what its keys came to: the sink joins, then all is divided. */
 static void write_row(const layer_call *call, int32_t row, int32_t head, const float *acc,
                       float max, float sum)
@@ -105,10 +120,10 @@ static void write_row(const layer_call *call, int32_t row, int32_t head, const f
         lse = max + logf(sum);
     }
     const attn_tensor *out = call->out, *lse_out = call->lse;
-    call->instance->kernels->store(acc, factor, call->group->out_dtype, call->group->v_dim,
-                                   (char *)out->data + out->byte_offset +
-                                       (row * out->strides[0] + head * out->strides[1]) *
-                                           (int64_t)attn_dtype_size(out->dtype));
+    store_output(call, acc, factor,
+                 (char *)out->data + out->byte_offset +
+                     (row * out->strides[0] + head * out->strides[1]) *
+                         (int64_t)attn_dtype_size(out->dtype));
     if (lse_out)
         *(float *)(void *)((char *)lse_out->data + lse_out->byte_offset +
                            (row * lse_out->strides[0] + head * lse_out->strides[1]) * 4) = lse;
@@ -253,9 +268,18 @@ static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int
     return find_cached(call, seq, kv_head, first, seen & ~fresh, w);
 }
 
+row_format cpu_new_format(const cpu_group *group, const float *scales, int32_t seq, int32_t kv_head)
+{
+    row_format format = {.dtype = group->new_dtype, .decode = group->decode_new};
+    if (scales)
+        format.scale =
+            scales[attn_util_scale_at(group->input_granularity, group->kv_heads, seq, 0, kv_head)];
+    return format;
+}
+
 /* How rows of the cache and new rows are read. */
-static void set_formats(const layer_call *call, const cache_view *cache, int32_t seq,
-                        int32_t kv_head, tile_source *source)
+static void set_formats(const layer_call *call, const cache_view *cache, const float *given,
+                        int32_t seq, int32_t kv_head, tile_source *source)
 {
     const cpu_group *group = call->group;
     float scale = 1;
@@ -266,8 +290,10 @@ static void set_formats(const layer_call *call, const cache_view *cache, int32_t
     source->formats[0] =
         (row_format){.dtype = group->kv_dtype, .decode = group->decode, .scale = scale};
     source->formats[0].packed = group->mla.packed;
-    source->formats[1] = (row_format){
-        .dtype = group->q_dtype, .stored_as = group->fp8, .decode = group->decode, .scale = scale};
+    source->formats[1] = cpu_new_format(group, given, seq, kv_head);
+    source->formats[1].stored_as = group->fp8;
+    source->formats[1].stored_decode = group->decode;
+    source->formats[1].stored_scale = scale;
     if (group->mla.expanded || source->scaled) /* what the cache holds is not what is read */
         source->formats[1].stored_as = NULL;
 }
@@ -481,9 +507,9 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
         mla_load_queries(call, unit, &w);
     else
         load_queries(call, unit, kv_head, &w.block);
-    set_formats(call, &call->k_cache, unit->seq, kv_head, &w.keys);
-    set_formats(call, &call->v_cache, unit->seq, kv_head, w.values);
-    set_formats(call, &call->v_cache, unit->seq, kv_head, w.next_values);
+    set_formats(call, &call->k_cache, call->new_k_scales, unit->seq, kv_head, &w.keys);
+    set_formats(call, &call->v_cache, call->new_v_scales, unit->seq, kv_head, w.values);
+    set_formats(call, &call->v_cache, call->new_v_scales, unit->seq, kv_head, w.next_values);
     attn_status status = attend_splits(call, unit, kv_head, &v, &w);
     if (status == ATTN_OK && unit->num_parts == 0)
         write_rows(call, unit, kv_head, &w);

@@ -72,11 +72,16 @@ typedef struct cpu_group {
     int32_t has_sinks;
     score_rule rule;
     uint32_t scale_granularity;
+    uint32_t input_granularity; /* of the scales of q and of new k, v */
     attn_dtype q_dtype;
+    attn_dtype new_dtype; /* of new k, v */
     attn_dtype kv_dtype;
     attn_dtype out_dtype;
-    const fp8_format *fp8; /* of the cache; NULL = not quantised */
-    float decode[256];     /* fp8: values of all codes */
+    const fp8_format *fp8;     /* of the cache; NULL = not quantised */
+    const fp8_format *fp8_out; /* of the output; likewise */
+    float decode[256];         /* fp8: values of all codes; */
+    float decode_q[256];       /* of q, */
+    float decode_new[256];     /* of new k, v */
     uint32_t num_layers;
     cpu_layer *layers;
 } cpu_group;
@@ -244,6 +249,10 @@ typedef struct layer_call {
     const attn_tensor *lse;
     cache_view k_cache;
     cache_view v_cache;
+    const float *q_scales; /* fp8: as the group's input_granularity says */
+    const float *new_k_scales;
+    const float *new_v_scales;
+    float out_scale;     /* fp8 */
     const float *sinks;  /* NULL = none, or to be omitted */
     const float *slopes; /* NULL = no ALiBi */
     int32_t save;
@@ -271,9 +280,14 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker);
 attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
 
-/* Write `dim` elements of one head of a new row as the cache holds them. */
-void cpu_save_head(const layer_call *call, const void *from, const float *scale, int32_t dim,
-                   char *to);
+/* Write `dim` elements of one head of a new row, which is of this format, as the cache holds them.
+ */
+void cpu_save_head(const layer_call *call, const void *from, const row_format *format,
+                   const float *scale, int32_t dim, char *to);
+
+/* How a new row of a KV head is read, if its scales are these. */
+row_format cpu_new_format(const cpu_group *group, const float *scales, int32_t seq,
+                          int32_t kv_head);
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);

@@ -24,6 +24,18 @@ const size_t cpu_num_builds = sizeof cpu_builds / sizeof cpu_builds[0];
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
+/* NULL: the dtype is not quantised. */
+static const fp8_format *fp8_format_of(attn_dtype dtype)
+{
+    return dtype == ATTN_FP8_E4M3 ? &fp8_e4m3 : dtype == ATTN_FP8_E5M2 ? &fp8_e5m2 : NULL;
+}
+
+static void list_codes(const fp8_format *format, float *values)
+{
+    for (int code = 0; format && code < 256; code++)
+        values[code] = fp8_to_f32((uint8_t)code, format);
+}
+
 static void group_init(cpu_group *group, const attn_problem *problem)
 {
     const attn_layer_group *from = problem->group;
@@ -44,17 +56,19 @@ static void group_init(cpu_group *group, const attn_problem *problem)
                  .cap = from->logit_cap,
                  .has_alibi = (from->flags & ATTN_GROUP_HAS_ALIBI) != 0},
         .scale_granularity = from->kv_scale_granularity,
+        .input_granularity = from->input_scale_granularity,
         .q_dtype = problem->q_dtype,
+        .new_dtype = attn_new_kv_dtype(problem),
         .kv_dtype = problem->kv_dtype,
         .out_dtype = problem->out_dtype,
         .num_layers = from->num_layers,
     };
-    if (problem->kv_dtype == ATTN_FP8_E4M3)
-        group->fp8 = &fp8_e4m3;
-    else if (problem->kv_dtype == ATTN_FP8_E5M2)
-        group->fp8 = &fp8_e5m2;
-    for (int code = 0; group->fp8 && code < 256; code++)
-        group->decode[code] = fp8_to_f32((uint8_t)code, group->fp8);
+    if (from->attn_type != ATTN_TYPE_ENCODER_ONLY)
+        group->fp8 = fp8_format_of(problem->kv_dtype);
+    group->fp8_out = fp8_format_of(problem->out_dtype);
+    list_codes(fp8_format_of(problem->kv_dtype), group->decode);
+    list_codes(fp8_format_of(problem->q_dtype), group->decode_q);
+    list_codes(fp8_format_of(group->new_dtype), group->decode_new);
 }
 
 uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)

@@ -42,13 +42,15 @@ static inline int32_t panel_round(int32_t n)
     return (n + PANEL - 1) / PANEL * PANEL;
 }
 
-/* How a key or value is turned into fp32. */
+/* How a query, key or value is turned into fp32. */
 typedef struct row_format {
     attn_dtype dtype;
-    const fp8_format *stored_as; /* new keys of a quantised cache: round as if stored; else NULL */
     const float *decode;         /* fp8: [256] values of all codes, before the scale */
-    float scale;                 /* of a quantised cache */
-    int32_t packed;              /* the cache is mla.latent_fp8/1, whose scales are in the rows */
+    float scale;                 /* fp8 */
+    float stored_scale;          /* of the cache below */
+    const fp8_format *stored_as; /* new keys of a quantised cache: round as if stored; else NULL */
+    const float *stored_decode;
+    int32_t packed; /* the cache is mla.latent_fp8/1, whose scales are in the rows */
 } row_format;
 
 /* Where a tile's keys, or values, lie. */

@@ -41,13 +41,30 @@ attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util
     return status;
 }
 
+/* The scale of q, k or v, where they are fp8. */
+static attn_status get_input_scale(const layer_call *call, const attn_forward_args *args,
+                                   uint32_t role, attn_dtype dtype, const float **scales,
+                                   attn_error *error)
+{
+    const cpu_group *group = call->group;
+    const uint32_t granularity = group->input_granularity;
+    if (dtype != ATTN_FP8_E4M3 && dtype != ATTN_FP8_E5M2)
+        return ATTN_OK;
+    uint32_t count =
+        attn_util_scale_count(granularity, group->kv_heads, call->metadata->batch.num_seqs, 0);
+    return attn_util_scale(args, role, granularity, count, scales, error);
+}
+
 static attn_status get_queries(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
     attn_util_form q = {.dtype = group->q_dtype,
                         .ndim = 3,
                         .shape = {0, (int64_t)group->kv_heads * group->ratio, group->dim}};
-    return cpu_get_rows(args, ATTN_ROLE_Q, q, call->plan->row_end, &call->q, error);
+    attn_status status = cpu_get_rows(args, ATTN_ROLE_Q, q, call->plan->row_end, &call->q, error);
+    if (status == ATTN_OK)
+        status = get_input_scale(call, args, ATTN_ROLE_Q, group->q_dtype, &call->q_scales, error);
+    return status;
 }
 
 attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error)
@@ -60,6 +77,11 @@ attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, att
     attn_status status = cpu_get_rows(args, ATTN_ROLE_OUT, out, rows, &call->out, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
         status = cpu_get_rows(args, ATTN_ROLE_LSE, lse, rows, &call->lse, error);
+    if (status == ATTN_OK && group->fp8_out) {
+        const float *scale = NULL;
+        status = attn_util_scale(args, ATTN_ROLE_OUT, ATTN_SCALE_PER_TENSOR, 1, &scale, error);
+        call->out_scale = status == ATTN_OK ? *scale : 0;
+    }
     return status;
 }
 
@@ -79,12 +101,18 @@ attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn
 {
     const cpu_group *group = call->group;
     attn_util_form k = {
-        .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
+        .dtype = group->new_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
     attn_util_form v = k;
     v.shape[2] = group->v_dim;
     attn_status status = cpu_get_rows(args, ATTN_ROLE_K, k, call->plan->new_end, &call->k, error);
     if (status == ATTN_OK)
         status = cpu_get_rows(args, ATTN_ROLE_V, v, call->plan->new_end, &call->v, error);
+    if (status == ATTN_OK)
+        status =
+            get_input_scale(call, args, ATTN_ROLE_K, group->new_dtype, &call->new_k_scales, error);
+    if (status == ATTN_OK)
+        status =
+            get_input_scale(call, args, ATTN_ROLE_V, group->new_dtype, &call->new_v_scales, error);
     return status;
 }
 

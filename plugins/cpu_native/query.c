@@ -127,50 +127,122 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
-/* Can the cache have this dtype with some dtype of q, or with this one? */
-static int suits_some(const question *ask, attn_dtype kv_dtype)
+/* ---- Data types ------------------------------------------------------------------------------ */
+
+/* Kinds of data types, as a set: of operands that are what they say, and of quantised ones. */
+enum { PLAIN = 1, QUANTISED = 2, BOTH = PLAIN | QUANTISED };
+
+static const char *const names[] = {
+    [PLAIN] = OPERAND_DTYPES, [QUANTISED] = FP8_DTYPES, [BOTH] = OPERAND_DTYPES ", " FP8_DTYPES};
+
+static int kind_of(attn_dtype dtype)
 {
-    return is_operand_dtype(kv_dtype) || (has_cache(&ask->group) && is_fp8(kv_dtype));
+    return is_operand_dtype(dtype) ? PLAIN : is_fp8(dtype) ? QUANTISED : 0;
 }
 
-static int suits(const question *ask, attn_dtype kv_dtype)
+/* What dtypes are, or may become where they are refused, so that reasons suit each other: each of a
+ * kind, or, where another one leaves no choice, `only` that. A cache that is not quantised has the
+ * dtype of new k, v; where there is none kv_dtype is q's. */
+typedef struct settled {
+    int q, fresh, kv; /* kinds */
+    attn_dtype only_q, only_fresh, only_kv;
+    int kv_suits;
+} settled;
+
+static int wants_input_scales(const question *ask)
 {
-    return kv_dtype == ask->problem.q_dtype || (has_cache(&ask->group) && is_fp8(kv_dtype));
+    uint32_t granularity = ask->group.input_scale_granularity;
+    return granularity != ATTN_SCALE_NONE && granularity < ATTN_SCALE_PER_TOKEN_HEAD;
 }
 
-static void refuse_kv_dtype(const question *ask, const char *unquantised, attn_verdict *verdict)
+/* q and new k, v. A granularity says whether some of them are to be quantised. */
+static void settle_inputs(const question *ask, settled *to)
+{
+    const attn_problem *problem = &ask->problem;
+    const int wanted = wants_input_scales(ask) ? QUANTISED : PLAIN, kv = kind_of(problem->kv_dtype);
+    const int cached = has_cache(&ask->group);
+    to->q = kind_of(problem->q_dtype);
+    if (!to->q) {
+        to->q = wanted;
+        if (kv == wanted && (!cached || (kv == PLAIN && !problem->new_kv_dtype)))
+            to->only_q = problem->kv_dtype;
+        else if (!cached)
+            to->only_q = wanted == PLAIN ? ATTN_F32 : ATTN_FP8_E4M3;
+    }
+    to->only_fresh = to->only_q;
+    to->fresh = to->q;
+    if (!problem->new_kv_dtype)
+        return;
+    to->only_fresh = ATTN_DTYPE_NONE;
+    to->fresh = kind_of(problem->new_kv_dtype);
+    if (to->fresh)
+        return;
+    to->fresh = wanted == QUANTISED && to->q == QUANTISED ? BOTH : wanted;
+    if (cached && kv == PLAIN && to->fresh & PLAIN) {
+        to->fresh = PLAIN;
+        to->only_fresh = problem->kv_dtype;
+    }
+}
+
+/* The cache. */
+static void settle_cache(const question *ask, settled *to)
+{
+    const attn_dtype kv = ask->problem.kv_dtype, q = ask->problem.q_dtype;
+    attn_dtype fresh = attn_new_kv_dtype(&ask->problem);
+    to->kv = kind_of(kv);
+    if (!has_cache(&ask->group)) {
+        to->only_kv = kind_of(q) ? q : to->only_q;
+        to->kv_suits = kv == to->only_kv;
+        to->kv = PLAIN; /* nothing has scales */
+        return;
+    }
+    if (!kind_of(fresh))
+        fresh = to->only_fresh;
+    to->only_kv = kind_of(fresh) == PLAIN ? fresh : ATTN_DTYPE_NONE;
+    to->kv_suits = to->kv == QUANTISED || (to->kv == PLAIN && kv == to->only_kv);
+    if (!to->kv_suits)
+        to->kv = to->fresh & PLAIN ? BOTH : QUANTISED;
+}
+
+static settled settle(const question *ask)
+{
+    settled types = {0};
+    settle_inputs(ask, &types);
+    settle_cache(ask, &types);
+    return types;
+}
+
+static void refuse_kv_dtype(const question *ask, const settled *types, attn_verdict *verdict)
 {
     char accepted[64];
-    snprintf(accepted, sizeof accepted, "%s%s", unquantised,
-             has_cache(&ask->group) ? ", fp8_e4m3, fp8_e5m2" : "");
+    const char *only = types->only_kv ? attn_util_dtype_name(types->only_kv) : OPERAND_DTYPES;
+    snprintf(accepted, sizeof accepted, "%s%s%s", types->kv & PLAIN ? only : "",
+             types->kv == BOTH ? ", " : "", types->kv & QUANTISED ? FP8_DTYPES : "");
     REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(ask->problem.kv_dtype));
 }
 
-/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
-void query_check_dtypes(const question *ask, attn_verdict *verdict)
+static void check_dtypes(const question *ask, attn_verdict *verdict)
 {
-    const char *all = OPERAND_DTYPES;
     const attn_problem *problem = &ask->problem;
-    if (!is_operand_dtype(problem->q_dtype)) {
-        REFUSE(DTYPE, Q_DTYPE,
-               is_operand_dtype(problem->kv_dtype) ? attn_util_dtype_name(problem->kv_dtype) : all,
+    const settled types = settle(ask);
+    if (!kind_of(problem->q_dtype))
+        REFUSE(DTYPE, Q_DTYPE, types.only_q ? attn_util_dtype_name(types.only_q) : names[types.q],
                "%s", attn_util_dtype_name(problem->q_dtype));
-        if (!suits_some(ask, problem->kv_dtype))
-            refuse_kv_dtype(ask, all, verdict);
-    } else if (!suits(ask, problem->kv_dtype)) {
-        refuse_kv_dtype(ask, attn_util_dtype_name(problem->q_dtype), verdict);
-    }
-    if (!is_operand_dtype(problem->out_dtype))
-        REFUSE(DTYPE, OUT_DTYPE, all, "%s", attn_util_dtype_name(problem->out_dtype));
+    if (problem->new_kv_dtype && !kind_of(problem->new_kv_dtype))
+        REFUSE(DTYPE, NEW_KV_DTYPE,
+               types.only_fresh ? attn_util_dtype_name(types.only_fresh) : names[types.fresh], "%s",
+               attn_util_dtype_name(problem->new_kv_dtype));
+    if (!types.kv_suits)
+        refuse_kv_dtype(ask, &types, verdict);
+    if (!kind_of(problem->out_dtype))
+        REFUSE(DTYPE, OUT_DTYPE, names[BOTH], "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
 /* Where the dtype of a cache has to change, it may become a quantised one or not. */
-void query_check_scales(const question *ask, int scaled_cache, int per_head, attn_verdict *verdict)
+void query_check_scales(const question *ask, int scaled, int open, int per_head,
+                        attn_verdict *verdict)
 {
     uint32_t granularity = ask->group.kv_scale_granularity;
-    attn_dtype kv_dtype = ask->problem.kv_dtype;
-    int open = scaled_cache && !is_fp8(kv_dtype) && !is_operand_dtype(kv_dtype);
-    int scaled = scaled_cache && is_fp8(kv_dtype);
     int given = granularity != ATTN_SCALE_NONE;
     if (granularity < ATTN_SCALE_COUNT && (open || scaled == given) &&
         (per_head || granularity <= ATTN_SCALE_PER_TENSOR))
@@ -185,8 +257,17 @@ void query_check_scales(const question *ask, int scaled_cache, int per_head, att
 
 static void check_scales(const question *ask, attn_verdict *verdict)
 {
-    query_check_scales(ask, has_cache(&ask->group), 1, verdict);
+    const settled types = settle(ask);
+    const int quantised = types.q == QUANTISED || types.fresh == QUANTISED;
+    const uint32_t inputs = ask->group.input_scale_granularity;
+    query_check_scales(ask, types.kv == QUANTISED, types.kv == BOTH, 1, verdict);
+    if (quantised ? !wants_input_scales(ask) : inputs != ATTN_SCALE_NONE)
+        REFUSE(SCALE_GRANULARITY, INPUT_SCALE_GRANULARITY,
+               quantised ? "per_tensor, per_head, per_seq_head" : "none", "%s",
+               attn_util_granularity_name(inputs));
 }
+
+/* ---- The other checks ------------------------------------------------------------------------ */
 
 static void check_layout(const question *ask, attn_verdict *verdict)
 {
@@ -212,7 +293,7 @@ static void (*const checks[][2])(const question *ask, attn_verdict *verdict) = {
     {check_dims, mla_check_dims},
     {check_group_flags, check_group_flags},
     {check_layers, check_layers},
-    {query_check_dtypes, mla_check_dtypes},
+    {check_dtypes, mla_check_dtypes},
     {check_scales, mla_check_scales},
     {check_layout, mla_check_layout},
     {check_bounds, check_bounds},

@@ -27,6 +27,7 @@ static inline int is_fp8(attn_dtype dtype)
 }
 
 #define OPERAND_DTYPES "f32, f16, bf16"
+#define FP8_DTYPES     "fp8_e4m3, fp8_e5m2"
 
 static inline int is_operand_dtype(attn_dtype dtype)
 {
@@ -38,9 +39,8 @@ static inline int has_cache(const attn_layer_group *group)
     return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
 }
 
-void query_check_dtypes(const question *ask, attn_verdict *verdict);
-
-/* `scaled_cache`: there is a cache that has scales where it is quantised, by head or not. */
-void query_check_scales(const question *ask, int scaled_cache, int per_head, attn_verdict *verdict);
+/* Scales of the cache, by head or not. `scaled`: it has them; `open`: it may. */
+void query_check_scales(const question *ask, int scaled, int open, int per_head,
+                        attn_verdict *verdict);
 
 #endif /* CPU_NATIVE_QUERY_H */

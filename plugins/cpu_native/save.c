@@ -19,8 +19,8 @@ int64_t cpu_save_tasks(const layer_call *call)
 
 /* Copied, or quantised as KV-04 of docs/ABI.md says: an fp32 division by the scale, one rounding.
  */
-void cpu_save_head(const layer_call *call, const void *from, const float *scale, int32_t dim,
-                   char *to)
+void cpu_save_head(const layer_call *call, const void *from, const row_format *format,
+                   const float *scale, int32_t dim, char *to)
 {
     const cpu_group *group = call->group;
     float x[MAX_DIM];
@@ -28,23 +28,23 @@ void cpu_save_head(const layer_call *call, const void *from, const float *scale,
         memcpy(to, from, (size_t)dim * attn_dtype_size(group->kv_dtype));
         return;
     }
-    row_format format = {.dtype = group->q_dtype};
-    call->instance->kernels->convert(from, &format, dim, x);
+    call->instance->kernels->convert(from, format, dim, x);
     for (int32_t d = 0; d < dim; d++)
         ((uint8_t *)to)[d] = f32_to_fp8(x[d] / *scale, group->fp8);
 }
 
-static void save_row(const layer_call *call, const attn_tensor *rows, int32_t seq, int64_t row,
-                     int64_t slot, const cache_view *cache, int32_t dim)
+static void save_row(const layer_call *call, const attn_tensor *rows, const float *given,
+                     int32_t seq, int64_t row, int64_t slot, const cache_view *cache, int32_t dim)
 {
     const cpu_group *group = call->group;
     int64_t page = slot / call->group->page_size, offset = slot % call->group->page_size;
     char *to = cache->data + page * cache->page + offset * cache->token;
     for (int32_t head = 0; head < group->kv_heads; head++) {
         const float *scale = cache->scales;
+        row_format format = cpu_new_format(group, given, seq, head);
         if (scale)
             scale += attn_util_scale_at(group->scale_granularity, group->kv_heads, seq, slot, head);
-        cpu_save_head(call, new_row(rows, row, head), scale, dim, to + head * cache->head);
+        cpu_save_head(call, new_row(rows, row, head), &format, scale, dim, to + head * cache->head);
     }
 }
 
@@ -68,8 +68,10 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
             mla_save_row(call, row, slot);
             continue;
         }
-        save_row(call, call->k, seq, row, slot, &call->k_cache, call->group->dim);
-        save_row(call, call->v, seq, row, slot, &call->v_cache, call->group->v_dim);
+        save_row(call, call->k, call->new_k_scales, seq, row, slot, &call->k_cache,
+                 call->group->dim);
+        save_row(call, call->v, call->new_v_scales, seq, row, slot, &call->v_cache,
+                 call->group->v_dim);
     }
     return ATTN_OK;
 }

@@ -79,10 +79,12 @@ static void check_layers(const cuda_question *ask, attn_verdict *verdict)
 static void check_dtypes(const cuda_question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;
-    attn_dtype one = problem->q_dtype;
-    if (!is_operand_dtype(one))
-        one = is_operand_dtype(problem->kv_dtype) ? problem->kv_dtype : problem->out_dtype;
+    attn_dtype one = attn_util_one_input(problem, is_operand_dtype);
+    if (one == ATTN_DTYPE_NONE)
+        one = problem->out_dtype;
     const char *accepted = is_operand_dtype(one) ? attn_util_dtype_name(one) : "f16, bf16";
+    attn_util_check_inputs(problem, &ask->group, is_operand_dtype(one) ? one : ATTN_DTYPE_NONE,
+                           verdict);
     if (problem->q_dtype != one || !is_operand_dtype(one))
         REFUSE(DTYPE, Q_DTYPE, accepted, "%s", attn_util_dtype_name(problem->q_dtype));
     if (problem->kv_dtype != one || !is_operand_dtype(one))

@@ -53,6 +53,7 @@ def layer_group(layers: Iterable[int], *, num_q_heads: int, num_kv_heads: int, h
 
 def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
             dtype: Union[str, int] = "f32", kv_dtype: Union[str, int, None] = None,
+            new_kv_dtype: Union[str, int, None] = None,
             out_dtype: Union[str, int, None] = None, page_size: int = 16,
             kv_layout: Union[str, None] = "kv.nhd/1", modes: Any = ("extend", "decode"),
             masks: Any = ("layer",), uses: Any = (), max_seqs: int = 0, max_tokens: int = 0,
@@ -73,6 +74,7 @@ def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
     return Problem(
         graph_level=_words.number("graph_level", graph_level, _words.GRAPH_LEVELS), device=on,
         group=group, bounds=bounds, kv_layout=kv_layout, q_dtype=q_dtype,
+        new_kv_dtype=_words.number("new_kv_dtype", new_kv_dtype, find) if new_kv_dtype else 0,
         kv_dtype=q_dtype if kv_dtype is None else _words.number("kv_dtype", kv_dtype, find),
         out_dtype=q_dtype if out_dtype is None else _words.number("out_dtype", out_dtype, find),
         page_size=page_size, tp_size=members.pop("tp_size", 1), num_features=len(features),

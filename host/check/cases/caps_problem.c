@@ -82,6 +82,7 @@ static const struct number_field number_fields[] = {
     {ATTN_FIELD_SM_SCALE, NUMBER_FLOAT, AT(group.sm_scale)},
     {ATTN_FIELD_LOGIT_CAP, NUMBER_FLOAT, AT(group.logit_cap)},
     {ATTN_FIELD_SCALE_GRANULARITY, NUMBER_U32, AT(group.kv_scale_granularity)},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, NUMBER_U32, AT(group.input_scale_granularity)},
     {ATTN_FIELD_NUM_LAYERS, NUMBER_U32, AT(group.num_layers)},
     {ATTN_FIELD_LAYERS, NUMBER_U32, AT(layers[0].flags)},
     {ATTN_FIELD_PAGE_SIZE, NUMBER_I32, AT(problem.page_size)},
@@ -114,6 +115,7 @@ static const struct number_field dtype_fields[] = {
     {ATTN_FIELD_Q_DTYPE, NUMBER_U32, AT(problem.q_dtype)},
     {ATTN_FIELD_KV_DTYPE, NUMBER_U32, AT(problem.kv_dtype)},
     {ATTN_FIELD_OUT_DTYPE, NUMBER_U32, AT(problem.out_dtype)},
+    {ATTN_FIELD_NEW_KV_DTYPE, NUMBER_U32, AT(problem.new_kv_dtype)},
     {ATTN_FIELD_STATE_DTYPE, NUMBER_U32, AT(linear.state_dtype)},
 };
 
@@ -237,6 +239,10 @@ static const struct word words[] = {
     {ATTN_FIELD_SCALE_GRANULARITY, "per_head", ATTN_SCALE_PER_HEAD},
     {ATTN_FIELD_SCALE_GRANULARITY, "per_seq_head", ATTN_SCALE_PER_SEQ_HEAD},
     {ATTN_FIELD_SCALE_GRANULARITY, "per_token_head", ATTN_SCALE_PER_TOKEN_HEAD},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, "none", ATTN_SCALE_NONE},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, "per_tensor", ATTN_SCALE_PER_TENSOR},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, "per_head", ATTN_SCALE_PER_HEAD},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, "per_seq_head", ATTN_SCALE_PER_SEQ_HEAD},
     {ATTN_FIELD_KV_STRIDES, "any", ATTN_KV_STRIDES_ANY},
     {ATTN_FIELD_KV_STRIDES, "equal", ATTN_KV_STRIDES_EQUAL},
     {ATTN_FIELD_SINKS, "absent", 0},
@@ -276,7 +282,10 @@ bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
     const struct number_field *dtype = find_field(dtype_fields, NUM_FIELDS(dtype_fields), field);
     attn_dtype parsed;
     if (dtype) {
-        if (dtype_parse(word, &parsed) != 0)
+        bool absent = field == ATTN_FIELD_NEW_KV_DTYPE && strcmp(word, "absent") == 0;
+        if (absent)
+            parsed = ATTN_DTYPE_NONE;
+        else if (dtype_parse(word, &parsed) != 0)
             return false;
         memcpy((char *)p + dtype->offset, &parsed, sizeof parsed);
         return true;
@@ -385,6 +394,7 @@ static const struct anything anything[] = {
     {ATTN_FIELD_SINKS, 2, {0, 1}},
     {ATTN_FIELD_ALIBI, 2, {0, 1}},
     {ATTN_FIELD_SCALE_GRANULARITY, 6, {0, 1, 2, 3, 4, 5}},
+    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, 6, {0, 1, 2, 3, 4, 5}},
     {ATTN_FIELD_NUM_LAYERS, 2, {1, 2}},
     {ATTN_FIELD_LAYERS, 3, {0, 1, 256}},
     {ATTN_FIELD_PAGE_SIZE, 7, {1, 3, 16, 64, 128, 256, 1000}},
@@ -419,7 +429,7 @@ static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
 
 static void set_anything(struct caps_problem *p, uint64_t seed)
 {
-    enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 3, OTHERS = 4 };
+    enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
     int32_t which = draw(seed, 0, NUMBERS + DTYPES + OTHERS);
     if (which < (int32_t)NUMBERS) {
         const struct anything *any = &anything[which];
@@ -481,18 +491,20 @@ void caps_problem_describe(const struct caps_problem *p, char *text, size_t size
     const attn_bounds *b = &p->bounds;
     snprintf(text, size,
              "device %d sm %u isa %#x, kind %u, attn_type %u, flags %#x, layers %u of flags %#x, "
-             "heads %d/%d, dim %d/%d, window %d, %d, chunk %d, cap %g, granularity %u, layout %s, "
-             "q %s kv %s out %s, page %d, modes %#x, masks %#x, uses %#x, bounds %d %d %d %d %lld, "
+             "heads %d/%d, dim %d/%d, window %d, %d, chunk %d, cap %g, granularity %u and %u, "
+             "layout %s, q %s new k, v %s kv %s out %s, page %d, modes %#x, masks %#x, uses %#x, "
+             "bounds %d %d %d %d %lld, "
              "graph %u, notes %#x, features %u",
              p->device.type, p->device.sm, p->device.cpu_isa, g->kind, g->attn_type, g->flags,
              g->num_layers, p->layers[0].flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
              g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
-             (double)g->logit_cap, g->kv_scale_granularity,
+             (double)g->logit_cap, g->kv_scale_granularity, g->input_scale_granularity,
              p->problem.kv_layout ? p->problem.kv_layout : "absent", dtype_name(p->problem.q_dtype),
-             dtype_name(p->problem.kv_dtype), dtype_name(p->problem.out_dtype),
-             p->problem.page_size, b->modes, b->mask_kinds, b->uses, b->max_seqs, b->max_tokens,
-             b->max_q_len, b->max_kv_len, (long long)b->max_kv_tokens, p->problem.graph_level,
-             p->problem.need_notes, p->problem.num_features);
+             dtype_name(attn_new_kv_dtype(&p->problem)), dtype_name(p->problem.kv_dtype),
+             dtype_name(p->problem.out_dtype), p->problem.page_size, b->modes, b->mask_kinds,
+             b->uses, b->max_seqs, b->max_tokens, b->max_q_len, b->max_kv_len,
+             (long long)b->max_kv_tokens, p->problem.graph_level, p->problem.need_notes,
+             p->problem.num_features);
 }
 
 /* ---- A batch for it -------------------------------------------------------------------------- */
@@ -577,6 +589,7 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
     *spec = (struct case_spec){.mode = (uint32_t)mode,
                                .attn_type = g->attn_type,
                                .q_dtype = p->problem.q_dtype,
+                               .new_kv_dtype = p->problem.new_kv_dtype,
                                .kv_dtype = p->problem.kv_dtype,
                                .out_dtype = p->problem.out_dtype,
                                .kv_layout = encoder ? NULL : p->problem.kv_layout,
@@ -598,7 +611,8 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
                                .sm_scale = g->sm_scale,
                                .alibi = g->flags & ATTN_GROUP_HAS_ALIBI,
                                .sinks = g->flags & ATTN_GROUP_HAS_SINKS,
-                               .scale_granularity = g->kv_scale_granularity};
+                               .scale_granularity = g->kv_scale_granularity,
+                               .input_granularity = g->input_scale_granularity};
     choose_uses(p, seed, spec);
     return fit_lengths(p, spec) && !case_spec_defect(spec);
 }

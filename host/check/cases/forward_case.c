@@ -106,9 +106,26 @@ static bool shares_wrongly(const struct case_spec *spec)
     return spec->hint != HINT_NONE && !spec->kv_layout;
 }
 
+static attn_dtype new_kv_dtype(const struct case_spec *spec)
+{
+    return spec->new_kv_dtype ? spec->new_kv_dtype : spec->q_dtype;
+}
+
+/* Inputs have scales if some of them are fp8. Latents and values at the limits are not. With e5m2
+ * for q or the output bars are too wide for any needle. */
+static bool quantises_wrongly(const struct case_spec *spec)
+{
+    bool inputs = dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(new_kv_dtype(spec));
+    return spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2 ||
+           (spec->input_granularity != ATTN_SCALE_NONE) != inputs ||
+           spec->input_granularity >= ATTN_SCALE_PER_TOKEN_HEAD ||
+           ((inputs || spec->new_kv_dtype) &&
+            (spec->latent.kv_lora_rank > 0 || spec->special_values));
+}
+
 static bool has_scales(const struct case_spec *spec)
 {
-    return dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
+    return spec->kv_layout && dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
 }
 
 const char *case_spec_defect(const struct case_spec *spec)
@@ -148,7 +165,7 @@ const char *case_spec_defect(const struct case_spec *spec)
     if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec) ||
         (spec->scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD && spec->spread != SPREAD_NONE))
         return "scale_granularity";
-    return NULL;
+    return quantises_wrongly(spec) ? "input_granularity" : NULL;
 }
 
 /* ---- Words ----------------------------------------------------------------------------------- */
@@ -247,6 +264,9 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
         spec->mode < 6 ? mode_names[spec->mode] : "?", dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), spec->wants_lse ? " lse" : "", spec->num_q_heads,
         spec->num_kv_heads, spec->head_dim, spec->v_head_dim);
+    if (spec->new_kv_dtype || spec->input_granularity)
+        say(&line, ", new k, v %s, inputs %s", dtype_name(new_kv_dtype(spec)),
+            scale_names[spec->input_granularity % ATTN_SCALE_COUNT]);
     if (spec->latent.kv_lora_rank > 0)
         say(&line, ", latent %d+%d %s", spec->latent.kv_lora_rank, spec->latent.rope_dim,
             spec->latent.expanded ? "expanded" : "absorbed");
@@ -346,6 +366,7 @@ static void set_group(struct spec_problem *posed, const struct case_spec *spec)
         .sm_scale = spec->sm_scale != 0 ? spec->sm_scale : 1 / sqrtf((float)spec->head_dim),
         .logit_cap = spec->logit_cap,
         .kv_scale_granularity = spec->scale_granularity,
+        .input_scale_granularity = spec->input_granularity,
         .num_layers = spec->read_only_layer ? 2 : 1,
         .layers = posed->layers,
     };
@@ -363,6 +384,7 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .bounds = &posed->bounds,
                                     .kv_layout = spec->kv_layout,
                                     .q_dtype = spec->q_dtype,
+                                    .new_kv_dtype = spec->new_kv_dtype,
                                     .kv_dtype = spec->kv_dtype,
                                     .out_dtype = spec->out_dtype,
                                     .page_size = spec->kv_layout ? spec->page_size : 0,

@@ -87,7 +87,8 @@ struct case_spec {
     uint32_t mode;      /* ATTN_MODE_* */
     uint32_t attn_type; /* ATTN_TYPE_* */
     attn_dtype q_dtype, kv_dtype, out_dtype;
-    const char *kv_layout; /* NULL = no cache: encoder-only */
+    attn_dtype new_kv_dtype; /* NONE = q_dtype */
+    const char *kv_layout;   /* NULL = no cache: encoder-only */
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
     struct case_latent latent;
     int32_t page_size;
@@ -107,9 +108,9 @@ struct case_spec {
     bool multi_item;         /* with ATTN_MASK_LAYER */
     int32_t top_k;        /* a sparse layer: slots that each row chooses, at most; 0 = it is none */
     int32_t longest_item; /* of its items, in tokens; 0 = 20 */
-    uint32_t scale_granularity;
-    uint32_t flags;       /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
-    bool from_cache;      /* k = v = NULL: all keys are in the cache */
+    uint32_t scale_granularity, input_granularity; /* ATTN_SCALE_* of the cache; of q, new k, v */
+    uint32_t flags;                                /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
+    bool from_cache;                               /* k = v = NULL: all keys are in the cache */
     bool partial;         /* MASK_NONE: the keys are those of the prefix alone, from_cache; of */
                           /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */

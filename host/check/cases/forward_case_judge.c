@@ -265,20 +265,30 @@ static reference_probe *probe_needles(const struct forward_case *c)
     return probes;
 }
 
-/* Each needle must move its row by this many bars, or the case could not tell a wrong border. */
-static const double least_move = 10;
+/* Each needle must move its row by this many bars, or the case could not tell a wrong border. Where
+ * probabilities or outputs may be rounded to fp8 a bar is some part of the row itself, which it
+ * cannot leave by ten of them. */
+static double least_move(const struct case_spec *spec)
+{
+    const attn_dtype dtypes[] = {spec->q_dtype, spec->out_dtype};
+    double least = 10;
+    for (int n = 0; n < 2; n++)
+        if (dtype_is_fp8(dtypes[n]))
+            least = fmin(least, 0.1 / dtype_half_unit(dtypes[n], 1));
+    return least;
+}
 
 static bool needles_stand_out(struct run *run, const reference_probe *probes)
 {
     const struct forward_case *c = run->c;
+    const double least = least_move(&c->spec);
     for (int32_t n = 0; probes && n < c->num_needles; n++) {
         const struct case_needle *needle = &c->needles[n];
-        if (probes[n].moves < least_move && !case_is_special(c, needle->s))
+        if (probes[n].moves < least && !case_is_special(c, needle->s))
             return bad(run, ATTN_INTERNAL,
                        "the suite is wrong: needle %d of sequence %d moves query %d, head %d, by "
                        "%.3g bars: accepted %g and more",
-                       needle->key, needle->s, needle->t, needle->head, probes[n].moves,
-                       least_move);
+                       needle->key, needle->s, needle->t, needle->head, probes[n].moves, least);
     }
     return true;
 }
@@ -455,7 +465,11 @@ static const char *const part_names[CASE_PARTS] = {
     [PART_SPARSE_COUNT] = "sparse_count",
     [PART_BITS_SECOND] = "the oracle's own",
     [PART_INDICES_SECOND] = "sparse_indices of the second layer",
-    [PART_COUNT_SECOND] = "sparse_count of the second layer"};
+    [PART_COUNT_SECOND] = "sparse_count of the second layer",
+    [PART_Q_SCALE] = "scale of q",
+    [PART_NEW_K_SCALE] = "scale of k",
+    [PART_NEW_V_SCALE] = "scale of v",
+    [PART_OUT_SCALE] = "scale of out"};
 
 /* The part a byte of the arena belongs to, or whose red zone it is in. */
 static enum case_part_id part_at(const struct forward_case *c, uint64_t at)

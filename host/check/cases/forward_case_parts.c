@@ -5,6 +5,7 @@
  */
 #include "host/check/cases/forward_case_private.h"
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/round.h"
 
@@ -124,18 +125,27 @@ static void lay_out_arrays(struct forward_case *c)
     }
 }
 
-int64_t case_num_scales(const struct forward_case *c, int32_t num_seqs)
+static uint32_t granularity_of(const struct forward_case *c, enum case_part_id part)
+{
+    if (part == PART_OUT_SCALE)
+        return ATTN_SCALE_PER_TENSOR;
+    bool input = part == PART_Q_SCALE || part == PART_NEW_K_SCALE || part == PART_NEW_V_SCALE;
+    return input ? c->spec.input_granularity : c->spec.scale_granularity;
+}
+
+int64_t case_num_scales(const struct forward_case *c, enum case_part_id part, int32_t num_seqs)
 {
     const struct case_spec *spec = &c->spec;
     const int64_t heads = spec->num_kv_heads, slots = (int64_t)c->num_pages * spec->page_size;
     const int64_t counts[ATTN_SCALE_COUNT] = {1, 1, heads, num_seqs * heads, slots * heads};
-    return counts[spec->scale_granularity];
+    return counts[granularity_of(c, part)];
 }
 
-int64_t case_scale_place(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
+int64_t case_scale_place(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
+                         int32_t head)
 {
     const int64_t heads = c->spec.num_kv_heads;
-    switch (c->spec.scale_granularity) {
+    switch (granularity_of(c, part)) {
     case ATTN_SCALE_PER_HEAD:
         return head;
     case ATTN_SCALE_PER_SEQ_HEAD:
@@ -145,6 +155,11 @@ int64_t case_scale_place(const struct forward_case *c, int32_t s, int32_t j, int
     default:
         return 0;
     }
+}
+
+static void add_scale(struct forward_case *c, enum case_part_id part)
+{
+    add_ints(c, part, case_num_scales(c, part, c->lengths.num_seqs));
 }
 
 static void lay_out_caches(struct forward_case *c)
@@ -169,8 +184,8 @@ static void lay_out_caches(struct forward_case *c)
     c->shapes[PART_K_CACHE].shape[3] = spec->head_dim;
     c->shapes[PART_V_CACHE].shape[3] = spec->v_head_dim;
     if (spec->scale_granularity != ATTN_SCALE_NONE) {
-        add_ints(c, PART_K_SCALE, case_num_scales(c, c->lengths.num_seqs));
-        add_ints(c, PART_V_SCALE, case_num_scales(c, c->lengths.num_seqs));
+        add_scale(c, PART_K_SCALE);
+        add_scale(c, PART_V_SCALE);
     }
 }
 
@@ -182,13 +197,20 @@ static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_row
     bool absorbed = case_is_absorbed(spec);
     int32_t q_dim = absorbed ? latent->kv_lora_rank : spec->head_dim;
     add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, q_dim});
+    if (dtype_is_fp8(spec->q_dtype))
+        add_scale(c, PART_Q_SCALE);
     if (absorbed)
         add_tensor(c, PART_Q_PE, spec->q_dtype, 3, (int64_t[]){rows, q_heads, latent->rope_dim});
     if (spec->from_cache)
         return;
+    attn_dtype dtype = attn_new_kv_dtype(&c->posed.problem);
     if (!absorbed) {
-        add_tensor(c, PART_K, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
-        add_tensor(c, PART_V, spec->q_dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
+        add_tensor(c, PART_K, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
+        add_tensor(c, PART_V, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
+    }
+    if (dtype_is_fp8(dtype)) {
+        add_scale(c, PART_NEW_K_SCALE);
+        add_scale(c, PART_NEW_V_SCALE);
     }
     if (latent->kv_lora_rank > 0) {
         add_tensor(c, PART_C_KV, spec->q_dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
@@ -217,6 +239,8 @@ void case_lay_out(struct forward_case *c)
             add_tensor(c, second ? PART_LSE_SECOND : PART_LSE, ATTN_F32, 2,
                        (int64_t[]){rows, q_heads});
     }
+    if (dtype_is_fp8(spec->out_dtype))
+        add_scale(c, PART_OUT_SCALE);
     if (spec->kv_layout)
         lay_out_caches(c);
     if (spec->top_k > 0) {
@@ -552,15 +576,38 @@ static void view_operands(const struct viewing *v)
  * no device arrays, finds them on the host. */
 static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
 {
-    const struct case_spec *spec = &v->c->spec;
-    bool alone = spec->device_scales && v->place->arena == v->c->memory;
+    bool alone = v->c->spec.device_scales && v->place->arena == v->c->memory;
     return (attn_scale){
         .struct_size = sizeof(attn_scale),
-        .granularity = spec->scale_granularity,
-        .count = (uint32_t)case_num_scales(v->c, v->view->batch.num_seqs),
+        .granularity = granularity_of(v->c, part),
+        .count = (uint32_t)case_num_scales(v->c, part, v->view->batch.num_seqs),
         .host = alone ? NULL : case_part(v->c, part),
         .device = alone || case_coin(v->c->seed, DRAW_SCALES) ? at(v, v->place->arena, part) : NULL,
     };
+}
+
+static const enum case_part_id scale_parts[ATTN_ROLE_COUNT] = {
+    [ATTN_ROLE_Q] = PART_Q_SCALE,
+    [ATTN_ROLE_K] = PART_NEW_K_SCALE,
+    [ATTN_ROLE_V] = PART_NEW_V_SCALE,
+    [ATTN_ROLE_OUT] = PART_OUT_SCALE,
+    [ATTN_ROLE_K_CACHE] = PART_K_SCALE,
+    [ATTN_ROLE_V_CACHE] = PART_V_SCALE,
+    [ATTN_ROLE_LATENT_CACHE] = PART_LATENT_SCALE,
+};
+
+bool case_has_scale(const struct forward_case *c, uint32_t role)
+{
+    return scale_parts[role] && c->parts[scale_parts[role]].bytes > 0;
+}
+
+static void view_scales(const struct viewing *v)
+{
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        if (v->view->operands[role] && case_has_scale(v->c, role)) {
+            v->view->scale[role] = view_scale(v, scale_parts[role]);
+            v->view->scales[role] = &v->view->scale[role];
+        }
 }
 
 void case_view_init(struct case_view *view, const struct forward_case *c,
@@ -570,15 +617,7 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
     memset(view, 0, sizeof *view);
     view_batch(&v);
     view_operands(&v);
-    view->k_scale = view_scale(&v, PART_K_SCALE);
-    view->v_scale = view_scale(&v, PART_V_SCALE);
-    if (c->parts[PART_K_SCALE].bytes) {
-        view->scales[ATTN_ROLE_K_CACHE] = &view->k_scale;
-        view->scales[ATTN_ROLE_V_CACHE] = &view->v_scale;
-    }
-    view->latent_scale = view_scale(&v, PART_LATENT_SCALE);
-    if (view->operands[ATTN_ROLE_LATENT_CACHE] && c->parts[PART_LATENT_SCALE].bytes)
-        view->scales[ATTN_ROLE_LATENT_CACHE] = &view->latent_scale;
+    view_scales(&v);
     uint32_t flags = c->spec.flags;
     if (place->second)
         flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;

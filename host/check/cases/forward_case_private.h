@@ -76,6 +76,10 @@ enum case_part_id {
     PART_BITS_SECOND, /* what the second layer chooses, which is some of what the first does */
     PART_INDICES_SECOND,
     PART_COUNT_SECOND,
+    PART_Q_SCALE, /* of operands that are fp8, beside the caches */
+    PART_NEW_K_SCALE,
+    PART_NEW_V_SCALE,
+    PART_OUT_SCALE,
     CASE_PARTS
 };
 
@@ -126,12 +130,13 @@ struct case_view {
     attn_shared_prefix shared[2];
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_scale k_scale, v_scale, latent_scale;
+    attn_scale scale[ATTN_ROLE_COUNT];
     const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };
 
-/* Vectors as they come from the model, rounded to q's type, of the sequences of a case. */
+/* Vectors as they come from the model, rounded to the type of q, or of new k and v, of the
+ * sequences of a case. */
 struct case_tokens {
     int32_t num_q[CASE_MAX_SEQS], num_k[CASE_MAX_SEQS];
     int64_t first_q[CASE_MAX_SEQS], first_k[CASE_MAX_SEQS]; /* sums of the above */
@@ -316,10 +321,12 @@ void case_tokens_destroy(struct case_tokens *tokens);
 /* Put them into `image`: q, k, v, caches; poison what no query sees. */
 attn_status case_place_tokens(struct forward_case *c, attn_error *error);
 
-/* Values of a scale of the cache, for batches of `num_seqs` sequences, and the place of that of key
- * `j` of sequence `s`. */
-int64_t case_num_scales(const struct forward_case *c, int32_t num_seqs);
-int64_t case_scale_place(const struct forward_case *c, int32_t s, int32_t j, int32_t head);
+/* Values of a scale, PART_*_SCALE, for batches of `num_seqs` sequences, and the place of that of
+ * sequence `s` and a KV head; of a cache that of key `j`. */
+int64_t case_num_scales(const struct forward_case *c, enum case_part_id part, int32_t num_seqs);
+bool case_has_scale(const struct forward_case *c, uint32_t role); /* of that role's operand */
+int64_t case_scale_place(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
+                         int32_t head);
 
 /* Write sinks, slopes and scales. */
 void case_fill_constants(struct forward_case *c);

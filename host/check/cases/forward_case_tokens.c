@@ -19,7 +19,7 @@
 
 enum {
     NEEDLE_KEYS = 24,      /* of a sequence and KV head */
-    NEEDLE_KEYS_ALIBI = 6, /* where their scores are not quite equal */
+    NEEDLE_KEYS_FEW = 6,   /* where their scores are not quite equal, or bars are wide */
     NEEDLE_KEYS_LARGE = 8, /* beside thousands of ordinary keys */
     LARGE = 4096,
     NEEDLE_KINDS = 8, /* of their values */
@@ -79,10 +79,16 @@ static float *value_of(const struct forward_case *c, int32_t s, int32_t j, int32
 
 /* ---- Vectors --------------------------------------------------------------------------------- */
 
-static void round_vector(const struct forward_case *c, float *vector, int32_t count)
+/* To what the dtype holds; what is fp8 is rounded by its scale, when it is placed. */
+static void round_vector(attn_dtype dtype, float *vector, int32_t count)
 {
-    for (int32_t d = 0; d < count; d++)
-        vector[d] = (float)dtype_round(c->spec.q_dtype, (double)vector[d]);
+    for (int32_t d = 0; d < count && !dtype_is_fp8(dtype); d++)
+        vector[d] = (float)dtype_round(dtype, (double)vector[d]);
+}
+
+static attn_dtype key_dtype(const struct forward_case *c)
+{
+    return attn_new_kv_dtype(&c->posed.problem);
 }
 
 /* Component d of the direction of a sequence and KV head: 1 or -1; 0 in a key's part that is its
@@ -116,8 +122,8 @@ static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
     }
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
         value[d] = case_unit(values, (uint64_t)d);
-    round_vector(c, key, dim);
-    round_vector(c, value, c->spec.v_head_dim);
+    round_vector(key_dtype(c), key, dim);
+    round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
 
 static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t head)
@@ -129,7 +135,7 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     float peak = peaks[case_below(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
     for (int32_t d = 0; d < dim; d++)
         query[d] = c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d);
-    round_vector(c, query, dim);
+    round_vector(c->spec.q_dtype, query, dim);
 }
 
 /* The value of a needle key is large in every NEEDLE_KINDS-th component, and small in others:
@@ -152,7 +158,7 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
                    : number % 2                    ? noise - needle_value
                                                    : noise + needle_value;
     }
-    round_vector(c, value, c->spec.v_head_dim);
+    round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
 
 static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int32_t head)
@@ -162,7 +168,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
     float length = needle_score / (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < c->spec.head_dim; d++)
         query[d] = length * direction(c, s, kv_head, d);
-    round_vector(c, query, c->spec.head_dim);
+    round_vector(c->spec.q_dtype, query, c->spec.head_dim);
 }
 
 /* ---- Borders --------------------------------------------------------------------------------- */
@@ -325,7 +331,8 @@ static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_
         return ATTN_OK;
     int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, case_below(stream, 0, q_len)};
     bool large = kv_len > LARGE || c->spec.longest_item > 0;
-    p.room = c->spec.alibi ? NEEDLE_KEYS_ALIBI : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
+    bool few = c->spec.alibi || dtype_is_fp8(c->spec.q_dtype) || dtype_is_fp8(c->spec.out_dtype);
+    p.room = few ? NEEDLE_KEYS_FEW : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
     p.is_made = calloc((size_t)kv_len, 1);
     if (!p.is_made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the needles of a case");
@@ -430,23 +437,17 @@ static void fill_cache(struct forward_case *c, enum case_part_id part)
             memset(case_vector(c, c->image, part, 0, i, j), 0, size);
 }
 
-static void store(const struct forward_case *c, char *to, const float *from, int32_t count)
-{
-    dtype_from_float(c->spec.q_dtype, from, count, to);
-}
-
-static void quantise(const struct forward_case *c, char *to, const float *from, int32_t count,
-                     float scale)
+static void quantise(attn_dtype dtype, char *to, const float *from, int32_t count, float scale)
 {
     for (int32_t d = 0; d < count; d++)
-        dtype_quantise(c->spec.kv_dtype, to, d, from[d], scale);
+        dtype_quantise(dtype, to, d, from[d], scale);
 }
 
 static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
                       int32_t head)
 {
     const float *scales = case_part(c, part);
-    return scales ? scales[case_scale_place(c, s, j, head)] : 1;
+    return scales ? scales[case_scale_place(c, part, s, j, head)] : 1;
 }
 
 /* The row of k and v that holds key j; -1 = it is in the cache. */
@@ -466,17 +467,19 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
         return;
     }
     if (row >= 0) {
-        store(c, case_vector(c, c->image, PART_K, row, head, 0), key, dim);
-        store(c, case_vector(c, c->image, PART_V, row, head, 0), value, v_dim);
+        quantise(key_dtype(c), case_vector(c, c->image, PART_K, row, head, 0), key, dim,
+                 scale_of(c, PART_NEW_K_SCALE, s, j, head));
+        quantise(key_dtype(c), case_vector(c, c->image, PART_V, row, head, 0), value, v_dim,
+                 scale_of(c, PART_NEW_V_SCALE, s, j, head));
         return;
     }
     if (case_is_expanded(&c->spec)) /* nothing may look for it */
         return;
     int64_t slot = case_slot(c, s, j);
-    quantise(c, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
+    quantise(c->spec.kv_dtype, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
              scale_of(c, PART_K_SCALE, s, j, head));
-    quantise(c, case_slot_vector(c, c->image, PART_V_CACHE, slot, head), value, v_dim,
-             scale_of(c, PART_V_SCALE, s, j, head));
+    quantise(c->spec.kv_dtype, case_slot_vector(c, c->image, PART_V_CACHE, slot, head), value,
+             v_dim, scale_of(c, PART_V_SCALE, s, j, head));
 }
 
 /* ---- What is not seen ------------------------------------------------------------------------ */
@@ -559,7 +562,8 @@ static void make_special_vector(struct forward_case *c, int32_t s, int32_t head,
     char *to = case_vector(c, c->image, part, row, head, 0);
     for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
         float x = draw_special(c, s, stream, 2 * d + v, scale);
-        dtype_store(c->spec.q_dtype, to, d, (double)x * (packed && d / 128 % 2 ? 0x1p-128 : 1));
+        dtype_store(c->shapes[part].dtype, to, d,
+                    (double)x * (packed && d / 128 % 2 ? 0x1p-128 : 1));
     }
 }
 
@@ -586,13 +590,16 @@ static void make_seen_nan(struct forward_case *c)
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 /* A query, or zeros for padding, in one tensor or two. */
-static void put_query(struct forward_case *c, int64_t row, int32_t head, const float *query)
+static void put_query(struct forward_case *c, int32_t s, int64_t row, int32_t head,
+                      const float *query)
 {
     int32_t dim = (int32_t)c->shapes[PART_Q].shape[2];
-    store(c, case_vector(c, c->image, PART_Q, row, head, 0), query, dim);
+    int32_t kv_head = head / (c->spec.num_q_heads / c->spec.num_kv_heads);
+    quantise(c->spec.q_dtype, case_vector(c, c->image, PART_Q, row, head, 0), query, dim,
+             scale_of(c, PART_Q_SCALE, s, 0, kv_head));
     if (c->parts[PART_Q_PE].bytes)
-        store(c, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
-              c->spec.head_dim - dim);
+        quantise(c->spec.q_dtype, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
+                 c->spec.head_dim - dim, 1);
 }
 
 static attn_status place_queries(struct forward_case *c, attn_error *error)
@@ -604,11 +611,11 @@ static attn_status place_queries(struct forward_case *c, attn_error *error)
     for (int32_t s = 0; s < l->num_seqs; s++)
         for (int32_t t = 0; t < l->q_len[s]; t++)
             for (int32_t head = 0; head < c->spec.num_q_heads; head++)
-                put_query(c, l->first_row[s] + t, head,
+                put_query(c, s, l->first_row[s] + t, head,
                           s < l->num_real_seqs ? query_of(c, s, t, head) : zeros);
     for (int32_t n = 0; n < l->spare; n++)
         for (int32_t head = 0; head < c->spec.num_q_heads; head++)
-            put_query(c, l->first_row[l->num_seqs] + n, head, zeros);
+            put_query(c, 0, l->first_row[l->num_seqs] + n, head, zeros);
     free(zeros);
     return ATTN_OK;
 }
@@ -620,7 +627,7 @@ static void zero_padding(struct forward_case *c)
     for (int i = 0; i < 4; i++) {
         const struct case_shape *shape = &c->shapes[inputs[i]];
         int64_t heads = shape->ndim == 3 ? shape->shape[1] : 1;
-        size_t size = attn_dtype_size(c->spec.q_dtype);
+        size_t size = attn_dtype_size(shape->dtype);
         if (!c->parts[inputs[i]].bytes)
             continue;
         for (int64_t row = l->first_new[l->num_real_seqs];
@@ -676,8 +683,54 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
     return status;
 }
 
+static float largest_of(const float *values, int64_t count)
+{
+    float largest = 1;
+    for (int64_t n = 0; n < count; n++)
+        largest = fmaxf(largest, fabsf(values[n]));
+    return largest;
+}
+
+/* Scales with which `largest` is not saturated; some are several times as large as others. */
+static void fill_scales(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
+                        float largest)
+{
+    static const float factors[] = {1, 1.5f, 2.75f, 4};
+    uint64_t stream = case_stream(c->seed, DRAW_SCALES, (uint64_t)part, 0, 0);
+    float *scales = case_part(c, part);
+    int64_t count = scales ? case_num_scales(c, part, c->lengths.num_seqs) : 0;
+    for (int64_t n = 0; n < count; n++)
+        scales[n] =
+            largest / (float)dtype_largest(dtype) * factors[case_below(stream, (uint64_t)n, 4)];
+}
+
+/* Of q, new k and v, and the output, which is no larger than the largest value; but where no needle
+ * has to stand out it is saturated. */
+static void fill_input_scales(struct forward_case *c)
+{
+    const struct case_spec *spec = &c->spec;
+    const struct case_tokens *tokens = c->tokens;
+    int64_t queries = 0, keys = 0;
+    if (!spec->input_granularity && !dtype_is_fp8(spec->out_dtype))
+        return;
+    for (int32_t s = 0; s < CASE_MAX_SEQS; s++) {
+        queries += tokens->num_q[s];
+        keys += tokens->num_k[s];
+    }
+    float k = largest_of(tokens->k, keys * spec->num_kv_heads * spec->head_dim);
+    float v = case_is_absorbed(spec)
+                  ? k
+                  : largest_of(tokens->v, keys * spec->num_kv_heads * spec->v_head_dim);
+    fill_scales(c, PART_Q_SCALE, spec->q_dtype,
+                largest_of(tokens->q, queries * spec->num_q_heads * spec->head_dim));
+    fill_scales(c, PART_NEW_K_SCALE, key_dtype(c), k);
+    fill_scales(c, PART_NEW_V_SCALE, key_dtype(c), v);
+    fill_scales(c, PART_OUT_SCALE, spec->out_dtype, spec->growing_scores ? v / 16 : v);
+}
+
 void case_fill_constants(struct forward_case *c)
 {
+    fill_input_scales(c);
     uint64_t scales = case_stream(c->seed, DRAW_SCALES, 0, 0, 0);
     for (int32_t h = 0; h < c->spec.num_q_heads; h++) {
         float sink = draw_sink(c, h);
@@ -690,7 +743,7 @@ void case_fill_constants(struct forward_case *c)
     }
     case_latent_fill_scale(c);
     float *k_scales = case_part(c, PART_K_SCALE), *v_scales = case_part(c, PART_V_SCALE);
-    int64_t count = k_scales ? case_num_scales(c, c->lengths.num_seqs) : 0;
+    int64_t count = k_scales ? case_num_scales(c, PART_K_SCALE, c->lengths.num_seqs) : 0;
     for (int64_t n = 0; n < count; n++) {
         k_scales[n] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n), 10);
         v_scales[n] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n + 1), 10);

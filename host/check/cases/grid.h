@@ -20,7 +20,8 @@
 enum grid_axis {
     AXIS_TYPE,
     AXIS_MODE,
-    AXIS_DTYPE,
+    AXIS_DTYPE,  /* of q, or of what is not fp8 of the next two */
+    AXIS_INPUTS, /* which of q, new k and v are fp8, and granularity of their scales */
     AXIS_OUT,
     AXIS_KV, /* dtype of the cache and granularity of its scales */
     AXIS_DIM,
@@ -53,6 +54,16 @@ enum grid_axis {
 enum { TYPE_DECODER, TYPE_ENCODER_ONLY, TYPE_CROSS };
 enum { MODE_EXTEND, MODE_DECODE, MODE_MIXED, MODE_VERIFY, MODE_DRAFT };
 enum { DTYPE_BF16, DTYPE_F16, DTYPE_F32 };
+enum {
+    INPUTS_PLAIN,
+    INPUTS_E4M3,
+    INPUTS_E4M3_PER_SEQ_HEAD,
+    INPUTS_Q_E4M3, /* new k, v are not fp8 */
+    INPUTS_Q_E4M3_PER_HEAD,
+    INPUTS_Q_E4M3_PER_SEQ_HEAD,
+    INPUTS_NEW_KV_E4M3_PER_HEAD /* and q is not */
+};
+enum { OUT_AS_Q, OUT_F32, OUT_BF16, OUT_F16, OUT_E4M3 };
 enum {
     KV_AS_Q,
     KV_E4M3,

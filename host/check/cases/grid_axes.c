@@ -14,7 +14,20 @@
 static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
                                  ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
 static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32};
-static const attn_dtype out_dtypes[] = {ATTN_DTYPE_NONE, ATTN_F32, ATTN_BF16, ATTN_F16};
+static const attn_dtype out_dtypes[] = {ATTN_DTYPE_NONE, ATTN_F32, ATTN_BF16, ATTN_F16,
+                                        ATTN_FP8_E4M3};
+
+static const struct {
+    attn_dtype q, new_kv; /* NONE = not fp8 */
+    uint32_t granularity;
+} inputs[] = {
+    [INPUTS_PLAIN] = {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_SCALE_NONE},
+    [INPUTS_E4M3] = {ATTN_FP8_E4M3, ATTN_FP8_E4M3, ATTN_SCALE_PER_TENSOR},
+    [INPUTS_E4M3_PER_SEQ_HEAD] = {ATTN_FP8_E4M3, ATTN_FP8_E4M3, ATTN_SCALE_PER_SEQ_HEAD},
+    [INPUTS_Q_E4M3] = {ATTN_FP8_E4M3, ATTN_DTYPE_NONE, ATTN_SCALE_PER_TENSOR},
+    [INPUTS_Q_E4M3_PER_HEAD] = {ATTN_FP8_E4M3, ATTN_DTYPE_NONE, ATTN_SCALE_PER_HEAD},
+    [INPUTS_Q_E4M3_PER_SEQ_HEAD] = {ATTN_FP8_E4M3, ATTN_DTYPE_NONE, ATTN_SCALE_PER_SEQ_HEAD},
+    [INPUTS_NEW_KV_E4M3_PER_HEAD] = {ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_SCALE_PER_HEAD}};
 
 static const struct {
     attn_dtype dtype; /* NONE = q's */
@@ -69,6 +82,7 @@ static const struct {
     [AXIS_TYPE] = {"attn_type", ATTN_TYPE_COUNT},
     [AXIS_MODE] = {"mode", COUNT(modes)},
     [AXIS_DTYPE] = {"q_dtype", COUNT(dtypes)},
+    [AXIS_INPUTS] = {"inputs", COUNT(inputs)},
     [AXIS_OUT] = {"out_dtype", COUNT(out_dtypes)},
     [AXIS_KV] = {"kv_dtype", COUNT(kv_dtypes)},
     [AXIS_DIM] = {"head_dim", COUNT(dims)},
@@ -114,15 +128,30 @@ const attn_options *grid_options(const struct grid *grid, const struct grid_poin
 
 /* ---- Specs ----------------------------------------------------------------------------------- */
 
+/* `or`, where the dtype is NONE. */
+static attn_dtype dtype_or(attn_dtype dtype, attn_dtype or)
+{
+    return dtype != ATTN_DTYPE_NONE ? dtype : or ;
+}
+
+static void set_dtypes(struct case_spec *spec, const uint8_t *value)
+{
+    const attn_dtype plain = dtypes[value[AXIS_DTYPE]];
+    const attn_dtype new_kv = dtype_or(inputs[value[AXIS_INPUTS]].new_kv, plain);
+    spec->q_dtype = dtype_or(inputs[value[AXIS_INPUTS]].q, plain);
+    spec->new_kv_dtype = new_kv != spec->q_dtype ? new_kv : ATTN_DTYPE_NONE;
+    spec->input_granularity = inputs[value[AXIS_INPUTS]].granularity;
+    spec->out_dtype = dtype_or(out_dtypes[value[AXIS_OUT]], plain);
+    spec->kv_dtype = dtype_or(kv_dtypes[value[AXIS_KV]].dtype,
+                              spec->attn_type == ATTN_TYPE_ENCODER_ONLY ? spec->q_dtype : plain);
+    spec->scale_granularity = kv_dtypes[value[AXIS_KV]].granularity;
+}
+
 static void set_operands(struct case_spec *spec, const uint8_t *value)
 {
     spec->attn_type = value[AXIS_TYPE];
     spec->mode = modes[value[AXIS_MODE]];
-    spec->q_dtype = dtypes[value[AXIS_DTYPE]];
-    spec->out_dtype = out_dtypes[value[AXIS_OUT]] ? out_dtypes[value[AXIS_OUT]] : spec->q_dtype;
-    spec->kv_dtype =
-        kv_dtypes[value[AXIS_KV]].dtype ? kv_dtypes[value[AXIS_KV]].dtype : spec->q_dtype;
-    spec->scale_granularity = kv_dtypes[value[AXIS_KV]].granularity;
+    set_dtypes(spec, value);
     spec->head_dim = dims[value[AXIS_DIM]];
     spec->v_head_dim = v_dims[value[AXIS_V_DIM]] ? v_dims[value[AXIS_V_DIM]] : spec->head_dim;
     spec->num_q_heads = heads[value[AXIS_HEADS]][0];
@@ -276,6 +305,8 @@ static void add_meanings(struct rule_list *list, const uint8_t *value)
     add_rule(list, "MEAN-14", custom || value[AXIS_LENGTHS] == LENGTHS_EMPTY);
     add_rule(list, "MEAN-15", value[AXIS_SOURCE] == SOURCE_PREFIX);
     add_rule(list, "MEAN-16", mask == MASK_ITEMS);
+    add_rule(list, "MEAN-22", value[AXIS_INPUTS] != INPUTS_PLAIN);
+    add_rule(list, "MEAN-23", value[AXIS_OUT] >= OUT_E4M3);
     add_rule(list, "MEAN-17", heads[value[AXIS_HEADS]][0] != heads[value[AXIS_HEADS]][1]);
 }
 
@@ -294,5 +325,6 @@ void grid_rules(const struct grid_point *point, char *text, size_t size)
     add_rule(&list, "KV-04", value[AXIS_KV] != KV_AS_Q);
     add_rule(&list, "KV-06", cached);
     add_rule(&list, "KV-08", value[AXIS_FORM] != 0);
+    add_rule(&list, "KV-16", cached && value[AXIS_INPUTS] >= INPUTS_Q_E4M3);
     add_rule(&list, "CAPT-04", value[AXIS_PADDING] != 0);
 }

@@ -31,7 +31,7 @@ static bool make_spec(const struct grid *grid, const struct mla_point *point,
                       struct case_spec *spec)
 {
     const int32_t *of = dims[point->dims];
-    if (!grid_spec(grid, &point->common, spec))
+    if (point->common.value[AXIS_INPUTS] != INPUTS_PLAIN || !grid_spec(grid, &point->common, spec))
         return false;
     spec->latent = (struct case_latent){of[0], of[1], of[2], of[3], false};
     case_spec_set_form(spec, point->expanded);

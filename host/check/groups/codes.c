@@ -14,6 +14,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/role.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -60,7 +61,7 @@ static float scale_at(const struct forward_case *c, enum case_part_id part, int3
                       int32_t head)
 {
     const float *scales = case_part(c, part);
-    return scales ? scales[case_scale_place(c, s, j, head)] : 1;
+    return scales ? scales[case_scale_place(c, part, s, j, head)] : 1;
 }
 
 /* An element of a query, so that its product with this one of the key adds `share` to the score; as
@@ -277,7 +278,14 @@ static void judge_device_scales(struct check_run *run, const struct case_spec *s
         AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
     }
 
+#define FP8_OPERANDS                                                                               \
+    {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
+    }
+
 PRODUCT(device_scales, judge_device_scales, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
+PRODUCT(device_input_scales, judge_device_scales, FP8_OPERANDS, BOTH_PHASES)
 LATENT(mla_device_scales, judge_device_scales, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
        BOTH_PHASES, SAVED_OR_NOT)
 
@@ -327,17 +335,17 @@ static void spoil_scale(void *ctx, attn_forward_args *args, const attn_tensor **
 static void try_fault(struct check_run *run, struct case_session *session, struct forward_case *c,
                       struct scale_fault *fault)
 {
-    static const char *const names[] = {[ATTN_ROLE_K_CACHE] = "k_cache",
-                                        [ATTN_ROLE_V_CACHE] = "v_cache",
-                                        [ATTN_ROLE_LATENT_CACHE] = "latent_cache"};
+    const char *name = role_name(fault->role);
     host_error error;
     host_error_init(&error);
     attn_status status = case_session_try(session, c, spoil_scale, fault, &error.base);
-    if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), names[fault->role]))
+    /* Where num_scales ends early, scales of the roles after it are missing too. */
+    bool any = fault->fault == NO_ARRAY && fault->role < ATTN_ROLE_K_CACHE;
+    if (status != ATTN_INVALID_ARGUMENT || (!any && !strstr(host_error_text(&error), name)))
         check_fail(run,
                    "a forward whose scale of %s %s gives %s %s: accepted INVALID_ARGUMENT with the "
                    "operand's name",
-                   names[fault->role], fault_names[fault->fault], host_status_name(status),
+                   name, fault_names[fault->fault], host_status_name(status),
                    host_error_text(&error));
 }
 
@@ -355,13 +363,11 @@ static void try_as_ever(struct check_run *run, struct case_session *session, str
 static void try_faults(struct check_run *run, const struct case_spec *spec,
                        const attn_options *options)
 {
-    static const uint32_t roles[] = {ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE, ATTN_ROLE_LATENT_CACHE};
-    bool latent = spec->latent.kv_lora_rank > 0;
     struct forward_case *c = numerics_case(run, spec, NULL);
     struct case_session *session = c ? numerics_session(run, c, spec, options, &exactly) : NULL;
-    for (int n = latent ? 2 : 0; session && n < (latent ? 3 : 2); n++)
-        for (int fault = 0; fault < FAULTS; fault++)
-            try_fault(run, session, c, &(struct scale_fault){.role = roles[n], .fault = fault});
+    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++)
+        for (int fault = 0; fault < FAULTS && case_has_scale(c, role); fault++)
+            try_fault(run, session, c, &(struct scale_fault){.role = role, .fault = fault});
     if (session)
         try_as_ever(run, session, c);
     case_session_destroy(session);
@@ -369,6 +375,7 @@ static void try_faults(struct check_run *run, const struct case_spec *spec,
 }
 
 PRODUCT(few_scales, try_faults, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
+PRODUCT(few_input_scales, try_faults, FP8_OPERANDS, BOTH_PHASES)
 LATENT(mla_few_scales, try_faults, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)}, BOTH_PHASES,
        SAVED_OR_NOT)
 
@@ -416,9 +423,12 @@ const struct check check_codes[] = {
     ROW("KV-04", mla_codes, "every code of fp8 in a latent cache is read as its number"),
     ROW("KV-11", mla_packed_codes, "every code of a packed latent is read as its number"),
     ROW("KV-04", device_scales, "scales may be on the device alone"),
+    ROW("KV-04", device_input_scales, "so may those of q, k, v and the output"),
     ROW("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
     {"KV-05", "few_scales", "scales that are too few, or of another kind, are INVALID_ARGUMENT", 0,
      count_few_scales, run_few_scales},
+    {"KV-05", "few_input_scales", "so are those of q, k, v and the output", 0,
+     count_few_input_scales, run_few_input_scales},
     {"KV-05", "mla_few_scales", "so is a latent cache's scale of another kind", 0,
      count_mla_few_scales, run_mla_few_scales},
     {NULL, NULL, NULL, 0, NULL, NULL},

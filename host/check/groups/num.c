@@ -11,6 +11,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/role.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -124,6 +125,15 @@ PRODUCT(sequence_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
 PRODUCT(token_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
         {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})
+PRODUCT(new_kv, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E4M3_PER_HEAD)},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)})
+PRODUCT(input_scales, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, {AXIS_MODE, ALL},
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_HEADS, BIT(0) | BIT(1) | BIT(2)})
+PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
+        {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3) | BIT(INPUTS_Q_E4M3)}, BOTH_PHASES,
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
 PRODUCT(places, NULL, {AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})
 PRODUCT(kv_strides, NULL, {AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
@@ -154,7 +164,7 @@ PRODUCT(host_some, host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | 
         {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
 
-/* Without the scale of one cache. */
+/* Without the scale of one operand. */
 static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
                        const attn_scale **scales)
 {
@@ -169,7 +179,9 @@ static void try_without_scales(struct check_run *run, const struct case_spec *sp
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct forward_case *c = numerics_case(run, spec, NULL);
     struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
-    for (uint32_t role = ATTN_ROLE_K_CACHE; session && role <= ATTN_ROLE_V_CACHE; role++) {
+    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++) {
+        if (!case_has_scale(c, role))
+            continue;
         host_error error;
         host_error_init(&error);
         attn_status status = case_session_try(session, c, drop_scale, &role, &error.base);
@@ -177,8 +189,7 @@ static void try_without_scales(struct check_run *run, const struct case_spec *sp
             check_fail(run,
                        "a forward without the scale of %s gives %s %s: accepted "
                        "INVALID_ARGUMENT",
-                       role == ATTN_ROLE_K_CACHE ? "k_cache" : "v_cache", host_status_name(status),
-                       host_error_text(&error));
+                       role_name(role), host_status_name(status), host_error_text(&error));
     }
     case_session_destroy(session);
     forward_case_destroy(c);
@@ -274,20 +285,42 @@ CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
 static const struct grid_choice missing_scale_choices[] = {
     {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES, {0, 0}};
 
+static const struct grid_choice missing_input_scale_choices[] = {
+    {AXIS_INPUTS, ALL},
+    {AXIS_OUT, BIT(OUT_E4M3)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+    BOTH_PHASES,
+    {0, 0}};
+
 static int32_t count_missing_scale(const struct check_subject *subject)
 {
     return numerics_count(subject, missing_scale_choices);
 }
 
-static void run_missing_scale(struct check_run *run)
+static int32_t count_missing_input_scale(const struct check_subject *subject)
+{
+    return numerics_count(subject, missing_input_scale_choices);
+}
+
+static void run_without_scales(struct check_run *run, const struct grid_choice *choices)
 {
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     const attn_options *options;
     CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, missing_scale_choices, &spec, &options))
+    if (numerics_spec(run, grid, choices, &spec, &options))
         try_without_scales(run, &spec, options);
     grid_release(run->subject, grid);
+}
+
+static void run_missing_scale(struct check_run *run)
+{
+    run_without_scales(run, missing_scale_choices);
+}
+
+static void run_missing_input_scale(struct check_run *run)
+{
+    run_without_scales(run, missing_input_scale_choices);
 }
 
 /* ---- Cross attention without a position ------------------------------------------------------ */
@@ -624,10 +657,15 @@ const struct check check_num[] = {
     ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
     ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
     ROW("KV-14", token_scales, "each slot has scales of its own; new tokens are read as given"),
+    ROW("KV-16", new_kv, "new k and v of another type than q's are read and saved by their values"),
+    ROW("MEAN-22", input_scales, "q, k and v that are fp8 stand for codes times their scales"),
+    ROW("MEAN-23", out_scale, "an fp8 output is divided by its scale, rounded once, saturated"),
     ROW("STRUCT-10", places, "operands are as aligned as the problem promises, and no better"),
     ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
     {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
      count_missing_scale, run_missing_scale},
+    {"KV-05", "missing_input_scale", "so is one of q, k, v or the output", 0,
+     count_missing_input_scale, run_missing_input_scale},
     ROW("KV-06", pages,
         "slots are page * page_size + offset, in any order; what is unused is not "
         "read for its value"),

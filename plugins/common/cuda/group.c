@@ -173,9 +173,11 @@ void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
 {
     const char *all = "f16, bf16", *q = attn_util_dtype_name(problem->q_dtype);
     attn_dtype kv = problem->kv_dtype;
+    attn_dtype one = attn_util_one_input(problem, is_operand_dtype);
     int quantised = is_quantised(takes, group, kv);
+    attn_util_check_inputs(problem, group, one, verdict);
     if (!is_operand_dtype(problem->q_dtype)) {
-        REFUSE(DTYPE, Q_DTYPE, is_operand_dtype(kv) ? attn_util_dtype_name(kv) : all, "%s", q);
+        REFUSE(DTYPE, Q_DTYPE, one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : all, "%s", q);
         if (!is_operand_dtype(kv) && !quantised)
             refuse_kv_dtype(takes, problem, group, all, verdict);
     } else if (kv != problem->q_dtype && !quantised) {

@@ -55,17 +55,21 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
                             ATTN_UTIL_ALL_MODES, ask->problem.mla_expanded);
 }
 
+/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
 void mla_check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;
-    if (!is_packed(ask)) {
-        query_check_dtypes(ask, verdict);
-        return;
-    }
+    const attn_dtype kv = problem->kv_dtype, one = attn_util_one_input(problem, is_operand_dtype);
+    const char *name = one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : OPERAND_DTYPES;
+    int suits = is_packed(ask) ? kv == ATTN_FP8_E4M3 : kv == one || is_fp8(kv);
+    char accepted[64];
+    attn_util_check_inputs(problem, &ask->group, one, verdict);
     if (!is_operand_dtype(problem->q_dtype))
-        REFUSE(DTYPE, Q_DTYPE, OPERAND_DTYPES, "%s", attn_util_dtype_name(problem->q_dtype));
-    if (problem->kv_dtype != ATTN_FP8_E4M3)
-        REFUSE(DTYPE, KV_DTYPE, "fp8_e4m3", "%s", attn_util_dtype_name(problem->kv_dtype));
+        REFUSE(DTYPE, Q_DTYPE, name, "%s", attn_util_dtype_name(problem->q_dtype));
+    snprintf(accepted, sizeof accepted, "%s, " FP8_DTYPES, name);
+    if (!suits)
+        REFUSE(DTYPE, KV_DTYPE, is_packed(ask) ? "fp8_e4m3" : accepted, "%s",
+               attn_util_dtype_name(kv));
     if (!is_operand_dtype(problem->out_dtype))
         REFUSE(DTYPE, OUT_DTYPE, OPERAND_DTYPES, "%s", attn_util_dtype_name(problem->out_dtype));
 }
@@ -73,7 +77,10 @@ void mla_check_dtypes(const question *ask, attn_verdict *verdict)
 /* A packed row has its scales in itself. */
 void mla_check_scales(const question *ask, attn_verdict *verdict)
 {
-    query_check_scales(ask, has_cache(&ask->group) && !is_packed(ask), 0, verdict);
+    const attn_dtype kv = ask->problem.kv_dtype;
+    int has_scales = has_cache(&ask->group) && !is_packed(ask);
+    query_check_scales(ask, has_scales && is_fp8(kv),
+                       has_scales && !is_fp8(kv) && !is_operand_dtype(kv), 0, verdict);
 }
 
 void mla_check_layout(const question *ask, attn_verdict *verdict)

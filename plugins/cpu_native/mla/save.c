@@ -48,8 +48,11 @@ void mla_store_row(const layer_call *call, int64_t row, char *to)
         store_packed(call, row, to);
         return;
     }
-    cpu_save_head(call, new_row(call->mla.c_kv, row, 0), call->k_cache.scales, group->mla.lora, to);
-    cpu_save_head(call, new_row(call->mla.k_pe, row, 0), call->k_cache.scales, group->mla.rope,
+    const row_format format = {.dtype = group->q_dtype};
+    cpu_save_head(call, new_row(call->mla.c_kv, row, 0), &format, call->k_cache.scales,
+                  group->mla.lora, to);
+    cpu_save_head(call, new_row(call->mla.k_pe, row, 0), &format, call->k_cache.scales,
+                  group->mla.rope,
                   to + (int64_t)group->mla.lora * attn_dtype_size(group->kv_dtype));
 }
 

@@ -175,7 +175,7 @@ END_TEST
  * then the message has what to write here. */
 START_TEST(it_is_the_same_on_every_machine)
 {
-    static const char golden[] = "d617393a1b05987757046930a1ac66371a1c26e3de6db8ee408b03c127c611b1";
+    static const char golden[] = "31db8939e75dcae4b960af820a1332e4a772486230b4f37636862c00cb2ac211";
     static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
     attn_device *device = &f.device->info;
     ck_assert_ptr_eq(f.subject.device, f.device);
@@ -289,7 +289,7 @@ static const struct mla_choice latents = {
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
 START_TEST(latent_points_are_the_same_on_every_machine)
 {
-    static const char golden[] = "76bbea830e60d90ccddb95afbe9c4749268be026ec61bfb0b430a6934dd6a0e7";
+    static const char golden[] = "15e26c69c8825734e162631c24751ca677f471f7384b0722fcf21882d78a9775";
     struct sha256_ctx sha256;
     uint8_t digest[SHA256_DIGEST_SIZE];
     char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
