@@ -68,6 +68,32 @@ static void add_part(struct linear_case *c, int part, uint64_t bytes)
     c->bytes = (c->parts[part].offset + bytes + 63) / 64 * 64;
 }
 
+/* What an operand is aligned to: 64 bytes, or as the problem promises. */
+static uint32_t alignment_of(const struct linear_case *c, attn_dtype dtype)
+{
+    uint32_t guaranteed = attn_guaranteed_alignment(c->device->type, dtype);
+    if (!c->spec.exactly_aligned)
+        return 64;
+    return c->spec.min_alignment > guaranteed ? c->spec.min_alignment : guaranteed;
+}
+
+/* Elements between outermost rows, so that they are aligned as well as the innermost ones. */
+static int64_t gap_between(const struct linear_case *c, attn_dtype dtype, int64_t width,
+                           int64_t gap)
+{
+    uint64_t row = (uint64_t)width * attn_dtype_size(dtype), unit = row & (~row + 1);
+    if (unit > c->spec.min_alignment)
+        unit = c->spec.min_alignment;
+    int64_t least = (int64_t)unit / attn_dtype_size(dtype);
+    return gap > 0 && gap < least ? least : gap;
+}
+
+/* Elements of an outermost row, without the gap after it. */
+static int64_t row_of(const attn_tensor *tensor)
+{
+    return tensor->ndim > 1 ? tensor->strides[1] * tensor->shape[1] : 1;
+}
+
 static void add_operand(struct linear_case *c, uint32_t role, attn_dtype dtype, uint32_t ndim,
                         const int64_t *shape, int64_t gap)
 {
@@ -78,12 +104,17 @@ static void add_operand(struct linear_case *c, uint32_t role, attn_dtype dtype, 
                             .device_id = c->device->id,
                             .dtype = dtype,
                             .ndim = ndim,
-                            .alignment = 64};
+                            .alignment = alignment_of(c, dtype)};
+    gap = gap_between(c, dtype, shape[ndim - 1], gap);
     for (uint32_t d = ndim; d-- > 0;) {
         tensor->shape[d] = shape[d];
         tensor->strides[d] = count + (d == 0 && ndim > 1 ? gap : 0);
         count = tensor->strides[d] * shape[d];
     }
+    if (c->spec.exactly_aligned) /* an odd multiple */
+        c->bytes =
+            (c->bytes + CASE_RED_ZONE) / (2ull * tensor->alignment) * (2ull * tensor->alignment) +
+            3ull * tensor->alignment - CASE_RED_ZONE;
     add_part(c, (int)role, (uint64_t)count * attn_dtype_size(dtype));
     c->operands[role] = tensor;
 }
@@ -351,8 +382,7 @@ static void fill_pool(struct linear_case *c, uint32_t role)
     for (int64_t slot = 0; slot < c->num_slots; slot++)
         memset(c->image + c->parts[role].offset +
                    (uint64_t)(slot * pool->strides[0]) * attn_dtype_size(pool->dtype),
-               CASE_POISON,
-               (uint64_t)(pool->strides[0] - c->spec.gap) * attn_dtype_size(pool->dtype));
+               CASE_POISON, (uint64_t)row_of(pool) * attn_dtype_size(pool->dtype));
     fill_slot(c, role, 0, 0);
     for (int32_t s = 0; s < c->spec.num_sequences; s++)
         if (array_of(c, c->image, LINEAR_INITIAL)[s])
@@ -450,7 +480,7 @@ static attn_status allocate(struct linear_case *c, attn_error *error)
 {
     c->image = calloc(1, c->bytes);
     c->after = calloc(1, c->bytes);
-    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, 256);
+    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, 512);
     if (!c->image || !c->after)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
     if (!c->memory)
@@ -759,7 +789,7 @@ static void allow(const struct linear_case *c, const reference_states *states, c
     const attn_tensor *out = &c->tensors[ATTN_ROLE_OUT];
     static const uint32_t pools[] = {ATTN_ROLE_STATE, ATTN_ROLE_CONV_STATE};
     uint64_t row = (uint64_t)out->strides[0] * attn_dtype_size(out->dtype);
-    uint64_t used = row - (uint64_t)c->spec.gap * attn_dtype_size(out->dtype);
+    uint64_t used = (uint64_t)row_of(out) * attn_dtype_size(out->dtype);
     for (int32_t r = c->spec.first_row; r < c->num_rows; r++) {
         uint64_t at = c->parts[ATTN_ROLE_OUT].offset + (uint64_t)r * row;
         memcpy(image + at, c->after + at, used);
@@ -770,7 +800,7 @@ static void allow(const struct linear_case *c, const reference_states *states, c
             uint64_t size = attn_dtype_size(pool->dtype);
             uint64_t slot = e < 0 ? 0 : (uint64_t)states->entries[e].slot;
             uint64_t at = c->parts[pools[n]].offset + slot * (uint64_t)pool->strides[0] * size;
-            memcpy(image + at, c->after + at, (uint64_t)(pool->strides[0] - c->spec.gap) * size);
+            memcpy(image + at, c->after + at, (uint64_t)row_of(pool) * size);
         }
 }
 

@@ -43,11 +43,13 @@ struct linear_spec {
     bool bias, z;
     int32_t skip; /* D: 0 = none, 1 = one for a head, 2 = one for an element */
     float dt_min, dt_max, lower_bound;
-    bool steep;         /* decays of many orders of magnitude */
-    bool snapshots;     /* of two rows in three, or */
-    int32_t sparse;     /* not 0: of every `sparse`-th */
-    bool absent_arrays; /* dst_slot and has_initial, where they say nothing */
-    int32_t gap;        /* elements between outermost rows */
+    bool steep;             /* decays of many orders of magnitude */
+    bool snapshots;         /* of two rows in three, or */
+    int32_t sparse;         /* not 0: of every `sparse`-th */
+    bool absent_arrays;     /* dst_slot and has_initial, where they say nothing */
+    int32_t gap;            /* elements between outermost rows */
+    uint32_t min_alignment; /* what the problem promises of operands; */
+    bool exactly_aligned;   /* they lie no better than that. A whole batch alone, no parts of it */
     int32_t first_row;
     int32_t padded; /* sequences of padding */
     int32_t spare;  /* rows of padding after those of all sequences */

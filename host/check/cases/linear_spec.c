@@ -240,5 +240,6 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
                                     .q_dtype = spec->q_dtype,
                                     .kv_dtype = spec->q_dtype,
                                     .out_dtype = spec->out_dtype,
-                                    .tp_size = 1};
+                                    .tp_size = 1,
+                                    .min_alignment = spec->min_alignment};
 }

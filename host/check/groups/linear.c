@@ -115,6 +115,21 @@ static void change_padding(struct linear_spec *spec, int32_t index)
     spec->padded = 6;
 }
 
+static void change_places(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t alignments[] = {0, 64, 256};
+    change_slots(spec, index);
+    if (index % 2)
+        spec->gap = 16;
+    spec->min_alignment = alignments[index % 3];
+    spec->exactly_aligned = true;
+}
+
+static int32_t count_places(const struct check_subject *subject)
+{
+    return 6 * linear_count_families(subject);
+}
+
 static int32_t count_twice(const struct check_subject *subject)
 {
     return 2 * linear_count_families(subject);
@@ -131,6 +146,13 @@ static void run_linear_snapshots(struct check_run *run)
 {
     struct linear_spec spec;
     if (linear_find_case(run, change_snapshots, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static void run_linear_places(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_places, &spec))
         linear_run_spec(run, &spec);
 }
 
@@ -184,6 +206,8 @@ const struct check check_linear[] = {
     ROW("KV-09", linear_snapshots, count_twice,
         "a snapshot is the state after its row, and changes nothing"),
     ROW("KV-09", linear_padding, count_twice, "rows of padding change nothing"),
+    ROW("STRUCT-10", linear_places, count_places,
+        "operands of linear layers are as aligned as the problem promises, and no better"),
     ROW("ERR-05", linear_roles, linear_count_families,
         "a linear layer's operand that is missing is named"),
     {NULL, NULL, NULL, 0, NULL, NULL},

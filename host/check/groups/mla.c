@@ -107,6 +107,8 @@ PRODUCT(mla_sources, judge, MLA_ABSORBED, MLA_LATENT, SMALL,
         BOTH_PHASES, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 PRODUCT(mla_partials, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
         {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES)
+PRODUCT(mla_places, judge, BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
+        {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)
 PRODUCT(mla_read_only, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
         {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED}, BOTH_PHASES)
 PRODUCT(mla_saved, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
@@ -470,6 +472,7 @@ static void run_mla_random(struct check_run *run)
 
 const struct check check_mla[] = {
     ROW("MEAN-19", mla_absorbed, "absorbed: keys are latent rows, their values the first part"),
+    ROW("STRUCT-10", mla_places, "latents are as aligned as the problem promises, and no better"),
     ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms"),
     ROW("MEAN-19", mla_deepseek, "latents of 512 and 64, long ones, mixed and to be verified"),
     ROW("MEAN-19", mla_heads, "all heads share the latent"),

@@ -118,6 +118,18 @@ static void draw_bounds(struct stand_scene *scene)
     };
 }
 
+/* What is promised of where operands lie: mostly nothing, which parts of a batch keep as well. */
+static void draw_promise(const struct stand_scene *scene, attn_problem *problem)
+{
+    static const uint32_t alignments[] = {0, 0, 0, 0, 0, 64, 128, 256};
+    uint64_t drawn = mix_stream(mix_absorb(scene->draw.state, ATTN_FIELD_MIN_ALIGNMENT), 0);
+    problem->min_alignment = alignments[drawn >> 61];
+    /* Batches that are not split are measured as those of EXTEND. */
+    if (scene->measured && !(scene->bounds.modes & ATTN_MODE_BIT(ATTN_MODE_EXTEND)))
+        problem->min_alignment = 0;
+    problem->kv_strides = drawn >> 60 & 1 ? ATTN_KV_STRIDES_EQUAL : ATTN_KV_STRIDES_ANY;
+}
+
 void stand_draw_question(struct stand_scene *scene)
 {
     struct stand_draw *draw = &scene->draw;
@@ -176,6 +188,7 @@ void stand_draw_question(struct stand_scene *scene)
             .mla_expanded = group->kind == ATTN_KIND_MLA ? expanded & scene->bounds.modes : 0,
             .tp_size = 1,
         };
+        draw_promise(scene, &scene->problems[g]);
     }
 }
 
@@ -494,39 +507,65 @@ void stand_free_batch(struct stand_batch *batch)
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
-/* A tensor of `rows` rows, somewhere on the heap: rows lie apart, and its alignment is true. */
+/* Elements in multiples of which rows lie apart, so that they are as aligned as is promised. */
+static int64_t unit_of(const attn_problem *problem, int64_t width, uint32_t size)
+{
+    uint64_t row = (uint64_t)width * size, unit = row & (~row + 1);
+    if (unit > problem->min_alignment)
+        unit = problem->min_alignment;
+    return unit > size ? (int64_t)unit / size : 1;
+}
+
+/* A tensor of `rows` rows, somewhere on the heap: rows lie apart, its alignment is true, and as
+ * much as is promised. */
 static void draw_tensor(struct stand_scene *scene, uint32_t role, int64_t rows,
                         struct stand_args *args)
 {
     struct stand_draw *draw = &scene->draw;
     attn_tensor *tensor = &args->tensors[role];
+    const attn_problem *problem = &scene->problems[0]; /* all promise the same */
+    const attn_dtype dtype = role == ATTN_ROLE_LSE ? ATTN_F32 : ATTN_BF16;
     uint64_t at = (uint64_t)role * (STAND_HEAP / ATTN_ROLE_COUNT / 256 * 256);
     int64_t width = 8 + stand_below(draw, 2), gap = stand_below(draw, 3);
-    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
-                            .data = scene->heap,
-                            .byte_offset = at,
-                            .device_type = ATTN_DEVICE_CPU,
-                            .dtype = role == ATTN_ROLE_LSE ? ATTN_F32 : ATTN_BF16,
-                            .ndim = 3,
-                            .alignment = 1u << stand_below(draw, 7),
-                            .shape = {rows, 2, width},
-                            .strides = {2 * width + gap, width, 1}};
+    uint32_t alignment = 1u << stand_below(draw, 7);
+    gap *= unit_of(problem, width, attn_dtype_size(dtype));
+    *tensor = (attn_tensor){
+        .struct_size = sizeof *tensor,
+        .data = scene->heap,
+        .byte_offset = at + problem->min_alignment,
+        .device_type = ATTN_DEVICE_CPU,
+        .dtype = dtype,
+        .ndim = 3,
+        .alignment = alignment > problem->min_alignment ? alignment : problem->min_alignment,
+        .shape = {rows, 2, width},
+        .strides = {2 * width + gap, width, 1}};
     args->operands[role] = tensor;
 }
 
 static void draw_scales(struct stand_scene *scene, const attn_layer_group *group,
                         const attn_batch *batch, struct stand_args *args)
 {
-    static const float values[2][STAND_SEQS] = {{0.5f}, {0.25f}}; /* nobody computes */
+    static const uint32_t roles[] = {ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE, ATTN_ROLE_Q};
+    static const float values[3][STAND_SEQS] = {{0.5f}, {0.25f}, {2}}; /* nobody computes */
     bool by_sequence = group->kv_scale_granularity == ATTN_SCALE_PER_SEQ_HEAD;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         args->scale[i] = (attn_scale){.struct_size = sizeof args->scale[i],
                                       .granularity = group->kv_scale_granularity,
                                       .count = by_sequence ? (uint32_t)batch->num_seqs : 1,
-                                      .host = stand_coin(&scene->draw) ? values[i] : NULL,
+                                      .host = i > 1 || stand_coin(&scene->draw) ? values[i] : NULL,
                                       .device = values[i]};
-        args->scales[ATTN_ROLE_K_CACHE + i] = &args->scale[i];
+        args->scales[roles[i]] = &args->scale[i];
     }
+}
+
+static void lay_values_as_keys(struct stand_args *args)
+{
+    const attn_tensor *k = &args->tensors[ATTN_ROLE_K_CACHE];
+    attn_tensor *v = &args->tensors[ATTN_ROLE_V_CACHE];
+    if (!args->operands[ATTN_ROLE_K_CACHE] || !args->operands[ATTN_ROLE_V_CACHE])
+        return;
+    memcpy(v->shape, k->shape, sizeof v->shape);
+    memcpy(v->strides, k->strides, sizeof v->strides);
 }
 
 /* Roles that a layer's calls have. */
@@ -566,6 +605,8 @@ void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch,
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         if (roles >> role & 1u)
             draw_tensor(scene, role, new_keys >> role & 1u ? new_rows : rows, args);
+    if (scene->problems[0].kv_strides == ATTN_KV_STRIDES_EQUAL)
+        lay_values_as_keys(args);
     args->args = (attn_forward_args){.struct_size = sizeof args->args,
                                      .flags = (uint32_t)stand_below(&scene->draw, 4),
                                      .num_operands = ATTN_ROLE_COUNT,

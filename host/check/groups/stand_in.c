@@ -549,7 +549,7 @@ static attn_status forward(attn_metadata *metadata, bool decode, int32_t layer_i
     struct stand_leaf *leaf = metadata->leaf;
     struct stand_scene *scene = leaf->scene;
     int32_t layer = find_layer(scene, layer_id), group = layer < 0 ? 0 : scene->layers[layer].group;
-    const char *defect = stand_operand_defect(args);
+    const char *defect = stand_operand_defect(args, &scene->problems[group]);
     look_at_memory(metadata, "forward");
     if (!metadata->planned)
         stand_object(scene, "forward of %s without a plan", leaf->name);

@@ -125,8 +125,8 @@ void stand_read_row(const struct stand_place *place, int32_t seq, int32_t t, str
 const char *stand_difference(const struct stand_row *a, const struct stand_row *b,
                              enum stand_field *field);
 
-/* NULL, or what contradicts itself in an operand: its alignment. */
-const char *stand_operand_defect(const attn_forward_args *args);
+/* NULL, or what contradicts itself in an operand, or what the problem promises of all of them. */
+const char *stand_operand_defect(const attn_forward_args *args, const attn_problem *problem);
 
 /* ---- Shares ---------------------------------------------------------------------------------- */
 
@@ -229,7 +229,7 @@ struct stand_batch {
 struct stand_args {
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_scale scale[2];
+    attn_scale scale[3];
     const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };

@@ -344,14 +344,32 @@ const char *stand_difference(const struct stand_row *a, const struct stand_row *
     return NULL;
 }
 
-const char *stand_operand_defect(const attn_forward_args *args)
+static bool has_equal_strides(const attn_tensor *k, const attn_tensor *v)
+{
+    for (uint32_t d = 0; k && v && d < k->ndim; d++)
+        if (k->strides[d] != v->strides[d])
+            return false;
+    return true;
+}
+
+const char *stand_operand_defect(const attn_forward_args *args, const attn_problem *problem)
 {
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         const attn_tensor *tensor = attn_operand(args, role);
-        if (tensor && tensor->alignment > 1 && address_of(tensor) % tensor->alignment != 0)
+        if (!tensor)
+            continue;
+        uint64_t promised = attn_guaranteed_alignment(tensor->device_type, tensor->dtype);
+        promised = promised > problem->min_alignment ? promised : problem->min_alignment;
+        if (tensor->alignment > 1 && address_of(tensor) % tensor->alignment != 0)
             return "an operand is aligned to less than it says";
-        if (tensor && tensor->shape[0] < 0)
+        if (address_of(tensor) % promised != 0 || tensor->alignment < problem->min_alignment)
+            return "an operand is aligned to less than its problem promises";
+        if (tensor->shape[0] < 0)
             return "an operand has fewer than no rows";
     }
+    if (problem->kv_strides == ATTN_KV_STRIDES_EQUAL &&
+        !has_equal_strides(attn_operand(args, ATTN_ROLE_K_CACHE),
+                           attn_operand(args, ATTN_ROLE_V_CACHE)))
+        return "the caches have other strides than its problem promises";
     return NULL;
 }

@@ -237,11 +237,14 @@ bool stand_reads_apart(const struct stand_scene *scene)
     return (from_arguments & from_cache) != 0;
 }
 
-/* MIXED is split unless a layer's latents come in another form than EXTEND's and DECODE's, or new
- * tokens that are rounded would be read in two ways. */
+/* MIXED is split unless more is promised of where operands lie than holds of their rows, a layer's
+ * latents come in another form than EXTEND's and DECODE's, or new tokens that are rounded would be
+ * read in two ways. */
 static bool may_split(const struct stand_node *node, const struct stand_share whole[STAND_GROUPS])
 {
     const struct stand_scene *scene = node->scene;
+    if (scene->problems[0].min_alignment > 0)
+        return false;
     for (int32_t g = 0; g < scene->num_groups; g++) {
         uint32_t involved = whole[g].modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
         uint32_t expanded = whole[g].expanded & involved, kind = scene->groups[g].kind;

@@ -125,14 +125,16 @@ int tune_class_exists(const tune_group *group, uint32_t index, int32_t *num_seqs
 {
     uint32_t phase, batch, length;
     tune_class_of(index, &phase, &batch, &length);
-    uint32_t mixed = group->bounds.modes & ATTN_MODE_BIT(ATTN_MODE_MIXED);
     uint32_t mode = phase == TUNE_DECODE ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND;
+    uint32_t modes = ATTN_MODE_BIT(mode);
+    if (group->splits)
+        modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
     *num_seqs = least(tune_batch_ends[batch], group->bounds.max_seqs);
     if (phase == TUNE_PREFILL)
         *num_seqs = least(*num_seqs, group->bounds.max_tokens);
     *kv_len = least(tune_length_ends[length], group->bounds.max_kv_len);
-    return (mixed || group->bounds.modes & ATTN_MODE_BIT(mode)) &&
-           *num_seqs >= first_batch(batch) && *kv_len >= first_length(length);
+    return group->bounds.modes & modes && *num_seqs >= first_batch(batch) &&
+           *kv_len >= first_length(length);
 }
 
 static void range_text(int32_t first, int32_t last, const char *unit, char *text, size_t size)
@@ -288,12 +290,13 @@ static void describe_group(const attn_problem *problem, tune_group *group)
     const attn_layer_group *g = &group->group;
     snprintf(group->text, sizeof group->text,
              "kind %u type %u flags %u heads %d/%d dim %d/%d window %d,%d chunk %d cap %g q %s "
-             "kv %s scale %u %s page %d",
+             "new %s kv %s out %s scale %u %s page %d",
              g->kind, g->attn_type, g->flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
              g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
              (double)g->logit_cap, attn_util_dtype_name(problem->q_dtype),
-             attn_util_dtype_name(problem->kv_dtype), g->kv_scale_granularity, layout,
-             problem->page_size);
+             attn_util_dtype_name(attn_new_kv_dtype(problem)),
+             attn_util_dtype_name(problem->kv_dtype), attn_util_dtype_name(problem->out_dtype),
+             g->kv_scale_granularity, layout, problem->page_size);
     /* Pointers that do not outlive create. */
     group->problem.group = NULL;
     group->problem.bounds = NULL;
@@ -369,6 +372,8 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
     fill_own(own, services, &made->children, names, problems, num_problems, &read);
     made->pick.rules = &own->rules;
     made->pick.ctx = own;
+    for (uint32_t g = 0; g < own->num_groups; g++)
+        own->groups[g].splits = made->pick.split_mixed;
     *instance = made;
     return ATTN_OK;
 }

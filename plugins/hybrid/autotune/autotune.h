@@ -33,6 +33,8 @@ enum { TUNE_MAX_ROUNDS = 31 };
 extern const int32_t tune_batch_ends[TUNE_BATCHES];
 extern const int32_t tune_length_ends[TUNE_LENGTHS];
 
+enum { TUNE_ALIGNMENT = 256 /* of what is made up, in bytes */ };
+
 /* Where a decision comes from. */
 enum { TUNE_UNDECIDED = 0, TUNE_STORED = 1, TUNE_MEASURED = 2 };
 
@@ -53,6 +55,7 @@ typedef struct tune_group {
     attn_layer_group group;
     attn_bounds bounds;
     int is_hnd;
+    int splits;                       /* MIXED: its rows are those of EXTEND and of DECODE */
     int32_t layer_id;                 /* of its first layer */
     tune_class classes[TUNE_CLASSES]; /* as tune_class_index() counts them */
 } tune_group;

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_QUERIES = 64, MAX_BLOCKS = 32, ALIGNMENT = 256 };
+enum { MAX_QUERIES = 64, MAX_BLOCKS = 32, ALIGNMENT = TUNE_ALIGNMENT };
 
 /* What a candidate was planned into. */
 struct planned {
@@ -313,14 +313,19 @@ static int give(tune_case *tune, uint32_t role, attn_dtype dtype, uint32_t ndim,
 static int give_cache(tune_case *tune, uint32_t role, int64_t dim)
 {
     const tune_group *group = tune->group;
-    int64_t heads = group->group.num_kv_heads;
-    int64_t shape[4] = {tune->num_pages, tune->page, heads, dim};
+    int64_t heads = group->group.num_kv_heads, wider = dim;
+    if (group->problem.kv_strides == ATTN_KV_STRIDES_EQUAL)
+        wider = group->group.head_dim > group->group.v_head_dim ? group->group.head_dim
+                                                                : group->group.v_head_dim;
+    int64_t shape[4] = {tune->num_pages, tune->page, heads, wider};
     if (group->is_hnd) {
         shape[1] = heads;
         shape[2] = tune->page;
     }
     tune->scales[role] = group->group.kv_scale_granularity == ATTN_SCALE_NONE ? NULL : &tune->scale;
-    return give(tune, role, group->problem.kv_dtype, 4, shape);
+    int good = give(tune, role, group->problem.kv_dtype, 4, shape);
+    tune->tensors[role].shape[3] = dim;
+    return good;
 }
 
 /* Index of the first element of a key in the cache. */
@@ -382,6 +387,7 @@ static int fill_operands(tune_case *tune)
 {
     const attn_problem *problem = &tune->group->problem;
     const attn_layer_group *g = &tune->group->group;
+    const attn_dtype new_kv = attn_new_kv_dtype(problem);
     int64_t rows = tune->batch.num_tokens;
     uint32_t scales =
         attn_util_scale_count(g->kv_scale_granularity, g->num_kv_heads, tune->batch.num_seqs,
@@ -395,18 +401,18 @@ static int fill_operands(tune_case *tune)
                                .granularity = g->kv_scale_granularity,
                                .count = scales,
                                .host = ones};
-    int good = give(tune, ATTN_ROLE_Q, problem->q_dtype, 3,
-                    (const int64_t[]){rows, g->num_q_heads, g->head_dim}) &&
-               give(tune, ATTN_ROLE_K, problem->q_dtype, 3,
-                    (const int64_t[]){rows, g->num_kv_heads, g->head_dim}) &&
-               give(tune, ATTN_ROLE_V, problem->q_dtype, 3,
-                    (const int64_t[]){rows, g->num_kv_heads, g->v_head_dim}) &&
-               give(tune, ATTN_ROLE_OUT, problem->out_dtype, 3,
-                    (const int64_t[]){rows, g->num_q_heads, g->v_head_dim}) &&
-               give_cache(tune, ATTN_ROLE_K_CACHE, g->head_dim) &&
-               give_cache(tune, ATTN_ROLE_V_CACHE, g->v_head_dim) &&
-               give_per_head(tune, ATTN_ROLE_SINKS, ATTN_GROUP_HAS_SINKS, 0.0f) &&
-               give_per_head(tune, ATTN_ROLE_ALIBI_SLOPES, ATTN_GROUP_HAS_ALIBI, 0.01f);
+    int good =
+        give(tune, ATTN_ROLE_Q, problem->q_dtype, 3,
+             (const int64_t[]){rows, g->num_q_heads, g->head_dim}) &&
+        give(tune, ATTN_ROLE_K, new_kv, 3, (const int64_t[]){rows, g->num_kv_heads, g->head_dim}) &&
+        give(tune, ATTN_ROLE_V, new_kv, 3,
+             (const int64_t[]){rows, g->num_kv_heads, g->v_head_dim}) &&
+        give(tune, ATTN_ROLE_OUT, problem->out_dtype, 3,
+             (const int64_t[]){rows, g->num_q_heads, g->v_head_dim}) &&
+        give_cache(tune, ATTN_ROLE_K_CACHE, g->head_dim) &&
+        give_cache(tune, ATTN_ROLE_V_CACHE, g->v_head_dim) &&
+        give_per_head(tune, ATTN_ROLE_SINKS, ATTN_GROUP_HAS_SINKS, 0.0f) &&
+        give_per_head(tune, ATTN_ROLE_ALIBI_SLOPES, ATTN_GROUP_HAS_ALIBI, 0.01f);
     if (!good)
         return 0;
     choose_factor(tune);

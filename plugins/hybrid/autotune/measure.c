@@ -50,14 +50,18 @@ const char *tune_why_not(const tune_group *group)
 {
     const attn_layer_group *g = &group->group;
     const attn_dtype q = group->problem.q_dtype, kv = group->problem.kv_dtype;
+    const attn_dtype out = group->problem.out_dtype;
     if (g->kind != ATTN_KIND_SOFTMAX || g->attn_type != ATTN_TYPE_DECODER)
         return "only softmax decoder layers are measured";
     if (g->head_dim <= 0 || g->v_head_dim <= 0 || g->num_kv_heads <= 0 ||
         g->num_q_heads < g->num_kv_heads || group->problem.page_size <= 0 || g->kv_group < 0)
         return "its shape is not known";
-    if ((q != ATTN_F32 && q != ATTN_F16 && q != ATTN_BF16) || kv == ATTN_F64 ||
-        group->problem.out_dtype == ATTN_F64)
+    if ((q != ATTN_F32 && q != ATTN_F16 && q != ATTN_BF16) || kv == ATTN_F64 || out == ATTN_F64 ||
+        out == ATTN_FP8_E4M3 || out == ATTN_FP8_E5M2 ||
+        g->input_scale_granularity != ATTN_SCALE_NONE)
         return "its types are not measured";
+    if (group->problem.min_alignment > TUNE_ALIGNMENT)
+        return "its operands are not aligned so far";
     return NULL;
 }
 

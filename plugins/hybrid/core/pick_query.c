@@ -280,7 +280,7 @@ static void add_own_answer(const picker *pick, const char *const *names,
         split_limit_invariance(problem, verdict);
     if (differ && split_is_rounded(problem))
         attn_util_refuse_with(verdict, ATTN_FIELD_KV_DTYPE, ATTN_FIELD_CHILD,
-                              attn_util_dtype_name(problem->q_dtype), "%s",
+                              attn_util_dtype_name(attn_new_kv_dtype(problem)), "%s",
                               attn_util_dtype_name(problem->kv_dtype));
     verdict->reads_new_kv_unquantised &= modes;
     if (problem->bounds->max_seqs > 0) {

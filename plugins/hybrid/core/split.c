@@ -15,15 +15,22 @@ static int one_mla_form(const attn_problem *problem)
     return !is_latent || expanded == 0 || expanded == involved;
 }
 
+/* Parts begin at any row, and rows are aligned to less than a promise may say. */
+static int keeps_alignment(const attn_problem *problem)
+{
+    return !ATTN_HAS(problem, attn_problem, min_alignment) || problem->min_alignment == 0;
+}
+
 int split_is_possible(const attn_problem *problem)
 {
     /* Sequences of several queries are no rows of DECODE. */
-    return one_mla_form(problem) && !(problem->bounds->uses & ATTN_USES_DECODE_DRAFTS);
+    return keeps_alignment(problem) && one_mla_form(problem) &&
+           !(problem->bounds->uses & ATTN_USES_DECODE_DRAFTS);
 }
 
 int split_is_rounded(const attn_problem *problem)
 {
-    return problem->kv_dtype != problem->q_dtype ||
+    return problem->kv_dtype != attn_new_kv_dtype(problem) ||
            problem->group->kv_scale_granularity != ATTN_SCALE_NONE;
 }
 
