@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_rounding.c: the pass rule admits the arithmetic of the field always, and what is worse
- * fails. $ATTNHOST_TEST_CASES rows are drawn (3000000 are what docs/CONFORMANCE.md tells of);
- * $ATTNHOST_TEST_SEED draws others.
+ * fails. $ATTNHOST_TEST_CASES rows are drawn, by $ATTNHOST_TEST_SEED: docs/CONFORMANCE.md tells of
+ * 100 seeds of 30000.
  */
 #include "tests/host/reference/rounding_case.h"
 #include "tests/tools/test_main.h"
