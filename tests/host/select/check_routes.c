@@ -250,7 +250,8 @@ END_TEST
 #define VAIN  "graphs: none takes the row '"
 #define BOUND "they are captured for 8192 keys, the model's context"
 
-/* What explain says of graphs with these options, line by line; the exit code. */
+/* What explain says of graphs with these options, line by line; the exit code. It folds lines for
+ * readers: what goes on, two columns further in, is joined again. */
 static int explain_graphs(const char *ini, const char *options, char *text, size_t size)
 {
     char command[2048], line[2048];
@@ -261,9 +262,16 @@ static int explain_graphs(const char *ini, const char *options, char *text, size
     FILE *output = popen(command, "r");
     ck_assert_ptr_nonnull(output);
     text[0] = '\0';
-    while (fgets(line, sizeof line, output))
-        if (strstr(line, "graphs: none takes") && length < size)
-            length += (size_t)snprintf(text + length, size - length, "%s", line);
+    bool inside = false;
+    while (fgets(line, sizeof line, output)) {
+        bool goes_on = inside && strncmp(line, "  ", 2) == 0;
+        inside = goes_on || strstr(line, "graphs: none takes");
+        if (goes_on)
+            text[length - 1] = ' ';
+        if (inside && length < size)
+            length +=
+                (size_t)snprintf(text + length, size - length, "%s", line + (goes_on ? 2 : 0));
+    }
     return pclose(output);
 }
 
