@@ -2,9 +2,11 @@
  *
  * attnhost report: the JSON of runs and benches as one page of figures.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "host/base/error.h"
 #include "host/base/output.h"
@@ -16,6 +18,7 @@
 
 struct values {
     const char *output;
+    const char *svg;
 };
 
 static const struct option_row options[] = {
@@ -23,7 +26,12 @@ static const struct option_row options[] = {
      .value = "FILE.html|-",
      .kind = OPTION_TEXT,
      .place = offsetof(struct values, output),
-     .help = "where the page goes (-, stdout)"},
+     .help = "where the page goes (-, stdout; with --svg, nowhere)"},
+    {.name = "svg",
+     .value = "FOLDER",
+     .kind = OPTION_TEXT,
+     .place = offsetof(struct values, svg),
+     .help = "each figure as a file of its own there, too; made if it is not there"},
     OPTION_END,
 };
 
@@ -32,13 +40,11 @@ static const char head[] =
     "<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
     "<meta name=\"viewport\" content=\"width=device-width\"/><title>attnhost report</title>\n"
     "<style>\n"
-    ":root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24}\n"
-    "@media (prefers-color-scheme:dark){:root{--paper:#15181c;--ink:#dfe3e8}}\n"
+    ":root{" PAGE_LIGHT "color-scheme:light dark}\n"
+    "@media (prefers-color-scheme:dark){:root{" PAGE_DARK "}}\n"
     "body{background:var(--paper);color:var(--ink);font:15px/1.45 sans-serif;max-width:50em;"
     "margin:2em auto;padding:0 1em}\n"
-    "figure{margin:2em 0}figcaption{font-weight:bold}svg{width:100%;height:auto}\n"
-    "svg [stroke=\"black\"]{stroke:currentColor}svg [fill=\"black\"]{fill:currentColor}\n"
-    "svg [color=\"black\"]{color:inherit}svg [font-family]{font-family:sans-serif}\n"
+    "figure{margin:2em 0}figcaption{font-weight:bold}svg{width:100%;height:auto}\n" PAGE_INK
     "td,th{text-align:right;padding:0 .6em}dt{font-weight:bold}dd{overflow-wrap:anywhere}\n"
     "</style></head><body>\n";
 
@@ -115,26 +121,40 @@ static int write_page(const struct arguments *arguments, const char *path, const
     return good ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 
+/* For figures; NULL = none. */
+static bool make_folder(const struct arguments *arguments, const char *path)
+{
+    struct stat info;
+    bool good =
+        !path || mkdir(path, 0777) == 0 || (stat(path, &info) == 0 && S_ISDIR(info.st_mode));
+    if (!good)
+        arguments_complain(arguments, "--svg %s: %s; accepted: a folder, or a name that is free",
+                           path, strerror(errno));
+    return good;
+}
+
 static int run(struct arguments *arguments)
 {
     const struct values *values = arguments->values;
-    struct page page = {.num_figures = 0};
+    struct page page = {.svg_folder = values->svg};
     if (system("gnuplot --version >/dev/null 2>&1") != 0) {
         arguments_complain(arguments, "gnuplot draws the figures and is not found; Debian, Ubuntu: "
                                       "apt-get install gnuplot-nox");
         return EXIT_RUN_TIME;
     }
+    if (!make_folder(arguments, values->svg))
+        return EXIT_USAGE;
     strbuf_init(&page.html);
     strbuf_append(&page.html, head);
     int code = EXIT_GOOD;
     for (size_t t = 0; t < arguments->num_targets && code == EXIT_GOOD; t++)
         code = add_report(arguments, &page, arguments->targets[t]);
     strbuf_append(&page.html, "</body></html>\n");
-    if (code == EXIT_GOOD && (page.why || page.html.failed)) {
-        arguments_complain(arguments, "%s", page.why ? page.why : "no memory for the page");
-        code = EXIT_RUN_TIME;
+    if (code == EXIT_GOOD && (page.why[0] || page.html.failed)) {
+        arguments_complain(arguments, "%s", page.why[0] ? page.why : "no memory for the page");
+        code = page.is_refused ? EXIT_USAGE : EXIT_RUN_TIME;
     }
-    if (code == EXIT_GOOD)
+    if (code == EXIT_GOOD && (values->output || !values->svg))
         code = write_page(arguments, values->output, &page.html);
     strbuf_finish(&page.html);
     return code;
@@ -157,7 +177,8 @@ const struct command command_report = {
     .ending = "Exit codes: 0 success; 2 usage, or no report; 5 gnuplot is missing or failed.\n"
               "\n"
               "examples:\n"
-              "  attnhost report run.json bench.json --output report.html\n",
+              "  attnhost report run.json bench.json --output report.html\n"
+              "  attnhost report run.json --svg figures\n",
     .size = sizeof(struct values),
     .run = run,
 };

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/cmd/report_page.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "host/base/output.h"
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
@@ -116,27 +119,27 @@ static const char frame[] =
     "set linetype 3 lc rgb '#3f9c6b' lw 2 pt 9\nset linetype 4 lc rgb '#b45cb0' lw 2 pt 13\n"
     "set linetype 5 lc rgb '#c2a526' lw 2 pt 11\nset linetype cycle 5\n";
 
-/* Append the SVG, from its tag on, with ids of its own: a page has many. */
-static void take_svg(strbuf *html, const strbuf *svg, unsigned int number)
+/* The SVG from its tag on, with ids of its own: a page has many. */
+static void take_svg(strbuf *svg, const strbuf *drawn, unsigned int number)
 {
-    const char *text = strstr(strbuf_text(svg), "<svg");
+    const char *text = strstr(strbuf_text(drawn), "<svg");
     for (const char *next; text && (next = strstr(text, "gpPt")); text = next + 4) {
-        strbuf_append_bytes(html, text, (size_t)(next - text));
-        strbuf_appendf(html, "f%u-pt", number);
+        strbuf_append_bytes(svg, text, (size_t)(next - text));
+        strbuf_appendf(svg, "f%u-pt", number);
     }
-    strbuf_append(html, text ? text : "");
+    strbuf_append(svg, text ? text : "");
 }
 
-/* The drawing of a script in a file; false if there is none. */
-static bool run_gnuplot(const char *file, strbuf *svg)
+/* What it prints for a script in a file; false if that is no SVG. */
+static bool run_gnuplot(const char *file, strbuf *drawn)
 {
     char command[128], bytes[4096];
     size_t count;
     snprintf(command, sizeof command, "gnuplot %s 2>/dev/null", file);
     FILE *pipe = popen(command, "r");
     while (pipe && (count = fread(bytes, 1, sizeof bytes, pipe)) > 0)
-        strbuf_append_bytes(svg, bytes, count);
-    return pipe && pclose(pipe) == 0 && strstr(strbuf_text(svg), "</svg>");
+        strbuf_append_bytes(drawn, bytes, count);
+    return pipe && pclose(pipe) == 0 && strstr(strbuf_text(drawn), "</svg>");
 }
 
 static bool draw(unsigned int number, const struct figure *figure, const char *script, strbuf *svg)
@@ -148,10 +151,58 @@ static bool draw(unsigned int number, const struct figure *figure, const char *s
         return false;
     fprintf(stream, frame, number);
     fprintf(stream, "$d << END_OF_DATA\n%sEND_OF_DATA\n%s\n", strbuf_text(&figure->plot), script);
-    bool good = fclose(stream) == 0 && run_gnuplot(file, svg);
+    strbuf drawn;
+    strbuf_init(&drawn);
+    bool good = fclose(stream) == 0 && run_gnuplot(file, &drawn);
     unlink(file);
+    take_svg(svg, &drawn, number);
+    strbuf_finish(&drawn);
     return good;
 }
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
+/* "FOLDER/01-time-to-first-token.svg" */
+static void svg_path(const struct page *page, const char *title, char *path, size_t size)
+{
+    int length = snprintf(path, size, "%s/%02u-", page->svg_folder, page->num_figures);
+    size_t at = length < 0 ? 0 : (size_t)length;
+    for (; *title && at + sizeof ".svg" < size; title++) {
+        char c = (char)tolower((unsigned char)*title);
+        bool word = isalnum((unsigned char)c);
+        if (word || path[at - 1] != '-')
+            path[at++] = word ? c : '-';
+    }
+    snprintf(path + at, size - at, ".svg");
+}
+
+/* By itself a drawing has its title, and the page's colours, light and dark, from a style of its
+ * own. */
+static void write_svg(struct page *page, const char *title, const strbuf *svg)
+{
+    static const char style[] =
+        "<style>\nsvg{" PAGE_LIGHT
+        "color-scheme:light dark;background:var(--paper);color:var(--ink)}\n"
+        "@media (prefers-color-scheme:dark){svg{" PAGE_DARK "}}\n" PAGE_INK "</style>\n";
+    char path[4096], why[160];
+    const char *tag = strbuf_text(svg);
+    size_t length = strcspn(tag, ">") + 1;
+    svg_path(page, title, path, sizeof path);
+    FILE *file = output_open(path, why);
+    if (!file) {
+        snprintf(page->why, sizeof page->why, "--svg: %.300s: %s", path, why);
+        page->is_refused = true;
+        return;
+    }
+    bool good = output_clear(file) == 0;
+    fprintf(file, "<?xml version=\"1.0\" encoding=\"utf-8\"?>\n%.*s\n<title>%s</title>\n%s%s",
+            (int)length, tag, title, style, tag + length);
+    good = !ferror(file) && good;
+    if (fclose(file) != 0 || !good)
+        snprintf(page->why, sizeof page->why, "--svg: %.300s cannot be written", path);
+}
+
+/* ---- Both ------------------------------------------------------------------------------------ */
 
 void page_figure(struct page *page, struct figure *figure, const char *title, const char *note,
                  const char *script)
@@ -160,11 +211,13 @@ void page_figure(struct page *page, struct figure *figure, const char *title, co
     strbuf_init(&svg);
     unsigned int number = ++page->num_figures;
     if (!draw(number, figure, script, &svg))
-        page->why = "gnuplot could not draw a figure";
+        snprintf(page->why, sizeof page->why, "gnuplot could not draw a figure");
+    else if (page->svg_folder && !page->why[0])
+        write_svg(page, title, &svg);
     strbuf_appendf(&page->html, "<figure id=\"figure-%u\">\n<figcaption>", number);
     page_text(&page->html, title);
     strbuf_append(&page->html, "</figcaption>\n");
-    take_svg(&page->html, &svg, number);
+    strbuf_append(&page->html, strbuf_text(&svg));
     strbuf_append(&page->html, "<p>");
     page_text(&page->html, note);
     strbuf_appendf(&page->html,

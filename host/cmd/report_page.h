@@ -10,10 +10,19 @@
 
 #include "host/base/text.h"
 
+/* Colours, of the page and of drawings by themselves. */
+#define PAGE_LIGHT "--paper:#fff;--ink:#1b1f24;"
+#define PAGE_DARK  "--paper:#15181c;--ink:#dfe3e8;"
+#define PAGE_INK                                                                                   \
+    "svg [stroke=\"black\"]{stroke:currentColor}svg [fill=\"black\"]{fill:currentColor}\n"         \
+    "svg [color=\"black\"]{color:inherit}svg [font-family]{font-family:sans-serif}\n"
+
 struct page {
     strbuf html;
     unsigned int num_figures;
-    const char *why; /* it cannot be drawn; NULL = so far it could */
+    const char *svg_folder; /* NULL = drawings are in the page alone */
+    char why[512];          /* it cannot be drawn; "" = so far it could */
+    bool is_refused;        /* as there is something else in a file's place */
 };
 
 /* A figure in the making: columns, then rows. */
@@ -28,7 +37,8 @@ void figure_number(struct figure *figure, double value); /* NaN: there is none *
 void figure_text(struct figure *figure, const char *text);
 void figure_end_row(struct figure *figure);
 
-/* Draw it: `script` are gnuplot's commands, in which $d is the data; and release it. */
+/* Draw it: `script` are gnuplot's commands, in which $d is the data; and release it. `title`: words
+ * without what means something in HTML. */
 void page_figure(struct page *page, struct figure *figure, const char *title, const char *note,
                  const char *script);
 

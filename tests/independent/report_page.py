@@ -109,6 +109,26 @@ def check_page(page, run, bench):
                                   for phase in ("prefill", "decode")) else [str(layers)])
 
 
+def check_files(text):
+    """Each figure as a file: the page's drawing, with colours of its own, and no page where none is asked for."""
+    done = report("run.json", "bench.json", "--svg", "figures")
+    problems = [done.stderr] if done.returncode or done.stdout else []
+    drawings = re.findall(r"<svg.*?</svg>\n", text, re.DOTALL)
+    names = sorted(os.listdir(os.path.join(folder, "figures")))
+    if names != [f"{number:02}-{re.sub('[^a-z]+', '-', title.lower())}.svg"
+                 for number, title in enumerate(FIGURES, 1)]:
+        problems.append(str(names))
+    for name, drawing, title in zip(names, drawings, FIGURES):
+        with open(os.path.join(folder, "figures", name), encoding="utf-8") as file:
+            alone = file.read()
+        if xml.fromstring(alone).find(SVG + "title").text != title:
+            problems.append(f"{name} is not called {title}")
+        bare = re.sub(r"^<\?xml.*?\?>\n|\n<title>(?!f\d).*?</style>\n", "", alone, flags=re.DOTALL)
+        if bare.split() != drawing.split() or "prefers-color-scheme:dark" not in alone:
+            problems.append(name)
+    result("each figure as a file, light and dark", problems)
+
+
 def main():
     global count
     done = report("run.json", "bench.json", "--output", "report.html")
@@ -134,13 +154,15 @@ def main():
             print(f"ok {count} - looked at in a browser # SKIP none of {', '.join(report_look.BROWSERS)}")
         else:
             result("looked at in a browser, light and dark", seen)
+        check_files(text)
         result("where it comes from", [] if run["commit"] in text and run["digest"] in text else ["no"])
     for name, code, words, arguments, path in (
             ("what is no report", 2, "no report; accepted", ["other.json"], None),
             ("no such file", 2, "none.json", ["none.json"], None),
             ("no file", 2, "0 names given: accepted one and more REPORT.json", [], None),
             ("no gnuplot", 5, "apt-get install gnuplot-nox", ["run.json"], "/nowhere"),
-            ("an output that is a folder", 2, "--output .: ", ["run.json", "--output", "."], None)):
+            ("an output that is a folder", 2, "--output .: ", ["run.json", "--output", "."], None),
+            ("figures in what is no folder", 2, "--svg run.json: File exists; accepted: a folder", ["run.json", "--svg", "run.json"], None)):
         with open(os.path.join(folder, "other.json"), "w", encoding="utf-8") as file:
             file.write('{"steps": 3}')
         done = report(*arguments, path=path)
