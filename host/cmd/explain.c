@@ -154,9 +154,10 @@ const struct command command_explain = {
         "A model's config.json by itself stands for an ini with model.config alone.\n",
     .options = options,
     .ending =
-        "The answer goes to stdout, everything else to stderr. Exit codes: 0 every layer is\n"
-        "served, or on a simulated platform would be; 2 usage or configuration; 3 a critical\n"
-        "plugin is refused; 4 no backend can serve some layer, or the named one cannot.\n"
+        "The answer goes to stdout, folded to 80 columns in a pipe, too; for scripts there is\n"
+        "--json. Everything else goes to stderr. Exit codes: 0 every layer is served, or on a\n"
+        "simulated platform would be; 2 usage or configuration; 3 a critical plugin is refused; 4\n"
+        "no backend can serve some layer, or the named one cannot.\n"
         "\n"
         "examples:\n"
         "  attnhost explain examples/quickstart.ini\n"

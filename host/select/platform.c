@@ -95,9 +95,11 @@ attn_status platform_describe(const struct config *config, attn_device *device, 
     memset(device, 0, sizeof *device);
     device->struct_size = sizeof *device;
     attn_status status = device_describe(type, platform->device.index, device, error);
-    return status ? host_fail_prefix(error, "%s: platform.device",
-                                     config_place(config, "platform.device"))
-                  : ATTN_OK;
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    host_fail_suffix(error, "; accepted here: cpu; what a GPU would be given: attnhost explain "
+                            "--set platform.simulate=sm90");
+    return host_fail_prefix(error, "%s: platform.device", config_place(config, "platform.device"));
 }
 
 bool platform_is_foreign(const attn_device *device)

@@ -50,6 +50,14 @@ says 2 "a config.json that is not there" "none.json" -- "$attnhost" explain none
 says 4 "explain hints at model.dtype" "it could with model.dtype = f16, bf16" \
     -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=sm90 \
     --set model.dtype=f32 --set attention.attention_backend=auto
+if "$attnhost" explain "$top/examples/cuda.ini" >/dev/null 2>&1; then
+    tap_skip "explain cuda.ini without a GPU" "there is one"
+else
+    says 4 "explain cuda.ini without a GPU says how to ask all the same" "--set platform.simulate=sm90" \
+        -- "$attnhost" explain "$top/examples/cuda.ini"
+fi
+says 0 "and so it answers" "served by triton_like" \
+    -- "$attnhost" explain "$top/examples/cuda.ini" --set platform.simulate=sm90
 says 4 "an error that lacks a plugin says where to look" "plugins.path names other folders" \
     -- "$attnhost" run "$top/examples/quickstart.ini" --attention-backend trtllm_mha_like
 says 4 "inspect says it, too" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
