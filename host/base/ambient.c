@@ -37,6 +37,8 @@ void ambient_take(struct ambient *ambient)
     ambient->creation_mask = creation_mask();
     if (!getcwd(ambient->directory, sizeof ambient->directory))
         ambient->directory[0] = '\0';
+    for (int r = 0; r < RLIM_NLIMITS; r++)
+        getrlimit(r, &ambient->limits[r]);
 }
 
 /* ---- Compare --------------------------------------------------------------------------------- */
@@ -135,6 +137,36 @@ static void restore_directory(const struct ambient *before, const struct ambient
     }
 }
 
+static const char *limit_name(int number)
+{
+    static const char *const names[RLIM_NLIMITS] = {
+        [RLIMIT_AS] = "RLIMIT_AS",         [RLIMIT_CORE] = "RLIMIT_CORE",
+        [RLIMIT_CPU] = "RLIMIT_CPU",       [RLIMIT_DATA] = "RLIMIT_DATA",
+        [RLIMIT_FSIZE] = "RLIMIT_FSIZE",   [RLIMIT_MEMLOCK] = "RLIMIT_MEMLOCK",
+        [RLIMIT_NOFILE] = "RLIMIT_NOFILE", [RLIMIT_NPROC] = "RLIMIT_NPROC",
+        [RLIMIT_RTPRIO] = "RLIMIT_RTPRIO", [RLIMIT_STACK] = "RLIMIT_STACK",
+        [RLIMIT_RTTIME] = "RLIMIT_RTTIME",
+    };
+    return names[number] ? names[number] : "a resource limit";
+}
+
+/* One that was raised harms nobody. A hard limit that was lowered comes back with privileges alone.
+ */
+static void restore_limits(const struct ambient *before, const struct ambient *now, char text[256])
+{
+    for (int r = 0; r < RLIM_NLIMITS; r++) {
+        struct rlimit was = before->limits[r], is = now->limits[r];
+        if (is.rlim_cur >= was.rlim_cur)
+            continue;
+        snprintf(text, 256, "%s is %llu, before: %s", limit_name(r),
+                 (unsigned long long)is.rlim_cur,
+                 was.rlim_cur == RLIM_INFINITY ? "unlimited" : "more");
+        is.rlim_cur = was.rlim_cur < is.rlim_max ? was.rlim_cur : is.rlim_max;
+        if (setrlimit(r, &was) != 0)
+            setrlimit(r, &is);
+    }
+}
+
 void ambient_restore(const struct ambient *before, char changes[AMBIENT_KINDS][256])
 {
     struct ambient now;
@@ -145,4 +177,5 @@ void ambient_restore(const struct ambient *before, char changes[AMBIENT_KINDS][2
     restore_locale(before, &now, changes[AMBIENT_LOCALE]);
     restore_signals(before, &now, changes[AMBIENT_SIGNALS]);
     restore_directory(before, &now, changes[AMBIENT_CWD]);
+    restore_limits(before, &now, changes[AMBIENT_CWD]);
 }

@@ -11,6 +11,7 @@
 #include <locale.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 /* In the order of the checks from CORE_FPU on. */
@@ -26,6 +27,7 @@ struct ambient {
     struct sigaction handlers[NSIG];
     mode_t creation_mask;
     char directory[PATH_MAX];
+    struct rlimit limits[RLIM_NLIMITS];
 };
 
 void ambient_take(struct ambient *ambient);

@@ -363,14 +363,25 @@ size_t text_utf8_length(const char *text)
     return (size_t)(following + 1);
 }
 
+/* Characters but those that control a terminal, up to the end of `text`, or of its line. */
+static const char *end_of_plain(const char *text)
+{
+    size_t length;
+    while ((unsigned char)*text >= ' ' && *text != 0x7f && (length = text_utf8_length(text)) > 0)
+        text += length;
+    return text;
+}
+
 bool text_is_line(const char *text)
 {
-    for (size_t length; *text; text += length) {
-        length = text_utf8_length(text);
-        if (length == 0 || (unsigned char)*text < ' ' || *text == 0x7f)
-            return false;
-    }
-    return true;
+    return !*end_of_plain(text);
+}
+
+bool text_is_lines(const char *text)
+{
+    while (*(text = end_of_plain(text)) == '\n')
+        text++;
+    return !*text;
 }
 
 void text_hide_invalid(char *text)

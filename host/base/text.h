@@ -93,6 +93,9 @@ size_t text_utf8_length(const char *text);
 /* Is it UTF-8 without control characters? */
 bool text_is_line(const char *text);
 
+/* The same, with ends of lines. */
+bool text_is_lines(const char *text);
+
 /* Bytes that are no UTF-8 become '?'. */
 void text_hide_invalid(char *text);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exits.c: exit(), _exit(), _Exit(), pthread_exit() and exec*() of the program. They stand before
- * the C library's for every object of the process, and ask the warden first (warden.h). What the C
- * library itself calls does not come here, but to the warden's exit handler.
+ * exits.c: exit(), _exit(), _Exit(), pthread_exit(), kill(), raise() and exec*() of the program.
+ * They stand before the C library's for every object of the process, and ask the warden first
+ * (warden.h). What the C library itself calls does not come here, but to the warden's exit handler.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -56,8 +57,7 @@ _Noreturn void _Exit(int code)
     end_now(code);
 }
 
-/* ---- A thread ----------------------------------------------------------------------------------
- */
+/* ---- A thread -------------------------------------------------------------------------------- */
 
 /* A plugin may end threads of its own, but none that is in a call of the host's. */
 _Noreturn void pthread_exit(void *value)
@@ -71,11 +71,31 @@ _Noreturn void pthread_exit(void *value)
     end_now(EXIT_RUN_TIME);
 }
 
-/* ---- Another program
- * ----------------------------------------------------------------------------- */
+/* ---- A signal -------------------------------------------------------------------------------- */
 
-/* Where a child calls them, between fork() and exec*(), dlsym() may not be: they are found before.
+/* Is the process, or the group, one that this process is in? */
+static int is_own(pid_t target)
+{
+    return target == getpid() || target == 0 || target == -1 || target == -getpgrp();
+}
+
+int kill(pid_t target, int number)
+{
+    if (is_own(target))
+        warden_on_signal(number, __builtin_return_address(0));
+    return (int)syscall(SYS_kill, target, number);
+}
+
+int raise(int number)
+{
+    warden_on_signal(number, __builtin_return_address(0));
+    return (int)syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), number);
+}
+
+/* ---- Another program --------------------------------------------------------------------------
  */
+
+/* In a child, between fork() and exec*(), dlsym() may not be called: so they are found before. */
 static struct {
     int (*execve)(const char *, char *const[], char *const[]);
     int (*execvpe)(const char *, char *const[], char *const[]);

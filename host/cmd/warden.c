@@ -132,6 +132,41 @@ void warden_on_exit(const char *function, const void *caller)
         refuse_exit(function, caller);
 }
 
+/* ---- kill() --------------------------------------------------------------------------------- */
+
+/* Will the process be gone when this thread has been sent it? */
+static bool is_deadly(int number)
+{
+    struct sigaction action;
+    sigset_t blocked;
+    switch (number) {
+    case SIGKILL:
+        return true; /* neither handled nor blocked */
+    case SIGCHLD:
+    case SIGCONT:
+    case SIGSTOP:
+    case SIGTSTP:
+    case SIGTTIN:
+    case SIGTTOU:
+    case SIGURG:
+    case SIGWINCH:
+        return false;
+    default:
+        return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL &&
+               pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && !sigismember(&blocked, number);
+    }
+}
+
+void warden_on_signal(int number, const void *caller)
+{
+    char how[32];
+    const char *name = sigabbrev_np(number);
+    if (!name || !is_watching() || !is_deadly(number))
+        return;
+    snprintf(how, sizeof how, "SIG%s", name);
+    name_culprit(how, caller);
+}
+
 /* ---- Crashes --------------------------------------------------------------------------------- */
 
 static const struct {

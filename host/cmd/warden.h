@@ -5,9 +5,10 @@
  *   exit()     ends the process with EXIT_RUN_TIME after a line that names who called it, never
  *              with what the caller wanted; so do _exit(), a function of the C library that calls
  *              exit(), exec*(), and pthread_exit() in a call
+ *   kill()     and raise() of a signal that ends this process are named; then it ends it
  *   a crash    is named the same way, with its signal; then the signal does what it does
  *   stdout     carries what the command itself prints; what plugins print goes to stderr
- *   locale, signal handlers and mask, working directory, umask
+ *   locale, signal handlers and mask, working directory, umask, resource limits
  *              are put back after each call, but forwards, and reported (plugin/guard.h)
  *
  * What it cannot see is a system call that is made without the C library.
@@ -27,5 +28,8 @@ int warden_end(const char *command, int code);
 /* Somebody at the address `caller` calls `function`, which is to end the process: returns only if
  * that is to be. For exits.c. */
 void warden_on_exit(const char *function, const void *caller);
+
+/* Somebody there is about to send a signal to this process, or to its group. For exits.c. */
+void warden_on_signal(int number, const void *caller);
 
 #endif /* HOST_CMD_WARDEN_H */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "host/base/clock.h"
@@ -134,9 +135,32 @@ static char *last_words(struct scan *scan, const char *after)
     return found;
 }
 
+/* What its parent sees of the end of a process that said nothing: a signal by a system call of its
+ * own, or one that nobody can handle. */
+static const char *silent_end(const struct scan *scan, char text[64])
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    siginfo_t info = {.si_pid = 0};
+    for (int tries = 0; tries < 100 && info.si_pid == 0; tries++) { /* its streams close earlier */
+        waitid(P_PID, (id_t)scan->process, &info, WEXITED | WNOHANG | WNOWAIT);
+        if (info.si_pid == 0)
+            nanosleep(&pause, NULL);
+    }
+    const char *name =
+        info.si_pid && info.si_code != CLD_EXITED ? sigabbrev_np(info.si_status) : NULL;
+    if (name)
+        snprintf(text, 64, "SIG%s", name);
+    else if (info.si_pid)
+        snprintf(text, 64, "a system call, with exit code %d", info.si_status);
+    else
+        snprintf(text, 64, "a way that is not known");
+    return text;
+}
+
 static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
 {
     const char *words;
+    char how[64];
     *verdict = (struct scan_verdict){.survived = false};
     if (in_time && strcmp(scan->said[OUT], SCAN_SURVIVED "\n") == 0) {
         verdict->survived = true;
@@ -147,7 +171,7 @@ static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
     } else {
         words = last_words(scan, "the process was ended by ");
         snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
-                 words ? words : "a way that is not known");
+                 words ? words : silent_end(scan, how));
     }
 }
 
@@ -162,8 +186,8 @@ static bool scan(const char *file, struct scan_verdict *verdict)
         kill(scan.process, SIGABRT); /* it says where it is */
         follow(&scan, clock_now_ns() + 500000000);
     }
-    end(&scan);
     judge(&scan, in_time, verdict);
+    end(&scan);
     return true;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/text.h"
 
 /* The layer's own instance and metadata, each with the next one's. */
 struct attn_instance {
@@ -147,11 +148,19 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
     return count(metadata, args, status);
 }
 
+/* A text is read while we are in the plugin's call, so that one that cannot be read is its own
+ * crash; what is no text for people is not there. */
+static const void *readable(const char *id, const void *extension)
+{
+    bool is_text = strcmp(id, ATTN_EXTENSION_EXPLAIN) == 0;
+    return !is_text || !extension || text_is_lines(extension) ? extension : NULL;
+}
+
 static const void *get_extension(attn_instance *layer, const char *id)
 {
     struct guard_call call;
     guard_enter(&call, layer->party, "get_extension");
-    const void *extension = layer->next->get_extension(layer->instance, id);
+    const void *extension = readable(id, layer->next->get_extension(layer->instance, id));
     guard_leave(&call);
     return extension;
 }

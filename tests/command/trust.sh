@@ -100,6 +100,9 @@ for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
 done
+run 137 "kill(getpid(), SIGKILL) is named" forward:kill "ended by SIGKILL in villain: forward_extend of layer 0"
+run 138 "and raise(SIGUSR1)" query:raise "ended by SIGUSR1 in villain: query ($villain)"
+run 137 "a system call that kills is no good run" forward:kill_by_hand
 run 0 "an exit handler that calls _exit changes nothing of a good run" create:exit_later
 ends 5 "nor of a failed one" "forward:fail_exit_later" -- "$command" run run.ini
 for deed in entry:exit describe:exit; do
@@ -130,7 +133,7 @@ done
 
 unset VILLAIN_SLY
 for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:segv query:abort \
-    describe:overflow entry:data entry:hang; do
+    describe:overflow entry:data entry:hang entry:kill query:kill_by_hand; do
     others="run list"
     test $deed != entry:segv || others="run list explain inspect bench"
     for other in $others; do
@@ -148,6 +151,10 @@ for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:
         esac
         tap_try "and says so" grep -F -e "$villain: opened in a process of its own, it" $told
     done
+done
+for way in "kill:SIGKILL in attn_plugin_entry ($villain)" "kill_by_hand:SIGKILL"; do
+    ends 3 "a scanner that is killed says how: ${way%%:*}" "entry:${way%%:*}" \
+        "it ended the process by ${way#*:}" -- "$command" inspect "$villain"
 done
 ends 3 "inspect of such a file says it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
     "$command" inspect "$villain"
@@ -193,6 +200,9 @@ tap_try "a link in the cache's place is neither followed nor replaced" \
 XDG_CACHE_HOME=/dev/null
 
 VILLAIN_SLY=yes
+run 139 "an extension that is no address is named" extension:garbage \
+    "ended by SIGSEGV in villain: get_extension ($villain)"
+run 0 "an extension that is no text is not there" extension:garble "![2J"
 run 5 "more reasons than there is room for are a defect" query:reasons \
     "villain: defect of the plugin: in query's verdict num_reasons is above 1024"
 ends 0 "a text that is no line of UTF-8 is refused" entry:garble -- "$command" list bystander.ini
@@ -212,7 +222,7 @@ alike()
 
 for change in "round:the FPU's control word" "flush_denormals:the FPU's control word" \
     "locale:locale is C.UTF-8" "signal:has another handler" "move:working directory is /" \
-    "umask:umask is 000"; do
+    "umask:umask is 000" "limit_files:RLIMIT_FSIZE is 1, before: "; do
     deed=${change%%:*} said=${change#*:}
     for call in entry query forward task; do
         run 0 "$deed in $call is undone" $call:"$deed" "$said" "it was put back"
@@ -221,6 +231,10 @@ for change in "round:the FPU's control word" "flush_denormals:the FPU's control 
     ends 0 "$deed of a bystander is undone" "entry:$deed" "$said" -- "$command" run bystander.ini
     alike "$deed of a bystander changes no output"
 done
+
+ends 0 "limit_memory of a bystander is undone" entry:limit_memory "RLIMIT_AS is 1, before: " -- \
+    "$command" run bystander.ini
+alike "limit_memory of a bystander changes no output"
 
 for call in dlopen query forward task; do
     ends 0 "what is printed in $call goes to stderr" $call:print villain \

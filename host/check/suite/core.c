@@ -25,7 +25,7 @@ const struct check check_core[CORE_COUNT] = {
                       .sentence = "signal mask and signal handlers are left alone"},
     [CORE_CWD] = {.rule = "ERR-03",
                   .name = "cwd",
-                  .sentence = "working directory and umask are left alone"},
+                  .sentence = "working directory, umask and resource limits are left alone"},
     [CORE_ENDS] = {.rule = "ERR-03",
                    .name = "ends",
                    .sentence =

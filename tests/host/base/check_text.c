@@ -334,6 +334,8 @@ START_TEST(lines_of_utf8)
 {
     ck_assert(text_is_line("") && text_is_line("a b~") && text_is_line("\xc3\xa9 \xe2\x82\xac"));
     ck_assert(!text_is_line("a\nb") && !text_is_line("\033[2J") && !text_is_line("\x7f"));
+    ck_assert(text_is_lines("") && text_is_lines("a\n\n\xc3\xa9\n"));
+    ck_assert(!text_is_lines("a\n\033[2J") && !text_is_lines("a\n\xff\n"));
     ck_assert(!text_is_line("a\xff") && !text_is_line("\xc3") && !text_is_line("\xe2\x82"));
     char text[] = "a\xc3\xa9\xc3 \xff\xe2\x82\xac\xe2\x82";
     text_hide_invalid(text);
