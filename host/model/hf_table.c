@@ -179,8 +179,6 @@ static const struct hf_defaults falcon_h1 = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 8192};
 static const struct hf_defaults bamba = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 262144};
-static const struct hf_defaults granite_hybrid = {
-    .num_layers = 32, .num_heads = 32, .max_positions = 2048};
 static const struct hf_defaults zamba2 = {.num_layers = 54, .max_positions = 4096};
 static const struct hf_defaults recurrent_gemma = {.num_layers = 26, .num_heads = 10};
 static const struct hf_defaults nemotron_h = {
@@ -240,7 +238,7 @@ const struct hf_architecture hf_architectures[] = {
     {"GraniteForCausalLM", hf_build_dense, &granite},
     {"GraniteMoeForCausalLM", hf_build_dense, &granite},
     {"GraniteMoeSharedForCausalLM", hf_build_dense, &granite},
-    {"GraniteMoeHybridForCausalLM", hf_build_granite_hybrid, &granite_hybrid},
+    {"GraniteMoeHybridForCausalLM", hf_build_granite_hybrid, &as_llama},
     {"CohereForCausalLM", hf_build_dense, &cohere},
     {"Cohere2ForCausalLM", hf_build_dense, &cohere2},
     {"GlmForCausalLM", hf_build_dense, &glm},

@@ -165,6 +165,52 @@ START_TEST(layers_are_the_models_own)
 }
 END_TEST
 
+/* ---- Whether each architecture has a model -----------------------------------------------------
+ */
+
+/* The row of the table that reads a model's file, or NULL. */
+static const struct hf_architecture *reader_of(const char *place, const char *file)
+{
+    static char text[MAX_TEXT];
+    char path[1536], quoted[128];
+    snprintf(path, sizeof path, "%s/%s", place, file);
+    read_text(path, text);
+    const char *at = strstr(text, "\"architectures\"");
+    size_t length = at ? strcspn(at, "]") : 0;
+    for (size_t i = 0; i < hf_num_architectures; i++) {
+        snprintf(quoted, sizeof quoted, "\"%s\"", hf_architectures[i].name);
+        const char *found = at ? strstr(at, quoted) : NULL;
+        if (found && (size_t)(found - at) < length)
+            return &hf_architectures[i];
+    }
+    return NULL;
+}
+
+/* Each is compared with its model, or is read with the functions and defaults of one that is. */
+START_TEST(each_architecture_has_a_model)
+{
+    const struct hf_architecture *held[256];
+    size_t num_held = 0;
+    char place[1024];
+    folder(place);
+    DIR *files = opendir(place);
+    ck_assert_msg(files, "%s cannot be opened", place);
+    for (struct dirent *entry; (entry = readdir(files)) && num_held < 256;) {
+        const char *end = strstr(entry->d_name, ".json");
+        if (end && !end[5] && (held[num_held] = reader_of(place, entry->d_name)))
+            num_held++;
+    }
+    closedir(files);
+    for (size_t i = 0; i < hf_num_architectures; i++) {
+        const struct hf_architecture *row = &hf_architectures[i];
+        size_t h = 0;
+        while (h < num_held && (held[h]->build != row->build || held[h]->defaults != row->defaults))
+            h++;
+        ck_assert_msg(h < num_held, "no model holds %s", row->name);
+    }
+}
+END_TEST
+
 /* ---- The table of docs/MODELS.md ---------------------------------------------------------------
  */
 
@@ -208,6 +254,7 @@ static Suite *suite(void)
     Suite *suite = suite_create("live");
     TCase *live = tcase_create("live"), *page = tcase_create("page");
     tcase_add_test(live, layers_are_the_models_own);
+    tcase_add_test(live, each_architecture_has_a_model);
     tcase_add_test(page, the_page_lists_what_is_read);
     suite_add_tcase(suite, live);
     suite_add_tcase(suite, page);
