@@ -305,13 +305,115 @@ static void print_graph_level(const attnhost_selection *told, const attnhost_gro
             graph_level_name(group->decode_graph_level));
 }
 
-static void print_phase(const attnhost_selection *told, const attnhost_phase *phase,
+static bool has_answer(const attnhost_selection *told, const attnhost_phase *phase,
+                       const attnhost_candidate *candidate)
+{
+    for (uint32_t c = 0; c < phase->num_candidates; c++)
+        if (same_answer(told, candidate_at(phase, c), candidate))
+            return true;
+    return false;
+}
+
+/* The phase, of a group before this one or of this one, in which the same was said of a candidate;
+ * NULL = of none. What can serve, and what would be chosen, is said each time. */
+static const attnhost_phase *said_before(const attnhost_selection *told,
+                                         const attnhost_group *group, uint32_t p, uint32_t index)
+{
+    const attnhost_phase *phase = phase_at(group, p);
+    const attnhost_candidate *candidate = candidate_at(phase, index);
+    if (candidate->state == ATTNHOST_CAN_SERVE || (int32_t)index == phase->preferred)
+        return NULL;
+    for (uint32_t g = 0; attn_at(told->groups, g) != (const void *)group; g++) {
+        const attnhost_group *before = attn_at(told->groups, g);
+        if (p < before->num_phases && has_answer(told, phase_at(before, p), candidate))
+            return phase_at(before, p);
+    }
+    for (uint32_t before = 0; before < p; before++)
+        if (has_answer(told, phase_at(group, before), candidate))
+            return phase_at(group, before);
+    return NULL;
+}
+
+/* The last of the candidates from `index` on of which nothing but one and the same sentence is
+ * said. */
+static uint32_t last_alike(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
+                           uint32_t index)
+{
+    const attnhost_phase *phase = phase_at(group, p);
+    const attnhost_candidate *first = candidate_at(phase, index);
+    uint32_t last = index;
+    if (first->state != ATTNHOST_ABSENT || (int32_t)index == phase->preferred)
+        return index;
+    for (uint32_t c = index + 1; c < phase->num_candidates; c++) {
+        const attnhost_candidate *next = candidate_at(phase, c);
+        if (next->state != ATTNHOST_ABSENT || (int32_t)c == phase->preferred ||
+            strcmp(reason_at(first, 0)->text, reason_at(next, 0)->text) != 0 ||
+            said_before(told, group, p, c))
+            break;
+        last = c;
+    }
+    return last;
+}
+
+static void append_name(strbuf *names, const char *name)
+{
+    strbuf_appendf(names, "%s%s", *strbuf_text(names) ? ", " : "", name);
+}
+
+static void print_alike(const attnhost_phase *phase, uint32_t first, uint32_t last, FILE *file)
+{
+    strbuf names;
+    strbuf_init(&names);
+    for (uint32_t c = first; c <= last; c++)
+        append_name(&names, candidate_at(phase, c)->name);
+    text_wrap_line(file, 6, 8, "%s: %s", strbuf_text(&names),
+                   reason_at(candidate_at(phase, first), 0)->text);
+    strbuf_finish(&names);
+}
+
+/* "as for layers 0-2: cpu_native, route": the candidates from `index` on of which the same was said
+ * in one place. */
+static void print_said(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
+                       uint32_t index, FILE *file)
+{
+    const attnhost_phase *phase = phase_at(group, p), *place = said_before(told, group, p, index);
+    strbuf names;
+    for (uint32_t c = 0; c < index; c++)
+        if (said_before(told, group, p, c) == place)
+            return; /* with that one */
+    strbuf_init(&names);
+    for (uint32_t c = index; c < phase->num_candidates; c++)
+        if (said_before(told, group, p, c) == place)
+            append_name(&names, candidate_at(phase, c)->name);
+    if (p > 0 && place == phase_at(group, 0))
+        text_wrap_line(file, 6, 8, "as in %s: %s", place->name, strbuf_text(&names));
+    for (uint32_t g = 0; attn_at(told->groups, g) != (const void *)group; g++) {
+        const attnhost_group *before = attn_at(told->groups, g);
+        if (p < before->num_phases && place == phase_at(before, p))
+            text_wrap_line(file, 6, 8, "as for layers %s: %s", before->layers, strbuf_text(&names));
+    }
+    strbuf_finish(&names);
+}
+
+static void print_phase(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
                         const char *name, FILE *file)
 {
+    const attnhost_phase *phase = phase_at(group, p);
     const char *backend = backend_of(phase);
     text_wrap_line(file, 2, 4, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
+    for (uint32_t c = 0; c < phase->num_candidates; c++) {
+        uint32_t last = last_alike(told, group, p, c);
+        if (said_before(told, group, p, c))
+            continue;
+        if (last > c)
+            print_alike(phase, c, last, file);
+        else
+            print_candidate(told, phase, c, file);
+        c = last;
+    }
     for (uint32_t c = 0; c < phase->num_candidates; c++)
-        print_candidate(told, phase, c, file);
+        if (said_before(told, group, p, c))
+            print_said(told, group, p, c, file);
 }
 
 static void print_group(const attnhost_selection *told, const attnhost_group *group, FILE *file)
@@ -334,8 +436,7 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
     }
     bool same = same_phases(told, group);
     for (uint32_t p = 0; p < (same ? 1 : group->num_phases); p++)
-        print_phase(told, phase_at(group, p), same ? "prefill, decode" : phase_at(group, p)->name,
-                    file);
+        print_phase(told, group, p, same ? "prefill, decode" : phase_at(group, p)->name, file);
 }
 
 void told_print(const attnhost_selection *told, FILE *file)
