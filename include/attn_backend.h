@@ -167,6 +167,30 @@ typedef struct attn_judge {
                          int32_t head, double *bars_off, attn_error *error);
 } attn_judge;
 
+/* ---- Private operands ------------------------------------------------------------------------ */
+
+/* Extents of a private operand that follow from the layer or the call. */
+enum {
+    ATTN_EXTENT_ANY = 0,       /* as the vendor says */
+    ATTN_EXTENT_TOKENS = -1,   /* rows of OUT */
+    ATTN_EXTENT_Q_HEADS = -2,  /* num_q_heads */
+    ATTN_EXTENT_KV_HEADS = -3, /* num_kv_heads */
+    ATTN_EXTENT_LAST = -3
+};
+
+/* An operand beside the roles, which one vendor's backends alone know: an additive bias, parameters
+ * of a variant that is compiled for a model. Problems name it among their features, calls bring it
+ * in attn_forward_args.named. Static storage. */
+typedef struct attn_private_operand {
+    uint32_t struct_size;
+    attn_dtype dtype;  /* ATTN_DTYPE_NONE = the problem's q_dtype */
+    uint32_t ndim;     /* 1..ATTN_MAX_DIMS */
+    uint32_t reserved; /* 0 */
+    const char *name;  /* "vendor.name", each [a-z][a-z0-9_]*, not attn; at most 63 bytes */
+    const char *doc;   /* one line, never NULL */
+    int64_t shape[ATTN_MAX_DIMS]; /* each > 0, or ATTN_EXTENT_* */
+} attn_private_operand;
+
 /* ---- Type ------------------------------------------------------------------------------------ */
 
 /* attn_backend_type.flags */
@@ -205,6 +229,10 @@ struct attn_backend_type {
                           uint32_t num_problems, const attn_options *options,
                           const attn_services *services, attn_instance **instance,
                           attn_error *error);
+
+    uint32_t num_operands;                /* private ones, 32 at most */
+    uint32_t reserved;                    /* 0 */
+    const attn_private_operand *operands; /* array; walk with attn_at(); NULL = none */
 };
 
 #ifdef __cplusplus

@@ -316,6 +316,14 @@ typedef struct attn_scale {
     const float *device;  /* NULL = use `host`, whose values are baked into a capture */
 } attn_scale;
 
+/* A private operand of a call (attn_private_operand). */
+typedef struct attn_named_operand {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    const char *name;  /* "vendor.name" */
+    const attn_tensor *tensor;
+} attn_named_operand;
+
 /* attn_forward_args.flags */
 enum {
     ATTN_FORWARD_SAVE_KV = 1 << 0,   /* write k, v to out_cache_loc before reading */
@@ -341,6 +349,10 @@ typedef struct attn_forward_args {
     uint32_t num_scales;                /* elements of `scales` */
     const attn_tensor *const *operands; /* by role; NULL = absent */
     const attn_scale *const *scales;    /* by role; NULL = absent; may be NULL if num_scales is 0 */
+    uint32_t num_named;                 /* elements of `named` */
+    uint32_t reserved;                  /* 0 */
+    const attn_named_operand *named; /* array; walk with attn_at(): the private operands that the */
+                                     /* features of the layer's problem name, each once */
 } attn_forward_args;
 
 /* The operand of a role, or NULL. [any-thread] */

@@ -500,22 +500,24 @@ enum {
 /* What a plugin takes. The first part is for attn_util_check_question() and the functions it calls
  * alone. */
 typedef struct attn_util_limits {
-    int32_t device_type;      /* ATTN_DEVICE_* */
-    uint32_t num_dtypes;      /* elements of `dtypes` */
-    const attn_dtype *dtypes; /* of q, the cache and the output, which have the same one */
-    const char *kv_layout;    /* ATTN_LAYOUT_* */
-    int32_t max_head_dim;     /* of head_dim and v_head_dim */
-    uint32_t chunks;          /* 1 = attention_chunk is served */
-    uint32_t kinds;           /* set of 1 << ATTN_KIND_* */
-    uint32_t attn_types;      /* set of 1 << ATTN_TYPE_* */
-    uint32_t granularities;   /* set of 1 << ATTN_SCALE_* */
-    uint32_t group_flags;     /* set of ATTN_GROUP_* */
-    uint32_t layer_flags;     /* set of ATTN_LAYER_* */
-    uint32_t modes;           /* set of ATTN_MODE_BIT */
-    uint32_t mask_kinds;      /* set of ATTN_MASK_BIT */
-    uint32_t uses;            /* set of ATTN_USES_* */
-    uint32_t graph_level;     /* the highest ATTN_GRAPH_* */
-    uint32_t notes;           /* set of ATTN_NOTE_* that are kept */
+    int32_t device_type;         /* ATTN_DEVICE_* */
+    uint32_t num_dtypes;         /* elements of `dtypes` */
+    const attn_dtype *dtypes;    /* of q, the cache and the output, which have the same one */
+    const char *kv_layout;       /* ATTN_LAYOUT_* */
+    int32_t max_head_dim;        /* of head_dim and v_head_dim */
+    uint32_t chunks;             /* 1 = attention_chunk is served */
+    uint32_t kinds;              /* set of 1 << ATTN_KIND_* */
+    uint32_t attn_types;         /* set of 1 << ATTN_TYPE_* */
+    uint32_t granularities;      /* set of 1 << ATTN_SCALE_* */
+    uint32_t group_flags;        /* set of ATTN_GROUP_* */
+    uint32_t layer_flags;        /* set of ATTN_LAYER_* */
+    uint32_t modes;              /* set of ATTN_MODE_BIT */
+    uint32_t mask_kinds;         /* set of ATTN_MASK_BIT */
+    uint32_t uses;               /* set of ATTN_USES_* */
+    uint32_t graph_level;        /* the highest ATTN_GRAPH_* */
+    uint32_t notes;              /* set of ATTN_NOTE_* that are kept */
+    uint32_t num_features;       /* elements of `features` */
+    const char *const *features; /* that are known, names of private operands among them */
 } attn_util_limits;
 
 /* Refuse a value that is not in a set of 1 << value; `name` names values, of which there are
@@ -663,7 +665,15 @@ static inline void attn_util_check_bounds(const attn_util_limits *limits, const 
                          "%" PRId64, bounds->max_kv_tokens);
 }
 
-/* Graphs, notes, and features, none of which is known. */
+static inline int attn_util_knows_feature(const attn_util_limits *limits, const char *feature)
+{
+    for (uint32_t i = 0; i < limits->num_features; i++)
+        if (strcmp(limits->features[i], feature) == 0)
+            return 1;
+    return 0;
+}
+
+/* Graphs, notes, and features that are not known. */
 static inline void attn_util_check_needs(const attn_util_limits *limits,
                                          const attn_problem *problem, attn_verdict *verdict)
 {
@@ -677,8 +687,9 @@ static inline void attn_util_check_needs(const attn_util_limits *limits,
     attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, limits->notes,
                             problem->need_notes);
     for (uint32_t i = 0; i < problem->num_features; i++)
-        attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent", "%s",
-                         problem->features[i]);
+        if (!attn_util_knows_feature(limits, problem->features[i]))
+            attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent",
+                             "%s", problem->features[i]);
 }
 
 /* What query is asked, in structs of ours, and what it will answer. */
@@ -1542,6 +1553,18 @@ static inline attn_status attn_util_operand(const attn_forward_args *args, uint3
     if (status == ATTN_OK)
         *operand = tensor;
     return status;
+}
+
+/* The private operand of this name, or NULL. */
+static inline const attn_tensor *attn_util_named(const attn_forward_args *args, const char *name)
+{
+    uint32_t count = ATTN_HAS(args, attn_forward_args, named) ? args->num_named : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const attn_named_operand *named = (const attn_named_operand *)attn_at(args->named, i);
+        if (strcmp(named->name, name) == 0)
+            return named->tensor;
+    }
+    return NULL;
 }
 
 /* Operands of softmax attention over a cache in the layout kv.nhd/1; NULL = not given. */

@@ -387,7 +387,8 @@ typedef struct attn_problem {
                               /* beyond attn_guaranteed_alignment(); 0 = no further */
     uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
     uint32_t num_features;    /* required features */
-    const char *const *features; /* ids "attn.<name>/<rev>"; an unknown one means unsupported */
+    const char *const *features; /* ids "attn.<name>/<rev>", and names "vendor.name" of private */
+                                 /* operands that calls bring; an unknown one means unsupported */
 } attn_problem;
 
 /* The dtype of new k, v: new_kv_dtype, or what NONE there stands for. [any-thread] */

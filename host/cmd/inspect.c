@@ -59,6 +59,11 @@ static void print_option(const attn_option *option)
                                              : "empty");
 }
 
+static uint32_t count_operands(const attn_backend_type *type)
+{
+    return ATTN_HAS(type, attn_backend_type, operands) ? type->num_operands : 0;
+}
+
 static void print_type(const attnhost *host, const attn_backend_type *type)
 {
     struct probe probe;
@@ -70,6 +75,10 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
     text_wrap_line(stdout, 0, 2, "%s: %s", type->name, type->doc);
     text_wrap_line(stdout, 2, 4, "layouts:%s", strbuf_text(&layouts));
     strbuf_finish(&layouts);
+    for (uint32_t i = 0; i < count_operands(type); i++) {
+        const attn_private_operand *operand = attn_at(type->operands, i);
+        text_wrap_line(stdout, 2, 4, "private operand %s: %s", operand->name, operand->doc);
+    }
     printf("  options of [backend.NAME] with type = %s:%s\n", type->name,
            type->num_options ? "" : " none");
     for (uint32_t i = 0; i < type->num_options; i++)
@@ -124,6 +133,11 @@ static bool add_type(cJSON *list, const attnhost *host, const attn_backend_type 
     good = layouts != NULL;
     for (uint32_t i = 0; good && i < type->num_layouts; i++)
         good = json_add_text_item(layouts, type->layouts[i]);
+    cJSON *operands = good ? cJSON_AddArrayToObject(object, "private_operands") : NULL;
+    good = operands != NULL;
+    for (uint32_t i = 0; good && i < count_operands(type); i++)
+        good = json_add_text_item(operands,
+                                  ((const attn_private_operand *)attn_at(type->operands, i))->name);
     cJSON *made = good ? cJSON_AddArrayToObject(object, "options") : NULL;
     good = made != NULL;
     for (uint32_t i = 0; good && i < type->num_options; i++)

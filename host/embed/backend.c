@@ -199,6 +199,8 @@ static attn_status make_tree(attnhost_backend *backend, const char *name,
             compose_explain(backend->root, error);
     }
     if (status == ATTN_OK)
+        status = embed_note_private(backend, problems, num_problems, error);
+    if (status == ATTN_OK)
         status = note_host_arrays(backend, problems, num_problems, error);
     if (status == ATTN_OK)
         status = note_answers(backend, error);

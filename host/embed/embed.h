@@ -38,6 +38,9 @@ struct embed_layer {
     const char *whose[ATTN_ROLE_COUNT]; /* what says so; static */
     int32_t device_type;                /* ATTN_DEVICE_* */
     uint32_t min_alignment, kv_strides; /* as the problem promises */
+    uint32_t private_operands; /* that calls bring: bits, by their places in the type's list */
+    attn_dtype q_dtype;
+    int32_t num_q_heads, num_kv_heads;
 };
 
 struct attnhost_backend {
@@ -87,6 +90,16 @@ attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problem
 /* Can the arguments of a forward be passed on? INVALID_ARGUMENT names the operand. */
 attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
                              const attn_forward_args *args, attn_error *error);
+
+/* Note which private operands the layers' calls bring. INTERNAL: the backend accepts one that its
+ * type does not declare. */
+attn_status embed_note_private(attnhost_backend *backend, const attn_problem *problems,
+                               uint32_t num_problems, attn_error *error);
+
+/* Does a forward of the layer bring these, as they are declared, and no others? INVALID_ARGUMENT
+ * names the operand. */
+attn_status embed_check_private(const attnhost_backend *backend, const struct embed_layer *layer,
+                                const attn_forward_args *args, attn_error *error);
 
 /* Around calls into the plugins of a backend: on CUDA the device's primary context is current in
  * between, and afterwards the one that was before, which may be none. embed_leave() has to be told

@@ -75,6 +75,9 @@ attn_status embed_list_layers(const attn_problem *problems, uint32_t num_problem
             layer->device_type = problem->device->type;
             layer->min_alignment = problem->min_alignment;
             layer->kv_strides = problem->kv_strides;
+            layer->q_dtype = problem->q_dtype;
+            layer->num_q_heads = group->num_q_heads;
+            layer->num_kv_heads = group->num_kv_heads;
             for (uint32_t r = 0; r < ATTN_ROLE_COUNT; r++)
                 layer->dtypes[r] = role_dtype(problem, r, &layer->whose[r]);
         }
@@ -214,5 +217,7 @@ attn_status embed_check_args(const attnhost_backend *backend, int32_t layer_id,
         status = check_announced(layer, ATTN_ROLE_ALIBI_SLOPES, args, error);
     if (layer && status == ATTN_OK)
         status = check_dtypes(layer, args, error);
-    return layer && status == ATTN_OK ? check_places(layer, args, error) : status;
+    if (layer && status == ATTN_OK)
+        status = check_places(layer, args, error);
+    return layer && status == ATTN_OK ? embed_check_private(backend, layer, args, error) : status;
 }

@@ -5,9 +5,11 @@
 #include "host/plugin/compose.h"
 
 #include "host/plugin/answer.h"
+#include "host/plugin/operands.h"
 #include "host/plugin/wrapper.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -434,6 +436,23 @@ static attn_status child_failed(attn_status status, attn_error *error)
     return ATTN_CHILD_FAILED;
 }
 
+/* Composites take batches apart, and nobody can say which part of a private operand goes with which
+ * rows: none is handed to a child. */
+static void refuse_private(const char *operand, attn_verdict *verdict)
+{
+    attn_reason *reason = verdict->reasons_capacity > 0 ? verdict->reasons : NULL;
+    verdict->supported = 0;
+    verdict->num_reasons = 1;
+    if (!reason)
+        return;
+    reason->code = ATTN_REASON_UNKNOWN_FEATURE;
+    reason->field = ATTN_FIELD_FEATURE;
+    reason->with_field = 0;
+    reason->child[0] = '\0';
+    snprintf(reason->got, sizeof reason->got, "%.63s", operand);
+    snprintf(reason->accepted, sizeof reason->accepted, "absent");
+}
+
 static attn_status child_query(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error)
 {
@@ -441,6 +460,11 @@ static attn_status child_query(void *ctx, const char *name, const attn_problem *
     attn_status status = require_child(ctx, name, &child, error);
     if (status != ATTN_OK)
         return status;
+    const char *operand = operands_first(problem);
+    if (operand) {
+        refuse_private(operand, verdict);
+        return ATTN_OK;
+    }
     status = compose_query(child, problem, verdict, error);
     return status == ATTN_OK ? status : child_failed(status, error);
 }
@@ -452,6 +476,14 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
     attn_status status = require_child(ctx, name, &node, error);
     if (status != ATTN_OK)
         return status;
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const char *operand = operands_first(attn_at(problems, p));
+        if (operand)
+            return host_fail(error, ATTN_UNSUPPORTED,
+                             "%s: features %s: accepted absent, as private operands are not handed "
+                             "to children (PRIV-03)",
+                             name, operand);
+    }
     status = compose_create(node, problems, num_problems, child, error);
     return status == ATTN_OK ? status : child_failed(status, error);
 }

@@ -7,10 +7,12 @@
 #include "host/plugin/adapters.h"
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
+#include "host/plugin/operands.h"
 #include "host/plugin/options.h"
 #include "host/base/text.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { MAX_TYPES = 4096 }; /* more is a number that was never set */
 
@@ -115,6 +117,47 @@ static attn_status check_children(const char *file, const attn_backend_type *typ
         type->name, composite ? "declares" : "does not declare", refs);
 }
 
+/* What is wrong with a declaration, or NULL. */
+static const char *check_operand(const attn_backend_type *type, uint32_t index)
+{
+    const attn_private_operand *operand = attn_at(type->operands, index);
+    if (!ATTN_HAS(operand, attn_private_operand, shape))
+        return "a struct_size that is too small";
+    if (!operand->name || !operand->doc)
+        return "no name or no doc";
+    if (!operands_is_private(operand->name))
+        return "a name that is not VENDOR.NAME, each [a-z][a-z0-9_]*, 63 bytes at most, VENDOR not "
+               "attn";
+    for (uint32_t o = 0; o < index; o++)
+        if (strcmp(((const attn_private_operand *)attn_at(type->operands, o))->name,
+                   operand->name) == 0)
+            return "a name that is declared twice";
+    if (operand->ndim == 0 || operand->ndim > ATTN_MAX_DIMS)
+        return "an ndim that is not 1..6";
+    for (uint32_t d = 0; d < operand->ndim; d++)
+        if (operand->shape[d] < ATTN_EXTENT_LAST)
+            return "an extent that is neither positive nor ATTN_EXTENT_*";
+    return NULL;
+}
+
+static attn_status check_operands(const char *file, const attn_backend_type *type,
+                                  attn_error *error)
+{
+    uint32_t count = ATTN_HAS(type, attn_backend_type, operands) ? type->num_operands : 0;
+    if (count > OPERANDS_PRIVATE_MAX || (count > 0 && !type->operands))
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: backend type %s: num_operands is %u%s; accepted: 0..%d", file,
+                         type->name, count, type->operands ? "" : " and operands NULL",
+                         OPERANDS_PRIVATE_MAX);
+    for (uint32_t o = 0; o < count; o++) {
+        const char *wrong = check_operand(type, o);
+        if (wrong)
+            return host_fail(error, ATTN_INTERNAL, "%s: backend type %s: private operand %u has %s",
+                             file, type->name, o, wrong);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_type(const char *file, uint32_t index, const attn_backend_type *type,
                               attn_error *error)
 {
@@ -146,6 +189,8 @@ static attn_status check_type(const char *file, uint32_t index, const attn_backe
     if (status != ATTN_OK)
         return host_fail_prefix(error, "%s", file), status;
     status = check_ops(file, type, error);
+    if (status == ATTN_OK)
+        status = check_operands(file, type, error);
     return status == ATTN_OK ? check_children(file, type, error) : status;
 }
 
