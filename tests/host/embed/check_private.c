@@ -187,6 +187,66 @@ START_TEST(who_cannot_take_it_is_named)
 }
 END_TEST
 
+/* A vendor's own layout: it computes there what it computes in kv.nhd/1. */
+START_TEST(a_private_layout)
+{
+    static float in_nhd[KEYS][HEADS][DIM], by_heads[2][2][16][DIM], v_by_heads[2][2][16][DIM];
+    make_call();
+    end_call();
+    for (int l = 0; l < 2; l++) {
+        make_problems();
+        groups[0].window_right = 0;
+        problems[0].kv_layout = l ? "example.heads/1" : ATTN_LAYOUT_KV_NHD;
+        attn_status status = attnhost_compose(host, l ? "head_rows" : "biased_rows", problems, 1,
+                                              &backend, &error.base);
+        ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+        metadata = make_metadata(backend, NULL);
+        ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                         ATTN_OK);
+        if (l) {
+            give(ATTN_ROLE_K_CACHE, by_heads, 2, 2, 16, DIM);
+            give(ATTN_ROLE_V_CACHE, v_by_heads, 2, 2, 16, DIM);
+        }
+        call.num_named = 0;
+        ck_assert_msg(run() == ATTN_OK, "%s", host_error_text(&error));
+        if (!l)
+            memcpy(in_nhd, out, sizeof out);
+        end_call();
+    }
+    ck_assert_mem_eq(out, in_nhd, sizeof out);
+    for (int j = 0; j < KEYS; j++)
+        for (int h = 0; h < 2; h++)
+            ck_assert_mem_eq(v_by_heads[h][1][j], v[j][h], sizeof v[j][h]);
+}
+END_TEST
+
+/* By name, before anything is made: a backend of other layouts, and a composite with one. */
+START_TEST(a_private_layout_is_not_handed_over)
+{
+    char path[4400];
+    const char *plugins = getenv("ATTNHOST_TEST_PLUGIN_DIR");
+    snprintf(path, sizeof path, "%s/hybrid.so", plugins ? plugins : "plugins/.libs");
+    ck_assert_int_eq(load("biased"), ATTN_OK);
+    ck_assert_int_eq(attnhost_load_plugin(host, path, &error.base), ATTN_OK);
+    define("alone", "hybrid_phase", "prefill", "head_rows", "decode", "head_rows");
+    define("mixed", "hybrid_phase", "prefill", "head_rows", "decode", "biased_rows");
+    make_problems();
+    problems[0].kv_layout = "example.heads/1";
+    ck_assert_int_eq(attnhost_compose(host, "alone", problems, 1, &backend, &error.base), ATTN_OK);
+    attnhost_backend_destroy(backend);
+    ck_assert_int_eq(attnhost_compose(host, "mixed", problems, 1, &backend, &error.base),
+                     ATTN_UNSUPPORTED);
+    assert_says("biased_rows");
+    assert_says("kv_layout example.heads/1: accepted kv.nhd/1");
+    problems[0].kv_layout = ATTN_LAYOUT_KV_NHD;
+    host_error_init(&error);
+    ck_assert_int_eq(attnhost_compose(host, "mixed", problems, 1, &backend, &error.base),
+                     ATTN_UNSUPPORTED);
+    assert_says("head_rows");
+    assert_says("kv_layout kv.nhd/1: accepted example.heads/1");
+}
+END_TEST
+
 START_TEST(names)
 {
     static const char *const good[] = {"a.b", "vendor_2.rel_bias"};
@@ -213,6 +273,8 @@ int main(void)
     tcase_add_test(tcase, calls_bring_what_was_named);
     tcase_add_test(tcase, what_was_not_named_is_refused);
     tcase_add_test(tcase, who_cannot_take_it_is_named);
+    tcase_add_test(tcase, a_private_layout);
+    tcase_add_test(tcase, a_private_layout_is_not_handed_over);
     tcase_add_test(tcase, names);
     suite_add_tcase(made, tcase);
     return test_main(made);
