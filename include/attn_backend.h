@@ -175,7 +175,8 @@ enum {
     ATTN_EXTENT_TOKENS = -1,   /* rows of OUT */
     ATTN_EXTENT_Q_HEADS = -2,  /* num_q_heads */
     ATTN_EXTENT_KV_HEADS = -3, /* num_kv_heads */
-    ATTN_EXTENT_LAST = -3
+    ATTN_EXTENT_KEYS = -4,     /* as many as the batch's longest sequence has keys, or more */
+    ATTN_EXTENT_LAST = -4
 };
 
 /* An operand beside the roles, which one vendor's backends alone know: an additive bias, parameters
@@ -190,6 +191,33 @@ typedef struct attn_private_operand {
     const char *doc;   /* one line, never NULL */
     int64_t shape[ATTN_MAX_DIMS]; /* each > 0, or ATTN_EXTENT_* */
 } attn_private_operand;
+
+/* ---- Private layouts ------------------------------------------------------------------------- */
+
+/* An extension of a plugin (attn_plugin.get_extension): `const attn_layouts *`, what its backends'
+ * own KV layouts, "vendor.name/rev", are to kv.nhd/1. With it `attnhost check` judges what they
+ * read and write. */
+#define ATTN_EXTENSION_LAYOUTS "attn.layouts/1"
+
+/* `role` is K_CACHE or V_CACHE; `nhd` is a cache [pages, page_size, kv_heads, dim] in kv.nhd/1 and
+ * `own` the same one in `layout`. A layout that is none of the plugin's, or does not keep such a
+ * cache, is UNSUPPORTED. Nothing is allocated. Static storage. */
+typedef struct attn_layouts {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+
+    /* How `own` lies: sets its dtype, ndim, shape and strides, by the dtype and shape of `nhd`.
+     * [any-thread] */
+    attn_status (*shape)(const char *layout, uint32_t role, const attn_tensor *nhd,
+                         attn_tensor *own, attn_error *error);
+
+    /* Copy every element, bit for bit, to one from the other. Both are host memory; `own` lies as
+     * shape() says, `nhd` as it likes. [any-thread] */
+    attn_status (*to_nhd)(const char *layout, uint32_t role, const attn_tensor *own,
+                          const attn_tensor *nhd, attn_error *error);
+    attn_status (*from_nhd)(const char *layout, uint32_t role, const attn_tensor *nhd,
+                            const attn_tensor *own, attn_error *error);
+} attn_layouts;
 
 /* ---- Type ------------------------------------------------------------------------------------ */
 

@@ -283,7 +283,7 @@ typedef struct attn_device {
 
 /* Public, versioned, one shape each; outer strides are free, the innermost is 1. Two backends share
  * a buffer only if their ids are equal. Keys are stored after position encoding. A vendor's own
- * layout is called "vendor.name/rev" (docs/ABI.md, PRIV-04). */
+ * layout is called "vendor.name/rev" (docs/ABI.md, PRIV-04; attn_layouts). */
 #define ATTN_LAYOUT_KV_NHD     "kv.nhd/1"     /* K, V apart: [pages, page_size, kv_heads, dim] */
 #define ATTN_LAYOUT_KV_HND     "kv.hnd/1"     /* K, V apart: [pages, kv_heads, page_size, dim] */
 #define ATTN_LAYOUT_MLA_LATENT "mla.latent/1" /* [pages, page_size, kv_lora_rank + rope_dim] */

@@ -36,6 +36,7 @@ enum check_code {
 };
 
 struct process_state;
+struct translator;
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
  * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of
@@ -44,7 +45,10 @@ struct check_subject {
     attnhost *host;                /* the plugin is loaded in it, and those of --with */
     const char *file;              /* of the plugin, absolute */
     uint32_t plugin;               /* its index in the host; attnhost_plugin() */
-    const attn_backend_type *type; /* the plugin's own table */
+    const attn_backend_type *type; /* the plugin's own table, or: */
+    const struct translator
+        *translator;               /* its KV layouts are a vendor's own, and this one's type */
+                                   /* stands before it; NULL */
     const char *backend;           /* the name under which the host knows it, options included */
     struct compose_node *node;     /* resolved: its options, services and children, for raw calls */
     const attn_options *options;   /* of the node, parsed */
@@ -128,6 +132,7 @@ extern const struct check check_load[], check_nego[], check_life[], check_conf[]
     check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],
     check_linear[], check_linear_invar[], check_mla[], check_size[], check_size_linear[],
     check_sequel[], check_linear_sequel[], check_padding[], check_comp[], check_thrd[], check_err[],
-    check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[];
+    check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[],
+    check_private[];
 
 #endif /* HOST_CHECK_CHECK_H */

@@ -7,12 +7,11 @@
 #include "host/plugin/adapters.h"
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
+#include "host/plugin/layouts.h"
 #include "host/plugin/operands.h"
 #include "host/plugin/options.h"
 #include "host/base/text.h"
 
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,37 +118,13 @@ static attn_status check_children(const char *file, const attn_backend_type *typ
         type->name, composite ? "declares" : "does not declare", refs);
 }
 
-/* One of the ABI's, or "vendor.name/rev". Vendors do not take the ABI's families: what is unknown
- * there is of a later version. */
-static bool is_layout(const char *id)
-{
-    static const char *const public[] = {ATTN_LAYOUT_KV_NHD,       ATTN_LAYOUT_KV_HND,
-                                         ATTN_LAYOUT_MLA_LATENT,   ATTN_LAYOUT_MLA_LATENT_FP8,
-                                         ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
-                                         ATTN_LAYOUT_STATE_CONV};
-    static const char *const families[] = {"kv.", "mla.", "state."};
-    const char *slash = strchr(id, '/');
-    char name[64];
-    for (size_t n = 0; n < sizeof public / sizeof *public; n++)
-        if (strcmp(id, public[n]) == 0)
-            return true;
-    for (size_t n = 0; n < sizeof families / sizeof *families; n++)
-        if (strncmp(id, families[n], strlen(families[n])) == 0)
-            return false;
-    if (!slash || (size_t)(slash - id) >= sizeof name || slash[1] < '1' || slash[1] > '9' ||
-        slash[1 + strspn(slash + 1, "0123456789")] != '\0')
-        return false;
-    snprintf(name, sizeof name, "%.*s", (int)(slash - id), id);
-    return operands_is_private(name);
-}
-
 static attn_status check_layouts(const char *file, const attn_backend_type *type, attn_error *error)
 {
     for (uint32_t l = 0; l < type->num_layouts; l++) {
         if (!type->layouts || !type->layouts[l])
             return host_fail(error, ATTN_INTERNAL, "%s: backend type %s: layout %u is NULL", file,
                              type->name, l);
-        if (!is_layout(type->layouts[l]))
+        if (!layouts_public(type->layouts[l]) && !layouts_is_private(type->layouts[l]))
             return host_fail(error, ATTN_INTERNAL,
                              "%s: backend type %s: layout '%.100s': accepted: one of "
                              "attn_problem.h, or VENDOR.NAME/REVISION with a vendor other than "

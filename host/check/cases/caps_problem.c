@@ -3,6 +3,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
+#include "host/plugin/layouts.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -257,11 +258,6 @@ static const struct word words[] = {
     {ATTN_FIELD_LINEAR_FAMILY, "short_conv", ATTN_LINEAR_SHORT_CONV},
 };
 
-static const char *const layouts[] = {
-    ATTN_LAYOUT_KV_NHD,         ATTN_LAYOUT_KV_HND,       ATTN_LAYOUT_MLA_LATENT,
-    ATTN_LAYOUT_MLA_LATENT_FP8, ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
-};
-
 /* A layout that the public ids do not have cannot be tried: false. */
 static bool set_layout(const char **layout, const char *word)
 {
@@ -269,12 +265,8 @@ static bool set_layout(const char **layout, const char *word)
         *layout = NULL;
         return true;
     }
-    for (size_t n = 0; n < NUM_FIELDS(layouts); n++)
-        if (strcmp(layouts[n], word) == 0) {
-            *layout = layouts[n];
-            return true;
-        }
-    return false;
+    *layout = layouts_public(word) ? layouts_public(word) : *layout;
+    return layouts_public(word) != NULL;
 }
 
 bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)

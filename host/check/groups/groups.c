@@ -13,17 +13,17 @@ static const struct check *const groups[] = {
     check_invar,       check_linear, check_linear_invar,  check_mla,     check_size,
     check_size_linear, check_sequel, check_linear_sequel, check_padding, check_comp,
     check_strides,     check_codes,  check_any_order,     check_hints,   check_borders,
-    check_thrd,        check_err,    check_perf,          NULL,
+    check_private,     check_thrd,   check_err,           check_perf,    NULL,
 };
 
 /* Numerics find most faults in their first tenths of a second; what takes seconds comes last. */
 static const struct check *const quick_first[] = {
-    check_num,       check_linear,        check_linear_invar, check_mla,   check_load,
-    check_nego,      check_life,          check_conf,         check_work,  check_pure,
-    check_pure_cuda, check_capt,          check_comp,         check_thrd,  check_err,
-    check_strides,   check_codes,         check_any_order,    check_hints, check_borders,
-    check_perf,      check_caps,          check_invar,        check_size,  check_size_linear,
-    check_sequel,    check_linear_sequel, check_padding,      NULL,
+    check_num,         check_linear, check_linear_invar,  check_mla,     check_load,
+    check_nego,        check_life,   check_conf,          check_work,    check_pure,
+    check_pure_cuda,   check_capt,   check_comp,          check_thrd,    check_err,
+    check_strides,     check_codes,  check_any_order,     check_hints,   check_borders,
+    check_private,     check_perf,   check_caps,          check_invar,   check_size,
+    check_size_linear, check_sequel, check_linear_sequel, check_padding, NULL,
 };
 
 const struct check *const *check_groups(void)

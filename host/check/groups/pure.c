@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/check/cases/translator.h"
 #include "host/check/groups/rig.h"
 #include "host/check/spy/watch.h"
 
@@ -43,20 +44,32 @@ static const char *object_of(const void *address)
     return slash ? slash + 1 : info.dli_fname;
 }
 
+static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer,
+                                   struct watch_report *report)
+{
+    bool translated = rig->subject->translator != NULL; /* whose copies are no business of ours */
+    if (translated)
+        translator_watch(find_begin(), find_end(), report);
+    else
+        find_begin()();
+    attn_status status = rig_forward(rig, metadata, batch, layer);
+    if (translated)
+        translator_watch(NULL, NULL, NULL);
+    else
+        find_end()(report);
+    return status;
+}
+
 /* Watch every forward of a batch; the first one that calls something reports it. */
 static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata *metadata,
                            int batch)
 {
-    watch_begin_fn begin = find_begin();
-    watch_end_fn end = find_end();
     for (int round = 0; round < 3 && run->code == CHECK_PASS; round++) {
         if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
             return;
         for (int l = 0; l < RIG_LAYERS; l++) {
-            struct watch_report report;
-            begin();
-            attn_status status = rig_forward(rig, metadata, batch, l);
-            end(&report);
+            struct watch_report report = {.count = 0};
+            attn_status status = watched_forward(rig, metadata, batch, l, &report);
             if (!rig_good(rig, run, status, "forward"))
                 return;
             CHECK_THAT(run, report.count == 0,

@@ -6,6 +6,7 @@
 #define HOST_CHECK_SUITE_CHILD_PRIVATE_H
 
 #include "host/base/ambient.h"
+#include "host/check/cases/translator.h"
 #include "host/check/check.h"
 #include "host/check/groups/process.h"
 #include "host/check/suite/child.h"
@@ -21,7 +22,8 @@ struct child_subject {
     bool made;                   /* `outcome` and `error` say how it went */
     enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
-    struct grid *grid; /* of the numerics, kept between cases */
+    struct grid *grid;            /* of the numerics, kept between cases */
+    struct translator translator; /* of a backend without a KV layout of the ABI's */
     struct check_subject view;
 };
 

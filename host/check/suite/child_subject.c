@@ -357,6 +357,22 @@ static enum check_outcome initialise(struct child_subject *subject)
     return status == ATTN_DEPENDENCY_MISSING ? CHECK_NOTHING : CHECK_BROKEN;
 }
 
+/* A backend that has KV layouts of a vendor's own alone is checked in the first of them, where the
+ * plugin converts it. Graphs leave no room for that: on other devices the group PRIV does so. */
+static void translate(struct child_subject *subject)
+{
+    const attn_backend_type *type = subject->type;
+    const char *own = translator_layout(type, 0);
+    if (!own || translator_is_public(type) || subject->device->type != ATTN_DEVICE_CPU)
+        return;
+    const attn_layouts *layouts = translator_layouts(subject->node->type->plugin);
+    if (!layouts)
+        return;
+    translator_init(&subject->translator, type, subject->device, layouts, own);
+    subject->view.type = &subject->translator.type;
+    subject->view.translator = &subject->translator;
+}
+
 static void make(struct check_child *child, struct child_subject *subject, const char *device)
 {
     host_error_init(&subject->error);
@@ -378,6 +394,7 @@ static void make(struct check_child *child, struct child_subject *subject, const
     subject->view.cpu = subject->cpu;
     subject->view.fake_device = is_fake(subject->device);
     subject->view.grid = &subject->grid;
+    translate(subject);
 }
 
 struct child_subject *child_subject(struct check_child *child, const char *backend,
@@ -389,6 +406,7 @@ struct child_subject *child_subject(struct check_child *child, const char *backe
             continue;
         if (!subject->made)
             make(child, subject, device);
+        translator_use(subject->view.translator ? &subject->translator : NULL);
         return subject;
     }
     return NULL;

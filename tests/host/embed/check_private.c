@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_private: operands beside the roles, through tests/fixtures/biased.c.
+ * check_private: operands beside the roles and layouts of a vendor's own, through
+ * tests/fixtures/biased.c.
  */
 #include "tests/host/embed/batch_fixture.h"
 
+#include "host/plugin/layouts.h"
 #include "host/plugin/operands.h"
 
 #include <math.h>
@@ -264,6 +266,21 @@ START_TEST(names)
 }
 END_TEST
 
+START_TEST(layout_names)
+{
+    static const char *const good[] = {"v.rows/1", "vendor_2.tiles/12"};
+    static const char *const bad[] = {
+        "",           "v.rows",  "v.rows/",   "v.rows/0", "v.rows/01", "v.rows/1x", "rows/1",
+        "kv.tiled/1", "mla.x/1", "state.x/1", "attn.x/1", "kv.nhd/1",  "v.rows/1/2"};
+    for (size_t n = 0; n < sizeof good / sizeof *good; n++)
+        ck_assert_msg(layouts_is_private(good[n]) && !layouts_public(good[n]), "%s", good[n]);
+    for (size_t n = 0; n < sizeof bad / sizeof *bad; n++)
+        ck_assert_msg(!layouts_is_private(bad[n]), "%s", bad[n]);
+    ck_assert_str_eq(layouts_public(ATTN_LAYOUT_STATE_CONV), ATTN_LAYOUT_STATE_CONV);
+    ck_assert_ptr_null(layouts_public("kv.nhd/2"));
+}
+END_TEST
+
 int main(void)
 {
     Suite *made = suite_create("private");
@@ -276,6 +293,7 @@ int main(void)
     tcase_add_test(tcase, a_private_layout);
     tcase_add_test(tcase, a_private_layout_is_not_handed_over);
     tcase_add_test(tcase, names);
+    tcase_add_test(tcase, layout_names);
     suite_add_tcase(made, tcase);
     return test_main(made);
 }

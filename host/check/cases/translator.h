@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * translator.h: a backend in front of one with a KV layout of a vendor's own: it has kv.nhd/1, and
+ * its forwards find caches that the plugin has converted (attn_layouts), and are converted back.
+ *
+ * So cases, oracle and judgement know nothing of such layouts, and judge what is read and written
+ * in them as in any other.
+ */
+#ifndef HOST_CHECK_CASES_TRANSLATOR_H
+#define HOST_CHECK_CASES_TRANSLATOR_H
+
+#include "host/check/check.h"
+#include "host/check/spy/watch.h"
+
+/* The plugin's conversions, and number `index` of the type's own KV layouts. NULL: it has none. */
+const attn_layouts *translator_layouts(const struct loader_plugin *plugin);
+const char *translator_layout(const attn_backend_type *type, uint32_t index);
+
+/* Does the type list a KV layout of the ABI's? */
+bool translator_is_public(const attn_backend_type *type);
+
+/* Initialised in place and never copied; it outlives the sessions that were given its type. Slots
+ * of a backend have no context: forwards go through the one that was used last. */
+struct translator {
+    attn_backend_type type; /* what sessions call */
+    attn_backend_ops ops;
+    const attn_backend_type *inner;
+    const struct device *device;
+    const attn_layouts *layouts;
+    const char *layout;
+};
+
+void translator_init(struct translator *translator, const attn_backend_type *inner,
+                     const struct device *device, const attn_layouts *layouts, const char *layout);
+
+/* Forwards go through this one from now on; NULL = none. Returns the one before. */
+struct translator *translator_use(struct translator *translator);
+
+/* Tell what the backend's own forwards call, in `report`, until it is called with NULLs. */
+void translator_watch(watch_begin_fn begin, watch_end_fn end, struct watch_report *report);
+
+/* The bytes between a tensor's first element and the end of its last; 0 = it has none. */
+uint64_t translator_span(const attn_tensor *tensor);
+
+#endif /* HOST_CHECK_CASES_TRANSLATOR_H */
