@@ -76,16 +76,25 @@ static bool is_not_plain_causal(const struct case_spec *spec)
            spec->window_right != 0 || spec->attention_chunk != 0;
 }
 
-/* Keys are chosen by their slots: all are in the cache, and no rule of the layer narrows them. */
+/* Blocks are those of the keys up to the row's own; a second layer would have to choose others. */
+static bool has_wrong_blocks(const struct case_spec *spec)
+{
+    bool per_head = spec->index_kind == ATTN_SPARSE_PER_HEAD;
+    return spec->index_kind >= ATTN_SPARSE_COUNT || spec->block_size < 1 || spec->read_only_layer ||
+           spec->window_right != 0 || spec->chosen_head < 0 ||
+           spec->chosen_head >= (per_head ? spec->num_kv_heads : 1);
+}
+
+/* Slots are those of keys that are in the cache, and no rule of the layer narrows them. */
 static bool chooses_wrongly(const struct case_spec *spec)
 {
     if (spec->top_k == 0)
         return false;
-    return spec->top_k < 0 || spec->attn_type != ATTN_TYPE_DECODER ||
-           spec->latent.kv_lora_rank > 0 || spec->mask_kind != ATTN_MASK_LAYER ||
-           spec->window_left != -1 || spec->attention_chunk != 0 || spec->alibi ||
-           spec->multi_item || spec->special_values || spec->spread || spec->unwritten_slots ||
-           spec->partial || spec->hint != HINT_NONE ||
+    return spec->top_k < 0 || (case_has_blocks(spec) && has_wrong_blocks(spec)) ||
+           spec->attn_type != ATTN_TYPE_DECODER || spec->latent.kv_lora_rank > 0 ||
+           spec->mask_kind != ATTN_MASK_LAYER || spec->window_left != -1 ||
+           spec->attention_chunk != 0 || spec->alibi || spec->multi_item || spec->special_values ||
+           spec->spread || spec->unwritten_slots || spec->partial || spec->hint != HINT_NONE ||
            (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
 }
 
@@ -112,11 +121,12 @@ static attn_dtype new_kv_dtype(const struct case_spec *spec)
 }
 
 /* Inputs have scales if some of them are fp8. Latents and values at the limits are not. With e5m2
- * for q or the output bars are too wide for any needle. */
+ * for q or the output bars are too wide for any needle, so there must be none. */
 static bool quantises_wrongly(const struct case_spec *spec)
 {
     bool inputs = dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(new_kv_dtype(spec));
-    return spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2 ||
+    bool coarse = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
+    return (coarse && !spec->growing_scores && !spec->without_needles) ||
            (spec->input_granularity != ATTN_SCALE_NONE) != inputs ||
            spec->input_granularity >= ATTN_SCALE_PER_TOKEN_HEAD ||
            ((inputs || spec->new_kv_dtype) &&
@@ -222,7 +232,10 @@ static void say_rules(struct line *line, const struct case_spec *spec)
     if (spec->multi_item)
         say(line, ", multi_item");
     if (spec->top_k > 0)
-        say(line, ", %d chosen keys", spec->top_k);
+        say(line, ", %d chosen %s", spec->top_k, case_has_blocks(spec) ? "blocks" : "keys");
+    if (case_has_blocks(spec))
+        say(line, " of %d%s", spec->block_size,
+            spec->index_kind == ATTN_SPARSE_PER_HEAD ? " of each head" : "");
     if (spec->longest_item > 0)
         say(line, " of up to %d", spec->longest_item);
     if (spec->window_left != -1 || spec->window_right != -1)
@@ -392,10 +405,11 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .min_alignment = spec->min_alignment,
                                     .kv_strides = spec->kv_strides};
     if (spec->top_k > 0) {
-        posed->sparse = (attn_sparse_dims){.struct_size = sizeof posed->sparse,
-                                           .index_kind = ATTN_SPARSE_TOKEN,
-                                           .top_k = spec->top_k,
-                                           .block_size = 1};
+        posed->sparse =
+            (attn_sparse_dims){.struct_size = sizeof posed->sparse,
+                               .index_kind = spec->index_kind,
+                               .top_k = spec->top_k,
+                               .block_size = case_has_blocks(spec) ? spec->block_size : 1};
         posed->group.kind = ATTN_KIND_SPARSE;
         posed->group.sparse = &posed->sparse;
     }

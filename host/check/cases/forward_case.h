@@ -106,7 +106,11 @@ struct case_spec {
     bool alibi, sinks;
     bool explicit_positions; /* with a custom mask */
     bool multi_item;         /* with ATTN_MASK_LAYER */
-    int32_t top_k;        /* a sparse layer: slots that each row chooses, at most; 0 = it is none */
+    int32_t top_k;        /* a sparse layer: entries that each row has, at most; 0 = it is none */
+    uint32_t index_kind;  /* ATTN_SPARSE_*: of its entries; */
+    int32_t block_size;   /* of blocks, and */
+    int32_t chosen_head;  /* of PER_HEAD the KV head whose query heads are judged; the others */
+                          /* have other blocks */
     int32_t longest_item; /* of its items, in tokens; 0 = 20 */
     uint32_t scale_granularity, input_granularity; /* ATTN_SCALE_* of the cache; of q, new k, v */
     uint32_t flags;                                /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
@@ -115,6 +119,7 @@ struct case_spec {
                           /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
     bool high_sinks;      /* sinks far above every score, and far below */
+    bool without_needles; /* for bars that none could cross */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,
      * halfway between two or subnormal, and rows that see it are not judged; in every second of

@@ -373,6 +373,38 @@ static bool draw_bit(uint64_t stream, int32_t t, int32_t column)
     }
 }
 
+/* Does row t choose this block? At most top_k of them, so it depends on those before. */
+static bool draw_block(const struct filling *f, uint64_t stream, int32_t t, int32_t block,
+                       int32_t *count)
+{
+    bool drawn = *count < f->c->spec.top_k && draw_bit(stream, t, block);
+    *count += drawn;
+    return drawn;
+}
+
+/* Blocks of the first head or of `chosen_head` are what the oracle knows. */
+static uint64_t blocks_of(const struct filling *f, int32_t s, int32_t head)
+{
+    return case_stream(f->c->seed, DRAW_MASK, (uint64_t)s,
+                       (uint64_t)(head == f->c->spec.chosen_head ? 0 : 1 + head), 0);
+}
+
+/* The keys of a row's blocks, up to its own. */
+static void fill_blocks(const struct filling *f, int32_t s, int32_t t, uint8_t *bits, int64_t first)
+{
+    const struct case_spec *spec = &f->c->spec;
+    uint64_t stream = blocks_of(f, s, spec->chosen_head);
+    int32_t count = 0, last = f->l->prefix[s] + t;
+    for (int32_t j = 0; j < f->l->kv_len[s]; j += spec->block_size) {
+        bool is_chosen = draw_block(f, stream, t, j / spec->block_size, &count);
+        for (int32_t k = j; k < j + spec->block_size && k < f->l->kv_len[s]; k++) {
+            uint8_t one = (uint8_t)(1u << (first + k) % 8);
+            uint8_t *byte = &bits[(first + k) / 8];
+            *byte = (uint8_t)(is_chosen && k <= last ? *byte | one : *byte & ~one);
+        }
+    }
+}
+
 static void fill_mask(const struct filling *f)
 {
     const struct case_lengths *l = f->l;
@@ -388,6 +420,10 @@ static void fill_mask(const struct filling *f)
         uint64_t stream = case_stream(seed, DRAW_MASK, (uint64_t)s, 0, 0);
         for (int64_t t = 0; t < l->q_len[s]; t++) {
             int32_t count = 0;
+            if (case_has_blocks(&f->c->spec)) {
+                fill_blocks(f, s, (int32_t)t, bits, indptr[s] * 8 + t * columns);
+                continue;
+            }
             for (int64_t column = 0; column < columns; column++) {
                 int64_t bit = indptr[s] * 8 + t * columns + column;
                 uint8_t one = (uint8_t)(1u << bit % 8);
@@ -402,14 +438,21 @@ static void fill_mask(const struct filling *f)
 
 /* ---- Chosen keys ----------------------------------------------------------------------------- */
 
-static int32_t *chosen_row(const struct filling *f, enum case_part_id part, int64_t row)
+static int32_t *chosen_row(const struct filling *f, enum case_part_id part, int64_t row,
+                           int32_t head)
 {
-    return (int32_t *)(void *)case_vector(f->c, f->arena, part, row, 0, 0);
+    return (int32_t *)(void *)case_vector(f->c, f->arena, part, row, head, 0);
 }
 
 static int has_bit(const uint8_t *bits, int64_t bit)
 {
     return bits[bit / 8] >> bit % 8 & 1;
+}
+
+static void note_count(const struct filling *f, enum case_part_id part, int64_t row, int32_t count)
+{
+    *chosen_row(f, part, row, 0) = count;
+    f->c->max_chosen = count > f->c->max_chosen ? count : f->c->max_chosen;
 }
 
 /* The slots of the bits of a row, from the last to the first and with gaps of -1; after a count
@@ -421,7 +464,7 @@ static void choose(const struct filling *f, bool second, int32_t s, int32_t t)
     const uint8_t *bits = part_of(f, second ? PART_BITS_SECOND : PART_MASK_BITS);
     int32_t top_k = f->c->spec.top_k, left = 0, count = 0;
     int64_t row = l->first_row[s] + t, first = indptr[s] * 8 + (int64_t)t * l->kv_len[s];
-    int32_t *slots = chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row);
+    int32_t *slots = chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row, 0);
     uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 1, (uint64_t)s, (uint64_t)t);
     for (int32_t j = 0; j < l->kv_len[s]; j++)
         left += has_bit(bits, first + j);
@@ -437,8 +480,47 @@ static void choose(const struct filling *f, bool second, int32_t s, int32_t t)
         slots[n] = case_has_count(f->c) && l->kv_len[s] > 0
                        ? (int32_t)slot_in(f, s, n % l->kv_len[s])
                        : -1;
-    *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row) = count;
-    f->c->max_chosen = count > f->c->max_chosen ? count : f->c->max_chosen;
+    note_count(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row, count);
+}
+
+/* The blocks of one KV head, from the first to the last and with gaps of -1. How many entries. */
+static int32_t choose_blocks(const struct filling *f, int32_t s, int32_t t, int32_t head,
+                             int32_t *blocks)
+{
+    const struct case_spec *spec = &f->c->spec;
+    int32_t all = (int32_t)units_for(f->l->kv_len[s], spec->block_size);
+    uint64_t stream = blocks_of(f, s, head);
+    int32_t drawn = 0, entries = 0, total = 0;
+    for (int32_t b = 0; b < all; b++)
+        draw_block(f, stream, t, b, &total);
+    for (int32_t b = 0; b < all; b++) {
+        if (!draw_block(f, stream, t, b, &drawn))
+            continue;
+        if (entries + total - drawn + 1 < spec->top_k && b % 3 == 1)
+            blocks[entries++] = -1;
+        blocks[entries++] = b;
+    }
+    return entries;
+}
+
+/* A row has one count: heads with fewer blocks end with -1. After it there are blocks that are not
+ * chosen. */
+static void choose_all_blocks(const struct filling *f, int32_t s, int32_t t)
+{
+    const struct case_spec *spec = &f->c->spec;
+    int32_t heads = spec->index_kind == ATTN_SPARSE_PER_HEAD ? spec->num_kv_heads : 1;
+    int32_t all = (int32_t)units_for(f->l->kv_len[s], spec->block_size), count = 0;
+    int64_t row = f->l->first_row[s] + t;
+    for (int32_t h = 0; h < heads; h++) {
+        int32_t *blocks = chosen_row(f, PART_SPARSE_INDICES, row, h);
+        int32_t entries = choose_blocks(f, s, t, h, blocks);
+        fill_ints(blocks, entries, spec->top_k, -1);
+        count = entries > count ? entries : count;
+    }
+    for (int32_t h = 0; h < heads && all > 0 && case_has_count(f->c); h++)
+        for (int32_t n = count; n < spec->top_k; n++)
+            chosen_row(f, PART_SPARSE_INDICES, row, h)[n] = n % all;
+    note_count(f, PART_SPARSE_COUNT, row, count);
 }
 
 /* Every other of the keys that the first layer chooses. */
@@ -457,16 +539,21 @@ static void fill_chosen(const struct filling *f, bool second)
     struct forward_case *c = f->c;
     const struct case_lengths *l = f->l;
     int64_t rows = c->shapes[PART_SPARSE_COUNT].shape[0];
+    int32_t heads = c->spec.index_kind == ATTN_SPARSE_PER_HEAD ? c->spec.num_kv_heads : 1;
     for (int64_t row = 0; row < rows; row++) {
-        fill_ints(chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row), 0,
-                  c->spec.top_k, -1);
-        *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row) = 0;
+        for (int32_t h = 0; h < heads; h++)
+            fill_ints(chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row, h), 0,
+                      c->spec.top_k, -1);
+        *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row, 0) = 0;
     }
     if (second)
         choose_bits_again(f);
     for (int32_t s = 0; s < l->num_real_seqs; s++)
         for (int32_t t = 0; t < l->q_len[s]; t++)
-            choose(f, second, s, t);
+            if (case_has_blocks(&c->spec))
+                choose_all_blocks(f, s, t);
+            else
+                choose(f, second, s, t);
 }
 
 /* Depths of a tree of tokens: never beyond the row's own place. */

@@ -244,7 +244,11 @@ void case_lay_out(struct forward_case *c)
     if (spec->kv_layout)
         lay_out_caches(c);
     if (spec->top_k > 0) {
-        add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
+        if (spec->index_kind == ATTN_SPARSE_PER_HEAD)
+            add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 3,
+                       (int64_t[]){rows, spec->num_kv_heads, spec->top_k});
+        else
+            add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
         add_tensor(c, PART_SPARSE_COUNT, ATTN_I32, 1, &rows);
         if (spec->read_only_layer) {
             add_part(c, PART_BITS_SECOND, c->parts[PART_MASK_BITS].bytes);

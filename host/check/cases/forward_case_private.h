@@ -290,6 +290,12 @@ static inline uint32_t case_mask_kind(const struct case_spec *spec)
     return spec->top_k > 0 ? (uint32_t)ATTN_MASK_FULL : spec->mask_kind;
 }
 
+/* Do the rows of a sparse layer choose blocks? */
+static inline bool case_has_blocks(const struct case_spec *spec)
+{
+    return spec->top_k > 0 && spec->index_kind != ATTN_SPARSE_TOKEN;
+}
+
 /* Do the chosen keys of a row end at a count, or with entries of -1? */
 static inline bool case_has_count(const struct forward_case *c)
 {

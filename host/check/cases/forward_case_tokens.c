@@ -400,7 +400,7 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
             for (int32_t head = 0; head < c->spec.num_q_heads; head++)
                 make_query(c, s, t, head);
         for (int32_t head = 0; head < c->spec.num_kv_heads && status == ATTN_OK; head++)
-            if (!c->spec.growing_scores)
+            if (!c->spec.growing_scores && !c->spec.without_needles)
                 status = plant_sequence(c, s, head, error);
     }
     return status;

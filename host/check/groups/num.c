@@ -134,6 +134,49 @@ PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
         {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3) | BIT(INPUTS_Q_E4M3)}, BOTH_PHASES,
         {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
         {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+
+/* What is e4m3 is e5m2. */
+static void make_e5m2(struct case_spec *spec)
+{
+    attn_dtype *const dtypes[] = {&spec->q_dtype, &spec->new_kv_dtype, &spec->out_dtype};
+    for (int n = 0; n < 3; n++)
+        if (*dtypes[n] == ATTN_FP8_E4M3)
+            *dtypes[n] = ATTN_FP8_E5M2;
+    spec->without_needles = true;
+}
+
+static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    char reason[512];
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, choices, &spec, &options)) {
+        make_e5m2(&spec);
+        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
+            numerics_run(run, &spec, options, &once);
+        else
+            check_skip(run, "%s", reason);
+    }
+    grid_release(run->subject, grid);
+}
+
+#define E5M2(name, ...)                                                                            \
+    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_count(subject, name##_choices);                                            \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_e5m2(run, name##_choices);                                                             \
+    }
+
+E5M2(input_scales_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
+     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})
+E5M2(out_scale_e5m2, {AXIS_OUT, BIT(OUT_E4M3)}, {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)},
+     BOTH_PHASES)
 PRODUCT(places, NULL, {AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})
 PRODUCT(kv_strides, NULL, {AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
@@ -228,7 +271,8 @@ static void try_without_indices(struct check_run *run, const struct case_spec *s
 static bool chooses_keys(const struct grid *grid, const attn_options *options,
                          struct case_spec *spec)
 {
-    spec->top_k = 40;
+    if (spec->top_k == 0)
+        spec->top_k = 40;
     return !case_spec_defect(spec) && grid_accepts_spec(grid, options, spec, NULL, 0);
 }
 
@@ -280,6 +324,49 @@ CHOSEN(chosen_keys, judge_once, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
 CHOSEN(chosen_from_caches, judge_once, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})
+
+static void set_blocks(struct case_spec *spec, uint32_t index_kind)
+{
+    spec->top_k = 4;
+    spec->index_kind = index_kind;
+    spec->block_size = 8;
+}
+
+/* Blocks of keys that rows choose for all heads, or for each KV head, as in NSA: first one head is
+ * judged, then the last. */
+static void judge_blocks(struct check_run *run, const struct case_spec *spec,
+                         const attn_options *options, uint32_t index_kind)
+{
+    struct case_spec blocks = *spec;
+    struct grid *grid = grid_of(run->subject);
+    set_blocks(&blocks, index_kind);
+    if (grid && chooses_keys(grid, options, &blocks)) {
+        numerics_run(run, &blocks, options, &once);
+        blocks.chosen_head = blocks.num_kv_heads - 1;
+        if (index_kind == ATTN_SPARSE_PER_HEAD && run->code == CHECK_PASS && blocks.chosen_head > 0)
+            numerics_run(run, &blocks, options, &once);
+    } else
+        check_skip(run, "query refuses sparse layers whose rows choose blocks%s",
+                   index_kind == ATTN_SPARSE_PER_HEAD ? " for each head" : "");
+    grid_release(run->subject, grid);
+}
+
+static void judge_for_all(struct check_run *run, const struct case_spec *spec,
+                          const attn_options *options)
+{
+    judge_blocks(run, spec, options, ATTN_SPARSE_BLOCK);
+}
+
+static void judge_for_each(struct check_run *run, const struct case_spec *spec,
+                           const attn_options *options)
+{
+    judge_blocks(run, spec, options, ATTN_SPARSE_PER_HEAD);
+}
+
+CHOSEN(chosen_blocks, judge_for_all, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+CHOSEN(blocks_of_heads, judge_for_each, {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
 CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
 
 static const struct grid_choice missing_scale_choices[] = {
@@ -660,6 +747,9 @@ const struct check check_num[] = {
     ROW("KV-16", new_kv, "new k and v of another type than q's are read and saved by their values"),
     ROW("MEAN-22", input_scales, "q, k and v that are fp8 stand for codes times their scales"),
     ROW("MEAN-23", out_scale, "an fp8 output is divided by its scale, rounded once, saturated"),
+    ROW("MEAN-22", input_scales_e5m2,
+        "q, k and v that are e5m2 stand for codes times their scales"),
+    ROW("MEAN-23", out_scale_e5m2, "an output of e5m2 is divided by its scale, rounded once"),
     ROW("STRUCT-10", places, "operands are as aligned as the problem promises, and no better"),
     ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
     {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
@@ -673,6 +763,9 @@ const struct check check_num[] = {
     ROW("MEAN-21", chosen_keys,
         "a row of a sparse layer sees the keys whose slots its own call names, and no others"),
     ROW("MEAN-21", chosen_from_caches, "keys are chosen from caches of any type and layout"),
+    ROW("MEAN-21", chosen_blocks,
+        "a row sees of the blocks that it names what the layer's rules leave, for all heads"),
+    ROW("MEAN-21", blocks_of_heads, "each KV head of a row has blocks of its own"),
     ROW("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
     ROW("CAPS-09", host_needed, "a batch with the host arrays that the verdict names is enough"),
     ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
