@@ -192,7 +192,7 @@ listed nowhere:exit "$folder/copy.so" >../second
 tap_try "until the file changes" sh -c '! grep -F -e "refused" ../second'
 listed entry:segv "$folder/copy.so" >../second
 tap_try "a good one is kept, too: the command itself is ended" grep -q "attnhost list: the process" ../second
-ln -s /dev/null ../link && rm -r ../cache/attnhost && mkdir ../cache/attnhost
+rm -r ../cache/attnhost && mkdir ../cache/attnhost
 ln -s ../../target ../cache/attnhost/scanned
 listed nowhere:exit "$folder/copy.so" >/dev/null
 tap_try "a link in the cache's place is neither followed nor replaced" \
@@ -284,10 +284,11 @@ mkfifo ../pipe
 echo kept >../target
 ln -s target ../link
 cp "$villain" ../checked.so
-for place in pipe link; do
-    ends 2 "--json $place is refused" nowhere:exit "--json ../$place: is" "accepted: a regular file" -- \
+for what in "pipe:is not a regular file" "link:is a symbolic link"; do
+    place=${what%%:*} said=${what#*:}
+    ends 2 "--json $place is refused" nowhere:exit "--json ../$place: $said" "accepted: a regular file" -- \
         "$command" run run.ini --json ../$place
-    ends 2 "check --output $place, too" nowhere:exit "--output ../$place: is" -- \
+    ends 2 "check --output $place, too" nowhere:exit "--output ../$place: $said" -- \
         "$command" check "$villain" --output ../$place --filter 'LOAD-02*'
     sed "s|^attention_backend = .*|attention_backend = tuned|; \$a [backend.tuned]\ntype = autotune\ncandidate = cpu_native\ncandidate = villain\nstore = $folder/$place" \
         run.ini >store.ini
