@@ -57,7 +57,19 @@ cp -R "$ATTNHOST_TEST_EXAMPLES" "$scratch/examples"
 chmod -R u+w "$scratch/examples"
 cd "$scratch/examples" || exit 1
 for example in *.ini; do
-    test "$example" = cuda.ini || tap_try "attnhost run $example" "$attnhost" run "$example"
+    test "$example" = cuda.ini || tap_try "attnhost run $example" sh -c '"$0" run "$1" >"$1.out"' "$attnhost" "$example"
+done
+# counts FILE: of the first report in it what is the same on every machine.
+counts()
+{
+    awk '/^(requests|tokens|paths|verify|kv tokens) / {
+             sub(/, [0-9.]+ s$|, max abs.*/, ""); print; if (/^kv/) exit }' "$1"
+}
+counts quickstart.ini.out >counted
+tap_try "a report has its counts" test "$(wc -l <counted)" -eq 5
+for page in README.md docs/FIRST_HOUR.md; do
+    counts "$ATTNHOST_TEST_DOCS/$page" >printed
+    tap_try "$page shows what quickstart.ini comes to" diff counted printed
 done
 tap_try "attnhost explain cuda.ini" "$attnhost" explain cuda.ini --set platform.simulate=sm90
 
