@@ -231,6 +231,25 @@ static void look_around(const struct guard_call *call)
             guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind]);
 }
 
+/* ---- Children -------------------------------------------------------------------------------- */
+
+/* It would go on with the run as a second one, and be waited for by whoever reads our output. */
+static void end_child(const struct guard_call *call)
+{
+    char where[1024];
+    const char *const texts[] = {warden.command, ": a child that was forked in ",
+                                 guard_describe(call, where, sizeof where),
+                                 " came back from it, and was ended\n", NULL};
+    write_texts(texts);
+    end_now(EXIT_RUN_TIME);
+}
+
+static void in_child(void)
+{
+    if (warden.armed && getppid() == warden.process)
+        guard_disown(end_child);
+}
+
 /* ---- Begin and end --------------------------------------------------------------------------- */
 
 void warden_begin(const char *command)
@@ -242,6 +261,7 @@ void warden_begin(const char *command)
     take_fatal();
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
+    pthread_atfork(NULL, NULL, in_child);
     ambient_take(&warden.ambient);
     guard_watch = look_around;
     warden.armed = true;

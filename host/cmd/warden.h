@@ -7,6 +7,7 @@
  *              exit(), exec*(), and pthread_exit() in a call
  *   kill()     and raise() of a signal that ends this process are named; then it ends it
  *   a crash    is named the same way, with its signal; then the signal does what it does
+ *   fork()     in a call: a child that comes back from it is ended and named
  *   stdout     carries what the command itself prints; what plugins print goes to stderr
  *   locale, signal handlers and mask, working directory, umask, resource limits
  *              are put back after each call, but forwards, and reported (plugin/guard.h)

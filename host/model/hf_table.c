@@ -293,8 +293,8 @@ const struct hf_architecture hf_architectures[] = {
 const size_t hf_num_architectures = sizeof hf_architectures / sizeof *hf_architectures;
 
 static const char position_bias[] =
-    "it adds a learned bias of the distance to its scores, for which "
-    "the ABI has no word";
+    "it adds a learned bias of the distance to its scores, for which the ABI has no word but a "
+    "private operand, and that means something to its own backend alone (docs/ABI.md, PRIV-02)";
 static const char other_recurrence[] = "it has no attention, and its recurrence is none of the "
                                        "ABI's (gdn, mamba2, kda, lightning, short_conv)";
 

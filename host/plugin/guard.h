@@ -50,6 +50,10 @@ extern _Thread_local struct guard_call *guard_current
 typedef void (*guard_watcher)(const struct guard_call *call);
 extern guard_watcher guard_watch __attribute__((visibility("hidden")));
 
+/* In a child of fork(): the calls that this thread is in are another process's, and one that comes
+ * back from them is `returned`'s, which does not return. */
+void guard_disown(void (*returned)(const struct guard_call *call));
+
 /* "bad: forward_decode of layer 3 (/path/bad.so)"; cut where it does not fit. Calls nothing that a
  * signal handler may not call. Returns `text`. */
 const char *guard_describe(const struct guard_call *call, char *text, size_t size);

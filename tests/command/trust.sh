@@ -96,6 +96,12 @@ run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_exte
 run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
 run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
+for where in query:query create:create forward:forward_extend task:forward_extend; do
+    call=${where%%:*}
+    run 0 "a child that $call forks does not come back" "$call:fork" \
+        "a child that was forked in villain: ${where#*:}" "came back from it, and was ended"
+    tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
+done
 for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
