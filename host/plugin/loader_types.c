@@ -254,7 +254,7 @@ void loader_free_types(struct loader_plugin *plugin)
     plugin->num_types = 0;
 }
 
-attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
+static attn_status read_types(struct loader_plugin *plugin, attn_error *error)
 {
     attn_status status = check_plugin(plugin, error);
     if (status != ATTN_OK)
@@ -272,5 +272,17 @@ attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
         plugin->num_types = count;
     else
         loader_free_types(plugin);
+    return status;
+}
+
+/* A pointer of its tables that leads nowhere is the plugin's crash, though it is we who follow it.
+ */
+attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
+{
+    const struct guard_party party = {.file = plugin->file};
+    struct guard_call call;
+    guard_enter(&call, &party, "its tables");
+    attn_status status = read_types(plugin, error);
+    guard_leave(&call);
     return status;
 }

@@ -139,7 +139,8 @@ done
 
 unset VILLAIN_SLY
 for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:segv query:abort \
-    describe:overflow entry:data entry:hang entry:kill query:kill_by_hand; do
+    describe:overflow entry:data entry:hang entry:kill query:kill_by_hand \
+    describe:garbage; do
     others="run list"
     test $deed != entry:segv || others="run list explain inspect bench"
     for other in $others; do
@@ -206,8 +207,12 @@ tap_try "a link in the cache's place is neither followed nor replaced" \
 XDG_CACHE_HOME=/dev/null
 
 VILLAIN_SLY=yes
+export VILLAIN_SLY
 run 139 "an extension that is no address is named" extension:garbage \
     "ended by SIGSEGV in villain: get_extension ($villain)"
+for call in entry describe; do
+    run 139 "and so is a table: $call" $call:garbage "ended by SIGSEGV in its tables ($villain)"
+done
 run 0 "an extension that is no text is not there" extension:garble "![2J"
 run 5 "more reasons than there is room for are a defect" query:reasons \
     "villain: defect of the plugin: in query's verdict num_reasons is above 1024"
