@@ -37,7 +37,7 @@ void ambient_take(struct ambient *ambient)
     ambient->creation_mask = creation_mask();
     if (!getcwd(ambient->directory, sizeof ambient->directory))
         ambient->directory[0] = '\0';
-    for (int r = 0; r < RLIM_NLIMITS; r++)
+    for (unsigned int r = 0; r < RLIM_NLIMITS; r++)
         getrlimit(r, &ambient->limits[r]);
 }
 
@@ -137,7 +137,7 @@ static void restore_directory(const struct ambient *before, const struct ambient
     }
 }
 
-static const char *limit_name(int number)
+static const char *limit_name(unsigned int number)
 {
     static const char *const names[RLIM_NLIMITS] = {
         [RLIMIT_AS] = "RLIMIT_AS",         [RLIMIT_CORE] = "RLIMIT_CORE",
@@ -154,7 +154,7 @@ static const char *limit_name(int number)
  */
 static void restore_limits(const struct ambient *before, const struct ambient *now, char text[256])
 {
-    for (int r = 0; r < RLIM_NLIMITS; r++) {
+    for (unsigned int r = 0; r < RLIM_NLIMITS; r++) {
         struct rlimit was = before->limits[r], is = now->limits[r];
         if (is.rlim_cur >= was.rlim_cur)
             continue;
