@@ -127,8 +127,9 @@ START_TEST(tables)
             snprintf(row, sizeof row, "| %s |", check->rule);
             ck_assert_msg(strstr(abi, row) != NULL, "%s.%s: no such rule", check->rule,
                           check->name);
-            ck_assert_msg(check->name[strspn(check->name, "abcdefghijklmnopqrstuvwxyz_")] == '\0',
-                          "%s.%s: accepted [a-z_]+", check->rule, check->name);
+            ck_assert_msg(
+                check->name[strspn(check->name, "abcdefghijklmnopqrstuvwxyz0123456789_")] == '\0',
+                "%s.%s: accepted [a-z0-9_]+", check->rule, check->name);
             ck_assert(check->run != NULL);
             ck_assert(check->sentence[0] != '\0');
             for (const struct check *other = *group; other < check; other++)
