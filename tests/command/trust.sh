@@ -96,6 +96,9 @@ run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_exte
 run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
 run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
+for call in query forward; do
+    run 5 "a report that cannot be written is no good run: $call closes all files" $call:close
+done
 for where in query:query create:create forward:forward_extend task:forward_extend; do
     call=${where%%:*}
     run 0 "a child that $call forks does not come back" "$call:fork" \
