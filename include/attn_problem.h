@@ -228,20 +228,22 @@ typedef struct attn_sparse_dims {
  * the mask; a sink is one more logit in the denominator, neither scaled nor capped. */
 typedef struct attn_layer_group {
     uint32_t struct_size;
-    uint32_t kind;                 /* ATTN_KIND_* */
-    uint32_t attn_type;            /* ATTN_TYPE_* */
-    uint32_t flags;                /* ATTN_GROUP_* */
-    int32_t kv_group;              /* index into attn_batch.kv_groups; -1 = no cache */
-    int32_t state_group;           /* index into attn_batch.state_groups; -1 = no state */
-    int32_t num_q_heads;           /* query heads of this rank; a multiple of num_kv_heads */
-    int32_t num_kv_heads;          /* query head h reads KV head h / (num_q_heads / num_kv_heads) */
-    int32_t head_dim;              /* elements of q and k in one head */
-    int32_t v_head_dim;            /* elements of v and of the output in one head */
-    int32_t window_left;           /* -1 = no limit, else >= 0 */
-    int32_t window_right;          /* -1 = no limit, 0 = causal, else > 0 */
-    int32_t attention_chunk;       /* keys; 0 = off */
-    float sm_scale;                /* factor of q.k, finite */
-    float logit_cap;               /* 0 = off, else > 0 */
+    uint32_t kind;           /* ATTN_KIND_* */
+    uint32_t attn_type;      /* ATTN_TYPE_* */
+    uint32_t flags;          /* ATTN_GROUP_* */
+    int32_t kv_group;        /* index into attn_batch.kv_groups; -1 = no cache */
+    int32_t state_group;     /* index into attn_batch.state_groups; -1 = no state */
+    int32_t num_q_heads;     /* query heads of this rank; a multiple of num_kv_heads. LINEAR: */
+                             /* heads and dimensions are those of `linear`, these are 0 or */
+                             /* anything */
+    int32_t num_kv_heads;    /* query head h reads KV head h / (num_q_heads / num_kv_heads) */
+    int32_t head_dim;        /* elements of q and k in one head */
+    int32_t v_head_dim;      /* elements of v and of the output in one head */
+    int32_t window_left;     /* -1 = no limit, else >= 0 */
+    int32_t window_right;    /* -1 = no limit, 0 = causal, else > 0 */
+    int32_t attention_chunk; /* keys; 0 = off */
+    float sm_scale;          /* factor of q.k, finite */
+    float logit_cap;         /* 0 = off, else > 0 */
     uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
                                    /* layout has its own; a latent has no heads: PER_TENSOR */
     uint32_t input_scale_granularity; /* ATTN_SCALE_* of q and of new k, v, as far as they are */
@@ -372,22 +374,24 @@ typedef struct attn_problem {
     const attn_device *device;
     const attn_layer_group *group;
     const attn_bounds *bounds;
-    const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
-    const char *state_layout; /* layout id of the state; NULL if the group has none */
-    attn_dtype q_dtype;       /* of q; for linear layers of mixed_qkv */
-    attn_dtype new_kv_dtype;  /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
-    attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
-    attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
-    int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;      /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
-                              /* wanted */
-    uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
-    int32_t tp_rank;          /* information only: heads are already this rank's */
-    int32_t tp_size;          /* >= 1 */
-    uint32_t min_alignment;   /* bytes, a power of two, to which the engine aligns all operands, */
-                              /* beyond attn_guaranteed_alignment(); 0 = no further */
-    uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
-    uint32_t num_features;    /* required features */
+    const char *kv_layout; /* layout id of the KV cache; NULL if the group has none */
+    const char
+        *state_layout;       /* layout id of the state; NULL if the group has none, and it may be */
+                             /* for a short convolution */
+    attn_dtype q_dtype;      /* of q; for linear layers of mixed_qkv */
+    attn_dtype new_kv_dtype; /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
+    attn_dtype kv_dtype;     /* of the KV cache; = q_dtype where there is none */
+    attn_dtype out_dtype;    /* of the output, with a scale if fp8; the LSE is always fp32 */
+    int32_t page_size;       /* tokens of a page, >= 1; 0 where there is no cache */
+    uint32_t need_notes;     /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
+                             /* wanted */
+    uint32_t mla_expanded;   /* ATTN_MODE_BIT set of the modes called in the expanded form */
+    int32_t tp_rank;         /* information only: heads are already this rank's */
+    int32_t tp_size;         /* >= 1 */
+    uint32_t min_alignment;  /* bytes, a power of two, to which the engine aligns all operands, */
+                             /* beyond attn_guaranteed_alignment(); 0 = no further */
+    uint32_t kv_strides;     /* ATTN_KV_STRIDES_* that the engine promises */
+    uint32_t num_features;   /* required features */
     const char *const *features; /* ids "attn.<name>/<rev>", and names "vendor.name" of private */
                                  /* operands that calls bring; an unknown one means unsupported */
 } attn_problem;

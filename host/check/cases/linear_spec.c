@@ -117,6 +117,7 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     spec->state_group = below(&draw, LINEAR_STATE_GROUPS);
     spec->decodes_first = below(&draw, 2);
     spec->decode_q_len = below(&draw, 2) ? 3 : 1;
+    spec->bare = below(&draw, 2);
     if (spec->mode == ATTN_MODE_MIXED)
         linear_spec_mix(spec);
 }
@@ -147,8 +148,10 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         spec->sparse      ? ", sparse snapshots"
         : spec->snapshots ? ", snapshots"
                           : "",
-        spec->absent_arrays ? ", absent arrays" : "", spec->gap, spec->first_row, spec->padded,
-        spec->turn, spec->state_group);
+        spec->absent_arrays ? ", absent arrays"
+        : spec->bare        ? ", bare"
+                            : "",
+        spec->gap, spec->first_row, spec->padded, spec->turn, spec->state_group);
     if (length < size && spec->mode == ATTN_MODE_MIXED)
         length += (size_t)snprintf(text + length, size - length, " (decodes %s, of %d)",
                                    spec->decodes_first ? "first" : "last", spec->decode_q_len);
@@ -220,23 +223,29 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
         .attn_type = ATTN_TYPE_DECODER,
         .kv_group = -1,
         .state_group = spec->state_group,
-        .num_q_heads = spec->v_heads,
-        .num_kv_heads = spec->k_heads > 0 ? spec->k_heads : 1,
-        .head_dim = spec->k_dim > 0 ? spec->k_dim : spec->v_dim,
-        .v_head_dim = spec->v_dim,
+        .num_q_heads = spec->bare ? 0 : spec->v_heads,
+        .num_kv_heads = spec->bare          ? 0
+                        : spec->k_heads > 0 ? spec->k_heads
+                                            : 1,
+        .head_dim = spec->bare        ? 0
+                    : spec->k_dim > 0 ? spec->k_dim
+                                      : spec->v_dim,
+        .v_head_dim = spec->bare ? 0 : spec->v_dim,
         .window_left = -1,
         .sm_scale = delta ? 1.0f / sqrtf((float)spec->k_dim) : 0.5f,
         .num_layers = 1,
         .layers = &posed->layer,
         .linear = &posed->dims,
     };
+    bool no_state = spec->bare && spec->family == ATTN_LINEAR_SHORT_CONV;
     set_bounds(&posed->bounds, spec);
     posed->problem = (attn_problem){.struct_size = sizeof posed->problem,
                                     .device = device,
                                     .group = &posed->group,
                                     .bounds = &posed->bounds,
-                                    .state_layout = spec->vk ? ATTN_LAYOUT_STATE_SSM_VK
-                                                             : ATTN_LAYOUT_STATE_SSM_KV,
+                                    .state_layout = no_state   ? NULL
+                                                    : spec->vk ? ATTN_LAYOUT_STATE_SSM_VK
+                                                               : ATTN_LAYOUT_STATE_SSM_KV,
                                     .q_dtype = spec->q_dtype,
                                     .kv_dtype = spec->q_dtype,
                                     .out_dtype = spec->out_dtype,

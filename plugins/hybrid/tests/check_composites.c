@@ -393,16 +393,34 @@ static void type_create(void)
     check_nothing_left();
 }
 
+/* None: rows of a private operand are nobody's but its vendor's (PRIV-03). */
+static void type_operands(void)
+{
+    ck_assert_uint_eq(composite->num_operands, 0);
+    ck_assert_uint_eq(composite->reserved, 0);
+    ck_assert_ptr_null(composite->operands);
+}
+
 START_TEST(every_member_of_the_type)
 {
     static const struct {
         const char *name;
         void (*check)(void);
     } table[] = {
-        {"struct_size", type_size},    {"flags", type_flags},         {"name", type_texts},
-        {"doc", type_texts},           {"num_options", type_options}, {"options", type_options},
-        {"num_layouts", type_layouts}, {"layouts", type_layouts},     {"ops", type_ops},
-        {"query", type_query},         {"create", type_create},
+        {"struct_size", type_size},
+        {"flags", type_flags},
+        {"name", type_texts},
+        {"doc", type_texts},
+        {"num_options", type_options},
+        {"options", type_options},
+        {"num_layouts", type_layouts},
+        {"layouts", type_layouts},
+        {"ops", type_ops},
+        {"query", type_query},
+        {"create", type_create},
+        {"num_operands", type_operands},
+        {"reserved", type_operands},
+        {"operands", type_operands},
     };
     const struct member *member = &type_members[_i % COUNT(type_members)];
     composites[_i / COUNT(type_members)].start();
