@@ -200,4 +200,6 @@ found=$(readelf -dW "$library" "$build/attnhost" | grep -E 'NEEDED.*libcuda')
 none "the host links no CUDA library" "$found"
 none "no text has a placeholder left" \
     "$(find "$top" -name .git -prune -o -name '*.md' -exec grep -nE '@[A-Z][A-Z0-9_]*@' /dev/null {} +)"
+tap_try "the guide's plugin has fewer than 250 lines, as docs/PLUGIN_GUIDE.md says" \
+    test "$(wc -l <"$top/examples/plugin/example_rows.c")" -lt 250
 tap_end
