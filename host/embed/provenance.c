@@ -19,19 +19,13 @@ const char *provenance_commit(void)
 
 /* ---- Taking ---------------------------------------------------------------------------------- */
 
-/* "" if it cannot be read; false when memory ran out. */
-static bool hash_file(const char *file, char hex[65])
+/* False when memory ran out. */
+static bool open_file(const char *file, int *descriptor)
 {
-    uint8_t sha256[32];
-    int descriptor;
-    attn_status status = loader_check_file(file, &descriptor, NULL);
-    hex[0] = '\0';
+    attn_status status = loader_check_file(file, descriptor, NULL);
     if (status != ATTN_OK)
-        return status != ATTN_OUT_OF_HOST_MEMORY;
-    if (loader_hash(descriptor, sha256) == 0)
-        text_hex(sha256, sizeof sha256, hex);
-    close(descriptor);
-    return true;
+        *descriptor = -1;
+    return status != ATTN_OUT_OF_HOST_MEMORY;
 }
 
 static bool take_plugin(struct provenance *provenance, const struct loader_plugin *plugin)
@@ -40,7 +34,8 @@ static bool take_plugin(struct provenance *provenance, const struct loader_plugi
     taken->file = strdup(plugin->file);
     taken->name = strdup(plugin->table.name);
     taken->version = strdup(plugin->table.version ? plugin->table.version : "");
-    return hash_file(plugin->file, taken->sha256) && taken->file && taken->name && taken->version;
+    return open_file(plugin->file, &taken->descriptor) && taken->file && taken->name &&
+           taken->version;
 }
 
 attn_status provenance_take(struct provenance *provenance, const attnhost *host,
@@ -71,6 +66,8 @@ void provenance_finish(struct provenance *provenance)
         free(provenance->plugins[p].file);
         free(provenance->plugins[p].name);
         free(provenance->plugins[p].version);
+        if (provenance->plugins[p].descriptor >= 0)
+            close(provenance->plugins[p].descriptor);
     }
     free(provenance->plugins);
     free(provenance->command);
@@ -81,11 +78,15 @@ void provenance_finish(struct provenance *provenance)
 
 static bool add_plugin(cJSON *list, const struct provenance_plugin *plugin)
 {
+    uint8_t sha256[32];
+    char hex[65] = "";
+    if (plugin->descriptor >= 0 && loader_hash(plugin->descriptor, sha256) == 0)
+        text_hex(sha256, sizeof sha256, hex);
     cJSON *object = cJSON_CreateObject();
     return json_add_item(list, object) && json_add_text(object, "file", plugin->file) &&
            json_add_text(object, "name", plugin->name) &&
            json_add_text(object, "version", plugin->version) &&
-           json_add_text(object, "sha256", plugin->sha256);
+           json_add_text(object, "sha256", hex);
 }
 
 bool provenance_add_json(cJSON *root, const struct provenance *provenance)

@@ -12,11 +12,12 @@
 #include "attnhost.h"
 #include "host/device/device.h"
 
-/* A plugin that is loaded. */
+/* A plugin that is loaded. Its file is kept open, so that a hash taken when a report is written is
+ * of what was loaded, even if another file lies there by then. */
 struct provenance_plugin {
     char *file;
     char *name, *version; /* as it says */
-    char sha256[65];      /* of the file; "" if it cannot be read */
+    int descriptor;       /* -1 = the file cannot be read */
 };
 
 struct provenance {
@@ -43,7 +44,8 @@ void provenance_take_device(struct provenance *provenance, const attn_device *de
 /* Release what it holds; a zeroed one is fine. */
 void provenance_finish(struct provenance *provenance);
 
-/* "attnhost", "commit", "command" (if there is one) and "plugins". False when memory ran out. */
+/* "attnhost", "commit", "command" (if there is one) and "plugins" with the SHA-256 of their files,
+ * "" of one that cannot be read. False when memory ran out. */
 bool provenance_add_json(cJSON *root, const struct provenance *provenance);
 
 /* "device", to which the caller may add; NULL when memory ran out. */

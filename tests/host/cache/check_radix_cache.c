@@ -730,6 +730,7 @@ static Suite *suite(void)
     tcase_add_loop_test(random, random_use, 0, 3);
     suite_add_tcase(s, random);
     TCase *limits = tcase_create("limits");
+    tcase_set_tags(limits, "long");
     tcase_add_checked_fixture(limits, NULL, tear_down);
     tcase_add_test(limits, long_prompts_take_linear_time);
     tcase_add_test(limits, many_children_take_linear_time);

@@ -855,7 +855,7 @@ START_TEST(mutations_of_a_good_ini)
 {
     static const char bytes[] = "[]=:;# \t\r\n\0.,*-/0179eaz\xEF\xBB\xBF\x1b";
     char text[sizeof good_ini + 600];
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; round < random_cases(4000); round++) {
         size_t length = sizeof good_ini - 1;
         memcpy(text, good_ini, length);
         for (uint32_t n = 1 + random_below(4); n > 0; n--) {
@@ -927,7 +927,7 @@ START_TEST(random_bytes_and_random_tokens)
                                          "#",
                                          "k_scale"};
     char text[512];
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; round < random_cases(4000); round++) {
         size_t length = 0;
         if (round % 4 == 0) {
             length = random_below(sizeof text);

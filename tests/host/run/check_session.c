@@ -847,9 +847,19 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("session");
+    TCase *first = tcase_create("first"); /* what valgrind sees of the runs */
+    tcase_set_timeout(first, 60);
+    tcase_add_loop_test(first, identities_hold, 0, 2);
+    suite_add_tcase(s, first);
+    TCase *first_latent = tcase_create("first latent");
+    tcase_set_timeout(first_latent, 60);
+    tcase_add_checked_fixture(first_latent, write_latent_model, remove_latent_model);
+    tcase_add_loop_test(first_latent, latents_keep_the_identities, 0, 1);
+    suite_add_tcase(s, first_latent);
     TCase *runs = tcase_create("runs");
     tcase_set_timeout(runs, 60);
-    tcase_add_loop_test(runs, identities_hold, 0, COUNT(variants));
+    tcase_set_tags(runs, "long");
+    tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
     tcase_add_test(runs, eviction_turns_hits_into_prefill);
     tcase_add_test(runs, retraction_is_counted);
     tcase_add_test(runs, digest_does_not_depend_on_threads);
@@ -860,8 +870,9 @@ static Suite *suite(void)
     suite_add_tcase(s, runs);
     TCase *latent = tcase_create("latent");
     tcase_set_timeout(latent, 60);
+    tcase_set_tags(latent, "long");
     tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
-    tcase_add_loop_test(latent, latents_keep_the_identities, 0, COUNT(latent_variants));
+    tcase_add_loop_test(latent, latents_keep_the_identities, 1, COUNT(latent_variants));
     tcase_add_loop_test(latent, digest_of_latents_does_not_depend_on_threads, 0, 2);
     tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
     tcase_add_loop_test(latent, a_falsified_expanded_operand_fails, 0, 6);
@@ -872,6 +883,7 @@ static Suite *suite(void)
     suite_add_tcase(s, latent);
     TCase *quantised = tcase_create("quantised");
     tcase_set_timeout(quantised, 60);
+    tcase_set_tags(quantised, "long");
     tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
     tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
     tcase_add_test(quantised, packed_latents_have_their_own_scales);
@@ -881,6 +893,7 @@ static Suite *suite(void)
     suite_add_tcase(s, quantised);
     TCase *drafts = tcase_create("drafts");
     tcase_set_timeout(drafts, 60);
+    tcase_set_tags(drafts, "long");
     tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
     tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);
     tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);

@@ -918,6 +918,8 @@ static Suite *suite(void)
     TCase *right = tcase_create("right"), *wrong = tcase_create("wrong");
     TCase *rows = tcase_create("rows"), *quantised_kv = tcase_create("quantised");
     TCase *same_result = tcase_create("same");
+    tcase_set_tags(wrong, "long");
+    tcase_set_tags(same_result, "long");
     tcase_add_loop_test(right, right_outputs_pass, 0, NUM_MODELS);
     tcase_add_test(right, output_dtypes);
     tcase_add_loop_test(wrong, one_value_changed, 0, 5);
