@@ -374,24 +374,22 @@ typedef struct attn_problem {
     const attn_device *device;
     const attn_layer_group *group;
     const attn_bounds *bounds;
-    const char *kv_layout; /* layout id of the KV cache; NULL if the group has none */
-    const char
-        *state_layout;       /* layout id of the state; NULL if the group has none, and it may be */
-                             /* for a short convolution */
-    attn_dtype q_dtype;      /* of q; for linear layers of mixed_qkv */
-    attn_dtype new_kv_dtype; /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
-    attn_dtype kv_dtype;     /* of the KV cache; = q_dtype where there is none */
-    attn_dtype out_dtype;    /* of the output, with a scale if fp8; the LSE is always fp32 */
-    int32_t page_size;       /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;     /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
-                             /* wanted */
-    uint32_t mla_expanded;   /* ATTN_MODE_BIT set of the modes called in the expanded form */
-    int32_t tp_rank;         /* information only: heads are already this rank's */
-    int32_t tp_size;         /* >= 1 */
-    uint32_t min_alignment;  /* bytes, a power of two, to which the engine aligns all operands, */
-                             /* beyond attn_guaranteed_alignment(); 0 = no further */
-    uint32_t kv_strides;     /* ATTN_KV_STRIDES_* that the engine promises */
-    uint32_t num_features;   /* required features */
+    const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
+    const char *state_layout; /* layout id of the state; NULL: none, or a short convolution's */
+    attn_dtype q_dtype;       /* of q; for linear layers of mixed_qkv */
+    attn_dtype new_kv_dtype;  /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
+    attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
+    attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
+    int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
+    uint32_t need_notes;      /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
+                              /* wanted */
+    uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
+    int32_t tp_rank;          /* information only: heads are already this rank's */
+    int32_t tp_size;          /* >= 1 */
+    uint32_t min_alignment;   /* bytes, a power of two, to which the engine aligns all operands, */
+                              /* beyond attn_guaranteed_alignment(); 0 = no further */
+    uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
+    uint32_t num_features;    /* required features */
     const char *const *features; /* ids "attn.<name>/<rev>", and names "vendor.name" of private */
                                  /* operands that calls bring; an unknown one means unsupported */
 } attn_problem;
