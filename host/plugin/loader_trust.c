@@ -76,6 +76,16 @@ static bool is_empty_group(gid_t group)
     return getgrgid_r(group, &entry, text, sizeof text, &found) == 0 && found && !found->gr_mem[0];
 }
 
+/* Groups are looked up last: without memory, the C library's lookup does not survive. */
+static bool is_open_to_others(const struct stat *folder)
+{
+    if (folder->st_mode & S_ISVTX)
+        return false;
+    bool group = folder->st_mode & S_IWGRP && !is_private_group(folder->st_uid, folder->st_gid) &&
+                 !(folder->st_uid == 0 && is_empty_group(folder->st_gid));
+    return group || folder->st_mode & S_IWOTH;
+}
+
 /* Who may write to a folder above may put another one in the plugin's place, but where the sticky
  * bit forbids it (/tmp). Cuts `path`, which is absolute, from its end. */
 static attn_status check_ancestors(char *path, attn_error *error)
@@ -85,9 +95,7 @@ static attn_status check_ancestors(char *path, attn_error *error)
         slash[slash == path] = '\0'; /* "/" stays */
         if (stat(path, &info) != 0)
             return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s", path, strerror(errno));
-        bool group = info.st_mode & S_IWGRP && !is_private_group(info.st_uid, info.st_gid) &&
-                     !(info.st_uid == 0 && is_empty_group(info.st_gid));
-        if ((group || info.st_mode & S_IWOTH) && !(info.st_mode & S_ISVTX))
+        if (is_open_to_others(&info))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
                              "%s: the folder, which the plugin lies below, is writable by others "
                              "(mode %04o); accepted: writable by its owner alone (chmod go-w), or "

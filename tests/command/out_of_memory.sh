@@ -12,7 +12,6 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
 preload=$ATTNHOST_TEST_FIXTURE_DIR/fail_malloc.so
-plugins=$ATTNHOST_TEST_PLUGIN_DIR
 tries=${TRIES:-0}
 
 if nm -D "$ATTNHOST_TEST_COMMAND" | grep -q -e __asan_ -e __tsan_; then
@@ -23,6 +22,13 @@ umask 022
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 unset ATTNHOST_PLUGIN_PATH
+
+# The backend, and two bystanders: each run reads them all.
+plugins=$folder/plugins
+mkdir "$plugins"
+for name in cpu_native cpu_linear hybrid; do
+    cp "$ATTNHOST_TEST_PLUGIN_DIR/$name.so" "$plugins" || exit 1
+done
 
 for i in 1 2 3; do
     echo "{\"timestamp\": $i, \"input_length\": 3$i, \"output_length\": 3, \"hash_ids\": [1]}"
