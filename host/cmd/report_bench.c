@@ -25,7 +25,7 @@ static void add_shares(struct figure *figure, const cJSON *entry)
     const cJSON *run;
     cJSON_ArrayForEach(run, page_get(entry, "backends"))
     {
-        char label[256];
+        char label[300];
         if (!ran(run))
             continue;
         snprintf(label, sizeof label, "%.80s, %.200s", text_of(run, "backend"),
