@@ -315,9 +315,11 @@ static const struct shape shapes[] = {
     {"attn_error", UNTIL(attn_error, needed), BY_ITSELF, NULL, judge_error, false},
 };
 
+/* Elements of an array are aligned, whatever their size is. */
+_Static_assert(offsetof(attn_problem, kv_strides) % _Alignof(attn_problem) == 0, "a whole stride");
+
 static const struct shape arrays[] = {
-    {"attn_problem[]", UNTIL(attn_problem, num_features), BEFORE_CREATE, swap_problems, NULL,
-     false},
+    {"attn_problem[]", UNTIL(attn_problem, kv_strides), BEFORE_CREATE, swap_problems, NULL, false},
     {"attn_layer[]", WHOLE(attn_layer), BEFORE_CREATE, swap_layers, NULL, false},
     {"attn_option_value[]", WHOLE(attn_option_value), BEFORE_CREATE, swap_values, NULL, false},
     {"attn_kv_batch[]", UNTIL(attn_kv_batch, block_table), BEFORE_PLAN, swap_kv_groups, NULL,
