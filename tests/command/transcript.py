@@ -8,7 +8,7 @@ debootstrap makes a bare Debian in a folder, as a container of it would be: the 
 Debian has, and nothing else. In it every block of sh of the page is run, those marked skip too, in one
 shell after the other, each in the folder and with the exports that the one before it left. They begin
 in root's home with HOME, PATH, TERM, REPOSITORY and, where it is set, JOBS. The block of text that
-follows a block of sh becomes its output. Numbers are this machine's; `make installcheck` holds the exit
+follows a block of sh becomes its output, in which the home folder is ~. Numbers are this machine's; `make installcheck` holds the exit
 codes. To be run as root, where Debian's archive can be reached.
 """
 import os
@@ -44,7 +44,7 @@ def run(commands, mark, root):
     expected = int((re.findall(r"exit=(\d+)", mark) or [0])[0])
     if done.returncode != expected:
         sys.exit(f"{commands}ended with {done.returncode}, expected {expected}:\n{done.stdout}")
-    return done.stdout
+    return done.stdout.replace(f"{ENVIRONMENT['HOME']}/", "~/")
 
 
 def main():

@@ -39,8 +39,8 @@ static void run_product(struct check_run *run, const struct grid_choice *choices
     grid_release(run->subject, grid);
 }
 
-/* count_NAME and run_NAME for a list of choices; `change` (or NULL) completes the spec. */
-#define PRODUCT(name, change, ...)                                                                 \
+/* count_NAME and run_NAME for a list of choices; `call` judges them. */
+#define CHOICES(name, call, ...)                                                                   \
     static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
     static int32_t count_##name(const struct check_subject *subject)                               \
     {                                                                                              \
@@ -48,8 +48,12 @@ static void run_product(struct check_run *run, const struct grid_choice *choices
     }                                                                                              \
     static void run_##name(struct check_run *run)                                                  \
     {                                                                                              \
-        run_product(run, name##_choices, change);                                                  \
+        call;                                                                                      \
     }
+
+/* `change` (or NULL) completes the spec. */
+#define PRODUCT(name, change, ...)                                                                 \
+    CHOICES(name, run_product(run, name##_choices, change), __VA_ARGS__)
 
 #define BOTH_PHASES                                                                                \
     {                                                                                              \
@@ -162,16 +166,7 @@ static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
     grid_release(run->subject, grid);
 }
 
-#define E5M2(name, ...)                                                                            \
-    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_count(subject, name##_choices);                                            \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_e5m2(run, name##_choices);                                                             \
-    }
+#define E5M2(name, ...) CHOICES(name, run_e5m2(run, name##_choices), __VA_ARGS__)
 
 E5M2(input_scales_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})
