@@ -86,10 +86,11 @@ echo '[ordr.x]' >>moved/share/attnhost/selection.ini
 tap_try "and says what is wrong with them" sh -c '
     moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
 
-# Another backend by one line, and the folder in which its file lies.
+# Another backend by one line, and the folder in which its file lies. Of the suite some cases: all of
+# them are run by `make check` on the same sources, and below by the commands of the guide.
 tap_try "make in examples/plugin" make -C plugin CC="$compiler"
 tap_try "attnhost inspect example.so" "$attnhost" inspect plugin/example.so
-tap_try "attnhost check example.so" "$attnhost" check plugin/example.so
+tap_try "attnhost check example.so" "$attnhost" check --quick plugin/example.so
 for example in hybrid qwen3_next falcon_h1 minimax lfm2; do
     tap_try "attnhost run $example.ini, decode by the example plugin" \
         "$attnhost" run "$example.ini" --set plugins.path=plugin/example.so \
@@ -98,14 +99,14 @@ done
 if command -v cmake >/dev/null; then
     tap_try "cmake in examples/plugin" cmake -S plugin -B plugin/build
     tap_try "cmake --build" cmake --build plugin/build
-    tap_try "attnhost check of what CMake built" "$attnhost" check plugin/build/example.so
+    tap_try "attnhost check of what CMake built" "$attnhost" check --quick plugin/build/example.so
 else
     tap_skip "examples/plugin by CMake" "cmake is not installed"
 fi
 # The same in C++.
 if command -v "${CXX:-c++}" >/dev/null; then
     tap_try "make in examples/plugin_cpp" make -C plugin_cpp CXX="${CXX:-c++}"
-    tap_try "attnhost check example_cpp.so" "$attnhost" check plugin_cpp/example_cpp.so
+    tap_try "attnhost check example_cpp.so" "$attnhost" check --quick plugin_cpp/example_cpp.so
     tap_try "it exports attn_plugin_entry alone" sh -c '
         test "$(nm -D --defined-only plugin_cpp/example_cpp.so | cut -d " " -f 3)" = attn_plugin_entry'
 else
@@ -117,7 +118,7 @@ tap_try "attnhost inspect example_cuda.so" "$attnhost" inspect plugin_cuda/examp
 tap_try "it exports attn_plugin_entry alone" sh -c '
     test "$(nm -D --defined-only plugin_cuda/example_cuda.so | cut -d " " -f 3)" = attn_plugin_entry'
 tap_try "attnhost check example_cuda.so, what needs no GPU" \
-    "$attnhost" check --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
+    "$attnhost" check --quick --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
 if command -v cmake >/dev/null; then
     tap_try "cmake in examples/plugin_cuda" cmake -S plugin_cuda -B plugin_cuda/build
     tap_try "cmake --build" cmake --build plugin_cuda/build

@@ -66,7 +66,7 @@ OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else 
 WITH = {"hybrid": ["--with", BUILD + "/plugins/.libs/cpu_native.so"]}
 CASES = {"hybrid": ["COMP-*"]}
 SOUND = "nothing"  # the mutant without a fault
-PARTS = 3  # of which a commit runs one
+PARTS = 3  # of which a commit runs one: tests/tools/part.sh
 
 
 class Plugin:
@@ -351,24 +351,18 @@ def in_document(plugin, mutants, judged, update):
 # ---- The command ---------------------------------------------------------------------------------
 
 
-def part_of_commit():
-    """Which part of the mutants this commit runs; 0 where there is none."""
-    command = ["git", "-C", TOP, "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return 0
-    return int(done.stdout[:8], 16) % PARTS if done.returncode == 0 else 0
+def part_of_commit(mutants):
+    command = ["sh", TOP + "/tests/tools/part.sh", str(PARTS), "the mutants"]
+    lines = "".join(m.name + "\n" for m in mutants)
+    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True)
+    chosen = set(done.stdout.split())
+    return [m for m in mutants if m.name in chosen]
 
 
 def choose(mutants, names, update):
     if names:
         return [m for m in mutants if m.name in names]
-    if update or os.environ.get("ATTNHOST_TEST_ALL") == "1":
-        return mutants
-    part = part_of_commit()
-    print(f"# {part + 1} of {PARTS} parts of the mutants; ATTNHOST_TEST_ALL=1 runs all")
-    return mutants[part::PARTS]
+    return mutants if update else part_of_commit(mutants)
 
 
 def tap(number, name, wrong):

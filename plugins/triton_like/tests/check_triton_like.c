@@ -294,6 +294,7 @@ static Suite *suite(void)
     suite_add_tcase(s, tc);
     TCase *compiling = tcase_create("nvrtc");
     tcase_set_timeout(compiling, 300);
+    tcase_set_tags(compiling, "compiler");
     tcase_add_loop_test(compiling, kernels_compile, 0, sizeof specimens / sizeof specimens[0]);
     suite_add_tcase(s, compiling);
     return s;
