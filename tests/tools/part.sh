@@ -10,7 +10,8 @@ parts=$1 what=$2
 if test "${ATTNHOST_TEST_ALL-}" = 1; then
     exec cat
 fi
-commit=$(git -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null) || commit=0 # the first part, where there is none
+# Also where another user made the clone. Where there is no commit, in a released archive, the first part.
+commit=$(git -c safe.directory='*' -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null) || commit=0
 part=$(($(printf '%d' "0x$(printf '%.7s' "$commit")") % parts))
 echo "# part $((part + 1)) of $parts of $what, by the commit; ATTNHOST_TEST_ALL=1 runs all" >&2
 awk -v parts="$parts" -v part="$part" '(NR - 1) % parts == part'
