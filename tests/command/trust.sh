@@ -16,6 +16,7 @@ umask 022
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/work"
+mkfifo "$folder/said"
 cd "$folder/work" || exit 1
 ulimit -c 0
 XDG_CACHE_HOME=/dev/null VILLAIN_SLY=yes # nothing is remembered of scans, in which it behaves
@@ -59,8 +60,10 @@ ends()
         shift
     done
     shift
-    (VILLAIN=$villainy exec "$@") >../out 2>../err </dev/null
+    cat ../said >../err & # to the end of the last who may write to it, a child that was forked, too
+    (VILLAIN=$villainy exec "$@") >../out 2>../said </dev/null
     got=$?
+    wait $!
     {
         test $got -eq "$expected" || echo "exit code $got, expected $expected"
         while IFS= read -r text; do
