@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 # What needs PyTorch and Transformers comes when it is asked for.
-_LAZY = {"Cache": "transformers", "Engine": "engine", "Sequence": "engine",
+_LAZY = {"Cache": "transformers", "DecodeGraphs": "graphs", "Engine": "engine", "Sequence": "engine",
          "describe": "transformers", "generate": "generation", "use": "transformers"}
 __all__ += list(_LAZY)
 

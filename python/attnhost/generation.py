@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous batching: many prompts of unequal lengths through a model of Transformers."""
-import inspect
 import itertools
+import logging
 from typing import Any, List, Optional, Sequence as Many, Tuple, Union
 
 import torch
 
-from .engine import Sequence
-from .errors import InvalidArgument
-from .transformers import Cache, cache_argument
+from .engine import Engine, Sequence
+from .errors import InvalidArgument, Unsupported
+from .graphs import DecodeGraphs
+from .transformers import Cache, cache_argument, takes_positions
+
+_LOG = logging.getLogger("attnhost")
 
 
 class _Request:
@@ -23,12 +26,12 @@ class _Request:
         return len(self.sequence.tokens) - self.sequence.length
 
 
-def _schedule(running: List[_Request], budget: int) -> List[Tuple[_Request, int]]:
-    """Rows of the next step within the budget: first those that decode, then prompts, the shortest
-    first, in chunks."""
-    work = []
+def _schedule(engine: Engine, running: List[_Request]) -> List[Tuple[_Request, int]]:
+    """Rows of the next step, as many as the engine takes: first those that decode, then prompts, the
+    shortest first, in chunks."""
+    work, budget = [], engine.max_tokens
     for request in sorted(running, key=lambda r: r.left):
-        count = min(request.left, budget)
+        count = engine.border(request.sequence, min(request.left, budget)) if budget else 0
         if count:
             work.append((request, count))
             budget -= count
@@ -38,12 +41,16 @@ def _schedule(running: List[_Request], budget: int) -> List[Tuple[_Request, int]
 @torch.no_grad()
 def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: int = 20, *,
              eos_token_id: Union[int, Many[int], None] = None, cache: Optional[Cache] = None,
-             **sizes: Any) -> List[List[int]]:
+             graphs: Optional[bool] = None, **sizes: Any) -> List[List[int]]:
     """The greedy continuation of each prompt, a list of token ids.
 
     Continuous batching: prompts start as soon as there is room, in chunks of the engine's
     max_tokens; their rows are packed with those that decode; equal prefixes are computed once.
     `cache` can be given to keep prefixes from call to call.
+
+    On a GPU, steps in which all sequences decode are replayed from CUDA graphs (graphs.py). `graphs` says
+    that they must be, or must not; by default they are where backends and model can be captured, unless
+    the ini says cuda_graph.enable = no.
     """
     cache = cache or Cache(model, **sizes)
     if cache.sequences:
@@ -51,6 +58,7 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
                               "Cache.clear() before", "BAD_STATE")
     ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
     engine = cache.engine
+    _prepare_graphs(model, cache, graphs)
     waiting = [_Request(i, prompt, max_new_tokens) for i, prompt in enumerate(prompts)]
     for request in waiting:
         needed = len(request.prompt) + max_new_tokens - 1
@@ -71,7 +79,8 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
                 request = waiting.pop(0)
                 request.sequence = engine.add(request.prompt)
                 running.append(request)
-            for request in _step(model, cache, _schedule(running, engine.max_tokens), ends):
+            work = _schedule(engine, running)
+            for request in _take(work, _compute(model, cache, work, graphs), ends):
                 promised -= engine.pages_of(len(request.prompt) + max_new_tokens)
                 results[request.index] = request.made
                 engine.free(request.sequence)
@@ -82,9 +91,34 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
     return results
 
 
-def _step(model: torch.nn.Module, cache: Cache, work: List[Tuple[_Request, int]],
-          ends: set) -> List[_Request]:
-    """One call of the model. Returns the requests that are finished."""
+def _prepare_graphs(model: torch.nn.Module, cache: Cache, wanted: Optional[bool]) -> None:
+    if wanted is None:
+        enabled = cache.engine.host.settings.get("cuda_graph.enable", "yes").lower()
+        wanted = enabled not in ("no", "false", "off", "0") and not cache.engine.why_no_graphs()
+    if not wanted:
+        cache.graphs = None
+    elif cache.graphs is None or cache.graphs.model is not model:
+        cache.graphs = DecodeGraphs(model, cache)
+
+
+Work = List[Tuple[_Request, int]]
+
+
+def _compute(model: torch.nn.Module, cache: Cache, work: Work, graphs: Optional[bool]) -> torch.Tensor:
+    """A step. Returns the logits of the last row of each."""
+    if cache.graphs and all(r.left == 1 for r, _ in work) and cache.graphs.covers(len(work)):
+        try:
+            return cache.graphs.step([request.sequence for request, _ in work])
+        except Unsupported as error:
+            if graphs:
+                raise
+            _LOG.warning("without graphs: %s", error)
+            cache.graphs = None
+    return _call(model, cache, work)
+
+
+def _call(model: torch.nn.Module, cache: Cache, work: Work) -> torch.Tensor:
+    """A call of the model."""
     device = cache.engine.device
     tokens, positions = [], []
     for request, count in work:
@@ -92,17 +126,19 @@ def _step(model: torch.nn.Module, cache: Cache, work: List[Tuple[_Request, int]]
         tokens += request.sequence.tokens[start:start + count]
         positions += range(start, start + count)
     cache.begin([(request.sequence, count) for request, count in work])
-    placed = {"position_ids": torch.tensor([positions], device=device)}
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        placed = {}  # a model of recurrent layers alone
+    placed = {"position_ids": torch.tensor([positions], device=device)} if takes_positions(model) else {}
     logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
                    **{cache_argument(model): cache}, **placed).logits[0]
     cache.engine.confirm()
     last = torch.tensor([end - 1 for end in itertools.accumulate(count for _, count in work)],
                         device=logits.device)
-    chosen = logits[last].argmax(-1).tolist()
+    return logits[last]
+
+
+def _take(work: Work, logits: torch.Tensor, ends: set) -> List[_Request]:
+    """The greatest logits are the next tokens. Returns the requests that are finished."""
     finished = []
-    for (request, _), token in zip(work, chosen):
+    for (request, _), token in zip(work, logits.argmax(-1).tolist()):
         if request.left:
             continue  # in the middle of its prompt
         request.made.append(token)

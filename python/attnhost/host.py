@@ -309,9 +309,10 @@ class Backend:
             made.append(Node(info.depth, text(info.name), text(info.type), info.rows))
         return made
 
-    def metadata(self, *, graph: bool = False, **bounds: Any) -> "Metadata":
-        """Metadata for batches within the problems' bounds, or those given instead."""
-        return Metadata(self, graph, bounds)
+    def metadata(self, *, graph: bool = False, keep: bool = True, **bounds: Any) -> "Metadata":
+        """Metadata for batches within the problems' bounds, or those given instead; `graph`: to be
+        captured and replayed. Without `keep`, what a stream may still read is the caller's to keep."""
+        return Metadata(self, graph, bounds, keep)
 
     def merge(self, outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any = None,
               stream: Any = None) -> None:
@@ -356,7 +357,8 @@ class Metadata(_call.Caller):
     On a GPU, what forward() and plan() were given stays alive until the stream has passed it.
     """
 
-    def __init__(self, backend: Backend, graph: bool, bounds: Mapping[str, Any]) -> None:
+    def __init__(self, backend: Backend, graph: bool, bounds: Mapping[str, Any],
+                 keep: bool = True) -> None:
         self._metadata: Optional[ctypes.c_void_p] = None
         self.backend = backend
         self._scales: List[Any] = []
@@ -374,7 +376,8 @@ class Metadata(_call.Caller):
         self._metadata = made
         backend._living += 1
         device = problem.device.contents
-        self._borrowed = Borrowed(device.type) if device.type != _abi.ATTN_DEVICE_CPU else None
+        self._borrowed = (Borrowed(device.type) if keep and device.type != _abi.ATTN_DEVICE_CPU
+                          else None)
         self._batch: Optional[Batch] = None
         self._open(made.value, self._borrowed is not None)
 

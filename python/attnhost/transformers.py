@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from . import _abi, alibi, latent, ops, recurrent
 from .encoder import encoder
-from .engine import Engine, Sequence
+from .engine import Engine, GraphStep, Sequence
 from .errors import InvalidArgument, Unsupported
 from .host import Host
 from .problem import layer_group
@@ -116,6 +116,11 @@ def cache_argument(model: torch.nn.Module) -> Optional[str]:
     """What the model's forward calls its cache."""
     names = inspect.signature(model.forward).parameters
     return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+
+
+def takes_positions(model: torch.nn.Module) -> bool:
+    """Not so where all layers are recurrent."""
+    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def _look(model: torch.nn.Module) -> List[Layer]:
@@ -370,6 +375,7 @@ class Cache(_Steps):
                              name=type(model).__name__, **sizes)
         self.number = ops.number_of(self)  # for graphs
         self.sequences: List[Sequence] = []
+        self.graphs: Any = None  # of decode steps, when generate() has made them
         self._ids = {layer.key: place for place, layer in enumerate(layers)}
         self._rows: Optional[torch.Tensor] = None  # of q that are no padding; None = all
         self._planned = False
@@ -384,9 +390,14 @@ class Cache(_Steps):
 
     # ---- A step ------------------------------------------------------------------------------------
 
-    def begin(self, work: Many[Tuple[Sequence, int]]) -> None:
-        """The next call of the model has one row of input_ids: these sequences one after another."""
-        self.engine.plan(work)
+    def begin(self, work: Many[Tuple[Sequence, int]], step: Optional[GraphStep] = None) -> None:
+        """The next call of the model has one row of input_ids: these sequences one after another, for a
+        graph's `step` and padding after them."""
+        self.engine.plan(work, step)
+        self.expect()
+
+    def expect(self) -> None:
+        """The next call of the model is of what begin() has planned."""
         self._rows, self._planned, self._called = None, True, set()
 
     def _enter(self, key: Key, batch: int, new: int, mask: Optional[torch.Tensor]) -> int:
@@ -398,6 +409,10 @@ class Cache(_Steps):
         if not self._called and self.sequences:
             self.columns += new
         self._called.add(key)
+        return self._ids[key]
+
+    def place(self, key: Key) -> int:
+        """What the engine calls this layer."""
         return self._ids[key]
 
     def _plan_padded(self, batch: int, new: int, mask: Optional[torch.Tensor]) -> None:

@@ -13,6 +13,8 @@ import attnhost
 import torch
 from attnhost import bench
 from attnhost.errors import AttnhostError, InvalidArgument, Unsupported
+from attnhost.graphs import DecodeGraph, read_sizes
+from attnhost.pages import Snapshots
 from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
@@ -279,6 +281,38 @@ def test_shared_prefixes_are_computed_once():
     assert again == alone[:1]
 
 
+@cases(("qwen3_next",), ("lfm2",))
+def test_prefixes_with_states_are_computed_once(name):
+    """States are kept where a step ends with a page; the copy is the sequence's own."""
+    use(16)
+    model = make(name, "attnhost")
+    start = tokens(40, 1).tolist()
+    prompts = [start + tokens(5, seed).tolist() for seed in (2, 3, 4)]
+    alone = [attnhost.generate(model, [prompt], 8, num_tokens=512)[0] for prompt in prompts]
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=2)
+    assert [attnhost.generate(model, [prompt], 8, cache=cache)[0] for prompt in prompts] == alone
+    whole = sum(len(prompt) + 7 for prompt in prompts)
+    assert sum(cache.engine.rows.values()) == len(cache.engine.layers) * (whole - 2 * 32)
+    again = attnhost.generate(model, [prompts[0] + alone[0][:4] + [1]], 8, cache=cache)
+    assert cache.engine.rows["cpu_native"] == whole - 2 * 32 + 2 + 7, "48 tokens were known"
+    assert again == attnhost.generate(model, [prompts[0] + alone[0][:4] + [1]], 8, num_tokens=512)
+    attention = {"attention_backend": "cpu_native"}
+    attnhost.use(attention=attention, kv_cache={"page_size": 16, "cached_states": 0})
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=2)
+    for prompt in prompts[:2]:
+        attnhost.generate(model, [prompt], 2, cache=cache)
+    assert cache.engine.rows["cpu_native"] == 2 * 46, "none are kept, so nothing is shared"
+
+
+def test_the_oldest_states_make_room():
+    kept = Snapshots([7, 8])
+    assert (kept.take(1), kept.take(2), kept.take(1)) == (8, 7, None)
+    assert kept.find(1) == 8 and kept.take(3) == 7, "2 was used longest ago"
+    kept.forget(1)
+    assert kept.find(1) is None and kept.find(2) is None and kept.take(4) == 8
+    assert Snapshots([]).take(1) is None
+
+
 def test_more_prompts_than_room():
     use(16)
     model = make("llama", "attnhost")
@@ -403,3 +437,52 @@ def test_another_batch_in_the_same_cache():
                 past_key_values=cache)
         cache.clear()
         model(torch.ones(3, 1, dtype=torch.long), past_key_values=cache)
+
+
+# ---- Graphs ----------------------------------------------------------------------------------------
+
+
+def called_again(run, _size):
+    """In place of a capture: the same call, to the same memory."""
+    result = run().clone()
+    return lambda: result.copy_(run()), result
+
+
+def in_graph_steps(graph, cache, sequences):
+    """Prompts in one step, then decodes; the logits of these."""
+    made = [cache.engine.add(s.tolist(), share=False) for s in sequences]
+    cache.begin([(sequence, count) for sequence, count in zip(made, PROMPTS)])
+    graph.model(input_ids=torch.cat([s[:n] for s, n in zip(sequences, PROMPTS)])[None], use_cache=True,
+                position_ids=torch.cat([torch.arange(n) for n in PROMPTS])[None],
+                **{cache_argument(graph.model): cache})
+    return torch.stack([graph.step(made).clone() for _ in range(DECODES)], 1)
+
+
+@cases(*itertools.product(("llama", "gemma2", "qwen3_next"), (1, 16)))
+@torch.no_grad()
+def test_steps_as_graphs_make_them(name, page_size):
+    """Padded, with all that a graph reads where it was: what was there before is not seen."""
+    use(page_size)
+    sequences, model = sequences_of(name), make(name, "attnhost")
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4, max_len=64)
+    graph = DecodeGraph(model, cache, 4, called_again)
+    step = graph._step
+    place = step.ids.data_ptr()
+    step.memory.fill_(85)
+    found = in_graph_steps(graph, cache, sequences)
+    expected = [logits[-DECODES:] for logits in expected_in_fp32(name)]
+    assert distance(found, expected) < 2e-5 * max(1, max(x.abs().max().item() for x in expected))
+    assert step.ids.data_ptr() == place == step.memory.data_ptr()
+    refused(InvalidArgument, ["5 sequences", "4"], cache.begin,
+            [(cache.engine.add([1], share=False), 1) for _ in range(5)], step)
+
+
+def test_sizes_of_graphs():
+    assert read_sizes("1 2 4 8-64/8") == [1, 2, 4, *range(8, 65, 8)]
+    assert read_sizes("3-5 1") == [1, 3, 4, 5]
+
+
+def test_graphs_on_the_cpu():
+    use()
+    refused(Unsupported, ["device cpu", "cuda"], attnhost.generate, make("llama", "attnhost"), [[1, 2]], 2,
+            graphs=True, num_tokens=64)
