@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of a model's attention under each ini.
+"""How fast a model's attention and its steps are under each ini.
 
-    python -m attnhost.bench MODEL INI... [--batch 1,8] [--context 512,2048] [--prompt 256]
-                             [--dtype bfloat16] [--device cpu] [--layers 4] [--seconds 20] [--plot FILE.svg]
+    python -m attnhost.bench MODEL INI... [--batch 1,8] [--context 512,2048] [--prompt 256,8x1024]
+                             [--dtype bfloat16] [--device cpu] [--layers 4] [--seconds 20]
+                             [--own sdpa,flex_attention] [--json FILE] [--plot FILE.svg]
 
 MODEL is a config.json, its folder, or what from_pretrained() takes; weights are random. An INI is a file, or
-settings "section.key=value,...". Beside them run Transformers' own: sdpa, and flash_attention_2 and
-flex_attention where they are there.
+settings "section.key=value,...", with NAME: before it for the table. Beside them run Transformers' own: sdpa,
+and flash_attention_2 and flex_attention (compiled) where they are there.
 
-A decode is a step of one token for each of `batch` sequences of `context` tokens, a prefill one of `prompt`
-tokens. Contenders take turns, call by call, each on keys of its own; times are medians. `attention` is what
-is spent in attention and recurrences, `step` the whole model; `ratio` compares steps with the first
+A decode is a step of one token for each of `batch` sequences of `context` tokens, a prefill one of a prompt
+(or of BATCHxTOKENS). Keys are random numbers; where the layers allow it, all contenders read the same ones,
+attnhost's in pages, the others one after another. On a GPU, decodes are replayed from CUDA graphs.
+
+Contenders take turns; times are medians. `step` is the whole model. `attention` is what its layers ask of
+their backends, planning and the saving of new keys included, by itself; `ratio` compares steps with the first
 contender's.
 """
 import argparse
-import copy
+import gc
 import importlib.util
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -25,141 +30,391 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
+import transformers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin
 
 from . import transformers as attn
+from ._library import version
+from .graphs import DecodeGraphs, capture
 from .host import Host
 
 Case = Tuple[str, int, int]  # "decode" or "prefill", sequences, tokens before the step (or of the prompt)
+Run = Callable[[], Any]
 
 
-def read_ini(text: str) -> Host:
-    """A file, or settings "section.key=value" with commas between them."""
-    if "=" not in text:
-        return Host(text)
+def read_ini(text: str) -> Tuple[str, Host]:
+    """A file, or settings "section.key=value" with commas between them; its name."""
+    name, colon, rest = text.partition(":")
+    if not colon or "=" in name or os.path.exists(text):
+        name, rest = os.path.basename(text), text
+    if "=" not in rest:
+        return name, Host(rest)
     sections: Dict[str, Dict[str, str]] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        section, _, key = name.rpartition(".")
+    for item in rest.split(","):
+        key, _, value = item.partition("=")
+        section, _, key = key.rpartition(".")
         sections.setdefault(section, {})[key] = value
-    return Host(sections)
+    return name, Host(sections)
 
 
-class Clock:
-    """Seconds, on the device's own clock where it has one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.is_cuda, self.spent = device.type == "cuda", 0.0
-
-    def now(self) -> float:
-        if self.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function; its time is added to `spent`."""
-        def timed(*arguments: Any, **keywords: Any) -> Any:
-            start = self.now()
-            result = function(*arguments, **keywords)
-            self.spent += self.now() - start
-            return result
-        return timed
+# ---- Contenders ------------------------------------------------------------------------------------
 
 
 class Contender:
-    """A model under one ini, or with attention of Transformers' own."""
+    """The model under one ini, or with attention of Transformers' own."""
 
-    def __init__(self, name: str, config: Any, weights: Optional[dict], options: Any,
-                 host: Optional[Host], own: str = "") -> None:
-        self.name, self.host, self.own, self.options = name, host, own, options
-        self.clock = Clock(torch.device(options.device))
-        self.model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=getattr(torch, options.dtype),
-            attn_implementation=own or attn.NAME).to(options.device).eval()
-        if weights is not None:
-            self.model.load_state_dict(weights)
-        if own:
-            interface = AttentionInterface()
-            watched = f"attnhost_bench_{own}"
-            AttentionInterface.register(watched, self.clock.watch(interface[own]))
-            attn.AttentionMaskInterface.register(watched, attn.AttentionMaskInterface()[own])
-            self.model.set_attn_implementation(watched)
+    name = ""
+    run_step: Run  # for the case that is prepared
+    run_attention: Run
+
+    def __init__(self, model: torch.nn.Module, options: Any) -> None:
+        self.model, self.options = model, options
         self.ids = torch.Generator().manual_seed(1)
+        self.argument = attn.cache_argument(model)
 
-    def _tokens(self, *shape: int) -> torch.Tensor:
-        made = torch.randint(0, self.model.config.get_text_config().vocab_size, shape, generator=self.ids)
-        return made.to(self.options.device)
+    def prepare(self, case: Case, keys: Dict[int, Dict[str, torch.Tensor]]) -> None:
+        """`keys`: those of all contenders, by layer; the first one makes them."""
+        raise NotImplementedError
 
-    def prepare(self, case: Case) -> None:
-        """A cache as the step finds it."""
-        phase, batch, length = case
-        longest = length + (256 if phase == "decode" else 1)
-        self.cache = DynamicCache(config=self.model.config) if self.own else self._own_cache(batch, longest)
-        for start in range(0, length if phase == "decode" else 0, 512):
-            self._call(self._tokens(batch, min(512, length - start)))
-        self.batch, self.new = batch, 1 if phase == "decode" else length
+    def enter(self) -> None:
+        """Its turn begins."""
+        raise NotImplementedError
 
-    def _own_cache(self, batch: int, longest: int) -> attn.Cache:
+    def forget(self) -> None:
+        """Whatever the case has taken."""
+        if self.options.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        for name in ("cache", "run_step", "run_attention", "calls", "sequences"):
+            vars(self).pop(name, None)
+
+    def tokens(self, *shape: int) -> torch.Tensor:
+        vocabulary = self.model.config.get_text_config().vocab_size
+        return torch.randint(0, vocabulary, shape, generator=self.ids).to(self.options.device)
+
+    def graphed(self, run: Run, what: str) -> Run:
+        return capture(run, what)[0] if self.options.device.startswith("cuda") else run
+
+
+class Ours(Contender):
+    def __init__(self, model: torch.nn.Module, options: Any, name: str, host: Host) -> None:
+        super().__init__(model, options)
+        self.name, self.host = name, host
+
+    def enter(self) -> None:
+        self.model.set_attn_implementation(attn.NAME)
         attn.use(self.host)
-        cache = attn.Cache(self.model, num_tokens=batch * (longest + 256), max_seqs=max(batch, 1),
-                           max_len=longest, max_tokens=batch * max(512, longest))
-        cache.run = self.clock.watch(cache.run)  # type: ignore[method-assign]
-        return cache
 
-    def _call(self, ids: torch.Tensor) -> None:
-        self.model(input_ids=ids, use_cache=True, logits_to_keep=1,
-                   **{attn.cache_argument(self.model): self.cache})
+    def forget(self) -> None:
+        cache = vars(self).get("cache")
+        super().forget()
+        if cache is not None:
+            cache.engine.close()
 
-    def step(self, case: Case) -> Tuple[float, float]:
-        """Seconds of the step, and of attention in it."""
-        if case[0] == "prefill":
-            self.prepare(case)
-        ids = self._tokens(self.batch, self.new)
-        self.clock.spent = 0.0
-        start = self.clock.now()
-        self._call(ids)
-        return self.clock.now() - start, self.clock.spent
+    def prepare(self, case: Case, keys: Dict[int, Dict[str, torch.Tensor]]) -> None:
+        phase, batch, length = case
+        self.enter()
+        room = length + 1
+        self.cache = attn.Cache(self.model, num_tokens=batch * (room + 63) // 64 * 64 + 64 * batch,
+                                max_seqs=batch, max_len=room, max_tokens=batch * length
+                                if phase == "prefill" else max(512, batch), caches=keys or None)
+        random.Random(0).shuffle(self.cache.engine.pages.free)  # as after some time
+        if not keys:
+            keys.update(self.cache.engine.caches)
+            for pool in (pool for pools in keys.values() for pool in pools.values()):
+                pool.normal_() if pool.is_floating_point() else pool.zero_()
+        (self._prepare_prompt if phase == "prefill" else self._prepare_decode)(batch, length)
+
+    def _call(self, ids: torch.Tensor, positions: torch.Tensor, work: List[Tuple[Any, int]]) -> Any:
+        self.cache.begin(work)
+        placed = {"position_ids": positions} if attn.takes_positions(self.model) else {}
+        return self.model(input_ids=ids, use_cache=True, **{self.argument: self.cache}, **placed,
+                          logits_to_keep=0 if len(work) == ids.shape[1] else 1)
+
+    def _record(self, run: Run) -> None:
+        """The calls of layers in a step; operands of the first one are those of all layers like it."""
+        cache, first = self.cache, {}
+        self.calls: List[Tuple[attn.Key, Dict[str, torch.Tensor]]] = []
+
+        def recorded(key: attn.Key, is_new: bool, operands: Dict[str, torch.Tensor], mask: Any) -> Any:
+            problem = cache.engine.layers[cache.place(key)][1]
+            kept = first.setdefault(id(problem), {role: x.clone() for role, x in operands.items()}
+                                    if id(problem) not in first else {})
+            self.calls.append((key, kept))
+            return type(cache).run(cache, key, is_new, operands, mask)
+
+        cache.run = recorded  # type: ignore[method-assign]
+        run()
+        del cache.run
+
+    def _layers(self) -> None:
+        self.cache.expect()
+        for key, operands in self.calls:
+            self.cache.run(key, True, dict(operands), None)
+
+    def _prepare_prompt(self, batch: int, length: int) -> None:
+        engine, ids = self.cache.engine, self.tokens(1, batch * length)
+        positions = torch.arange(length, device=ids.device).repeat(batch)[None]
+
+        def step() -> None:
+            work = [(engine.add(), length) for _ in range(batch)]
+            self._call(ids, positions, work)
+            for sequence, _ in work:
+                engine.free(sequence)
+
+        def attention() -> None:
+            work = [(engine.add(), length) for _ in range(batch)]
+            self.cache.begin(work)
+            self._layers()
+            for sequence, _ in work:
+                engine.free(sequence)
+        self._record(step)
+        self.run_step, self.run_attention = step, attention
+
+    def _prepare_decode(self, batch: int, length: int) -> None:
+        engine = self.cache.engine
+        sequences = [engine.fill(length) for _ in range(batch)]
+        ids, positions = self.tokens(1, batch), torch.full((1, batch), length, device=self.options.device)
+
+        def planned(then: Run) -> Run:
+            def run() -> None:
+                then()
+                for sequence in sequences:
+                    sequence.length = length  # each step is the same
+            return run
+
+        work = [(sequence, 1) for sequence in sequences]
+        self._record(planned(lambda: self._call(ids, positions, work)))
+        if engine.why_no_graphs():
+            self.run_step = planned(lambda: self._call(ids, positions, work))
+            self.run_attention = planned(lambda: (self.cache.begin(work), self._layers()))
+            return
+        graphs = DecodeGraphs(self.model, self.cache)
+        graphs.sizes = [batch]
+        self.run_step = planned(lambda: graphs.step(sequences))
+        step = engine.graph_step(batch)
+        planned(lambda: self.cache.begin(work, step))()
+        replay = capture(lambda: step.captured(self._layers), "attention")[0]
+        self.run_attention = planned(lambda: (self.cache.begin(work, step), replay()))
+
+
+class _PoolLayer(CacheLayerMixin):
+    """Keys of all sequences where they lie, one after another."""
+
+    is_sliding = False
+
+    def __init__(self, pools: Dict[str, torch.Tensor], batch: int, room: int, length: int) -> None:
+        super().__init__()
+        self.is_initialized, self.length = True, length
+        self.pools = [pools[role].flatten(0, 1)[:batch * room].unflatten(0, (batch, room)).transpose(1, 2)
+                      for role in ("k_cache", "v_cache")]
+        self.new: Tuple[torch.Tensor, ...] = ()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
+               **kwargs: Any) -> Tuple[torch.Tensor, ...]:
+        self.new, end = (key_states, value_states), self.length + key_states.shape[2]
+        for pool, new in zip(self.pools, self.new):
+            pool[:, :, self.length:end].copy_(new)
+        return tuple(pool[:, :, :end] for pool in self.pools)
+
+    def get_mask_sizes(self, query_length: int) -> Tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    get_max_length = get_max_cache_shape
+
+
+def _is_plain(keys: Dict[int, Dict[str, torch.Tensor]], groups: Any) -> bool:
+    """Can Transformers' own code read these keys, and needs all of them?"""
+    return all(group.kv_layout == "kv.nhd/1" and group.struct.window_left < 0
+               and not group.struct.attention_chunk for group in groups) and bool(keys)
+
+
+class Theirs(Contender):
+    calls: Optional[List[Tuple]] = None  # while they are recorded
+
+    def __init__(self, model: torch.nn.Module, options: Any, own: str) -> None:
+        super().__init__(model, options)
+        self.name, self._function = own, AttentionInterface()[own]
+        self.implementation = f"attnhost_bench_{own}"
+        AttentionInterface.register(self.implementation, self._attend)
+        attn.AttentionMaskInterface.register(self.implementation, self._mask(attn.AttentionMaskInterface()[own]))
+        self.plain = True
+        torch._dynamo.config.recompile_limit = 64  # one for each case
+
+    def _mask(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Made once for all steps. sdpa's decodes need none, as the keys are those that there are; while
+        it is captured, Transformers would make one, and sdpa be slower by far."""
+        made: Dict[Tuple, Any] = {}
+
+        def mask(*args: Any, q_length: int = 0, kv_length: int = 0, batch_size: int = 0,
+                 **more: Any) -> Any:
+            key = (batch_size, q_length, kv_length)
+            if self.plain and q_length == 1 and self.name != "flex_attention":
+                return None
+            if not self.plain or key not in made:
+                made.clear()
+                made[key] = make(*args, q_length=q_length, kv_length=kv_length, batch_size=batch_size,
+                                 **more)
+            return made[key]
+        return mask
+
+    def _attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+                value: torch.Tensor, mask: Any, **more: Any) -> Any:
+        if self.calls is not None:
+            same = next((call[1] for call in self.calls if call[1].shape == query.shape), query)
+            layer = self.cache.layers[module.layer_idx] if self.plain else None
+            new = next((call[6] for call in self.calls if call[6]), layer.new) if layer else ()
+            self.calls.append((module, same, key, value, mask, more, new))
+        return self._function(module, query, key, value, mask, **more)
+
+    def enter(self) -> None:
+        self.model.set_attn_implementation(self.implementation)
+
+    def prepare(self, case: Case, keys: Dict[int, Dict[str, torch.Tensor]]) -> None:
+        phase, batch, length = case
+        self.enter()
+        self.plain = self.options.plain
+        count = self.model.config.get_text_config().num_hidden_layers
+        if self.plain:
+            self.cache: Any = TransformersCache([_PoolLayer(
+                keys[place], batch, length + 1, length if phase == "decode" else 0) for place in range(count)])
+        ids = self.tokens(batch, length if phase == "prefill" else 1)
+        start = length if phase == "decode" else 0
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
+        if not self.plain and phase == "decode":
+            self._begin()
+            for first in range(0, length, 512):
+                self._call(self.tokens(batch, min(512, length - first)), None)
+
+        def step() -> Any:
+            if not self.plain and phase == "prefill":
+                self._begin()
+            return self._call(ids, positions)
+
+        self.calls = []
+        step()
+        calls, self.calls = self.calls, None
+        self.run_step, self.run_attention = step, lambda: self._layers(calls)
+        if phase == "decode" and self.plain:
+            self.run_step = self.graphed(step, "a decode")
+            self.run_attention = self.graphed(self.run_attention, "attention")
+
+    def _begin(self) -> None:
+        self.cache = DynamicCache(config=self.model.config)
+
+    def _call(self, ids: torch.Tensor, positions: Optional[torch.Tensor]) -> Any:
+        placed = {} if positions is None or not attn.takes_positions(self.model) else {"position_ids": positions}
+        return self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self.argument: self.cache},
+                          **placed).logits
+
+    def _layers(self, calls: List[Tuple]) -> None:
+        for module, query, key, value, mask, more, new in calls:
+            if new:
+                self.cache.layers[module.layer_idx].update(*new)
+            self._function(module, query, key, value, mask, **more)
 
 
 def contenders(options: Any) -> List[Contender]:
     config = AutoConfig.from_pretrained(options.model)
     if options.layers:
         config.get_text_config().num_hidden_layers = options.layers
+    options.layers = config.get_text_config().num_hidden_layers
     torch.manual_seed(0)
-    made = [Contender(os.path.basename(text), config, None, options, read_ini(text)) for text in options.ini]
-    own = ["sdpa"] + (["flash_attention_2"] if importlib.util.find_spec("flash_attn") else [])
-    own += ["flex_attention"] if options.device.startswith("cuda") else []
-    for name in own:
+    with torch.device(options.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype),
+                                                 attn_implementation=attn.NAME).eval()
+    made: List[Contender] = [Ours(model, options, *read_ini(text)) for text in options.ini]
+    for name in options.own:
         try:
-            made.append(Contender(name, config, made[0].model.state_dict(), options, None, name))
+            model.set_attn_implementation(name)  # refuses what is not there
+            made.append(Theirs(model, options, name))
         except (ImportError, ValueError) as error:
             print(f"without {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-    for contender in made[1:]:
-        contender.model.load_state_dict(made[0].model.state_dict())
     return made
 
 
+# ---- Times -----------------------------------------------------------------------------------------
+
+
+def seconds(run: Run, count: int, device: str, queued: bool) -> float:
+    """Of one call, of `count` in a row. On a GPU by its own clock; `queued`: it is busy until the host has
+    enqueued them, so that what the host takes does not count."""
+    if not device.startswith("cuda"):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        return (time.perf_counter() - start) / count
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if queued:
+        torch.cuda._sleep(40_000_000)  # 20 ms
+    else:
+        run()  # the GPU is at work when the host begins with the first that counts
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
+
+
 @torch.no_grad()
-def measure(made: List[Contender], case: Case, seconds: float) -> List[Dict[str, Any]]:
-    """A row for each contender; the calls of all are interleaved."""
-    found: List[List[Tuple[float, float]]] = [[] for _ in made]
+def measure(made: List[Contender], case: Case, options: Any) -> List[Dict[str, Any]]:
+    """A row for each contender that can; they take turns."""
+    able: List[Contender] = []
+    keys: Dict[int, Dict[str, torch.Tensor]] = {}
+    counts: Dict[str, int] = {}
     for contender in made:
-        contender.prepare(case)
-        contender.step(case)  # warms up
-    end = time.perf_counter() + seconds
-    while len(found[0]) < 3 or (time.perf_counter() < end and len(found[0]) < 200):
-        for times, contender in zip(found, made):
-            times.append(contender.step(case))
-    rows = []
-    for times, contender in zip(found, made):
-        step, attention = (statistics.median(column) for column in zip(*times))
-        ratio = statistics.median(mine[0] / first[0] for mine, first in zip(times, found[0]))
-        tokens = case[1] * (case[2] if case[0] == "prefill" else 1)
-        rows.append({"phase": case[0], "batch": case[1], "context": case[2], "name": contender.name,
-                     "attention_us": attention * 1e6, "step_us": step * 1e6, "calls": len(times),
-                     "attention_tokens_per_s": tokens / attention if attention else 0.0,
-                     "step_tokens_per_s": tokens / step, "ratio": ratio})
+        try:
+            contender.prepare(case, keys if not able or options.plain else {})
+            if isinstance(contender, Ours) and not able:
+                options.plain = _is_plain(keys, contender.cache.engine.choice.groups)
+            once = seconds(contender.run_step, 1, options.device, False)
+            counts[contender.name] = max(1, min(20, int(0.05 / max(once, 1e-6))))
+            able.append(contender)
+        except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
+            print(f"{case[0]} {case[1]} x {case[2]}: without {contender.name}: "
+                  f"{str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            contender.forget()
+    found: Dict[str, List[Tuple[float, float]]] = {contender.name: [] for contender in able}
+    end, rounds = time.perf_counter() + options.seconds_each, 0
+    while rounds < 3 or (time.perf_counter() < end and rounds < 50):
+        rounds += 1
+        able = able[1:] + able[:1]  # each comes first in turn
+        for contender in able:
+            contender.enter()
+            count = counts[contender.name]
+            found[contender.name].append((seconds(contender.run_step, count, options.device, False),
+                                          seconds(contender.run_attention, min(count, 4), options.device, True)))
+    rows = [row_of(case, name, times, next(iter(found.values())), options)
+            for name, times in found.items()]
+    for contender in able:
+        contender.forget()
+    keys.clear()
+    gc.collect()
+    if options.device.startswith("cuda"):
+        torch.cuda.empty_cache()
     return rows
+
+
+def row_of(case: Case, name: str, times: List[Tuple[float, float]], first: List[Tuple[float, float]],
+           options: Any) -> Dict[str, Any]:
+    step, attention = (statistics.median(column) for column in zip(*times))
+    tokens = case[1] * (case[2] if case[0] == "prefill" else 1)
+    return {"phase": case[0], "batch": case[1], "context": case[2], "name": name,
+            "layers": options.layers, "attention_us": attention * 1e6, "step_us": step * 1e6,
+            "attention_us_of_a_layer": attention * 1e6 / options.layers, "calls": len(times),
+            "attention_tokens_per_s": tokens / attention, "step_tokens_per_s": tokens / step,
+            "ratio": statistics.median(mine[0] / other[0] for mine, other in zip(times, first))}
 
 
 def head(width: int) -> str:
@@ -177,23 +432,39 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
     """Tokens per second of attention as bars, by gnuplot."""
     names = list(dict.fromkeys(row["name"] for row in rows))
     cases = list(dict.fromkeys((row["phase"], row["batch"], row["context"]) for row in rows))
-    value = {(row["phase"], row["batch"], row["context"], row["name"]): row["attention_tokens_per_s"]
+    value = {(row["phase"], row["batch"], row["context"], row["name"]): f"{row['attention_tokens_per_s']:.6g}"
              for row in rows}
     lines = ["set terminal svg size 900,400", f"set output {json.dumps(path)}",
              "set style data histogram", "set style fill solid 0.8 border -1", "set logscale y",
              'set ylabel "tokens/s of attention"', "set grid y", "set key outside top", "$data << EOD"]
     for case in cases:
         label = f"{case[0]} {case[1]} x {case[2]}"
-        lines.append(" ".join([json.dumps(label)] + [f"{value[(*case, name)]:.6g}" for name in names]))
+        lines.append(" ".join([json.dumps(label)] + [value.get((*case, name), "NaN") for name in names]))
     bars = [f"$data using {column}:xtic(1) title {json.dumps(name)} noenhanced"
             for column, name in enumerate(names, 2)]
     lines += ["EOD", "plot " + ", ".join(bars)]
     subprocess.run(["gnuplot"], input="\n".join(lines) + "\n", text=True, check=True)
 
 
+def about(options: Any) -> Dict[str, Any]:
+    """What the numbers depend on."""
+    cuda = options.device.startswith("cuda")
+    return {"device": torch.cuda.get_device_name(options.device) if cuda else "cpu",
+            "attnhost": version(), "torch": torch.__version__, "transformers": transformers.__version__,
+            "cuda": torch.version.cuda, "command": sys.argv, "layers": options.layers,
+            "dtype": options.dtype}
+
+
+# ---- The command -----------------------------------------------------------------------------------
+
+
 def parse(arguments: Optional[List[str]]) -> Any:
     def numbers(text: str) -> List[int]:
-        return [int(item) for item in text.split(",")]
+        return [int(item) for item in text.split(",") if item]
+
+    def prompts(text: str) -> List[Tuple[int, int]]:
+        return [(int(batch or 1), int(length)) for batch, _, length in
+                (item.rpartition("x") for item in text.split(",") if item)]
 
     parser = argparse.ArgumentParser(prog="python -m attnhost.bench", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -201,30 +472,40 @@ def parse(arguments: Optional[List[str]]) -> Any:
     parser.add_argument("ini", nargs="+")
     parser.add_argument("--batch", type=numbers, default=[1, 8])
     parser.add_argument("--context", type=numbers, default=[512, 2048])
-    parser.add_argument("--prompt", type=numbers, default=[256])
+    parser.add_argument("--most", type=int, default=0, help="leave out decodes over more keys, in all")
+    parser.add_argument("--prompt", type=prompts, default=[(1, 256)])
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=0, help="as many layers alone")
     parser.add_argument("--seconds", type=float, default=20.0, help="for all of it")
+    parser.add_argument("--own", help="of Transformers' own attention, which")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.svg", help="needs gnuplot")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.own is None:
+        own = ["sdpa"] + (["flash_attention_2"] if importlib.util.find_spec("flash_attn") else [])
+        options.own = own + (["flex_attention"] if options.device.startswith("cuda") else [])
+    else:
+        options.own = [name for name in options.own.split(",") if name]
+    return options
 
 
 def main(arguments: Optional[List[str]] = None) -> List[Dict[str, Any]]:
     options = parse(arguments)
-    cases: List[Case] = [("prefill", 1, length) for length in options.prompt]
-    cases += [("decode", batch, length) for batch in options.batch for length in options.context]
+    cases: List[Case] = [("prefill", batch, length) for batch, length in options.prompt]
+    cases += [("decode", batch, length) for batch in options.batch for length in options.context
+              if not options.most or batch * length <= options.most]
+    options.seconds_each, options.plain = options.seconds / max(1, len(cases)), False
     made, rows = contenders(options), []
     width = max(len(contender.name) for contender in made)
     print(head(width))
     for case in cases:
-        for row in measure(made, case, options.seconds / len(cases)):
+        for row in measure(made, case, options):
             rows.append(row)
             print(show(row, width), flush=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        if options.json:  # after each case: what there is stays
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump({**about(options), "rows": rows}, file, indent=1)
     if options.plot:
         plot(rows, options.plot)
     return rows
