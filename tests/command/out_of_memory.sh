@@ -100,7 +100,7 @@ refuse_each()
     tap_ok "$1: with all memory"
     essence "$folder/answer" >"$folder/expected"
     count=$(cat "$folder/count")
-    seq "$count" | sh "$top/tests/tools/part.sh" 3 "the allocations of $1" >"$folder/chosen"
+    seq "$count" | sh "$top/tests/tools/part.sh" 3 "the allocations of $1" 2>&1 >"$folder/chosen"
     failed=0
     : >"$folder/wrong"
     while read -r at; do

@@ -134,7 +134,7 @@ $(head -5 "$folder/err")"
 
 section=$1
 sed -n "/^\[$section]/,/^\[/s/ | /|/gp" "$top/tests/conformance/zoo.txt" | grep '|' |
-    sh "$top/tests/tools/part.sh" 3 "section $section of the zoo" >"$folder/list"
+    sh "$top/tests/tools/part.sh" 3 "section $section of the zoo" 2>&1 >"$folder/list"
 while IFS='|' read -r fault plugin rules filters what; do
     judge "$fault" "$plugin" "$rules" "$filters" "$what"
 done <"$folder/list"

@@ -8,6 +8,7 @@ host; nothing is taken from one field of a report to check itself.
 """
 import collections
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -666,6 +667,26 @@ def check_report(tap, runner, folder, trace):
         tap.equal("files", os.listdir(runner.work), [])
 
 
+def check_pages(tap, runner, mooncake, azure, page_size, seed, rate):
+    roomy = one_at_a_time(tap, runner, mooncake, page_size, seed, rate, True)
+    with_eviction(tap, runner, mooncake, page_size, seed, rate, roomy)
+    one_at_a_time(tap, runner, azure, page_size, seed, rate, False)
+
+
+def check_short(tap, runner, trace):
+    one_at_a_time(tap, runner, trace, 4, 9, 1, True)
+    together(tap, runner, trace, 4, 9, 1, "every row is verified")
+
+
+def part_of(cases):
+    """What of them a commit runs under the sanitizers, where each takes five times as long."""
+    command = ["sh", TOP / "tests/tools/part.sh", "3", "the runs"]
+    lines = "".join(f"{i}\n" for i in range(len(cases)))
+    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=sys.stdout, text=True,
+                          check=True)
+    return [cases[int(i)] for i in done.stdout.split()]
+
+
 def check_small(tap, folder):
     runner = Runner(folder)
     azure_file, growing_file = os.path.join(folder, "azure.csv"), os.path.join(folder, "grow.jsonl")
@@ -673,34 +694,34 @@ def check_small(tap, folder):
     write_growing(growing_file)
     mini = TOP / "examples/traces/mini_mooncake.jsonl"
     mooncake, azure = Trace(mini, "mooncake", 0.1), Trace(azure_file, "azure", 0.25)
+    short, growing = Trace(mini, "mooncake", 0.05, 12), Trace(growing_file, "mooncake", 0.1)
     with tap.test("the small trace has hits that can be lost"):
         tap.true("can_lose", mooncake.can_lose(16))
+    cases = []
+
+    def add(function, *arguments, **keywords):
+        cases.append(functools.partial(function, tap, runner, *arguments, **keywords))
+
     for page_size, seed, rate in ((16, 1, 0.05), (1, 2**63 + 11, 0.1), (3, 12345, 0.02)):
-        roomy = one_at_a_time(tap, runner, mooncake, page_size, seed, rate, True)
-        with_eviction(tap, runner, mooncake, page_size, seed, rate, roomy)
-        one_at_a_time(tap, runner, azure, page_size, seed, rate, False)
+        add(check_pages, mooncake, azure, page_size, seed, rate)
     for trace in (mooncake, azure):
-        together(tap, runner, trace, 16, 3, 0.05, "many together")
-        together(tap, runner, trace, 3, 4, 0.1, "many in mixed batches", workload__mixed="yes")
-        together(tap, runner, trace, 5, 6, 0.05, "whole prompts",
-                 workload__chunked_prefill_size=-1)
-        together(tap, runner, trace, 16, 3, 0.02, "many with a prefix cache", prefix_cache=True,
-                 workload__mixed="yes")
-    short = Trace(mini, "mooncake", 0.05, 12)
-    one_at_a_time(tap, runner, short, 4, 9, 1, True)
-    together(tap, runner, short, 4, 9, 1, "every row is verified")
-    growing = Trace(growing_file, "mooncake", 0.1)
+        add(together, trace, 16, 3, 0.05, "many together")
+        add(together, trace, 3, 4, 0.1, "many in mixed batches", workload__mixed="yes")
+        add(together, trace, 5, 6, 0.05, "whole prompts", workload__chunked_prefill_size=-1)
+        add(together, trace, 16, 3, 0.02, "many with a prefix cache", prefix_cache=True,
+            workload__mixed="yes")
+    add(check_short, short)
     for page_size in (16, 1):
-        retraction(tap, runner, growing, page_size, 0.2, True)
-        retraction(tap, runner, growing, page_size, 0.2, False)
-    retraction(tap, runner, growing, 3, 1, True)
-    check_digests(tap, runner, short)
-    check_composite(tap, runner, short)
-    check_drafts(tap, runner, folder, growing)
-    check_encoder(tap, runner, short)
-    check_windows(tap, runner, short, growing)
-    check_multimodal(tap, runner, short)
-    check_report(tap, runner, folder, short)
+        add(retraction, growing, page_size, 0.2, True)
+        add(retraction, growing, page_size, 0.2, False)
+    add(retraction, growing, 3, 1, True)
+    for check in (check_digests, check_composite, check_encoder, check_multimodal):
+        add(check, short)
+    add(check_drafts, folder, growing)
+    add(check_windows, short, growing)
+    add(check_report, folder, short)
+    for case in part_of(cases) if os.environ.get("ATTNHOST_TEST_SLOW") == "1" else cases:
+        case()
 
 
 # ---- Another trace, by hand ----------------------------------------------------------------------

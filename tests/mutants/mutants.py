@@ -354,7 +354,8 @@ def in_document(plugin, mutants, judged, update):
 def part_of_commit(mutants):
     command = ["sh", TOP + "/tests/tools/part.sh", str(PARTS), "the mutants"]
     lines = "".join(m.name + "\n" for m in mutants)
-    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=sys.stdout,
+                          text=True, check=True)
     chosen = set(done.stdout.split())
     return [m for m in mutants if m.name in chosen]
 
