@@ -118,11 +118,16 @@ static bool unit_runs(const struct executor *executor, uint32_t unit, uint32_t m
 attn_status executor_plan(struct executor *executor, attnhost_metadata *const *metadata,
                           attn_error *error)
 {
+    const attn_batch *batch = &executor->batch.batch;
+    attn_batch plain = *batch; /* for units that are not told of shared prefixes */
     attn_status status = ATTN_OK;
+    plain.shared_prefix = NULL;
+    plain.num_prefix_levels = 0;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
         if (unit_runs(executor, u, executor->batch.mode))
-            status = attnhost_init_forward_metadata(metadata[u], &executor->batch.batch,
-                                                    executor->stream, error);
+            status = attnhost_init_forward_metadata(
+                metadata[u], executor->units[u].takes_shared ? batch : &plain, executor->stream,
+                error);
     return status;
 }
 
@@ -173,6 +178,30 @@ static attn_status move_accepted(struct executor *executor, uint32_t slot, attn_
     for (uint32_t l = 0; l < executor->params.model->num_layers && status == ATTN_OK; l++)
         status = move_in_layer(executor, slot, l, error);
     return status;
+}
+
+/* ---- Shared prefixes ------------------------------------------------------------------------- */
+
+/* What the batch that was filled last tells of them. */
+static struct report_shared shared_in_batch(const struct executor *executor,
+                                            const struct batch_step *step)
+{
+    const struct forward_batch *batch = &executor->batch;
+    struct report_shared told = {.keys = 0};
+    if (step->mode != ATTN_MODE_DECODE || !batch->params.tells_shared)
+        return told;
+    told.rows = batch->shared.shared_rows;
+    told.saved_keys = batch->shared.saved_keys;
+    for (int32_t s = 0; s < step->num_sequences; s++)
+        told.keys += step->sequences[s].prefix_len + step->sequences[s].num_new;
+    return told;
+}
+
+static void add_shared(struct report_shared *sum, const struct report_shared *told)
+{
+    sum->rows += told->rows;
+    sum->saved_keys += told->saved_keys;
+    sum->keys += told->keys;
 }
 
 /* ---- Submit ---------------------------------------------------------------------------------- */
@@ -240,6 +269,7 @@ attn_status executor_submit(struct executor *executor, const struct batch_step *
     if (status != ATTN_OK)
         return status;
     status = forward_batch_fill(&executor->batch, slot, &padded, error);
+    flight->shared = shared_in_batch(executor, step);
     if (status == ATTN_OK)
         status = enqueue(executor, &padded, entry, flight, error);
     device_leave(executor->params.device);
@@ -307,6 +337,8 @@ attn_status executor_finish(struct executor *executor, int64_t *step_ns, attn_er
     attn_status status = settle(executor, flight, error);
     executor->first = (executor->first + 1) % executor->num_flights;
     executor->in_flight--;
+    if (status == ATTN_OK)
+        add_shared(&executor->params.report->shared, &flight->shared);
     return status == ATTN_OK ? add_times(executor, flight, step_ns ? step_ns : &unused, error)
                              : status;
 }

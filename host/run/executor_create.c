@@ -30,6 +30,51 @@ static void note_explanation(const struct executor *executor, const struct unit 
     }
 }
 
+void executor_bounds_shared(attn_bounds *bounds)
+{
+    bounds->uses |= ATTN_USES_SHARED_PREFIX;
+    bounds->max_prefix_levels = SHARED_PREFIX_LEVELS;
+}
+
+/* Does a unit decode over pages that stay: does the run have DECODE batches with a prefix cache,
+ * and the unit layers with keys, none of which are in the pool of windows? */
+static bool unit_shares(const struct executor_params *p, const struct select_unit *unit)
+{
+    bool shares = false;
+    if (!(unit->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) || p->drafts.tokens > 0 ||
+        !p->config->kv_cache.prefix_cache)
+        return false;
+    for (uint32_t i = 0; i < unit->num_groups; i++) {
+        const attn_layer_group *group = &p->model->groups[unit->groups[i]];
+        if (!model_group_has_kv(group))
+            continue;
+        if (p->model->kv_groups[group->kv_group].holds == MODEL_KV_WINDOW)
+            return false;
+        shares = true;
+    }
+    return shares;
+}
+
+/* Has the backend the same answer where batches tell of shared prefixes? */
+static bool takes_shared(const struct executor_params *p, const struct select_unit *unit,
+                         struct problem *posed)
+{
+    for (uint32_t i = 0; i < unit->num_groups; i++) {
+        const attn_verdict *without = &p->selection->groups[unit->groups[i]].verdict;
+        attn_bounds bounds = posed[i].bounds;
+        attn_problem problem = posed[i].problem;
+        attn_verdict with = {.struct_size = sizeof with};
+        executor_bounds_shared(&bounds);
+        problem.bounds = &bounds;
+        if (attnhost_query(p->host, unit->backend, &problem, &with, NULL) != ATTN_OK ||
+            !with.supported || with.graph_level < without->graph_level ||
+            with.graph_seq_len_fill != without->graph_seq_len_fill ||
+            with.reads_new_kv_unquantised != without->reads_new_kv_unquantised)
+            return false;
+    }
+    return true;
+}
+
 /* Pose the problems of a unit's groups once more, for create. */
 static attn_status compose_unit(struct executor *executor, uint32_t u, attn_error *error)
 {
@@ -50,6 +95,9 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
                      group->kv_layout ? group->kv_layout : group->state_layout);
         problems[i] = posed[i].problem;
     }
+    unit->takes_shared = unit_shares(p, chosen) && takes_shared(p, chosen, posed);
+    for (uint32_t i = 0; i < chosen->num_groups && unit->takes_shared; i++)
+        executor_bounds_shared(&posed[i].bounds);
     status = attnhost_compose(p->host, chosen->backend, problems, chosen->num_groups,
                               &unit->backend, error);
     if (status == ATTN_OK)
@@ -59,6 +107,8 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
         bounds.modes = chosen->modes;
         problem_bounds_drafts(&bounds, p->config, p->model);
         problem_bounds_expand(&bounds, p->model, &p->model->groups[chosen->groups[0]]);
+        if (unit->takes_shared)
+            executor_bounds_shared(&bounds);
         unit->index_forms = attnhost_backend_index_forms(unit->backend);
         note_explanation(executor, unit);
         status = attnhost_metadata_create(unit->backend, ATTN_METADATA_EAGER, &bounds, NULL,
@@ -99,8 +149,11 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
     uint32_t forms = 0;
-    for (uint32_t u = 0; u < executor->num_units; u++)
+    bool shared = false;
+    for (uint32_t u = 0; u < executor->num_units; u++) {
         forms |= executor->units[u].index_forms;
+        shared |= executor->units[u].takes_shared;
+    }
     struct forward_batch_params params = {
         .device = p->device,
         .num_staging = executor->num_flights,
@@ -114,6 +167,7 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .table_rows = p->table_rows,
         .table_columns = p->table_columns,
         .drafts = p->drafts,
+        .tells_shared = shared,
         .has_positions = problem_has_positions(p->config, p->model),
         .num_requests = (int32_t)p->workload->num_requests,
         .num_kv_groups = p->model->num_kv_groups,
@@ -121,6 +175,7 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
     for (uint32_t g = 0; g < p->model->num_kv_groups; g++)
         params.kv_pools[g] =
             p->model->kv_groups[g].holds == MODEL_KV_WINDOW ? SCHEDULER_WINDOW : SCHEDULER_ALL;
+    p->report->has_shared = shared;
     return forward_batch_init(&executor->batch, &params, error);
 }
 

@@ -22,6 +22,7 @@
 struct unit {
     attnhost_backend *backend;
     uint32_t index_forms;
+    bool takes_shared; /* its DECODE batches have a shared_prefix */
 };
 
 /* Arrays of step_sample, in one block: indptr, offset, rows. */
@@ -43,7 +44,8 @@ struct flight {
     bool settled;                /* waited for and judged */
     struct device_event *start, *end;
     uint32_t mode;
-    int64_t submit_ns;  /* the host's time in executor_submit */
+    struct report_shared shared; /* what its batch told of shared prefixes */
+    int64_t submit_ns;           /* the host's time in executor_submit */
     int64_t forward_ns; /* of that, in init_forward_metadata and forwards, or the graph's launch */
 };
 
@@ -138,6 +140,9 @@ attn_status executor_settle_earlier(struct executor *executor, attn_error *error
  * the one that stood there before. NULL is fine. */
 attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
                             attn_error *error);
+
+/* Bounds with what is told of shared prefixes. */
+void executor_bounds_shared(attn_bounds *bounds);
 
 /* The unit that serves a layer. */
 int32_t executor_unit_of(const struct executor *executor, int32_t layer);

@@ -50,6 +50,10 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
     a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
     a->q_indptr = carve(base, &used, seqs + 1, sizeof *a->q_indptr);
     a->kv_indptr = carve(base, &used, seqs + 1, sizeof *a->kv_indptr);
+    for (int l = 0; l < SHARED_PREFIX_LEVELS && p->tells_shared; l++) {
+        a->runs[l].seq_indptr = carve(base, &used, seqs + 1, sizeof *a->runs[l].seq_indptr);
+        a->runs[l].prefix_len = carve(base, &used, seqs, sizeof *a->runs[l].prefix_len);
+    }
     if (drafts_branch(&p->drafts)) {
         a->mask_indptr = carve(base, &used, seqs + 1, sizeof *a->mask_indptr);
         a->mask_bits = carve(base, &used, seqs * (uint64_t)mask_bytes(p), 1);
@@ -188,6 +192,8 @@ attn_status forward_batch_init(struct forward_batch *batch,
     attn_status status = batch->staging
                              ? allocate_device(batch, error)
                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for batches");
+    if (status == ATTN_OK && params->tells_shared)
+        status = shared_prefix_init(&batch->shared, params->max_seqs, error);
     for (uint32_t s = 0; s < params->num_staging && status == ATTN_OK; s++) {
         status = allocate_staging(batch, &batch->staging[s], error);
         if (status == ATTN_OK)
@@ -215,6 +221,7 @@ void forward_batch_finish(struct forward_batch *batch)
     for (uint32_t s = 0; batch->staging && s < batch->params.num_staging; s++)
         release_staging(device, &batch->staging[s]);
     free(batch->staging);
+    shared_prefix_finish(&batch->shared);
     for (uint32_t g = 0; device && g < MODEL_KV_COUNT; g++)
         device_release(device, ATTN_SPACE_DEVICE, batch->req_to_token[g]);
     if (device)
@@ -537,7 +544,41 @@ static void describe_drafts(struct forward_batch *b, const struct batch_arrays *
         b->batch.positions = (attn_i32_array){staged->row_position, b->arrays.row_position};
 }
 
-static void describe(struct forward_batch *b, const struct batch_arrays *staged,
+/* The runs of a level, in `room` of them: behind the last one come those of no sequences. */
+static void fill_runs(const struct shared_prefix_level *level, int32_t room, struct batch_runs *a)
+{
+    int32_t count = level->num_runs;
+    memcpy(a->prefix_len, level->prefix_len, (size_t)count * sizeof *a->prefix_len);
+    memcpy(a->seq_indptr, level->seq_indptr, (size_t)(count + 1) * sizeof *a->seq_indptr);
+    for (int32_t r = count; r < room; r++) {
+        a->prefix_len[r] = 0;
+        a->seq_indptr[r + 1] = a->seq_indptr[r];
+    }
+}
+
+/* For a graph as many levels and runs as its bounds have. */
+static void describe_shared(struct forward_batch *b, struct batch_arrays *staged,
+                            const struct batch_step *step)
+{
+    bool frozen = step->padded > 0;
+    shared_prefix_plan(&b->shared, step->sequences, step->num_sequences);
+    int32_t num_levels = frozen ? SHARED_PREFIX_LEVELS : b->shared.num_levels;
+    for (int32_t l = 0; l < num_levels; l++) {
+        const struct shared_prefix_level *level = &b->shared.levels[l];
+        int32_t num_runs = frozen ? step->padded : level->num_runs;
+        fill_runs(level, num_runs, &staged->runs[l]);
+        b->levels[l] = (attn_shared_prefix){
+            .struct_size = sizeof b->levels[l],
+            .num_groups = (uint32_t)num_runs,
+            .seq_indptr = BOTH(runs[l].seq_indptr),
+            .prefix_len = BOTH(runs[l].prefix_len),
+        };
+    }
+    b->batch.num_prefix_levels = (uint32_t)num_levels;
+    b->batch.shared_prefix = num_levels > 0 ? b->levels : NULL;
+}
+
+static void describe(struct forward_batch *b, struct batch_arrays *staged,
                      const struct batch_step *step)
 {
     attn_batch *batch = &b->batch;
@@ -566,6 +607,8 @@ static void describe(struct forward_batch *b, const struct batch_arrays *staged,
         describe_state(b, staged, step);
     if (step->mode == ATTN_MODE_TARGET_VERIFY)
         describe_drafts(b, staged);
+    if (step->mode == ATTN_MODE_DECODE && b->params.tells_shared)
+        describe_shared(b, staged, step);
     for (uint32_t g = 0; g < b->params.num_kv_groups; g++)
         describe_kv_group(b, staged, step, g);
 }

@@ -21,6 +21,7 @@
 #include "attn_plugin.h"
 #include "host/device/device.h"
 #include "host/model/model.h"
+#include "host/run/shared_prefix.h"
 #include "host/run/step_kernels.h"
 #include "host/schedule/scheduler.h"
 
@@ -63,6 +64,7 @@ struct forward_batch_params {
     int kv_pools[MODEL_KV_COUNT];      /* SCHEDULER_* of each */
     bool has_state;                    /* recurrent layers: fill attn_batch.state */
     struct drafts drafts;              /* zeros: there are none */
+    bool tells_shared;                 /* fill attn_batch.shared_prefix in DECODE */
     bool has_positions;                /* trees: fill attn_batch.positions */
     int32_t num_requests;              /* of the workload: who wrong drafts are of */
     int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
@@ -80,7 +82,10 @@ struct batch_arrays {
     int32_t *num_real_seqs, *num_real_tokens;
     int32_t *seq_lens, *prefix_lens, *q_indptr, *req_pool_indices;
     int32_t *kv_indptr, *last_page_len;
-    uint8_t *mask_bits; /* of trees, as the next */
+    struct batch_runs {
+        int32_t *seq_indptr, *prefix_len;
+    } runs[SHARED_PREFIX_LEVELS]; /* with tells_shared */
+    uint8_t *mask_bits;           /* of trees, as the next */
     int64_t *mask_indptr;
     int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
     int32_t *row_request, *row_position;
@@ -110,10 +115,12 @@ struct forward_batch {
     struct forward_batch_params params;
     uint32_t mode;    /* of the step that was filled last */
     attn_batch batch; /* what is handed to backends: the batch that was filled last */
-    attn_kv_batch kv[MODEL_KV_COUNT];      /* its KV groups */
-    attn_state_batch state;                /* its one state group, if there are states */
-    attn_spec spec;                        /* of a verification */
-    attn_mask mask;                        /* of one of trees */
+    attn_kv_batch kv[MODEL_KV_COUNT]; /* its KV groups */
+    attn_state_batch state;           /* its one state group, if there are states */
+    attn_spec spec;                   /* of a verification */
+    attn_mask mask;                   /* of one of trees */
+    struct shared_prefix shared;      /* with tells_shared: of the last DECODE batch */
+    attn_shared_prefix levels[SHARED_PREFIX_LEVELS];
     struct step_rows rows;                 /* whose its rows are; device arrays */
     struct batch_arrays arrays;            /* on the device */
     void *memory;                          /* of these; on the CPU staging[0]'s */

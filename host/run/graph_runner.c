@@ -60,7 +60,7 @@ static attn_status choose_sizes(struct executor *executor, attn_error *error)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-static attn_bounds bounds_of(const struct executor *executor, int32_t size)
+static attn_bounds bounds_of(const struct executor *executor, uint32_t unit, int32_t size)
 {
     attn_bounds bounds = executor->params.bounds;
     int64_t page = executor->params.config->kv_cache.page_size;
@@ -70,6 +70,8 @@ static attn_bounds bounds_of(const struct executor *executor, int32_t size)
     bounds.max_q_len = drafts_rows(&executor->params.drafts);
     bounds.max_tokens = size * bounds.max_q_len;
     problem_bounds_drafts(&bounds, executor->params.config, executor->params.model);
+    if (executor->units[unit].takes_shared)
+        executor_bounds_shared(&bounds);
     bounds.max_kv_tokens = most < bounds.max_kv_tokens ? most : bounds.max_kv_tokens;
     return bounds;
 }
@@ -83,7 +85,7 @@ static attn_status compute_memory(struct executor *executor, uint64_t *bytes, at
     for (uint32_t u = 0; u < executor->num_units; u++) {
         uint64_t scratch = 0;
         for (uint32_t e = 0; e < graphs->count && status == ATTN_OK; e++) {
-            attn_bounds bounds = bounds_of(executor, graphs->entries[e].size);
+            attn_bounds bounds = bounds_of(executor, u, graphs->entries[e].size);
             attn_memory_size size = {.struct_size = sizeof size};
             status = attnhost_metadata_size(executor->units[u].backend, ATTN_METADATA_GRAPH,
                                             &bounds, &size, error);
@@ -129,14 +131,15 @@ static attn_status check_memory(struct executor *executor, attn_error *error)
 static attn_status make_metadata(struct executor *executor, struct graph_entry *entry,
                                  attn_error *error)
 {
-    attn_bounds bounds = bounds_of(executor, entry->size);
     entry->metadata = calloc(executor->num_units, sizeof *entry->metadata);
     attn_status status = entry->metadata
                              ? ATTN_OK
                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for graphs");
-    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++)
+    for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
+        attn_bounds bounds = bounds_of(executor, u, entry->size);
         status = attnhost_metadata_create(executor->units[u].backend, ATTN_METADATA_GRAPH, &bounds,
                                           NULL, &entry->metadata[u], error);
+    }
     return status;
 }
 

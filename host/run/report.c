@@ -215,6 +215,16 @@ static bool add_drafts(cJSON *root, const struct report *report)
            json_add_text(drafts, "digest", report->drafts.digest);
 }
 
+static bool add_shared(cJSON *root, const struct report *report)
+{
+    if (!report->has_shared)
+        return true;
+    cJSON *prefix = cJSON_AddObjectToObject(root, "prefix");
+    return json_add_int(prefix, "shared_rows", report->shared.rows) &&
+           json_add_int(prefix, "saved_keys", report->shared.saved_keys) &&
+           json_add_int(prefix, "keys", report->shared.keys);
+}
+
 static bool add_choice(cJSON *list, const struct report_choice *choice)
 {
     cJSON *object = cJSON_CreateObject();
@@ -450,7 +460,8 @@ static bool add_all(cJSON *root, const struct report *report)
            json_add_uint(root, "seed", report->seed) &&
            json_add_int(root, "requests", report->requests) &&
            json_add_int(root, "steps", report->steps) && add_tokens(root, report) &&
-           add_drafts(root, report) && json_add_number(root, "wall_s", report->wall_s) &&
+           add_drafts(root, report) && add_shared(root, report) &&
+           json_add_number(root, "wall_s", report->wall_s) &&
            json_add_number(root, "virtual_s", run_seconds(report, REPORT_VIRTUAL)) &&
            add_rates(root, report) && add_waits(root, "ttft_ms", report->ttft) &&
            add_waits(root, "tpot_ms", report->tpot) && add_latency(root, report) &&
@@ -543,6 +554,10 @@ void report_print(const struct report *report, FILE *file)
             (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);
     if (report->drafts.present)
         print_drafts(report, file);
+    if (report->has_shared)
+        fprintf(file, "prefix       shared rows %lld  saved keys %lld of %lld\n",
+                (long long)report->shared.rows, (long long)report->shared.saved_keys,
+                (long long)report->shared.keys);
     for (int clock = REPORT_CLOCKS - 1; clock >= 0; clock--)
         fprintf(file, "%-12s prefill %.1f  decode %.1f  (%s clock)\n",
                 clock == REPORT_WALL ? "tokens/s" : "",

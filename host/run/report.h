@@ -52,6 +52,13 @@ struct report_series {
     struct report_bin bins[REPORT_BINS];
 };
 
+/* DECODE batches with what they told of shared prefixes (shared_prefix.h). */
+struct report_shared {
+    int64_t rows;       /* that shared keys with another one */
+    int64_t saved_keys; /* that a layer need not read, of these: */
+    int64_t keys;       /* of all rows */
+};
+
 /* How near a layer came to its bars: the largest error of a checked row, over that row's bar. */
 enum report_phase { REPORT_PREFILL, REPORT_DECODE, REPORT_PHASES };
 
@@ -83,6 +90,8 @@ struct report {
         int64_t draft_extend;  /* rows of the draft model, those of prompts aside */
         char digest[65];       /* of the rows of generated tokens */
     } drafts;
+    bool has_shared; /* a backend takes hints of shared prefixes */
+    struct report_shared shared;
     double wall_s;
     uint32_t num_choices;
     struct report_choice *choices;

@@ -112,6 +112,8 @@ static void advance_prompt(struct scheduler *scheduler, struct flight *flight,
     request->mark = max_i32(request->mark, request->computed);
     publish(scheduler, request);
     publish_states(scheduler, request);
+    if (is_decoding(request))
+        scheduler_join_decodes(scheduler, request);
 }
 
 /* Give back the pages beyond `length` rows, of those that the step's rows took. */

@@ -379,20 +379,26 @@ static void begin_step(struct scheduler *scheduler)
         scheduler->step.pools[p].out_cache_loc = scheduler->pools[p].out_cache_loc;
 }
 
-/* List the requests that got rows: prompts first, then decodes. */
+/* List the requests that got rows: prompts first, then decodes, of which all have some, or none. */
 static void emit_step(struct scheduler *scheduler)
 {
     struct scheduler_step *step = &scheduler->step;
     begin_step(scheduler);
-    for (int decodes = 0; decodes < 2; decodes++) {
-        int32_t before = step->num_seqs;
-        for (int32_t i = 0; i < scheduler->num_running; i++) {
-            struct request *request = running_at(scheduler, i);
-            if (request->num_new > 0 && is_decoding(request) == decodes)
-                emit_seq(scheduler, request);
-        }
-        step->num_decode_seqs = step->num_seqs - before;
+    for (int32_t i = 0; i < scheduler->num_running; i++) {
+        struct request *request = running_at(scheduler, i);
+        if (request->num_new > 0 && !is_decoding(request))
+            emit_seq(scheduler, request);
     }
+    int32_t num_prompts = step->num_seqs;
+    for (int32_t i = 0; i < scheduler->num_decoding; i++) {
+        struct request *request = &scheduler->requests[scheduler->decoding[i]];
+        if (request->num_new == 0)
+            break;
+        emit_seq(scheduler, request);
+        scheduler->seqs[step->num_seqs - 1].shared_len =
+            request->shared_pages * scheduler->params.page_size;
+    }
+    step->num_decode_seqs = step->num_seqs - num_prompts;
     step->mode = step->num_decode_seqs == 0                ? ATTN_MODE_EXTEND
                  : step->num_decode_seqs == step->num_seqs ? ATTN_MODE_DECODE
                                                            : ATTN_MODE_MIXED;

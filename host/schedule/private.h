@@ -53,7 +53,8 @@ struct request {
     int32_t state_turn; /* which of the row's state slots has the state */
     int32_t table_changed[SCHEDULER_POOLS]; /* as in scheduler_seq */
     int32_t cached_pages;
-    int32_t passed; /* pages from the front that the pool of windows has no more */
+    int32_t shared_pages; /* once it decodes: the first ones that are its neighbour's, too */
+    int32_t passed;       /* pages from the front that the pool of windows has no more */
     struct radix_node *node;
     struct radix_node *state_node; /* whose state, pinned, its first step reads; NULL = none */
     int32_t parted_at;             /* rows whose pages were cached when it started */
@@ -93,6 +94,8 @@ struct scheduler {
     int64_t first_waiting;
     int64_t *running; /* [max_running_requests] numbers */
     int32_t num_running;
+    int64_t *decoding; /* [max_running_requests] of these the ones whose prompt is through */
+    int32_t num_decoding;
 
     bool step_is_out;
     struct scheduler_step step;
@@ -215,6 +218,15 @@ void scheduler_window_pass(struct scheduler *scheduler, struct request *request)
 
 /* Pages that a request that is about to start takes until its prompt is through, at most. */
 int64_t scheduler_window_need(const struct scheduler *scheduler, const struct request *request);
+
+/* ---- The order of decodes (neighbours.c) ------------------------------------------------------
+ */
+
+/* The request's prompt is through. */
+void scheduler_join_decodes(struct scheduler *scheduler, struct request *request);
+
+/* It ends, or is taken back; nothing if it does not decode. */
+void scheduler_leave_decodes(struct scheduler *scheduler, const struct request *request);
 
 /* ---- Planning -------------------------------------------------------------------------------- */
 

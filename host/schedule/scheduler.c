@@ -116,12 +116,13 @@ static bool init_steps(struct scheduler *scheduler)
     size_t seqs = (size_t)scheduler->params.max_running_requests;
     size_t snapshots = seqs * (size_t)scheduler_snapshots_per_seq(&scheduler->params.drafts);
     scheduler->running = malloc(seqs * sizeof *scheduler->running);
+    scheduler->decoding = malloc(seqs * sizeof *scheduler->decoding);
     scheduler->seqs = malloc(seqs * sizeof *scheduler->seqs);
     scheduler->snapshots = malloc(snapshots * sizeof *scheduler->snapshots);
     for (int p = 0; p < scheduler->num_pools; p++)
         if (!init_pool_steps(scheduler, &scheduler->pools[p]))
             return false;
-    return scheduler->running && scheduler->seqs && scheduler->snapshots &&
+    return scheduler->running && scheduler->decoding && scheduler->seqs && scheduler->snapshots &&
            init_flights(scheduler) && init_drafts(scheduler);
 }
 
@@ -168,6 +169,7 @@ void scheduler_destroy(struct scheduler *scheduler)
     slots_finish(&scheduler->states);
     free(scheduler->requests);
     free(scheduler->running);
+    free(scheduler->decoding);
     free(scheduler->seqs);
     free(scheduler->snapshots);
     free(scheduler->trees);
@@ -374,6 +376,7 @@ static void release_pool(struct scheduler *scheduler, int pool, struct request *
 
 void scheduler_release(struct scheduler *scheduler, struct request *request)
 {
+    scheduler_leave_decodes(scheduler, request);
     release_pool(scheduler, SCHEDULER_ALL, request, request->cached_pages);
     if (scheduler->num_pools > SCHEDULER_WINDOW)
         release_pool(scheduler, SCHEDULER_WINDOW, request,

@@ -153,6 +153,8 @@ struct scheduler_seq {
     /* In each pool the first position whose entry in the row is not as the request's step before
      * had it; <= prefix_len, 0 in its first step. */
     int32_t table_changed[SCHEDULER_POOLS];
+    int32_t shared_len; /* of a sequence that decodes the first tokens, whole pages, whose KV it */
+                        /* shares with the one before it, in the pool of all positions */
     int32_t state_slot; /* state to start from; 0 = zero, or there is none */
     int32_t state_dst;  /* where the state goes; 0 = there is none */
 };
@@ -182,7 +184,8 @@ struct scheduler_step_pool {
     const struct scheduler_move *moves; /* of a verification: moves_indptr's */
 };
 
-/* What to run. Extend sequences first, decode sequences last, each in order of start. */
+/* What to run. Extend sequences first, in order of start; decode sequences last: those that share
+ * a prefix side by side, and otherwise in order of start. */
 struct scheduler_step {
     int64_t number;                   /* of this step, from 0; one that failed counts */
     uint32_t mode;                    /* ATTN_MODE_EXTEND, _DECODE or _MIXED; with drafts */
