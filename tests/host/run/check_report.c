@@ -476,6 +476,8 @@ START_TEST(lines_for_people)
     report.states.present = true;
     report.states.capacity = 32;
     report.states.peak = 5;
+    report.has_shared = true;
+    report.shared = (struct report_shared){.rows = 12, .saved_keys = 3400, .keys = 56000};
     strcpy(report.verify.first_failure, "request 1");
     FILE *file = open_memstream(&got, &size);
     ck_assert_ptr_nonnull(file);
@@ -484,6 +486,7 @@ START_TEST(lines_for_people)
     static const char *const parts[] = {
         "requests     3 in 41 steps, 0.100 s\n",
         "tokens       prefill 99  decode 1000003  prefix hit 32  recomputed 7\n",
+        "prefix       shared rows 12  saved keys 3400 of 56000\n"
         "tokens/s     prefill 990.0  decode 10000030.0  (wall clock)\n"
         "             prefill 8800000.0  decode 88889155555.6  (virtual clock)\n"
         "TTFT         p50 1.500 ms  p90 2.500 ms  p99 2.500 ms  (wall clock)\n"

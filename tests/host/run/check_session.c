@@ -125,6 +125,73 @@ START_TEST(retraction_is_counted)
 }
 END_TEST
 
+/* Twelve requests that decode together: all have a prompt of two blocks; of three documents, which
+ * four of them ask about each, the first two take two more blocks and the third one none. So of the
+ * keys of a step the prompt is read once instead of twelve times, and each of two documents once
+ * instead of four times. */
+enum { ASKING = 12, OUTPUT = 9, BLOCK = 512, SCALED = 51 /* by 0.1 */ };
+
+static void write_questions(char path[64])
+{
+    snprintf(path, 64, "check_session_XXXXXX");
+    int descriptor = mkstemp(path);
+    ck_assert_int_ge(descriptor, 0);
+    FILE *file = fdopen(descriptor, "w");
+    for (int i = 0; i < ASKING; i++) {
+        int document = i % 3;
+        fprintf(file, "{\"timestamp\": %d, \"input_length\": %d, \"output_length\": %d, ", i,
+                (document < 2 ? 4 : 2) * BLOCK + 100, OUTPUT * 10);
+        if (document < 2)
+            fprintf(file, "\"hash_ids\": [0, 1, %d, %d, %d]}\n", 10 + document, 20 + document,
+                    100 + i);
+        else
+            fprintf(file, "\"hash_ids\": [0, 1, %d]}\n", 100 + i);
+    }
+    fclose(file);
+}
+
+/* Settings with which backends are told of shared prefixes, or of none. */
+static const struct {
+    const char *settings[3];
+    bool told;
+} tellings[] = {
+    {{NULL}, true},
+    {{"workload.chunked_prefill_size=100"}, true},
+    {{"model.layer_types=sliding full", "model.sliding_window=30"}, true},
+    {{"model.layer_types=sliding full", "model.sliding_window=30",
+      "kv_cache.hybrid_swa_memory=yes"},
+     false},
+    {{"kv_cache.prefix_cache=no"}, false},
+    {{"speculative.draft_tokens=2"}, false},
+};
+
+START_TEST(shared_prefixes_are_counted)
+{
+    char path[64];
+    struct run run;
+    write_questions(path);
+    begin(&run);
+    set(&run, "workload.trace=%s", path);
+    set(&run, "workload.length_scale=0.1");
+    set(&run, "workload.chunked_prefill_size=0");
+    set(&run, "workload.max_running_requests=%d", ASKING);
+    set(&run, "kv_cache.page_size=1");
+    set(&run, "verify.rate=0.1");
+    for (int s = 0; s < 3 && tellings[_i].settings[s]; s++)
+        set(&run, "%s", tellings[_i].settings[s]);
+    go(&run);
+    unlink(path);
+    ck_assert_msg(run.code == EXIT_GOOD, "%s", host_error_text(&run.error));
+    const struct report *r = &run.report;
+    int64_t steps = OUTPUT - 1, prompt = 2 * SCALED, document = 2 * SCALED;
+    ck_assert_int_eq(r->has_shared, tellings[_i].told);
+    ck_assert_int_eq(r->shared.rows, r->has_shared ? ASKING * steps : 0);
+    ck_assert_int_eq(r->shared.saved_keys,
+                     r->has_shared ? steps * (11 * prompt + 2 * 3 * document) : 0);
+    finish(&run);
+}
+END_TEST
+
 /* ---- Digest ---------------------------------------------------------------------------------- */
 
 START_TEST(digest_does_not_depend_on_threads)
@@ -862,6 +929,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
     tcase_add_test(runs, eviction_turns_hits_into_prefill);
     tcase_add_test(runs, retraction_is_counted);
+    tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(tellings));
     tcase_add_test(runs, digest_does_not_depend_on_threads);
     tcase_add_test(runs, digest_depends_on_the_seed);
     tcase_add_test(runs, one_changed_value_fails);

@@ -295,6 +295,118 @@ START_TEST(two_backends_share_the_cache)
 }
 END_TEST
 
+/* ---- Shared prefixes ------------------------------------------------------------------------- */
+
+/* What the launches of a run were told of shared prefixes; written in a stream's thread. */
+static struct {
+    uint32_t frozen_levels;   /* of a graph */
+    int64_t rows, saved_keys; /* of all layers */
+    int faults;               /* against KV-15 */
+} prefixes;
+
+/* Ints in the device's memory. */
+static const int32_t *ints(const int32_t *address, int64_t count)
+{
+    return fake.access((cuda_pointer)(uintptr_t)address, (size_t)count * sizeof *address);
+}
+
+/* The slots of the first `len` keys of a sequence. */
+static const int32_t *slots_of(const cuda_fixture_params *p, int32_t s, int32_t len)
+{
+    int64_t row = ints(p->batch.req_pool_indices.device, s + 1)[s];
+    return ints(p->kv.req_to_token.device + row * p->kv.req_to_token_stride, len);
+}
+
+/* A run of a level within one of the level before, which has its first `base` keys in common, and
+ * ends at `most`: its keys lie in the same slots. */
+static void note_run(const cuda_fixture_params *p, int32_t first, int32_t end, int32_t len,
+                     int32_t most, int32_t base)
+{
+    const int32_t *lens = ints(p->batch.seq_lens.device, end);
+    prefixes.faults += end > most || len < base || len % p->page_size != 0;
+    for (int32_t s = first + 1; s < end && len > 0; s++)
+        prefixes.faults += lens[s] <= len || memcmp(slots_of(p, s, len), slots_of(p, first, len),
+                                                    (size_t)len * sizeof(int32_t)) != 0;
+    prefixes.saved_keys += (int64_t)(end - first - 1) * (len - base);
+}
+
+static void note_level(const cuda_fixture_params *p, uint32_t l)
+{
+    const attn_shared_prefix *outer = l > 0 ? &p->levels[l - 1] : NULL;
+    uint32_t count = p->levels[l].num_groups;
+    const int32_t *seqs = ints(p->levels[l].seq_indptr.device, count + 1);
+    const int32_t *lens = ints(p->levels[l].prefix_len.device, count);
+    const int32_t *ends = outer ? ints(outer->seq_indptr.device + 1, outer->num_groups) : NULL;
+    const int32_t *bases = outer ? ints(outer->prefix_len.device, outer->num_groups) : NULL;
+    prefixes.faults += p->counts && count != (uint32_t)p->batch.num_seqs;
+    for (uint32_t r = 0, within = 0; r < count; r++) {
+        if (seqs[r] == seqs[r + 1])
+            continue;
+        while (outer && ends[within] <= seqs[r])
+            within++;
+        note_run(p, seqs[r], seqs[r + 1], lens[r], outer ? ends[within] : p->batch.num_seqs,
+                 outer ? bases[within] : 0);
+        prefixes.rows += l == 0 && lens[r] > 0 ? seqs[r + 1] - seqs[r] : 0;
+    }
+}
+
+/* A graph has as many levels and runs as its bounds, eager batches those that there are. */
+static void note_prefixes(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    uint32_t num_levels = p->batch.num_prefix_levels;
+    if (num_levels > (p->batch.mode == ATTN_MODE_DECODE ? CUDA_FIXTURE_MAX_LEVELS : 0u) ||
+        (p->counts && num_levels != prefixes.frozen_levels)) {
+        prefixes.faults++;
+        return;
+    }
+    for (uint32_t l = 0; l < num_levels; l++)
+        note_level(p, l);
+}
+
+/* What launches were told, eagerly and from graphs, is what the report says; and results are those
+ * of a backend that is told nothing, as it takes no such batches. */
+START_TEST(shared_prefixes_are_told)
+{
+    static const char *const ways[] = {
+        "cuda_graph.enable=yes",
+        "cuda_graph.enable=no",
+        "backend.fixture.takes_prefixes=no",
+    };
+    struct run runs[3];
+    set_up();
+    for (int i = 0; i < 3; i++) {
+        prepare_device();
+        watch_launches(note_prefixes);
+        memset(&prefixes, 0, sizeof prefixes);
+        prefixes.frozen_levels = i < 2 ? SHARED_PREFIX_LEVELS : 0;
+        begin(&runs[i], "cuda:0", "fixture");
+        set(&runs[i], "workload.length_scale=0.15");
+        set(&runs[i], "model.max_context_len=1024");
+        set(&runs[i], "workload.chunked_prefill_size=128");
+        set(&runs[i], "verify.rate=0.1");
+        set(&runs[i], "%s", ways[i]);
+        go(&runs[i]);
+        const struct report *r = &runs[i].report;
+        check_good(&runs[i]);
+        check_device();
+        ck_assert_int_eq(prefixes.faults, 0);
+        ck_assert_int_eq(r->has_shared, i < 2);
+        ck_assert_int_eq(prefixes.rows, r->shared.rows * LAYERS);
+        ck_assert_int_eq(prefixes.saved_keys, r->shared.saved_keys * LAYERS);
+        ck_assert_int_eq(r->shared.rows, i < 2 ? runs[0].report.shared.rows : 0);
+        ck_assert_int_eq(r->shared.saved_keys, i < 2 ? runs[0].report.shared.saved_keys : 0);
+        ck_assert_str_eq(r->digest, runs[0].report.digest);
+    }
+    ck_assert_int_gt(runs[0].report.shared.saved_keys, 0);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
+/* ---- Routes ---------------------------------------------------------------------------------- */
+
 static int64_t rows_of(const struct run *run, const char *name)
 {
     for (uint32_t p = 0; p < run->report.num_paths; p++)
@@ -939,6 +1051,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
     tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
+    tcase_add_test(runs, shared_prefixes_are_told);
     tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
     tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
     tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));

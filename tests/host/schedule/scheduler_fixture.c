@@ -453,6 +453,37 @@ static void run_pool(int pool, const struct scheduler_step *step)
         require(padding[j] == 0, "row 0", -1);
 }
 
+/* First tokens of whole pages, of those that both sequences had before the step, whose KV is the
+ * same. */
+static int32_t common_len(const struct scheduler_seq *a, const struct scheduler_seq *b)
+{
+    const struct request_table *table = scheduler_request_table(scheduler, SCHEDULER_ALL);
+    const int32_t *x = request_table_row(table, a->row), *y = request_table_row(table, b->row);
+    int32_t most = a->prefix_len < b->prefix_len ? a->prefix_len : b->prefix_len, page = 0;
+    while ((page + 1) * params.page_size <= most &&
+           x[page * params.page_size] == y[page * params.page_size])
+        page++;
+    return page * params.page_size;
+}
+
+/* Each sequence that decodes says what it shares with the one before it, and shares no more with
+ * those before that one. */
+static void check_neighbours(const struct scheduler_step *step)
+{
+    int32_t first = step->num_seqs - step->num_decode_seqs;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        int32_t least = step->seqs[i].shared_len;
+        if (i <= first)
+            require(least == 0, "shares a prefix with nobody", step->seqs[i].request);
+        for (int32_t j = i; j-- > first;) {
+            require(common_len(&step->seqs[i], &step->seqs[j]) == least, "shared prefix",
+                    step->seqs[i].request);
+            if (least > step->seqs[j].shared_len)
+                least = step->seqs[j].shared_len;
+        }
+    }
+}
+
 void run_step(const struct scheduler_step *step)
 {
     check_shape(step);
@@ -470,6 +501,7 @@ void run_step(const struct scheduler_step *step)
     for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
         run_pool(pool, step);
     run_states(step);
+    check_neighbours(step);
     for (int32_t i = 0; i < step->num_seqs; i++)
         note_drafts(step, i);
 }
