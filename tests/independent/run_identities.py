@@ -62,6 +62,7 @@ REPORT = {
     "requests": COUNT,
     "steps": COUNT,
     "tokens": dict.fromkeys(("prefill", "decode", "prefix_hit", "recomputed"), COUNT),
+    "prefix": dict.fromkeys(("shared_rows", "saved_keys", "keys"), COUNT),
     "wall_s": NUMBER,
     "virtual_s": NUMBER,
     "tokens_per_s": dict.fromkeys(("virtual", "wall"),
@@ -339,6 +340,18 @@ def together(tap, runner, trace, page_size, seed, rate, name, prefix_cache=False
             tap.equal("rows_checked", report["verify"]["rows_checked"],
                       trace.sampled(page_size, False, seed, rate))
     return report
+
+
+def at_once(tap, runner, trace, page_size):
+    """All requests decode from the same step on: what they share follows from the file."""
+    with tap.test(f"{trace.form}, page size {page_size}: shared prefixes of all at once"):
+        requests = trace.count(page_size)["requests"]
+        report = runner.run(trace, workload__max_running_requests=requests,
+                            kv_cache__page_size=page_size, verify__rate=0.02)
+        check_identities(tap, report, trace.count(page_size))
+        expected = trace_model.count_shared(trace.rows, trace.scale, page_size)
+        tap.true("some is shared", expected["saved_keys"] > 0)
+        tap.equal("prefix", report["prefix"], expected)
 
 
 def retraction(tap, runner, trace, page_size, rate, prefix_cache):
@@ -711,6 +724,8 @@ def check_small(tap, folder):
         add(together, trace, 16, 3, 0.02, "many with a prefix cache", prefix_cache=True,
             workload__mixed="yes")
     add(check_short, short)
+    for page_size in (16, 1):
+        add(at_once, Trace(mini, "mooncake", 0.15, 30), page_size)
     for page_size in (16, 1):
         add(retraction, growing, page_size, 0.2, True)
         add(retraction, growing, page_size, 0.2, False)

@@ -96,6 +96,40 @@ def place_requests(rows, scale, page_size):
     return requests
 
 
+def save_keys(requests, depth, end, base, levels):
+    """(keys, requests) of the best choice of runs among requests with the same first `depth` blocks:
+    the keys of each but one, beyond the `base` that are read once already, and those in runs.
+    end(blocks) is where their whole pages end."""
+    if levels == 0 or len(requests) < 2:
+        return 0, 0
+    below = {}
+    for whole in requests:
+        if len(whole) > depth:
+            below.setdefault(whole[depth], []).append(whole)
+    within = [save_keys(of, depth + 1, end, base, levels) for of in below.values()]
+    apart = tuple(map(sum, zip((0, 0), *within)))
+    keys = end(depth)
+    if keys - base < 64:
+        return apart
+    inner = sum(save_keys(of, depth + 1, end, keys, levels - 1)[0] for of in below.values())
+    return max((inner + (len(requests) - 1) * (keys - base), len(requests)), apart)
+
+
+def count_shared(rows, scale, page_size):
+    """What backends are told of shared prefixes if all requests decode from the same step on, each
+    as long as it has rows: those that share keys, keys saved, keys of all rows."""
+    block, shared, saved, keys = scaled(BLOCK, scale), 0, 0, 0
+    lengths = [(scaled(length, scale), scaled(output, scale), ids)
+               for _, _, length, output, ids in rows]
+    for step in range(1, max(output for _, output, _ in lengths)):
+        decoding = [(length, ids) for length, output, ids in lengths if output > step]
+        keys += sum(length + step for length, _ in decoding)
+        told = save_keys([ids[:length // block] for length, ids in decoding], 0,
+                         lambda blocks: blocks * block // page_size * page_size, 0, 2)
+        saved, shared = saved + told[0], shared + told[1]
+    return {"shared_rows": shared, "saved_keys": saved, "keys": keys}
+
+
 def mix(x):
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & WORD
     x = ((x ^ x >> 27) * 0x94D049BB133111EB) & WORD
