@@ -52,6 +52,7 @@ TESTS = {
     "schedule/scheduler.c": SCHEDULER,
     "schedule/plan.c": SCHEDULER,
     "schedule/flight.c": SCHEDULER,
+    "schedule/neighbours.c": SCHEDULER,
     "schedule/window.c": SCHEDULER,
 }
 NEEDED = list(TESTS) + ["base/error.c", "base/text.c"]  # of host/, to link these tests
