@@ -55,24 +55,27 @@ static bool unit_shares(const struct executor_params *p, const struct select_uni
     return shares;
 }
 
-/* Has the backend the same answer where batches tell of shared prefixes? */
-static bool takes_shared(const struct executor_params *p, const struct select_unit *unit,
-                         struct problem *posed)
+/* Has the backend the same answer where batches tell of shared prefixes? Any error but that memory
+ * ran out is a no. */
+static attn_status ask_shared(const struct executor_params *p, const struct select_unit *chosen,
+                              const struct problem *posed, bool *takes, attn_error *error)
 {
-    for (uint32_t i = 0; i < unit->num_groups; i++) {
-        const attn_verdict *without = &p->selection->groups[unit->groups[i]].verdict;
+    *takes = unit_shares(p, chosen);
+    for (uint32_t i = 0; i < chosen->num_groups && *takes; i++) {
+        const attn_verdict *without = &p->selection->groups[chosen->groups[i]].verdict;
         attn_bounds bounds = posed[i].bounds;
         attn_problem problem = posed[i].problem;
         attn_verdict with = {.struct_size = sizeof with};
         executor_bounds_shared(&bounds);
         problem.bounds = &bounds;
-        if (attnhost_query(p->host, unit->backend, &problem, &with, NULL) != ATTN_OK ||
-            !with.supported || with.graph_level < without->graph_level ||
-            with.graph_seq_len_fill != without->graph_seq_len_fill ||
-            with.reads_new_kv_unquantised != without->reads_new_kv_unquantised)
-            return false;
+        attn_status status = attnhost_query(p->host, chosen->backend, &problem, &with, error);
+        if (status == ATTN_OUT_OF_HOST_MEMORY)
+            return status;
+        *takes = status == ATTN_OK && with.supported && with.graph_level >= without->graph_level &&
+                 with.graph_seq_len_fill == without->graph_seq_len_fill &&
+                 with.reads_new_kv_unquantised == without->reads_new_kv_unquantised;
     }
-    return true;
+    return ATTN_OK;
 }
 
 /* Pose the problems of a unit's groups once more, for create. */
@@ -95,11 +98,12 @@ static attn_status compose_unit(struct executor *executor, uint32_t u, attn_erro
                      group->kv_layout ? group->kv_layout : group->state_layout);
         problems[i] = posed[i].problem;
     }
-    unit->takes_shared = unit_shares(p, chosen) && takes_shared(p, chosen, posed);
+    status = ask_shared(p, chosen, posed, &unit->takes_shared, error);
     for (uint32_t i = 0; i < chosen->num_groups && unit->takes_shared; i++)
         executor_bounds_shared(&posed[i].bounds);
-    status = attnhost_compose(p->host, chosen->backend, problems, chosen->num_groups,
-                              &unit->backend, error);
+    if (status == ATTN_OK)
+        status = attnhost_compose(p->host, chosen->backend, problems, chosen->num_groups,
+                                  &unit->backend, error);
     if (status == ATTN_OK)
         status = attnhost_backend_prepare(unit->backend, NULL, NULL, error);
     if (status == ATTN_OK) {
