@@ -25,6 +25,14 @@ enum {
     SAVE_BLOCKS = 8  /* blocks of fi_save for each multiprocessor */
 };
 
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* When keys that sequences share are read once for all of them. */
+enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 3 };
+
+/* Option `cascade`. */
+int fi_read_cascade(const attn_options *given);
+
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 
 enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* of queries */
@@ -39,6 +47,7 @@ typedef struct fi_group {
     cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     const fi_shape *shape;
     uint32_t num_sms;
+    int cascade;                           /* CASCADE_* */
     cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
 } fi_group;
 
@@ -59,7 +68,7 @@ int fi_box_keys(const fi_group *group, int kernel);
 
 /* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
  * left to the caller. */
-void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms);
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms, int cascade);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -78,6 +87,7 @@ struct attn_instance {
     const attn_services *services;
     const cuda_api *cuda;
     cuda_facts facts;
+    int cascade; /* CASCADE_* */
     cuda_module plan_module;
     cuda_function plan;
     cuda_function save;
@@ -101,7 +111,13 @@ typedef struct fi_plan_layout {
     uint64_t size;
 } fi_plan_layout;
 
+/* Of a batch's sequences, and of the runs of a level of shared prefixes. */
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
+fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
+
+/* Levels of shared prefixes that the group's keys are read by within these bounds. None for
+ * windows, chunks and ALiBi, and over fp8. */
+int fi_num_levels(const fi_group *group, const attn_bounds *bounds);
 
 /* Where the parts of items that blocks share lie in scratch memory. Bytes. */
 typedef struct fi_workspace_layout {
@@ -111,22 +127,36 @@ typedef struct fi_workspace_layout {
 
 fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel);
 
+/* What runs leave for sequences lies after the parts. Bytes. */
+typedef struct fi_prior_layout {
+    uint64_t at, rows_at;
+    uint64_t size; /* of scratch memory, parts included */
+} fi_prior_layout;
+
+fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds);
+
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
-    char *plans;      /* device: of the groups, one after the other */
-    char *workspace;  /* device */
-    int32_t *arrived; /* device: counters that every attention kernel leaves at 0 */
-    int is_settled;   /* a kernel was launched since the plan was: the next may read the plan before
-                         that one has ended */
+    char *plans;          /* device: of the groups, one after the other */
+    char *workspace;      /* device */
+    int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
+    fi_prefixes prefixes; /* of a DECODE batch, in device memory */
+    int64_t shared_keys;  /* that need not be read thanks to them; -1 = nobody has told */
+    int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
+                       that one has ended */
 };
 
 /* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
  */
 int fi_find_kernel(const attn_metadata *metadata, const fi_group *group);
 
-/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it. */
-void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *call);
+/* Levels by which the group's keys are read in the batch that was planned. */
+int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
+
+/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it: of the
+ * batch's sequences, level -1, or of a level's runs. */
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_plan_call *call);
 
 attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error);
@@ -138,7 +168,7 @@ attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *
                                      attn_stream stream, attn_error *error);
 
 /* Bytes of device and host memory in all, for what query tells. */
-void fi_tell_memory(const attn_problem *problem, attn_verdict *verdict);
+void fi_tell_memory(const attn_problem *problem, int cascade, attn_verdict *verdict);
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward.c: one layer: operands become the kernels' parameters; then a launch, or two.
+ * forward.c: one layer: operands become the kernels' parameters; then a launch, or more.
  *
- *   fi_save     new keys into the cache; in DECODE the attention kernel does that on its way
+ *   fi_save       new keys into the cache; in DECODE the attention kernel does that on its way
+ *   fi_prefill_*  keys that sequences of a DECODE batch share: once for each level
  *   fi_attend_*, fi_prefill_*  attention, of few or of many rows: new keys from k and v, the others
- * from the cache
+ *                 from the cache
  */
 #include "plugins/flashinfer_like/flashinfer_like.h"
 
@@ -28,6 +29,7 @@ typedef struct layer_call {
     const attn_kv_batch *kv;
     uint32_t index; /* of the group */
     int kernel;     /* KERNEL_* */
+    int level;      /* of shared prefixes, whose runs are worked on; -1 = the batch */
     attn_forward_args args;
     fi_call params;
 } layer_call;
@@ -65,14 +67,19 @@ static void fill_params(layer_call *call)
     fi_workspace_layout workspace = fi_layout_workspace(call->group, call->kernel);
     fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds);
     fi_call *p = &call->params;
+    fi_prior_layout prior = fi_layout_prior(call->group, &call->metadata->plan.bounds);
     fi_plan_call plan;
-    fi_plan_of(call->metadata, call->index, &plan);
+    fi_plan_of(call->metadata, call->index, call->level, &plan);
     p->batch = plan.batch;
     p->plan = plan.plan;
     p->tiles = plan.tiles;
     p->starts = plan.starts;
     p->partial = (float *)(void *)call->metadata->workspace;
     p->partial_row = (float *)(void *)(call->metadata->workspace + workspace.rows_at);
+    p->prior = (float *)(void *)(call->metadata->workspace + prior.at);
+    p->prior_row = (float *)(void *)(call->metadata->workspace + prior.rows_at);
+    p->prior_rows = call->metadata->plan.bounds.max_seqs;
+    p->level = call->level;
     p->arrived = call->metadata->arrived;
     p->kv_heads = group->kv_heads;
     p->lanes = (int)grid.lanes;
@@ -160,8 +167,9 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
     fi_call *p = &call->params;
     static const int dims[] = {1, 0, -1}; /* head, token */
     const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
-    p->has_out_map = call->kernel == KERNEL_PREFILL && FI_STORE_ROWS % p->ratio == 0 &&
-                     p->out_dtype == p->dtype && has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
+    p->has_out_map = call->kernel == KERNEL_PREFILL && call->level < 0 &&
+                     FI_STORE_ROWS % p->ratio == 0 && p->out_dtype == p->dtype &&
+                     has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
     return p->has_out_map ? set_map(call, "out", ATTN_ROLE_OUT, dims, box, &p->out_map, error)
                           : ATTN_OK;
 }
@@ -195,6 +203,22 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
+/* A level's keys, which lie in the cache, for all sequences that share them. */
+static attn_status attend_runs(const layer_call *call, int level, attn_stream stream,
+                               attn_error *error)
+{
+    layer_call runs = *call;
+    runs.level = level;
+    runs.kernel = KERNEL_PREFILL;
+    runs.params.operands.k = runs.params.operands.v = NULL;
+    runs.params.operands.save = 0;
+    fill_params(&runs);
+    attn_status status = set_key_maps(&runs, error);
+    if (status == ATTN_OK)
+        status = set_out_map(&runs, error);
+    return status == ATTN_OK ? launch_attend(&runs, stream, error) : status;
+}
+
 static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
                            const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
@@ -203,7 +227,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
-    layer_call call = {.metadata = metadata, .instance = metadata->instance};
+    layer_call call = {.metadata = metadata, .instance = metadata->instance, .level = -1};
     ATTN_UTIL_READ(&call.args, args);
     status = find_layer(&call, layer_id, error);
     if (status == ATTN_OK)
@@ -219,6 +243,9 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         return status;
     if (call.params.saved)
         status = launch_save(&call, stream, error);
+    for (int level = 0; level < fi_planned_levels(metadata, call.group) && status == ATTN_OK;
+         level++)
+        status = attend_runs(&call, level, stream, error);
     return status == ATTN_OK ? launch_attend(&call, stream, error) : status;
 }
 

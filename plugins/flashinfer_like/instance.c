@@ -94,12 +94,13 @@ static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms)
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms, int cascade)
 {
     *group =
         (fi_group){.shape = fi_find_shape(problem->group->head_dim, problem->group->v_head_dim)};
     cuda_group_init(&group->base, problem);
     group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
+    group->cascade = cascade;
 }
 
 /* As many blocks as the device runs at once, or fewer, so that all lanes have as many. Heads of the
@@ -142,7 +143,7 @@ static attn_status fill_groups(attn_instance *made, const attn_problem *problems
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
         const attn_problem *problem = attn_at(problems, i);
         fi_group *group = &made->groups[i];
-        fi_group_init(group, problem, made->facts.num_sms);
+        fi_group_init(group, problem, made->facts.num_sms, made->cascade);
         group->base.layers = next;
         status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status == ATTN_OK)
@@ -190,6 +191,7 @@ attn_status fi_create(const attn_backend_type *type, const attn_problem *problem
     memset(made, 0, size);
     made->services = services;
     made->cuda = cuda;
+    made->cascade = fi_read_cascade(options);
     made->num_groups = num_problems;
     made->modules = (cuda_module *)(made + 1);
     made->groups = (fi_group *)(made->modules + num_modules);

@@ -6,17 +6,23 @@
  * each block begins, are made of them on the device too, by one small kernel for each layer group
  * when a batch is planned: nothing is waited for, host arrays are not needed, and a graph that is
  * replayed finds the new plan at the old address. What blocks leave for each other is bounded by
- * the grid, not by the batch.
+ * the grid, not by the batch. Runs of sequences that share their first keys are planned as if they
+ * were the sequences of another batch, by the same kernel.
  */
 #include "plugins/flashinfer_like/flashinfer_like.h"
 
 #include "plugins/common/cuda/launch.h"
+#include "plugins/flashinfer_like/kernels/plan.cuh"
 #include "attn_plugin_util.h"
 
 #include <string.h>
 
 enum {
     ALIGNMENT = 256,
+    /* What has to be saved before keys are read by runs: a launch takes 3 to 4 us, in which so much
+     * is read. */
+    WORTH_BYTES = 16 << 20,
+    WORTH_KEYS = 128, /* of a run */
     FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     ARRIVED = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
@@ -50,21 +56,52 @@ static uint64_t grid_of(const fi_group *group)
     return (uint64_t)grid.lanes * grid.columns;
 }
 
-/* Room for either kernel's plan. */
-fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
+static fi_plan_layout lay_out(const fi_group *group, const attn_bounds *bounds, uint64_t tiles)
 {
-    uint64_t seqs = (uint64_t)bounds->max_seqs, rows = (uint64_t)bounds->max_tokens;
-    uint64_t columns = fi_bounded_grid(group, bounds).columns;
+    uint64_t seqs = (uint64_t)bounds->max_seqs, columns = fi_bounded_grid(group, bounds).columns;
     fi_plan_layout layout;
-    layout.most_tiles =
-        (int64_t)(rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
-    uint64_t tiles = (uint64_t)layout.most_tiles;
+    layout.most_tiles = (int64_t)tiles;
     layout.first_tile_at = aligned(sizeof(fi_plan));
     layout.before_at = aligned(layout.first_tile_at + (seqs + 1) * sizeof(int32_t));
     layout.tiles_at = aligned(layout.before_at + (tiles + 1) * sizeof(int64_t));
     layout.starts_at = aligned(layout.tiles_at + tiles * sizeof(fi_tile));
     layout.size = aligned(layout.starts_at + columns * sizeof(fi_start));
     return layout;
+}
+
+/* Room for either kernel's plan. */
+fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
+{
+    uint64_t seqs = (uint64_t)bounds->max_seqs, rows = (uint64_t)bounds->max_tokens;
+    return lay_out(group, bounds,
+                   rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
+}
+
+/* A run that is worked on has two sequences at least. */
+fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
+{
+    uint64_t seqs = (uint64_t)bounds->max_seqs;
+    return lay_out(group, bounds,
+                   seqs * (uint64_t)group->base.ratio / FI_PREFILL_ROWS + (seqs + 1) / 2);
+}
+
+int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
+{
+    const cuda_group *base = &group->base;
+    if (group->cascade == CASCADE_NEVER || !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
+        !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) || !cuda_group_has_cache(base) ||
+        cuda_is_fp8(base->kv_dtype) || base->window_left >= 0 || base->chunk > 0 ||
+        base->flags & ATTN_GROUP_HAS_ALIBI)
+        return 0;
+    int levels = bounds->max_prefix_levels > 1 ? bounds->max_prefix_levels : 1;
+    return levels < FI_LEVELS ? levels : FI_LEVELS;
+}
+
+/* A group's plans: of sequences, then of each level's runs. */
+static uint64_t plans_bytes(const fi_group *group, const attn_bounds *bounds)
+{
+    return fi_layout_plan(group, bounds).size +
+           (uint64_t)fi_num_levels(group, bounds) * fi_layout_runs(group, bounds).size;
 }
 
 fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
@@ -84,6 +121,17 @@ static uint64_t workspace_bytes(const fi_group *group)
                   fi_layout_workspace(group, KERNEL_PREFILL).size);
 }
 
+fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds)
+{
+    uint64_t heads = (uint64_t)group->base.kv_heads * (uint64_t)group->base.ratio;
+    uint64_t rows = (uint64_t)fi_num_levels(group, bounds) * (uint64_t)bounds->max_seqs * heads;
+    fi_prior_layout layout;
+    layout.at = aligned(workspace_bytes(group));
+    layout.rows_at = aligned(layout.at + rows * (uint64_t)group->base.v_dim * sizeof(float));
+    layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
+    return layout;
+}
+
 static uint64_t arrived_bytes(const fi_group *group)
 {
     return grid_of(group) * sizeof(int32_t);
@@ -94,15 +142,15 @@ static uint64_t host_bytes(uint32_t num_groups)
     return sizeof(attn_metadata) + num_groups * sizeof(attn_kv_batch);
 }
 
-void fi_tell_memory(const attn_problem *problem, attn_verdict *verdict)
+void fi_tell_memory(const attn_problem *problem, int cascade, attn_verdict *verdict)
 {
     fi_group group;
     const attn_bounds *bounds = problem->bounds;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0)
         return;
-    fi_group_init(&group, problem, problem->device->num_sms);
-    verdict->device_bytes = aligned(CUDA_COUNTS_BYTES) + fi_layout_plan(&group, bounds).size +
-                            workspace_bytes(&group) + arrived_bytes(&group);
+    fi_group_init(&group, problem, problem->device->num_sms, cascade);
+    verdict->device_bytes = aligned(CUDA_COUNTS_BYTES) + plans_bytes(&group, bounds) +
+                            fi_layout_prior(&group, bounds).size + arrived_bytes(&group);
     verdict->host_bytes = host_bytes(1);
 }
 
@@ -119,9 +167,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
     sizes[PLANS] = aligned(CUDA_COUNTS_BYTES);
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const fi_group *group = &instance->groups[i];
-        sizes[PLANS] += fi_layout_plan(group, bounds).size;
+        sizes[PLANS] += plans_bytes(group, bounds);
         sizes[ARRIVED] = larger(sizes[ARRIVED], arrived_bytes(group));
-        sizes[WORKSPACE] = larger(sizes[WORKSPACE], workspace_bytes(group));
+        sizes[WORKSPACE] = larger(sizes[WORKSPACE], fi_layout_prior(group, bounds).size);
     }
     sizes[HOST] = host_bytes(instance->num_groups);
     return ATTN_OK;
@@ -191,16 +239,51 @@ int fi_find_kernel(const attn_metadata *metadata, const fi_group *group)
     return is_decode || rows <= SHORT_ROWS ? KERNEL_ATTEND : KERNEL_PREFILL;
 }
 
-void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *call)
+int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
 {
-    const attn_instance *instance = metadata->instance;
-    const fi_group *group = &instance->groups[index];
-    int kernel = fi_find_kernel(metadata, group);
-    fi_grid grid = fi_bounded_grid(group, &metadata->plan.bounds);
+    int64_t key_bytes = 2 * (int64_t)group->base.kv_heads * (group->base.dim + group->base.v_dim);
+    int levels = fi_num_levels(group, &metadata->plan.bounds);
+    if (group->cascade == CASCADE_AUTO && metadata->shared_keys >= 0 &&
+        metadata->shared_keys * key_bytes < WORTH_BYTES)
+        return 0;
+    return int_min(levels, metadata->prefixes.levels);
+}
+
+/* A level's runs as the sequences of a batch: each has the rows of q of its sequences, which are
+ * one each, and the table of the first of them; all of its queries see all of its keys. */
+static void make_runs(const fi_runs *runs, call_batch *batch)
+{
+    batch->q_indptr = batch->table_rows = runs->seq_indptr;
+    batch->seq_lens = batch->kv_lens = runs->prefix_len;
+    batch->prefix_lens = batch->positions = batch->new_indptr = batch->counts = NULL;
+    batch->mask_bits = NULL;
+    batch->window_right = -1;
+    batch->num_seqs = runs->count;
+    batch->num_tokens = 0; /* no padding */
+}
+
+static char *find_plan(const attn_metadata *metadata, uint32_t index, int level)
+{
+    const attn_bounds *bounds = &metadata->plan.bounds;
+    const fi_group *groups = metadata->instance->groups;
     char *base = metadata->plans;
     for (uint32_t i = 0; i < index; i++)
-        base += fi_layout_plan(&instance->groups[i], &metadata->plan.bounds).size;
-    fi_plan_layout layout = fi_layout_plan(group, &metadata->plan.bounds);
+        base += plans_bytes(&groups[i], bounds);
+    if (level >= 0)
+        base += fi_layout_plan(&groups[index], bounds).size +
+                (uint64_t)level * fi_layout_runs(&groups[index], bounds).size;
+    return base;
+}
+
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_plan_call *call)
+{
+    const fi_group *group = &metadata->instance->groups[index];
+    const attn_bounds *bounds = &metadata->plan.bounds;
+    int kernel = level >= 0 ? KERNEL_PREFILL : fi_find_kernel(metadata, group);
+    fi_grid grid = fi_bounded_grid(group, bounds);
+    char *base = find_plan(metadata, index, level);
+    fi_plan_layout layout =
+        level >= 0 ? fi_layout_runs(group, bounds) : fi_layout_plan(group, bounds);
     *call = (fi_plan_call){.plan = (fi_plan *)(void *)base,
                            .first_tile = (int *)(void *)(base + layout.first_tile_at),
                            .before = (long long *)(void *)(base + layout.before_at),
@@ -215,12 +298,61 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, fi_plan_call *cal
                            .unit = group->shape->kernels[kernel].keys,
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
-                           .hands = kernel == KERNEL_PREFILL ? FI_HANDS : 1};
+                           .hands = kernel == KERNEL_PREFILL && level < 0 ? FI_HANDS : 1,
+                           .level = level,
+                           .prefixes = metadata->prefixes};
+    call->prefixes.levels = fi_planned_levels(metadata, group);
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
+    if (level >= 0)
+        make_runs(&metadata->prefixes.level[level], &call->batch);
 }
 
-static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
-                              attn_error *error)
+/* Keys that are not read once more: of each run by all of its sequences but one. */
+static int64_t count_shared_keys(const fi_prefixes *host)
+{
+    int64_t keys = 0;
+    for (int l = 0; l < host->levels; l++)
+        for (int r = 0; r < host->level[l].count; r++) {
+            const int *seqs = &host->level[l].seq_indptr[r];
+            if (seqs[1] - seqs[0] < 2)
+                continue;
+            plan_share share = plan_find_share(host, l + 1, seqs[0]);
+            if (share.levels >> l & 1)
+                keys += (int64_t)(seqs[1] - seqs[0] - 1) * (share.keys - share.before);
+        }
+    return keys;
+}
+
+/* The hint, of which no more is taken than there is memory for. A graph launches what it was
+ * captured with: levels that are not given later have no runs. */
+static void take_prefixes(attn_metadata *metadata, int is_first)
+{
+    const attn_batch *batch = &metadata->plan.batch;
+    const attn_bounds *bounds = &metadata->plan.bounds;
+    int is_graph = metadata->plan.kind == ATTN_METADATA_GRAPH, is_told = !is_graph;
+    uint32_t given = batch->mode == ATTN_MODE_DECODE ? batch->num_prefix_levels : 0;
+    fi_prefixes taken = {.least = metadata->instance->cascade == CASCADE_AUTO ? WORTH_KEYS : 1};
+    fi_prefixes host = taken;
+    for (uint32_t l = 0; l < given && l < FI_LEVELS; l++) {
+        attn_shared_prefix shared;
+        ATTN_UTIL_READ(&shared, attn_at(batch->shared_prefix, l));
+        const fi_runs runs = {shared.seq_indptr.device, shared.prefix_len.device,
+                              (int)shared.num_groups};
+        if (!runs.seq_indptr || !runs.prefix_len || shared.num_groups > (uint32_t)bounds->max_seqs)
+            break;
+        taken.level[taken.levels++] = runs;
+        is_told = is_told && shared.seq_indptr.host && shared.prefix_len.host;
+        host.level[host.levels++] =
+            (fi_runs){shared.seq_indptr.host, shared.prefix_len.host, runs.count};
+    }
+    if (is_graph && !is_first)
+        taken.levels = metadata->prefixes.levels;
+    metadata->prefixes = taken;
+    metadata->shared_keys = is_told ? count_shared_keys(&host) : -1;
+}
+
+static attn_status plan_group(attn_metadata *metadata, uint32_t index, int level,
+                              attn_stream stream, attn_error *error)
 {
     const attn_instance *instance = metadata->instance;
     const cuda_launch launch = {.function = instance->plan,
@@ -229,7 +361,7 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stre
                                 .block = {FI_PLAN_THREADS}};
     fi_plan_call call;
     void *params[] = {&call};
-    fi_plan_of(metadata, index, &call);
+    fi_plan_of(metadata, index, level, &call);
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
@@ -241,13 +373,18 @@ attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
     const attn_instance *instance = metadata->instance;
     cuda_plan *plan = &metadata->plan;
+    int is_first = !plan->planned;
     attn_status status = cuda_plan_take(plan, instance->cuda, instance->groups, sizeof(fi_group),
                                         instance->num_groups, batch, stream, error);
     if (status != ATTN_OK || plan->batch.mode == ATTN_MODE_IDLE ||
         (plan->kind == ATTN_METADATA_EAGER && !cuda_plan_has_rows(plan)))
         return status;
     metadata->is_settled = 0;
-    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++)
-        status = plan_group(metadata, i, stream, error);
+    take_prefixes(metadata, is_first);
+    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++) {
+        int levels = fi_planned_levels(metadata, &instance->groups[i]);
+        for (int level = -1; level < levels && status == ATTN_OK; level++)
+            status = plan_group(metadata, i, level, stream, error);
+    }
     return status;
 }

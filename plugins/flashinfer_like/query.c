@@ -102,7 +102,6 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
                      attn_verdict *given, attn_error *error)
 {
     (void)type;
-    (void)options;
     (void)services;
     cuda_question ask;
     attn_verdict verdict;
@@ -121,7 +120,7 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;
         ask.problem.bounds = &ask.bounds;
-        fi_tell_memory(&ask.problem, &verdict);
+        fi_tell_memory(&ask.problem, fi_read_cascade(options), &verdict);
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

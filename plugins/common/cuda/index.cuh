@@ -67,12 +67,13 @@ PORTABLE void index_find_sequence(const call_batch *b, int has_new, int s, index
     q->new_key = q->kv_len - num_new;
     q->first_new = has_new ? int_max(q->new_key, 0) : q->kv_len;
     q->table = 0;
+    int row = b->table_rows ? index_int(b->table_rows, s) : s;
     if (b->block_table)
-        q->table = b->block_table + (i64)s * b->table_stride;
+        q->table = b->block_table + (i64)row * b->table_stride;
     else if (b->req_to_token)
-        q->table = b->req_to_token + (i64)index_int(b->req_pool_indices, s) * b->table_stride;
+        q->table = b->req_to_token + (i64)index_int(b->req_pool_indices, row) * b->table_stride;
     else if (b->kv_indices)
-        q->table = b->kv_indices + index_int(b->kv_indptr, s);
+        q->table = b->kv_indices + index_int(b->kv_indptr, row);
 }
 
 /* ---- Keys ------------------------------------------------------------------------------------ */

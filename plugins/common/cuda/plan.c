@@ -250,6 +250,7 @@ void cuda_plan_fill(const cuda_plan *plan, const cuda_group *group, const attn_k
     to->kv_indices = kv->kv_indices.device;
     to->table_stride = to->block_table ? kv->block_table_stride : kv->req_to_token_stride;
     to->out_cache_loc = (const long long *)kv->out_cache_loc.device;
+    to->table_rows = NULL;
     to->mask_bits = plan->mask.bits;
     to->mask_indptr = (const long long *)plan->mask.indptr.device;
     to->mask_qlen = plan->mask.kind == ATTN_MASK_QLEN;

@@ -598,6 +598,12 @@ static __device__ __forceinline__ void attend_group(const fi_call &c, const curs
 /* ---- Results ----------------------------------------------------------------------------------
  */
 
+/* Levels whose runs have left something for the item's rows: none over fp8. */
+template <typename S> static __device__ __forceinline__ int shared_levels(const cursor &at)
+{
+    return S::quantised ? 0 : at.tile.levels;
+}
+
 /* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
 template <typename S>
 static __device__ __forceinline__ void
@@ -608,8 +614,12 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
     int head;
     find_row(c, it.q, at, at.head, r, &row, &head);
     float sink = shared_by ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
+    int levels = shared_by ? 0 : shared_levels<S>(at);
     for (int w = 0; w < S::warps; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
+    for (int l = 0; levels >> l; l++)
+        if (levels >> l & 1)
+            top = fmaxf(top, c.prior_row[prior_slot(c, l, row, head) * 2]);
     float base = softmax_base(top), total = softmax_exp2(sink - base);
     float4 x = {0, 0, 0, 0};
     for (int w = 0; w < S::warps; w++) {
@@ -617,6 +627,19 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
         const float4 y =
             *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
         total += weight * tops[(S::warps + w) * FI_ROWS + r];
+        x.x += weight * y.x;
+        x.y += weight * y.y;
+        x.z += weight * y.z;
+        x.w += weight * y.w;
+    }
+    for (int l = 0; levels >> l; l++) {
+        if (!(levels >> l & 1))
+            continue;
+        i64 slot = prior_slot(c, l, row, head);
+        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
+        const float4 y = *(const float4 *)(c.prior + slot * S::v_dim + d);
+        float weight = softmax_exp2(numbers.x - base);
+        total += weight * numbers.y;
         x.x += weight * y.x;
         x.y += weight * y.y;
         x.z += weight * y.z;
@@ -641,7 +664,8 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
  * column. The numbers and sums of several parts are on their way together, as each wait costs as
  * much as a unit of keys. */
 template <typename S>
-static __device__ void merge_row(const fi_call &c, const parts &p, int r, i64 row, int head)
+static __device__ void merge_row(const fi_call &c, const parts &p, int levels, int r, i64 row,
+                                 int head)
 {
     constexpr int columns = S::v_dim / 32;
     int lane = (int)threadIdx.x & 31;
@@ -677,6 +701,19 @@ static __device__ void merge_row(const fi_call &c, const parts &p, int r, i64 ro
                 x[n] += i < here ? weight * y[i][n] : 0.0f;
         }
     }
+    for (int l = 0; levels >> l; l++) {
+        if (!(levels >> l & 1))
+            continue;
+        i64 slot = prior_slot(c, l, row, head);
+        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
+        float higher = fmaxf(top, numbers.x), base = softmax_base(higher);
+        float shrink = softmax_exp2(top - base), weight = softmax_exp2(numbers.x - base);
+        top = higher;
+        total = total * shrink + (lane == 0 ? weight * numbers.y : 0.0f);
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            x[n] = x[n] * shrink + weight * c.prior[slot * S::v_dim + n * 32 + lane];
+    }
     softmax_row end = {top, softmax_warp_sum(total)};
     float factor = softmax_end(&end);
 #pragma unroll
@@ -704,7 +741,7 @@ static __device__ void merge_parts(const fi_call &c, const cursor &at, const ite
         i64 row;
         int head;
         find_row(c, it.q, at, at.head, r, &row, &head);
-        merge_row<S>(c, p, r, row, head);
+        merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
     }
 }
 

@@ -130,6 +130,12 @@ static __device__ __forceinline__ float sink_of(const fi_call &c, int head)
     return c.operands.sinks ? c.operands.sinks[head] * SOFTMAX_LOG2E : SOFTMAX_EMPTY;
 }
 
+/* Where runs of a level left a row's sums. */
+static __device__ __forceinline__ i64 prior_slot(const fi_call &c, int level, i64 row, int head)
+{
+    return ((i64)level * c.prior_rows + row) * (c.kv_heads * c.ratio) + head;
+}
+
 /* Rows of no sequence, whose output has to be finite. */
 static __device__ void clear_padding(const fi_call &c, int v_dim)
 {

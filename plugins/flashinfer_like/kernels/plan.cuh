@@ -11,12 +11,48 @@
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/flashinfer_like/kernels/plan.h"
 
+/* ---- Shared prefixes ------------------------------------------------------------------------- */
+
+/* The first keys of a sequence that it shares: those that runs of `levels` have (bit l = level l),
+ * of them those of levels before the last one that was asked for. */
+typedef struct plan_share {
+    int keys;
+    int before;
+    int levels;
+} plan_share;
+
+/* What levels 0 to `count` - 1 do for sequence s. All sequences of a run get the same answer, as a
+ * run lies within one of the level before. */
+PORTABLE plan_share plan_find_share(const fi_prefixes *p, int count, int s)
+{
+    plan_share share = {0, 0, 0};
+    for (int l = 0; l < count; l++) {
+        const fi_runs *runs = &p->level[l];
+        int r = work_find_row(runs->seq_indptr, runs->count, s);
+        share.before = share.keys;
+        if (r < 0 || index_int(runs->seq_indptr, r + 1) - index_int(runs->seq_indptr, r) < 2 ||
+            index_int(runs->prefix_len, r) - share.keys < p->least)
+            continue;
+        share.keys = index_int(runs->prefix_len, r);
+        share.levels |= 1 << l;
+    }
+    return share;
+}
+
+/* Run r of the level that is planned, by its first sequence. */
+PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
+{
+    return plan_find_share(&p->prefixes, p->level + 1, index_int(p->batch.q_indptr, r));
+}
+
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
 PORTABLE int plan_count_tiles(const fi_plan_call *p, int s)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 0, s, &q);
+    if (p->level >= 0 && q.q_len > 0 && !(plan_find_run(p, s).levels >> p->level & 1))
+        return 0;
     return (q.q_len * p->ratio + p->rows - 1) / p->rows;
 }
 
@@ -25,12 +61,20 @@ PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int i)
 {
     const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom};
     int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
-    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0};
+    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0, 0};
     index_sequence q;
     index_find_sequence(&p->batch, 0, s, &q);
     int last = int_min(tile.row0 + p->rows, q.q_len * p->ratio) - 1;
     mask_outline(&rule, &p->batch, &q, tile.row0 / p->ratio, last / p->ratio, &tile.lo, &tile.hi);
-    tile.lo -= tile.lo % p->align;
+    if (p->level >= 0) {
+        tile.lo = plan_find_run(p, s).before;
+    } else if (p->prefixes.levels > 0) {
+        plan_share share = plan_find_share(&p->prefixes, p->prefixes.levels, s);
+        tile.lo = int_max(tile.lo, share.keys);
+        tile.hi = int_max(tile.lo, tile.hi);
+        tile.levels = share.levels;
+    }
+    tile.lo -= tile.lo % p->align; /* shared keys are whole pages */
     return tile;
 }
 
@@ -108,7 +152,7 @@ PORTABLE int plan_find_item(const fi_plan_call *p, const fi_plan *plan, i64 u, f
 /* The start of column c, once tiles and `before` are whole. */
 PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
 {
-    fi_start start = {{0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    fi_start start = {{0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
     if (c >= plan->columns)
         return start;
     i64 first = plan_first_unit(plan->units, plan->columns, c);

@@ -18,6 +18,12 @@
  * one, whatever the lengths. All heads of the same keys are read at the same time: where they lie
  * side by side in memory, that is worth a tenth of its bandwidth. An item that several columns
  * share is merged by the last of their blocks to end.
+ *
+ * In DECODE sequences may share their first keys: runs of them, in levels (attn_shared_prefix). The
+ * runs of a level are planned like a batch of sequences, each of which has a query for every
+ * sequence of the run, and no other keys than those that the level adds; what comes of them is left
+ * in device memory, a row for each level, query and head. The sequences themselves are planned
+ * without these keys, and take their rows up at an item's end.
  */
 #ifndef FLASHINFER_LIKE_PLAN_H
 #define FLASHINFER_LIKE_PLAN_H
@@ -32,17 +38,33 @@ enum {
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
+    FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
 };
 
-/* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. */
+/* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. Keys before lo that its
+ * sequence shares are those of `levels`: bit l = level l. */
 typedef struct fi_tile {
     int seq;
     int row0;
     int lo;
     int hi;
+    int levels;
 } fi_tile;
+
+/* A level of runs of neighbouring sequences that share their first keys. */
+typedef struct fi_runs {
+    const int *seq_indptr; /* [count + 1] */
+    const int *prefix_len; /* [count] keys, from key 0 on */
+    int count;
+} fi_runs;
+
+typedef struct fi_prefixes {
+    fi_runs level[FI_LEVELS];
+    int levels;
+    int least; /* keys that a level has to add for a run, to be worth its place */
+} fi_prefixes;
 
 /* Where a column begins, how many units it does, and which of its items others have parts of: the
  * first, of which column `first_column` has part 0, and the last. */
@@ -83,6 +105,8 @@ typedef struct fi_plan_call {
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
+    int level; /* of `prefixes`, whose runs are the batch's sequences; -1 = they are its own */
+    fi_prefixes prefixes;
 } fi_plan_call;
 
 /* A descriptor of the copy engine's, as the driver makes it. */
@@ -103,8 +127,12 @@ typedef struct fi_call {
     float *partial;     /* [2 * grid][rows][v_dim] sums of blocks that share an item */
     float *partial_row; /* [2 * grid][rows][2] largest logit, in units of log 2, and
                            denominator */
+    float *prior;       /* [FI_LEVELS][prior_rows][query heads][v_dim] what runs left: sums */
+    float *prior_row;   /* [FI_LEVELS][prior_rows][query heads][2] as partial_row */
     int *arrived;       /* [grid] blocks that have left their part of the item that begins in this
                            one; 0 between launches */
+    int prior_rows;
+    int level; /* whose runs these are: rows are left in `prior`; -1 = they are the batch's own */
     int kv_heads;
     int lanes;
     int ratio;

@@ -755,6 +755,28 @@ DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const
     }
 }
 
+/* A thread's rows of a run, for the sequences that share its keys. */
+template <typename S>
+DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
+{
+    int lane = thread_here() & 31, count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, n, &row, &head);
+        if (n >= count)
+            continue;
+        i64 slot = prior_slot(c, c.level, row, head);
+        float *to = c.prior + slot * S::dim_v + (lane & 3) * 2;
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            *(float2 *)(to + d * 8) = make_float2(r.o[d * 4 + h * 2], r.o[d * 4 + h * 2 + 1]);
+        if ((lane & 3) == 0)
+            *(float2 *)(c.prior_row + slot * 2) = make_float2(t.top[h], t.sum[h]);
+    }
+}
+
 /* All parts of the item, in their order, into this thread's rows. */
 template <typename S>
 DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
@@ -929,7 +951,10 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
         __threadfence();
         take_parts<S>(c, p, r, t);
     }
-    store_rows<S>(c, w, r, t);
+    if (c.level >= 0)
+        leave_prior<S>(c, w, r, t);
+    else
+        store_rows<S>(c, w, r, t);
 }
 
 template <typename S> DEVICE void consume(const fi_call &c, struct control *control, u32 base)

@@ -147,6 +147,7 @@ static void begin(test_case *t, uint64_t seed)
     draw_batch(t);
     lay_out(t);
     fi_plan_call *p = &t->plan;
+    p->level = -1;
     p->window_left = t->group.base.window_left;
     p->chunk = t->group.base.chunk;
     p->custom = between(t, 0, 4) == 0;
@@ -158,7 +159,8 @@ static void begin(test_case *t, uint64_t seed)
     p->rounds = t->group.base.kv_heads / (int)t->grid.lanes;
     p->columns = (int)t->grid.columns;
     p->hands = between(t, 0, 1) ? between(t, 1, 40) : 1;
-    t->call = (fi_call){.batch = p->batch,
+    t->call = (fi_call){.level = -1,
+                        .batch = p->batch,
                         .plan = p->plan,
                         .tiles = p->tiles,
                         .starts = p->starts,

@@ -261,10 +261,46 @@ static void store_row(const fi_call *c, const fi_shape *shape, i64 row, int head
             x->total > 0 ? (float)((x->top + log2(x->total)) * (double)SOFTMAX_LN2) : -INFINITY;
 }
 
+/* Row `row` of what runs of a level left. */
+static float *prior_of(const struct block *b, int level, i64 row, int head, float **numbers)
+{
+    const fi_call *c = b->c;
+    i64 slot = ((i64)level * c->prior_rows + row) * (c->kv_heads * c->ratio) + head;
+    *numbers = look_up(c->prior_row + slot * 2, 2 * sizeof(float));
+    return look_up(c->prior + slot * b->shape->dim_v, (size_t)b->shape->dim_v * sizeof(float));
+}
+
+static void leave_sums(const struct sums *x, int dim, float *values, float *numbers)
+{
+    for (int d = 0; d < dim; d++)
+        values[d] = (float)x->values[d];
+    numbers[0] = (float)x->top;
+    numbers[1] = (float)x->total;
+}
+
+static void take_sums(struct sums *x, const float *left, const float *numbers, int dim)
+{
+    double values[MAX_DIM];
+    for (int d = 0; d < dim; d++)
+        values[d] = (double)left[d];
+    sums_add(x, (double)numbers[0], (double)numbers[1], values, dim);
+}
+
 static void finish_row(const struct block *b, int r, struct sums *x)
 {
-    int head;
+    int head, dim = b->shape->dim_v;
     i64 row = find_row(b, r, &head);
+    float *numbers;
+    if (b->c->level >= 0) {
+        float *values = prior_of(b, b->c->level, row, head, &numbers);
+        leave_sums(x, dim, values, numbers);
+        return;
+    }
+    for (int l = 0; b->at.tile.levels >> l; l++)
+        if (b->at.tile.levels >> l & 1) {
+            const float *values = prior_of(b, l, row, head, &numbers);
+            take_sums(x, values, numbers, dim);
+        }
     const float *sinks = b->c->operands.sinks;
     if (sinks)
         sums_add(x, (double)(*PORTABLE_AT(sinks + head) * SOFTMAX_LOG2E), 1, NULL, b->shape->dim_v);
@@ -281,23 +317,16 @@ static float *part_of(const struct block *b, i64 slot, int r, float **numbers)
 
 static void leave_row(const struct block *b, i64 slot, int r)
 {
-    const struct sums *x = &b->sums[r];
     float *numbers, *values = part_of(b, slot, r, &numbers);
-    for (int d = 0; d < b->shape->dim_v; d++)
-        values[d] = (float)x->values[d];
-    numbers[0] = (float)x->top;
-    numbers[1] = (float)x->total;
+    leave_sums(&b->sums[r], b->shape->dim_v, values, numbers);
 }
 
 static void merge_row(struct block *b, parts p, int r)
 {
     struct sums x = {.top = -(double)INFINITY};
     for (int i = 0; i < p.count; i++) {
-        double values[MAX_DIM];
         float *numbers, *part = part_of(b, part_slot(p, i), r, &numbers);
-        for (int d = 0; d < b->shape->dim_v; d++)
-            values[d] = (double)part[d];
-        sums_add(&x, (double)numbers[0], (double)numbers[1], values, b->shape->dim_v);
+        take_sums(&x, part, numbers, b->shape->dim_v);
     }
     finish_row(b, r, &x);
 }
