@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct bench {
     shim shim;
@@ -15,13 +16,15 @@ struct bench {
     int32_t max_pages; /* of a sequence */
     attn_scale scale;
     attn_kv_batch kv_batch;
+    attn_shared_prefix prefix;
     size_t index_bytes;     /* of shim.index, in which the arrays below lie */
     const char *index_copy; /* that block where the device reads it; NULL = not placed yet */
     int64_t *out_cache_loc; /* [rows] */
     int32_t *pages;         /* [seqs][max_pages], which is block table and CSR indices alike */
     int32_t *req_to_token;  /* [seqs + 1][max_pages * page_size] */
     int32_t *seq_lens, *prefix_lens, *last_page_len, *request; /* [seqs] */
-    int32_t *q_indptr, *kv_indptr;                             /* [seqs + 1] */
+    int32_t *q_indptr, *kv_indptr, *run_indptr;                /* [seqs + 1] */
+    int32_t *run_len;                                          /* [seqs] */
     int32_t *num_real;                                         /* sequences, rows */
 };
 
@@ -43,6 +46,8 @@ static size_t lay_out_index(bench *b, char *index)
         {&b->request, seqs},
         {&b->q_indptr, seqs + 1},
         {&b->kv_indptr, seqs + 1},
+        {&b->run_indptr, seqs + 1},
+        {&b->run_len, seqs},
         {&b->num_real, 2},
     };
     size_t at = (size_t)b->rows * sizeof *b->out_cache_loc;
@@ -58,6 +63,17 @@ static int32_t slot_of(const bench *b, int32_t seq, int32_t position)
 {
     int32_t size = b->setup.page_size;
     return b->pages[seq * b->max_pages + position / size] * size + position % size;
+}
+
+/* All sequences are one run; a graph has room for as many runs as sequences. */
+static void share_pages(bench *b)
+{
+    int32_t shared = b->setup.num_shared / b->setup.page_size;
+    for (int32_t s = 1; s < b->setup.num_seqs; s++)
+        memcpy(b->pages + s * b->max_pages, b->pages, (size_t)shared * sizeof *b->pages);
+    for (int32_t s = 1; s <= b->setup.num_seqs; s++)
+        b->run_indptr[s] = b->setup.num_seqs;
+    b->run_len[0] = shared * b->setup.page_size;
 }
 
 static void fill_index(bench *b)
@@ -105,6 +121,10 @@ static void fill_batch(bench *b)
         .kv_indices = both(b, b->pages),
         .last_page_len = both(b, b->last_page_len),
     };
+    b->prefix = (attn_shared_prefix){.struct_size = sizeof b->prefix,
+                                     .num_groups = (uint32_t)setup->num_seqs,
+                                     .seq_indptr = both(b, b->run_indptr),
+                                     .prefix_len = both(b, b->run_len)};
     b->shim.batch = (attn_batch){
         .struct_size = sizeof b->shim.batch,
         .mode = setup->decode ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND,
@@ -115,6 +135,8 @@ static void fill_batch(bench *b)
         .max_q_len = setup->decode ? 1 : setup->num_tokens,
         .max_kv_len = setup->num_tokens,
         .num_kv_groups = 1,
+        .num_prefix_levels = setup->num_shared > 0,
+        .shared_prefix = setup->num_shared > 0 ? &b->prefix : NULL,
         .num_real_seqs_device = setup->graph ? both(b, b->num_real).device : NULL,
         .num_real_tokens_device = setup->graph ? both(b, b->num_real + 1).device : NULL,
         .seq_lens = both(b, b->seq_lens),
@@ -134,7 +156,10 @@ static attn_bounds bounds_of(const bench *b)
         .struct_size = sizeof(attn_bounds),
         .modes = ATTN_MODE_BIT(setup->decode ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND),
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-        .uses = setup->decode || setup->save_kv ? 0 : ATTN_USES_UNSAVED_KV,
+        .uses = setup->num_shared > 0             ? (uint32_t)ATTN_USES_SHARED_PREFIX
+                : setup->decode || setup->save_kv ? 0
+                                                  : (uint32_t)ATTN_USES_UNSAVED_KV,
+        .max_prefix_levels = setup->num_shared > 0,
         .max_seqs = setup->num_seqs,
         .max_tokens = b->rows,
         .max_q_len = setup->decode ? 1 : setup->num_tokens,
@@ -204,6 +229,7 @@ static attn_status open_backend(bench *b)
         return status;
     lay_out_index(b, b->shim.index);
     shim_shuffle_pages(b->pages, setup->num_seqs * b->max_pages);
+    share_pages(b);
     fill_index(b);
     if (setup->device_type == ATTN_DEVICE_CPU)
         bench_place_index(b, b->shim.index);

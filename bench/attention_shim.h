@@ -25,6 +25,8 @@ typedef struct bench_setup {
     int32_t decode;      /* 1: one query for each sequence, 0: all tokens are new, no prefix */
     int32_t num_seqs;    /* of the batch */
     int32_t num_tokens;  /* keys of each sequence */
+    int32_t num_shared; /* of them the first, whole pages, that all sequences have in common, as the
+                           batch says; DECODE */
     int32_t num_q_heads;
     int32_t num_kv_heads;
     int32_t head_dim;

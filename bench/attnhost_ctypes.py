@@ -21,8 +21,9 @@ class Setup(ctypes.Structure):
 
     _fields_ = [("struct_size", ctypes.c_uint32)]
     _fields_ += [(name, ctypes.c_int32) for name in (
-        "device_type", "decode", "num_seqs", "num_tokens", "num_q_heads", "num_kv_heads",
-        "head_dim", "num_layers", "page_size", "num_threads", "graph", "save_kv")]
+        "device_type", "decode", "num_seqs", "num_tokens", "num_shared", "num_q_heads",
+        "num_kv_heads", "head_dim", "num_layers", "page_size", "num_threads", "graph",
+        "save_kv")]
     _fields_ += [("dtype", ctypes.c_uint32), ("kv_dtype", ctypes.c_uint32),
                  ("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
                  ("num_options", ctypes.c_uint32), ("plugin", ctypes.c_char_p),
@@ -246,7 +247,8 @@ class Bench(Shim):
             plugin = f"{plugin}/"
         setup = Setup(
             device_type=device, decode=case.decode,
-            num_seqs=case.batch, num_tokens=case.tokens, num_q_heads=case.q_heads,
+            num_seqs=case.batch, num_tokens=case.tokens,
+            num_shared=case.shared, num_q_heads=case.q_heads,
             num_kv_heads=case.kv_heads, head_dim=case.head_dim, num_layers=layers,
             page_size=page_size, num_threads=threads, graph=graph, save_kv=save_kv,
             dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[case.cache_dtype][0],

@@ -67,17 +67,21 @@ def cpu_cases():
 
 
 def case_of(text):
-    """A shape from PHASE:BATCHxTOKENS[:Q_HEADS/KV_HEADS[:HEAD_DIM[:KV_DTYPE]]]."""
+    """A shape from PHASE:BATCHxTOKENS[/SHARED][:Q_HEADS/KV_HEADS[:HEAD_DIM[:KV_DTYPE]]]."""
     phase, size, heads, head_dim, kv_dtype = (text.split(":") + ["", "", ""])[:5]
     try:
+        size, _, shared = size.partition("/")
         batch, tokens = (int(part) for part in size.split("x"))
         q_heads, kv_heads = (int(part) for part in (heads or "32/8").split("/"))
-        case = Case(phase, "bf16", batch, q_heads, kv_heads, int(head_dim or 128), tokens, kv_dtype)
+        case = Case(phase, "bf16", batch, q_heads, kv_heads, int(head_dim or 128), tokens, kv_dtype,
+                    int(shared or 0))
     except ValueError:
         case = None
-    if not case or phase not in ("prefill", "decode") or min(batch, tokens, kv_heads) < 1:
+    if (not case or phase not in ("prefill", "decode") or min(batch, tokens, kv_heads) < 1 or
+            not 0 <= case.shared < tokens or case.shared and phase == "prefill"):
         sys.exit(f"gpu_attention: --shape {text}: accepted: prefill or decode, as in "
-                 "decode:64x8192 or prefill:2x8192:16/2:256")
+                 "decode:64x8192, decode:64x8192/8064 (of which 8064 are shared) or "
+                 "prefill:2x8192:16/2:256")
     return case
 
 

@@ -39,6 +39,7 @@ class Data:
         self.v = [self.store(make(case.kv_heads, case.tokens)) for _ in range(copies)]
 
     def store(self, x):
+        x[:, :, :self.case.shared] = x[:1, :, :self.case.shared]
         if not self.quantised:
             return x
         dtype = torch_dtype(self.case.cache_dtype)

@@ -25,11 +25,13 @@ class Case:
     head_dim: int
     tokens: int
     kv_dtype: str = ""  # of the cache; "" = dtype
+    shared: int = 0  # of the tokens the first, that all sequences of a decode have in common
 
     def __str__(self):
         kv = f" kv {self.kv_dtype}" if self.kv_dtype else ""
+        shared = f" shared {self.shared}" if self.shared else ""
         return (f"{self.phase} {self.dtype}{kv} B{self.batch} H{self.q_heads}/{self.kv_heads} "
-                f"D{self.head_dim} N{self.tokens}")
+                f"D{self.head_dim} N{self.tokens}{shared}")
 
     @property
     def decode(self):
@@ -52,9 +54,17 @@ class Case:
 
     @property
     def kv_bytes(self):
-        """Keys and values of all sequences, each read once."""
-        element = DTYPES[self.cache_dtype][2]
-        return 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * element
+        """Keys and values of all sequences, those that they share once for each."""
+        return 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * self.element
+
+    @property
+    def element(self):
+        return DTYPES[self.cache_dtype][2]
+
+    @property
+    def shared_bytes(self):
+        """Of them what nobody has to read once more."""
+        return 2 * (self.batch - 1) * self.shared * self.kv_heads * self.head_dim * self.element
 
     @property
     def q_bytes(self):
@@ -63,7 +73,7 @@ class Case:
     @property
     def bytes(self):
         """Least traffic: queries and output, keys and values, each once."""
-        return 2 * self.q_bytes + self.kv_bytes
+        return 2 * self.q_bytes + self.kv_bytes - self.shared_bytes
 
     def floor(self, flops_per_second, bytes_per_second):
         """Seconds that no version is much below, and what it is that takes them."""
