@@ -19,9 +19,9 @@
 
 enum {
     ALIGNMENT = 256,
-    /* What has to be saved before keys are read by runs: a launch takes 3 to 4 us, in which so much
-     * is read. */
-    WORTH_BYTES = 16 << 20,
+    /* What all runs have to save before keys are read by them: a level takes 15 to 40 us, of which
+     * a good part are merges, and keys that are read again come from the L2, at some 7 TB/s. */
+    WORTH_BYTES = 160 << 20,
     WORTH_KEYS = 128, /* of a run */
     FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
@@ -239,12 +239,17 @@ int fi_find_kernel(const attn_metadata *metadata, const fi_group *group)
     return is_decode || rows <= SHORT_ROWS ? KERNEL_ATTEND : KERNEL_PREFILL;
 }
 
-int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
+/* Keys that all runs together have to save. */
+static int64_t worth_keys(const fi_group *group)
 {
     int64_t key_bytes = 2 * (int64_t)group->base.kv_heads * (group->base.dim + group->base.v_dim);
+    return group->cascade == CASCADE_AUTO ? WORTH_BYTES / key_bytes : 0;
+}
+
+int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
+{
     int levels = fi_num_levels(group, &metadata->plan.bounds);
-    if (group->cascade == CASCADE_AUTO && metadata->shared_keys >= 0 &&
-        metadata->shared_keys * key_bytes < WORTH_BYTES)
+    if (metadata->shared_keys >= 0 && metadata->shared_keys < worth_keys(group))
         return 0;
     return int_min(levels, metadata->prefixes.levels);
 }
@@ -302,29 +307,23 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .level = level,
                            .prefixes = metadata->prefixes};
     call->prefixes.levels = fi_planned_levels(metadata, group);
+    call->prefixes.worth = worth_keys(group);
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
     if (level >= 0)
         make_runs(&metadata->prefixes.level[level], &call->batch);
 }
 
-/* Keys that are not read once more: of each run by all of its sequences but one. */
 static int64_t count_shared_keys(const fi_prefixes *host)
 {
     int64_t keys = 0;
     for (int l = 0; l < host->levels; l++)
-        for (int r = 0; r < host->level[l].count; r++) {
-            const int *seqs = &host->level[l].seq_indptr[r];
-            if (seqs[1] - seqs[0] < 2)
-                continue;
-            plan_share share = plan_find_share(host, l + 1, seqs[0]);
-            if (share.levels >> l & 1)
-                keys += (int64_t)(seqs[1] - seqs[0] - 1) * (share.keys - share.before);
-        }
+        for (int r = 0; r < host->level[l].count; r++)
+            keys += plan_count_saved(host, l, r);
     return keys;
 }
 
 /* The hint, of which no more is taken than there is memory for. A graph launches what it was
- * captured with: levels that are not given later have no runs. */
+ * captured with: levels that are not given later, or not worth it then, have no tiles. */
 static void take_prefixes(attn_metadata *metadata, int is_first)
 {
     const attn_batch *batch = &metadata->plan.batch;

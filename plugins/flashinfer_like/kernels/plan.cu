@@ -2,7 +2,7 @@
  *
  * plan.cu: the kernels beside attention.
  *
- *   fi_plan_batch  one block: sequences -> tiles -> units before each tile -> starts of columns;
+ *   fi_plan_batch  one block: what shared prefixes are worth -> sequences -> tiles -> units before each tile -> starts of columns;
  *                  thread t has neighbouring sequences, and neighbouring tiles
  *   fi_save        new keys and values into the cache, where attention does not do it on the way
  */
@@ -42,17 +42,30 @@ static __device__ void share(int count, int *first, int *end)
     *end = min(count, *first + width);
 }
 
-static __device__ int plan_sequences(const fi_plan_call &p, i64 *room)
+/* Levels of shared prefixes that are worth it. */
+static __device__ int plan_levels(const fi_plan_call &p, i64 *room)
+{
+    i64 saved = 0, all;
+    if (p.prefixes.levels == 0)
+        return 0;
+    for (int l = 0; l < p.prefixes.levels; l++)
+        for (int r = (int)threadIdx.x; r < p.prefixes.level[l].count; r += FI_PLAN_THREADS)
+            saved += plan_count_saved(&p.prefixes, l, r);
+    sum_before(saved, room, &all);
+    return plan_choose_levels(&p, all);
+}
+
+static __device__ int plan_sequences(const fi_plan_call &p, int levels, i64 *room)
 {
     int seqs = index_num_seqs(&p.batch), first, end, tiles = 0;
     i64 all;
     share(seqs, &first, &end);
     for (int s = first; s < end; s++)
-        tiles += plan_count_tiles(&p, s);
+        tiles += plan_count_tiles(&p, levels, s);
     int at = (int)sum_before(tiles, room, &all);
     for (int s = first; s < end; s++) {
         p.first_tile[s] = at;
-        at += plan_count_tiles(&p, s);
+        at += plan_count_tiles(&p, levels, s);
     }
     if (threadIdx.x == 0)
         p.first_tile[seqs] = (int)all;
@@ -60,13 +73,13 @@ static __device__ int plan_sequences(const fi_plan_call &p, i64 *room)
     return (int)all;
 }
 
-static __device__ i64 plan_tiles(const fi_plan_call &p, int tiles, i64 *room)
+static __device__ i64 plan_tiles(const fi_plan_call &p, int levels, int tiles, i64 *room)
 {
     int first, end;
     i64 units = 0, all;
     share(tiles, &first, &end);
     for (int i = first; i < end; i++) {
-        fi_tile tile = plan_make_tile(&p, plan_deal(&p, tiles, i));
+        fi_tile tile = plan_make_tile(&p, levels, plan_deal(&p, tiles, i));
         p.tiles[i] = tile;
         units += plan_tile_units(&tile, p.unit);
     }
@@ -85,8 +98,9 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
     fi_plan_batch(const __grid_constant__ fi_plan_call p)
 {
     __shared__ i64 room[FI_PLAN_THREADS / 32];
-    int tiles = plan_sequences(p, room);
-    fi_plan plan = plan_make(&p, tiles, plan_tiles(p, tiles, room));
+    int levels = plan_levels(p, room);
+    int tiles = plan_sequences(p, levels, room);
+    fi_plan plan = plan_make(&p, tiles, plan_tiles(p, levels, tiles, room));
     if (threadIdx.x == 0)
         *p.plan = plan;
     for (int c = (int)threadIdx.x; c < p.columns; c += FI_PLAN_THREADS)

@@ -39,6 +39,24 @@ PORTABLE plan_share plan_find_share(const fi_prefixes *p, int count, int s)
     return share;
 }
 
+/* Keys that need not be read once more thanks to run r of a level: by all of its sequences but one.
+ */
+PORTABLE i64 plan_count_saved(const fi_prefixes *p, int level, int r)
+{
+    int first = index_int(p->level[level].seq_indptr, r);
+    int seqs = index_int(p->level[level].seq_indptr, r + 1) - first;
+    if (seqs < 2)
+        return 0;
+    plan_share share = plan_find_share(p, level + 1, first);
+    return share.levels >> level & 1 ? (i64)(seqs - 1) * (share.keys - share.before) : 0;
+}
+
+/* Levels that are worth it if all runs together save so many keys: all of them, or none. */
+PORTABLE int plan_choose_levels(const fi_plan_call *p, i64 saved)
+{
+    return saved >= p->prefixes.worth ? p->prefixes.levels : 0;
+}
+
 /* Run r of the level that is planned, by its first sequence. */
 PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
 {
@@ -47,17 +65,20 @@ PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-PORTABLE int plan_count_tiles(const fi_plan_call *p, int s)
+/* `levels`: of shared prefixes, those that are worth it. */
+PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 0, s, &q);
+    if (p->level >= levels)
+        return 0;
     if (p->level >= 0 && q.q_len > 0 && !(plan_find_run(p, s).levels >> p->level & 1))
         return 0;
     return (q.q_len * p->ratio + p->rows - 1) / p->rows;
 }
 
 /* Tile i of the batch, once first_tile is whole. */
-PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int i)
+PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
 {
     const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom};
     int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
@@ -68,8 +89,8 @@ PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int i)
     mask_outline(&rule, &p->batch, &q, tile.row0 / p->ratio, last / p->ratio, &tile.lo, &tile.hi);
     if (p->level >= 0) {
         tile.lo = plan_find_run(p, s).before;
-    } else if (p->prefixes.levels > 0) {
-        plan_share share = plan_find_share(&p->prefixes, p->prefixes.levels, s);
+    } else if (levels > 0) {
+        plan_share share = plan_find_share(&p->prefixes, levels, s);
         tile.lo = int_max(tile.lo, share.keys);
         tile.hi = int_max(tile.lo, tile.hi);
         tile.levels = share.levels;
@@ -119,11 +140,25 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
     return (int)(((u + 1) * columns - 1) / units);
 }
 
+/* Columns for runs. Of n columns that share an item, the last one merges n parts, one after the
+ * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least where
+ * n^2 = units * 16 / FI_MERGE. */
+PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
+{
+    i64 few = 1;
+    while (few < columns && few * few * FI_MERGE < units * items * 16)
+        few++;
+    return (int)few;
+}
+
 /* Units of a lane, and how many columns share them. */
 PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 {
-    fi_plan plan = {head_units * p->rounds, tiles, 0};
-    plan.columns = plan.units < p->columns ? (int)plan.units : p->columns;
+    fi_plan plan = {head_units * p->rounds, tiles, p->columns};
+    if (p->level >= 0)
+        plan.columns = plan_run_columns(p->columns, plan.units, (i64)tiles * p->rounds);
+    if (plan.units < plan.columns)
+        plan.columns = (int)plan.units;
     return plan;
 }
 
@@ -179,14 +214,18 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
 static inline void fi_plan_all(const fi_plan_call *p)
 {
     int seqs = index_num_seqs(&p->batch), tiles = 0;
-    i64 units = 0;
+    i64 units = 0, saved = 0;
+    for (int l = 0; l < p->prefixes.levels; l++)
+        for (int r = 0; r < p->prefixes.level[l].count; r++)
+            saved += plan_count_saved(&p->prefixes, l, r);
+    int levels = plan_choose_levels(p, saved);
     for (int s = 0; s < seqs; s++) {
         *PORTABLE_AT(p->first_tile + s) = tiles;
-        tiles += plan_count_tiles(p, s);
+        tiles += plan_count_tiles(p, levels, s);
     }
     *PORTABLE_AT(p->first_tile + seqs) = tiles;
     for (int i = 0; i < tiles; i++) {
-        fi_tile tile = plan_make_tile(p, plan_deal(p, tiles, i));
+        fi_tile tile = plan_make_tile(p, levels, plan_deal(p, tiles, i));
         *PORTABLE_AT(p->tiles + i) = tile;
         *PORTABLE_AT(p->before + i) = units;
         units += plan_tile_units(&tile, p->unit);

@@ -38,6 +38,7 @@ enum {
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
+    FI_MERGE = 24, /* merging a part of a run's item takes as long as so many 16ths of a unit */
     FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
@@ -63,7 +64,8 @@ typedef struct fi_runs {
 typedef struct fi_prefixes {
     fi_runs level[FI_LEVELS];
     int levels;
-    int least; /* keys that a level has to add for a run, to be worth its place */
+    int least;       /* keys that a level has to add for a run, to be worth its place */
+    long long worth; /* keys that all runs together have to save, to be worth their launches */
 } fi_prefixes;
 
 /* Where a column begins, how many units it does, and which of its items others have parts of: the

@@ -110,7 +110,9 @@ static void begin(test_case *t, uint64_t seed)
     memset(t, 0, sizeof *t);
     t->seed = mix_word(seed);
     t->seqs = between(t, 2, MAX_SEQS);
-    t->group = (fi_group){.shape = fi_find_shape(128, 128), .num_sms = 132};
+    t->group = (fi_group){.shape = fi_find_shape(128, 128),
+                          .num_sms = 132,
+                          .cascade = between(t, 0, 4) ? CASCADE_ALWAYS : CASCADE_AUTO};
     t->group.base = (cuda_group){.kv_heads = between(t, 1, 8),
                                  .ratio = between(t, 1, 16),
                                  .dim = 128,
@@ -183,6 +185,17 @@ static int check_keys(const test_case *t, const fi_plan_call *calls)
     return tiles;
 }
 
+/* Columns have all units of a lane, each once, and those that have any come first. */
+static void check_columns(const fi_plan_call *call)
+{
+    int64_t units = 0;
+    for (int c = 0; c < call->columns; c++) {
+        REQUIRE((call->starts[c].count > 0) == (c < call->plan->columns));
+        units += call->starts[c].count;
+    }
+    REQUIRE(units == call->plan->units);
+}
+
 /* What tiles of sequences are told to take up is what runs leave. */
 static void check_levels(const test_case *t, const fi_plan_call *calls)
 {
@@ -191,6 +204,8 @@ static void check_levels(const test_case *t, const fi_plan_call *calls)
         const fi_plan_call *call = &calls[level + 1];
         fi_plan_layout layout = fi_layout_runs(&t->group, &t->metadata.plan.bounds);
         REQUIRE(call->plan->tiles <= layout.most_tiles);
+        REQUIRE(call->plan->columns <= call->columns);
+        check_columns(call);
         for (int n = 0; n < call->plan->tiles; n++) {
             const fi_tile *tile = &call->tiles[n];
             int first = t->indptr[level][tile->seq], last = t->indptr[level][tile->seq + 1];
@@ -260,13 +275,56 @@ START_TEST(groups)
 }
 END_TEST
 
-/* A batch whose sequences share little is not worth another launch; a graph's, or one of unknown
- * lengths, is taken by the engine's word. */
+/* Few columns have parts of an item, since merging takes time for each: 4 units of a KV head by 2
+ * columns, 64 by 7, where 24 / 16 of a unit's time go to a part; never more than there are. */
+START_TEST(few_columns_share_a_run)
+{
+    ck_assert_int_eq(FI_MERGE, 24);
+    ck_assert_int_eq(plan_run_columns(132, 4, 1), 2);
+    ck_assert_int_eq(plan_run_columns(132, 64, 1), 7);
+    ck_assert_int_eq(plan_run_columns(132, 640, 10), 66); /* ten such items */
+    ck_assert_int_eq(plan_run_columns(16, 6400, 100), 16);
+    ck_assert_int_eq(plan_run_columns(132, 0, 0), 1);
+}
+END_TEST
+
+/* What the planner finds is not worth it has no tiles, in any of the plans: as if there were no
+ * levels. One key less to save, and it is. */
+START_TEST(the_planner_tells_what_is_worth_it)
+{
+    static test_case t;
+    fi_plan_call call;
+    int64_t saved = 0;
+    begin(&t, 1);
+    for (int level = 0; level < t.levels; level++)
+        for (int r = 0; r < t.metadata.prefixes.level[level].count; r++)
+            saved += plan_count_saved(&t.metadata.prefixes, level, r);
+    ck_assert_int_gt(saved, 0);
+    for (int is_worth = 0; is_worth < 2; is_worth++) {
+        int tiles = 0, taken = 0;
+        for (int level = t.levels - 1; level >= -1; level--) {
+            fi_plan_of(&t.metadata, 0, level, &call);
+            call.prefixes.worth = saved + !is_worth;
+            fi_plan_all(&call);
+            tiles += level >= 0 ? call.plan->tiles : 0;
+        }
+        for (int n = 0; n < call.plan->tiles; n++)
+            taken += call.tiles[n].levels != 0;
+        ck_assert_int_eq(tiles > 0, is_worth);
+        ck_assert_int_eq(taken > 0, is_worth);
+    }
+    end(&t);
+}
+END_TEST
+
+/* A batch whose sequences share little is not worth another launch; of a graph's, or one of unknown
+ * lengths, the planner tells. */
 START_TEST(little_is_not_worth_it)
 {
     static test_case t;
     begin(&t, 1);
-    int64_t bytes = 2 * (int64_t)t.group.base.kv_heads * 256, worth = (16 << 20) / bytes;
+    t.group.cascade = CASCADE_AUTO;
+    int64_t bytes = 2 * (int64_t)t.group.base.kv_heads * 256, worth = (160 << 20) / bytes;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     t.metadata.shared_keys = worth;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
@@ -285,6 +343,8 @@ static Suite *suite(void)
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, every_key_once);
     tcase_add_test(tc, groups);
+    tcase_add_test(tc, few_columns_share_a_run);
+    tcase_add_test(tc, the_planner_tells_what_is_worth_it);
     tcase_add_test(tc, little_is_not_worth_it);
     suite_add_tcase(s, tc);
     return s;
