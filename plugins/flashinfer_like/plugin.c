@@ -2,39 +2,9 @@
  *
  * plugin.c: flashinfer_like: what it is called, and the one exported function.
  */
-#include "plugins/flashinfer_like/flashinfer_like.h"
+#include "plugins/common/cuda/planned/planned.h"
 
 #include "plugins/common/plugin_entry.h"
-
-#include <string.h>
-
-/* ---- Options --------------------------------------------------------------------------------- */
-
-static const char *const cascades[CASCADE_COUNT] = {
-    [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
-
-static const attn_option options_declared[] = {
-    {.struct_size = sizeof(attn_option),
-     .type = ATTN_OPTION_ENUM,
-     .key = "cascade",
-     .default_text = "auto",
-     .min = 1,
-     .num_choices = CASCADE_COUNT,
-     .choices = cascades,
-     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all of "
-            "them; auto = where that saves more than it costs"},
-};
-
-int fi_read_cascade(const attn_options *given)
-{
-    int cascade = CASCADE_AUTO;
-    for (uint32_t i = 0; given && i < given->num_values; i++) {
-        const attn_option_value *value = attn_at(given->values, i);
-        if (strcmp(value->key, "cascade") == 0)
-            cascade = (int)value->integer;
-    }
-    return cascade;
-}
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
@@ -53,14 +23,14 @@ static const attn_backend_ops ops = {
     .get_extension = attn_util_no_extension,
 };
 
-const attn_backend_type flashinfer_like_type = {
+static const attn_backend_type flashinfer_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .name = "flashinfer_like",
     .doc = "paged softmax attention, planned and balanced for any mix of lengths, bf16 and fp16",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
-    .num_options = sizeof options_declared / sizeof options_declared[0],
-    .options = options_declared,
+    .num_options = FI_NUM_OPTIONS,
+    .options = fi_options,
     .ops = &ops,
     .query = fi_query,
     .create = fi_create,

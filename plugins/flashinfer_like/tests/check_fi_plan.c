@@ -5,8 +5,8 @@
  * another, no two parts in one place, nothing written where nobody gave memory.
  */
 #include "host/base/mix.h"
-#include "plugins/flashinfer_like/flashinfer_like.h"
-#include "plugins/flashinfer_like/kernels/walk.cuh"
+#include "plugins/common/cuda/planned/planned.h"
+#include "plugins/common/cuda/planned/kernels/walk.cuh"
 #include "tests/tools/test_main.h"
 
 enum {

@@ -5,8 +5,8 @@
  * they are told to have.
  */
 #include "host/base/mix.h"
-#include "plugins/flashinfer_like/flashinfer_like.h"
-#include "plugins/flashinfer_like/kernels/plan.cuh"
+#include "plugins/common/cuda/planned/planned.h"
+#include "plugins/common/cuda/planned/kernels/plan.cuh"
 #include "tests/tools/test_main.h"
 
 enum {

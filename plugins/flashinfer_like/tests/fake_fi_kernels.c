@@ -28,8 +28,8 @@ static void *look_up(const void *address, size_t bytes)
 #include "host/base/dtype.h"
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/softmax.cuh"
-#include "plugins/flashinfer_like/kernels/shapes.h"
-#include "plugins/flashinfer_like/kernels/walk.cuh"
+#include "plugins/common/cuda/planned/kernels/shapes.h"
+#include "plugins/common/cuda/planned/kernels/walk.cuh"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,0 +1,915 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend.cuh: tiles of 16 rows against any keys, for decode and short queries: bound by how fast
+ * keys come.
+ *
+ *   products  teams of four warps: of a unit of 64 keys, warp w has keys 16 w to 16 w + 15
+ *   copies    one team or two: the same keys and their values, `stages` units ahead
+ *
+ * Teams take units in turn. A block goes through its units (plan.h) one after the other. The warps
+ * that copy look up pages and start copies, across the ends of items; what is there they never look
+ * at. The warps that multiply wait for a unit and are done with it, each by itself. At the end of
+ * an item their sums become one: the output, or, where other blocks have parts of the item, a part
+ * of it in device memory; the last of these blocks merges the parts, in their order, so that
+ * results are the same each time.
+ *
+ * What a multiprocessor does for a unit of D 128, bf16: 32 KiB come in some 1860 cycles, at 4.6
+ * TB/s. The products of a warp take 1120 of them, most of it latency. To look up a page and to
+ * start its four boxes of the copy engine, one page at a time, takes a warp 1500: so boxes go in
+ * runs. To copy the same keys row by row, as small pages and keys that are not in the cache need
+ * it, takes 1900: that is why two warps take turns. An fp8 cache has half of the bytes, and needs
+ * two teams that multiply instead.
+ *
+ * fp8 keys become f16, exactly, on their way from shared memory to the products. Queries become f16
+ * too: each row is multiplied by a power of two that has its largest element near 2^15, so that
+ * nothing of them is lost that fp32 sums would have kept. Values become what queries are, since
+ * probabilities are rounded to that. Scales of keys are part of the scores' factor, those of values
+ * are applied at the item's end.
+ */
+#ifndef FLASHINFER_LIKE_ATTEND_CUH
+#define FLASHINFER_LIKE_ATTEND_CUH
+
+#include "plugins/common/cuda/planned/kernels/feed.cuh"
+#include "plugins/common/cuda/planned/kernels/shapes.h"
+
+#define PASS_ROWS 4 /* that warps exchange at a time */
+
+/* teams: that multiply in turn. copiers: teams that copy in turn. half: queries are of fp16, else
+ * of bf16; so is the cache, or it is quantised. */
+template <int dim_, int v_dim_, int stages_, int teams_, int copiers_, bool half_, bool quantised_>
+struct attend_shape {
+    static constexpr int dim = dim_;
+    static constexpr int v_dim = v_dim_;
+    static constexpr int stages = stages_;
+    static constexpr int teams = teams_;
+    static constexpr int copiers = copiers_;
+    static constexpr bool half = half_;
+    static constexpr bool quantised = quantised_;
+    static constexpr int warps = teams * WARPS; /* that multiply */
+    /* More than all were launched with is not to be had, and who asks for it waits for ever. */
+    static constexpr int copy_registers = teams == 1 ? 112 : 88;
+    static constexpr int product_registers = teams == 1 ? 240 : 208;
+    static constexpr int size = quantised ? 1 : 2; /* bytes of an element */
+    static constexpr int panel = 128 / size;       /* elements of a row that lie side by side */
+    static constexpr int k_bytes = (dim + panel - 1) / panel * PANEL_BYTES; /* of a group */
+    static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
+    /* Probabilities are worked with times 2^lift where they become f16, which has few small
+     * numbers. */
+    static constexpr int lift = half ? 15 : 0;
+    static constexpr int stage_bytes = WARPS * (k_bytes + v_bytes);
+    /* Queries of more than 128 dimensions stay in shared memory: registers are for the sums. Their
+     * rows lie 16 bytes more apart than they are long, for the banks. */
+    static constexpr bool q_in_shared = dim > 128;
+    static constexpr int q_stride = dim * 2 + 16;
+    static constexpr int q_at = stages * stage_bytes;
+    static constexpr int backs_at = q_at + (q_in_shared ? FI_ROWS * q_stride : 0);
+    static constexpr int exchange_at = backs_at + (q_in_shared && quantised ? FI_ROWS * 4 : 0);
+    static constexpr int exchange_stride = v_dim + 4;
+    static constexpr int tops_at = exchange_at + warps * PASS_ROWS * exchange_stride * 4;
+    static constexpr int barriers_at = tops_at + 2 * warps * FI_ROWS * 4 + 16;
+    static constexpr int shared_bytes = barriers_at + 2 * stages * 8;
+    static constexpr int merged = v_dim > 128 ? 4 : 8; /* parts of an item, at a time */
+
+    static_assert(dim % 32 == 0 && v_dim % 32 == 0, "rows are copied by whole warps");
+    static_assert(teams * product_registers + copiers * copy_registers <=
+                      65536 / 128 / (teams + copiers) / 8 * 8 * (teams + copiers),
+                  "registers");
+    static_assert(stages >= 2, "one is read while another comes");
+    static_assert(FI_KEYS == WARPS * GROUP_KEYS, "each warp has a group of a unit");
+};
+
+/* A place in the ring of stages, and which round of it. */
+struct ring {
+    int stage;
+    u32 parity;
+};
+
+template <typename S> static __device__ __forceinline__ void ring_next(ring &r)
+{
+    r.parity ^= r.stage + 1 == S::stages;
+    r.stage = r.stage + 1 == S::stages ? 0 : r.stage + 1;
+}
+
+template <typename S> static __device__ __forceinline__ u32 full_barrier(char *shared, int stage)
+{
+    return shared_address(shared) + S::barriers_at + stage * 8;
+}
+
+template <typename S> static __device__ __forceinline__ u32 empty_barrier(char *shared, int stage)
+{
+    return shared_address(shared) + S::barriers_at + (S::stages + stage) * 8;
+}
+
+/* ---- Copies -----------------------------------------------------------------------------------
+ */
+
+/* How many of this team's units of the item, from the one at hand on, are boxes of the cache. */
+template <typename S>
+static __device__ __forceinline__ int count_boxes(const fi_call &c, const feed &f)
+{
+    int units = min(f.at.left, f.at.units - f.at.unit);
+    int room = f.q.first_new - GROUP_KEYS - cursor_key(f.at); /* keys that a box may begin after */
+    if (!c.has_maps || room < 0)
+        return 0;
+    return (min(units, room / FI_KEYS + 1) + S::copiers - 1) / S::copiers;
+}
+
+/* A run of them. Nothing is asked for each that is the same for all: a warp takes some five cycles
+ * an instruction, and those who multiply want to issue theirs. A lane looks up one of 32 units. */
+template <typename S>
+static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int run, ring &r,
+                                                  char *shared)
+{
+    int lane = (int)threadIdx.x & 31, head = f.at.head;
+    int key = cursor_key(f.at) + lane * S::copiers * FI_KEYS;
+    u32 keys = shared_address(shared) + warp_part() * S::k_bytes;
+    u32 values = shared_address(shared) + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+#pragma unroll 1
+    for (int first = 0; first < run; first += 32, key += 32 * S::copiers * FI_KEYS) {
+        int entry = first + lane < run ? *find_entry(c, f.q, key) : 0;
+        int offset = box_offset(c, key);
+#pragma unroll 1
+        for (int i = 0; i < min(32, run - first); i++) {
+            int page = __shfl_sync(~0u, entry, i), at = __shfl_sync(~0u, offset, i);
+            u32 full = full_barrier<S>(shared, r.stage), stage = r.stage * S::stage_bytes;
+            barrier_wait(empty_barrier<S>(shared, r.stage), r.parity);
+            if (lane == 0) {
+                barrier_arrive_expect(full, S::k_bytes + S::v_bytes);
+#pragma unroll
+                for (int d = 0; d < S::dim; d += S::panel)
+                    tensor_load(keys + stage + d / S::panel * PANEL_BYTES, &c.k_map, full, d, at,
+                                head, page);
+#pragma unroll
+                for (int d = 0; d < S::v_dim; d += S::panel)
+                    tensor_load(values + stage + d / S::panel * PANEL_BYTES, &c.v_map, full, d, at,
+                                head, page);
+            }
+            __syncwarp();
+            for (int team = 0; team < S::copiers; team++)
+                ring_next<S>(r);
+        }
+    }
+    f.at.unit += (run - 1) * S::copiers;
+    f.at.left -= (run - 1) * S::copiers;
+    for (int team = 0; team < S::copiers; team++)
+        feed_next(c, f);
+}
+
+/* All that a warp copies. Pages are looked up a unit before they are needed. */
+template <typename S>
+static __device__ __forceinline__ void copy_units(const fi_call &c, const cursor &at, char *shared)
+{
+    ring r = {0, 1}; /* the first round finds all stages free */
+    feed f = {at};
+    index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &f.q);
+    for (int team = (int)threadIdx.x / (WARPS * 32) - S::teams; team > 0; team--) {
+        feed_next(c, f);
+        ring_next<S>(r);
+    }
+    feed_look_up<S>(c, f);
+    feed_prefetch<S>(c, f);
+    grid_wait();
+    PROFILE_BEGIN;
+#pragma unroll 1
+    while (f.at.left > 0) {
+        PROFILE_UNIT;
+        int run = count_boxes<S>(c, f);
+        if (run > 0) {
+            copy_boxes<S>(c, f, run, r, shared);
+            feed_look_up<S>(c, f);
+            continue;
+        }
+        feed next = f;
+        for (int team = 0; team < S::copiers; team++)
+            feed_next(c, next);
+        feed_look_up<S>(c, next);
+        PROFILE(0);
+        barrier_wait(empty_barrier<S>(shared, r.stage), r.parity);
+        PROFILE(1);
+        feed_start<S>(c, f, shared + r.stage * S::stage_bytes, full_barrier<S>(shared, r.stage));
+        PROFILE(2);
+        for (int team = 0; team < S::copiers; team++)
+            ring_next<S>(r);
+        f = next;
+    }
+    PROFILE_END("copies");
+}
+
+/* ---- An item ----------------------------------------------------------------------------------
+ */
+
+/* What a warp holds of an item: its rows' queries, and what they came to. */
+template <typename S> struct item {
+    index_sequence q;
+    int all_lo,
+        all_hi; /* keys that every row sees; none, if there is more to a logit than a product */
+    u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
+    float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
+    float top[2];                       /* of rows lane / 4 and that + 8, in units of log 2 */
+    float sum[2];                       /* this lane's part */
+    float out[S::v_dim / 8][4];
+};
+
+/* The rows' queries as operand `a`, from device memory. */
+template <typename S>
+static __device__ __forceinline__ void take_queries(const fi_call &c, const cursor &at, item<S> &it,
+                                                    char *shared)
+{
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    if (S::q_in_shared) {
+        named_sync(1, S::warps * 32); /* the item before is done with its own */
+        for (int i = (int)threadIdx.x; i < FI_ROWS * S::dim / 2; i += S::warps * 32) {
+            i64 row;
+            int head, r = i / (S::dim / 2), d = i % (S::dim / 2);
+            find_row(c, it.q, at, at.head, min(r, last), &row, &head);
+            const char *from =
+                (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
+            *(u32 *)(shared + S::q_at + r * S::q_stride + d * 4) = load_pair(from + d * 4, aligned);
+        }
+        named_sync(1, S::warps * 32);
+        return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head;
+        find_row(c, it.q, at, at.head, min(h * 8 + lane / 4, last), &row, &head);
+        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                           head * c.operands.q_head + (lane & 3) * 4;
+#pragma unroll
+        for (int d = 0; d < S::dim / 16; d++) {
+            it.a[S::q_in_shared ? 0 : d][h] = load_pair(from + d * 32, aligned);
+            it.a[S::q_in_shared ? 0 : d][h + 2] = load_pair(from + d * 32 + 16, aligned);
+        }
+    }
+}
+
+/* The power of two that brings a row whose largest magnitude is `most` to 2^14 .. 2^15; `back` is
+ * its inverse. */
+static __device__ __forceinline__ float find_lift(float most, float *back)
+{
+    u32 exponent = max(f32_bits(most) >> 23, 15u);
+    *back = bits_f32((exponent - 14) << 23);
+    return bits_f32((268 - exponent) << 23);
+}
+
+template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 pair)
+{
+    if (S::half)
+        return unpack_half(pair);
+    return make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
+}
+
+/* The same for keys of fp8. A lane's four codes of a row are two pairs of neighbours, so of 16
+ * dimensions it has 4 t to 4 t + 3 where it would have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: the
+ * queries are put in that order. */
+template <typename S>
+static __device__ __forceinline__ void lift_queries(const fi_call &c, const cursor &at, item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    float scale = c.scale * k_scale_of(c, at.head);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head;
+        float most = 0.0f, back;
+        find_row(c, it.q, at, at.head, min(h * 8 + lane / 4, last), &row, &head);
+        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                           head * c.operands.q_head + (lane & 3) * 8;
+#pragma unroll
+        for (int n = 0; n < S::dim / 8; n++) {
+            u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
+            pair = load_pair(from + n / 2 * 32 + n % 2 * 4, aligned);
+            float2 x = unpack_query<S>(pair);
+            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+        float lift = find_lift(softmax_quad_max(most), &back);
+        it.factor[S::quantised ? h : 0] = back * scale;
+#pragma unroll
+        for (int n = 0; n < S::dim / 8; n++) {
+            u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
+            float2 x = unpack_query<S>(pair);
+            pair = pack_pair<true>(x.x * lift, x.y * lift);
+        }
+    }
+}
+
+/* That in shared memory: a row by a warp. */
+template <typename S>
+static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, const cursor &at,
+                                                           item<S> &it, char *shared)
+{
+    constexpr int pairs = S::dim / 2;
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    float scale = c.scale * k_scale_of(c, at.head);
+    float *backs = (float *)(shared + S::backs_at);
+    named_sync(1, S::warps * 32); /* the item before is done with its own */
+#pragma unroll 1
+    for (int r = (int)threadIdx.x / 32; r < FI_ROWS; r += S::warps) {
+        i64 row;
+        int head;
+        float most = 0.0f, back;
+        u32 mine[pairs / 32];
+        find_row(c, it.q, at, at.head, min(r, last), &row, &head);
+        const char *from =
+            (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
+#pragma unroll
+        for (int n = 0; n < pairs / 32; n++) {
+            mine[n] = load_pair(from + (n * 32 + lane) * 4, aligned);
+            float2 x = unpack_query<S>(mine[n]);
+            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+        float lift = find_lift(softmax_warp_max(most), &back);
+#pragma unroll
+        for (int n = 0; n < pairs / 32; n++) {
+            int d = n * 32 + lane; /* pair d % 8 of 16 dimensions, and where it goes */
+            int to = d / 8 * 8 + d % 2 * 4 + d % 8 / 2;
+            float2 x = unpack_query<S>(mine[n]);
+            *(u32 *)(shared + S::q_at + r * S::q_stride + to * 4) =
+                pack_pair<true>(x.x * lift, x.y * lift);
+        }
+        if (lane == 0)
+            backs[r] = back * scale;
+    }
+    named_sync(1, S::warps * 32);
+    for (int h = 0; h < 2; h++)
+        it.factor[S::quantised ? h : 0] = backs[h * 8 + lane / 4];
+}
+
+/* What of an item the plan and the batch tell. */
+template <typename S>
+static __device__ __forceinline__ void item_find(const fi_call &c, const cursor &at, item<S> &it)
+{
+    index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &it.q);
+}
+
+template <typename S>
+static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor &at, item<S> &it,
+                                                  char *shared)
+{
+    mask_rule rule = rule_of(c);
+    int ignored;
+    int last = at.tile.row0 + item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    mask_positions(&rule, it.q.prefix_len + last / c.ratio, &it.all_lo, &ignored);
+    mask_positions(&rule, it.q.prefix_len + at.tile.row0 / c.ratio, &ignored, &it.all_hi);
+    it.all_hi = min(it.all_hi, at.tile.hi);
+    if (c.custom || c.cap != 0 || c.operands.slopes)
+        it.all_hi = 0;
+    if constexpr (!S::quantised)
+        take_queries<S>(c, at, it, shared);
+    else if constexpr (S::q_in_shared)
+        lift_queries_shared<S>(c, at, it, shared);
+    else
+        lift_queries<S>(c, at, it);
+    for (int h = 0; h < 2; h++) {
+        it.top[h] = SOFTMAX_EMPTY;
+        it.sum[h] = 0.0f;
+    }
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            it.out[d][e] = 0.0f;
+}
+
+/* ---- A group of keys --------------------------------------------------------------------------
+ */
+
+/* score[j]: products of the rows with keys 8j to 8j + 7. */
+template <typename S>
+static __device__ __forceinline__ void score_keys(const item<S> &it, const char *shared,
+                                                  const char *k, float (&score)[2][4])
+{
+    int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
+    u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
+    float odd[2][4] = {}; /* two sums for each: half as many products wait for one another */
+#pragma unroll
+    for (int d = 0; d < S::dim / 16; d++) {
+        u32 a[4], b[4];
+        if (S::q_in_shared)
+            load_matrices(a, queries + d * 32);
+        for (int n = 0; n < 4 && !S::q_in_shared; n++)
+            a[n] = it.a[S::q_in_shared ? 0 : d][n];
+        load_matrices(b, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        multiply<S::half>(d % 2 ? odd[0] : score[0], a, b[0], b[1]);
+        multiply<S::half>(d % 2 ? odd[1] : score[1], a, b[2], b[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] += odd[n / 4][n % 4];
+}
+
+/* The same of fp8: a matrix has 16 dimensions of 8 keys. */
+template <typename S>
+static __device__ __forceinline__ void score_codes(const item<S> &it, const char *shared,
+                                                   const char *k, float (&score)[2][4])
+{
+    int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
+    u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
+    float odd[2][4] = {};
+#pragma unroll
+    for (int d = 0; d < S::dim / 32; d++) {
+        u32 codes[4];
+        load_matrices(codes, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 a[4], low, high;
+            if (S::q_in_shared)
+                load_matrices(a, queries + d * 64 + half * 32);
+            for (int n = 0; n < 4 && !S::q_in_shared; n++)
+                a[n] = it.a[S::q_in_shared ? 0 : d * 2 + half][n];
+            widen_codes(codes[half], low, high);
+            multiply<true>(half ? odd[0] : score[0], a, low, high);
+            widen_codes(codes[2 + half], low, high);
+            multiply<true>(half ? odd[1] : score[1], a, low, high);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] += odd[n / 4][n % 4];
+}
+
+/* Scores, already scaled, to logits of what is seen. Returns which: bit 2j + e for key e of this
+ * lane's two of the j-th 8. */
+template <typename S>
+static __device__ u32 hide_keys(const fi_call &c, const cursor &at, const item<S> &it,
+                                float (&score)[2][4])
+{
+    mask_rule rule = rule_of(c);
+    int lane = (int)threadIdx.x & 31, from = cursor_key(at);
+    u32 seen = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mask_view view;
+        int row = at.tile.row0 + h * 8 + lane / 4;
+        int there = row < it.q.q_len * c.ratio;
+        mask_find_view(&rule, &c.batch, &it.q, at.tile.seq, there ? row / c.ratio : -1, &view);
+        const float *slopes = there ? c.operands.slopes : 0;
+        float slope = slopes ? slopes[at.head * c.ratio + row % c.ratio] : 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
+            bool sees = mask_sees(&rule, &c.batch, &it.q, &view, key, at.tile.hi);
+            float &x = score[n / 2][h * 2 + n % 2];
+            int position = sees ? mask_key_position(&rule, &c.batch, &it.q, key) : key;
+            x = softmax_logit(x, c.cap, slopes != 0, slope,
+                              fabsf((float)(view.position - position)));
+            x = sees ? x : SOFTMAX_EMPTY;
+            seen |= sees ? 1u << n : 0;
+        }
+    }
+    /* What any row of the warp sees. */
+    seen |= __shfl_xor_sync(~0u, seen, 4);
+    seen |= __shfl_xor_sync(~0u, seen, 8);
+    return seen | __shfl_xor_sync(~0u, seen, 16);
+}
+
+/* Logits become probabilities by the largest so far; what was summed up follows it. */
+template <typename S>
+static __device__ __forceinline__ void weigh_keys(float (&score)[2][4], item<S> &it)
+{
+    float shrink[2];
+    bool grown = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
+                           fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
+        float top = fmaxf(it.top[h], softmax_quad_max(here)), base = softmax_base(top);
+        shrink[h] = softmax_exp2(it.top[h] - base);
+        grown |= top != it.top[h];
+        it.top[h] = top;
+        it.sum[h] *= shrink[h];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float &x = score[n / 2][h * 2 + n % 2];
+            x = softmax_exp2(x - (base - S::lift));
+            it.sum[h] += x;
+        }
+    }
+    if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+#pragma unroll
+        for (int d = 0; d < S::v_dim / 8; d++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                it.out[d][e] *= shrink[e / 2];
+    }
+}
+
+/* Probabilities as operand `a`, and all bits of the keys that some row sees, two keys in each. Of
+ * the values of the others, which may be anything, nothing is left: 0 times NaN is NaN. */
+struct weights {
+    u32 p[4], kept[2];
+};
+
+template <typename S>
+static __device__ __forceinline__ weights round_weights(const float (&score)[2][4], u32 seen)
+{
+    weights w;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        w.p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        w.kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
+    return w;
+}
+
+/* out += probabilities x values. */
+template <typename S>
+static __device__ __forceinline__ void add_values(const weights &w, const char *v, item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 16; d++) {
+        u32 b[4];
+        load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        multiply<S::half>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
+        multiply<S::half>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
+    }
+}
+
+/* Two codes of e4m3 from f16 to bf16, which has all of their values too. */
+static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
+{
+    float2 x = unpack_half(pair);
+    return pack_pair<false>(x.x, x.y);
+}
+
+/* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
+ * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
+template <typename S>
+static __device__ __forceinline__ void add_codes(const weights &w, const char *v, item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 32; d++) {
+        u32 codes[4];
+        load_matrices_transposed(codes, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            u32 even[2], odd[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                widen_codes(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j], odd[j]);
+                if (!S::half) {
+                    even[j] = half_to_bf16(even[j]);
+                    odd[j] = half_to_bf16(odd[j]);
+                }
+            }
+            multiply<S::half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
+            multiply<S::half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
+        }
+    }
+}
+
+template <typename S>
+static __device__ __forceinline__ void attend_group(const fi_call &c, const cursor &at, item<S> &it,
+                                                    const char *shared, const char *stage)
+{
+    float score[2][4] = {};
+    int from = cursor_key(at);
+    u32 seen = 15;
+    const char *k = stage + warp_part() * S::k_bytes;
+    const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+    if constexpr (S::quantised)
+        score_codes<S>(it, shared, k, score);
+    else
+        score_keys<S>(it, shared, k, score);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
+    if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
+        seen = hide_keys<S>(c, at, it, score);
+    weigh_keys<S>(score, it);
+    const weights w = round_weights<S>(score, seen);
+    if constexpr (S::quantised)
+        add_codes<S>(w, v, it);
+    else
+        add_values<S>(w, v, it);
+}
+
+/* ---- Results ----------------------------------------------------------------------------------
+ */
+
+/* Levels whose runs have left something for the item's rows: none over fp8. */
+template <typename S> static __device__ __forceinline__ int shared_levels(const cursor &at)
+{
+    return S::quantised ? 0 : at.tile.levels;
+}
+
+/* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
+template <typename S>
+static __device__ __forceinline__ void
+finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
+           const float *exchange, const float *tops, const parts *shared_by)
+{
+    i64 row;
+    int head;
+    find_row(c, it.q, at, at.head, r, &row, &head);
+    float sink = shared_by ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
+    int levels = shared_by ? 0 : shared_levels<S>(at);
+    for (int w = 0; w < S::warps; w++)
+        top = fmaxf(top, tops[w * FI_ROWS + r]);
+    for (int l = 0; levels >> l; l++)
+        if (levels >> l & 1)
+            top = fmaxf(top, c.prior_row[prior_slot(c, l, row, head) * 2]);
+    float base = softmax_base(top), total = softmax_exp2(sink - base);
+    float4 x = {0, 0, 0, 0};
+    for (int w = 0; w < S::warps; w++) {
+        float weight = softmax_exp2(tops[w * FI_ROWS + r] - base);
+        const float4 y =
+            *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
+        total += weight * tops[(S::warps + w) * FI_ROWS + r];
+        x.x += weight * y.x;
+        x.y += weight * y.y;
+        x.z += weight * y.z;
+        x.w += weight * y.w;
+    }
+    for (int l = 0; levels >> l; l++) {
+        if (!(levels >> l & 1))
+            continue;
+        i64 slot = prior_slot(c, l, row, head);
+        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
+        const float4 y = *(const float4 *)(c.prior + slot * S::v_dim + d);
+        float weight = softmax_exp2(numbers.x - base);
+        total += weight * numbers.y;
+        x.x += weight * y.x;
+        x.y += weight * y.y;
+        x.z += weight * y.z;
+        x.w += weight * y.w;
+    }
+    if (shared_by) {
+        i64 slot = (i64)shared_by->mine * FI_ROWS + r;
+        *(float4 *)(c.partial + slot * S::v_dim + d) = x;
+        if (d == 0)
+            *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
+        return;
+    }
+    softmax_row end = {top, total};
+    float factor = softmax_end(&end);
+    store_four(c, out_row(c, row, head), d,
+               make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor));
+    if (d == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
+/* Row r of an item that blocks share, by a warp: a lane has a part's numbers, and every 32nd
+ * column. The numbers and sums of several parts are on their way together, as each wait costs as
+ * much as a unit of keys. */
+template <typename S>
+static __device__ void merge_row(const fi_call &c, const parts &p, int levels, int r, i64 row,
+                                 int head)
+{
+    constexpr int columns = S::v_dim / 32;
+    int lane = (int)threadIdx.x & 31;
+    float sink = sink_of(c, head), top = sink, total = 0.0f, x[columns] = {};
+    if (lane == 0)
+        total = softmax_exp2(sink - softmax_base(sink));
+    auto row_of = [&](int i) { return part_slot(p, i) * FI_ROWS + r; };
+    for (int begin = 0; begin < p.count; begin += S::merged) {
+        int here = min(S::merged, p.count - begin);
+        float y[S::merged][columns];
+        float2 numbers = {SOFTMAX_EMPTY, 0.0f};
+        if (lane < here)
+            numbers = __ldcg((const float2 *)(c.partial_row + row_of(begin + lane) * 2));
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            const float *from = c.partial + row_of(begin + min(i, here - 1)) * S::v_dim + lane;
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                y[i][n] = __ldcg(from + n * 32);
+        }
+        float higher = fmaxf(top, softmax_warp_max(numbers.x)), base = softmax_base(higher);
+        float shrink = softmax_exp2(top - base), share = softmax_exp2(numbers.x - base);
+        top = higher;
+        total = total * shrink + share * numbers.y;
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            x[n] *= shrink;
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            float weight = __shfl_sync(~0u, share, i);
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                x[n] += i < here ? weight * y[i][n] : 0.0f;
+        }
+    }
+    for (int l = 0; levels >> l; l++) {
+        if (!(levels >> l & 1))
+            continue;
+        i64 slot = prior_slot(c, l, row, head);
+        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
+        float higher = fmaxf(top, numbers.x), base = softmax_base(higher);
+        float shrink = softmax_exp2(top - base), weight = softmax_exp2(numbers.x - base);
+        top = higher;
+        total = total * shrink + (lane == 0 ? weight * numbers.y : 0.0f);
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            x[n] = x[n] * shrink + weight * c.prior[slot * S::v_dim + n * 32 + lane];
+    }
+    softmax_row end = {top, softmax_warp_sum(total)};
+    float factor = softmax_end(&end);
+#pragma unroll
+    for (int n = 0; n < columns; n++)
+        element_store(c.out_dtype, out_row(c, row, head), n * 32 + lane, x[n] * factor);
+    if (lane == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
+/* Leave the block's part of an item; the last one merges them. */
+template <typename S>
+static __device__ void merge_parts(const fi_call &c, const cursor &at, const item<S> &it,
+                                   const parts &p, int rows, int *is_last)
+{
+    if (threadIdx.x == 0) {
+        *is_last = add_acq_rel(p.counter, 1) == p.count - 1;
+        if (*is_last)
+            *p.counter = 0;
+    }
+    named_sync(1, S::warps * 32);
+    if (!*is_last)
+        return;
+    __threadfence();
+    for (int r = (int)threadIdx.x / 32; r < rows; r += S::warps) {
+        i64 row;
+        int head;
+        find_row(c, it.q, at, at.head, r, &row, &head);
+        merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
+    }
+}
+
+/* A lane's part of row lane / 4 + 8 h. */
+template <typename S>
+static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, float *row,
+                                                    float factor)
+{
+    int quarter = (int)threadIdx.x & 3;
+    if constexpr (S::quantised) {
+#pragma unroll
+        for (int n = 0; n < S::v_dim / 16; n++) {
+            const float(&even)[4] = it.out[n * 2], (&odd)[4] = it.out[n * 2 + 1];
+            *(float4 *)(row + n * 16 + quarter * 4) =
+                make_float4(even[h * 2] * factor, odd[h * 2] * factor, even[h * 2 + 1] * factor,
+                            odd[h * 2 + 1] * factor);
+        }
+    } else {
+#pragma unroll
+        for (int d = 0; d < S::v_dim / 8; d++)
+            *(float2 *)(row + d * 8 + quarter * 2) =
+                make_float2(it.out[d][h * 2] * factor, it.out[d][h * 2 + 1] * factor);
+    }
+}
+
+/* The block's part of an item has ended; `at` is its last unit. `is_first`: it is the block's
+ * first. */
+template <typename S>
+static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &at,
+                                                const fi_start &start, bool is_first, item<S> &it,
+                                                char *shared)
+{
+    float *exchange = (float *)(shared + S::exchange_at), *tops = (float *)(shared + S::tops_at);
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
+    int rows = item_rows(c, it.q, at.tile, FI_ROWS);
+    bool whole = walk_has_whole(&at, &start, is_first);
+    const parts p = find_parts(c, start, is_first);
+    constexpr float unlift = 1.0f / (1 << S::lift);
+    float out_factor = S::quantised ? unlift * v_scale_of(c, at.head) : unlift;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float total = softmax_quad_sum(it.sum[h]);
+        int r = h * 8 + lane / 4;
+        if ((lane & 3) == 0) {
+            tops[warp * FI_ROWS + r] = it.top[h];
+            tops[(S::warps + warp) * FI_ROWS + r] = total * unlift;
+        }
+    }
+    for (int first = 0; first < rows; first += PASS_ROWS) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = h * 8 + lane / 4 - first;
+            if (r < 0 || r >= PASS_ROWS)
+                continue;
+            exchange_row<S>(it, h, exchange + (warp * PASS_ROWS + r) * S::exchange_stride,
+                            out_factor);
+        }
+        named_sync(1, S::warps * 32);
+        for (int i = (int)threadIdx.x; i < PASS_ROWS * (S::v_dim / 4); i += S::warps * 32) {
+            int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
+            if (r < rows)
+                finish_row<S>(c, at, it, r, d, exchange, tops, whole ? 0 : &p);
+        }
+        named_sync(1, S::warps * 32);
+    }
+    if (!whole)
+        merge_parts<S>(c, at, it, p, rows, (int *)(tops + 2 * S::warps * FI_ROWS));
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------
+ */
+
+/* All that a warp multiplies. */
+template <typename S>
+static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_start &start,
+                                                    cursor at, item<S> &it, char *shared)
+{
+    ring r = {0, 0};
+    bool is_first = true;
+    int team = (int)threadIdx.x / (WARPS * 32), turn = 0;
+    PROFILE_BEGIN;
+    item_begin<S>(c, at, it, shared);
+#pragma unroll 1
+    for (;;) {
+        PROFILE_UNIT;
+        PROFILE(0);
+        if (S::teams == 1 || turn == team) {
+            barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
+            PROFILE(1);
+            if (cursor_key(at) < at.tile.hi)
+                attend_group<S>(c, at, it, shared, shared + r.stage * S::stage_bytes);
+            __syncwarp();
+            if ((threadIdx.x & 31) == 0)
+                barrier_arrive(empty_barrier<S>(shared, r.stage));
+        }
+        turn = turn + 1 == S::teams ? 0 : turn + 1;
+        ring_next<S>(r);
+        bool ends = at.left == 1 || at.unit == at.units - 1;
+        PROFILE(2);
+        if (ends)
+            item_end<S>(c, at, start, is_first, it, shared);
+        PROFILE(3);
+        walk_next(&c, (int)blockIdx.x, &at, FI_KEYS);
+        if (at.left == 0)
+            break;
+        if (ends) {
+            is_first = false;
+            item_find<S>(c, at, it);
+            item_begin<S>(c, at, it, shared);
+        }
+    }
+    PROFILE_END("products");
+}
+
+template <typename S> static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
+{
+    const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
+    const cursor at = walk_begin(&c, (int)blockIdx.x, &start, FI_KEYS);
+    if (threadIdx.x < S::stages) {
+        barrier_init(full_barrier<S>(shared, (int)threadIdx.x), WARPS);
+        barrier_init(empty_barrier<S>(shared, (int)threadIdx.x), WARPS);
+    }
+    __syncthreads();
+    if (threadIdx.x >= S::warps * 32) {
+        registers_release<S::copy_registers>();
+        if (at.left > 0)
+            copy_units<S>(c, at, shared);
+        grid_wait();
+        grid_launch_dependents();
+    } else {
+        item<S> it;
+        registers_take<S::product_registers>();
+        if (at.left > 0)
+            item_find<S>(c, at, it);
+        grid_wait();
+        grid_launch_dependents();
+        if (at.left > 0)
+            attend_units<S>(c, start, at, it, shared);
+    }
+    clear_padding(c, S::v_dim);
+#ifdef FI_PROFILE
+    if (threadIdx.x == 0 && blockIdx.x == 0)
+        fi_launches++;
+#endif
+}
+
+#define CHECK_SHAPE(name, dim, v_dim, stages, shared, codes_stages, codes_shared, ...)             \
+    static_assert(attend_shape<dim, v_dim, stages, FI_ATTEND_TEAMS, FI_ATTEND_COPIERS, false,      \
+                               false>::shared_bytes == shared,                                     \
+                  #name ": the table's bytes of shared memory");                                   \
+    static_assert(attend_shape<dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), FI_CODES_COPIERS,  \
+                               false, true>::shared_bytes == codes_shared,                         \
+                  #name ": the table's bytes of shared memory for fp8");
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+
+#define FI_KERNEL(name, dim, v_dim, stages, teams, copiers, half, quantised)                       \
+    extern "C" __global__ void __launch_bounds__((teams + copiers) * WARPS * 32, 1)                \
+        name(const __grid_constant__ fi_call c)                                                    \
+    {                                                                                              \
+        extern __shared__ __align__(1024) char shared[];                                           \
+        attend<attend_shape<dim, v_dim, stages, teams, copiers, half, quantised>>(c, shared);      \
+    }
+
+/* Kernels; their line in shapes.h has the same numbers. */
+#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
+    FI_KERNEL(name, dim, v_dim, stages, FI_ATTEND_TEAMS, FI_ATTEND_COPIERS, half, false)
+#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
+    FI_KERNEL(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), FI_CODES_COPIERS, half, true)
+
+#endif /* FLASHINFER_LIKE_ATTEND_CUH */

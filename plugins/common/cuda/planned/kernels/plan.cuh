@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.cuh: the planner, piece by piece, C and CUDA alike: which tiles a sequence has, and where a
+ * column begins. plan.cu runs the pieces side by side on the device, fi_plan_all() one after the
+ * other; the results are the same bits.
+ */
+#ifndef FLASHINFER_LIKE_PLAN_CUH
+#define FLASHINFER_LIKE_PLAN_CUH
+
+#include "plugins/common/cuda/mask.cuh"
+#include "plugins/common/cuda/work.cuh"
+#include "plugins/common/cuda/planned/kernels/plan.h"
+
+/* ---- Shared prefixes ------------------------------------------------------------------------- */
+
+/* The first keys of a sequence that it shares: those that runs of `levels` have (bit l = level l),
+ * of them those of levels before the last one that was asked for. */
+typedef struct plan_share {
+    int keys;
+    int before;
+    int levels;
+} plan_share;
+
+/* What levels 0 to `count` - 1 do for sequence s. All sequences of a run get the same answer, as a
+ * run lies within one of the level before. */
+PORTABLE plan_share plan_find_share(const fi_prefixes *p, int count, int s)
+{
+    plan_share share = {0, 0, 0};
+    for (int l = 0; l < count; l++) {
+        const fi_runs *runs = &p->level[l];
+        int r = work_find_row(runs->seq_indptr, runs->count, s);
+        share.before = share.keys;
+        if (r < 0 || index_int(runs->seq_indptr, r + 1) - index_int(runs->seq_indptr, r) < 2 ||
+            index_int(runs->prefix_len, r) - share.keys < p->least)
+            continue;
+        share.keys = index_int(runs->prefix_len, r);
+        share.levels |= 1 << l;
+    }
+    return share;
+}
+
+/* Keys that need not be read once more thanks to run r of a level: by all of its sequences but one.
+ */
+PORTABLE i64 plan_count_saved(const fi_prefixes *p, int level, int r)
+{
+    int first = index_int(p->level[level].seq_indptr, r);
+    int seqs = index_int(p->level[level].seq_indptr, r + 1) - first;
+    if (seqs < 2)
+        return 0;
+    plan_share share = plan_find_share(p, level + 1, first);
+    return share.levels >> level & 1 ? (i64)(seqs - 1) * (share.keys - share.before) : 0;
+}
+
+/* Levels that are worth it if all runs together save so many keys: all of them, or none. */
+PORTABLE int plan_choose_levels(const fi_plan_call *p, i64 saved)
+{
+    return saved >= p->prefixes.worth ? p->prefixes.levels : 0;
+}
+
+/* Run r of the level that is planned, by its first sequence. */
+PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
+{
+    return plan_find_share(&p->prefixes, p->level + 1, index_int(p->batch.q_indptr, r));
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* `levels`: of shared prefixes, those that are worth it. */
+PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    if (p->level >= levels)
+        return 0;
+    if (p->level >= 0 && q.q_len > 0 && !(plan_find_run(p, s).levels >> p->level & 1))
+        return 0;
+    return (q.q_len * p->ratio + p->rows - 1) / p->rows;
+}
+
+/* Tile i of the batch, once first_tile is whole. */
+PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
+{
+    const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom};
+    int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
+    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0, 0};
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    int last = int_min(tile.row0 + p->rows, q.q_len * p->ratio) - 1;
+    mask_outline(&rule, &p->batch, &q, tile.row0 / p->ratio, last / p->ratio, &tile.lo, &tile.hi);
+    if (p->level >= 0) {
+        tile.lo = plan_find_run(p, s).before;
+    } else if (levels > 0) {
+        plan_share share = plan_find_share(&p->prefixes, levels, s);
+        tile.lo = int_max(tile.lo, share.keys);
+        tile.hi = int_max(tile.lo, tile.hi);
+        tile.levels = share.levels;
+    }
+    tile.lo -= tile.lo % p->align; /* shared keys are whole pages */
+    return tile;
+}
+
+/* Which of the batch's tiles has place n of the plan's. Columns do parts of the plan's list one
+ * after the other, so in the batch's order each would be at keys of its own. Dealt to h hands, one
+ * hand's tiles after the other's, a hand has tiles h apart: then tiles of one sequence are worked
+ * on side by side, from their first key on, and what one reads the others find in the L2. Every
+ * other round is dealt backwards, since in a causal sequence a tile has more keys than the one
+ * before it. */
+PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
+{
+    if (p->hands <= 1)
+        return n;
+    /* The last round, of `rest` tiles, goes to the first hands or, dealt backwards, to the last: of
+     * hands in two groups, those of the first have `first_rounds`. */
+    int rounds = tiles / p->hands, rest = tiles % p->hands, back = rounds % 2;
+    int group = back ? p->hands - rest : rest;
+    int first_rounds = back ? rounds : rounds + 1, other_rounds = back ? rounds + 1 : rounds;
+    int is_first = n < group * first_rounds, here = is_first ? n : n - group * first_rounds;
+    int mine = is_first ? first_rounds : other_rounds;
+    int hand = (is_first ? 0 : group) + here / mine, round = here % mine;
+    return round * p->hands + (round % 2 ? p->hands - 1 - hand : hand);
+}
+
+PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
+{
+    return int_max(1, (tile->hi - tile->lo + unit - 1) / unit);
+}
+
+/* ---- Columns ----------------------------------------------------------------------------------
+ */
+
+/* The first unit of column c. */
+PORTABLE i64 plan_first_unit(i64 units, int columns, int c)
+{
+    return units * c / columns;
+}
+
+/* The column that unit u belongs to. */
+PORTABLE int plan_column_of(i64 units, int columns, i64 u)
+{
+    return (int)(((u + 1) * columns - 1) / units);
+}
+
+/* Columns for runs. Of n columns that share an item, the last one merges n parts, one after the
+ * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least where
+ * n^2 = units * 16 / FI_MERGE. */
+PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
+{
+    i64 few = 1;
+    while (few < columns && few * few * FI_MERGE < units * items * 16)
+        few++;
+    return (int)few;
+}
+
+/* Units of a lane, and how many columns share them. */
+PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
+{
+    fi_plan plan = {head_units * p->rounds, tiles, p->columns};
+    if (p->level >= 0)
+        plan.columns = plan_run_columns(p->columns, plan.units, (i64)tiles * p->rounds);
+    if (plan.units < plan.columns)
+        plan.columns = (int)plan.units;
+    return plan;
+}
+
+/* The item that unit u belongs to, and which one of its units that is; returns how many it has.
+ * Units are numbered by tile, so a tile's first unit is `rounds` times what the tiles before have.
+ */
+PORTABLE int plan_find_item(const fi_plan_call *p, const fi_plan *plan, i64 u, fi_start *at)
+{
+    int low = 0, high = plan->tiles; /* before[low] * rounds <= u < before[high] * rounds */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (*PORTABLE_AT(p->before + middle) * p->rounds <= u)
+            low = middle;
+        else
+            high = middle;
+    }
+    at->first = *PORTABLE_AT(p->tiles + low);
+    i64 rest = u - *PORTABLE_AT(p->before + low) * p->rounds;
+    int units = plan_tile_units(&at->first, p->unit);
+    at->tile = low;
+    at->round = (int)(rest / units);
+    at->unit = (int)(rest % units);
+    return units;
+}
+
+/* The start of column c, once tiles and `before` are whole. */
+PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
+{
+    fi_start start = {{0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    if (c >= plan->columns)
+        return start;
+    i64 first = plan_first_unit(plan->units, plan->columns, c);
+    i64 end = plan_first_unit(plan->units, plan->columns, c + 1);
+    int units = plan_find_item(p, plan, first, &start);
+    start.count = (int)(end - first);
+    i64 begin = first - start.unit;
+    start.first_column = plan_column_of(plan->units, plan->columns, begin);
+    start.in_the_middle = plan_first_unit(plan->units, plan->columns, start.first_column) != begin;
+    start.first_parts =
+        plan_column_of(plan->units, plan->columns, begin + units - 1) - start.first_column + 1;
+    fi_start last = start;
+    units = plan_find_item(p, plan, end - 1, &last);
+    begin = end - 1 - last.unit;
+    start.last_parts = plan_column_of(plan->units, plan->columns, begin + units - 1) - c + 1;
+    return start;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+#ifndef __CUDACC__
+
+/* Plan a batch whose arrays can be read here, or looked up. */
+static inline void fi_plan_all(const fi_plan_call *p)
+{
+    int seqs = index_num_seqs(&p->batch), tiles = 0;
+    i64 units = 0, saved = 0;
+    for (int l = 0; l < p->prefixes.levels; l++)
+        for (int r = 0; r < p->prefixes.level[l].count; r++)
+            saved += plan_count_saved(&p->prefixes, l, r);
+    int levels = plan_choose_levels(p, saved);
+    for (int s = 0; s < seqs; s++) {
+        *PORTABLE_AT(p->first_tile + s) = tiles;
+        tiles += plan_count_tiles(p, levels, s);
+    }
+    *PORTABLE_AT(p->first_tile + seqs) = tiles;
+    for (int i = 0; i < tiles; i++) {
+        fi_tile tile = plan_make_tile(p, levels, plan_deal(p, tiles, i));
+        *PORTABLE_AT(p->tiles + i) = tile;
+        *PORTABLE_AT(p->before + i) = units;
+        units += plan_tile_units(&tile, p->unit);
+    }
+    *PORTABLE_AT(p->before + tiles) = units;
+    fi_plan plan = plan_make(p, tiles, units);
+    *PORTABLE_AT(p->plan) = plan;
+    for (int c = 0; c < p->columns; c++)
+        *PORTABLE_AT(p->starts + c) = plan_make_start(p, &plan, c);
+}
+
+#endif
+
+#endif /* FLASHINFER_LIKE_PLAN_CUH */

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * walk.cuh: how a block goes through its work, C and CUDA alike: from unit to unit, and which parts
+ * of an item other blocks have.
+ */
+#ifndef FLASHINFER_LIKE_WALK_CUH
+#define FLASHINFER_LIKE_WALK_CUH
+
+#include "plugins/common/cuda/planned/kernels/plan.cuh"
+
+/* ---- Where a block is -------------------------------------------------------------------------
+ */
+
+typedef struct cursor {
+    fi_tile tile;
+    int at; /* the tile's number */
+    int head;
+    int unit;  /* of the item */
+    int units; /* that the item has */
+    int left;  /* that the block has, this one included */
+} cursor;
+
+/* `unit`: keys of one. */
+PORTABLE cursor walk_begin(const fi_call *c, int block, const fi_start *start, int unit)
+{
+    cursor at = {start->first,
+                 start->tile,
+                 block % c->lanes + start->round * c->lanes,
+                 start->unit,
+                 plan_tile_units(&start->first, unit),
+                 start->count};
+    return at;
+}
+
+PORTABLE void walk_next(const fi_call *c, int block, cursor *at, int unit)
+{
+    at->left--;
+    at->unit++;
+    if (at->unit < at->units)
+        return;
+    at->unit = 0;
+    at->head += c->lanes;
+    if (at->head < c->kv_heads)
+        return;
+    at->head = block % c->lanes;
+    at->at++;
+    if (at->left > 0) {
+        at->tile = *PORTABLE_AT(c->tiles + at->at);
+        at->units = plan_tile_units(&at->tile, unit);
+    }
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------
+ */
+
+/* The parts of an item that blocks of several columns share: `count` of them, this block's in slot
+ * `mine`; part 0 lies in slot `first`, part i in slot second + (i - 1) * step. A block has two
+ * slots: for the item that it begins in the middle of, or with; and for another that it does not
+ * end. */
+typedef struct parts {
+    int count, mine, first, second, step;
+    int *counter; /* where the blocks count themselves */
+} parts;
+
+PORTABLE i64 part_slot(parts p, int i)
+{
+    return i == 0 ? p.first : p.second + (i - 1) * p.step;
+}
+
+/* Of the item that the block began with, or of the one that it does not end. */
+PORTABLE parts walk_parts(const fi_call *c, int block, const fi_start *start, int is_first)
+{
+    int lane = block % c->lanes, column = block / c->lanes;
+    int first = is_first ? start->first_column : column;
+    int second_slot = is_first ? start->in_the_middle : 1;
+    parts p;
+    p.count = is_first ? start->first_parts : start->last_parts;
+    p.step = 2 * c->lanes;
+    p.first = first * p.step + second_slot * c->lanes + lane;
+    p.second = (first + 1) * p.step + lane;
+    p.mine = column == first ? p.first : column * p.step + lane;
+    p.counter = c->arrived + first * c->lanes + lane;
+    return p;
+}
+
+/* Does the block have all of an item whose last unit of its own this is? */
+PORTABLE int walk_has_whole(const cursor *at, const fi_start *start, int is_first)
+{
+    return at->unit == at->units - 1 && (!is_first || start->unit == 0);
+}
+
+#endif /* FLASHINFER_LIKE_WALK_CUH */

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * planned.h: softmax attention on Hopper, planned and shared out evenly, for any mix of lengths: a
+ * backend but for its name. flashinfer_like is nothing else; fa3_like has it beside kernels of its
+ * own, and memory of its own behind the library's. "fi" as the design is FlashInfer's.
+ *
+ *   query.c      options, and what it can do
+ *   instance.c   an instance for a model's layer groups, and its kernels
+ *   metadata.c   memory, and a batch: checked, and planned on the device
+ *   forward.c    a layer: operands to the kernels' parameters, launches
+ *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h what they are
+ *                told, plan.cuh the planner
+ */
+#ifndef PLUGINS_CUDA_PLANNED_H
+#define PLUGINS_CUDA_PLANNED_H
+
+#include "attn_plugin.h"
+#include "plugins/common/cuda/device.h"
+#include "plugins/common/cuda/plan.h"
+#include "plugins/common/cuda/planned/kernels/plan.h"
+#include "plugins/common/cuda/planned/kernels/shapes.h"
+
+enum {
+    DEFAULT_SMS = 132, /* multiprocessors of a device that does not tell */
+    SHORT_ROWS = 32, /* of a sequence and KV head, up to which keys are read by tiles of FI_ROWS */
+    SAVE_BLOCKS = 8  /* blocks of fi_save for each multiprocessor */
+};
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* When keys that sequences share are read once for all of them. */
+enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 3 };
+
+/* What a plugin declares. */
+enum { FI_NUM_OPTIONS = 1 };
+extern const attn_option fi_options[FI_NUM_OPTIONS];
+
+/* Option `cascade`. */
+int fi_read_cascade(const attn_options *given);
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
+
+enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* of queries */
+
+extern const fi_shape fi_shapes[];
+extern const uint32_t fi_num_shapes;
+
+/* The shape of these head dimensions, or NULL. */
+const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
+
+typedef struct fi_group {
+    cuda_group base; /* the first member: cuda_plan_take() walks over groups */
+    const fi_shape *shape;
+    uint32_t num_sms;
+    int cascade;                           /* CASCADE_* */
+    cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
+} fi_group;
+
+/* A kernel's grid: plan.h. */
+typedef struct fi_grid {
+    uint32_t lanes, columns;
+} fi_grid;
+
+fi_grid fi_find_grid(const fi_group *group);
+
+/* The same within the bounds' share of the multiprocessors. */
+fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds);
+
+/* Keys that a kernel's warp copies at a time, and of them those that come from the cache in one
+ * box: they lie in one page. 1: page by page is row by row. */
+int fi_warp_keys(const fi_group *group, int kernel);
+int fi_box_keys(const fi_group *group, int kernel);
+
+/* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
+ * left to the caller. */
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms, int cascade);
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+attn_status fi_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *verdict, attn_error *error);
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or
+ * INVALID_ARGUMENT for bounds that are not known. */
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    cuda_facts facts;
+    int cascade; /* CASCADE_* */
+    cuda_module plan_module;
+    cuda_function plan;
+    cuda_function save;
+    cuda_module *modules; /* [num_shapes][KERNEL_COUNT][TYPE_COUNT]; NULL = not needed */
+    uint32_t num_groups;
+    fi_group *groups; /* groups, layers, modules and `own` lie behind the instance */
+    void *own;        /* of a plugin that has more than this library */
+};
+
+/* create of attn_backend_type. `own_size` bytes of zeros for the plugin: instance->own. */
+attn_status fi_create_with(const attn_backend_type *type, const attn_problem *problems,
+                           uint32_t num_problems, const attn_options *options,
+                           const attn_services *services, uint64_t own_size,
+                           attn_instance **instance, attn_error *error);
+attn_status fi_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error);
+void fi_destroy(attn_instance *instance);
+uint32_t fi_index_forms(attn_instance *instance);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* Where the parts of a group's plan lie in its memory. Bytes. */
+typedef struct fi_plan_layout {
+    int64_t most_tiles;
+    uint64_t first_tile_at, before_at, tiles_at, starts_at;
+    uint64_t size;
+} fi_plan_layout;
+
+/* Of a batch's sequences, and of the runs of a level of shared prefixes. */
+fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
+fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
+
+/* Levels of shared prefixes that the group's keys are read by within these bounds. None for
+ * windows, chunks and ALiBi, and over fp8. */
+int fi_num_levels(const fi_group *group, const attn_bounds *bounds);
+
+/* Where the parts of items that blocks share lie in scratch memory. Bytes. */
+typedef struct fi_workspace_layout {
+    uint64_t rows_at;
+    uint64_t size;
+} fi_workspace_layout;
+
+fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel);
+
+/* What runs leave for sequences lies after the parts. Bytes. */
+typedef struct fi_prior_layout {
+    uint64_t at, rows_at;
+    uint64_t size; /* of scratch memory, parts included */
+} fi_prior_layout;
+
+fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds);
+
+struct attn_metadata {
+    attn_instance *instance;
+    cuda_plan plan;
+    char *plans;          /* device: of the groups, one after the other */
+    char *workspace;      /* device */
+    int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
+    fi_prefixes prefixes; /* of a DECODE batch, in device memory */
+    int64_t shared_keys;  /* that need not be read thanks to them; -1 = nobody has told */
+    int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
+                       that one has ended */
+    void *own;      /* of a plugin that has more than this library */
+};
+
+/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
+ */
+int fi_find_kernel(const attn_metadata *metadata, const fi_group *group);
+
+/* Levels by which the group's keys are read in the batch that was planned. */
+int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
+
+/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it: of the
+ * batch's sequences, level -1, or of a level's runs. */
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_plan_call *call);
+
+attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error);
+attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                               const attn_memory *memory, attn_metadata **metadata,
+                               attn_error *error);
+void fi_metadata_destroy(attn_metadata *metadata);
+/* In two steps: check the batch and take it, `is_worked_on` telling if anything is left to plan;
+ * then plan a group's part of it, which its layers need to be forwarded by this library. */
+attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
+                          int *is_worked_on, attn_error *error);
+attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
+                          attn_error *error);
+attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                     attn_stream stream, attn_error *error);
+
+/* Bytes of device and host memory in all, for what query tells. */
+void fi_tell_memory(const attn_problem *problem, int cascade, attn_verdict *verdict);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+attn_status fi_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+attn_status fi_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+#endif /* PLUGINS_CUDA_PLANNED_H */

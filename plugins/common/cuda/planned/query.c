@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * query.c: options, and what the library can do. A problem goes through a table of small checks;
+ * each adds the reasons it finds, so that a person reads all of them at once. No driver is asked.
+ */
+#include "plugins/common/cuda/planned/planned.h"
+
+#include "plugins/common/cuda/image.h"
+#include "attn_plugin_util.h"
+
+#include <string.h>
+
+enum {
+    ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1,
+    ALL_USES = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV |
+               ATTN_USES_LSE | ATTN_USES_OMIT_SINK | ATTN_USES_DECODES_FIRST |
+               ATTN_USES_DECODE_DRAFTS,
+    ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
+    /* How a sequence is shared out depends on the batch. */
+    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
+};
+
+/* What the kernels are compiled for; planned_GENCODE of Makefile.am.inc. */
+static const char codes[] = "sm_90a";
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+static const char *const cascades[CASCADE_COUNT] = {
+    [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
+
+const attn_option fi_options[FI_NUM_OPTIONS] = {
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_ENUM,
+     .key = "cascade",
+     .default_text = "auto",
+     .min = 1,
+     .num_choices = CASCADE_COUNT,
+     .choices = cascades,
+     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all of "
+            "them; auto = where that saves more than it costs"},
+};
+
+int fi_read_cascade(const attn_options *given)
+{
+    int cascade = CASCADE_AUTO;
+    for (uint32_t i = 0; given && i < given->num_values; i++) {
+        const attn_option_value *value = attn_at(given->values, i);
+        if (strcmp(value->key, "cascade") == 0)
+            cascade = (int)value->integer;
+    }
+    return cascade;
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+#define REFUSE(reason, field, ...)                                                                 \
+    attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
+
+static const attn_util_limits limits = {
+    .layer_flags = ATTN_LAYER_KV_READ_ONLY,
+    .modes = ATTN_UTIL_ALL_MODES,
+    .mask_kinds = ALL_MASKS,
+    .uses = ALL_USES,
+    .graph_level = ATTN_GRAPH_ALWAYS,
+    .notes = ALL_NOTES,
+};
+
+static void check_device(const cuda_question *ask, attn_verdict *verdict)
+{
+    cuda_codes_check(codes, &ask->device, verdict);
+}
+
+#define DIMS(name, dim, v_dim, ...) {dim, v_dim},
+static const cuda_dims dims[] = {FI_SHAPES(DIMS)};
+#undef DIMS
+
+static void check_dims(const cuda_question *ask, attn_verdict *verdict)
+{
+    cuda_check_dims(dims, sizeof dims / sizeof dims[0], &ask->group, verdict);
+}
+
+static void check_group_flags(const cuda_question *ask, attn_verdict *verdict)
+{
+    if (ask->group.flags & ~(uint32_t)ALL_GROUP_FLAGS)
+        REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "group flags %#x", ask->group.flags);
+}
+
+static void check_layers(const cuda_question *ask, attn_verdict *verdict)
+{
+    attn_util_check_layers(&limits, &ask->group, verdict);
+}
+
+static const cuda_dtypes dtypes = {.e4m3_cache = 1, .f32_out = 1};
+
+static void check_dtypes(const cuda_question *ask, attn_verdict *verdict)
+{
+    cuda_check_dtypes(&dtypes, &ask->problem, &ask->group, verdict);
+}
+
+static void check_scales(const cuda_question *ask, attn_verdict *verdict)
+{
+    cuda_check_scales(&dtypes, &ask->problem, &ask->group, verdict);
+}
+
+static void check_layout(const cuda_question *ask, attn_verdict *verdict)
+{
+    if (cuda_question_has_cache(ask))
+        attn_util_check_kv_layout(&ask->problem, verdict);
+}
+
+static void check_bounds(const cuda_question *ask, attn_verdict *verdict)
+{
+    attn_util_check_bounds(&limits, &ask->bounds, verdict);
+}
+
+static void check_needs(const cuda_question *ask, attn_verdict *verdict)
+{
+    attn_util_check_needs(&limits, &ask->problem, verdict);
+}
+
+static void (*const checks[])(const cuda_question *ask, attn_verdict *verdict) = {
+    check_device, cuda_check_layer, check_dims,   check_group_flags, check_layers,
+    check_dtypes, check_scales,     check_layout, check_bounds,      check_needs,
+};
+
+/* ---- The answer ------------------------------------------------------------------------------ */
+
+attn_status fi_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *given, attn_error *error)
+{
+    (void)type;
+    (void)services;
+    cuda_question ask;
+    attn_verdict verdict;
+    attn_status status = cuda_question_read(problem, &ask, error);
+    if (status != ATTN_OK)
+        return status;
+    if (!given)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
+    attn_util_verdict_begin(given, &verdict);
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        checks[i](&ask, &verdict);
+    if (verdict.supported) {
+        verdict.graph_level = ATTN_GRAPH_ALWAYS;
+        verdict.notes = ALL_NOTES;
+        verdict.graph_seq_len_fill = 0;
+        verdict.cost_hint = 0.5;
+        ask.problem.group = &ask.group;
+        ask.problem.bounds = &ask.bounds;
+        fi_tell_memory(&ask.problem, fi_read_cascade(options), &verdict);
+    }
+    attn_util_verdict_end(&verdict, given);
+    return ATTN_OK;
+}
+
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error)
+{
+    return attn_util_require_known_bounds(&limits, bounds, error);
+}
