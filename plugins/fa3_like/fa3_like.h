@@ -1,35 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fa3_like.h: the plugin's own declarations.
+ * fa3_like.h: the plugin's own declarations. Batches that its forward kernels are not the fastest
+ * for, or cannot serve, are those of plugins/common/cuda/planned, which every instance and all
+ * metadata here begin with; choose.c tells which are which.
  *
  *   plugin.c         tables
  *   query.c          what it can do
  *   instance.c       an instance for a model's layer groups, and its kernels
+ *   choose.c         whose batch it is
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   forward.c        a layer: operands to the kernels' parameters, two launches
- *   local_batches.c  attention in chunks as batches of its own
  *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
- * batch.h are what they are told
+ *                    batch.h are what they are told
  */
 #ifndef FA3_LIKE_H
 #define FA3_LIKE_H
 
 #include "attn_plugin.h"
-#include "plugins/common/cuda/device.h"
-#include "plugins/common/cuda/plan.h"
+#include "plugins/common/cuda/planned/planned.h"
 #include "plugins/fa3_like/kernels/batch.h"
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
-    DEFAULT_SMS = 132,    /* multiprocessors of a device that does not tell */
     ROWS_BLOCKS = 8,      /* blocks of fa3_rows for each multiprocessor */
     L2_SECTION = 32 << 20 /* bytes of keys and values that are worked on together */
 };
 
-/* ---- Layer groups ---------------------------------------------------------------------------- */
+/* ---- Options --------------------------------------------------------------------------------- */
 
-enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 };
+/* `tiles`: which of the batches that forward kernels can serve they get. */
+enum { TILES_AUTO = 0, TILES_ALWAYS = 1, TILES_NEVER = 2, TILES_COUNT = 3 };
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
 
 extern const fa3_tile fa3_tiles[];
 extern const uint32_t fa3_num_tiles;
@@ -37,45 +40,37 @@ extern const uint32_t fa3_num_tiles;
 /* Its tiles, or NULL. */
 const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v);
 
+/* What there is of a group beside the library's fi_group. */
 typedef struct fa3_group {
-    cuda_group base; /* q_dtype is that of everything */
-    const fa3_tile *tile;
+    const fa3_tile *tile; /* NULL = none of its batches are for tiles */
     cuda_function forward;
 } fa3_group;
 
-/* A group from a problem that query accepts; layers and the kernel are left to the caller. */
-void fa3_group_init(fa3_group *group, const attn_problem *problem);
+/* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */
+fa3_group fa3_group_of(const attn_problem *problem, int option);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
 attn_status fa3_query(const attn_backend_type *type, const attn_options *options,
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
-attn_status fa3_require_bounds(const attn_bounds *bounds, attn_error *error);
-
-extern const attn_backend_type fa3_like_type;
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-struct attn_instance {
-    const attn_services *services;
-    const cuda_api *cuda;
-    cuda_facts facts;
+/* What there is of an instance beside the library's attn_instance: its `own`. */
+typedef struct fa3_instance {
     cuda_module rows_module;
     cuda_function plan;
     cuda_function rows;
     cuda_module *modules; /* [num_tiles][TYPE_COUNT] of forward kernels; NULL = not needed */
-    uint32_t num_groups;
-    fa3_group *groups; /* groups, layers and modules lie behind the instance */
-};
+    int option;           /* TILES_* */
+    fa3_group *groups;    /* [num_groups]; groups and modules lie behind this */
+} fa3_instance;
 
 attn_status fa3_create(const attn_backend_type *type, const attn_problem *problems,
                        uint32_t num_problems, const attn_options *options,
                        const attn_services *services, attn_instance **instance, attn_error *error);
 void fa3_destroy(attn_instance *instance);
-uint32_t fa3_index_forms(attn_instance *instance);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
@@ -92,8 +87,9 @@ typedef struct fa3_metadata {
     int32_t max_seqlen_k;
     int32_t window_left; /* FA3_UNBOUNDED = no limit */
     int32_t window_right;
-    fa3_plan *plan; /* on the device, as are its lists */
+    fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
+    int is_tiled; /* this batch's tiles are planned */
 } fa3_metadata;
 
 /* Where the parts of a group's plan lie in its memory. Bytes. */
@@ -103,33 +99,38 @@ typedef struct fa3_plan_layout {
     uint64_t size;
 } fa3_plan_layout;
 
+/* Of no bytes for a group without tiles. */
 fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bounds);
 
-struct attn_metadata {
-    attn_instance *instance;
-    cuda_plan plan;
+/* What there is of metadata beside the library's attn_metadata: its `own`. */
+typedef struct fa3_own {
     uint64_t counter;     /* device: two numbers that every forward kernel leaves at 0 */
-    fa3_metadata *groups; /* [num_groups], as is plan.kv */
-};
+    fa3_metadata *groups; /* [num_groups] */
+} fa3_own;
 
 attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                               attn_memory_size *size, attn_error *error);
 attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                 const attn_memory *memory, attn_metadata **metadata,
                                 attn_error *error);
-void fa3_metadata_destroy(attn_metadata *metadata);
 attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                       attn_stream stream, attn_error *error);
 
-/* Bytes of device and host memory in all, for what query tells. */
-void fa3_tell_memory(const attn_problem *problem, attn_verdict *verdict);
+/* Adds its own bytes to those that the library told. */
+void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_verdict *verdict);
 
-/* ---- Forward --------------------------------------------------------------------------------- */
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+/* Can the forward kernels serve any batch of the problem? */
+int fa3_may_tile(const attn_problem *problem);
+
+/* Is the batch that was taken, or any of the graph's, for tiles in group `index`? */
+int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index);
+
+/* ---- Forward: but for DECODE, which is the library's -------------------------------------------
+ */
 
 attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
-                               const attn_forward_args *args, attn_stream stream,
-                               attn_error *error);
-attn_status fa3_forward_decode(attn_metadata *metadata, int32_t layer_id,
                                const attn_forward_args *args, attn_stream stream,
                                attn_error *error);
 

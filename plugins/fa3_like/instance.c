@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * instance.c: an instance is one block: the instance, its groups, their layers, its modules.
- * Kernels are loaded with create: there is nothing to prepare.
+ * instance.c: an instance is the library's, with groups and modules of the plugin's own behind
+ * it. Kernels are loaded with create: there is nothing to prepare.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -40,26 +40,29 @@ const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v)
     return NULL;
 }
 
-static attn_status load_rows(attn_instance *made, attn_error *error)
+static attn_status load_rows(const attn_instance *made, attn_error *error)
 {
     static const cuda_wants wants = {0};
+    fa3_instance *own = made->own;
     attn_status status =
-        cuda_image_load(made->cuda, &made->facts, &rows_image, 1, &made->rows_module, NULL, error);
+        cuda_image_load(made->cuda, &made->facts, &rows_image, 1, &own->rows_module, NULL, error);
     if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, made->rows_module, "fa3_plan_batch",
-                                    &wants, &made->plan, error);
+        status = cuda_function_find(made->cuda, &made->facts, own->rows_module, "fa3_plan_batch",
+                                    &wants, &own->plan, error);
     if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, made->rows_module, "fa3_rows", &wants,
-                                    &made->rows, error);
+        status = cuda_function_find(made->cuda, &made->facts, own->rows_module, "fa3_rows", &wants,
+                                    &own->rows, error);
     return status;
 }
 
 /* Groups of the same dimensions and type share a module. */
-static attn_status load_forward(attn_instance *made, fa3_group *group, attn_error *error)
+static attn_status load_forward(const attn_instance *made, uint32_t index, attn_error *error)
 {
-    int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    fa3_instance *own = made->own;
+    fa3_group *group = &own->groups[index];
+    int type = made->groups[index].base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
     long tile = group->tile - fa3_tiles;
-    cuda_module *module = &made->modules[tile * TYPE_COUNT + type];
+    cuda_module *module = &own->modules[tile * TYPE_COUNT + type];
     const cuda_image *image = &forward_images[tile][type];
     const cuda_wants wants = {.shared = group->tile->shared};
     char name[64];
@@ -75,73 +78,48 @@ static attn_status load_forward(attn_instance *made, fa3_group *group, attn_erro
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-void fa3_group_init(fa3_group *group, const attn_problem *problem)
+fa3_group fa3_group_of(const attn_problem *problem, int option)
 {
-    *group =
-        (fa3_group){.tile = fa3_find_tile(problem->group->head_dim, problem->group->v_head_dim)};
-    cuda_group_init(&group->base, problem);
+    const attn_layer_group *group = problem->group;
+    return (fa3_group){.tile = option != TILES_NEVER && fa3_may_tile(problem)
+                                   ? fa3_find_tile(group->head_dim, group->v_head_dim)
+                                   : NULL};
 }
 
-static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
-                               attn_util_layer *layers, attn_error *error)
+static attn_status fill_groups(const attn_instance *made, const attn_problem *problems,
+                               attn_error *error)
 {
-    attn_util_layer *next = layers;
+    fa3_instance *own = made->own;
     attn_status status = ATTN_OK;
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
-        const attn_problem *problem = attn_at(problems, i);
-        fa3_group *group = &made->groups[i];
-        fa3_group_init(group, problem);
-        group->base.layers = next;
-        status = attn_util_list_layers(problem->group, layers, &next, error);
-        if (status == ATTN_OK)
-            status = load_forward(made, group, error);
+        own->groups[i] = fa3_group_of(attn_at(problems, i), own->option);
+        if (own->groups[i].tile && !own->rows_module)
+            status = load_rows(made, error);
+        if (own->groups[i].tile && status == ATTN_OK)
+            status = load_forward(made, i, error);
     }
     return status;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static attn_status fill(attn_instance *made, const attn_problem *problems, attn_util_layer *layers,
-                        attn_error *error)
-{
-    attn_status status = cuda_facts_find(made->cuda, problems->device, &made->facts, error);
-    if (made->facts.num_sms == 0)
-        made->facts.num_sms = DEFAULT_SMS;
-    if (status == ATTN_OK)
-        status = load_rows(made, error);
-    return status == ATTN_OK ? fill_groups(made, problems, layers, error) : status;
-}
-
 attn_status fa3_create(const attn_backend_type *type, const attn_problem *problems,
                        uint32_t num_problems, const attn_options *options,
                        const attn_services *services, attn_instance **instance, attn_error *error)
 {
-    (void)type;
-    const cuda_api *cuda = NULL;
-    attn_status status =
-        attn_util_require_create(problems, num_problems, services, instance, error);
-    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = attn_util_require_support(&fa3_like_type, options, services, attn_at(problems, i),
-                                           error);
-    if (status == ATTN_OK)
-        status = cuda_api_get(&cuda, error);
+    uint64_t num_modules = (uint64_t)fa3_num_tiles * TYPE_COUNT;
+    uint64_t size =
+        sizeof(fa3_instance) + num_modules * sizeof(cuda_module) + num_problems * sizeof(fa3_group);
+    attn_instance *made = NULL;
+    attn_status status = fi_create_with(type, problems, num_problems, options, services, size,
+                                        instance ? &made : NULL, error);
     if (status != ATTN_OK)
         return status;
-
-    uint64_t num_modules = (uint64_t)fa3_num_tiles * TYPE_COUNT;
-    uint32_t num_layers = attn_util_count_layers(problems, num_problems);
-    uint64_t size = sizeof(attn_instance) + num_modules * sizeof(cuda_module) +
-                    num_problems * sizeof(fa3_group) + num_layers * sizeof(attn_util_layer);
-    attn_instance *made = attn_util_allocate_instance(services, size, error);
-    if (!made)
-        return ATTN_OUT_OF_HOST_MEMORY;
-    memset(made, 0, size);
-    made->services = services;
-    made->cuda = cuda;
-    made->num_groups = num_problems;
-    made->modules = (cuda_module *)(made + 1);
-    made->groups = (fa3_group *)(made->modules + num_modules);
-    status = fill(made, problems, (attn_util_layer *)(made->groups + num_problems), error);
+    fa3_instance *own = made->own;
+    own->modules = (cuda_module *)(own + 1);
+    own->groups = (fa3_group *)(own->modules + num_modules);
+    own->option = fi_read_option(options, "tiles");
+    status = fill_groups(made, problems, error);
     if (status != ATTN_OK) {
         fa3_destroy(made);
         return status;
@@ -154,16 +132,11 @@ void fa3_destroy(attn_instance *instance)
 {
     if (!instance)
         return;
+    const fa3_instance *own = instance->own;
     for (uint32_t i = 0; i < fa3_num_tiles * TYPE_COUNT; i++)
-        if (instance->modules[i])
-            instance->cuda->cuModuleUnload(instance->modules[i]);
-    if (instance->rows_module)
-        instance->cuda->cuModuleUnload(instance->rows_module);
-    instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
-}
-
-uint32_t fa3_index_forms(attn_instance *instance)
-{
-    (void)instance;
-    return ATTN_INDEX_BLOCK_TABLE;
+        if (own->modules[i])
+            instance->cuda->cuModuleUnload(own->modules[i]);
+    if (own->rows_module)
+        instance->cuda->cuModuleUnload(own->rows_module);
+    fi_destroy(instance);
 }

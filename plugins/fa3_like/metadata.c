@@ -6,7 +6,10 @@
  * read. What is made of them, the list of tiles, is made on the device too, by one small kernel for
  * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and
  * a graph that is replayed finds the new list at the old address. Host arrays, where they are
- * given, tell one thing: that a batch has no prefix, so that keys are read as they came.
+ * given, tell one thing: that a batch has no prefix, so that keys are read as they came. A group
+ * whose batch is not for tiles is planned by the library.
+ *
+ * In each region what is the plugin's own lies behind what is the library's.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -17,7 +20,6 @@
 
 enum {
     ALIGNMENT = 256,
-    BLOCKS = ATTN_INDEX_BLOCK_TABLE,
     COUNTER_BYTES = 2 * (int)sizeof(uint32_t),
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     COUNTER = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
@@ -31,10 +33,17 @@ static uint64_t aligned(uint64_t size)
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+static int has_long_batches(const attn_bounds *bounds)
+{
+    return (bounds->modes & ~ATTN_MODE_BIT(ATTN_MODE_DECODE) & ~ATTN_MODE_BIT(ATTN_MODE_IDLE)) != 0;
+}
+
 fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs * sizeof(int32_t);
-    fa3_plan_layout layout;
+    fa3_plan_layout layout = {.size = 0};
+    if (!group->tile || !has_long_batches(bounds))
+        return layout;
     layout.most_tiles = bounds->max_tokens / group->tile->queries + (int64_t)bounds->max_seqs;
     layout.tiles_at = aligned(sizeof(fa3_plan));
     layout.slow_at = aligned(layout.tiles_at + (uint64_t)layout.most_tiles * 2 * sizeof(int32_t));
@@ -46,110 +55,86 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
 
 static uint64_t host_bytes(uint32_t num_groups)
 {
-    return sizeof(attn_metadata) + num_groups * (sizeof(attn_kv_batch) + sizeof(fa3_metadata));
+    return sizeof(fa3_own) + num_groups * sizeof(fa3_metadata);
 }
 
-void fa3_tell_memory(const attn_problem *problem, attn_verdict *verdict)
+void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_verdict *verdict)
 {
-    fa3_group group;
-    const attn_bounds *bounds = problem->bounds;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0)
         return;
-    fa3_group_init(&group, problem);
     verdict->device_bytes =
-        aligned(CUDA_COUNTS_BYTES) + fa3_layout_plan(&group, bounds).size + COUNTER_BYTES;
-    verdict->host_bytes = host_bytes(1);
+        aligned(verdict->device_bytes) + fa3_layout_plan(group, bounds).size + COUNTER_BYTES;
+    verdict->host_bytes = aligned(verdict->host_bytes) + host_bytes(1);
 }
 
-static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
-                           attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
-                           attn_error *error)
+/* Behind what `size` has of the library's. */
+static void add_own(const attn_instance *instance, const attn_bounds *bounds,
+                    attn_memory_size *size)
 {
-    attn_status status = attn_util_read_bounds(kind, given, bounds, error);
-    if (status == ATTN_OK)
-        status = fa3_require_bounds(bounds, error);
-    if (status != ATTN_OK)
-        return status;
-    memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);
-    sizes[PLANS] = aligned(CUDA_COUNTS_BYTES);
+    const fa3_instance *own = instance->own;
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
+        if (region == PLANS || region == COUNTER || region == HOST)
+            size->size[region] = aligned(size->size[region]);
     for (uint32_t i = 0; i < instance->num_groups; i++)
-        sizes[PLANS] += fa3_layout_plan(&instance->groups[i], bounds).size;
-    sizes[COUNTER] = COUNTER_BYTES;
-    sizes[HOST] = host_bytes(instance->num_groups);
-    return ATTN_OK;
+        size->size[PLANS] += fa3_layout_plan(&own->groups[i], bounds).size;
+    size->size[COUNTER] += COUNTER_BYTES;
+    size->size[HOST] += host_bytes(instance->num_groups);
 }
 
 attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *given,
                               attn_memory_size *size, attn_error *error)
 {
     attn_bounds bounds;
-    uint64_t sizes[ATTN_REGION_COUNT];
-    attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    if (status != ATTN_OK)
-        return status;
-    attn_util_clear_size(size);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        size->size[region] = sizes[region];
-        size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_regions(const attn_memory *memory, const uint64_t sizes[ATTN_REGION_COUNT],
-                                 attn_error *error)
-{
-    attn_status status =
-        attn_util_check_region(memory, PLANS, "device metadata", sizes[PLANS], ALIGNMENT, error);
+    attn_status status = attn_util_read_bounds(kind, given, &bounds, error);
     if (status == ATTN_OK)
-        status = attn_util_check_region(memory, COUNTER, "zeroed device metadata", sizes[COUNTER],
-                                        ALIGNMENT, error);
+        status = fi_metadata_size(instance, kind, given, size, error);
     if (status == ATTN_OK)
-        status =
-            attn_util_check_region(memory, HOST, "host metadata", sizes[HOST], ALIGNMENT, error);
+        add_own(instance, &bounds, size);
     return status;
 }
 
-/* The plans of the groups, one after the other. */
-static void place_plans(attn_metadata *metadata, char *at)
+/* Its own things, at the end of each region: `size` is the library's. */
+static void place_own(attn_metadata *metadata, const attn_memory *memory,
+                      const attn_memory_size *size)
 {
-    for (uint32_t i = 0; i < metadata->instance->num_groups; i++) {
-        fa3_plan_layout layout =
-            fa3_layout_plan(&metadata->instance->groups[i], &metadata->plan.bounds);
-        metadata->groups[i] = (fa3_metadata){.plan = (fa3_plan *)(void *)at,
-                                             .tiles = (int32_t *)(void *)(at + layout.tiles_at),
-                                             .slow = (int32_t *)(void *)(at + layout.slow_at)};
+    const attn_instance *instance = metadata->instance;
+    const fa3_instance *kernels = instance->own;
+    fa3_own *own = (fa3_own *)(void *)((char *)memory->base[HOST] + aligned(size->size[HOST]));
+    char *at = (char *)memory->base[PLANS] + aligned(size->size[PLANS]);
+    own->counter = (uintptr_t)memory->base[COUNTER] + aligned(size->size[COUNTER]);
+    own->groups = (fa3_metadata *)(own + 1);
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        fa3_plan_layout layout = fa3_layout_plan(&kernels->groups[i], &metadata->plan.bounds);
+        own->groups[i] = (fa3_metadata){.plan = NULL};
+        if (layout.size > 0)
+            own->groups[i] = (fa3_metadata){.plan = (fa3_plan *)(void *)at,
+                                            .tiles = (int32_t *)(void *)(at + layout.tiles_at),
+                                            .slow = (int32_t *)(void *)(at + layout.slow_at)};
         at += layout.size;
     }
+    metadata->own = own;
 }
 
 attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
                                 const attn_memory *memory, attn_metadata **metadata,
                                 attn_error *error)
 {
-    attn_bounds bounds;
-    uint64_t sizes[ATTN_REGION_COUNT];
-    attn_status status = measure(instance, kind, given, &bounds, sizes, error);
+    static const char *const names[ATTN_REGION_COUNT] = {[PLANS] = "device metadata",
+                                                         [COUNTER] = "zeroed device metadata",
+                                                         [HOST] = "host metadata"};
+    attn_memory_size library = {.struct_size = sizeof library}, all = library;
+    attn_status status = fi_metadata_size(instance, kind, given, &library, error);
     if (status == ATTN_OK)
-        status = check_regions(memory, sizes, error);
-    if (status != ATTN_OK)
-        return status;
-    attn_metadata *made = memory->base[HOST];
-    attn_kv_batch *kv = (attn_kv_batch *)(made + 1);
-    char *device = memory->base[PLANS];
-    uint64_t counts = kind == ATTN_METADATA_GRAPH ? (uintptr_t)device : 0;
-    *made = (attn_metadata){.instance = instance,
-                            .counter = (uintptr_t)memory->base[COUNTER],
-                            .groups = (fa3_metadata *)(kv + instance->num_groups)};
-    cuda_plan_init(&made->plan, kind, &bounds, BLOCKS, counts, kv);
-    place_plans(made, device + aligned(CUDA_COUNTS_BYTES));
-    *metadata = made;
-    return ATTN_OK;
-}
-
-/* All of it lies in the caller's memory. */
-void fa3_metadata_destroy(attn_metadata *metadata)
-{
-    (void)metadata;
+        status = fa3_metadata_size(instance, kind, given, &all, error);
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
+        if (names[region])
+            status = attn_util_check_region(memory, region, names[region], all.size[region],
+                                            ALIGNMENT, error);
+    if (status == ATTN_OK)
+        status = fi_metadata_create(instance, kind, given, memory, metadata, error);
+    if (status == ATTN_OK)
+        place_own(*metadata, memory, &library);
+    return status;
 }
 
 /* ---- A layer group's view of a batch --------------------------------------------------------- */
@@ -160,7 +145,7 @@ static int has_no_prefix(const attn_batch *batch, const attn_kv_batch *kv)
     const int32_t *rows = batch->q_indptr.host, *prefix = batch->prefix_lens.host;
     const int32_t *keys = kv->kv_lens.host;
     const int32_t *new_rows = kv->kv_new_indptr.device ? kv->kv_new_indptr.host : rows;
-    if (batch->mode == ATTN_MODE_DECODE || !rows || !prefix || !keys || !new_rows)
+    if (!rows || !prefix || !keys || !new_rows)
         return 0;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         int32_t queries = rows[s + 1] - rows[s];
@@ -178,11 +163,12 @@ static int32_t bound_of(int32_t window)
 static void view_batch(attn_metadata *metadata, uint32_t index)
 {
     const cuda_group *group = &metadata->instance->groups[index].base;
+    const fa3_own *own = metadata->own;
     const attn_batch *batch = &metadata->plan.batch;
     const attn_kv_batch *kv = &metadata->plan.kv[index];
-    fa3_metadata *view = &metadata->groups[index];
-    int decode = batch->mode == ATTN_MODE_DECODE, cached = cuda_group_has_cache(group);
-    view->cu_seqlens_q = decode ? NULL : batch->q_indptr.device;
+    fa3_metadata *view = &own->groups[index];
+    int cached = cuda_group_has_cache(group);
+    view->cu_seqlens_q = batch->q_indptr.device;
     view->cu_seqlens_k = NULL;
     if (!cached)
         view->cu_seqlens_k = view->cu_seqlens_q;
@@ -192,7 +178,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->cache_seqlens = kv->kv_lens.device;
     view->page_table = kv->block_table.device;
     view->page_table_stride = kv->block_table_stride;
-    view->max_seqlen_q = decode ? 1 : batch->max_q_len;
+    view->max_seqlen_q = batch->max_q_len;
     view->max_seqlen_k = cached ? batch->max_kv_len : view->max_seqlen_q;
     view->window_left = bound_of(group->window_left);
     view->window_right =
@@ -201,51 +187,68 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
 
 /* ---- Planning -------------------------------------------------------------------------------- */
 
-static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
+static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stream stream,
                               attn_error *error)
 {
     const attn_instance *instance = metadata->instance;
-    const fa3_group *group = &instance->groups[index];
-    const fa3_metadata *view = &metadata->groups[index];
+    const fa3_instance *kernels = instance->own;
+    const fa3_own *own = metadata->own;
+    const fa3_group *group = &kernels->groups[index];
+    const cuda_group *base = &instance->groups[index].base;
+    const fa3_metadata *view = &own->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
     fa3_plan_layout layout = fa3_layout_plan(group, bounds);
-    char *base = (char *)view->plan;
+    char *at = (char *)view->plan;
     fa3_plan_call call = {.plan = view->plan,
                           .tiles = view->tiles,
                           .slow = view->slow,
-                          .first_tile = (int *)(void *)(base + layout.first_tile_at),
-                          .marks = (int *)(void *)(base + layout.marks_at),
-                          .window_left = group->base.window_left,
+                          .first_tile = (int *)(void *)(at + layout.first_tile_at),
+                          .marks = (int *)(void *)(at + layout.marks_at),
+                          .window_left = base->window_left,
                           .tile_queries = group->tile->queries,
                           .tile_keys = group->tile->keys,
                           .bucket_keys =
                               bounds->max_kv_len / group->tile->keys / FA3_PLAN_BUCKETS + 1,
                           .only_new = view->cu_seqlens_k != NULL};
-    const cuda_launch launch = {.function = instance->plan,
+    const cuda_launch launch = {.function = kernels->plan,
                                 .name = "fa3_plan_batch",
                                 .grid = {1, 1, 1},
                                 .block = {FA3_PLAN_THREADS}};
     void *params[] = {&call};
-    cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call.batch);
+    cuda_plan_fill(&metadata->plan, base, &metadata->plan.kv[index], &call.batch);
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
-/* Nothing looks at the plan of an eager batch without rows. */
+/* Keys that a layer may leave unsaved are the library's, unless all keys are new. */
+static int needs_library(const attn_metadata *metadata, const fa3_metadata *view)
+{
+    return !view->is_tiled ||
+           (metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k);
+}
+
+static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
+                              attn_error *error)
+{
+    const fa3_own *own = metadata->own;
+    fa3_metadata *view = &own->groups[index];
+    attn_status status = ATTN_OK;
+    view->is_tiled = fa3_is_for_tiles(metadata, index);
+    if (view->is_tiled) {
+        view_batch(metadata, index);
+        status = plan_tiles(metadata, index, stream, error);
+    }
+    return status == ATTN_OK && needs_library(metadata, view)
+               ? fi_plan_group(metadata, index, stream, error)
+               : status;
+}
+
 attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                       attn_stream stream, attn_error *error)
 {
-    if (!metadata || !batch)
-        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
-    const attn_instance *instance = metadata->instance;
-    cuda_plan *plan = &metadata->plan;
-    attn_status status = cuda_plan_take(plan, instance->cuda, instance->groups, sizeof(fa3_group),
-                                        instance->num_groups, batch, stream, error);
-    if (status != ATTN_OK || plan->batch.mode == ATTN_MODE_IDLE ||
-        (plan->kind == ATTN_METADATA_EAGER && !cuda_plan_has_rows(plan)))
-        return status;
-    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++) {
-        view_batch(metadata, i);
+    int is_worked_on;
+    attn_status status = fi_take_batch(metadata, batch, stream, &is_worked_on, error);
+    for (uint32_t i = 0; status == ATTN_OK && is_worked_on && i < metadata->instance->num_groups;
+         i++)
         status = plan_group(metadata, i, stream, error);
-    }
     return status;
 }

@@ -9,25 +9,43 @@
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
 
+static const char *const tiles_choices[TILES_COUNT] = {
+    [TILES_AUTO] = "auto", [TILES_ALWAYS] = "always", [TILES_NEVER] = "never"};
+
+static const attn_option options_declared[] = {
+    FI_OPTIONS,
+    {.struct_size = sizeof(attn_option),
+     .type = ATTN_OPTION_ENUM,
+     .key = "tiles",
+     .default_text = "auto",
+     .min = 1,
+     .num_choices = TILES_COUNT,
+     .choices = tiles_choices,
+     .doc = "which batches of those that they can serve go to the plugin's own forward kernels, "
+            "not to those of flashinfer_like; auto = those that are faster by them"},
+};
+
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),
     .destroy = fa3_destroy,
-    .index_forms = fa3_index_forms,
+    .index_forms = fi_index_forms,
     .metadata_size = fa3_metadata_size,
     .metadata_create = fa3_metadata_create,
     .init_forward_metadata = fa3_init_forward_metadata,
-    .metadata_destroy = fa3_metadata_destroy,
+    .metadata_destroy = fi_metadata_destroy,
     .forward_extend = fa3_forward_extend,
-    .forward_decode = fa3_forward_decode,
+    .forward_decode = fi_forward_decode,
     .get_extension = attn_util_no_extension,
 };
 
-const attn_backend_type fa3_like_type = {
+static const attn_backend_type fa3_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .name = "fa3_like",
     .doc = "softmax attention on Hopper (sm_90), bf16 and fp16, kernels with wgmma and TMA",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
+    .num_options = sizeof options_declared / sizeof options_declared[0],
+    .options = options_declared,
     .ops = &ops,
     .query = fa3_query,
     .create = fa3_create,

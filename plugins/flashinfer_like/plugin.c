@@ -10,6 +10,8 @@
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
 
+static const attn_option options_declared[] = {FI_OPTIONS};
+
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),
     .destroy = fi_destroy,
@@ -29,8 +31,8 @@ static const attn_backend_type flashinfer_like_type = {
     .doc = "paged softmax attention, planned and balanced for any mix of lengths, bf16 and fp16",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
-    .num_options = FI_NUM_OPTIONS,
-    .options = fi_options,
+    .num_options = sizeof options_declared / sizeof options_declared[0],
+    .options = options_declared,
     .ops = &ops,
     .query = fi_query,
     .create = fi_create,

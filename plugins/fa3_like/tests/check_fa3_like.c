@@ -66,8 +66,7 @@ START_TEST(query_accepts)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
     ck_assert_uint_gt(verdict.device_bytes, 0);
-    static const int32_t dims[] = {64, 96, 128, 192, 256},
-                         pages[] = {8, 16, 24, 64, 128, 256, 65536};
+    static const int32_t dims[] = {64, 96, 128, 192, 256}, pages[] = {1, 7, 8, 16, 24, 64, 65536};
     for (int i = 0; i < 5; i++)
         EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
     for (int i = 0; i < 7; i++)
@@ -80,7 +79,14 @@ START_TEST(query_accepts)
     EXPECT(0, t->group.sm_scale = -1);
     EXPECT(0, t->group.attn_type = ATTN_TYPE_ENCODER_ONLY; t->problem.kv_layout = NULL;
            t->problem.page_size = 0);
-    EXPECT(0, t->bounds.uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
+    EXPECT(0, t->group.flags = ATTN_GROUP_HAS_ALIBI);
+    EXPECT(0, t->group.attention_chunk = 8192);
+    EXPECT(0, t->problem.out_dtype = ATTN_F32);
+    EXPECT(0, t->problem.kv_dtype = ATTN_FP8_E4M3;
+           t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
+    EXPECT(0, t->bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1);
+    EXPECT(0, t->bounds.uses = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX |
+                               ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
 }
 END_TEST
@@ -103,20 +109,38 @@ START_TEST(query_refuses)
     ck_assert_str_eq(reasons[0].accepted, "192, 128");
     EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 0);
     ck_assert_str_eq(reasons[0].accepted, "128, 192");
-    EXPECT(FIELD(ALIBI), t->group.flags = ATTN_GROUP_HAS_ALIBI);
-    EXPECT(FIELD(ATTENTION_CHUNK), t->group.attention_chunk = 8192);
-    EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE) | FIELD(OUT_DTYPE),
-           t->problem.q_dtype = t->problem.kv_dtype = t->problem.out_dtype = ATTN_F32);
-    EXPECT(FIELD(OUT_DTYPE), t->problem.out_dtype = ATTN_F32);
-    EXPECT(FIELD(KV_DTYPE) | FIELD(SCALE_GRANULARITY), t->problem.kv_dtype = ATTN_FP8_E4M3;
-           t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
-    EXPECT(FIELD(PAGE_SIZE), t->problem.page_size = 1);
-    ck_assert_str_eq(reasons[0].accepted, "8..65536/8");
-    EXPECT(FIELD(PAGE_SIZE), t->problem.page_size = 20);
+    EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2);
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
-    EXPECT(FIELD(MASK_KINDS), t->bounds.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_QLEN));
-    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_UNSAVED_KV);
     EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+}
+END_TEST
+
+/* Equal bits are kept where tiles are not: by what is asked for, or by what there is. */
+START_TEST(query_tells_of_notes)
+{
+    const uint32_t equal = ATTN_NOTE_DETERMINISTIC, decode = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    const struct {
+        uint32_t modes, needs, flags, kept;
+    } cases[] = {{~0u, 0, 0, 0},
+                 {~0u, equal, 0, equal},
+                 {decode, 0, 0, equal},
+                 {~0u, 0, ATTN_GROUP_HAS_ALIBI, equal}};
+    uint64_t bytes[4];
+    for (int i = 0; i < 4; i++) {
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        test_problem t;
+        make_problem(&t);
+        t.bounds.modes &= cases[i].modes;
+        t.problem.need_notes = cases[i].needs;
+        t.group.flags = cases[i].flags;
+        ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &test_error), ATTN_OK);
+        ck_assert(verdict.supported);
+        ck_assert_uint_eq(verdict.notes & equal, cases[i].kept);
+        ck_assert(verdict.notes & ATTN_NOTE_SM_BUDGET);
+        bytes[i] = verdict.device_bytes;
+    }
+    ck_assert_uint_gt(bytes[0], bytes[1]); /* by the list of tiles */
 }
 END_TEST
 
@@ -281,6 +305,7 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
     tcase_add_test(tc, query_accepts);
     tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, query_tells_of_notes);
     tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, tiles_of_a_batch);

@@ -58,9 +58,10 @@ START_TEST(extend_reads_pages)
     const uint64_t pages[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
     const uint64_t strides[3] = {NEW_ROW, TEST_DIM, TEST_PAGE * NEW_ROW};
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
-    const fa3_metadata *view = &t.metadata->groups[0];
+    const fa3_own *own = t.metadata->own;
+    const fa3_metadata *view = &own->groups[0];
     const fa3_tile *tile = t.group.tile;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->q, t.q.data, ragged_shape, ragged_strides, 64);
@@ -76,8 +77,7 @@ START_TEST(extend_reads_pages)
     ck_assert_int_eq(p->box_rows, 16);
     ck_assert_uint_eq(p->tiles, (uintptr_t)view->tiles);
     ck_assert_uint_eq(p->tile_count, (uintptr_t)&view->plan->tile_count);
-    ck_assert_uint_eq(p->counter,
-                      (uintptr_t)t.memory.base[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED)]);
+    ck_assert_uint_eq(p->counter, own->counter);
     ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
     ck_assert_int_eq(p->heads_per_kv, TEST_Q_HEADS / TEST_KV_HEADS);
     ck_assert_int_eq(p->out_token, ROW);
@@ -93,8 +93,6 @@ START_TEST(extend_reads_pages)
     ck_assert_ptr_eq(launches[0].params.plan.tiles, view->tiles);
     ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
     ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 1, 1));
-    ck_assert_uint_eq(launches[2].grid, TEST_Q_HEADS); /* one tile a head */
     run_end(&t);
 }
 END_TEST
@@ -109,7 +107,7 @@ START_TEST(launches_keep_to_max_sms)
     make_problem(&of);
     of.bounds.max_sms = budgets[_i];
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_uint_eq(launches[1].grid, sms[_i] * ROWS_BLOCKS);
     ck_assert_uint_eq(launches[2].grid, sms[_i]);
     run_end(&t);
@@ -125,7 +123,7 @@ START_TEST(layouts_differ_in_strides)
     make_problem(&of);
     of.problem.kv_layout = ATTN_LAYOUT_KV_HND;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_MIXED, 2, 30, 29));
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 600, 200));
     expect_map(&forward_params()->k, t.k_cache.data, pages, strides, 16);
     ck_assert_int_eq(launches[1].params.rows.operands.k_token, 2 * TEST_DIM);
     run_end(&t);
@@ -137,14 +135,14 @@ START_TEST(one_sequence_needs_no_list)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 300, 300));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 384, 384));
     const struct fa3_forward_params *p = forward_params();
     const fa3_tile *tile = t.group.tile;
     ck_assert_uint_eq(p->tiles, 0);
-    ck_assert_uint_eq(p->q_starts, (uintptr_t)t.metadata->groups[0].plan->starts);
+    ck_assert_uint_eq(p->q_starts, (uintptr_t)((fa3_own *)t.metadata->own)->groups[0].plan->starts);
     ck_assert_int_eq(p->batch, 1);
-    ck_assert_int_eq(p->q_length, 300);
-    ck_assert_int_eq(p->q_tiles, (300 + tile->queries - 1) / tile->queries);
+    ck_assert_int_eq(p->q_length, 384);
+    ck_assert_int_eq(p->q_tiles, (384 + tile->queries - 1) / tile->queries);
     ck_assert_int_gt(p->section, 0);
     ck_assert_int_eq(p->section % p->heads_per_kv, 0);
     run_end(&t);
@@ -159,14 +157,14 @@ START_TEST(masks_and_caps)
     of.group.window_right = 7;
     of.group.logit_cap = 30;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     const struct fa3_forward_params *p = forward_params();
     ck_assert_int_eq(p->window_right, 7);
     ck_assert_float_eq_tol(p->score_log2, 30 * 1.442695f, 1e-4f);
     ck_assert_float_eq_tol(p->score_cap, 0.125f / 30, 1e-7f);
     ck_assert_int_eq(launches[0].params.plan.batch.window_right, 7);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_NONE};
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_int_eq(forward_params()->window_right, FA3_UNBOUNDED);
     ck_assert_int_eq(launches[0].params.plan.batch.window_right, -1);
     run_end(&t);
@@ -180,7 +178,7 @@ START_TEST(windows_to_the_left)
     make_problem(&of);
     of.group.window_left = 100;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_int_eq(launches[0].params.plan.window_left, 100);
     ck_assert_int_eq(launches[1].params.rows.window_left, 100);
     ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
@@ -194,7 +192,7 @@ START_TEST(lse_of_ragged_queries)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.operands[ATTN_ROLE_LSE] = &t.lse;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
     ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
@@ -206,8 +204,8 @@ END_TEST
 /* Where the host tells that there is no prefix, keys are read from where they come. */
 START_TEST(prompts_read_rows)
 {
-    static const int32_t none[3] = {0}, rows[3] = {0, 10, 30}, keys[2] = {10, 20},
-                         more[2] = {10, 21};
+    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200},
+                         more[3] = {200, 200, 201};
     const uint64_t shape[4] = {TEST_DIM, TEST_ROWS, TEST_KV_HEADS, 1};
     const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
     test_run t;
@@ -215,7 +213,7 @@ START_TEST(prompts_read_rows)
     t.batch.prefix_lens.host = none;
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->k, t.k.data, shape, strides, (uint32_t)t.group.tile->keys);
     expect_map(&p->v, t.v.data, shape, strides, (uint32_t)t.group.tile->keys);
@@ -225,13 +223,13 @@ START_TEST(prompts_read_rows)
     ck_assert_int_eq(launches[0].params.plan.only_new, 1);
     ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
     t.kv.kv_lens.host = more;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
     ck_assert_int_eq(launches[0].params.plan.only_new, 0);
     t.kv.kv_lens.host = keys;
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
     run_end(&t);
 }
@@ -246,7 +244,7 @@ START_TEST(encoders_have_no_cache)
     of.group.window_right = -1;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
@@ -257,61 +255,125 @@ START_TEST(encoders_have_no_cache)
 }
 END_TEST
 
-/* ---- Decode ---------------------------------------------------------------------------------- */
+/* ---- The choice ------------------------------------------------------------------------------ */
 
-/* The heads of a KV head are the queries of one tile. */
-START_TEST(decode_packs_heads)
+static const char by_tiles[] = "plan rows fa3_forward_d128", by_attend[] = "fi_plan fi_attend_d128",
+                  by_prefill[] = "fi_plan fi_save fi_prefill_d128";
+
+START_TEST(decode_is_the_librarys)
 {
     test_run t;
-    const int64_t ratio = TEST_Q_HEADS / TEST_KV_HEADS;
-    const uint64_t shape[4] = {TEST_DIM, (uint64_t)ratio, TEST_KV_HEADS, TEST_ROWS};
-    const uint64_t strides[3] = {TEST_DIM, (uint64_t)ratio * TEST_DIM, ROW};
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
-    t.operands[ATTN_ROLE_LSE] = &t.lse;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
-    expect_launches("plan rows fa3_forward_d128");
-    const struct fa3_forward_params *p = forward_params();
-    expect_map(&p->q, t.q.data, shape, strides, 64);
-    expect_map(&p->o, t.out.data, shape, strides, 64);
-    ck_assert_int_eq(p->heads_q, TEST_KV_HEADS);
-    ck_assert_int_eq(p->heads_per_kv, 1);
-    ck_assert_int_eq(p->q_length, ratio);
-    ck_assert_uint_eq(p->q_starts, 0);
-    ck_assert_int_eq(p->window_right, FA3_UNBOUNDED);
-    ck_assert_int_eq(p->out_token, TEST_DIM);
-    ck_assert_int_eq(p->out_head, ratio * TEST_DIM);
-    ck_assert_int_eq(p->out_batch, ROW);
-    ck_assert_uint_eq(p->lse, (uintptr_t)t.lse.data);
-    ck_assert_int_eq(p->lse_head, ratio);
-    ck_assert_int_eq(p->lse_batch, TEST_Q_HEADS);
-    ck_assert_uint_ne(p->tiles, 0);
-    ck_assert_uint_eq(launches[2].grid, 5 * TEST_KV_HEADS);
+    expect_launches(by_attend);
+    ck_assert_int_eq(launches[1].params.fi_call.save, 1);
+    run_end(&t);
+    run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches(by_attend);
     run_end(&t);
 }
 END_TEST
 
-/* A sink is one head's: no packing. */
-START_TEST(decode_with_sinks)
+/* Many rows to tiles that they fill, and of which there are enough; else the library's. */
+START_TEST(rows_decide)
 {
-    const uint64_t shape[4] = {TEST_DIM, 1, TEST_Q_HEADS, TEST_ROWS},
-                   strides[3] = {0, TEST_DIM, ROW};
+    static const struct {
+        int32_t seqs, tokens, q_len;
+        const char *launches;
+    } batches[] = {
+        {3, 600, 200, by_tiles},
+        {1, 512, 500, by_tiles},
+        {3, 24, 8, "fi_plan fi_save fi_attend_d128"}, /* 32 rows a KV head */
+        {3, 27, 9, by_prefill},
+        {6, 384, 64, by_prefill}, /* half of a tile; four of these heads fill two */
+        {1, 128, 128, by_prefill} /* 8 tiles for 20 multiprocessors, of 2000 keys each */
+    };
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+        need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
+        expect_launches(batches[i].launches);
+    }
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
+    expect_launches(by_tiles);
+    need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
+    expect_launches(by_attend);
+    ck_assert_ptr_null(fa3_group_of(&t.of.problem, TILES_NEVER).tile);
+    run_end(&t);
+}
+END_TEST
+
+/* What the forward kernels have not. */
+START_TEST(problems_decide)
+{
+    test_problem of[7];
+    for (int i = 0; i < 7; i++)
+        make_problem(&of[i]);
+    of[0].group.flags = ATTN_GROUP_HAS_ALIBI;
+    of[1].group.attention_chunk = 64;
+    of[2].problem.page_size = 4;
+    of[3].problem.kv_dtype = ATTN_FP8_E4M3;
+    of[4].problem.out_dtype = ATTN_F32;
+    of[5].group.sm_scale = -1;
+    of[6].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
+    for (int i = 0; i < 7; i++) {
+        fa3_group group = fa3_group_of(&of[i].problem, TILES_AUTO);
+        ck_assert_msg(group.tile == NULL, "%d", i);
+        ck_assert_uint_eq(fa3_layout_plan(&group, &of[i].bounds).size, 0);
+    }
+    test_run t;
+    run_begin(&t, &of[1], ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches(by_prefill);
+    ck_assert_int_eq(launches[2].params.fi_call.chunk, 64);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(masks_decide)
+{
+    static const uint8_t bits[1] = {0};
+    static const int64_t indptr[4] = {0};
     test_problem of;
     test_run t;
     make_problem(&of);
-    of.group.flags = ATTN_GROUP_HAS_SINKS;
+    of.bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    t.operands[ATTN_ROLE_SINKS] = &t.sinks;
-    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-    const struct fa3_forward_params *p = forward_params();
-    expect_map(&p->q, t.q.data, shape, strides, 64);
-    ck_assert_int_eq(p->heads_q, TEST_Q_HEADS);
-    ck_assert_int_eq(p->q_length, 1);
-    ck_assert_int_eq(p->window_right, 0);
-    ck_assert_uint_eq(p->sinks, (uintptr_t)t.sinks.data);
-    t.args.flags |= ATTN_FORWARD_OMIT_SINK;
-    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-    ck_assert_uint_eq(forward_params()->sinks, 0);
-    ck_assert_int_eq(forward_params()->heads_q, TEST_KV_HEADS);
+    t.mask = (attn_mask){.struct_size = sizeof t.mask,
+                         .kind = ATTN_MASK_FULL,
+                         .bits = bits,
+                         .indptr = {NULL, indptr}};
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches(by_prefill);
+    t.mask.kind = ATTN_MASK_NONE;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches(by_tiles);
+    run_end(&t);
+}
+END_TEST
+
+/* Where a layer may leave keys unsaved, both are planned, and the call decides. */
+START_TEST(unsaved_keys_decide)
+{
+    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.uses |= ATTN_USES_UNSAVED_KV;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches("plan fi_plan rows fa3_forward_d128");
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches("plan fi_plan fi_prefill_d128");
+    t.batch.prefix_lens.host = none; /* all keys are new, and in no page */
+    t.batch.q_indptr.host = rows;
+    t.kv.kv_lens.host = keys;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches(by_tiles);
+    ck_assert_int_eq(launches[1].params.rows.operands.save, 0);
     run_end(&t);
 }
 END_TEST
@@ -329,35 +391,30 @@ START_TEST(unaligned_operands)
             attn_tensor aligned = *operands[i];
             operands[i]->byte_offset = stride ? 0 : 2;
             operands[i]->strides[0] += stride ? 4 : 0;
-            need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+            need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
             expect_launches("plan rows");
             ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
             *operands[i] = aligned;
         }
     t.k.strides[0] += 4; /* is copied */
-    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     expect_launches("plan rows fa3_forward_d128");
     ck_assert_int_eq(launches[1].params.rows.operands.aligned & CALL_ALIGNED_NEW, 0);
     run_end(&t);
 }
 END_TEST
 
-/* Keys and values that are in no cache go beyond what query accepts. */
 START_TEST(refusals)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
-    t.args.flags = 0;
-    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
-    ck_assert_msg(strstr(test_message, "SAVE_KV"), "%s", test_message);
-    t.args.flags = ATTN_FORWARD_SAVE_KV;
     ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 7, 30, 20), ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 601, 20), ATTN_INVALID_ARGUMENT);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_FULL};
-    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200), ATTN_INVALID_ARGUMENT);
     t.mask.struct_size = 0;
     t.operands[ATTN_ROLE_Q] = NULL;
-    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 30, 20), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200), ATTN_INVALID_ARGUMENT);
     ck_assert_msg(strstr(test_message, "operand q"), "%s", test_message);
     run_end(&t);
 }
@@ -369,6 +426,7 @@ START_TEST(graphs_go_by_bounds)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_GRAPH);
+    t.own.option = TILES_ALWAYS;
     const struct {
         int32_t seqs, tokens, q_len;
     } batches[] = {{6, 600, 500}, {1, 1, 1}, {3, 40, 30}};
@@ -403,7 +461,7 @@ START_TEST(empty_batches)
     need(run_batch(&t, ATTN_MODE_DECODE, 6, 6, 1));
     t.kv.kv_lens.host = NULL;
     need(run_batch(&t, ATTN_MODE_DECODE, 0, 0, 1));
-    expect_launches("plan"); /* which a replay reads */
+    expect_launches("fi_plan"); /* which a replay reads */
     run_end(&t);
 }
 END_TEST
@@ -459,8 +517,11 @@ static Suite *suite(void)
     tcase_add_test(tc, lse_of_ragged_queries);
     tcase_add_test(tc, prompts_read_rows);
     tcase_add_test(tc, encoders_have_no_cache);
-    tcase_add_test(tc, decode_packs_heads);
-    tcase_add_test(tc, decode_with_sinks);
+    tcase_add_test(tc, decode_is_the_librarys);
+    tcase_add_test(tc, rows_decide);
+    tcase_add_test(tc, problems_decide);
+    tcase_add_test(tc, masks_decide);
+    tcase_add_test(tc, unsaved_keys_decide);
     tcase_add_test(tc, unaligned_operands);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, graphs_go_by_bounds);

@@ -34,6 +34,10 @@ static int driver_launch(cuda_function function, unsigned grid_x, unsigned grid_
         size = sizeof seen->params.plan;
     else if (strcmp(function, "rows") == 0)
         size = sizeof seen->params.rows;
+    else if (strcmp(function, "fi_plan") == 0)
+        size = sizeof seen->params.fi_plan;
+    else if (strncmp(function, "fi_", 3) == 0)
+        size = sizeof seen->params.fi_call;
     memcpy(&seen->params, params[0], size);
     return CUDA_OK;
 }
@@ -152,7 +156,7 @@ static void make_operands(test_run *t)
 {
     static _Alignas(64) char cells[8][64]; /* what lies where is not read */
     attn_dtype dtype = t->of.problem.q_dtype;
-    int hnd = t->group.base.hnd;
+    int hnd = t->base.base.hnd;
     const int64_t queries[] = {TEST_ROWS, TEST_Q_HEADS, TEST_DIM};
     const int64_t keys[] = {TEST_ROWS, TEST_KV_HEADS, TEST_DIM};
     const int64_t pages[] = {TEST_PAGES, hnd ? TEST_KV_HEADS : TEST_PAGE,
@@ -161,8 +165,8 @@ static void make_operands(test_run *t)
     t->out = dense(cells[1], dtype, 3, queries);
     t->k = dense(cells[2], dtype, 3, keys);
     t->v = dense(cells[3], dtype, 3, keys);
-    t->k_cache = dense(cells[4], dtype, 4, pages);
-    t->v_cache = dense(cells[5], dtype, 4, pages);
+    t->k_cache = dense(cells[4], t->of.problem.kv_dtype, 4, pages);
+    t->v_cache = dense(cells[5], t->of.problem.kv_dtype, 4, pages);
     t->lse = dense(cells[6], ATTN_F32, 2, queries);
     t->sinks = dense(cells[7], ATTN_F32, 1, queries + 1);
     t->operands[ATTN_ROLE_Q] = &t->q;
@@ -177,21 +181,37 @@ static void make_operands(test_run *t)
                                   .operands = t->operands};
 }
 
+/* What create makes of a problem, but for the driver's part. */
+static void make_instance(test_run *t, const attn_problem *problem)
+{
+    t->group = fa3_group_of(problem, TILES_AUTO);
+    t->group.forward = t->group.tile ? (cuda_function)(uintptr_t)t->group.tile->kernel : NULL;
+    t->own = (fa3_instance){.plan = (cuda_function)(uintptr_t) "plan",
+                            .rows = (cuda_function)(uintptr_t) "rows",
+                            .groups = &t->group};
+    fi_group_init(&t->base, problem, TEST_SMS, CASCADE_AUTO);
+    t->layer.layer_id = TEST_LAYER;
+    t->base.base.layers = &t->layer;
+    for (int kernel = 0; kernel < KERNEL_COUNT; kernel++)
+        t->base.functions[kernel] = (cuda_function)(uintptr_t)t->base.shape->kernels[kernel].name;
+    t->instance = (attn_instance){.cuda = &driver,
+                                  .facts = {.sm = 90, .num_sms = TEST_SMS},
+                                  .plan = (cuda_function)(uintptr_t) "fi_plan",
+                                  .save = (cuda_function)(uintptr_t) "fi_save",
+                                  .num_groups = 1,
+                                  .groups = &t->base,
+                                  .own = &t->own};
+}
+
 void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
 {
     memset(t, 0, sizeof *t);
     make_problem(&t->of);
-    fa3_group_init(&t->group, problem ? &problem->problem : &t->of.problem);
-    t->of.bounds = problem ? problem->bounds : t->of.bounds;
-    t->layer.layer_id = TEST_LAYER;
-    t->group.base.layers = &t->layer;
-    t->group.forward = (cuda_function)(uintptr_t)t->group.tile->kernel;
-    t->instance = (attn_instance){.cuda = &driver,
-                                  .facts = {.sm = 90, .num_sms = TEST_SMS},
-                                  .plan = (cuda_function)(uintptr_t) "plan",
-                                  .rows = (cuda_function)(uintptr_t) "rows",
-                                  .num_groups = 1,
-                                  .groups = &t->group};
+    if (problem) {
+        t->of.bounds = problem->bounds;
+        t->of.problem.kv_dtype = problem->problem.kv_dtype;
+    }
+    make_instance(t, problem ? &problem->problem : &t->of.problem);
     attn_memory_size size = {.struct_size = sizeof size};
     ck_assert_int_eq(fa3_metadata_size(&t->instance, kind, &t->of.bounds, &size, &test_error),
                      ATTN_OK);
@@ -210,7 +230,7 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
 
 void run_end(test_run *t)
 {
-    fa3_metadata_destroy(t->metadata);
+    fi_metadata_destroy(t->metadata);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
         free(t->memory.base[region]);
 }
@@ -219,7 +239,7 @@ attn_status run_batch(test_run *t, uint32_t mode, int32_t seqs, int32_t tokens, 
 {
     t->kv = (attn_kv_batch){.struct_size = sizeof t->kv,
                             .index_forms = ATTN_INDEX_BLOCK_TABLE,
-                            .page_size = TEST_PAGE,
+                            .page_size = t->base.base.page_size,
                             .block_table_stride = 90,
                             .kv_lens = {t->kv.kv_lens.host, kv_lens},
                             .out_cache_loc = {NULL, out_cache_loc},
@@ -242,6 +262,6 @@ attn_status run_batch(test_run *t, uint32_t mode, int32_t seqs, int32_t tokens, 
     attn_status status = fa3_init_forward_metadata(t->metadata, &t->batch, NULL, &test_error);
     if (status != ATTN_OK)
         return status;
-    return (mode == ATTN_MODE_DECODE ? fa3_forward_decode : fa3_forward_extend)(
+    return (mode == ATTN_MODE_DECODE ? fi_forward_decode : fa3_forward_extend)(
         t->metadata, TEST_LAYER, &t->args, NULL, &test_error);
 }

@@ -27,6 +27,8 @@ typedef struct seen_launch {
         fa3_plan_call plan;
         fa3_rows_call rows;
         struct fa3_forward_params forward;
+        fi_plan_call fi_plan;
+        fi_call fi_call; /* of fi_save too */
     } params;
 } seen_launch;
 
@@ -51,6 +53,8 @@ void make_problem(test_problem *t);
 typedef struct test_run {
     test_problem of;
     attn_instance instance;
+    fa3_instance own;
+    fi_group base;
     fa3_group group;
     attn_util_layer layer;
     attn_metadata *metadata;

@@ -190,7 +190,7 @@ attn_status fi_create_with(const attn_backend_type *type, const attn_problem *pr
     memset(made, 0, size + own_size);
     made->services = services;
     made->cuda = cuda;
-    made->cascade = fi_read_cascade(options);
+    made->cascade = fi_read_option(options, "cascade");
     made->num_groups = num_problems;
     made->modules = (cuda_module *)(made + 1);
     made->groups = (fi_group *)(made->modules + num_modules);

@@ -31,12 +31,18 @@ enum {
 /* When keys that sequences share are read once for all of them. */
 enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 3 };
 
-/* What a plugin declares. */
-enum { FI_NUM_OPTIONS = 1 };
-extern const attn_option fi_options[FI_NUM_OPTIONS];
+/* What a plugin declares of them. */
+extern const char *const fi_cascades[CASCADE_COUNT];
+#define FI_OPTIONS                                                                                 \
+    {                                                                                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "cascade",            \
+        .default_text = "auto", .min = 1, .num_choices = CASCADE_COUNT, .choices = fi_cascades,    \
+        .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all " \
+               "of them; auto = where that saves more than it costs",                              \
+    }
 
-/* Option `cascade`. */
-int fi_read_cascade(const attn_options *given);
+/* An enumerator's place among its option's choices; the first where the key is not given. */
+int fi_read_option(const attn_options *given, const char *key);
 
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 

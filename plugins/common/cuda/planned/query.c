@@ -25,30 +25,18 @@ static const char codes[] = "sm_90a";
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-static const char *const cascades[CASCADE_COUNT] = {
+const char *const fi_cascades[CASCADE_COUNT] = {
     [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
 
-const attn_option fi_options[FI_NUM_OPTIONS] = {
-    {.struct_size = sizeof(attn_option),
-     .type = ATTN_OPTION_ENUM,
-     .key = "cascade",
-     .default_text = "auto",
-     .min = 1,
-     .num_choices = CASCADE_COUNT,
-     .choices = cascades,
-     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all of "
-            "them; auto = where that saves more than it costs"},
-};
-
-int fi_read_cascade(const attn_options *given)
+int fi_read_option(const attn_options *given, const char *key)
 {
-    int cascade = CASCADE_AUTO;
+    int place = 0;
     for (uint32_t i = 0; given && i < given->num_values; i++) {
         const attn_option_value *value = attn_at(given->values, i);
-        if (strcmp(value->key, "cascade") == 0)
-            cascade = (int)value->integer;
+        if (strcmp(value->key, key) == 0)
+            place = (int)value->integer;
     }
-    return cascade;
+    return place;
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -148,7 +136,7 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;
         ask.problem.bounds = &ask.bounds;
-        fi_tell_memory(&ask.problem, fi_read_cascade(options), &verdict);
+        fi_tell_memory(&ask.problem, fi_read_option(options, "cascade"), &verdict);
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * choose.c: whose batch it is: of the forward kernels, which are the fastest where rows are many,
+ * or of plugins/common/cuda/planned, which serves everything, packs the query heads of a KV head
+ * into one tile, and shares out the keys of few tiles among all multiprocessors.
+ *
+ * A problem tells what the forward kernels can serve at all. Of a batch, or of a graph's bounds,
+ * the cycles that each would take are estimated from what was measured (docs/kernels/).
+ */
+#include "plugins/fa3_like/fa3_like.h"
+
+enum {
+    BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
+    MOST_PAGE = 65536,
+    /* Cycles before a tile's first product and after its last one, by tiles and by plan. */
+    TILE_BEGINS = 5000,
+    ITEM_BEGINS = 9000,
+    /* Of the products and exponentials of 128 rows and a key, for 128 of dim + v_dim. */
+    KEY_CYCLES = 10,
+    /* Eighths that the plan's kernel takes for those that a forward kernel does in eight. */
+    EIGHTHS = 9
+};
+
+int fa3_may_tile(const attn_problem *problem)
+{
+    cuda_group group;
+    cuda_group_init(&group, problem);
+    /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
+    int has_scale = group.logit_cap > 0 ? group.sm_scale != 0 : group.sm_scale > 0;
+    int has_pages = !cuda_group_has_cache(&group) ||
+                    (group.page_size % BOX_ROWS == 0 && group.page_size <= MOST_PAGE);
+    int has_one_dtype = group.kv_dtype == group.q_dtype && group.out_dtype == group.q_dtype;
+    /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
+    int may_vary = !(problem->need_notes & ATTN_NOTE_DETERMINISTIC);
+    return has_scale && has_pages && has_one_dtype && may_vary && group.chunk <= 0 &&
+           !(group.flags & ATTN_GROUP_HAS_ALIBI);
+}
+
+static int64_t round_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
+static int64_t count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size)
+{
+    return smaller(extent->seqs * round_up(extent->q_len * ratio, size),
+                   extent->tokens * ratio / size + extent->seqs);
+}
+
+/* Of fewer tiles than multiprocessors some of these have none; items are shared out. */
+static int is_faster_by_tiles(const cuda_group *group, const fa3_tile *tile,
+                              const cuda_extent *extent, int64_t keys, int64_t sms)
+{
+    int64_t of_keys = keys * KEY_CYCLES * (group->dim + group->v_dim) / FI_PREFILL_ROWS;
+    int64_t tiles = count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
+    int64_t items = count_tiles(extent, group->ratio, FI_PREFILL_ROWS) * group->kv_heads;
+    int64_t tile_cycles = TILE_BEGINS + of_keys * tile->queries / FI_PREFILL_ROWS;
+    int64_t item_cycles = ITEM_BEGINS + of_keys * EIGHTHS / 8;
+    return larger(tiles, sms) * tile_cycles <= items * item_cycles;
+}
+
+/* What of a batch the forward kernels cannot serve. */
+static int can_tile(const attn_metadata *metadata, uint32_t index)
+{
+    const cuda_plan *plan = &metadata->plan;
+    const fa3_own *own = metadata->own;
+    int is_plain = plan->mask.kind == ATTN_MASK_LAYER || plan->mask.kind == ATTN_MASK_NONE;
+    int has_pages = !cuda_group_has_cache(&metadata->instance->groups[index].base) ||
+                    plan->kv[index].block_table.device;
+    return own->groups[index].plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain && has_pages;
+}
+
+int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index)
+{
+    const cuda_plan *plan = &metadata->plan;
+    const fi_group *group = &metadata->instance->groups[index];
+    const fa3_instance *own = metadata->instance->own;
+    cuda_extent extent = cuda_plan_extent(plan);
+    int64_t keys = extent.q_len;
+    if (!can_tile(metadata, index) || own->option == TILES_ALWAYS)
+        return can_tile(metadata, index);
+    if (cuda_group_has_cache(&group->base))
+        keys = plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
+    return extent.q_len * group->base.ratio > SHORT_ROWS &&
+           is_faster_by_tiles(&group->base, own->groups[index].tile, &extent, keys,
+                              cuda_plan_num_sms(plan, group->num_sms));
+}
