@@ -81,18 +81,38 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
     return own->groups[index].plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain && has_pages;
 }
 
-int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index)
+/* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must
+ * do for any number of them; and keys that are not saved have one plan for the whole batch. */
+static fi_part find_decodes(const cuda_plan *plan, int32_t ratio)
+{
+    const attn_batch *batch = &plan->batch;
+    if (plan->kind == ATTN_METADATA_GRAPH || plan->bounds.uses & ATTN_USES_UNSAVED_KV ||
+        batch->mode != ATTN_MODE_MIXED || batch->num_decode_seqs == 0 ||
+        batch->decode_q_len * ratio > SHORT_ROWS)
+        return (fi_part){.q_len = 0};
+    return (fi_part){batch->first_decode_seq, batch->num_decode_seqs, batch->decode_q_len};
+}
+
+int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *part)
 {
     const cuda_plan *plan = &metadata->plan;
     const fi_group *group = &metadata->instance->groups[index];
     const fa3_instance *own = metadata->instance->own;
     cuda_extent extent = cuda_plan_extent(plan);
     int64_t keys = extent.q_len;
-    if (!can_tile(metadata, index) || own->option == TILES_ALWAYS)
-        return can_tile(metadata, index);
+    *part = (fi_part){.q_len = 0};
+    if (!can_tile(metadata, index))
+        return 0;
+    fi_part decodes = find_decodes(plan, group->base.ratio);
+    extent.seqs -= decodes.num_seqs;
+    extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
     if (cuda_group_has_cache(&group->base))
         keys = plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
-    return extent.q_len * group->base.ratio > SHORT_ROWS &&
-           is_faster_by_tiles(&group->base, own->groups[index].tile, &extent, keys,
-                              cuda_plan_num_sms(plan, group->num_sms));
+    int is_faster = extent.q_len * group->base.ratio > SHORT_ROWS &&
+                    is_faster_by_tiles(&group->base, own->groups[index].tile, &extent, keys,
+                                       cuda_plan_num_sms(plan, group->num_sms));
+    if (!is_faster && own->option != TILES_ALWAYS)
+        return 0;
+    *part = decodes;
+    return 1;
 }

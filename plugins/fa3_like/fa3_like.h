@@ -106,6 +106,7 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
 typedef struct fa3_own {
     uint64_t counter;     /* device: two numbers that every forward kernel leaves at 0 */
     fa3_metadata *groups; /* [num_groups] */
+    fi_part *parts;       /* [num_groups] of a batch in tiles, what the library works on */
 } fa3_own;
 
 attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
@@ -124,8 +125,9 @@ void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_ver
 /* Can the forward kernels serve any batch of the problem? */
 int fa3_may_tile(const attn_problem *problem);
 
-/* Is the batch that was taken, or any of the graph's, for tiles in group `index`? */
-int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index);
+/* Is the batch that was taken, or any of the graph's, for tiles in group `index`, but for the part
+ * of it that is set then? */
+int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *part);
 
 /* ---- Forward: but for DECODE, which is the library's -------------------------------------------
  */

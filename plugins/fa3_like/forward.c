@@ -34,6 +34,7 @@ typedef struct layer_call {
     const attn_util_layer *layer;
     const fa3_metadata *view;
     const attn_kv_batch *kv;
+    uint32_t index; /* of the group */
     attn_forward_args args;
     fa3_rows_call rows; /* with the operands */
 } layer_call;
@@ -46,6 +47,7 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
         for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
             if (instance->groups[i].base.layers[n].layer_id != layer_id)
                 continue;
+            call->index = i;
             call->group = &instance->groups[i].base;
             call->tiles = &call->kernels->groups[i];
             call->layer = &call->group->layers[n];
@@ -312,7 +314,8 @@ static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-static attn_status forward_tiles(layer_call *call, attn_stream stream, attn_error *error)
+static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream stream,
+                                 attn_error *error)
 {
     attn_status status = cuda_operands_take(call->group, call->layer, &call->metadata->plan,
                                             call->kv, &call->args, &call->rows.operands, error);
@@ -320,7 +323,12 @@ static attn_status forward_tiles(layer_call *call, attn_stream stream, attn_erro
         return status;
     int for_tiles = is_for_tiles(call);
     status = launch_rows(call, !for_tiles, stream, error);
-    return status == ATTN_OK && for_tiles ? launch_tiles(call, stream, error) : status;
+    if (status == ATTN_OK && for_tiles)
+        status = launch_tiles(call, stream, error);
+    /* Sequences of few rows among the others. */
+    if (status == ATTN_OK && for_tiles && fi_part_of(call->metadata, call->index))
+        status = fi_forward_extend(call->metadata, layer_id, &call->args, stream, error);
+    return status;
 }
 
 attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
@@ -338,5 +346,5 @@ attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
     if (status != ATTN_OK)
         return status;
     return is_for_library(&call) ? fi_forward_extend(metadata, layer_id, args, stream, error)
-                                 : forward_tiles(&call, stream, error);
+                                 : forward_tiles(&call, layer_id, stream, error);
 }

@@ -55,7 +55,7 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
 
 static uint64_t host_bytes(uint32_t num_groups)
 {
-    return sizeof(fa3_own) + num_groups * sizeof(fa3_metadata);
+    return sizeof(fa3_own) + num_groups * (sizeof(fa3_metadata) + sizeof(fi_part));
 }
 
 void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_verdict *verdict)
@@ -103,6 +103,8 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
     char *at = (char *)memory->base[PLANS] + aligned(size->size[PLANS]);
     own->counter = (uintptr_t)memory->base[COUNTER] + aligned(size->size[COUNTER]);
     own->groups = (fa3_metadata *)(own + 1);
+    own->parts = (fi_part *)(own->groups + instance->num_groups);
+    memset(own->parts, 0, instance->num_groups * sizeof *own->parts);
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         fa3_plan_layout layout = fa3_layout_plan(&kernels->groups[i], &metadata->plan.bounds);
         own->groups[i] = (fa3_metadata){.plan = NULL};
@@ -113,6 +115,7 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
         at += layout.size;
     }
     metadata->own = own;
+    metadata->parts = own->parts;
 }
 
 attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -196,6 +199,7 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
     const fa3_group *group = &kernels->groups[index];
     const cuda_group *base = &instance->groups[index].base;
     const fa3_metadata *view = &own->groups[index];
+    const fi_part *part = &own->parts[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
     fa3_plan_layout layout = fa3_layout_plan(group, bounds);
     char *at = (char *)view->plan;
@@ -209,7 +213,9 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                           .tile_keys = group->tile->keys,
                           .bucket_keys =
                               bounds->max_kv_len / group->tile->keys / FA3_PLAN_BUCKETS + 1,
-                          .only_new = view->cu_seqlens_k != NULL};
+                          .only_new = view->cu_seqlens_k != NULL,
+                          .others_first = part->first_seq,
+                          .others_end = part->first_seq + part->num_seqs};
     const cuda_launch launch = {.function = kernels->plan,
                                 .name = "fa3_plan_batch",
                                 .grid = {1, 1, 1},
@@ -220,9 +226,11 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
 }
 
 /* Keys that a layer may leave unsaved are the library's, unless all keys are new. */
-static int needs_library(const attn_metadata *metadata, const fa3_metadata *view)
+static int needs_library(const attn_metadata *metadata, uint32_t index)
 {
-    return !view->is_tiled ||
+    const fa3_own *own = metadata->own;
+    const fa3_metadata *view = &own->groups[index];
+    return !view->is_tiled || fi_part_of(metadata, index) ||
            (metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k);
 }
 
@@ -232,12 +240,12 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stre
     const fa3_own *own = metadata->own;
     fa3_metadata *view = &own->groups[index];
     attn_status status = ATTN_OK;
-    view->is_tiled = fa3_is_for_tiles(metadata, index);
+    view->is_tiled = fa3_is_for_tiles(metadata, index, &own->parts[index]);
     if (view->is_tiled) {
         view_batch(metadata, index);
         status = plan_tiles(metadata, index, stream, error);
     }
-    return status == ATTN_OK && needs_library(metadata, view)
+    return status == ATTN_OK && needs_library(metadata, index)
                ? fi_plan_group(metadata, index, stream, error)
                : status;
 }

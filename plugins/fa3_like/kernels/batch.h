@@ -31,9 +31,10 @@ typedef struct fa3_plan_call {
     int window_left; /* -1 = no limit */
     int tile_queries;
     int tile_keys;
-    int bucket_keys; /* tiles of keys that are counted as one when tiles are put in order */
-    int only_new;    /* all keys are new, and read from where they come: slots do not matter */
-    int reserved;
+    int bucket_keys;  /* tiles of keys that are counted as one when tiles are put in order */
+    int only_new;     /* all keys are new, and read from where they come: slots do not matter */
+    int others_first; /* sequences [others_first, others_end) are worked on by others */
+    int others_end;
 } fa3_plan_call;
 
 typedef struct fa3_rows_call {

@@ -33,10 +33,17 @@ PORTABLE int plan_is_misplaced(const fa3_plan_call *p, const index_sequence *q)
     return bounded && q->prefix_len != q->kv_len - q->q_len;
 }
 
+PORTABLE int plan_is_of_others(const fa3_plan_call *p, int s)
+{
+    return s >= p->others_first && s < p->others_end;
+}
+
 /* Is a sequence not for tiles? After all rows were marked. */
 PORTABLE int plan_is_slow(const fa3_plan_call *p, int s)
 {
     index_sequence q;
+    if (plan_is_of_others(p, s))
+        return 0;
     index_find_sequence(&p->batch, 1, s, &q);
     return q.q_len > 0 && q.kv_len > 0 && (*PORTABLE_AT(p->marks + s) || plan_is_misplaced(p, &q));
 }
@@ -45,7 +52,9 @@ PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 1, s, &q);
-    return plan_is_slow(p, s) ? 0 : (q.q_len + p->tile_queries - 1) / p->tile_queries;
+    return plan_is_of_others(p, s) || plan_is_slow(p, s)
+               ? 0
+               : (q.q_len + p->tile_queries - 1) / p->tile_queries;
 }
 
 /* The bucket of a tile, by how many keys it is multiplied with. */

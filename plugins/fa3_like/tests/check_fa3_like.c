@@ -239,6 +239,12 @@ START_TEST(tiles_of_a_batch)
     p.batch.window_right = 0;
     ck_assert_int_eq(plan_is_slow(&p, 4), 1);
     ck_assert_int_eq(plan_is_slow(&p, 1), 0);
+    p.others_first = 3;
+    p.others_end = 5;
+    for (int s = 0; s < SEQS; s++) {
+        ck_assert_int_eq(plan_is_slow(&p, s), 0);
+        ck_assert_int_eq(plan_count_tiles(&p, s), s < 3 ? tiles[s] : 0);
+    }
 }
 END_TEST
 

@@ -354,6 +354,40 @@ START_TEST(masks_decide)
 }
 END_TEST
 
+/* Sequences that decode are the library's, the others are tiles, if they are worth it. */
+START_TEST(mixed_batches_are_split)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.num_decodes = 2;
+    need(run_batch(&t, ATTN_MODE_MIXED, 5, 600, 200));
+    expect_launches("plan fi_plan rows fa3_forward_d128 fi_attend_d128");
+    ck_assert_int_eq(launches[0].params.plan.others_first, 3);
+    ck_assert_int_eq(launches[0].params.plan.others_end, 5);
+    ck_assert_int_eq(launches[2].params.rows.operands.save, 1);
+    const fi_call *call = &launches[4].params.fi_call;
+    ck_assert_ptr_eq(call->plan, launches[1].params.fi_plan.plan);
+    ck_assert_int_eq(call->batch.num_seqs, 2);
+    ck_assert_int_eq(call->batch.num_tokens, 0);
+    ck_assert_ptr_eq(call->batch.q_indptr, q_indptr + 3);
+    ck_assert_ptr_eq(call->batch.prefix_lens, prefix_lens + 3);
+    ck_assert_ptr_eq(call->batch.kv_lens, kv_lens + 3);
+    ck_assert_ptr_eq(call->batch.block_table, block_table + (ptrdiff_t)3 * 90);
+    ck_assert_ptr_eq(call->batch.out_cache_loc, (const long long *)out_cache_loc);
+    ck_assert_int_eq(call->saved, 1);
+    ck_assert_int_eq(call->save, 0);
+    ck_assert_ptr_eq(launches[1].params.fi_plan.batch.q_indptr, q_indptr + 3);
+    need(run_batch(&t, ATTN_MODE_MIXED, 5, 30, 10));
+    expect_launches(by_prefill);
+    ck_assert_int_eq(launches[2].params.fi_call.batch.num_seqs, 5);
+    t.num_decodes = 0;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 600, 200));
+    expect_launches(by_tiles);
+    ck_assert_int_eq(launches[0].params.plan.others_end, 0);
+    run_end(&t);
+}
+END_TEST
+
 /* Where a layer may leave keys unsaved, both are planned, and the call decides. */
 START_TEST(unsaved_keys_decide)
 {
@@ -521,6 +555,7 @@ static Suite *suite(void)
     tcase_add_test(tc, rows_decide);
     tcase_add_test(tc, problems_decide);
     tcase_add_test(tc, masks_decide);
+    tcase_add_test(tc, mixed_batches_are_split);
     tcase_add_test(tc, unsaved_keys_decide);
     tcase_add_test(tc, unaligned_operands);
     tcase_add_test(tc, refusals);

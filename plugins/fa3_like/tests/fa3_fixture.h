@@ -60,6 +60,7 @@ typedef struct test_run {
     attn_metadata *metadata;
     attn_memory memory;
     attn_batch batch;
+    int32_t num_decodes; /* of a MIXED batch, its last ones, of one query each */
     attn_kv_batch kv;
     attn_mask mask;
     attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks;

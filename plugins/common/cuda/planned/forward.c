@@ -45,7 +45,7 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
             call->group = &instance->groups[i];
             call->layer = &instance->groups[i].base.layers[n];
             call->kv = &call->metadata->plan.kv[i];
-            call->kernel = fi_find_kernel(call->metadata, call->group);
+            call->kernel = fi_find_kernel(call->metadata, i);
             return ATTN_OK;
         }
     return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
@@ -241,7 +241,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         status = set_out_map(&call, error);
     if (status != ATTN_OK)
         return status;
-    if (call.params.saved)
+    if (call.params.saved && !fi_part_of(metadata, call.index))
         status = launch_save(&call, stream, error);
     for (int level = 0; level < fi_planned_levels(metadata, call.group) && status == ATTN_OK;
          level++)

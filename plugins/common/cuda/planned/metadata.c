@@ -230,11 +230,19 @@ static int is_custom(const cuda_plan *plan)
     return plan->mask.kind == ATTN_MASK_FULL || plan->mask.kind == ATTN_MASK_QLEN;
 }
 
-int fi_find_kernel(const attn_metadata *metadata, const fi_group *group)
+const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index)
 {
+    return metadata->parts && metadata->parts[index].q_len > 0 ? &metadata->parts[index] : NULL;
+}
+
+int fi_find_kernel(const attn_metadata *metadata, uint32_t index)
+{
+    const fi_group *group = &metadata->instance->groups[index];
+    const fi_part *part = fi_part_of(metadata, index);
     if (cuda_is_fp8(group->base.kv_dtype))
         return KERNEL_CODES;
-    int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->base.ratio;
+    int64_t rows =
+        (part ? part->q_len : cuda_plan_extent(&metadata->plan).q_len) * group->base.ratio;
     int is_decode = metadata->plan.batch.mode == ATTN_MODE_DECODE;
     return is_decode || rows <= SHORT_ROWS ? KERNEL_ATTEND : KERNEL_PREFILL;
 }
@@ -267,6 +275,22 @@ static void make_runs(const fi_runs *runs, call_batch *batch)
     batch->num_tokens = 0; /* no padding */
 }
 
+/* Arrays by sequence begin with the part's first one; rows stay the batch's. */
+static void make_part(const fi_part *part, call_batch *batch)
+{
+    const int first = part->first_seq;
+    batch->q_indptr += first;
+    batch->prefix_lens += batch->prefix_lens ? first : 0;
+    batch->seq_lens += batch->seq_lens ? first : 0;
+    batch->kv_lens += batch->kv_lens ? first : 0;
+    batch->new_indptr += batch->new_indptr ? first : 0;
+    batch->req_pool_indices += batch->req_pool_indices ? first : 0;
+    batch->block_table += batch->block_table ? (int64_t)first * batch->table_stride : 0;
+    batch->kv_indptr += batch->kv_indptr ? first : 0;
+    batch->num_seqs = part->num_seqs;
+    batch->num_tokens = 0; /* no padding */
+}
+
 static char *find_plan(const attn_metadata *metadata, uint32_t index, int level)
 {
     const attn_bounds *bounds = &metadata->plan.bounds;
@@ -284,7 +308,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
 {
     const fi_group *group = &metadata->instance->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
-    int kernel = level >= 0 ? KERNEL_PREFILL : fi_find_kernel(metadata, group);
+    int kernel = level >= 0 ? KERNEL_PREFILL : fi_find_kernel(metadata, index);
     fi_grid grid = fi_bounded_grid(group, bounds);
     char *base = find_plan(metadata, index, level);
     fi_plan_layout layout =
@@ -309,6 +333,8 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
     call->prefixes.levels = fi_planned_levels(metadata, group);
     call->prefixes.worth = worth_keys(group);
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
+    if (fi_part_of(metadata, index))
+        make_part(fi_part_of(metadata, index), &call->batch);
     if (level >= 0)
         make_runs(&metadata->prefixes.level[level], &call->batch);
 }

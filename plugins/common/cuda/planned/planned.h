@@ -150,6 +150,13 @@ typedef struct fi_prior_layout {
 
 fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds);
 
+/* Neighbouring sequences of a batch, the only ones that the library works on; their new keys are
+ * saved by others, if at all, and so is padding cleared. */
+typedef struct fi_part {
+    int first_seq, num_seqs;
+    int q_len; /* the longest; 0 = there is no part: all of the batch */
+} fi_part;
+
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
@@ -161,11 +168,15 @@ struct attn_metadata {
     int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
                        that one has ended */
     void *own;      /* of a plugin that has more than this library */
+    const fi_part *parts; /* [num_groups] of an eager batch; NULL = none */
 };
+
+/* The group's part of the batch, or NULL. */
+const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index);
 
 /* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
  */
-int fi_find_kernel(const attn_metadata *metadata, const fi_group *group);
+int fi_find_kernel(const attn_metadata *metadata, uint32_t index);
 
 /* Levels by which the group's keys are read in the batch that was planned. */
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
