@@ -68,7 +68,7 @@ typedef struct call_batch {
     const int *kv_indices;       /* CSR: pages */
     const long long *out_cache_loc;
     const int *table_rows; /* [seqs] rows of the tables that belong to sequences; NULL = the same */
-    const int *counts; /* [CALL_COUNTS] of a graph's batch; NULL = those below */
+    const int *counts;     /* [CALL_COUNTS] of a graph's batch; NULL = those below */
     const unsigned char *mask_bits;
     const long long *mask_indptr;
 

@@ -138,8 +138,10 @@ START_TEST(shapes_are_those_of_the_kernels)
     static const char *const codes_types[] = {"bf16_e4m3", "f16_e4m3"};
     static const char *const numbers[][KERNEL_COUNT] = {
 #define NUMBERS(name, dim, dim_v, stages, shared, codes_stages, codes_shared, keys,                \
-                prefill_stages, q_slots, ...)                                                      \
-    {#stages, #keys ", " #prefill_stages ", " #q_slots, #codes_stages},
+                prefill_stages, q_slots, prefill_shared, codes_keys, prefill_codes_stages,         \
+                codes_q_slots, slots, ...)                                                         \
+    {#stages, #keys ", " #prefill_stages ", " #q_slots, #codes_stages,                             \
+     #codes_keys ", " #prefill_codes_stages ", " #codes_q_slots ", " #slots},
         FI_SHAPES(NUMBERS)
 #undef NUMBERS
     };
@@ -148,6 +150,7 @@ START_TEST(shapes_are_those_of_the_kernels)
         const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
         const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
         const fi_kernel *codes = &shape->kernels[KERNEL_CODES];
+        const fi_kernel *prefill_codes = &shape->kernels[KERNEL_PREFILL_CODES];
         char expected[256];
         for (int n = 0; n < 2; n++) {
             snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %s, %s)", attend->name,
@@ -160,6 +163,10 @@ START_TEST(shapes_are_those_of_the_kernels)
                      codes->name, codes_types[n], shape->dim, shape->dim_v,
                      numbers[i][KERNEL_CODES], halves[n]);
             expect_kernel(codes, codes_types[n], expected);
+            snprintf(expected, sizeof expected, "FI_PREFILL_CODES(%s_%s, %d, %d, %s, %s)",
+                     prefill_codes->name, codes_types[n], shape->dim, shape->dim_v,
+                     numbers[i][KERNEL_PREFILL_CODES], halves[n]);
+            expect_kernel(prefill_codes, codes_types[n], expected);
         }
     }
 }
@@ -398,10 +405,10 @@ START_TEST(fp8_has_a_kernel_of_its_own)
     ck_assert_uint_eq(read_map(&call->k_map).box[0], 128);
     ck_assert_uint_eq(read_map(&call->k_map).strides[1], TEST_DIM);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
-    expect_launches("plan save fi_attend_d128");
-    expect_attention(&t, KERNEL_CODES, 0);
+    expect_launches("plan save fi_prefill_d128");
+    expect_attention(&t, KERNEL_PREFILL_CODES, 0);
     ck_assert_int_eq(launches[2].params.call.saved, 1);
-    ck_assert_int_eq(launches[0].params.plan.hands, 1);
+    ck_assert_int_eq(launches[0].params.plan.hands, FI_HANDS);
     run_end(&t);
 }
 END_TEST

@@ -413,6 +413,10 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape,
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_CODES, ATTN_FP8_E4M3);                                \
     }                                                                                              \
+    static void prefill_##name##_codes(const struct fake_cuda_launch *launch)                      \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL_CODES, ATTN_FP8_E4M3);                        \
+    }                                                                                              \
     static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
@@ -442,7 +446,11 @@ __attribute__((constructor)) static void define(void)
     fake.define_kernel("fi_attend_" #name "_f16_e4m3", attend_##name##_codes, attend_size, 1,      \
                        NULL);                                                                      \
     fake.define_kernel("fi_prefill_" #name "_bf16", prefill_##name##_bf16, attend_size, 1, NULL);  \
-    fake.define_kernel("fi_prefill_" #name "_f16", prefill_##name##_f16, attend_size, 1, NULL);
+    fake.define_kernel("fi_prefill_" #name "_f16", prefill_##name##_f16, attend_size, 1, NULL);    \
+    fake.define_kernel("fi_prefill_" #name "_bf16_e4m3", prefill_##name##_codes, attend_size, 1,   \
+                       NULL);                                                                      \
+    fake.define_kernel("fi_prefill_" #name "_f16_e4m3", prefill_##name##_codes, attend_size, 1,    \
+                       NULL);
     FI_SHAPES(DEFINE)
 #undef DEFINE
 }

@@ -167,7 +167,7 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
     fi_call *p = &call->params;
     static const int dims[] = {1, 0, -1}; /* head, token */
     const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
-    p->has_out_map = call->kernel == KERNEL_PREFILL && call->level < 0 &&
+    p->has_out_map = fi_is_prefill(call->kernel) && call->level < 0 &&
                      FI_STORE_ROWS % p->ratio == 0 && p->out_dtype == p->dtype &&
                      has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
     return p->has_out_map ? set_map(call, "out", ATTN_ROLE_OUT, dims, box, &p->out_map, error)

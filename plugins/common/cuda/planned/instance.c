@@ -26,7 +26,9 @@ const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
     CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
     CUDA_IMAGE_DECLARE(attend_##name##_f16_e4m3)                                                   \
     CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
-    CUDA_IMAGE_DECLARE(prefill_##name##_f16)
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16)                                                       \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e4m3)                                                 \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16_e4m3)
 FI_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(plan)
@@ -34,7 +36,8 @@ CUDA_IMAGE_DECLARE(plan)
 #define IMAGES(name, ...)                                                                          \
     {{CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                          \
      {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)},                        \
-     {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)}},
+     {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)},                \
+     {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)}},
 static const cuda_image images[][KERNEL_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
 #undef IMAGES
 static const cuda_image plan_image = CUDA_IMAGE(plan);
@@ -72,7 +75,7 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
     char name[64];
     attn_status status = ATTN_OK;
     snprintf(name, sizeof name, "%s_%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
-             kernel == KERNEL_CODES ? "_e4m3" : "");
+             kernel >= KERNEL_CODES ? "_e4m3" : "");
     if (!*module)
         status = cuda_image_load(made->cuda, &made->facts, &images[shape][kernel][type], 1, module,
                                  NULL, error);
@@ -84,11 +87,10 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
 
 static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    if (cuda_is_fp8(group->base.kv_dtype))
-        return load_kernel(made, group, KERNEL_CODES, error);
-    for (int kernel = 0; kernel < KERNEL_CODES && status == ATTN_OK; kernel++)
-        status = load_kernel(made, group, kernel, error);
+    int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
+    attn_status status = load_kernel(made, group, is_fp8 ? KERNEL_CODES : KERNEL_ATTEND, error);
+    if (status == ATTN_OK)
+        status = load_kernel(made, group, is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL, error);
     return status;
 }
 

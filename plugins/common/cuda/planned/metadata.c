@@ -116,7 +116,8 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
 static uint64_t workspace_bytes(const fi_group *group)
 {
     if (cuda_is_fp8(group->base.kv_dtype))
-        return fi_layout_workspace(group, KERNEL_CODES).size;
+        return larger(fi_layout_workspace(group, KERNEL_CODES).size,
+                      fi_layout_workspace(group, KERNEL_PREFILL_CODES).size);
     return larger(fi_layout_workspace(group, KERNEL_ATTEND).size,
                   fi_layout_workspace(group, KERNEL_PREFILL).size);
 }
@@ -239,12 +240,13 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index)
 {
     const fi_group *group = &metadata->instance->groups[index];
     const fi_part *part = fi_part_of(metadata, index);
-    if (cuda_is_fp8(group->base.kv_dtype))
-        return KERNEL_CODES;
     int64_t rows =
         (part ? part->q_len : cuda_plan_extent(&metadata->plan).q_len) * group->base.ratio;
     int is_decode = metadata->plan.batch.mode == ATTN_MODE_DECODE;
-    return is_decode || rows <= SHORT_ROWS ? KERNEL_ATTEND : KERNEL_PREFILL;
+    int is_short = is_decode || rows <= SHORT_ROWS;
+    if (cuda_is_fp8(group->base.kv_dtype))
+        return is_short ? KERNEL_CODES : KERNEL_PREFILL_CODES;
+    return is_short ? KERNEL_ATTEND : KERNEL_PREFILL;
 }
 
 /* Keys that all runs together have to save. */
@@ -327,7 +329,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .unit = group->shape->kernels[kernel].keys,
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
-                           .hands = kernel == KERNEL_PREFILL && level < 0 ? FI_HANDS : 1,
+                           .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,
                            .prefixes = metadata->prefixes};
     call->prefixes.levels = fi_planned_levels(metadata, group);

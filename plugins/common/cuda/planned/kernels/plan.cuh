@@ -141,8 +141,8 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
 }
 
 /* Columns for runs. Of n columns that share an item, the last one merges n parts, one after the
- * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least where
- * n^2 = units * 16 / FI_MERGE. */
+ * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least
+ * where n^2 = units * 16 / FI_MERGE. */
 PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
 {
     i64 few = 1;

@@ -17,416 +17,10 @@
 #define FLASHINFER_LIKE_PREFILL_CUH
 
 #include "plugins/common/cuda/warpgroup_softmax.cuh"
-#include "plugins/common/cuda/planned/kernels/feed.cuh"
-#include "plugins/common/cuda/planned/kernels/shapes.h"
+#include "plugins/common/cuda/planned/kernels/prefill_feed.cuh"
 
 #define BARRIER_CONSUMERS 1 /* named barrier of those who multiply */
 #define BARRIER_GROUP     2 /* 2, 3: a warpgroup's own */
-
-/* keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
- * queries, of which the next one comes while this one is worked on where there is room for two. */
-template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, bool half_>
-struct prefill_shape {
-    static constexpr int dim = dim_;
-    static constexpr int dim_v = dim_v_;
-    static constexpr int keys = keys_;
-    static constexpr int stages = stages_;
-    static constexpr int q_slots = q_slots_;
-    static constexpr bool half = half_;
-
-    static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
-    static constexpr int consumers = groups * GROUP_THREADS;
-    static constexpr int threads = consumers + GROUP_THREADS;
-    static constexpr int panels = (dim + PANEL - 1) / PANEL;
-    static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
-    static constexpr int panel_bytes = keys * ROW_BYTES; /* of a unit */
-    static constexpr int k_bytes = panels * panel_bytes;
-    static constexpr int v_bytes = panels_v * panel_bytes;
-    static constexpr int q_bytes = panels * FI_PREFILL_ROWS * ROW_BYTES;
-    static constexpr int warp_keys = keys / WARPS; /* of a unit, that a warp copies */
-    static constexpr int parts = warp_keys / FI_GROUP;
-
-    static constexpr int k_at = q_slots * q_bytes;
-    static constexpr int v_at = k_at + stages * k_bytes;
-    static constexpr int control_at = v_at + stages * v_bytes;
-    static constexpr int control_bytes = 1536;
-    static constexpr int shared_bytes = control_at + control_bytes;
-
-    /* A thread's. Those who copy need few and hand the others what they were launched with: more
-     * is not to be had, and who asks for it waits for ever. */
-    static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = 56;
-    static constexpr int consumer_registers = 224;
-    static_assert(producer_registers + groups * consumer_registers <=
-                      (groups + 1) * launch_registers,
-                  "registers are handed on, not made");
-
-    static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
-    static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
-    static_assert(parts == 1 || parts == 2, "a lane looks up one key");
-    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
-};
-
-/* An item, or what the block has of it. units == 0: there is no more work. */
-struct work {
-    cursor at;
-    index_sequence q;
-    int units;
-    int lo, hi; /* keys that any query of the sequence sees; a custom mask thins them out */
-    bool is_whole, is_first;
-    bool has_rows; /* some of its keys come row by row */
-};
-
-struct control {
-    unsigned long long q_full[2], q_empty[2], k_full[3], k_empty[3], v_full[3], v_empty[3];
-    struct work work[2];         /* told to those who multiply */
-    struct work feeds[WARPS][2]; /* what a warp that copies is at, and what comes next: registers
-                                    are few */
-    u32 seen[8][4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
-    int is_last;
-};
-
-template <typename S> DEVICE void control_init(struct control *control)
-{
-    const int warps = S::consumers / 32;
-    for (int i = 0; i < S::q_slots; i++) {
-        barrier_init(shared_address(&control->q_full[i]), WARPS);
-        barrier_init(shared_address(&control->q_empty[i]), warps);
-    }
-    for (int i = 0; i < S::stages; i++) {
-        barrier_init(shared_address(&control->k_full[i]), WARPS);
-        barrier_init(shared_address(&control->v_full[i]), WARPS);
-        barrier_init(shared_address(&control->k_empty[i]), warps);
-        barrier_init(shared_address(&control->v_empty[i]), warps);
-    }
-    fence_barrier_init();
-}
-
-/* ---- Copies -----------------------------------------------------------------------------------
- */
-
-/* A warp's keys of a unit. `key`, `entry`: this lane's, and what the table has for it; `hi`: the
- * end of what is copied; `boxes`, `rows`: lanes whose key comes in a box of `box` keys, or row by
- * row. */
-struct unit_feed {
-    int key, entry, hi, head, box;
-    u32 boxes, rows;
-};
-
-DEVICE int look_up(const fi_call &c, const index_sequence &q, int key, int hi)
-{
-    if (key - (int)(threadIdx.x & 15) >= hi)
-        return 0;
-    const int *entry = find_entry(c, q, min(key, hi - 1));
-    return entry ? *entry : 0;
-}
-
-/* New keys come in one box, those of the cache in one or two; where a box would have keys of both,
- * and after them, row by row. */
-template <typename S>
-DEVICE void unit_begin(const fi_call &c, const index_sequence &q, unit_feed &f)
-{
-    int lane = (int)threadIdx.x & 31, mine = lane % S::warp_keys;
-    bool is_new = f.key - mine >= q.first_new, is_mine = lane < S::warp_keys;
-    f.box = is_new ? S::warp_keys : min(c.box_keys, S::warp_keys);
-    int first = f.key - mine % f.box;
-    bool is_box =
-        first < f.hi && (is_new ? c.has_new_maps : c.has_maps && first + f.box <= q.first_new);
-    bool is_row = !is_box && f.key - mine % FI_GROUP < f.hi;
-    f.boxes = __ballot_sync(~0u, is_box && is_mine);
-    f.rows = __ballot_sync(~0u, is_row && is_mine);
-}
-
-/* Groups of the unit that come row by row. */
-template <typename S, int dim>
-DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_feed &f, bool values,
-                       char *to, u32 barrier)
-{
-    index_place place = find_key(c, q, f.head, min(f.key, f.hi - 1), f.entry);
-    u64 mine = (u64)(values ? place.v : place.k);
-#pragma unroll 1
-    for (int part = 0; part < S::parts; part++) {
-        int first = __shfl_sync(~0u, f.key, part * FI_GROUP);
-        bool aligned = has_aligned(c, q, first);
-        if (!(f.rows >> part * FI_GROUP & 1))
-            continue;
-        char *group = to + part * FI_GROUP * ROW_BYTES;
-        if (aligned)
-            copy_rows<dim * 2, S::panel_bytes>(mine, part * FI_GROUP, group);
-        else
-            copy_rows_slow<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
-    }
-    barrier_expect_copies(barrier);
-}
-
-/* The boxes, a lane each. */
-template <typename S, int panels>
-DEVICE void start_boxes(const fi_call &c, const index_sequence &q, const unit_feed &f,
-                        const fi_tensor_map *cache, const fi_tensor_map *fresh, u32 to, u32 barrier)
-{
-    int lane = (int)threadIdx.x & 31, panel = lane % panels;
-    int mine = lane / panels * f.box; /* of this warp's keys, the box's first */
-    int first = __shfl_sync(~0u, f.key, mine & 31), page = __shfl_sync(~0u, f.entry, mine & 31);
-    bool is_new = first >= q.first_new;
-    if (lane == 0)
-        barrier_arrive_expect(barrier, __popc(f.boxes) * panels * ROW_BYTES);
-    __syncwarp();
-    if (mine < S::warp_keys && f.boxes >> mine & 1)
-        tensor_load(to + panel * S::panel_bytes + mine * ROW_BYTES, is_new ? fresh : cache, barrier,
-                    panel * PANEL, is_new ? q.new_row + first - q.new_key : box_offset(c, first),
-                    f.head, is_new ? 0 : page);
-}
-
-/* Rows of an item without a division for each: (row0 % ratio + r) / ratio is small. */
-struct row_finder {
-    i64 row; /* of q and out: that of row 0 */
-    int head, past, ratio;
-    float inverse;
-};
-
-DEVICE row_finder find_rows(const fi_call &c, const struct work &w)
-{
-    int row0 = w.at.tile.row0, before = row0 / c.ratio;
-    row_finder f = {w.q.first_row + before, w.at.head * c.ratio, row0 - before * c.ratio, c.ratio,
-                    __fdividef(1.0f, (float)c.ratio)};
-    return f;
-}
-
-DEVICE void find_row(const row_finder &f, int r, i64 *row, int *head)
-{
-    int n = f.past + r, before = (int)(((float)n + 0.5f) * f.inverse);
-    *row = f.row + before;
-    *head = f.head + n - before * f.ratio;
-}
-
-/* A warp's part of an item's queries: 32 rows. Rows that are not there are copies of the last. */
-template <typename S> DEVICE void copy_queries(const fi_call &c, const struct work &w, char *to)
-{
-    constexpr int pieces = S::dim / 8, rows = FI_PREFILL_ROWS / WARPS;
-    int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) - 1;
-    const row_finder finder = find_rows(c, w);
-    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-#pragma unroll 4
-    for (int i = lane; i < rows * pieces; i += 32) {
-        int r = warp_part() * rows + i / pieces, piece = i % pieces, head;
-        i64 row;
-        find_row(finder, min(r, last), &row, &head);
-        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + piece * 16;
-        char *there = to + r / GROUP_ROWS * (S::panels * GROUP_ROWS * ROW_BYTES) +
-                      piece_at<GROUP_ROWS * ROW_BYTES>(r % GROUP_ROWS, piece);
-        if (aligned)
-            copy16(shared_address(there), from);
-        else
-            for (int n = 0; n < 8; n++)
-                ((u16 *)there)[n] = ((const u16 *)from)[n];
-    }
-}
-
-DEVICE int units_here(const cursor &at)
-{
-    return min(at.units - at.unit, at.left);
-}
-
-/* Tell the item to those who multiply, and start the copy of its queries. */
-template <typename S>
-DEVICE void start_item(const fi_call &c, const struct work &w, char *shared,
-                       struct control *control, int slot)
-{
-    u32 full = shared_address(&control->q_full[slot]);
-    if (threadIdx.x == 0)
-        control->work[slot] = w;
-    if (w.units > 0)
-        copy_queries<S>(c, w, shared + slot * S::q_bytes);
-    barrier_expect_copies(full);
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(full);
-}
-
-/* Where a warp's keys and values of a unit go, and the barriers of the stages. */
-struct feed_memory {
-    char *keys, *values;
-    u32 k_full, k_empty, v_full, v_empty;
-};
-
-/* A unit whose keys come in any way. */
-template <typename S>
-DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                      ring<S::stages> &stage)
-{
-    unit_feed f;
-    f.key = first + (int)(threadIdx.x & 31) % S::warp_keys;
-    f.hi = w.hi;
-    f.head = w.at.head;
-    f.entry = look_up(c, w.q, f.key, f.hi);
-    unit_begin<S>(c, w.q, f);
-    barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-    char *to = m.keys + stage.slot * S::k_bytes;
-    if (f.rows)
-        start_rows<S, S::dim>(c, w.q, f, false, to, m.k_full + 8 * stage.slot);
-    start_boxes<S, S::panels>(c, w.q, f, &c.k_map, &c.k_new_map, shared_address(to),
-                              m.k_full + 8 * stage.slot);
-    barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-    to = m.values + stage.slot * S::v_bytes;
-    if (f.rows)
-        start_rows<S, S::dim_v>(c, w.q, f, true, to, m.v_full + 8 * stage.slot);
-    start_boxes<S, S::panels_v>(c, w.q, f, &c.v_map, &c.v_new_map, shared_address(to),
-                                m.v_full + 8 * stage.slot);
-    stage.advance();
-}
-
-/* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. A warp
- * that waits for nothing takes some five cycles an instruction, so there are few here. Boxes after
- * the sequence's end are copied too, whatever is there: nobody sees it. */
-template <typename S, bool is_new>
-DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                       int units, ring<S::stages> &stage)
-{
-    const int lane = (int)threadIdx.x & 31, i = lane % 16;
-    const bool is_value = lane >= 16;
-    const int box = is_new ? S::warp_keys : min(c.box_keys, S::warp_keys);
-    const int part = box * (is_value ? i / S::panels_v : i / S::panels);
-    const int panel = is_value ? i % S::panels_v : i % S::panels;
-    const bool is_key_box = !is_value && part < S::warp_keys;
-    const bool is_value_box = is_value && part < S::warp_keys;
-    const fi_tensor_map *map = is_value ? is_new ? &c.v_new_map : &c.v_map
-                               : is_new ? &c.k_new_map
-                                        : &c.k_map;
-    const u32 to =
-        shared_address(is_value ? m.values : m.keys) + panel * S::panel_bytes + part * ROW_BYTES;
-    const int head = w.at.head, column = panel * PANEL, last = w.hi - 1;
-    const int *table = is_new ? 0 : w.q.table;
-    int key = first + part, at = is_new ? w.q.new_row + key - w.q.new_key : 0;
-    int page = is_new ? 0 : table[min(key, last) >> c.page_shift];
-#pragma unroll 1
-    for (; units > 0; units--) {
-        int next = 0;
-        if (!is_new) {
-            at = key & ((1 << c.page_shift) - 1);
-            key += S::keys;
-            next = table[min(key, last) >> c.page_shift];
-        }
-        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-        if (lane == 0)
-            barrier_arrive_expect(m.k_full + 8 * stage.slot, S::warp_keys * S::panels * ROW_BYTES);
-        __syncwarp();
-        if (is_key_box)
-            tensor_load(to + stage.slot * S::k_bytes, map, m.k_full + 8 * stage.slot, column, at,
-                        head, page);
-        __syncwarp();
-        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-        if (lane == 0)
-            barrier_arrive_expect(m.v_full + 8 * stage.slot,
-                                  S::warp_keys * S::panels_v * ROW_BYTES);
-        __syncwarp();
-        if (is_value_box)
-            tensor_load(to + stage.slot * S::v_bytes, map, m.v_full + 8 * stage.slot, column, at,
-                        head, page);
-        __syncwarp();
-        if (is_new)
-            at += S::keys;
-        else
-            page = next;
-        stage.advance();
-    }
-}
-
-/* Keys and values of some of an item's units, from the `begin`th on. */
-template <typename S>
-DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
-                       int units, ring<S::stages> &stage)
-{
-    int first = w.at.tile.lo + (w.at.unit + begin) * S::keys + warp_part() * S::warp_keys;
-#pragma unroll 1
-    while (units > 0) {
-        int count = 1, cached = w.q.first_new - S::warp_keys - first;
-        if (first >= w.q.first_new && c.has_new_maps) {
-            feed_boxes<S, true>(c, w, m, first, units, stage);
-            return;
-        }
-        if (cached >= 0 && c.has_maps && c.page_shift >= 0) {
-            count = min(units, cached / S::keys + 1);
-            feed_boxes<S, false>(c, w, m, first, count, stage);
-        } else {
-            feed_unit<S>(c, w, m, first, stage);
-        }
-        first += count * S::keys;
-        units -= count;
-    }
-}
-
-/* The item that the cursor is at. Values that the sequence's other queries see may be multiplied by
- * 0, so they are copied too where they lie in a unit; of a tile without keys nothing is. */
-template <typename S>
-DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct work *to)
-{
-    const mask_rule rule = rule_of(c);
-    struct work w = {at};
-    w.units = max(units_here(at), 0);
-    w.is_whole = w.units == at.units;
-    w.is_first = is_first;
-    if (w.units > 0)
-        index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &w.q);
-    if (w.units > 0 && at.tile.hi > at.tile.lo)
-        mask_outline(&rule, &c.batch, &w.q, 0, w.q.q_len - 1, &w.lo, &w.hi);
-    w.has_rows = !c.has_new_maps;
-    if (w.units > 0 && w.q.first_new > at.tile.lo)
-        w.has_rows |= !c.has_maps || (w.q.first_new - at.tile.lo) % S::warp_keys;
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        *to = w;
-    __syncwarp();
-}
-
-/* The item after this one. */
-template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w)
-{
-    cursor at = w.at;
-    at.unit += w.units - 1;
-    at.left -= w.units - 1;
-    walk_next(&c, (int)blockIdx.x, &at, S::keys);
-    return at;
-}
-
-/* The next item is looked up, and where there is room its queries are fetched, when as much of this
- * one is on its way as the stages hold. */
-template <typename S>
-DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
-{
-    struct work *w = control->feeds[warp_part()], *next = w + 1;
-    const int mine = warp_part() * S::warp_keys * ROW_BYTES;
-    const feed_memory m = {shared + S::k_at + mine,         shared + S::v_at + mine,
-                           shared_address(control->k_full), shared_address(control->k_empty),
-                           shared_address(control->v_full), shared_address(control->v_empty)};
-    ring<S::stages> stage;
-    ring<S::q_slots> slot;
-    auto start = [&](const struct work &item) {
-        barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
-        start_item<S>(c, item, shared, control, slot.slot);
-        slot.advance();
-    };
-    find_work<S>(c, at, true, w);
-    start(*w);
-#pragma unroll 1
-    while (w->units > 0) {
-#pragma unroll 1
-        for (int begin = 0, count = min(w->units, S::stages); count > 0;
-             begin += count, count = w->units - begin) {
-            feed_units<S>(c, *w, m, begin, count, stage);
-            if (begin > 0)
-                continue;
-            find_work<S>(c, after<S>(c, *w), false, next);
-            if (S::q_slots > 1)
-                start(*next);
-        }
-        if (S::q_slots == 1)
-            start(*next);
-        struct work *done = w;
-        w = next;
-        next = done;
-    }
-}
 
 /* ---- An item ----------------------------------------------------------------------------------
  */
@@ -460,6 +54,12 @@ DEVICE int first_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
+/* Of products, with that of keys that are codes. */
+template <typename S> DEVICE float scale_of(const fi_call &c, int head)
+{
+    return S::codes ? c.scale * k_scale_of(c, head) : c.scale;
+}
+
 template <typename S>
 DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows<S> &r)
 {
@@ -467,7 +67,8 @@ DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows
     const fi_tile tile = w.at.tile;
     int first = tile.row0 / c.ratio;
     int last = (tile.row0 + item_rows(c, w.q, tile, FI_PREFILL_ROWS) - 1) / c.ratio, ignored;
-    bool is_special = c.custom || c.cap != 0 || c.operands.slopes || !(c.scale > 0);
+    float scale = scale_of<S>(c, w.at.head);
+    bool is_special = c.custom || c.cap != 0 || c.operands.slopes || !(scale > 0);
     r.q =
         queries + uniform(consumer_thread() / GROUP_THREADS) * (S::panels * GROUP_ROWS * ROW_BYTES);
     mask_positions(&rule, w.q.prefix_len + last, &r.all_lo, &ignored);
@@ -475,7 +76,7 @@ DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows
     r.all_lo = uniform(r.all_lo);
     r.all_hi = uniform(is_special ? -0x7fffffff : min(r.all_hi, tile.hi));
     r.is_special = is_special;
-    r.scale = is_special ? 1.0f : c.scale;
+    r.scale = is_special ? 1.0f : scale;
     r.add = 0;
     softmax_begin(&r.x);
 }
@@ -497,9 +98,10 @@ DEVICE void scores_weigh(const fi_call &c, const struct work &w, const mask_view
                          int from, float (&s)[S::keys / 2])
 {
     const mask_rule rule = rule_of(c);
+    const float scale = scale_of<S>(c, w.at.head);
 #pragma unroll
     for (int i = 0; i < S::keys / 2; i++)
-        s[i] *= c.scale;
+        s[i] *= scale;
     if (c.operands.slopes) {
         float slope[2];
         for (int h = 0; h < 2; h++) {
@@ -901,7 +503,7 @@ template <typename S>
 DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
 {
     int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
-    float factor[2];
+    float factor[2], scale = S::codes ? v_scale_of(c, w.at.head) : 1.0f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i64 row;
@@ -910,7 +512,7 @@ DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r,
         float sink = sink_of(c, head), top = fmaxf(t.top[h], sink);
         float zero = softmax_base(top), shrink = softmax_exp2(t.top[h] - zero);
         softmax_row end = {top, t.sum[h] * shrink + softmax_exp2(sink - zero)};
-        factor[h] = end.sum == 0.0f ? 0.0f : __fdividef(shrink, end.sum);
+        factor[h] = end.sum == 0.0f ? 0.0f : __fdividef(shrink, end.sum) * scale;
         if (n < count && thread_here() % 4 == 0)
             store_lse(c, row, head, softmax_lse(&end));
     }
@@ -1001,19 +603,26 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     }
 }
 
-#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, keys, stages, q_slots, shared)                   \
-    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, false>::shared_bytes == shared, \
-                  #name ": the table's bytes of shared memory");
+#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, keys, stages, q_slots, shared, codes_keys,       \
+                    codes_stages, codes_q_slots, slots, codes_shared)                              \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+                      shared,                                                                      \
+                  #name ": the table's bytes of shared memory");                                   \
+    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots,        \
+                                false>::shared_bytes == codes_shared,                              \
+                  #name ": the table's bytes of shared memory for fp8");
 FI_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
 
-/* A kernel; its line in shapes.h has the same numbers. */
+/* Kernels; their line in shapes.h has the same numbers. */
 #define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
+    FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, 0, half)
+#define FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, code_slots, half)                \
     extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, half>>(c, shared);                \
+        prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half>>(c, shared);    \
     }
 
 #endif /* FLASHINFER_LIKE_PREFILL_CUH */
