@@ -10,8 +10,6 @@
 #include "plugins/fa3_like/fa3_like.h"
 
 enum {
-    BOX_ROWS = 8, /* rows of a page come in so many, under the swizzle */
-    MOST_PAGE = 65536,
     /* Cycles before a tile's first product and after its last one, by tiles and by plan. */
     TILE_BEGINS = 5000,
     ITEM_BEGINS = 9000,
@@ -27,12 +25,10 @@ int fa3_may_tile(const attn_problem *problem)
     cuda_group_init(&group, problem);
     /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
     int has_scale = group.logit_cap > 0 ? group.sm_scale != 0 : group.sm_scale > 0;
-    int has_pages = !cuda_group_has_cache(&group) ||
-                    (group.page_size % BOX_ROWS == 0 && group.page_size <= MOST_PAGE);
     int has_one_dtype = group.kv_dtype == group.q_dtype && group.out_dtype == group.q_dtype;
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
     int may_vary = !(problem->need_notes & ATTN_NOTE_DETERMINISTIC);
-    return has_scale && has_pages && has_one_dtype && may_vary && group.chunk <= 0 &&
+    return has_scale && has_one_dtype && may_vary && group.chunk <= 0 &&
            !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }
 
@@ -70,15 +66,14 @@ static int is_faster_by_tiles(const cuda_group *group, const fa3_tile *tile,
     return larger(tiles, sms) * tile_cycles <= items * item_cycles;
 }
 
-/* What of a batch the forward kernels cannot serve. */
+/* Can the forward kernels serve the batch? */
 static int can_tile(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
-    const fa3_own *own = metadata->own;
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
     int is_plain = plan->mask.kind == ATTN_MASK_LAYER || plan->mask.kind == ATTN_MASK_NONE;
-    int has_pages = !cuda_group_has_cache(&metadata->instance->groups[index].base) ||
-                    plan->kv[index].block_table.device;
-    return own->groups[index].plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain && has_pages;
+    return view->plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain &&
+           (view->cu_seqlens_k || view->page_table);
 }
 
 /* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must

@@ -81,7 +81,8 @@ typedef struct fa3_metadata {
     const int32_t *cu_seqlens_q;
     const int32_t *cu_seqlens_k;
     const int32_t *cache_seqlens;
-    const int32_t *page_table; /* [num_seqs, page_table_stride] */
+    const int32_t *page_table; /* [num_seqs, page_table_stride]; NULL = no pages, or none that the
+                                  copy engine can read */
     int64_t page_table_stride;
     int32_t max_seqlen_q;
     int32_t max_seqlen_k;

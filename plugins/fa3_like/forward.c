@@ -66,12 +66,14 @@ static int reads_rows(const layer_call *call)
     return attn_operand(&call->args, ATTN_ROLE_K) && call->view->cu_seqlens_k;
 }
 
-/* Keys that are in no page are the library's, unless there are no others. */
+/* Keys in pages that are too small, and, unless there are no others, keys that are in no page. */
 static int is_for_library(const layer_call *call)
 {
-    return !call->view->is_tiled ||
-           (attn_operand(&call->args, ATTN_ROLE_K) && !(call->args.flags & ATTN_FORWARD_SAVE_KV) &&
-            !reads_rows(call));
+    if (!call->view->is_tiled || reads_rows(call))
+        return !call->view->is_tiled;
+    int is_unsaved =
+        attn_operand(&call->args, ATTN_ROLE_K) && !(call->args.flags & ATTN_FORWARD_SAVE_KV);
+    return is_unsaved || !call->view->page_table;
 }
 
 /* Tensor maps and the kernel's own stores move 16 bytes at a time. */

@@ -21,6 +21,8 @@
 enum {
     ALIGNMENT = 256,
     COUNTER_BYTES = 2 * (int)sizeof(uint32_t),
+    BOX_ROWS = 8,
+    MOST_PAGE = 65536,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     COUNTER = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
@@ -163,6 +165,12 @@ static int32_t bound_of(int32_t window)
     return window < 0 || window > FA3_UNBOUNDED ? FA3_UNBOUNDED : window;
 }
 
+/* Rows of a page come in boxes of so many at least, under the swizzle. */
+static int has_boxes(const cuda_group *group)
+{
+    return group->page_size % BOX_ROWS == 0 && group->page_size <= MOST_PAGE;
+}
+
 static void view_batch(attn_metadata *metadata, uint32_t index)
 {
     const cuda_group *group = &metadata->instance->groups[index].base;
@@ -179,7 +187,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
         view->cu_seqlens_k =
             kv->kv_new_indptr.device ? kv->kv_new_indptr.device : view->cu_seqlens_q;
     view->cache_seqlens = kv->kv_lens.device;
-    view->page_table = kv->block_table.device;
+    view->page_table = has_boxes(group) ? kv->block_table.device : NULL;
     view->page_table_stride = kv->block_table_stride;
     view->max_seqlen_q = batch->max_q_len;
     view->max_seqlen_k = cached ? batch->max_kv_len : view->max_seqlen_q;
@@ -225,13 +233,16 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
-/* Keys that a layer may leave unsaved are the library's, unless all keys are new. */
+/* What calls may want of a batch in tiles that only the library has: keys in pages that are too
+ * small, and keys that are not saved, unless all keys are new. */
 static int needs_library(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_own *own = metadata->own;
     const fa3_metadata *view = &own->groups[index];
-    return !view->is_tiled || fi_part_of(metadata, index) ||
-           (metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k);
+    const cuda_group *group = &metadata->instance->groups[index].base;
+    int may_be_unsaved = metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k;
+    return !view->is_tiled || fi_part_of(metadata, index) || may_be_unsaved ||
+           (cuda_group_has_cache(group) && !view->page_table);
 }
 
 static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
@@ -240,11 +251,11 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stre
     const fa3_own *own = metadata->own;
     fa3_metadata *view = &own->groups[index];
     attn_status status = ATTN_OK;
-    view->is_tiled = fa3_is_for_tiles(metadata, index, &own->parts[index]);
-    if (view->is_tiled) {
+    if (view->plan)
         view_batch(metadata, index);
+    view->is_tiled = fa3_is_for_tiles(metadata, index, &own->parts[index]);
+    if (view->is_tiled)
         status = plan_tiles(metadata, index, stream, error);
-    }
     return status == ATTN_OK && needs_library(metadata, index)
                ? fi_plan_group(metadata, index, stream, error)
                : status;

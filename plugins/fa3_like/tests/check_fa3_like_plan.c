@@ -308,17 +308,16 @@ END_TEST
 /* What the forward kernels have not. */
 START_TEST(problems_decide)
 {
-    test_problem of[7];
-    for (int i = 0; i < 7; i++)
+    test_problem of[6];
+    for (int i = 0; i < 6; i++)
         make_problem(&of[i]);
     of[0].group.flags = ATTN_GROUP_HAS_ALIBI;
     of[1].group.attention_chunk = 64;
-    of[2].problem.page_size = 4;
-    of[3].problem.kv_dtype = ATTN_FP8_E4M3;
-    of[4].problem.out_dtype = ATTN_F32;
-    of[5].group.sm_scale = -1;
-    of[6].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
-    for (int i = 0; i < 7; i++) {
+    of[2].problem.kv_dtype = ATTN_FP8_E4M3;
+    of[3].problem.out_dtype = ATTN_F32;
+    of[4].group.sm_scale = -1;
+    of[5].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
+    for (int i = 0; i < 6; i++) {
         fa3_group group = fa3_group_of(&of[i].problem, TILES_AUTO);
         ck_assert_msg(group.tile == NULL, "%d", i);
         ck_assert_uint_eq(fa3_layout_plan(&group, &of[i].bounds).size, 0);
@@ -328,6 +327,31 @@ START_TEST(problems_decide)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
     expect_launches(by_prefill);
     ck_assert_int_eq(launches[2].params.fi_call.chunk, 64);
+    run_end(&t);
+}
+END_TEST
+
+/* Pages too small for boxes are the library's; where all keys are new, no page is read. */
+START_TEST(small_pages_decide)
+{
+    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.page_size = 4;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches(by_prefill);
+    t.batch.prefix_lens.host = none;
+    t.batch.q_indptr.host = rows;
+    t.kv.kv_lens.host = keys;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches("plan fi_plan rows fa3_forward_d128");
+    ck_assert_uint_eq(forward_params()->block_table, 0);
+    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    expect_launches("plan fi_plan fi_prefill_d128");
     run_end(&t);
 }
 END_TEST
@@ -554,6 +578,7 @@ static Suite *suite(void)
     tcase_add_test(tc, decode_is_the_librarys);
     tcase_add_test(tc, rows_decide);
     tcase_add_test(tc, problems_decide);
+    tcase_add_test(tc, small_pages_decide);
     tcase_add_test(tc, masks_decide);
     tcase_add_test(tc, mixed_batches_are_split);
     tcase_add_test(tc, unsaved_keys_decide);

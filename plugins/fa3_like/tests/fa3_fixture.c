@@ -159,8 +159,9 @@ static void make_operands(test_run *t)
     int hnd = t->base.base.hnd;
     const int64_t queries[] = {TEST_ROWS, TEST_Q_HEADS, TEST_DIM};
     const int64_t keys[] = {TEST_ROWS, TEST_KV_HEADS, TEST_DIM};
-    const int64_t pages[] = {TEST_PAGES, hnd ? TEST_KV_HEADS : TEST_PAGE,
-                             hnd ? TEST_PAGE : TEST_KV_HEADS, TEST_DIM};
+    int64_t page = t->base.base.page_size;
+    const int64_t pages[] = {TEST_PAGES, hnd ? TEST_KV_HEADS : page, hnd ? page : TEST_KV_HEADS,
+                             TEST_DIM};
     t->q = dense(cells[0], dtype, 3, queries);
     t->out = dense(cells[1], dtype, 3, queries);
     t->k = dense(cells[2], dtype, 3, keys);
