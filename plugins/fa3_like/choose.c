@@ -9,14 +9,15 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
+/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). */
 enum {
-    /* Cycles before a tile's first product and after its last one, by tiles and by plan. */
-    TILE_BEGINS = 5000,
-    ITEM_BEGINS = 9000,
-    /* Of the products and exponentials of 128 rows and a key, for 128 of dim + v_dim. */
-    KEY_CYCLES = 10,
-    /* Eighths that the plan's kernel takes for those that a forward kernel does in eight. */
-    EIGHTHS = 9
+    TILE_BEGINS = 9000, /* and ends: a forward tile */
+    ITEM_BEGINS = 8000, /* a planned item, and ITEM_DIMS more for each 128 of dim + v_dim */
+    ITEM_DIMS = 4000,
+    MERGES = 5000,    /* of what blocks leave for each other, at the end */
+    SHARED = 40000,   /* more, where each item is shared by very many */
+    EIGHTHS = 9,      /* planned keys, for those that a forward kernel does in eight */
+    EIGHTHS_WIDE = 13 /* of more than 256 of dim + v_dim: units of half as many keys */
 };
 
 int fa3_may_tile(const attn_problem *problem)
@@ -54,16 +55,30 @@ static int64_t count_tiles(const cuda_extent *extent, int64_t ratio, int64_t siz
                    extent->tokens * ratio / size + extent->seqs);
 }
 
-/* Of fewer tiles than multiprocessors some of these have none; items are shared out. */
-static int is_faster_by_tiles(const cuda_group *group, const fa3_tile *tile,
-                              const cuda_extent *extent, int64_t keys, int64_t sms)
+/* Of 128 rows and so many keys. */
+static int64_t key_cycles(int64_t keys, int64_t dims)
 {
-    int64_t of_keys = keys * KEY_CYCLES * (group->dim + group->v_dim) / FI_PREFILL_ROWS;
+    return keys * (100 + dims) / 15;
+}
+
+/* Of fewer tiles than multiprocessors some of these have none. */
+static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile,
+                            const cuda_extent *extent, int64_t keys, int64_t sms)
+{
     int64_t tiles = count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
+    int64_t each =
+        TILE_BEGINS + key_cycles(keys, group->dim + group->v_dim) * tile->queries / FI_PREFILL_ROWS;
+    return larger(tiles, sms) * each / sms;
+}
+
+/* Items are shared out, and merged. */
+static int64_t planned_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                              int64_t sms)
+{
+    int64_t dims = group->dim + group->v_dim, eighths = dims > 256 ? EIGHTHS_WIDE : EIGHTHS;
     int64_t items = count_tiles(extent, group->ratio, FI_PREFILL_ROWS) * group->kv_heads;
-    int64_t tile_cycles = TILE_BEGINS + of_keys * tile->queries / FI_PREFILL_ROWS;
-    int64_t item_cycles = ITEM_BEGINS + of_keys * EIGHTHS / 8;
-    return larger(tiles, sms) * tile_cycles <= items * item_cycles;
+    int64_t each = ITEM_BEGINS + ITEM_DIMS * dims / 128 + key_cycles(keys, dims) * eighths / 8;
+    return items * each / sms + MERGES + SHARED * (sms - smaller(items, sms)) / sms;
 }
 
 /* Can the forward kernels serve the batch? */
@@ -94,7 +109,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     const fi_group *group = &metadata->instance->groups[index];
     const fa3_instance *own = metadata->instance->own;
     cuda_extent extent = cuda_plan_extent(plan);
-    int64_t keys = extent.q_len;
+    int64_t keys = extent.q_len, sms = cuda_plan_num_sms(plan, group->num_sms);
     *part = (fi_part){.q_len = 0};
     if (!can_tile(metadata, index))
         return 0;
@@ -104,8 +119,8 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     if (cuda_group_has_cache(&group->base))
         keys = plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
     int is_faster = extent.q_len * group->base.ratio > SHORT_ROWS &&
-                    is_faster_by_tiles(&group->base, own->groups[index].tile, &extent, keys,
-                                       cuda_plan_num_sms(plan, group->num_sms));
+                    tiles_cycles(&group->base, own->groups[index].tile, &extent, keys, sms) <=
+                        planned_cycles(&group->base, &extent, keys, sms);
     if (!is_faster && own->option != TILES_ALWAYS)
         return 0;
     *part = decodes;

@@ -287,7 +287,7 @@ START_TEST(rows_decide)
         {3, 24, 8, "fi_plan fi_save fi_attend_d128"}, /* 32 rows a KV head */
         {3, 27, 9, by_prefill},
         {6, 384, 64, by_prefill}, /* half of a tile; four of these heads fill two */
-        {1, 128, 128, by_prefill} /* 8 tiles for 20 multiprocessors, of 2000 keys each */
+        {1, 128, 128, by_tiles}   /* 8 tiles for 20 multiprocessors, of 2000 keys each */
     };
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -295,6 +295,9 @@ START_TEST(rows_decide)
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
         expect_launches(batches[i].launches);
     }
+    t.max_kv_len = 4000; /* which are worth to be shared out */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
+    expect_launches(by_prefill);
     t.own.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
     expect_launches(by_tiles);

@@ -61,6 +61,7 @@ typedef struct test_run {
     attn_memory memory;
     attn_batch batch;
     int32_t num_decodes; /* of a MIXED batch, its last ones, of one query each */
+    int32_t max_kv_len;  /* of the batch; 0 = 2000 */
     attn_kv_batch kv;
     attn_mask mask;
     attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks;
