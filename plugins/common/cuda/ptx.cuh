@@ -174,6 +174,24 @@ static PTX void store_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* "ld.shared", "st.shared": 16 bytes. */
+static PTX uint4 shared_load(unsigned address)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+static PTX void shared_store(unsigned address, uint4 x)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
 /* "stmatrix": four 8 x 8 matrices of 16-bit elements, a row's address from each lane. */
 static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d)
 {

@@ -19,9 +19,9 @@
 
 enum {
     ALIGNMENT = 256,
-    /* What all runs have to save before keys are read by them: a level takes 15 to 40 us, of which
-     * a good part are merges, and keys that are read again come from the L2, at some 7 TB/s. */
-    WORTH_BYTES = 160 << 20,
+    /* What all runs have to save before keys are read by them: a level takes some 30 us, of which
+     * a good part are merges, and keys that are read again come from the L2, at 7 TB/s or so. */
+    WORTH_BYTES = 256 << 20,
     WORTH_KEYS = 128, /* of a run */
     FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),

@@ -35,13 +35,25 @@ template <bool half> DEVICE uint2 codes_to_elements(u32 codes)
     return x;
 }
 
-/* A piece of 16 codes of row `row` to where its elements go. */
+/* 16 codes as elements. */
+struct piece_elements {
+    uint4 first, second;
+};
+
+template <bool half> DEVICE piece_elements make_elements(uint4 codes)
+{
+    const uint2 a = codes_to_elements<half>(codes.x), b = codes_to_elements<half>(codes.y);
+    const uint2 c = codes_to_elements<half>(codes.z), d = codes_to_elements<half>(codes.w);
+    piece_elements e = {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
+    return e;
+}
+
+/* A piece of row `row` to where its elements go. */
 template <typename S> DEVICE void put_piece(uint4 codes, char *to, int row, int piece)
 {
-    const uint2 a = codes_to_elements<S::half>(codes.x), b = codes_to_elements<S::half>(codes.y);
-    const uint2 c = codes_to_elements<S::half>(codes.z), d = codes_to_elements<S::half>(codes.w);
-    *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece)) = make_uint4(a.x, a.y, b.x, b.y);
-    *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece + 1)) = make_uint4(c.x, c.y, d.x, d.y);
+    const piece_elements e = make_elements<S::half>(codes);
+    *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece)) = e.first;
+    *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece + 1)) = e.second;
 }
 
 /* Does f(row, piece, is_there) for each piece of a warp's rows, all lanes together. Of eight lanes,
@@ -58,18 +70,41 @@ template <typename S, int dim, typename F> DEVICE void each_piece(F f)
             f(above + row, n + lane % 4, pieces % 4 == 0 || n + lane % 4 < pieces);
 }
 
-/* A warp's rows from codes in shared memory. */
-template <typename S, int dim> DEVICE void take_codes(u32 codes, char *to)
+/* A warp's rows from codes in shared memory, eight rows at a time. Addresses are those of
+ * each_piece(), written so that but four are constants: of eight rows the next differ by a
+ * distance, of a row's pieces by a bit of the swizzled place. Pieces are read ahead of what is
+ * made of those before, since a warp alone waits for each of its instructions. */
+template <typename S, int dim> DEVICE void take_codes(u32 codes, u32 to)
 {
-    each_piece<S, dim>([&](int row, int piece, bool is_there) {
-        uint4 x;
-        if (!is_there)
-            return;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(codes + piece_at<S::warp_keys * ROW_BYTES>(row, piece)));
-        put_piece<S>(x, to, row, piece);
-    });
+    constexpr int pieces = dim / 16, columns = (pieces + 3) / 4,
+                  batch = (4 + columns - 1) / columns;
+    constexpr int blocks = S::warp_keys / 8, step = batch < blocks ? batch : blocks;
+    const int lane = (int)threadIdx.x & 31, p = lane % 4, row = lane / 8 * 2 ^ (lane & 4 ? 5 : 0);
+    const u32 from = codes + swizzled(row, p), out = to + swizzled(row, 2 * p & 7);
+    const u32 from_next = from ^ 4 * 16, out_next = out ^ 16;
+#pragma unroll
+    for (int first = 0; first < blocks; first += step) {
+        uint4 x[step][columns];
+#pragma unroll
+        for (int b = 0; b < step; b++)
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                if (pieces % 4 == 0 || n * 4 + p < pieces)
+                    x[b][n] =
+                        shared_load((n % 2 ? from_next : from) + n / 2 * S::warp_keys * ROW_BYTES +
+                                    (first + b) * 8 * ROW_BYTES);
+#pragma unroll
+        for (int b = 0; b < step; b++)
+#pragma unroll
+            for (int n = 0; n < columns; n++) {
+                const u32 at = n * S::panel_bytes + (first + b) * 8 * ROW_BYTES;
+                const piece_elements e = make_elements<S::half>(x[b][n]);
+                if (pieces % 4 != 0 && n * 4 + p >= pieces)
+                    continue;
+                shared_store(out + at, e.first);
+                shared_store(out_next + at, e.second);
+            }
+    }
 }
 
 /* What was stored is there for products before `barrier` hears of it. */
@@ -231,14 +266,14 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
         barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
         barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
         take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes),
-                              m.keys + stage.slot * S::k_bytes);
+                              shared_address(m.keys) + stage.slot * S::k_bytes);
         tell_stored(m.k_full + 8 * stage.slot);
         if (units > S::code_slots)
             boxes_start<S, false>(c, w, m, codes.slot, b);
         barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
         barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
         take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes),
-                                m.values + stage.slot * S::v_bytes);
+                                shared_address(m.values) + stage.slot * S::v_bytes);
         tell_stored(m.v_full + 8 * stage.slot);
         if (units > S::code_slots)
             boxes_start<S, true>(c, w, m, codes.slot, b);

@@ -324,7 +324,7 @@ START_TEST(little_is_not_worth_it)
     static test_case t;
     begin(&t, 1);
     t.group.cascade = CASCADE_AUTO;
-    int64_t bytes = 2 * (int64_t)t.group.base.kv_heads * 256, worth = (160 << 20) / bytes;
+    int64_t bytes = 2 * (int64_t)t.group.base.kv_heads * 256, worth = (256 << 20) / bytes;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     t.metadata.shared_keys = worth;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
