@@ -327,6 +327,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .align = fi_box_keys(group, kernel),
                            .ratio = group->base.ratio,
                            .unit = group->shape->kernels[kernel].keys,
+                           .begin = fi_is_prefill(kernel) ? 0 : FI_BEGIN,
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,

@@ -26,8 +26,8 @@
  * probabilities are rounded to that. Scales of keys are part of the scores' factor, those of values
  * are applied at the item's end.
  */
-#ifndef FLASHINFER_LIKE_ATTEND_CUH
-#define FLASHINFER_LIKE_ATTEND_CUH
+#ifndef PLANNED_ATTEND_CUH
+#define PLANNED_ATTEND_CUH
 
 #include "plugins/common/cuda/planned/kernels/feed.cuh"
 #include "plugins/common/cuda/planned/kernels/shapes.h"
@@ -912,4 +912,4 @@ FI_SHAPES(CHECK_SHAPE)
 #define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
     FI_KERNEL(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), FI_CODES_COPIERS, half, true)
 
-#endif /* FLASHINFER_LIKE_ATTEND_CUH */
+#endif /* PLANNED_ATTEND_CUH */

@@ -12,8 +12,8 @@
  *
  * S: dim, v_dim, the cache's element, and the bytes of a group, k_bytes and v_bytes.
  */
-#ifndef FLASHINFER_LIKE_FEED_CUH
-#define FLASHINFER_LIKE_FEED_CUH
+#ifndef PLANNED_FEED_CUH
+#define PLANNED_FEED_CUH
 
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/planned/kernels/item.cuh"
@@ -361,4 +361,4 @@ static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const fee
         prefetch_box(box.v_map, d, box.at, box.head, box.page);
 }
 
-#endif /* FLASHINFER_LIKE_FEED_CUH */
+#endif /* PLANNED_FEED_CUH */

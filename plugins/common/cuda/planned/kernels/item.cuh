@@ -3,8 +3,8 @@
  * item.cuh: what the attention kernels share: where keys lie, which rows an item has, and how
  * results are stored.
  */
-#ifndef FLASHINFER_LIKE_ITEM_CUH
-#define FLASHINFER_LIKE_ITEM_CUH
+#ifndef PLANNED_ITEM_CUH
+#define PLANNED_ITEM_CUH
 
 #include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/cuda/softmax.cuh"
@@ -153,4 +153,4 @@ static __device__ void clear_padding(const fi_call &c, int v_dim)
     }
 }
 
-#endif /* FLASHINFER_LIKE_ITEM_CUH */
+#endif /* PLANNED_ITEM_CUH */

@@ -6,8 +6,8 @@
  * Of a product's 16 x 8 sums a lane has rows lane / 4 and that + 8, columns lane % 4 * 2 and the
  * next.
  */
-#ifndef FLASHINFER_LIKE_MMA_CUH
-#define FLASHINFER_LIKE_MMA_CUH
+#ifndef PLANNED_MMA_CUH
+#define PLANNED_MMA_CUH
 
 #include "plugins/common/cuda/portable.h"
 #include "plugins/common/cuda/ptx.cuh"
@@ -108,4 +108,4 @@ static __device__ __forceinline__ int add_acq_rel(int *counter, int x)
     return old;
 }
 
-#endif /* FLASHINFER_LIKE_MMA_CUH */
+#endif /* PLANNED_MMA_CUH */

@@ -4,8 +4,8 @@
  * column begins. plan.cu runs the pieces side by side on the device, fi_plan_all() one after the
  * other; the results are the same bits.
  */
-#ifndef FLASHINFER_LIKE_PLAN_CUH
-#define FLASHINFER_LIKE_PLAN_CUH
+#ifndef PLANNED_PLAN_CUH
+#define PLANNED_PLAN_CUH
 
 #include "plugins/common/cuda/mask.cuh"
 #include "plugins/common/cuda/work.cuh"
@@ -151,58 +151,90 @@ PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
     return (int)few;
 }
 
-/* Units of a lane, and how many columns share them. */
+/* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and
+ * its begin is no one column's. */
 PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 {
-    fi_plan plan = {head_units * p->rounds, tiles, p->columns};
+    i64 items = (i64)tiles * p->rounds;
+    fi_plan plan = {head_units * p->rounds, tiles, p->columns, items >= p->columns ? p->begin : 0};
     if (p->level >= 0)
-        plan.columns = plan_run_columns(p->columns, plan.units, (i64)tiles * p->rounds);
+        plan.columns = plan_run_columns(p->columns, plan.units, items);
+    plan.units += items * plan.begin;
     if (plan.units < plan.columns)
         plan.columns = (int)plan.units;
     return plan;
 }
 
-/* The item that unit u belongs to, and which one of its units that is; returns how many it has.
- * Units are numbered by tile, so a tile's first unit is `rounds` times what the tiles before have.
- */
-PORTABLE int plan_find_item(const fi_plan_call *p, const fi_plan *plan, i64 u, fi_start *at)
+/* Where a unit is: its item, by tile and round, and which of the item's own units; below 0: it is
+ * of those before them. */
+typedef struct plan_place {
+    int tile;
+    int round;
+    int unit;
+    int units; /* that the item has */
+} plan_place;
+
+/* The first unit of a lane's items of a tile. */
+PORTABLE i64 plan_tile_begin(const fi_plan_call *p, const fi_plan *plan, int tile)
 {
-    int low = 0, high = plan->tiles; /* before[low] * rounds <= u < before[high] * rounds */
+    return (*PORTABLE_AT(p->before + tile) + (i64)tile * plan->begin) * p->rounds;
+}
+
+PORTABLE plan_place plan_find_unit(const fi_plan_call *p, const fi_plan *plan, i64 u)
+{
+    int low = 0, high = plan->tiles; /* begin of low <= u < begin of high */
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
-        if (*PORTABLE_AT(p->before + middle) * p->rounds <= u)
+        if (plan_tile_begin(p, plan, middle) <= u)
             low = middle;
         else
             high = middle;
     }
-    at->first = *PORTABLE_AT(p->tiles + low);
-    i64 rest = u - *PORTABLE_AT(p->before + low) * p->rounds;
-    int units = plan_tile_units(&at->first, p->unit);
-    at->tile = low;
-    at->round = (int)(rest / units);
-    at->unit = (int)(rest % units);
-    return units;
+    const fi_tile tile = *PORTABLE_AT(p->tiles + low);
+    plan_place place = {low, 0, 0, plan_tile_units(&tile, p->unit)};
+    i64 rest = u - plan_tile_begin(p, plan, low);
+    int all = place.units + plan->begin;
+    place.round = (int)(rest / all);
+    place.unit = (int)(rest % all) - plan->begin;
+    return place;
 }
 
-/* The start of column c, once tiles and `before` are whole. */
+/* Units of items before the one at this place, and of its own those before it. */
+PORTABLE i64 plan_own_units(const fi_plan_call *p, plan_place at)
+{
+    return *PORTABLE_AT(p->before + at.tile) * p->rounds + (i64)at.round * at.units +
+           int_max(at.unit, 0);
+}
+
+/* The start of column c, once tiles and `before` are whole. A column may have no unit of its own:
+ * only those that stand for the begin of an item. */
 PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
 {
     fi_start start = {{0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
     if (c >= plan->columns)
         return start;
     i64 first = plan_first_unit(plan->units, plan->columns, c);
-    i64 end = plan_first_unit(plan->units, plan->columns, c + 1);
-    int units = plan_find_item(p, plan, first, &start);
-    start.count = (int)(end - first);
-    i64 begin = first - start.unit;
+    i64 last = plan_first_unit(plan->units, plan->columns, c + 1) - 1;
+    plan_place from = plan_find_unit(p, plan, first), to = plan_find_unit(p, plan, last);
+    int count = (int)(plan_own_units(p, to) + (to.unit >= 0) - plan_own_units(p, from));
+    if (count == 0)
+        return start;
+    start.first = *PORTABLE_AT(p->tiles + from.tile);
+    start.tile = from.tile;
+    start.round = from.round;
+    start.unit = int_max(from.unit, 0);
+    start.count = count;
+    i64 begin = first - from.unit; /* the item's first unit of its own */
     start.first_column = plan_column_of(plan->units, plan->columns, begin);
-    start.in_the_middle = plan_first_unit(plan->units, plan->columns, start.first_column) != begin;
+    start.in_the_middle =
+        plan_first_unit(plan->units, plan->columns, start.first_column) < begin - plan->begin;
     start.first_parts =
-        plan_column_of(plan->units, plan->columns, begin + units - 1) - start.first_column + 1;
-    fi_start last = start;
-    units = plan_find_item(p, plan, end - 1, &last);
-    begin = end - 1 - last.unit;
-    start.last_parts = plan_column_of(plan->units, plan->columns, begin + units - 1) - c + 1;
+        plan_column_of(plan->units, plan->columns, begin + from.units - 1) - start.first_column + 1;
+    /* Before an item's own units the one before it has ended. */
+    start.last_parts = 1;
+    if (to.unit >= 0)
+        start.last_parts =
+            plan_column_of(plan->units, plan->columns, last - to.unit + to.units - 1) - c + 1;
     return start;
 }
 
@@ -239,4 +271,4 @@ static inline void fi_plan_all(const fi_plan_call *p)
 
 #endif
 
-#endif /* FLASHINFER_LIKE_PLAN_CUH */
+#endif /* PLANNED_PLAN_CUH */

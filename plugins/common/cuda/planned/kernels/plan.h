@@ -15,9 +15,10 @@
  *
  * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
  * from units * c / columns to units * (c + 1) / columns, so that no two blocks differ by more than
- * one, whatever the lengths. All heads of the same keys are read at the same time: where they lie
- * side by side in memory, that is worth a tenth of its bandwidth. An item that several columns
- * share is merged by the last of their blocks to end.
+ * one, whatever the lengths. In a batch of many short items their begins and ends count as well:
+ * each has `begin` units more, before its own, that are nobody's work. All heads of the same keys
+ * are read at the same time: where they lie side by side in memory, that is worth a tenth of its
+ * bandwidth. An item that several columns share is merged by the last of their blocks to end.
  *
  * In DECODE sequences may share their first keys: runs of them, in levels (attn_shared_prefix). The
  * runs of a level are planned like a batch of sequences, each of which has a query for every
@@ -25,8 +26,8 @@
  * in device memory, a row for each level, query and head. The sequences themselves are planned
  * without these keys, and take their rows up at an item's end.
  */
-#ifndef FLASHINFER_LIKE_PLAN_H
-#define FLASHINFER_LIKE_PLAN_H
+#ifndef PLANNED_PLAN_H
+#define PLANNED_PLAN_H
 
 #include "plugins/common/cuda/call.h"
 
@@ -38,6 +39,7 @@ enum {
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
+    FI_BEGIN = 2,  /* units of few rows that take as long as an item's begin and end */
     FI_MERGE = 24, /* merging a part of a run's item takes as long as so many 16ths of a unit */
     FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
@@ -84,9 +86,10 @@ typedef struct fi_start {
 
 /* What was planned, in device memory; its lists follow in memory of their own. */
 typedef struct fi_plan {
-    long long units; /* of a lane */
+    long long units; /* of a lane, `begin` more for each item */
     int tiles;
-    int columns; /* that have work: at most those of the grid, at most the units */
+    int columns; /* that share them: at most those of the grid, at most the units */
+    int begin;   /* of fi_plan_call, where there are items enough to be shared out by it */
 } fi_plan;
 
 /* Once a batch and layer group. */
@@ -104,6 +107,7 @@ typedef struct fi_plan_call {
     int align;         /* tiles begin with keys that are multiples of this: fi_call.box_keys */
     int ratio;         /* query heads of a KV head */
     int unit;          /* keys */
+    int begin;         /* units that an item counts for besides its own */
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
@@ -157,4 +161,4 @@ typedef struct fi_call {
     float cap;   /* 0 = none */
 } fi_call;
 
-#endif /* FLASHINFER_LIKE_PLAN_H */
+#endif /* PLANNED_PLAN_H */

@@ -13,8 +13,8 @@
  * and v, the others from the cache: a batch without a prefix reads no page, one with a prefix goes
  * from the one to the other within a tile, without partial results to be merged.
  */
-#ifndef FLASHINFER_LIKE_PREFILL_CUH
-#define FLASHINFER_LIKE_PREFILL_CUH
+#ifndef PLANNED_PREFILL_CUH
+#define PLANNED_PREFILL_CUH
 
 #include "plugins/common/cuda/warpgroup_softmax.cuh"
 #include "plugins/common/cuda/planned/kernels/prefill_feed.cuh"
@@ -625,4 +625,4 @@ FI_SHAPES(CHECK_SHAPE)
         prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half>>(c, shared);    \
     }
 
-#endif /* FLASHINFER_LIKE_PREFILL_CUH */
+#endif /* PLANNED_PREFILL_CUH */

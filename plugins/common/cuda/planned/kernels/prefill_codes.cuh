@@ -10,8 +10,8 @@
  * A key is what its code says: the scale of keys is in that of the scores, the scale of values in
  * the last division.
  */
-#ifndef FLASHINFER_LIKE_PREFILL_CODES_CUH
-#define FLASHINFER_LIKE_PREFILL_CODES_CUH
+#ifndef PLANNED_PREFILL_CODES_CUH
+#define PLANNED_PREFILL_CODES_CUH
 
 #include "plugins/common/cuda/planned/kernels/prefill_stages.cuh"
 
@@ -321,4 +321,4 @@ DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory
     }
 }
 
-#endif /* FLASHINFER_LIKE_PREFILL_CODES_CUH */
+#endif /* PLANNED_PREFILL_CODES_CUH */

@@ -6,8 +6,8 @@
  * are read from k and v, the others from the cache; those of a cache of e4m3 come as codes, and
  * become what the queries are on their way (prefill_codes.cuh).
  */
-#ifndef FLASHINFER_LIKE_PREFILL_FEED_CUH
-#define FLASHINFER_LIKE_PREFILL_FEED_CUH
+#ifndef PLANNED_PREFILL_FEED_CUH
+#define PLANNED_PREFILL_FEED_CUH
 
 #include "plugins/common/cuda/planned/kernels/prefill_codes.cuh"
 
@@ -347,4 +347,4 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     }
 }
 
-#endif /* FLASHINFER_LIKE_PREFILL_FEED_CUH */
+#endif /* PLANNED_PREFILL_FEED_CUH */

@@ -4,8 +4,8 @@
  * values, codes on their way to be such, barriers, and the work that those who copy tell those who
  * multiply of.
  */
-#ifndef FLASHINFER_LIKE_PREFILL_STAGES_CUH
-#define FLASHINFER_LIKE_PREFILL_STAGES_CUH
+#ifndef PLANNED_PREFILL_STAGES_CUH
+#define PLANNED_PREFILL_STAGES_CUH
 
 #include "plugins/common/cuda/warpgroup.cuh"
 #include "plugins/common/cuda/planned/kernels/feed.cuh"
@@ -127,4 +127,4 @@ DEVICE int look_up(const fi_call &c, const index_sequence &q, int key, int hi)
     return entry ? *entry : 0;
 }
 
-#endif /* FLASHINFER_LIKE_PREFILL_STAGES_CUH */
+#endif /* PLANNED_PREFILL_STAGES_CUH */

@@ -7,8 +7,8 @@
  * cache of e4m3 (attend_NAME_bf16_e4m3.cu and so on). To add one: eight such files, their names in
  * Makefile.am.inc, and a line here.
  */
-#ifndef FLASHINFER_LIKE_SHAPES_H
-#define FLASHINFER_LIKE_SHAPES_H
+#ifndef PLANNED_SHAPES_H
+#define PLANNED_SHAPES_H
 
 /* X(name, head_dim, v_head_dim, attend: stages, bytes of shared memory, attend over fp8: the same,
  * prefill: keys of a unit, stages, tiles of queries, bytes of shared memory, prefill over fp8: the
@@ -84,4 +84,4 @@ typedef struct fi_shape {
     }
 
 #endif
-#endif /* FLASHINFER_LIKE_SHAPES_H */
+#endif /* PLANNED_SHAPES_H */

@@ -3,8 +3,8 @@
  * walk.cuh: how a block goes through its work, C and CUDA alike: from unit to unit, and which parts
  * of an item other blocks have.
  */
-#ifndef FLASHINFER_LIKE_WALK_CUH
-#define FLASHINFER_LIKE_WALK_CUH
+#ifndef PLANNED_WALK_CUH
+#define PLANNED_WALK_CUH
 
 #include "plugins/common/cuda/planned/kernels/plan.cuh"
 
@@ -89,4 +89,4 @@ PORTABLE int walk_has_whole(const cursor *at, const fi_start *start, int is_firs
     return at->unit == at->units - 1 && (!is_first || start->unit == 0);
 }
 
-#endif /* FLASHINFER_LIKE_WALK_CUH */
+#endif /* PLANNED_WALK_CUH */

@@ -156,6 +156,7 @@ static void begin(test_case *t, uint64_t seed)
     p->align = between(t, 0, 1) ? fi_warp_keys(&t->group, t->kernel) : 1;
     p->ratio = t->group.base.ratio;
     p->unit = t->group.shape->kernels[t->kernel].keys;
+    p->begin = between(t, 0, 1) ? between(t, 1, 5) : 0;
     p->rounds = t->group.base.kv_heads / (int)t->grid.lanes;
     p->columns = (int)t->grid.columns;
     p->hands = between(t, 0, 1) ? between(t, 1, 40) : 1;
@@ -288,8 +289,10 @@ static void check_tiles(const test_case *t)
     REQUIRE(p->first_tile[t->seqs] == tiles);
     REQUIRE(p->plan->tiles == tiles);
     REQUIRE(p->before[tiles] == units);
-    REQUIRE(p->plan->units == units * p->rounds);
-    REQUIRE(p->plan->columns == (units * p->rounds < p->columns ? units * p->rounds : p->columns));
+    REQUIRE(p->plan->begin == (tiles * p->rounds >= p->columns ? p->begin : 0));
+    units = (units + (i64)tiles * p->plan->begin) * p->rounds;
+    REQUIRE(p->plan->units == units);
+    REQUIRE(p->plan->columns == (units < p->columns ? units : p->columns));
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -308,10 +311,16 @@ static i64 number_of(const test_case *t, int block, const cursor *at)
     return t->plan.before[at->at] * t->plan.rounds + (i64)round * at->units + at->unit;
 }
 
+/* Units that are somebody's work. */
+static i64 own_units(const test_case *t)
+{
+    return t->plan.before[t->plan.plan->tiles] * t->plan.rounds;
+}
+
 static void walk_lane(const test_case *t, int lane)
 {
-    i64 units = t->plan.plan->units;
-    int least = 0x7fffffff, most = 0;
+    const fi_plan *plan = t->plan.plan;
+    i64 units = own_units(t), share = plan->columns ? plan->units / plan->columns : 0;
     memset(seen, 0, (size_t)units * sizeof *seen);
     for (int c = 0; c < t->plan.columns; c++) {
         const fi_start *start = &t->plan.starts[c];
@@ -320,22 +329,24 @@ static void walk_lane(const test_case *t, int lane)
             REQUIRE(start->count == 0);
             continue;
         }
-        least = int_min(least, start->count);
-        most = int_max(most, start->count);
+        int begun = 0;
         for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
              walk_next(&t->call, block, &at, t->plan.unit)) {
             i64 n = number_of(t, block, &at);
             REQUIRE(n >= 0 && n < units);
             seen[n]++;
             owner[n] = c;
+            begun += at.unit == 0;
             int from = at.tile.lo + at.unit * t->plan.unit;
             REQUIRE(from < at.tile.hi || (at.tile.hi == 0 && at.unit == 0));
             REQUIRE(at.unit + 1 < at.units || from + t->plan.unit >= at.tile.hi);
         }
+        /* Columns have equally many; of the begins of the first and the last item, parts. */
+        REQUIRE(start->count + int_max(begun - 1, 0) * plan->begin <= share + 1);
+        REQUIRE(start->count + (begun + 1) * plan->begin >= share);
     }
     for (i64 n = 0; n < units; n++)
         REQUIRE(seen[n] == 1);
-    REQUIRE(most <= (units ? least + 1 : 0));
 }
 
 /* The item that unit n belongs to: its first unit, and the one after its last. */
@@ -356,6 +367,8 @@ static void check_starts(const test_case *t)
     i64 at = 0, first, last, other;
     for (int c = 0; c < t->plan.plan->columns; c++) {
         const fi_start *start = &t->plan.starts[c];
+        if (start->count == 0)
+            continue;
         find_item(t, at, &first, &last);
         REQUIRE(start->first_column == owner[first]);
         REQUIRE(start->in_the_middle == (first > 0 && owner[first - 1] == owner[first]));
